@@ -1,0 +1,81 @@
+"""Every option of ``mmserve serve``: one field = one flag = one environment variable = one config-file key.
+
+The field's type and ``Meta`` are the only place where a default, a range, a help line or a help group is written.
+Knows nothing of the model or the machine: what is found out at start lives in ``deployment.Deployment``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+def _field(group: str, help: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None) -> Meta:
+    limits = {name: value for name, value in (("ge", ge), ("gt", gt), ("le", le)) if value is not None}
+    return Meta(description=help, extra={"group": group}, **limits)  # type: ignore[call-overload, no-any-return]
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the user asked for. ``None`` means: decided at start from the model and the machine."""
+
+    model: Annotated[str, _field("model", "packaged name (llava), checkpoint directory, or Hugging Face hub id")] = (
+        "llava"
+    )
+    served_model_name: Annotated[str | None, _field("model", "name clients use; default: --model's base name")] = None
+    device: Annotated[Device, _field("model", "where ranks and vision tower run")] = "auto"
+    dtype: Annotated[Dtype, _field("model", "weights, KV cache and embeddings; auto: bfloat16 where it is fast")] = (
+        "auto"
+    )
+    tp: Annotated[int, _field("model", "tensor-parallel ranks, one process each", ge=1, le=64)] = 1
+    max_model_len: Annotated[int | None, _field("model", "context length in tokens; default: the model's", ge=16)] = (
+        None
+    )
+    seed: Annotated[int, _field("model", "seed for requests that bring none", ge=0)] = 0
+
+    host: Annotated[str, _field("http", "address to listen on")] = "127.0.0.1"
+    port: Annotated[int, _field("http", "port to listen on; 0 picks a free one", ge=0, le=65535)] = 8000
+    health_port: Annotated[int, _field("http", "port of the health server; 0 picks a free one", ge=0, le=65535)] = 0
+    http_workers: Annotated[int, _field("http", "HTTP server processes on the one port", ge=1, le=64)] = 1
+    api_key: Annotated[str | None, _field("http", "key that clients must send (Bearer or x-api-key)")] = None
+    max_body_mb: Annotated[float, _field("http", "largest request body, MiB", gt=0)] = 64.0
+    max_queued_requests: Annotated[int, _field("http", "requests in flight per worker before 429", ge=1)] = 1024
+    shutdown_timeout: Annotated[float, _field("http", "seconds live requests may take after SIGTERM", ge=0)] = 30.0
+
+    max_num_seqs: Annotated[int, _field("scheduling", "sequences running at once", ge=1, le=4096)] = 128
+    max_num_batched_tokens: Annotated[int, _field("scheduling", "tokens in one step, prefill and decode", ge=16)] = 2048
+    kv_cache_gb: Annotated[float | None, _field("scheduling", "KV cache of each rank, GiB; default: fits", gt=0)] = None
+
+    mm_cache_gb: Annotated[float, _field("media", "shared-memory arena for images and embeddings, GiB", gt=0)] = 0.5
+    visual_workers: Annotated[int, _field("media", "visual server processes", ge=1, le=16)] = 1
+    visual_batch_size: Annotated[int, _field("media", "images in one vision tower batch", ge=1, le=1024)] = 16
+    enable_concurrent_alloc: Annotated[
+        bool, _field("media", "read and hash in a thread pool, batched v2 RPC; off: v1")
+    ] = True
+    concurrent_alloc_workers: Annotated[
+        int, _field("media", "threads per HTTP worker that read and hash", ge=1, le=64)
+    ] = 4
+    max_mm_preprocess_concurrency: Annotated[
+        int, _field("media", "requests whose images are decoded at once; 0: no limit", ge=0)
+    ] = 0
+    limit_mm_per_prompt: Annotated[int, _field("media", "images in one prompt", ge=0)] = 16
+    max_image_pixels: Annotated[int, _field("media", "width x height above which an image is refused", ge=1)] = (
+        64_000_000
+    )
+    media_fetch_timeout: Annotated[float, _field("media", "seconds to fetch one image, in all", gt=0)] = 10.0
+    allowed_media_domains: Annotated[
+        tuple[str, ...], _field("media", "hosts images may be fetched from, comma separated; default: any public host")
+    ] = ()
+    allowed_local_media_path: Annotated[str | None, _field("media", "directory below which file: URLs are allowed")] = (
+        None
+    )
+
+    log_level: Annotated[LogLevel, _field("logging", "least severe level logged")] = "info"
+
+
+ENV_PREFIX = "MMSERVE_"

@@ -1,0 +1,43 @@
+"""One server start as every process sees it: the user's Config plus all that was decided before processes start.
+
+Made once by the supervisor, frozen, handed to each child. What only a child can find out (KV blocks on a GPU)
+comes back in its ready message instead.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from mmserve.checkpoint.spec import ModelSpec
+from mmserve.config import Config
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+KV_BLOCK_TOKENS = 16
+FIRST_VIRTUAL_TOKEN = 1 << 32
+"""Token ids from here on stand for image content, never for text; prompts are int64 for their sake."""
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything fixed for the life of one ``mmserve serve``."""
+
+    config: Config
+    model: ModelSpec
+    served_name: str
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["float32", "bfloat16", "float16"]
+    max_model_len: int
+    kv_blocks: int | None
+    """KV blocks of each rank; None: the rank measures its GPU and says so when ready."""
+    arena_nbytes: int
+    run_dir: str
+    hash_seed: int
+    """Random per start: content keys of one server mean nothing to another."""
+    url: str
+    version: str
+
+    @property
+    def embed_row_nbytes(self) -> int:
+        """Bytes of one image token's embedding in the arena."""
+        return self.model.text.hidden_size * DTYPE_BYTES[self.dtype]

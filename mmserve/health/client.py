@@ -1,0 +1,32 @@
+"""Heartbeats from a process's own main loop; sent at most once a second, dropped when nobody listens."""
+
+from __future__ import annotations
+
+import time
+
+from mmserve.ipc.channel import Sender
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.status import Heartbeat
+
+INTERVAL_S = 1.0
+
+
+class Pulse:
+    """Call ``beat`` on every turn of the loop, and at least every INTERVAL_S while idle."""
+
+    def __init__(self, endpoints: Endpoints, process: str) -> None:
+        self._process = process
+        self._sender: Sender[Heartbeat] = Sender(endpoints.health, Heartbeat, limit=16)
+        self._progress = 0
+        self._sent_s = 0.0
+
+    def beat(self, *, busy: bool, progressed: bool = True) -> None:
+        """``busy``: there is work; ``progressed``: some was done since the last call."""
+        self._progress += progressed
+        now = time.monotonic()
+        if now - self._sent_s >= INTERVAL_S:
+            self._sent_s = now
+            self._sender.send(Heartbeat(process=self._process, progress=self._progress, busy=busy))
+
+    def close(self) -> None:
+        self._sender.close()

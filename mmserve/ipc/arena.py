@@ -1,0 +1,102 @@
+"""The shared-memory arena: one anonymous memory file that every process maps. Moves bytes, owns no table.
+
+Who may write where is the cache server's business. Each extent carries its generation before and after the
+payload, so that a reader with an old handle gets a typed miss and never another item's bytes:
+
+    extent.offset -> | generation, nbytes (64 B header) | payload ... | generation (8 B) | padding to 64 |
+
+The memory file has no name: the kernel frees it with the last process, whatever kills them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+
+from mmserve.messages.media import Handle
+
+ALIGNMENT = 64
+_HEADER = struct.Struct("<QQ")
+_TRAILER = struct.Struct("<Q")
+
+
+class StaleHandle(Exception):
+    """The extent was reused, never written, or the handle is forged: a miss."""
+
+
+def extent_nbytes(payload_nbytes: int) -> int:
+    """Arena bytes that a payload of this size occupies, header, trailer and alignment included."""
+    return -(-(ALIGNMENT + payload_nbytes + _TRAILER.size) // ALIGNMENT) * ALIGNMENT
+
+
+class Arena:
+    """One mapping of the memory file. ``fd`` stays open and may be inherited by child processes."""
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.fd = fd
+        self.nbytes = nbytes
+        self._map = mmap.mmap(fd, nbytes)
+        self._view = memoryview(self._map)
+
+    @classmethod
+    def create(cls, nbytes: int) -> Arena:
+        """Make the memory file. Raises OSError (ENOSPC, ENOMEM) when the machine cannot give that much."""
+        fd = os.memfd_create("mmserve-arena", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, 0, nbytes)
+            return cls(fd, nbytes)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def attach(cls, fd: int) -> Arena:
+        """Map a memory file inherited from the supervisor."""
+        return cls(fd, os.fstat(fd).st_size)
+
+    def writable(self, handle: Handle) -> memoryview:
+        """The payload region, for its one writer; call ``seal`` when all bytes are there."""
+        self._check_bounds(handle)
+        start = handle.offset + ALIGNMENT
+        return self._view[start : start + handle.nbytes]
+
+    def seal(self, handle: Handle) -> None:
+        """Stamp the generation on both ends: from now on ``readable`` accepts the handle."""
+        self._check_bounds(handle)
+        _TRAILER.pack_into(self._view, self._trailer(handle), handle.generation)
+        _HEADER.pack_into(self._view, handle.offset, handle.generation, handle.nbytes)
+
+    def write(self, handle: Handle, payload: bytes | memoryview) -> None:
+        """Copy ``payload`` (exactly handle.nbytes) into the extent and seal it."""
+        self.writable(handle)[:] = payload
+        self.seal(handle)
+
+    def readable(self, handle: Handle) -> memoryview:
+        """A read-only view of the payload. Raises StaleHandle."""
+        self.check(handle)
+        start = handle.offset + ALIGNMENT
+        return self._view[start : start + handle.nbytes].toreadonly()
+
+    def check(self, handle: Handle) -> None:
+        """Raise StaleHandle unless the extent is sealed with this handle; call again after a long read."""
+        self._check_bounds(handle)
+        header = _HEADER.unpack_from(self._view, handle.offset)
+        trailer = _TRAILER.unpack_from(self._view, self._trailer(handle))[0]
+        if header != (handle.generation, handle.nbytes) or trailer != handle.generation:
+            raise StaleHandle(f"extent at {handle.offset} does not carry generation {handle.generation}")
+
+    def close(self) -> None:
+        """Unmap and close the descriptor. Views handed out must be gone."""
+        self._view.release()
+        self._map.close()
+        os.close(self.fd)
+
+    def _trailer(self, handle: Handle) -> int:
+        return handle.offset + ALIGNMENT + handle.nbytes
+
+    def _check_bounds(self, handle: Handle) -> None:
+        if handle.offset < 0 or handle.nbytes < 0 or handle.offset % ALIGNMENT:
+            raise StaleHandle("malformed handle")
+        if handle.offset + extent_nbytes(handle.nbytes) > self.nbytes:
+            raise StaleHandle("handle reaches beyond the arena")

@@ -1,0 +1,104 @@
+"""Typed one-way message links on ZeroMQ push/pull over Unix sockets. Knows no message by name.
+
+A message that does not decode is logged and skipped: one bad message never ends a loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from mmserve.ipc.codec import Codec
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+class Sender(Generic[T]):
+    """Connects and pushes. Never blocks: without limit by default, or dropping when ``limit`` messages wait."""
+
+    def __init__(self, endpoint: str, type_: Any, *, limit: int = 0) -> None:
+        self._codec: Codec[T] = Codec(type_)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, limit)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        self._socket.connect(endpoint)
+
+    def send(self, message: T) -> bool:
+        """False when the message was dropped because the limit was reached."""
+        try:
+            self._socket.send(self._codec.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def close(self, *, linger_ms: int = 0) -> None:
+        self._socket.close(linger=linger_ms)
+
+
+def _bind(socket: Any, endpoint: str) -> None:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.bind(endpoint)
+
+
+class Receiver(Generic[T]):
+    """Binds and pulls, for a process whose main loop is synchronous."""
+
+    def __init__(self, endpoint: str, type_: Any) -> None:
+        self._codec: Codec[T] = Codec(type_)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
+        _bind(self._socket, endpoint)
+
+    def drain(self, *, block: bool, timeout_s: float | None = None) -> list[T]:
+        """All messages that are there. ``block``: wait for the first, at most timeout_s (None: for ever)."""
+        if block:
+            self._socket.poll(None if timeout_s is None else int(timeout_s * 1000))
+        messages: list[T] = []
+        while True:
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            if (message := _decode(self._codec, data)) is not None:
+                messages.append(message)
+
+    def receive(self) -> T:
+        """The next message, however long it takes."""
+        while True:
+            if (message := _decode(self._codec, self._socket.recv())) is not None:
+                return message
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+class AsyncReceiver(Generic[T]):
+    """Binds and pulls, for a process that runs an event loop."""
+
+    def __init__(self, endpoint: str, type_: Any) -> None:
+        self._codec: Codec[T] = Codec(type_)
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.PULL)
+        _bind(self._socket, endpoint)
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        while True:
+            if (message := _decode(self._codec, await self._socket.recv())) is not None:
+                yield message
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+def _decode(codec: Codec[T], data: bytes) -> T | None:
+    try:
+        return codec.decode(data)
+    except msgspec.DecodeError:
+        logger.exception("skipped a message of %d bytes that does not decode", len(data))
+        return None

@@ -1,0 +1,54 @@
+"""Every internal address, from the run directory (0700, made by the supervisor, gone with the server)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class Endpoints:
+    """Addresses inside one run directory. ZeroMQ receivers bind theirs, senders connect."""
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self.run_dir = Path(run_dir)
+
+    def _ipc(self, name: str) -> str:
+        return f"ipc://{self.run_dir / name}"
+
+    @property
+    def router(self) -> str:
+        return self._ipc("router")
+
+    @property
+    def rank_results(self) -> str:
+        return self._ipc("rank-results")
+
+    def rank(self, rank: int) -> str:
+        return self._ipc(f"rank-{rank}")
+
+    def http(self, worker: int) -> str:
+        return self._ipc(f"http-{worker}")
+
+    def visual(self, worker: int) -> str:
+        return self._ipc(f"visual-{worker}")
+
+    @property
+    def metrics(self) -> str:
+        return self._ipc("metrics")
+
+    @property
+    def health(self) -> str:
+        return self._ipc("health")
+
+    @property
+    def metrics_http(self) -> Path:
+        """Unix socket on which the metrics server speaks HTTP."""
+        return self.run_dir / "metrics.http"
+
+    @property
+    def cache_rpc(self) -> Path:
+        """Unix socket of the cache server's RPC."""
+        return self.run_dir / "cache.rpc"
+
+    def tp_store(self, incarnation: int) -> Path:
+        """Rendezvous file of the ranks; a new one for each start of the engine."""
+        return self.run_dir / f"tp-{incarnation}"

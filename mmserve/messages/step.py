@@ -1,0 +1,69 @@
+"""Router <-> ranks. A plan is a diff: ranks remember each slot's tokens and blocks and add to them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mmserve.messages.media import MediaSpan
+from mmserve.messages.sampling import SamplingParams
+
+
+class NewSequence(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A sequence enters a slot, for the first time or again after preemption or restart."""
+
+    slot: int
+    token_ids: bytes
+    """int64: prompt, then any output so far."""
+    num_prompt_tokens: int
+    spans: tuple[MediaSpan, ...]
+    sampling: SamplingParams
+
+
+class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Compute ``num_tokens`` tokens of a slot from position ``start`` on (decode: the one sampled last)."""
+
+    slot: int
+    start: int
+    num_tokens: int
+    new_blocks: tuple[int, ...]
+    """Appended to the slot's block table before the step (the prefix-cache hit included, at the first step)."""
+    sample: bool
+    """True when the chunk ends at the sequence's last token, so a token comes out."""
+
+
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="plan"):
+    """One forward step for every rank. Applied in order: free, new, steps."""
+
+    step_id: int
+    free: tuple[int, ...] = ()
+    new: tuple[NewSequence, ...] = ()
+    steps: tuple[SequenceStep, ...] = ()
+
+
+class SlotFailure(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A sequence that could not be computed; the others of the step are unaffected."""
+
+    slot: int
+    media_lost: bool
+    """True: an embedding's handle was stale. False: a numerical or internal error, see message."""
+    message: str
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="result"):
+    """From rank 0, one per plan that has steps (a plan that only frees slots is not answered)."""
+
+    step_id: int
+    tokens: tuple[tuple[int, int], ...]
+    """(slot, token id) for every step with ``sample``, failed ones left out."""
+    failures: tuple[SlotFailure, ...] = ()
+    forward_s: float = 0.0
+
+
+class RankReady(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="ready"):
+    """From rank 0 to the router, first message: what only the device could tell."""
+
+    num_blocks: int
+
+
+RankInbound = StepPlan
+RankOutbound = StepResult | RankReady

@@ -1,0 +1,40 @@
+"""Fire-and-forget metrics: samples are gathered and pushed; when the server does not keep up they are dropped."""
+
+from __future__ import annotations
+
+import time
+
+from mmserve.ipc.channel import Sender
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.status import MetricBatch, MetricSample
+
+_FLUSH_AFTER_S = 0.05
+_FLUSH_SAMPLES = 200
+_UNSENT_LIMIT = 256
+
+
+class MetricsClient:
+    """One per process, used from one thread. Counters add, gauges replace, histograms observe: see metrics.names."""
+
+    def __init__(self, endpoints: Endpoints, process: str) -> None:
+        self._process = process
+        self._sender: Sender[MetricBatch] = Sender(endpoints.metrics, MetricBatch, limit=_UNSENT_LIMIT)
+        self._samples: list[MetricSample] = []
+        self._flushed_s = 0.0
+
+    def add(self, name: str, value: float, *labels: str) -> None:
+        """One sample; goes out at once or with the next ones, at the latest at ``flush``."""
+        self._samples.append(MetricSample(name, value, labels))
+        if len(self._samples) >= _FLUSH_SAMPLES or time.monotonic() - self._flushed_s > _FLUSH_AFTER_S:
+            self.flush()
+
+    def flush(self) -> None:
+        """Push what is gathered; loops call it before they go to sleep."""
+        if self._samples:
+            self._sender.send(MetricBatch(process=self._process, samples=tuple(self._samples)))
+            self._samples.clear()
+        self._flushed_s = time.monotonic()
+
+    def close(self) -> None:
+        self.flush()
+        self._sender.close(linger_ms=100)

@@ -1,0 +1,96 @@
+"""The table of all metrics: name, type, labels, help. A sample whose name is not here is dropped by the server.
+
+Names follow vLLM's, under the prefix ``mmserve:``; counters get ``_total`` when rendered.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+class Metric(NamedTuple):
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+FAST = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+TOKENS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0)
+COUNT = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+
+
+def _seconds(help: str, *labels: str) -> Metric:
+    return Metric("histogram", help, labels, SECONDS)
+
+
+def _stage(help: str, *labels: str) -> Metric:
+    return Metric("histogram", help, labels, FAST)
+
+
+METRICS: dict[str, Metric] = {
+    # requests, measured in the HTTP worker from the request's arrival
+    "http_requests": Metric("counter", "HTTP requests answered", ("route", "status")),
+    "request_success": Metric("counter", "Sequences finished", ("finished_reason",)),
+    "requests_aborted": Metric("counter", "Requests whose client went away"),
+    "admission_rejections": Metric("counter", "Requests refused before any work", ("reason",)),
+    "requests_resent": Metric("counter", "Requests sent to the engine again after a restart or a lost image"),
+    "num_requests_in_flight": Metric("gauge", "Requests between arrival and last byte"),
+    "prompt_tokens": Metric("counter", "Prompt tokens, image tokens included"),
+    "generation_tokens": Metric("counter", "Tokens generated"),
+    "time_to_first_token_seconds": _seconds("From HTTP arrival to the first token", "media"),
+    "inter_token_latency_seconds": _seconds("Between tokens of a sequence"),
+    "e2e_request_latency_seconds": _seconds("From HTTP arrival to the last byte", "media"),
+    "request_prompt_tokens": Metric("histogram", "Prompt tokens of a request", (), TOKENS),
+    "request_generation_tokens": Metric("histogram", "Tokens generated for a request", (), TOKENS),
+    "request_params_n": Metric("histogram", "n of a request", (), COUNT),
+    "request_params_max_tokens": Metric("histogram", "max_tokens of a request", (), TOKENS),
+    # media stages
+    "mm_items": Metric("counter", "Images by what allocation found", ("state",)),
+    "mm_fetch_seconds": _stage("Reading one request's images: decode base64, fetch, or read file"),
+    "mm_hash_seconds": _stage("Hashing one request's images and reading their headers"),
+    "mm_alloc_seconds": _stage("Allocation of one request, waits included", "alloc"),
+    "mm_alloc_rpc_seconds": _stage("One allocation RPC", "alloc"),
+    "mm_write_seconds": _stage("Writing one request's images into the arena"),
+    "mm_queue_seconds": _seconds("A request waiting in the visual server for its images' turn"),
+    "mm_decode_seconds": _stage("Decoding and preprocessing one image"),
+    "mm_encode_seconds": _stage("One vision tower batch"),
+    "mm_encode_batch_size": Metric("histogram", "Images in one vision tower batch", (), COUNT),
+    "mm_images_encoded": Metric("counter", "Images encoded"),
+    "mm_images_failed": Metric("counter", "Images that could not be decoded or encoded"),
+    "mm_encoder_requests_waiting": Metric("gauge", "Requests held by the visual servers"),
+    "mm_decoding": Metric("gauge", "Requests whose images are being decoded"),
+    # arena and cache server
+    "mm_cache_queries": Metric("counter", "Images looked up"),
+    "mm_cache_hits": Metric("counter", "Images whose embedding was there"),
+    "mm_cache_evictions": Metric("counter", "Extents evicted", ("kind",)),
+    "mm_cache_evicted_bytes": Metric("counter", "Arena bytes evicted"),
+    "mm_slots": Metric("gauge", "Extents in the arena", ("kind", "state")),
+    "mm_slot_bytes": Metric("gauge", "Arena bytes by use", ("kind", "state")),
+    "mm_arena_bytes": Metric("gauge", "Size of the arena"),
+    "mm_leases": Metric("gauge", "Leases held"),
+    "mm_lease_leaks": Metric("counter", "Leases given back only because their owner died"),
+    "mm_alloc_waiting": Metric("gauge", "Requests waiting for arena space"),
+    # router
+    "num_requests_running": Metric("gauge", "Sequences in slots"),
+    "num_requests_waiting": Metric("gauge", "Sequences waiting for a slot"),
+    "kv_cache_usage_perc": Metric("gauge", "KV blocks held by running sequences, 0 to 1"),
+    "kv_blocks": Metric("gauge", "KV blocks", ("state",)),
+    "num_preemptions": Metric("counter", "Sequences whose KV was given up to be recomputed"),
+    "prefix_cache_queries": Metric("counter", "Prompt tokens looked up in the prefix cache"),
+    "prefix_cache_hits": Metric("counter", "Prompt tokens found in the prefix cache"),
+    "request_queue_time_seconds": _seconds("From the router's receipt to the first step"),
+    "request_prefill_time_seconds": _seconds("From the first step to the first token"),
+    "request_decode_time_seconds": _seconds("From the first to the last token"),
+    "request_inference_time_seconds": _seconds("From the first step to the last token"),
+    "iteration_tokens": Metric("histogram", "Tokens in one step", (), TOKENS),
+    "step_seconds": _stage("One step: plan, forward, result"),
+    "schedule_seconds": _stage("Planning one step"),
+    # processes
+    "process_restarts": Metric("counter", "Processes started again", ("role",)),
+}
+
+PREFIX = "mmserve:"

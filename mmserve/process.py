@@ -1,0 +1,53 @@
+"""What a server process is given: ``run(process)`` is the one entry point of every server package.
+
+Made by the supervisor's child wrapper (or by a test). Knows no server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mmserve.deployment import Deployment
+from mmserve.ipc.arena import Arena
+from mmserve.ipc.endpoints import Endpoints
+
+
+class Stop(BaseException):
+    """Raised in a child's main thread by SIGTERM: synchronous servers unwind their ``with`` blocks and return.
+
+    Servers that run an event loop install their own SIGTERM handler instead.
+    """
+
+
+def _silent_progress(done: int, total: int, what: str) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Process:
+    """One server process's view of the world."""
+
+    deployment: Deployment
+    role: str
+    """cache_server | httpserver | visualserver | router | model_backend | metrics | health"""
+    index: int
+    """Worker or rank number within the role."""
+    incarnation: int
+    """How often this role's group has been started before; goes into epochs and rendezvous names."""
+    ready: Callable[[dict[str, object]], None]
+    """Call once, when the process really serves; the details (e.g. num_blocks) are shown in the ready line."""
+    progress: Callable[[int, int, str], None] = field(default=_silent_progress)
+    """progress(done, total, unit) while loading weights: done and total in bytes."""
+    arena: Arena | None = None
+    listen_fd: int | None = None
+    """Inherited listening socket (httpserver, health)."""
+
+    @property
+    def endpoints(self) -> Endpoints:
+        return Endpoints(self.deployment.run_dir)
+
+    @property
+    def name(self) -> str:
+        """Unique within the server, e.g. ``model_backend-1``; used for heartbeats, metrics and leases."""
+        return f"{self.role}-{self.index}"
