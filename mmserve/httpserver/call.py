@@ -1,0 +1,108 @@
+"""One client request in the server's own words: what every protocol parses to and every helper of the path takes.
+
+Knows no protocol, no socket and no engine.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mmserve.messages.cache import MediaRecord
+from mmserve.messages.media import MediaSpan
+from mmserve.messages.reply import FinishReason
+from mmserve.messages.sampling import SamplingParams
+
+
+@dataclass(frozen=True)
+class MediaRef:
+    """An image as the client named it; ``param`` is where (e.g. ``messages[1].content[0].image_url.url``)."""
+
+    url: str
+    param: str
+
+
+@dataclass(frozen=True)
+class TextPart:
+    text: str
+
+
+@dataclass(frozen=True)
+class MediaPart:
+    """Stands for ``GenerateCall.media[index]`` at this place of the conversation."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Message:
+    role: str
+    content: tuple[TextPart | MediaPart, ...]
+
+
+@dataclass(frozen=True)
+class GenerateCall:
+    """A validated request. ``sampling.max_tokens`` 0 means: the rest of the context."""
+
+    request_id: str
+    model: str
+    messages: tuple[Message, ...]
+    media: tuple[MediaRef, ...]
+    sampling: SamplingParams
+    arrival_s: float
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    include_usage: bool = False
+    cache_salt: str = ""
+    """Content keys of different salts never meet."""
+
+
+@dataclass(frozen=True)
+class MediaItem:
+    """One image, read: compressed bytes as they came, facts from its header, content key. Nothing is decoded."""
+
+    data: bytes
+    width: int
+    height: int
+    key: bytes
+    param: str
+
+
+@dataclass(frozen=True)
+class LeasedItem:
+    """One image with its place in the arena, leased to the request."""
+
+    record: MediaRecord
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """int64 token ids with virtual ids for images, and where those stand."""
+
+    ids: array[int]
+    spans: tuple[MediaSpan, ...] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    image_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """New text of choice ``index``; ``finish`` on its last."""
+
+    index: int
+    text: str
+    num_tokens: int
+    finish: FinishReason | None = None
+    cached_tokens: int = field(default=0)
+
+
+Role = Literal["system", "user", "assistant", "tool"]
