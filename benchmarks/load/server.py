@@ -1,0 +1,61 @@
+"""Starts ``mmserve serve`` for a benchmark and stops it again."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+START_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server under load. ``pid``: root of its process tree on this machine, when memory is to be measured."""
+
+    name: str
+    url: str
+    model: str
+    pid: int | None = None
+
+
+@contextlib.contextmanager
+def serve(*arguments: str, model: str = "llava") -> Iterator[Target]:
+    """A server of our own on a free port, ready when yielded. Raises RuntimeError with its output when it is not."""
+    command = [sys.executable, "-m", "mmserve", "serve", "--model", model, "--port", "0", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    watchdog = threading.Timer(START_TIMEOUT_S, process.kill)
+    watchdog.start()
+    try:
+        url = _ready_url(process)
+        watchdog.cancel()
+        threading.Thread(target=_discard, args=(process,), daemon=True).start()
+        yield Target("mmserve", url, model, process.pid)
+    finally:
+        watchdog.cancel()
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _ready_url(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    printed = []
+    for line in process.stdout:
+        printed.append(line)
+        if match := re.search(r"ready.*(http://\S+)", line, re.IGNORECASE):
+            return match.group(1)
+    raise RuntimeError("the server did not start:\n" + "".join(printed))
+
+
+def _discard(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    for _ in process.stdout:
+        pass

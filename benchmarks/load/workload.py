@@ -1,0 +1,91 @@
+"""What is sent: prompts of random words and photo-like JPEGs, all from a seed. Knows no server and no clock."""
+
+from __future__ import annotations
+
+import base64
+import io
+import random
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+_WORDS = (
+    "river stone window garden paper winter summer yellow circle number letter village mountain picture music "
+    "table morning evening ship harbour bridge forest question answer story market engine signal copper silver "
+    "thunder valley island meadow lantern button pocket bottle candle ribbon feather anchor compass basket"
+).split()
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One kind of load. Lengths in words and tokens, sizes in pixels."""
+
+    name: str
+    concurrency: int
+    requests: int
+    prompt_words: int
+    output_tokens: int
+    shared_prefix_words: int = 0
+    images: int = 0
+    """Images per request."""
+    image_pool: int = 0
+    """How many different images there are in all; 0: every one is new."""
+    image_size: tuple[int, int] = (640, 480)
+
+
+NAMED = {
+    workload.name: workload
+    for workload in (
+        Workload("single", concurrency=1, requests=8, prompt_words=32, output_tokens=64),
+        Workload("text", concurrency=16, requests=64, prompt_words=64, output_tokens=48),
+        Workload("prefix", concurrency=8, requests=32, prompt_words=8, output_tokens=16, shared_prefix_words=150),
+        Workload("images", concurrency=8, requests=32, prompt_words=6, output_tokens=16, images=1),
+        Workload("repeated", concurrency=8, requests=32, prompt_words=6, output_tokens=16, images=1, image_pool=4),
+    )
+}
+
+
+def jpeg(rng: random.Random, size: tuple[int, int]) -> bytes:
+    """A picture that compresses about as a photograph does: smooth large shapes plus sensor-like noise."""
+    noise = np.random.default_rng(rng.getrandbits(32))
+    width, height = size
+    coarse = noise.integers(0, 255, (max(2, height // 32), max(2, width // 32), 3), dtype=np.uint8)
+    smooth = np.asarray(Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC), dtype=np.int16)
+    pixels = np.clip(smooth + noise.integers(-12, 13, (height, width, 3)), 0, 255).astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=85)
+    return buffer.getvalue()
+
+
+def _words(rng: random.Random, count: int) -> str:
+    return " ".join(rng.choice(_WORDS) for _ in range(count))
+
+
+def bodies(workload: Workload, model: str, seed: int) -> list[dict[str, object]]:
+    """Chat-completion bodies, streamed with usage, each with its own prompt. The same seed gives the same bodies."""
+    rng = random.Random(f"{workload.name}-{seed}")
+    prefix = _words(rng, workload.shared_prefix_words)
+    pool = [_data_url(jpeg(rng, workload.image_size)) for _ in range(workload.image_pool)]
+    return [_body(workload, model, rng, prefix, pool) for _ in range(workload.requests)]
+
+
+def _data_url(data: bytes) -> str:
+    return "data:image/jpeg;base64," + base64.b64encode(data).decode()
+
+
+def _body(workload: Workload, model: str, rng: random.Random, prefix: str, pool: list[str]) -> dict[str, object]:
+    content: list[dict[str, object]] = []
+    for _ in range(workload.images):
+        url = rng.choice(pool) if pool else _data_url(jpeg(rng, workload.image_size))
+        content.append({"type": "image_url", "image_url": {"url": url}})
+    content.append({"type": "text", "text": f"{prefix} {_words(rng, workload.prompt_words)}".strip()})
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": workload.output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }

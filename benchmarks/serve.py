@@ -1,0 +1,101 @@
+"""Load generator for OpenAI-style servers: TTFT, ITL, tokens/s, requests/s and peak memory of the server's processes.
+
+Without --target it starts ``mmserve serve`` itself. Several targets are measured in turn within each repeat, so that
+a machine whose speed drifts treats them alike.
+
+    python -m benchmarks.serve
+    python -m benchmarks.serve --load images --target mmserve=http://127.0.0.1:8000,model=llava,pid=123 \\
+                               --target other=http://127.0.0.1:9000,model=llava,pid=456
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+from benchmarks.load import report
+from benchmarks.load.client import run
+from benchmarks.load.memory import Sampler
+from benchmarks.load.server import Target, serve
+from benchmarks.load.workload import NAMED, Workload, bodies
+
+
+def parse_target(text: str) -> Target:
+    """``name=URL[,model=M][,pid=P]``"""
+    name, _, rest = text.partition("=")
+    url, *options = rest.split(",")
+    given = dict(option.split("=", 1) for option in options)
+    pid = given.get("pid")
+    return Target(name, url.rstrip("/"), given.get("model", "llava"), int(pid) if pid else None)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", action="append", type=parse_target, help="name=URL[,model=M][,pid=P]; repeatable")
+    parser.add_argument("--serve-args", default="", help="flags for the server that is started when no target is given")
+    parser.add_argument("--load", action="append", choices=sorted(NAMED), help="named load; repeatable; default: all")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each load; medians are printed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds one request may take")
+    parser.add_argument("--api-key")
+    parser.add_argument("--json", metavar="PATH", help="write the rows")
+    for field, help in (
+        ("concurrency", "clients at once"),
+        ("requests", "requests in one run"),
+        ("prompt-words", "words of each prompt"),
+        ("output-tokens", "tokens generated for each (eos is ignored)"),
+        ("images", "images in each request"),
+        ("image-pool", "different images in all; 0: every one is new"),
+    ):
+        parser.add_argument(f"--{field}", type=int, help=f"{help}; overrides the named load")
+    return parser.parse_args()
+
+
+def loads(options: argparse.Namespace) -> list[Workload]:
+    """The named loads with the overrides of the command line."""
+    names = ("concurrency", "requests", "prompt_words", "output_tokens", "images", "image_pool")
+    changes = {name: value for name in names if (value := getattr(options, name)) is not None}
+    return [dataclasses.replace(NAMED[name], **changes) for name in options.load or NAMED]
+
+
+@contextlib.contextmanager
+def targets(options: argparse.Namespace) -> Iterator[list[Target]]:
+    if options.target:
+        yield options.target
+    else:
+        with serve(*options.serve_args.split()) as target:
+            yield [target]
+
+
+def measure(target: Target, load: Workload, seed: int, options: argparse.Namespace) -> dict[str, float]:
+    """One run of one load against one target."""
+    requests = bodies(load, target.model, seed)
+    with Sampler(target.pid) as peak:
+        records, wall_s = asyncio.run(run(target.url, requests, load.concurrency, options.timeout, options.api_key))
+    for error in {record.error for record in records if record.error}:
+        print(f"  {target.name}: {error}")
+    return report.row(records, wall_s, peak)
+
+
+def main() -> None:
+    options = arguments()
+    rows: list[report.Row] = []
+    with targets(options) as servers:
+        for load in loads(options):
+            runs: dict[str, list[dict[str, float]]] = {server.name: [] for server in servers}
+            for server in servers:
+                measure(server, dataclasses.replace(load, requests=load.concurrency), -1, options)  # warm-up
+            for repeat in range(options.repeats):
+                for server in servers:
+                    runs[server.name].append(measure(server, load, options.seed + repeat, options))
+            rows += [{"load": load.name, "server": name, **report.median_row(done)} for name, done in runs.items()]
+            print(f"{load.name}: done", flush=True)
+    print(f"\n{report.machine()}; medians of {options.repeats}\n\n{report.table(rows)}")
+    report.write_json(options.json, rows)
+
+
+if __name__ == "__main__":
+    main()
