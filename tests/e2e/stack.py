@@ -1,0 +1,78 @@
+"""The whole server as a user runs it, for end-to-end tests: start, ask, look at /metrics, look at its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import openai
+import psutil
+
+from benchmarks.load.server import serve
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A running server."""
+
+    url: str
+    pid: int
+
+    def client(self, **options: object) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120, **options)
+
+    def async_client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the metric's samples that carry these labels; 0 when there are none yet."""
+        text = urllib.request.urlopen(f"{self.url}/metrics", timeout=10).read().decode()
+        total = 0.0
+        for line in text.splitlines():
+            if match := re.fullmatch(rf"mmserve:{name}(\{{.*\}})? (\S+)", line):
+                wanted = [f'{key}="{value}"' for key, value in labels.items()]
+                if all(label in (match[1] or "") for label in wanted):
+                    total += float(match[2])
+        return total
+
+    def eventually(self, name: str, value: float, within_s: float = 20.0, **labels: str) -> float:
+        """The metric's value once it equals ``value``, or its last value when it never did."""
+        deadline = time.monotonic() + within_s
+        while (seen := self.metric(name, **labels)) != value and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return seen
+
+    def processes(self, title: str = "mmserve") -> list[psutil.Process]:
+        """Live processes of the tree whose title starts with ``title``."""
+        found = []
+        for process in psutil.Process(self.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if " ".join(process.cmdline()).startswith(title):
+                    found.append(process)
+        return found
+
+
+@contextlib.contextmanager
+def running(*arguments: str, model: str = "llava") -> Iterator[Stack]:
+    """``mmserve serve`` on a free port."""
+    with serve(*arguments, model=model) as target:
+        assert target.pid is not None
+        yield Stack(target.url, target.pid)
+
+
+def ask(client: openai.OpenAI, messages: Sequence[dict[str, object]], **options: object) -> str:
+    """The greedy answer."""
+    reply = client.chat.completions.create(model="llava", messages=list(messages), temperature=0, **options)
+    return reply.choices[0].message.content or ""
+
+
+def ask_streamed(client: openai.OpenAI, messages: Sequence[dict[str, object]], **options: object) -> str:
+    """The greedy answer, put together from its stream."""
+    stream = client.chat.completions.create(
+        model="llava", messages=list(messages), temperature=0, stream=True, **options
+    )
+    return "".join(event.choices[0].delta.content or "" for event in stream if event.choices)

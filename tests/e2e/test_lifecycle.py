@@ -1,0 +1,158 @@
+"""Start, stop and sudden death of the real thing: answers go on where they can, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx2
+import openai
+import psutil
+import pytest
+
+from tests.e2e.stack import Stack, running
+from training.sample import samples
+
+PROMPT = [{"role": "user", "content": "What can you do?"}]
+LONG = {"max_tokens": 400, "temperature": 0, "extra_body": {"ignore_eos": True}}
+
+
+async def _long_answer(stack: Stack, client: openai.AsyncOpenAI, started: asyncio.Event) -> str:
+    pieces = []
+    stream = await client.chat.completions.create(model="llava", messages=PROMPT, stream=True, **LONG)
+    async for event in stream:
+        if event.choices and (text := event.choices[0].delta.content):
+            pieces.append(text)
+            started.set()
+    return "".join(pieces)
+
+
+def _gone(processes: list[psutil.Process], within_s: float = 15.0) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=within_s)
+    return not alive
+
+
+def _run_dirs(processes: list[psutil.Process]) -> list[Path]:
+    """The internal sockets' directory, as the processes' open sockets tell it."""
+    paths = {Path(address) for process in processes for address in _unix_addresses(process)}
+    return sorted({path.parent for path in paths if path.parent.name.startswith("mmserve")})
+
+
+def _unix_addresses(process: psutil.Process) -> list[str]:
+    try:
+        return [connection.laddr for connection in process.net_connections("unix") if connection.laddr]
+    except psutil.Error:
+        return []
+
+
+@pytest.mark.parametrize("victim", ["router", "model_backend", "httpserver", "visualserver", "cache_server", "metrics"])
+def test_a_killed_process_takes_no_stream_with_it(victim: str) -> None:
+    """The stream goes on with the same text; only a killed HTTP worker breaks its own connections."""
+    with running() as stack:
+
+        async def scenario() -> tuple[str, str | None]:
+            async with stack.async_client() as client:
+                expected = await _long_answer(stack, client, asyncio.Event())
+                started = asyncio.Event()
+                live = asyncio.create_task(_long_answer(stack, client, started))
+                await started.wait()
+                for process in stack.processes(f"mmserve: {victim}"):
+                    process.kill()
+                try:
+                    return expected, await live
+                except (openai.APIError, httpx2.HTTPError):
+                    return expected, None
+
+        expected, seen = asyncio.run(scenario())
+        assert seen == expected if victim != "httpserver" else seen in (None, expected)
+        sample = next(samples(1, seed=3, kinds=("colour",)))
+        with stack.client().with_options(max_retries=8) as client:
+            reply = client.chat.completions.create(model="llava", messages=sample.messages, temperature=0)
+        assert (reply.choices[0].message.content or "").strip() == sample.answer
+
+
+def test_sigterm_under_load_finishes_what_is_live_and_leaves_nothing() -> None:
+    with running() as stack:
+        family = [psutil.Process(stack.pid), *stack.processes()]
+        run_dirs = _run_dirs(family)
+        assert run_dirs
+
+        async def scenario() -> tuple[str, int]:
+            async with stack.async_client() as client:
+                started = asyncio.Event()
+                live = asyncio.create_task(_long_answer(stack, client, started))
+                await started.wait()
+                psutil.Process(stack.pid).send_signal(signal.SIGTERM)
+                refused = 200
+                while not live.done() and refused == 200:
+                    try:
+                        await client.chat.completions.create(model="llava", messages=PROMPT, max_tokens=1)
+                    except openai.APIStatusError as error:
+                        refused = error.status_code
+                return await live, refused
+
+        text, refused = asyncio.run(scenario())
+        assert text
+        assert refused == 503
+        assert _gone(family)
+        assert not any(path.exists() for path in run_dirs)
+
+
+@pytest.mark.parametrize("tp", ["1", "2"])
+def test_kill_9_of_the_supervisor_ends_everything(tp: str) -> None:
+    with running("--tp", tp) as stack:
+        family = [psutil.Process(stack.pid), *stack.processes()]
+        run_dirs = _run_dirs(family)
+        assert run_dirs
+        psutil.Process(stack.pid).kill()
+        assert _gone(family)
+        assert not any(path.exists() for path in run_dirs)
+
+
+def _start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "mmserve", "serve", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--model", "/no/such/model"), "/no/such/model"),
+        (("--tp", "3"), "tp"),
+        (("--kv-cache-gb", "9999"), "kv-cache-gb"),
+        (("--mm-cache-gb", "9999"), "mm-cache-gb"),
+        (("--port", "70000"), "port"),
+        (("--max-model-len", "999999"), "max-model-len"),
+    ],
+)
+def test_a_start_that_cannot_work_says_why_in_one_line(arguments: tuple[str, ...], says: str) -> None:
+    process = _start("--port", "0", *arguments) if "--port" not in arguments else _start(*arguments)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "Traceback" not in printed
+    assert says in printed.strip().splitlines()[-1]
+
+
+def test_a_port_in_use_says_so_before_anything_loads(default_stack: Stack) -> None:
+    port = default_stack.url.rsplit(":", 1)[1]
+    process = _start("--port", port)
+    printed, _ = process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert port in printed
+    assert "Traceback" not in printed
+
+
+def test_ctrl_c_while_loading_leaves_nothing() -> None:
+    process = _start("--port", "0")
+    root = psutil.Process(process.pid)
+    deadline = time.monotonic() + 30
+    while len(children := root.children(recursive=True)) < 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=30)
+    assert "Traceback" not in printed
+    assert _gone(children)
