@@ -1,0 +1,224 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmserve.checkpoint.load import check_tp, load, weight_files
+from mmserve.checkpoint.spec import ModelSpec, RopeScaling
+from mmserve.errors import StartupError
+
+LLAVA_7B: dict[str, Any] = {
+    "architectures": ["LlavaForConditionalGeneration"],
+    "ignore_index": -100,
+    "image_token_index": 32000,
+    "model_type": "llava",
+    "pad_token_id": 32001,
+    "projector_hidden_act": "gelu",
+    "text_config": {
+        "_name_or_path": "lmsys/vicuna-7b-v1.5",
+        "architectures": ["LlamaForCausalLM"],
+        "max_position_embeddings": 4096,
+        "model_type": "llama",
+        "rms_norm_eps": 1e-05,
+        "torch_dtype": "float16",
+        "vocab_size": 32064,
+    },
+    "torch_dtype": "float16",
+    "vision_config": {
+        "hidden_size": 1024,
+        "image_size": 336,
+        "intermediate_size": 4096,
+        "model_type": "clip_vision_model",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "patch_size": 14,
+        "projection_dim": 768,
+        "vocab_size": 32000,
+    },
+    "vision_feature_layer": -2,
+    "vision_feature_select_strategy": "default",
+}
+
+
+def checkpoint(directory: Path, config: dict[str, Any], **files: Any) -> Path:
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "model.safetensors").touch()
+    for name, content in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(content))
+    return directory
+
+
+def llama(**changes: Any) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 8,
+        **changes,
+    }
+
+
+def test_llava_7b_with_omitted_keys(tmp_path: Path) -> None:
+    spec = load(checkpoint(tmp_path, LLAVA_7B))
+    assert spec.family == "llava"
+    assert spec.image_token_id == 32000
+    assert spec.checkpoint_dtype == "float16"
+    assert (spec.text.hidden_size, spec.text.num_layers, spec.text.num_kv_heads, spec.text.head_dim) == (
+        4096,
+        32,
+        32,
+        128,
+    )
+    assert (spec.text.vocab_size, spec.text.max_position, spec.text.rms_eps) == (32064, 4096, 1e-5)
+    assert spec.vision is not None
+    assert spec.vision.num_image_tokens == 576
+    assert spec.vision.activation == "quick_gelu"
+    assert spec.eos_token_ids == (2,)
+    assert spec.bos_token_id == 1
+
+
+def test_llava_without_sub_configs_is_the_7b(tmp_path: Path) -> None:
+    spec = load(checkpoint(tmp_path, {"model_type": "llava"}))
+    assert spec.vision is not None
+    assert (spec.vision.image_size, spec.vision.num_layers, spec.vision.num_image_tokens) == (336, 24, 576)
+    assert spec.text.hidden_size == 4096
+
+
+def test_full_strategy_keeps_the_class_token(tmp_path: Path) -> None:
+    spec = load(checkpoint(tmp_path, {**LLAVA_7B, "vision_feature_select_strategy": "full"}))
+    assert spec.vision is not None
+    assert spec.vision.num_image_tokens == 577
+
+
+def transformers_specs() -> list[Any]:
+    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, MistralConfig
+
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512,
+    }
+    small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text = LlamaConfig(vocab_size=128, num_key_value_heads=2, rope_parameters=rope, **small)
+    return [
+        text,
+        LlamaConfig(vocab_size=128, head_dim=32, tie_word_embeddings=True, attention_bias=True, **small),
+        MistralConfig(vocab_size=128, sliding_window=None, **small),
+        LlavaConfig(
+            text_config=text, vision_config=CLIPVisionConfig(image_size=28, patch_size=14, **small), image_token_index=7
+        ),
+    ]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_configs_written_by_transformers(tmp_path: Path, number: int) -> None:
+    config = transformers_specs()[number]
+    config.architectures = {
+        "llama": ["LlamaForCausalLM"],
+        "mistral": ["MistralForCausalLM"],
+        "llava": ["LlavaForConditionalGeneration"],
+    }[config.model_type]
+    config.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    spec = load(tmp_path)
+    text = getattr(config, "text_config", config)
+    assert spec.text.num_kv_heads == text.num_key_value_heads
+    assert spec.text.head_dim == text.head_dim
+    assert spec.text.rope_theta == text.rope_parameters["rope_theta"]
+    assert spec.text.rope_scaling.kind == text.rope_parameters["rope_type"]
+    assert spec.text.tie_embeddings == text.tie_word_embeddings
+    assert spec.text.max_position == text.max_position_embeddings
+    assert spec.text.attention_bias == getattr(text, "attention_bias", False)
+    if spec.family == "llava":
+        assert spec.image_token_id == 7
+        assert spec.vision is not None
+        assert spec.vision.num_image_tokens == 4
+        assert spec.vision.layer_norm_eps == config.vision_config.layer_norm_eps
+
+
+def test_rope_scaling_of_both_spellings(tmp_path: Path) -> None:
+    old = load(checkpoint(tmp_path, llama(rope_theta=1e6, rope_scaling={"type": "linear", "factor": 2.0})))
+    new = load(checkpoint(tmp_path, llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6})))
+    assert old.text == new.text
+    assert old.text.rope_theta == 1e6
+    assert old.text.rope_scaling == RopeScaling(kind="linear", factor=2.0, original_max_position=2048)
+
+
+def test_eos_ids_of_generation_config_and_tokenizer(tmp_path: Path) -> None:
+    spec = load(
+        checkpoint(
+            tmp_path,
+            llama(eos_token_id=5),
+            generation_config={"eos_token_id": [7, 8], "bos_token_id": 6},
+            tokenizer_config={"eos_token": {"content": "<|end|>"}},
+            tokenizer={"added_tokens": [{"id": 9, "content": "<|end|>"}, {"id": 3, "content": "<s>"}]},
+        )
+    )
+    assert spec.eos_token_ids == (7, 8, 9)
+    assert spec.bos_token_id == 6
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"architectures": ["Qwen3ForCausalLM"]}, "LlamaForCausalLM, MistralForCausalLM"),
+        ({**LLAVA_7B, "text_config": {"model_type": "gemma"}}, "gemma"),
+        ({**LLAVA_7B, "vision_config": {"model_type": "siglip_vision_model"}}, "siglip"),
+        ({**LLAVA_7B, "vision_feature_layer": [-2, -3]}, "vision_feature_layer"),
+        (llama(quantization_config={"bits": 4}), "quantised"),
+        (llama(rope_scaling={"rope_type": "yarn", "factor": 2.0}), "yarn"),
+        (llama(hidden_size="big"), "hidden_size"),
+        (llama(hidden_act="mish"), "mish"),
+        ({"architectures": ["MistralForCausalLM"]}, "sliding-window"),
+        ({}, "supported are"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_one_line(tmp_path: Path, config: dict[str, Any], says: str) -> None:
+    with pytest.raises(StartupError, match=says) as caught:
+        load(checkpoint(tmp_path, config))
+    assert "\n" not in str(caught.value)
+
+
+def test_mistral_with_a_window_as_long_as_its_context(tmp_path: Path) -> None:
+    config = {"architectures": ["MistralForCausalLM"], "sliding_window": 4096, "max_position_embeddings": 4096}
+    assert load(checkpoint(tmp_path, config)).text.num_kv_heads == 8
+
+
+def test_missing_pieces(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"config\.json"):
+        load(tmp_path)
+    checkpoint(tmp_path, llama())
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(StartupError, match="safetensors"):
+        load(tmp_path)
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "model-1.safetensors").touch()
+    with pytest.raises(StartupError, match="model-2"):
+        load(tmp_path)
+    (tmp_path / "model-2.safetensors").touch()
+    assert [file.name for file in weight_files(tmp_path)] == ["model-1.safetensors", "model-2.safetensors"]
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(StartupError, match="cannot read"):
+        load(tmp_path)
+
+
+def spec_with_heads(tmp_path: Path, heads: int, kv_heads: int) -> ModelSpec:
+    return load(
+        checkpoint(
+            tmp_path,
+            llama(hidden_size=576, num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=1536),
+        )
+    )
+
+
+def test_tp_must_divide_the_heads(tmp_path: Path) -> None:
+    smollm = spec_with_heads(tmp_path, 9, 3)
+    check_tp(smollm, 1)
+    check_tp(smollm, 3)
+    with pytest.raises(StartupError, match=r"--tp 2 .* can be 1, 3$"):
+        check_tp(smollm, 2)
