@@ -33,9 +33,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "auto"
     )
     tp: Annotated[int, _field("model", "tensor-parallel ranks, one process each", ge=1, le=64)] = 1
-    max_model_len: Annotated[int | None, _field("model", "context length in tokens; default: the model's", ge=16)] = (
-        None
-    )
+    max_model_len: Annotated[
+        Annotated[int, Meta(ge=16)] | None, _field("model", "context length in tokens; default: the model's")
+    ] = None
     seed: Annotated[int, _field("model", "seed for requests that bring none", ge=0)] = 0
 
     host: Annotated[str, _field("http", "address to listen on")] = "127.0.0.1"
@@ -49,7 +49,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     max_num_seqs: Annotated[int, _field("scheduling", "sequences running at once", ge=1, le=4096)] = 128
     max_num_batched_tokens: Annotated[int, _field("scheduling", "tokens in one step, prefill and decode", ge=16)] = 2048
-    kv_cache_gb: Annotated[float | None, _field("scheduling", "KV cache of each rank, GiB; default: fits", gt=0)] = None
+    kv_cache_gb: Annotated[
+        Annotated[float, Meta(gt=0)] | None, _field("scheduling", "KV cache of each rank, GiB; default: what fits")
+    ] = None
 
     mm_cache_gb: Annotated[float, _field("media", "shared-memory arena for images and embeddings, GiB", gt=0)] = 0.5
     visual_workers: Annotated[int, _field("media", "visual server processes", ge=1, le=16)] = 1
