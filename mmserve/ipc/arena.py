@@ -10,6 +10,7 @@ The memory file has no name: the kernel frees it with the last process, whatever
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import struct
@@ -41,7 +42,13 @@ class Arena:
 
     @classmethod
     def create(cls, nbytes: int) -> Arena:
-        """Make the memory file. Raises OSError (ENOSPC, ENOMEM) when the machine cannot give that much."""
+        """Make the memory file. Raises OSError (ENOSPC, ENOMEM) when the machine cannot give that much.
+
+        Memory files have no quota of their own: asking for more than is free ends in the kernel's OOM killer, so
+        whoever calls this has looked at what is free; here only the impossible is refused.
+        """
+        if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         fd = os.memfd_create("mmserve-arena", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(fd, 0, nbytes)

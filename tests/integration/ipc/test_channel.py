@@ -1,0 +1,94 @@
+"""Links over real sockets: order, restarts of the receiver, and one bad message that ends nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import zmq
+
+from mmserve.ipc.channel import AsyncReceiver, Receiver, Sender
+from mmserve.messages.reply import TokenReply
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path / 'link'}"
+
+
+def _receive(receiver: Receiver[TokenReply], count: int) -> list[TokenReply]:
+    messages: list[TokenReply] = []
+    while len(messages) < count:
+        messages += receiver.drain(block=True, timeout_s=10) or pytest.fail("nothing came")
+    return messages
+
+
+def test_messages_arrive_in_order(endpoint: str) -> None:
+    receiver: Receiver[TokenReply] = Receiver(endpoint, TokenReply)
+    sender: Sender[TokenReply] = Sender(endpoint, TokenReply)
+    sent = [TokenReply(id=str(i), token_ids=(i,)) for i in range(500)]
+    assert all(sender.send(message) for message in sent)
+    assert _receive(receiver, 500) == sent
+    sender.close()
+    receiver.close()
+
+
+def test_a_sender_may_start_before_its_receiver(endpoint: str) -> None:
+    sender: Sender[TokenReply] = Sender(endpoint, TokenReply)
+    sender.send(TokenReply(id="early"))
+    receiver: Receiver[TokenReply] = Receiver(endpoint, TokenReply)
+    assert [message.id for message in _receive(receiver, 1)] == ["early"]
+    sender.close()
+    receiver.close()
+
+
+def test_a_sender_outlives_its_receiver(endpoint: str) -> None:
+    """What was on its way to the dead one may be lost (senders send again when told); the link itself comes back."""
+    sender: Sender[TokenReply] = Sender(endpoint, TokenReply)
+    Receiver(endpoint, TokenReply).close()
+    receiver: Receiver[TokenReply] = Receiver(endpoint, TokenReply)
+    seen: list[TokenReply] = []
+    while not seen:
+        sender.send(TokenReply(id="again"))
+        seen = receiver.drain(block=True, timeout_s=0.1)
+    assert seen[0].id == "again"
+    sender.close()
+    receiver.close()
+
+
+def test_a_bad_message_is_skipped(endpoint: str, caplog: pytest.LogCaptureFixture) -> None:
+    receiver: Receiver[TokenReply] = Receiver(endpoint, TokenReply)
+    raw = zmq.Context.instance().socket(zmq.PUSH)
+    raw.connect(endpoint)
+    raw.send(b"\xc1 not a message")
+    sender: Sender[TokenReply] = Sender(endpoint, TokenReply)
+    sender.send(TokenReply(id="good"))
+    assert [message.id for message in _receive(receiver, 1)] == ["good"]
+    for socket in (raw, sender, receiver):
+        socket.close()
+
+
+def test_a_limited_sender_drops_instead_of_waiting(endpoint: str) -> None:
+    sender: Sender[TokenReply] = Sender(endpoint, TokenReply, limit=3)
+    results = [sender.send(TokenReply(id="x")) for _ in range(10)]
+    assert not results[-1]
+    sender.close()
+
+
+def test_an_event_loop_receives_too(endpoint: str) -> None:
+    async def scenario() -> list[str]:
+        receiver: AsyncReceiver[TokenReply] = AsyncReceiver(endpoint, TokenReply)
+        sender: Sender[TokenReply] = Sender(endpoint, TokenReply)
+        for name in "abc":
+            sender.send(TokenReply(id=name))
+        seen = []
+        async for message in receiver:
+            seen.append(message.id)
+            if len(seen) == 3:
+                break
+        sender.close()
+        receiver.close()
+        return seen
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 10)) == ["a", "b", "c"]

@@ -1,0 +1,88 @@
+"""The arena gives bytes back only for the handle they were written under."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmserve.ipc.arena import ALIGNMENT, Arena, StaleHandle, extent_nbytes
+from mmserve.messages.media import Handle
+
+NBYTES = 1 << 16
+
+
+@pytest.fixture(scope="module")
+def arena() -> Iterator[Arena]:
+    arena = Arena.create(NBYTES)
+    yield arena
+    arena.close()
+
+
+def test_what_is_written_is_read(arena: Arena) -> None:
+    handle = Handle(generation=7, offset=128, nbytes=5)
+    arena.write(handle, b"hello")
+    assert bytes(arena.readable(handle)) == b"hello"
+
+
+def test_the_view_is_read_only_and_not_a_copy(arena: Arena) -> None:
+    handle = Handle(8, 0, 4)
+    arena.write(handle, b"abcd")
+    view = arena.readable(handle)
+    arena.writable(handle)[:] = b"wxyz"
+    assert bytes(view) == b"wxyz"
+    assert view.readonly
+
+
+def test_an_older_generation_is_stale(arena: Arena) -> None:
+    arena.write(Handle(10, 1024, 3), b"new")
+    with pytest.raises(StaleHandle):
+        arena.readable(Handle(9, 1024, 3))
+
+
+def test_an_unsealed_extent_is_stale(arena: Arena) -> None:
+    handle = Handle(11, 2048, 100)
+    arena.writable(handle)[:] = bytes(100)
+    with pytest.raises(StaleHandle):
+        arena.readable(handle)
+
+
+def test_reuse_during_a_read_is_noticed(arena: Arena) -> None:
+    old, new = Handle(20, 4096, 64), Handle(21, 4096, 40)
+    arena.write(old, bytes(64))
+    arena.readable(old)
+    arena.write(new, bytes(40))
+    with pytest.raises(StaleHandle):
+        arena.check(old)
+
+
+@given(
+    generation=st.integers(0, 2**63 - 1),
+    offset=st.integers(-(2**40), 2**40),
+    nbytes=st.integers(-(2**40), 2**40),
+)
+def test_a_forged_handle_is_stale_and_never_an_error(arena: Arena, generation: int, offset: int, nbytes: int) -> None:
+    with pytest.raises(StaleHandle):
+        arena.readable(Handle(generation | (1 << 62), offset, nbytes))
+
+
+def test_an_arena_is_shared_through_its_descriptor(arena: Arena) -> None:
+    handle = Handle(30, 8192, 2)
+    other = Arena.attach(os.dup(arena.fd))
+    arena.write(handle, b"ok")
+    assert bytes(other.readable(handle)) == b"ok"
+    other.close()
+
+
+@given(st.integers(0, 10**9))
+def test_extents_are_aligned_and_hold_header_payload_and_trailer(nbytes: int) -> None:
+    assert extent_nbytes(nbytes) % ALIGNMENT == 0
+    assert extent_nbytes(nbytes) >= ALIGNMENT + nbytes + 8
+
+
+def test_more_than_the_machine_has_is_an_error_at_once() -> None:
+    with pytest.raises(OSError, match=r".+"):
+        Arena.create(1 << 60)

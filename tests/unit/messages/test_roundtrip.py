@@ -1,0 +1,55 @@
+"""Every message survives its link's codec, and nothing else is let in."""
+
+from __future__ import annotations
+
+from array import array
+
+import msgspec
+import pytest
+
+from mmserve.ipc.codec import Codec
+from mmserve.messages.media import Handle, MediaSpan
+from mmserve.messages.reply import HttpInbound, ServerPhase, TokenReply
+from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
+from mmserve.messages.sampling import SamplingParams
+from mmserve.messages.step import NewSequence, SequenceStep, SlotFailure, StepPlan, StepResult
+
+SPAN = MediaSpan(start=1, num_tokens=4, item_id=9, data=Handle(1, 64, 3), embed=Handle(2, 128, 32), media_index=0)
+SAMPLING = SamplingParams(max_tokens=5, logit_bias={3: -1.5}, stop_token_ids=(2,))
+IDS = array("q", [1, 1 << 40, 5]).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("link", "message"),
+    [
+        (
+            EngineInbound,
+            GenerateRequest(id="a", reply_to=0, prompt_ids=IDS, spans=(SPAN,), sampling=SAMPLING, arrival_s=1),
+        ),
+        (EngineInbound, AbortRequest(id="a", reply_to=1, reason="media_error", media_index=2)),
+        (HttpInbound, TokenReply(id="a", token_ids=(1, 2), finish="stop")),
+        (HttpInbound, ServerPhase(phase="ready", ready=True, engine_epoch=3)),
+        (
+            StepResult,
+            StepResult(step_id=1, tokens=((0, 5),), failures=(SlotFailure(slot=1, media_lost=True, message="x"),)),
+        ),
+        (
+            StepPlan,
+            StepPlan(
+                step_id=1,
+                free=(2,),
+                new=(NewSequence(slot=0, token_ids=IDS, num_prompt_tokens=3, spans=(SPAN,), sampling=SAMPLING),),
+                steps=(SequenceStep(slot=0, start=0, num_tokens=3, new_blocks=(4, 5), sample=True),),
+            ),
+        ),
+    ],
+)
+def test_a_message_survives_its_link(link: object, message: object) -> None:
+    codec: Codec[object] = Codec(link)
+    assert codec.decode(codec.encode(message)) == message
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"hello", msgspec.msgpack.encode({"t": "generate"}), b"\x80"])
+def test_anything_else_is_refused(data: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        Codec(EngineInbound).decode(data)
