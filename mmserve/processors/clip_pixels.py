@@ -1,0 +1,156 @@
+"""A picture to what a CLIP vision tower takes: the steps and the arithmetic of transformers' CLIP image processor.
+
+Settings come from the checkpoint (preprocessor_config.json, or processor_config.json's ``image_processor``).
+Knows no file format.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from mmserve.errors import MediaError, StartupError
+
+MAX_WORKING_PIXELS = 64_000_000
+"""Pixels of the padded or resized picture; a strip of 1 x 100000 would grow to gigabytes before the crop."""
+
+Pixels = npt.NDArray[np.float32]
+
+
+class EdgeSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Target of a resize or crop in pixels: both sides, or the shortest edge with the aspect ratio kept."""
+
+    height: int | None = None
+    width: int | None = None
+    shortest_edge: int | None = None
+
+
+class ClipSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields and defaults of transformers' CLIPImageProcessor; ``do_pad`` matters to LlavaImageProcessor alone."""
+
+    do_resize: bool = True
+    size: EdgeSize | int = EdgeSize(shortest_edge=224)
+    resample: int = int(Image.Resampling.BICUBIC)
+    do_center_crop: bool = True
+    crop_size: EdgeSize | int = EdgeSize(height=224, width=224)
+    do_rescale: bool = True
+    rescale_factor: float = 1 / 255
+    do_normalize: bool = True
+    image_mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)
+    image_std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
+    do_pad: bool = False
+    image_processor_type: str = "CLIPImageProcessor"
+
+    @property
+    def pads_to_square(self) -> bool:
+        return self.do_pad and self.image_processor_type.startswith("LlavaImageProcessor")
+
+
+def load_settings(checkpoint: Path, image_size: int) -> ClipSettings:
+    """Read a checkpoint's settings; CLIP's defaults at ``image_size`` when it has none. Raises StartupError."""
+    try:
+        settings = msgspec.convert(_read_json(checkpoint, image_size), ClipSettings, strict=False)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise StartupError(f"the image processor settings in {checkpoint} cannot be used: {error}") from error
+    if output_size(settings) != (image_size, image_size):
+        got = output_size(settings)
+        raise StartupError(f"{checkpoint}: the image processor makes {got} pixels, the vision tower takes {image_size}")
+    return settings
+
+
+def _read_json(checkpoint: Path, image_size: int) -> dict[str, Any]:
+    preprocessor, processor = checkpoint / "preprocessor_config.json", checkpoint / "processor_config.json"
+    found: dict[str, Any] | None = None
+    if preprocessor.is_file():
+        found = msgspec.json.decode(preprocessor.read_bytes())
+    elif processor.is_file():
+        found = msgspec.json.decode(processor.read_bytes()).get("image_processor")
+    if found is None:
+        return {"size": {"shortest_edge": image_size}, "crop_size": {"height": image_size, "width": image_size}}
+    # Files written by transformers name every field; null means the default.
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def output_size(settings: ClipSettings) -> tuple[int, int] | None:
+    """(height, width) of every result; None when it depends on the picture."""
+    if settings.do_center_crop:
+        return _both_sides(settings.crop_size)
+    return _both_sides(settings.size) if settings.do_resize and not _shortest_edge(settings.size) else None
+
+
+def _shortest_edge(size: EdgeSize | int) -> int | None:
+    return size if isinstance(size, int) else size.shortest_edge
+
+
+def _both_sides(size: EdgeSize | int) -> tuple[int, int] | None:
+    if isinstance(size, int):
+        return size, size
+    if size.height and size.width:
+        return size.height, size.width
+    return (size.shortest_edge, size.shortest_edge) if size.shortest_edge else None
+
+
+def resized_size(settings: ClipSettings, width: int, height: int) -> tuple[int, int]:
+    """(width, height) after pad and resize. Raises MediaError when they are out of all proportion."""
+    if settings.pads_to_square:
+        width = height = max(width, height)
+        _check_working_pixels(width, height)
+    if settings.do_resize:
+        if edge := _shortest_edge(settings.size):
+            long = int(edge * max(width, height) / min(width, height))
+            width, height = (edge, long) if width <= height else (long, edge)
+        elif sides := _both_sides(settings.size):
+            height, width = sides
+        _check_working_pixels(width, height)
+    return width, height
+
+
+def _check_working_pixels(width: int, height: int) -> None:
+    if width * height > MAX_WORKING_PIXELS:
+        raise MediaError("the image is too long and thin to be resized for this model")
+
+
+def pixels(settings: ClipSettings, image: Image.Image) -> Pixels:
+    """RGB picture -> float32 [3, height, width], C-contiguous. Raises MediaError."""
+    size = resized_size(settings, *image.size)
+    if settings.pads_to_square:
+        image = _pad_to_square(image, settings.image_mean)
+    if settings.do_resize:
+        image = image.resize(size, resample=Image.Resampling(settings.resample))
+    array: npt.NDArray[Any] = np.asarray(image)
+    if settings.do_center_crop and (crop := _both_sides(settings.crop_size)):
+        array = _center_crop(array, *crop)
+    if settings.do_rescale:
+        array = (array.astype(np.float64) * settings.rescale_factor).astype(np.float32)
+    array = array.astype(np.float32, copy=False)
+    if settings.do_normalize:
+        mean, std = np.asarray(settings.image_mean, np.float32), np.asarray(settings.image_std, np.float32)
+        array = (array - mean) / std
+    return np.ascontiguousarray(array.transpose(2, 0, 1))
+
+
+def _pad_to_square(image: Image.Image, mean: tuple[float, ...]) -> Image.Image:
+    side = max(image.size)
+    red, green, blue = (int(value * 255) for value in mean)
+    square = Image.new("RGB", (side, side), (red, green, blue))
+    square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+    return square
+
+
+def _center_crop(array: npt.NDArray[Any], height: int, width: int) -> npt.NDArray[Any]:
+    """Crop [H, W, 3] around the centre; a smaller picture is first padded with zeros."""
+    rows, columns = array.shape[:2]
+    above, left = math.ceil(max(height - rows, 0) / 2), math.ceil(max(width - columns, 0) / 2)
+    if rows < height or columns < width:
+        padded = np.zeros((max(height, rows), max(width, columns), array.shape[2]), array.dtype)
+        padded[above : above + rows, left : left + columns] = array
+        array = padded
+    top, first = (rows - height) // 2 + above, (columns - width) // 2 + left
+    top, first = max(top, 0), max(first, 0)
+    return array[top : top + height, first : first + width]

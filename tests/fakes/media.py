@@ -1,0 +1,103 @@
+"""Pictures as clients send them, and a checkpoint directory's image settings, for tests of several packages."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mmserve.checkpoint.spec import ModelSpec, TextSpec, VisionSpec
+
+IMAGE_SIZE = 28
+
+
+def picture(width: int = 40, height: int = 30, mode: str = "RGB", seed: int = 0) -> Image.Image:
+    """A noisy picture, smooth enough for JPEG."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (max(2, height // 8), max(2, width // 8), 3), dtype=np.uint8)
+    image = Image.fromarray(coarse).resize((width, height))
+    if mode in ("RGBA", "LA"):
+        alpha = Image.fromarray(rng.integers(0, 256, (height, width), dtype=np.uint8))
+        image = image.convert(mode)
+        image.putalpha(alpha)
+        return image
+    return image.convert(mode)
+
+
+def encoded(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
+    """The picture as a file of this format."""
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def png(seed: int = 0, width: int = 40, height: int = 30) -> bytes:
+    """A small PNG; another seed is another picture."""
+    return encoded(picture(width, height, seed=seed))
+
+
+def truncated(data: bytes) -> bytes:
+    """The first two thirds: the header is fine, the pixels are not."""
+    return data[: len(data) * 2 // 3]
+
+
+def vision_spec(image_size: int = IMAGE_SIZE, num_image_tokens: int = 4) -> VisionSpec:
+    """A tiny CLIP tower's numbers."""
+    return VisionSpec(
+        image_size=image_size,
+        patch_size=14,
+        hidden_size=8,
+        intermediate_size=16,
+        num_layers=2,
+        num_heads=2,
+        layer_norm_eps=1e-5,
+        activation="quick_gelu",
+        feature_layer=-2,
+        select_strategy="default",
+        projector_activation="gelu",
+        projector_bias=True,
+        num_image_tokens=num_image_tokens,
+    )
+
+
+def model_spec(path: Path, *, hidden_size: int = 8, vision: VisionSpec | None = None) -> ModelSpec:
+    """A LLaVA whose weights nobody reads."""
+    text = TextSpec(
+        hidden_size=hidden_size,
+        intermediate_size=16,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=hidden_size // 2,
+        vocab_size=64,
+        max_position=512,
+        rms_eps=1e-5,
+        rope_theta=1e4,
+    )
+    return ModelSpec(family="llava", path=str(path), text=text, vision=vision or vision_spec(), image_token_id=3)
+
+
+def write_preprocessor(directory: Path, image_size: int = IMAGE_SIZE, **changes: Any) -> Path:
+    """A preprocessor_config.json as transformers writes it, with ``changes``."""
+    settings = {
+        "image_processor_type": "CLIPImageProcessor",
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "size": {"shortest_edge": image_size},
+        "resample": 3,
+        "do_center_crop": True,
+        "crop_size": {"height": image_size, "width": image_size},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+        "do_pad": None,
+        **changes,
+    }
+    (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+    return directory

@@ -1,0 +1,103 @@
+"""LLaVA's pixels equal transformers' CLIP processor, bit for bit."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+
+from mmserve.errors import MediaError, StartupError
+from mmserve.processors.llava import LlavaProcessor
+from mmserve.processors.registry import processor_for
+from tests.fakes.media import IMAGE_SIZE, encoded, model_spec, picture, png, vision_spec, write_preprocessor
+
+SIZES = [(40, 30), (30, 41), (28, 28), (1, 1), (3, 200), (500, 377), (29, 1000)]
+
+
+def _reference(directory: Path, data: bytes, family: Any = CLIPImageProcessorPil) -> np.ndarray:
+    image = Image.open(io.BytesIO(data))
+    return family.from_pretrained(directory)(image, return_tensors="np")["pixel_values"][0]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pixels_equal_transformers_at_every_size(tmp_path: Path, size: tuple[int, int]) -> None:
+    data = png(1, *size)
+    pixels = LlavaProcessor(write_preprocessor(tmp_path), vision_spec()).pixels(data)
+    assert pixels.dtype == np.float32
+    assert pixels.shape == (3, IMAGE_SIZE, IMAGE_SIZE)
+    assert pixels.flags.c_contiguous
+    assert np.array_equal(pixels, _reference(tmp_path, data))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "LA", "1"])
+def test_pixels_equal_transformers_in_every_mode(tmp_path: Path, mode: str) -> None:
+    data = encoded(picture(60, 45, mode))
+    pixels = LlavaProcessor(write_preprocessor(tmp_path), vision_spec()).pixels(data)
+    assert np.array_equal(pixels, _reference(tmp_path, data))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+        {"size": {"height": 28, "width": 28}, "do_center_crop": False},
+        {"size": {"shortest_edge": 20}},
+        {"size": 33, "crop_size": 28},
+        {"do_resize": False},
+        {"do_normalize": False},
+    ],
+)
+def test_pixels_follow_the_checkpoints_settings(tmp_path: Path, changes: dict[str, Any]) -> None:
+    data = png(2, 61, 44)
+    pixels = LlavaProcessor(write_preprocessor(tmp_path, **changes), vision_spec()).pixels(data)
+    assert np.array_equal(pixels, _reference(tmp_path, data))
+
+
+@pytest.mark.parametrize("size", [(61, 44), (44, 62), (30, 30)])
+def test_llavas_pad_to_square(tmp_path: Path, size: tuple[int, int]) -> None:
+    data = png(3, *size)
+    write_preprocessor(tmp_path, do_pad=True, image_processor_type="LlavaImageProcessor")
+    pixels = LlavaProcessor(tmp_path, vision_spec()).pixels(data)
+    assert np.array_equal(pixels, _reference(tmp_path, data, LlavaImageProcessorPil))
+
+
+def test_settings_may_stand_in_processor_config(tmp_path: Path) -> None:
+    data = png(4)
+    expected = LlavaProcessor(write_preprocessor(tmp_path, resample=2), vision_spec()).pixels(data)
+    old = tmp_path / "preprocessor_config.json"
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": json.loads(old.read_text())}))
+    old.unlink()
+    assert np.array_equal(LlavaProcessor(tmp_path, vision_spec()).pixels(data), expected)
+
+
+def test_token_count_is_fixed_and_absurd_proportions_are_refused(tmp_path: Path) -> None:
+    processor = LlavaProcessor(write_preprocessor(tmp_path), vision_spec(num_image_tokens=4))
+    assert processor.num_tokens(1, 1) == processor.num_tokens(4000, 30) == 4
+    with pytest.raises(MediaError, match="thin"):
+        processor.num_tokens(1, 10_000_000)
+
+
+def test_settings_digest_tells_settings_apart(tmp_path: Path) -> None:
+    first = LlavaProcessor(write_preprocessor(tmp_path), vision_spec()).settings_digest()
+    assert LlavaProcessor(write_preprocessor(tmp_path), vision_spec()).settings_digest() == first
+    assert LlavaProcessor(write_preprocessor(tmp_path, resample=2), vision_spec()).settings_digest() != first
+
+
+@pytest.mark.parametrize("changes", [{"crop_size": {"height": 30, "width": 30}}, {"size": {"longest_edge": 28}}])
+def test_settings_that_do_not_fit_stop_the_start(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(StartupError):
+        LlavaProcessor(write_preprocessor(tmp_path, **changes), vision_spec())
+
+
+def test_registry_gives_a_processor_to_models_that_see(tmp_path: Path) -> None:
+    write_preprocessor(tmp_path)
+    processor = processor_for(model_spec(tmp_path))
+    assert processor is not None
+    assert processor.num_tokens(10, 10) == 4
