@@ -1,0 +1,88 @@
+"""Which waiting sequences enter in this step: those that fit the KV cache now and as far as can be foreseen.
+
+Knows no token budget and no ranks; the caller stops asking when its step is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mmserve.deployment import KV_BLOCK_TOKENS
+from mmserve.router.forecast import KvForecast, OutputLengths
+from mmserve.router.kv_ledger import Holding, KvLedger, Place, blocks_for
+from mmserve.router.prefix_tree import Node
+from mmserve.router.running import RunningSet
+from mmserve.router.sequence import Sequence
+from mmserve.router.waiting import WaitingQueue
+
+
+class Admission:
+    """The way from the waiting queue into a slot."""
+
+    def __init__(self, waiting: WaitingQueue, running: RunningSet, kv: KvLedger, context_tokens: int) -> None:
+        self._waiting = waiting
+        self._running = running
+        self._kv = kv
+        self._context_tokens = context_tokens
+        self.outputs = OutputLengths()
+
+    def enter(self) -> Iterator[Sequence]:
+        """Move sequences one by one into slots, yielding each with its cached prefix counted as computed.
+
+        A sequence whose next block a running one is just computing is held back: it will find the block in the
+        cache a step later instead of computing it a second time (n > 1, many requests with one new image).
+        """
+        candidates = self._waiting.candidates() if self._running.has_room else []
+        if not candidates:
+            return
+        forecast, being_computed = self._forecast(), self._being_computed()
+        bypassed: list[Sequence] = []
+        for sequence in candidates:
+            nodes = self._kv.match(sequence.tokens)
+            holding = None
+            if self._kv.missing(nodes, sequence.tokens) not in being_computed:
+                holding = self._reserve(sequence, nodes, forecast)
+            if holding is None:
+                bypassed.append(sequence)
+                continue
+            self._waiting.enter(sequence, bypassed)
+            self._running.enter(sequence, holding, holding.num_hit_blocks * KV_BLOCK_TOKENS)
+            if place := self._kv.computing(holding, sequence.tokens):
+                being_computed.add(place)
+            yield sequence
+            if not self._running.has_room:
+                return
+
+    def _reserve(self, sequence: Sequence, nodes: list[Node], forecast: KvForecast) -> Holding | None:
+        """Memory for all tokens that the sequence has so far, if it may enter. The first one always may."""
+        num_blocks = blocks_for(len(sequence.tokens))
+        growth, held = self._growth(sequence, num_blocks), num_blocks - len(nodes)
+        shared = self._kv.num_idle(nodes)
+        if self._running.sequences and not forecast.fits(growth=growth, held=held, shared=shared):
+            return None
+        forecast.add(growth=growth, held=held, shared=shared)
+        return self._kv.reserve(len(sequence.tokens), nodes)
+
+    def _forecast(self) -> KvForecast:
+        running = []
+        for sequence in self._running.sequences:
+            holding = sequence.holding
+            assert holding is not None
+            held = len(holding.blocks) - holding.num_hit_blocks
+            running.append((self._growth(sequence, len(holding.blocks)), held))
+        shared = self._kv.num_held - sum(held for _, held in running)
+        return KvForecast(self._kv.num_blocks, shared, running)
+
+    def _growth(self, sequence: Sequence, num_blocks: int) -> int:
+        """Blocks that the sequence will still need beyond the ``num_blocks`` that it has or reserves."""
+        remaining_tokens = self.outputs.remaining_tokens(sequence, self._context_tokens)
+        return max(0, blocks_for(len(sequence.tokens) + remaining_tokens) - num_blocks)
+
+    def _being_computed(self) -> set[Place | None]:
+        prefilling = (sequence for sequence in self._running.sequences if sequence.num_remaining > 1)
+        places: set[Place | None] = set()
+        for sequence in prefilling:
+            assert sequence.holding is not None
+            if place := self._kv.computing(sequence.holding, sequence.tokens):
+                places.add(place)
+        return places

@@ -1,0 +1,48 @@
+"""A step plan being made: what the ranks are told about the sequences that compute. Decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mmserve.messages.step import NewSequence, SequenceStep
+from mmserve.router.sequence import Sequence
+
+
+@dataclass
+class Draft:
+    """``budget_tokens``: how many more the step can take."""
+
+    budget_tokens: int
+    new: list[NewSequence] = field(default_factory=list)
+    steps: list[SequenceStep] = field(default_factory=list)
+    sequences: list[Sequence] = field(default_factory=list)
+    """Whose steps they are."""
+    preempted: bool = False
+
+    def enter(self, sequence: Sequence) -> None:
+        """The ranks do not know the sequence yet, or have forgotten it."""
+        request = sequence.request
+        self.new.append(
+            NewSequence(
+                slot=sequence.slot,
+                token_ids=sequence.tokens.tobytes(),
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                spans=request.spans,
+                sampling=request.sampling,
+            )
+        )
+
+    def step(self, sequence: Sequence, new_blocks: tuple[int, ...] = ()) -> None:
+        """Compute the sequence's next tokens, as many as the budget has."""
+        num_tokens = min(sequence.num_remaining, self.budget_tokens)
+        self.budget_tokens -= num_tokens
+        self.sequences.append(sequence)
+        self.steps.append(
+            SequenceStep(
+                slot=sequence.slot,
+                start=sequence.computed,
+                num_tokens=num_tokens,
+                new_blocks=new_blocks,
+                sample=num_tokens == sequence.num_remaining,
+            )
+        )

@@ -1,0 +1,75 @@
+"""Will the KV cache still suffice if one more sequence enters? A forecast from expected output lengths.
+
+The method is the Efficient Router of LightLLM (github.com/ModelTC/lightllm, ``server/router/req_queue``; also
+"Past-Future Scheduler for LLM Serving under SLA Guarantees", ASPLOS 2025). Credit for prefix-cache hits is new.
+Knows no queue and no blocks by id. A forecast may be wrong: then the scheduler preempts.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+
+from mmserve.router.sequence import Sequence
+
+_FIRST_GUESS_TOKENS = 256.0
+_FLOOR_TOKENS = 16.0
+_MARGIN = 1.25
+_LONGER_THAN_NOW = 1.1
+_WEIGHT = 1 / 32
+
+
+class OutputLengths:
+    """Running average of observed output lengths, for requests that only say how much would be too much."""
+
+    def __init__(self) -> None:
+        self._mean_tokens = _FIRST_GUESS_TOKENS
+
+    def observe(self, num_tokens: int) -> None:
+        """A sequence has ended by itself after this many output tokens."""
+        self._mean_tokens += _WEIGHT * (num_tokens - self._mean_tokens)
+
+    def remaining_tokens(self, sequence: Sequence, context_tokens: int) -> int:
+        """Expected output still to come: never above the request's limit, exact when nothing can stop it earlier."""
+        done = sequence.num_output_tokens
+        limit = min(sequence.request.sampling.max_tokens - done, context_tokens - len(sequence.tokens))
+        if not sequence.request.sampling.stop_token_ids:
+            return limit
+        total = max(_MARGIN * self._mean_tokens, _FLOOR_TOKENS, _LONGER_THAN_NOW * done)
+        return min(limit, math.ceil(total) - done + 1)
+
+
+class KvForecast:
+    """Peak of KV use in blocks, given what each sequence holds for itself now and will still add.
+
+    Sequences end in the order of what they add. Just before the i-th longest ends, the i longest are there and
+    each has grown by what that one adds (growth_i), so the peak is
+
+        shared + max over i of (i * growth_i + sum over j <= i of held_j),  sorted by growth, longest first.
+    """
+
+    def __init__(self, num_blocks: int, shared: int, sequences: list[tuple[int, int]]) -> None:
+        """``shared``: blocks held by several sequences; ``sequences``: (growth, held) of the running ones."""
+        self._num_blocks = num_blocks
+        self._shared = shared
+        self._longest_first = sorted(((-growth, held) for growth, held in sequences))
+
+    def fits(self, *, growth: int, held: int, shared: int) -> bool:
+        """Does the peak stay within the cache with one more? ``shared``: cached blocks that it makes busy."""
+        entry = (-growth, held)
+        insort(self._longest_first, entry)
+        peak = self._shared + shared + self._peak()
+        self._longest_first.remove(entry)
+        return peak <= self._num_blocks
+
+    def add(self, *, growth: int, held: int, shared: int) -> None:
+        """The sequence has entered."""
+        insort(self._longest_first, (-growth, held))
+        self._shared += shared
+
+    def _peak(self) -> int:
+        peak = held_by_longer = 0
+        for count, (negative_growth, held) in enumerate(self._longest_first, start=1):
+            held_by_longer += held
+            peak = max(peak, held_by_longer - negative_growth * count)
+        return peak

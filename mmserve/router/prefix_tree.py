@@ -1,0 +1,91 @@
+"""Radix tree over token ids, one node per computed KV block, and the order in which idle nodes are evicted.
+
+Knows no sequences and counts no holders: the ledger says when a node becomes idle or busy.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from mmserve.deployment import KV_BLOCK_TOKENS
+
+_BLOCK_NBYTES = KV_BLOCK_TOKENS * 8
+
+
+def block_key(tokens: array[int], index: int) -> bytes:
+    """The int64 token ids of a sequence's block ``index``, as the tree's edge label."""
+    return tokens[index * KV_BLOCK_TOKENS : (index + 1) * KV_BLOCK_TOKENS].tobytes()
+
+
+class Node:
+    """One full block of tokens after its parent's; ``block`` holds their keys and values on every rank."""
+
+    __slots__ = ("block", "children", "key", "parent")
+
+    def __init__(self, key: bytes, block: int, parent: Node | None) -> None:
+        self.key = key
+        self.block = block
+        self.parent = parent
+        self.children: dict[bytes, Node] = {}
+
+
+class PrefixTree:
+    """Computed prefixes at block granularity; the token ids themselves are the key, so nothing can collide.
+
+    A node is busy while sequences hold its block and idle otherwise. A path is held from the root down and
+    given up from its deepest node upwards, so in the order of becoming idle every node comes after all its
+    descendants: the least recently used idle node is always a leaf, and evicting it takes constant time.
+    """
+
+    def __init__(self) -> None:
+        self.root = Node(b"", -1, None)
+        self._idle: OrderedDict[Node, None] = OrderedDict()
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    def match(self, tokens: array[int], max_blocks: int) -> list[Node]:
+        """Nodes of the longest cached prefix of ``tokens``, at most ``max_blocks`` of them, from the root down."""
+        data = tokens.tobytes()
+        node, path = self.root, []
+        for start in range(0, max_blocks * _BLOCK_NBYTES, _BLOCK_NBYTES):
+            child = node.children.get(data[start : start + _BLOCK_NBYTES])
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        return path
+
+    def insert(self, parent: Node, key: bytes, block: int) -> Node | None:
+        """Enter a computed block below ``parent``, busy; None when the same tokens are there already."""
+        if key in parent.children:
+            return None
+        node = parent.children[key] = Node(key, block, parent)
+        return node
+
+    def mark_busy(self, node: Node) -> None:
+        """A sequence holds the idle node's block again: it cannot be evicted."""
+        del self._idle[node]
+
+    def mark_idle(self, node: Node) -> None:
+        """The last holder is gone; from now on the node may be evicted, after all that are idle already."""
+        self._idle[node] = None
+
+    def evict(self) -> int:
+        """Forget the least recently used idle node (at least one is idle) and give its block."""
+        node, _ = self._idle.popitem(last=False)
+        assert node.parent is not None
+        assert not node.children, "an idle node outlives its descendants"
+        del node.parent.children[node.key]
+        return node.block
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes but the root, parents first."""
+        pending = list(self.root.children.values())
+        while pending:
+            node = pending.pop()
+            yield node
+            pending.extend(node.children.values())

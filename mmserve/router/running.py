@@ -1,0 +1,49 @@
+"""Who is in which slot of the ranks' batch, oldest first. Knows no KV memory and no policy."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+from mmserve.router.kv_ledger import Holding
+from mmserve.router.sequence import Sequence
+
+
+def _age(sequence: Sequence) -> int:
+    return sequence.number
+
+
+class RunningSet:
+    """``num_slots`` slots, of which at most ``max_running`` are used at a time."""
+
+    def __init__(self, num_slots: int, max_running: int) -> None:
+        self._max_running = max_running
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+        self._left_slots: list[int] = []
+        self.sequences: list[Sequence] = []
+        """Oldest first; the newest is the first to be preempted."""
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.sequences) < self._max_running
+
+    @property
+    def has_left_slots(self) -> bool:
+        """Sequences have left since the ranks were last told."""
+        return bool(self._left_slots)
+
+    def take_left_slots(self) -> tuple[int, ...]:
+        """Slots that were left since the last call: the ranks must forget what is there before a slot is used again."""
+        slots = tuple(self._left_slots)
+        self._left_slots.clear()
+        return slots
+
+    def enter(self, sequence: Sequence, holding: Holding, num_cached_tokens: int) -> None:
+        """Give the sequence a slot; there is room."""
+        sequence.run(self._free_slots.pop(), holding, num_cached_tokens)
+        insort(self.sequences, sequence, key=_age)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take the sequence's slot back."""
+        del self.sequences[bisect_left(self.sequences, sequence.number, key=_age)]
+        self._free_slots.append(sequence.slot)
+        self._left_slots.append(sequence.slot)

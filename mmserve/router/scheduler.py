@@ -1,0 +1,257 @@
+"""What to compute next, for whom, and who has ended: continuous batching over the sequences of all clients.
+
+receive(message) any number of times, then schedule() -> plan and apply(plan, result), then take_replies().
+Owns every sequence's state. Knows no sockets, no tensors and no clock of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mmserve.deployment import KV_BLOCK_TOKENS
+from mmserve.messages.reply import FinishReason, TokenReply
+from mmserve.messages.request import AbortReason, AbortRequest, EngineInbound, GenerateRequest
+from mmserve.messages.step import SlotFailure, StepPlan, StepResult
+from mmserve.router.admission import Admission
+from mmserve.router.attempts import Attempts
+from mmserve.router.draft import Draft
+from mmserve.router.kv_ledger import KvLedger
+from mmserve.router.running import RunningSet
+from mmserve.router.sequence import Phase, Sequence
+from mmserve.router.stopping import finish_reason
+from mmserve.router.timeline import Clock, Record, Timeline
+from mmserve.router.waiting import WaitingQueue
+
+_FINISH_OF_ABORT: dict[AbortReason, FinishReason] = {
+    "client": "abort",
+    "media_error": "media_error",
+    "media_lost": "media_lost",
+    "internal_error": "error",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``max_num_seqs``: slots. ``max_num_batched_tokens``: of one step. ``max_model_len``: prompt plus output."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+class Scheduler:
+    """Everything finishes, because the oldest running sequence is never preempted and fits the cache alone,
+    because each step has a token for every decoding sequence, and because no waiting one is bypassed for ever."""
+
+    def __init__(self, limits: Limits, num_blocks: int, *, now: Clock, record: Record) -> None:
+        """``now``: seconds, never going back. ``record(name, value)``: one observation of a metric."""
+        self.kv = KvLedger(num_blocks)
+        # What a sequence alone can reach: growing into a full cache is reaching the end of the context.
+        self._context_tokens = min(limits.max_model_len, num_blocks * KV_BLOCK_TOKENS)
+        self._budget_tokens = limits.max_num_batched_tokens
+        # Not more sequences than tokens in a step, so that all decode and one prompt advances in every step.
+        self._running = RunningSet(limits.max_num_seqs, min(limits.max_num_seqs, limits.max_num_batched_tokens))
+        self._waiting = WaitingQueue()
+        self._admission = Admission(self._waiting, self._running, self.kv, self._context_tokens)
+        self._attempts = Attempts()
+        self._timeline = Timeline(now, record)
+        self._now = now
+        self._record = record
+        self._in_flight: list[Sequence] = []
+        self._replies: list[tuple[int, TokenReply]] = []
+        self._num_received = 0
+        self._num_plans = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running.sequences)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to do until a message comes: ``schedule`` would give None."""
+        return not (self._running.sequences or self._waiting or self._running.has_left_slots)
+
+    def take_replies(self) -> list[tuple[int, TokenReply]]:
+        """(reply_to, reply) since the last call, in order."""
+        replies, self._replies = self._replies, []
+        return replies
+
+    # ---- messages
+
+    def receive(self, message: EngineInbound) -> None:
+        """Take in a request or an abort. What is known already and what a newer attempt has replaced is ignored."""
+        live = self._attempts.live(message.id)
+        current = live is not None and live.request.attempt == message.attempt
+        if isinstance(message, AbortRequest) and live and current:
+            self._release(live)
+        elif self._attempts.has_seen(message.id, message.attempt):
+            return
+        elif live:
+            self._release(live)
+        if isinstance(message, AbortRequest):
+            finish = _FINISH_OF_ABORT[message.reason]
+            self._reply(message, finish, text=message.message, media_index=message.media_index)
+        else:
+            self._begin(message)
+
+    def _begin(self, request: GenerateRequest) -> None:
+        try:
+            sequence = Sequence(request, self._num_received, self._now())
+        except ValueError as error:
+            self._reply(request, "error", text=f"malformed request: {error}")
+            return
+        self._num_received += 1
+        if sequence.num_prompt_tokens >= self._context_tokens:
+            too_long = f"a prompt of {sequence.num_prompt_tokens} tokens leaves no room in {self._context_tokens}"
+            self._reply(request, "error", text=f"{too_long} (context length or KV cache)")
+        elif sequence.num_output_tokens and (finish := finish_reason(sequence, self._context_tokens)):
+            self._reply(request, finish)
+        else:
+            self._attempts.begin(sequence)
+            self._waiting.push(sequence)
+
+    # ---- planning
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, or None when there is nothing to tell the ranks. Cost does not depend on how many wait."""
+        draft = Draft(self._budget_tokens)
+        self._plan_running(draft)
+        if draft.budget_tokens and not draft.preempted:
+            self._plan_waiting(draft)
+        if not (draft.steps or self._running.has_left_slots):
+            return None
+        self._in_flight = draft.sequences
+        self._num_plans += 1
+        return StepPlan(
+            step_id=self._num_plans,
+            free=self._running.take_left_slots(),
+            new=tuple(draft.new),
+            steps=tuple(draft.steps),
+        )
+
+    def _plan_running(self, draft: Draft) -> None:
+        """One token for each decoding sequence, oldest first; what is left of the budget for chunks of prompts."""
+        prefilling: list[Sequence] = []
+        running, index = self._running.sequences, 0
+        while index < len(running):  # preemption shortens the list from its end
+            sequence = running[index]
+            index += 1
+            if sequence.num_remaining > 1:
+                prefilling.append(sequence)
+            elif (new_blocks := self._extend(sequence, draft)) is not None:
+                draft.step(sequence, new_blocks)
+        for sequence in prefilling:
+            if draft.budget_tokens and sequence.phase is Phase.RUNNING:
+                draft.step(sequence)
+
+    def _extend(self, sequence: Sequence, draft: Draft) -> tuple[int, ...] | None:
+        """Blocks for the sequence's next token, at the cost of the newest ones; None when it is the newest itself."""
+        assert sequence.holding is not None
+        while (new_blocks := self.kv.extend(sequence.holding, len(sequence.tokens))) is None:
+            newest = self._running.sequences[-1]
+            self._preempt(newest)
+            draft.preempted = True
+            if newest is sequence:
+                return None
+        return new_blocks
+
+    def _preempt(self, sequence: Sequence) -> None:
+        assert len(self._running.sequences) > 1, "a sequence alone always fits"
+        self._vacate(sequence)
+        sequence.wait()
+        self._waiting.push_front(sequence)
+        self._record("num_preemptions", 1)
+
+    def _plan_waiting(self, draft: Draft) -> None:
+        for sequence in self._admission.enter():
+            assert sequence.holding is not None
+            if sequence.started_s is None:
+                sequence.num_cached_tokens = min(sequence.computed, sequence.num_prompt_tokens)
+            self._timeline.started(sequence)
+            draft.enter(sequence)
+            draft.step(sequence, tuple(sequence.holding.blocks))
+            if not draft.budget_tokens:
+                return
+
+    # ---- results
+
+    def apply(self, plan: StepPlan, result: StepResult) -> None:
+        """Take in what the ranks have computed of the plan that ``schedule`` gave last."""
+        sampled = dict(result.tokens)
+        failures = {failure.slot: failure for failure in result.failures}
+        for sequence, step in zip(self._in_flight, plan.steps, strict=True):
+            if sequence.phase is not Phase.RUNNING:
+                continue  # aborted since the plan was made
+            failure = failures.get(step.slot)
+            if failure is None and step.sample and step.slot not in sampled:
+                failure = SlotFailure(slot=step.slot, media_lost=False, message="no token came back")
+            if failure:
+                self._fail(sequence, failure)
+                continue
+            self._advance(sequence, step.num_tokens)
+            if step.sample:
+                self._append(sequence, sampled[step.slot])
+
+    def _advance(self, sequence: Sequence, num_tokens: int) -> None:
+        assert sequence.holding is not None
+        sequence.computed += num_tokens
+        self.kv.commit(sequence.holding, sequence.tokens, sequence.computed)
+
+    def _append(self, sequence: Sequence, token_id: int) -> None:
+        sequence.tokens.append(token_id)
+        self._timeline.sampled(sequence)
+        finish = finish_reason(sequence, self._context_tokens)
+        cached, sequence.num_cached_tokens = sequence.num_cached_tokens, 0
+        self._reply(sequence.request, finish, token_ids=(token_id,), num_cached_tokens=cached)
+        if finish:
+            self._timeline.ended(sequence)
+            self._admission.outputs.observe(sequence.num_output_tokens)
+            self._release(sequence)
+
+    def _fail(self, sequence: Sequence, failure: SlotFailure) -> None:
+        """End a sequence whose chunk could not be computed; that chunk's blocks never reach the cache."""
+        self._release(sequence)
+        self._reply(sequence.request, "media_lost" if failure.media_lost else "error", text=failure.message)
+
+    # ---- endings
+
+    def _release(self, sequence: Sequence) -> None:
+        """Take the sequence out, wherever it is, and let go of all that it occupies."""
+        if sequence.phase is Phase.RUNNING:
+            self._vacate(sequence)
+        else:
+            self._waiting.remove(sequence)
+        sequence.end()
+
+    def _vacate(self, sequence: Sequence) -> None:
+        assert sequence.holding is not None
+        self.kv.free(sequence.holding)
+        self._running.leave(sequence)
+
+    def _reply(
+        self,
+        message: EngineInbound,
+        finish: FinishReason | None,
+        *,
+        token_ids: tuple[int, ...] = (),
+        text: str = "",
+        media_index: int | None = None,
+        num_cached_tokens: int = 0,
+    ) -> None:
+        """Answer the message's id and attempt, with ``finish`` for the last time."""
+        reply = TokenReply(
+            id=message.id,
+            attempt=message.attempt,
+            token_ids=token_ids,
+            finish=finish,
+            message=text,
+            media_index=media_index,
+            num_cached_tokens=num_cached_tokens,
+        )
+        self._replies.append((message.reply_to, reply))
+        if finish:
+            self._attempts.end(message.id, message.attempt)
