@@ -8,8 +8,9 @@ import msgspec
 
 from mmserve.messages.media import Handle
 
-ItemState = Literal["hit", "data", "write", "wait"]
-"""hit: embedding ready. data: bytes ready, to be encoded. write: you write the bytes. wait: another is writing."""
+ItemState = Literal["hit", "data", "write", "wait", "gone"]
+"""hit: embedding ready. data: bytes ready, to be encoded. write: you write the bytes. wait: another is writing.
+gone: the item is unknown or no longer leased to the request (failed, or from before a restart): allocate again."""
 EmbedState = Literal["ready", "pending", "gone"]
 """gone: the item is unknown (evicted, failed, or from before a restart)."""
 
@@ -42,11 +43,20 @@ class MediaRecord(msgspec.Struct, frozen=True, array_like=True):
     embed: Handle
 
 
+Refusal = Literal["", "full", "too_large"]
+
+
 class AllocReply(msgspec.Struct, frozen=True, kw_only=True):
     """``records`` in the order of the request's items, or why not: "full" (try again) | "too_large" (never)."""
 
     records: tuple[MediaRecord, ...] = ()
-    refused: Literal["", "full", "too_large"] = ""
+    refused: Refusal = ""
+
+
+class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The request is over: its leases go, and items it was still to write are free for another writer."""
+
+    request_id: str
 
 
 class SetDataRequest(msgspec.Struct, frozen=True, kw_only=True):
