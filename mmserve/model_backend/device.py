@@ -1,0 +1,21 @@
+"""Torch device, dtype and threads of one rank. Knows neither models nor messages."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def torch_device(kind: str, rank: int = 0) -> torch.device:
+    """``cpu``, or the rank's GPU; ranks share GPUs in turn when there are more ranks than GPUs."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", rank % torch.cuda.device_count())
+
+
+def use_cores(sharers: int) -> None:
+    """Give this process its share of the cores it may run on, at least one thread."""
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // sharers))

@@ -1,0 +1,33 @@
+"""Activations by the names that config.json uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from mmserve.errors import StartupError
+
+
+def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "quick_gelu": _quick_gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The function called ``name``. Raises StartupError for one that is not known."""
+    if name not in _ACTIVATIONS:
+        raise StartupError(f"the model's activation {name} is not supported; known: {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[name]

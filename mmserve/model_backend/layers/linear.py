@@ -1,0 +1,68 @@
+"""Linear layers whose outputs (column parallel) or inputs (row parallel) are split over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mmserve.model_backend.parallel import TpGroup
+from mmserve.model_backend.weights import Target
+
+
+def empty(*shape: int, like: torch.Tensor) -> nn.Parameter:
+    """An uninitialised parameter with the dtype and device of ``like``."""
+    return nn.Parameter(torch.empty(*shape, dtype=like.dtype, device=like.device), requires_grad=False)
+
+
+class ColumnParallelLinear(nn.Module):
+    """Several projections of one input, fused: [T, in] -> [T, sum(outs) / ranks], each split by rows.
+
+    ``outs``: (checkpoint name, full output size) in the order of the result's columns.
+    """
+
+    def __init__(
+        self, in_size: int, outs: Sequence[tuple[str, int]], *, bias: bool, tp: TpGroup, like: torch.Tensor
+    ) -> None:
+        super().__init__()
+        self._in_size, self._outs, self._tp = in_size, tuple(outs), tp
+        rows = sum(tp.share(size) for _, size in outs)
+        self.weight = empty(rows, in_size, like=like)
+        self.bias = empty(rows, like=like) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
+        row = 0
+        for name, size in self._outs:
+            share = self._tp.share(size)
+            rows, start = slice(row, row + share), self._tp.rank * share
+            yield f"{prefix}{name}.weight", Target(self.weight[rows], (size, self._in_size), start=start)
+            if self.bias is not None:
+                yield f"{prefix}{name}.bias", Target(self.bias[rows], (size,), start=start)
+            row += share
+
+
+class RowParallelLinear(nn.Module):
+    """[T, in / ranks] -> [T, out], summed over ranks; the bias is added once, after the sum."""
+
+    def __init__(self, name: str, in_size: int, out_size: int, *, bias: bool, tp: TpGroup, like: torch.Tensor) -> None:
+        super().__init__()
+        self._name, self._shape, self._tp = name, (out_size, in_size), tp
+        self.weight = empty(out_size, tp.share(in_size), like=like)
+        self.bias = empty(out_size, like=like) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self._tp.size == 1:
+            return F.linear(x, self.weight, self.bias)
+        out = self._tp.sum(F.linear(x, self.weight))
+        return out if self.bias is None else out.add_(self.bias)
+
+    def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
+        start = self._tp.rank * self.weight.shape[1]
+        yield f"{prefix}{self._name}.weight", Target(self.weight, self._shape, dim=1, start=start)
+        if self.bias is not None:
+            yield f"{prefix}{self._name}.bias", Target(self.bias, self._shape[:1])

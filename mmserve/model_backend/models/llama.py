@@ -1,0 +1,88 @@
+"""The Llama architecture: what a decoder computes and where its tensors go. Knows no file, no plan, no sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from mmserve.checkpoint.spec import TextSpec
+from mmserve.model_backend.attention.interface import Attention, StepLayout
+from mmserve.model_backend.layers.attention import SelfAttention
+from mmserve.model_backend.layers.embedding import VocabParallelTable
+from mmserve.model_backend.layers.mlp import GatedMlp
+from mmserve.model_backend.layers.norm import RmsNorm
+from mmserve.model_backend.layers.rotary import Rotary
+from mmserve.model_backend.parallel import TpGroup
+from mmserve.model_backend.weights import Target
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each behind a norm and added to the residual stream."""
+
+    def __init__(self, spec: TextSpec, attention: Attention, *, tp: TpGroup, like: torch.Tensor) -> None:
+        super().__init__()
+        self.attention_norm = RmsNorm(spec.hidden_size, spec.rms_eps, like=like)
+        self.attention = SelfAttention(spec, attention, tp=tp, like=like)
+        self.mlp_norm = RmsNorm(spec.hidden_size, spec.rms_eps, like=like)
+        self.mlp = GatedMlp(spec, tp=tp, like=like)
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        layer_kv: torch.Tensor,
+        layout: StepLayout,
+    ) -> torch.Tensor:
+        hidden = hidden + self.attention(self.attention_norm(hidden), angles, layer_kv, layout)
+        return hidden + self.mlp(self.mlp_norm(hidden))  # type: ignore[no-any-return]
+
+    def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
+        yield from self.attention_norm.targets(f"{prefix}input_layernorm")
+        yield from self.attention.targets(f"{prefix}self_attn.")
+        yield from self.mlp_norm.targets(f"{prefix}post_attention_layernorm")
+        yield from self.mlp.targets(f"{prefix}mlp.")
+
+
+class Llama(nn.Module):
+    """One rank's part of a Llama decoder. ``like`` gives dtype and device of all parameters."""
+
+    def __init__(self, spec: TextSpec, attention: Attention, *, tp: TpGroup, like: torch.Tensor) -> None:
+        super().__init__()
+        self.embedding = VocabParallelTable(spec.vocab_size, spec.hidden_size, tp=tp, like=like)
+        self.layers = nn.ModuleList(DecoderLayer(spec, attention, tp=tp, like=like) for _ in range(spec.num_layers))
+        self.norm = RmsNorm(spec.hidden_size, spec.rms_eps, like=like)
+        self.head = self.embedding
+        if not spec.tie_embeddings:
+            self.head = VocabParallelTable(spec.vocab_size, spec.hidden_size, tp=tp, like=like)
+        self._rotary = Rotary(spec, like.device)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """int64 [T] -> [T, hidden]."""
+        return self.embedding.embed(token_ids)
+
+    def forward(
+        self, hidden: torch.Tensor, positions: torch.Tensor, kv: torch.Tensor, layout: StepLayout
+    ) -> torch.Tensor:
+        """[T, hidden] at int64 positions [T] -> [T, hidden]; kv: [layers, blocks, tokens, 2, kv_heads, dim]."""
+        angles = self._rotary.angles(positions, hidden.dtype)
+        for layer, layer_kv in zip(self.layers, kv, strict=True):
+            hidden = layer(hidden, angles, layer_kv, layout)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """[S, hidden] -> [S, vocab] on rank 0, None on the others."""
+        return self.head.logits(self.norm(hidden))
+
+    def targets(self) -> dict[str, Target | None]:
+        """Canonical tensor name -> the parameter's part."""
+        found: dict[str, Target | None] = {"text.lm_head.weight": None}
+        found.update(self.embedding.targets("text.embed_tokens.weight"))
+        if self.head is not self.embedding:
+            found.update(self.head.targets("text.lm_head.weight"))
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            found.update(layer.targets(f"text.layers.{index}."))
+        found.update(self.norm.targets("text.norm"))
+        return found

@@ -1,0 +1,103 @@
+"""Tensor parallelism: one process per rank, and the few collectives between them. Knows no layer.
+
+All ranks call the same collectives in the same order; with one rank each call is a no-op and torch.distributed
+is never touched. Sums and broadcasts happen in place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class TpGroup:
+    """This rank among ``size`` ranks."""
+
+    rank: int = 0
+    size: int = 1
+    on_host: bool = True
+    """gloo: collectives run on host memory, also when tensors live on a GPU that ranks share."""
+
+    def share(self, total: int) -> int:
+        """This rank's part of ``total``, which must divide."""
+        assert total % self.size == 0, f"{total} does not divide by {self.size} ranks"
+        return total // self.size
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum over ranks, in place."""
+        return self._reduce(tensor, dist.ReduceOp.SUM)
+
+    def max(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Elementwise maximum over ranks, in place."""
+        return self._reduce(tensor, dist.ReduceOp.MAX)
+
+    def min(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Elementwise minimum over ranks, in place."""
+        return self._reduce(tensor, dist.ReduceOp.MIN)
+
+    def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Rank 0's values on every rank, in place."""
+        if self.size > 1:
+            host = self._host(tensor)
+            dist.broadcast(host, src=0)
+            self._back(host, tensor)
+        return tensor
+
+    def gather_columns(self, shard: torch.Tensor) -> torch.Tensor | None:
+        """Each rank's [rows, columns] side by side on rank 0, None on the others."""
+        if self.size == 1:
+            return shard
+        host = self._host(shard.contiguous())
+        parts = [torch.empty_like(host) for _ in range(self.size)] if self.rank == 0 else None
+        dist.gather(host, parts, dst=0)
+        return None if parts is None else torch.cat(parts, dim=1).to(shard.device)
+
+    def _reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> torch.Tensor:
+        if self.size > 1:
+            host = self._host(tensor)
+            dist.all_reduce(host, op=op)
+            self._back(host, tensor)
+        return tensor
+
+    def _host(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.cpu() if self.on_host else tensor
+
+    @staticmethod
+    def _back(host: torch.Tensor, tensor: torch.Tensor) -> None:
+        if host is not tensor:
+            tensor.copy_(host)
+
+
+@contextmanager
+def join(rank: int, size: int, store: Path, device: torch.device) -> Iterator[TpGroup]:
+    """Meet the other ranks at the ``store`` file, on the loopback interface; leave when the block ends."""
+    if size == 1:
+        yield TpGroup()
+        return
+    on_host = device.type == "cpu" or size > torch.cuda.device_count()
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "gloo" if on_host else "nccl",
+        store=dist.FileStore(  # type: ignore[attr-defined]
+            str(store), size
+        ),
+        rank=rank,
+        world_size=size,
+        timeout=_TIMEOUT,
+    )
+    try:
+        yield TpGroup(rank, size, on_host)
+    finally:
+        dist.destroy_process_group()

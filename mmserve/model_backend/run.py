@@ -1,0 +1,58 @@
+"""The model_backend process: one tensor-parallel rank that answers step plans. Decides nothing."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+
+import torch
+
+from mmserve.deployment import KV_BLOCK_TOKENS
+from mmserve.health.client import INTERVAL_S, Pulse
+from mmserve.ipc.channel import Receiver, Sender
+from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan
+from mmserve.model_backend import parallel
+from mmserve.model_backend.device import DTYPES, torch_device, use_cores
+from mmserve.model_backend.runner import Runner
+from mmserve.process import Process
+
+
+def run(process: Process) -> None:
+    """Load, warm up, announce, then compute plans until stopped."""
+    deployment, endpoints, rank = process.deployment, process.endpoints, process.index
+    size = deployment.config.tp
+    device = torch_device(deployment.device, rank)
+    use_cores(size)
+    with ExitStack() as stack:
+        inbox: Receiver[StepPlan] = stack.enter_context(closing(Receiver(endpoints.rank(rank), RankInbound)))
+        outbox: Sender[RankOutbound] = stack.enter_context(closing(Sender(endpoints.rank_results, RankOutbound)))
+        pulse = stack.enter_context(closing(Pulse(endpoints, process.name)))
+        tp = stack.enter_context(parallel.join(rank, size, endpoints.tp_store(process.incarnation), device))
+        like = torch.empty(0, dtype=DTYPES[deployment.dtype], device=device)
+        runner = Runner(deployment, tp, process.arena, like, process.progress)
+        runner.warm_up()
+        if rank == 0:
+            outbox.send(RankReady(num_blocks=runner.num_blocks))
+        process.ready(_details(process, runner, device))
+        serve(inbox, outbox, runner, pulse, answers=rank == 0)
+
+
+def serve(
+    inbox: Receiver[StepPlan], outbox: Sender[RankOutbound], runner: Runner, pulse: Pulse, *, answers: bool
+) -> None:
+    """Compute plans in the order they come; ends only by an exception."""
+    while True:
+        plans = inbox.drain(block=True, timeout_s=INTERVAL_S)
+        for plan in plans:
+            result = runner.step(plan)
+            if answers and plan.steps:
+                outbox.send(result)
+        pulse.beat(busy=bool(plans))
+
+
+def _details(process: Process, runner: Runner, device: torch.device) -> dict[str, object]:
+    return {
+        "num_blocks": runner.num_blocks,
+        "kv_tokens": runner.num_blocks * KV_BLOCK_TOKENS,
+        "dtype": process.deployment.dtype,
+        "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
+    }

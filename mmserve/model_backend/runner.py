@@ -1,0 +1,132 @@
+"""One rank's engine: ``step(plan)`` -> tokens. All ranks run it on the same plans and stay in lockstep.
+
+Everything that can be wrong with a single sequence is found before the first collective of a step, or comes to
+every rank with the broadcast of the tokens. Knows no socket.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+import torch
+
+from mmserve.checkpoint.load import check_tp
+from mmserve.deployment import Deployment
+from mmserve.errors import StartupError
+from mmserve.ipc.arena import Arena
+from mmserve.messages.sampling import SamplingParams
+from mmserve.messages.step import NewSequence, SequenceStep, SlotFailure, StepPlan, StepResult
+from mmserve.model_backend import kv_tensors, weights
+from mmserve.model_backend.attention.plain import plain_attention
+from mmserve.model_backend.batch import Batch, build
+from mmserve.model_backend.models.registry import DECODERS
+from mmserve.model_backend.parallel import TpGroup
+from mmserve.model_backend.sampler import NOT_FINITE, SampleRow, sample
+from mmserve.model_backend.slots import SlotTable
+from mmserve.model_backend.splice import Piece, Splicer
+from mmserve.model_backend.weights import Progress
+
+logger = logging.getLogger(__name__)
+
+
+class Runner:
+    """Weights, KV cache and slots of one rank. ``like`` gives dtype and device of everything."""
+
+    def __init__(
+        self, deployment: Deployment, tp: TpGroup, arena: Arena | None, like: torch.Tensor, progress: Progress
+    ) -> None:
+        spec = deployment.model
+        check_tp(spec, tp.size)
+        self._tp, self._like, self._vocab_size = tp, like, spec.text.vocab_size
+        self._model = DECODERS[spec.family](spec.text, plain_attention, tp=tp, like=like)
+        weights.load(spec.path, ("text.",), self._model.targets(), progress)
+        self._kv = kv_tensors.allocate(deployment, tp, like)
+        self._slots = SlotTable(
+            deployment.config.max_num_seqs, deployment.max_model_len, self.num_blocks, self._vocab_size
+        )
+        self._splicer = Splicer(arena, spec.text.hidden_size, tp, like)
+
+    @property
+    def num_blocks(self) -> int:
+        return self._kv.shape[1]
+
+    def warm_up(self) -> None:
+        """Prefill and decode once, so that the first request pays for no first times. Raises StartupError on NaN."""
+        greedy = SamplingParams(max_tokens=2, temperature=0.0)
+        new = NewSequence(slot=0, token_ids=bytes(8 * 8), num_prompt_tokens=8, spans=(), sampling=greedy)
+        prefill = SequenceStep(slot=0, start=0, num_tokens=8, new_blocks=(0,), sample=True)
+        decode = SequenceStep(slot=0, start=8, num_tokens=1, new_blocks=(), sample=True)
+        for plan in (StepPlan(step_id=0, new=(new,), steps=(prefill,)), StepPlan(step_id=0, steps=(decode,))):
+            if failures := self.step(plan).failures:
+                raise StartupError(f"the model's first forward pass fails: {failures[0].message}; try another --dtype")
+        self._slots.apply(StepPlan(step_id=0, free=(0,)))
+
+    @torch.inference_mode()
+    def step(self, plan: StepPlan) -> StepResult:
+        """Apply the plan's diff and compute its steps."""
+        started_s = time.perf_counter()
+        refused = self._slots.apply(plan)
+        failures = [_failure(step.slot, refused[step.slot]) for step in plan.steps if step.slot in refused]
+        steps = [step for step in plan.steps if step.slot not in refused]
+        pieces, unread = self._splicer.read(self._slots, steps)
+        failures += unread
+        failed = {failure.slot for failure in unread}
+        tokens, uncomputed = self._compute([step for step in steps if step.slot not in failed], pieces)
+        return StepResult(
+            step_id=plan.step_id,
+            tokens=tuple(tokens),
+            failures=(*failures, *uncomputed),
+            forward_s=time.perf_counter() - started_s,
+        )
+
+    def _compute(
+        self, steps: Sequence[SequenceStep], pieces: Sequence[Piece]
+    ) -> tuple[list[tuple[int, int]], list[SlotFailure]]:
+        if not steps:
+            return [], []
+        try:
+            batch = build(self._slots, steps, self._vocab_size, self._like)
+            chosen = self._choose(batch, self._forward(batch, pieces))
+        except Exception as error:
+            # A request boundary: whatever the step met, the engine lives on. Only with several ranks it cannot: having
+            # left the step at different places they would never meet again, so the engine restarts.
+            if self._tp.size > 1:
+                raise
+            logger.exception("a step with %d sequences failed", len(steps))
+            return [], [_failure(step.slot, f"internal error: {error}") for step in steps]
+        tokens = [(slot, token) for slot, token in zip(batch.sample_slots, chosen, strict=True) if token != NOT_FINITE]
+        for slot, token in tokens:
+            self._slots.append(slot, token)
+        broken = [slot for slot, token in zip(batch.sample_slots, chosen, strict=True) if token == NOT_FINITE]
+        return tokens, [_failure(slot, "the model's output is not finite") for slot in broken]
+
+    def _forward(self, batch: Batch, pieces: Sequence[Piece]) -> torch.Tensor | None:
+        """Logits [S, vocab] of the rows that sample, on rank 0; None on other ranks or when no row samples."""
+        hidden = self._model.embed(batch.token_ids)
+        self._splicer.place(pieces, batch, hidden)
+        hidden = self._model(hidden, batch.positions, self._kv, batch.layout)
+        return self._model.logits(hidden[batch.sample_rows]) if batch.sample_slots else None
+
+    def _choose(self, batch: Batch, logits: torch.Tensor | None) -> list[int]:
+        """A token id (or NOT_FINITE) for each slot that samples, the same on every rank."""
+        if not batch.sample_slots:
+            return []
+        chosen = torch.empty(len(batch.sample_slots), dtype=torch.int64)
+        if logits is not None:
+            chosen = torch.tensor(sample(logits, [self._sample_row(slot) for slot in batch.sample_slots]))
+        if self._tp.size == 1:
+            return chosen.tolist()
+        return self._tp.broadcast(chosen.to(self._like.device)).tolist()
+
+    def _sample_row(self, index: int) -> SampleRow:
+        slot = self._slots[index]
+        num_output = len(slot.tokens) - slot.num_prompt_tokens
+        return SampleRow(
+            slot.sampling, slot.chunk(0, slot.num_prompt_tokens), slot.chunk(slot.num_prompt_tokens, num_output)
+        )
+
+
+def _failure(slot: int, message: str) -> SlotFailure:
+    return SlotFailure(slot=slot, media_lost=False, message=message)

@@ -1,0 +1,116 @@
+"""What a rank remembers between plans: each slot's tokens, spans and block table. Plans are diffs against it.
+
+Pure Python and numpy, no torch: every rank applies the same plan and so comes to the same state and verdicts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mmserve.deployment import FIRST_VIRTUAL_TOKEN, KV_BLOCK_TOKENS
+from mmserve.messages.media import MediaSpan
+from mmserve.messages.sampling import SamplingParams
+from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass
+class Slot:
+    """One sequence: prompt and output tokens so far, and how many blocks its table has."""
+
+    tokens: array[int]
+    num_prompt_tokens: int
+    spans: tuple[MediaSpan, ...]
+    sampling: SamplingParams
+    num_blocks: int = 0
+
+    def chunk(self, start: int, num_tokens: int) -> Int64s:
+        """Token ids from ``start`` on."""
+        return np.frombuffer(self.tokens[start : start + num_tokens], dtype=np.int64)
+
+    def spans_within(self, start: int, num_tokens: int) -> list[MediaSpan]:
+        """Spans that overlap the chunk."""
+        end = start + num_tokens
+        return [span for span in self.spans if span.start < end and span.start + span.num_tokens > start]
+
+
+class SlotTable:
+    """All slots of a rank. ``blocks[slot, i]`` is the slot's i-th KV block; beyond num_blocks it is meaningless."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, num_blocks: int, vocab_size: int) -> None:
+        self.blocks: Int64s = np.zeros((max_num_seqs, -(-max_model_len // KV_BLOCK_TOKENS) + 1), dtype=np.int64)
+        self._num_blocks = num_blocks
+        self._vocab_size = vocab_size
+        self._slots: dict[int, Slot] = {}
+
+    def __getitem__(self, slot: int) -> Slot:
+        return self._slots[slot]
+
+    def apply(self, plan: StepPlan) -> dict[int, str]:
+        """Free, enter, extend, in this order. Returns slot -> why its step cannot be computed."""
+        for slot in plan.free:
+            self._slots.pop(slot, None)
+        refused = dict(filter(None, map(self._enter, plan.new)))
+        for step in plan.steps:
+            if step.slot not in refused and (problem := self._extend(step) or self._misfit(step)):
+                refused[step.slot] = problem
+        return refused
+
+    def append(self, slot: int, token_id: int) -> None:
+        """Add a sampled token."""
+        self._slots[slot].tokens.append(token_id)
+
+    def kv_slots(self, slots: Int64s, positions: Int64s) -> Int64s:
+        """Where the KV of each (slot, position) lives: block * tokens per block + offset."""
+        blocks = self.blocks[slots, positions // KV_BLOCK_TOKENS]
+        return blocks * KV_BLOCK_TOKENS + positions % KV_BLOCK_TOKENS
+
+    def _enter(self, new: NewSequence) -> tuple[int, str] | None:
+        self._slots.pop(new.slot, None)
+        tokens = array("q")
+        if not 0 <= new.slot < len(self.blocks) or len(new.token_ids) % tokens.itemsize:
+            return new.slot, "malformed sequence"
+        tokens.frombytes(new.token_ids)
+        self._slots[new.slot] = Slot(tokens, new.num_prompt_tokens, new.spans, new.sampling)
+        return None
+
+    def _extend(self, step: SequenceStep) -> str:
+        """Append the step's new blocks; a reason when they do not fit."""
+        if (slot := self._slots.get(step.slot)) is None:
+            return "the slot holds no sequence"
+        end = slot.num_blocks + len(step.new_blocks)
+        if end > self.blocks.shape[1] or not all(0 <= block < self._num_blocks for block in step.new_blocks):
+            return "its KV blocks are out of range"
+        self.blocks[step.slot, slot.num_blocks : end] = step.new_blocks
+        slot.num_blocks = end
+        return ""
+
+    def _misfit(self, step: SequenceStep) -> str:
+        """A reason when the chunk is not within the sequence, its blocks, or the vocabulary."""
+        slot = self._slots[step.slot]
+        end = step.start + step.num_tokens
+        if step.num_tokens < 1 or step.start < 0 or end > len(slot.tokens):
+            return f"the chunk [{step.start}, {end}) is not within its {len(slot.tokens)} tokens"
+        if step.sample and end != len(slot.tokens):
+            return "a token is asked for before the sequence's last"
+        if end > slot.num_blocks * KV_BLOCK_TOKENS:
+            return f"the chunk ends at {end}, beyond its {slot.num_blocks} KV blocks"
+        ids = slot.chunk(step.start, step.num_tokens)
+        if np.any(unembeddable(ids, step.start, slot.spans_within(step.start, step.num_tokens), self._vocab_size)):
+            return "a token id is neither in the vocabulary nor covered by an image"
+        return ""
+
+
+def unembeddable(ids: Int64s, start: int, spans: Iterable[MediaSpan], vocab_size: int) -> npt.NDArray[np.bool_]:
+    """True where an id (of the chunk at ``start``) is neither text nor a virtual id inside a span."""
+    covered = np.zeros(len(ids), dtype=np.bool_)
+    for span in spans:
+        covered[max(0, span.start - start) : max(0, span.start + span.num_tokens - start)] = True
+    text = (ids >= 0) & (ids < vocab_size)
+    return ~np.where(ids >= FIRST_VIRTUAL_TOKEN, covered, text)

@@ -1,0 +1,140 @@
+"""Tiny random checkpoints as real directories, made with transformers: a Llama, and a complete LLaVA."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    CLIPImageProcessorPil,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+)
+
+SPECIAL = ("<pad>", "<s>", "</s>", "<image>")
+PAD, BOS, EOS, IMAGE = range(len(SPECIAL))
+VOCAB = 4 + 256
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ m['role'] | upper }}: "
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for p in m['content'] %}"
+    "{% if p['type'] == 'image' %}<image>{% else %}{{ p['text'] }}{% endif %}{% endfor %}{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT: {% endif %}"
+)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte after the special tokens."""
+    vocab = {token: index for index, token in enumerate(SPECIAL)}
+    for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        vocab[symbol] = len(vocab)
+    bpe = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.add_special_tokens(list(SPECIAL))
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, pad_token="<pad>", bos_token="<s>", eos_token="</s>", extra_special_tokens=["<image>"]
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def llama_config(**changes: Any) -> LlamaConfig:
+    """Two layers, 8 query and 4 KV heads: splits over 1, 2 and 4 ranks."""
+    settings: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "pad_token_id": PAD,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "tie_word_embeddings": False,
+    }
+    return LlamaConfig(**(settings | changes))
+
+
+def make_llama(directory: Path, *, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> Path:
+    """Write a random Llama with tokenizer; ``changes`` go into its LlamaConfig."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(llama_config(**changes))
+    _randomise_small_parameters(model)
+    model.to(dtype).save_pretrained(directory)
+    tokenizer().save_pretrained(directory)
+    return directory
+
+
+def make_llava(
+    directory: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    feature_layer: int = -2,
+    strategy: str = "default",
+    text: dict[str, Any] | None = None,
+) -> Path:
+    """Write a random LLaVA-1.5: 28 x 28 pixels in 16 patches; tokenizer, chat template, image processor included."""
+    torch.manual_seed(seed)
+    vision = CLIPVisionConfig(
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        image_size=28,
+        patch_size=7,
+        projection_dim=32,
+        initializer_range=0.2,
+        initializer_factor=1.0,
+    )
+    config = LlavaConfig(
+        vision_config=vision,
+        text_config=llama_config(**(text or {})),
+        image_token_id=IMAGE,
+        vision_feature_layer=feature_layer,
+        vision_feature_select_strategy=strategy,
+        image_seq_length=16 + (strategy == "full"),
+        tie_word_embeddings=(text or {}).get("tie_word_embeddings", False),
+    )
+    model = LlavaForConditionalGeneration(config)
+    _randomise_small_parameters(model)
+    model.to(dtype).save_pretrained(directory)
+    images = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    LlavaProcessor(
+        image_processor=images,
+        tokenizer=tokenizer(),
+        patch_size=7,
+        vision_feature_select_strategy=strategy,
+        chat_template=CHAT_TEMPLATE,
+        num_additional_image_tokens=1,
+    ).save_pretrained(directory)
+    images.save_pretrained(directory)
+    return directory
+
+
+def rename_weights(directory: Path, *prefixes: tuple[str, str]) -> None:
+    """Rewrite the checkpoint's tensor names: the first prefix that fits is replaced."""
+    file = directory / "model.safetensors"
+    renamed = {}
+    for name, tensor in load_file(file).items():
+        old, new = next(((old, new) for old, new in prefixes if name.startswith(old)), ("", ""))
+        renamed[new + name.removeprefix(old)] = tensor
+    save_file(renamed, file, metadata={"format": "pt"})
+
+
+def _randomise_small_parameters(model: torch.nn.Module) -> None:
+    """Norms and biases start as ones and zeros, which would hide a mix-up."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))

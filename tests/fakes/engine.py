@@ -1,0 +1,151 @@
+"""Drives a Runner the way the router does, in the simplest possible manner: block ids are never given back."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmserve.checkpoint.load import load
+from mmserve.config import Config
+from mmserve.deployment import KV_BLOCK_TOKENS, Deployment
+from mmserve.ipc.arena import Arena
+from mmserve.messages.media import MediaSpan
+from mmserve.messages.sampling import SamplingParams
+from mmserve.messages.step import NewSequence, SequenceStep, StepPlan, StepResult
+from mmserve.model_backend.device import DTYPES
+from mmserve.model_backend.parallel import TpGroup
+from mmserve.model_backend.runner import Runner
+
+GREEDY = SamplingParams(max_tokens=1000, temperature=0.0)
+
+
+def deployment(directory: Path, **changes: Any) -> Deployment:
+    """A deployment of a tiny checkpoint on the CPU in float32."""
+    config = changes.pop("config", Config(model=str(directory), max_num_seqs=8))
+    settings: dict[str, Any] = {
+        "config": config,
+        "model": load(directory),
+        "served_name": "tiny",
+        "device": "cpu",
+        "dtype": "float32",
+        "max_model_len": 256,
+        "kv_blocks": 200,
+        "arena_nbytes": 1 << 20,
+        "run_dir": str(directory),
+        "hash_seed": 1,
+        "url": "http://localhost:0",
+        "version": "0",
+    }
+    return Deployment(**(settings | changes))
+
+
+def make_runner(directory: Path, arena: Arena | None = None, **changes: Any) -> Runner:
+    """A loaded single-rank runner."""
+    made = deployment(directory, **changes)
+    like = torch.empty(0, dtype=DTYPES[made.dtype], device=made.device)
+    return Runner(made, TpGroup(), arena, like, lambda done, total, unit: None)
+
+
+@dataclass
+class Running:
+    """One sequence under way."""
+
+    slot: int
+    tokens: list[int]
+    num_prompt: int
+    sampling: SamplingParams = GREEDY
+    spans: tuple[MediaSpan, ...] = ()
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    known: bool = False
+    """The rank has been told of it."""
+    shared: tuple[int, ...] = ()
+    """Blocks of a prefix-cache hit, named in its first step."""
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.num_prompt :]
+
+
+class Driver:
+    """Plans steps for the sequences it holds; ``step`` is a Runner's (or all ranks') step."""
+
+    def __init__(self, step: Callable[[StepPlan], StepResult], chunk: int = 1000) -> None:
+        self._step, self._chunk = step, chunk
+        self._next_block = 0
+        self._step_id = 0
+        self.running: list[Running] = []
+        self.freed: list[int] = []
+        self.failures: dict[int, Any] = {}
+
+    def add(self, slot: int, prompt: Sequence[int], **settings: Any) -> Running:
+        sequence = Running(slot, list(prompt), settings.pop("num_prompt", len(prompt)), **settings)
+        sequence.computed = len(sequence.shared) * KV_BLOCK_TOKENS
+        self.running.append(sequence)
+        return sequence
+
+    def drop(self, sequence: Running) -> None:
+        """Preempt or end: the slot is freed by the next plan."""
+        self.running.remove(sequence)
+        self.freed.append(sequence.slot)
+
+    def step(self) -> StepResult:
+        """One step for every running sequence: its next chunk or its next token."""
+        new, steps = [], []
+        for sequence in self.running:
+            if not sequence.known:
+                new.append(self._new(sequence))
+            steps.append(self._advance(sequence))
+            sequence.known = True
+        plan = StepPlan(step_id=self._step_id, free=tuple(self.freed), new=tuple(new), steps=tuple(steps))
+        self._step_id += 1
+        self.freed = []
+        result = self._step(plan)
+        by_slot = {sequence.slot: sequence for sequence in self.running}
+        for slot, token in result.tokens:
+            by_slot[slot].tokens.append(token)
+        for failure in result.failures:
+            self.failures[failure.slot] = failure
+            self.drop(by_slot[failure.slot])
+        return result
+
+    def run(self, num_tokens: int) -> None:
+        """Until every sequence has ``num_tokens`` of output; finished ones are freed."""
+        while self.running:
+            self.step()
+            for sequence in [s for s in self.running if len(s.output) >= num_tokens]:
+                self.drop(sequence)
+
+    @staticmethod
+    def _new(sequence: Running) -> NewSequence:
+        return NewSequence(
+            slot=sequence.slot,
+            token_ids=array("q", sequence.tokens).tobytes(),
+            num_prompt_tokens=sequence.num_prompt,
+            spans=sequence.spans,
+            sampling=sequence.sampling,
+        )
+
+    def _advance(self, sequence: Running) -> SequenceStep:
+        start = sequence.computed
+        num_tokens = min(self._chunk, len(sequence.tokens) - start)
+        end = start + num_tokens
+        fresh = list(sequence.shared) if not sequence.known else []
+        sequence.blocks += fresh
+        while len(sequence.blocks) * KV_BLOCK_TOKENS < end:
+            sequence.blocks.append(self._next_block)
+            fresh.append(self._next_block)
+            self._next_block += 1
+        sequence.computed = end
+        return SequenceStep(
+            slot=sequence.slot,
+            start=start,
+            num_tokens=num_tokens,
+            new_blocks=tuple(fresh),
+            sample=end == len(sequence.tokens),
+        )

@@ -1,0 +1,128 @@
+"""Greedy tokens equal transformers' in float32, whatever the batch, chunks, prefix hits and preemptions."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from tests.fakes.checkpoints import VOCAB, make_llama
+from tests.fakes.engine import Driver, make_runner
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "grouped": {},
+    "multi-head": {"num_key_value_heads": 8},
+    "tied": {"tie_word_embeddings": True},
+    "biased": {"attention_bias": True, "mlp_bias": True},
+    "wide-heads": {"head_dim": 16},
+    "rope-linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+    "rope-llama3": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "rope_theta": 10000.0,
+        }
+    },
+}
+Checkpoints = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    return lru_cache(lambda name: make_llama(tmp_path_factory.mktemp(name), **CONFIGS[name]))
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    draw = random.Random(7)
+    return [[draw.randrange(4, VOCAB) for _ in range(length)] for length in lengths]
+
+
+def expected(directory: Path, prompt: list[int], num_tokens: int) -> list[int]:
+    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    ids = torch.tensor([prompt])
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, eos_token_id=-1
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_mixed_lengths_in_chunks(checkpoints: Checkpoints, name: str) -> None:
+    directory = checkpoints(name)
+    driver = Driver(make_runner(directory).step, chunk=20)
+    texts = prompts(1, 5, 16, 17, 70)
+    sequences = [driver.add(slot, prompt) for slot, prompt in enumerate(texts)]
+    driver.run(24)
+    assert [s.output[:24] for s in sequences] == [expected(directory, prompt, 24) for prompt in texts]
+
+
+def test_long_and_short_contexts_decode_together(checkpoints: Checkpoints) -> None:
+    directory = checkpoints("grouped")
+    driver = Driver(make_runner(directory, max_model_len=400).step)
+    texts = prompts(330, 3, 310, 40, 2)
+    sequences = [driver.add(slot, prompt) for slot, prompt in enumerate(texts)]
+    driver.run(12)
+    assert [s.output[:12] for s in sequences] == [expected(directory, prompt, 12) for prompt in texts]
+
+
+def test_prefix_cache_hit(checkpoints: Checkpoints) -> None:
+    directory = checkpoints("grouped")
+    driver = Driver(make_runner(directory).step, chunk=30)
+    shared, tail, other_tail = prompts(48, 9, 1)
+    first = driver.add(0, shared + tail)
+    driver.run(5)
+    hits = [
+        driver.add(slot, shared + end, shared=tuple(first.blocks[:3])) for slot, end in ((1, other_tail), (2, tail))
+    ]
+    driver.run(10)
+    assert hits[0].output[:10] == expected(directory, shared + other_tail, 10)
+    assert hits[1].output[:10] == expected(directory, shared + tail, 10)
+
+
+def test_preempted_and_resumed(checkpoints: Checkpoints) -> None:
+    directory = checkpoints("grouped")
+    driver = Driver(make_runner(directory).step, chunk=16)
+    texts = prompts(30, 10)
+    victim, other = (driver.add(slot, prompt) for slot, prompt in enumerate(texts))
+    while len(victim.output) < 6:
+        driver.step()
+    driver.drop(victim)
+    driver.step()
+    resumed = driver.add(5, victim.tokens, num_prompt=30)
+    driver.run(20)
+    assert resumed.output[:20] == expected(directory, texts[0], 20)
+    assert other.output[:20] == expected(directory, texts[1], 20)
+
+
+def test_a_slot_is_reused_in_the_plan_that_frees_it(checkpoints: Checkpoints) -> None:
+    directory = checkpoints("grouped")
+    driver = Driver(make_runner(directory).step)
+    first_text, second_text = prompts(20, 33)
+    first = driver.add(0, first_text)
+    driver.step()
+    driver.drop(first)
+    second = driver.add(0, second_text)
+    driver.run(8)
+    assert second.output == expected(directory, second_text, 8)
+
+
+def test_sharded_checkpoint_and_warm_up(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    source = checkpoints("tied")
+    LlamaForCausalLM.from_pretrained(source).save_pretrained(tmp_path, max_shard_size="60KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    runner = make_runner(tmp_path)
+    runner.warm_up()
+    driver = Driver(runner.step)
+    [text] = prompts(12)
+    sequence = driver.add(0, text)
+    driver.run(6)
+    assert sequence.output == expected(source, text, 6)
