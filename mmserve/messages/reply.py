@@ -17,6 +17,7 @@ class TokenReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="
     id: str
     attempt: int = 0
     token_ids: tuple[int, ...] = ()
+    """With finish "stop" the last one is the stop token itself."""
     finish: FinishReason | None = None
     message: str = ""
     media_index: int | None = None
