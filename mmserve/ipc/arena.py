@@ -5,6 +5,9 @@ payload, so that a reader with an old handle gets a typed miss and never another
 
     extent.offset -> | generation, nbytes (64 B header) | payload ... | generation (8 B) | padding to 64 |
 
+Behind the extents stands the first generation of the cache server's present life: handles from an earlier life
+are misses for readers and writers alike.
+
 The memory file has no name: the kernel frees it with the last process, whatever kills them.
 """
 
@@ -20,6 +23,9 @@ from mmserve.messages.media import Handle
 ALIGNMENT = 64
 _HEADER = struct.Struct("<QQ")
 _TRAILER = struct.Struct("<Q")
+_EPOCH = struct.Struct("<Q")
+GENERATIONS = 1 << 40
+"""Generations of one epoch, from its first on."""
 
 
 class StaleHandle(Exception):
@@ -37,7 +43,7 @@ class Arena:
     def __init__(self, fd: int, nbytes: int) -> None:
         self.fd = fd
         self.nbytes = nbytes
-        self._map = mmap.mmap(fd, nbytes)
+        self._map = mmap.mmap(fd, nbytes + _EPOCH.size)
         self._view = memoryview(self._map)
 
     @classmethod
@@ -51,7 +57,7 @@ class Arena:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         fd = os.memfd_create("mmserve-arena", os.MFD_CLOEXEC)
         try:
-            os.posix_fallocate(fd, 0, nbytes)
+            os.posix_fallocate(fd, 0, nbytes + _EPOCH.size)
             return cls(fd, nbytes)
         except BaseException:
             os.close(fd)
@@ -60,10 +66,20 @@ class Arena:
     @classmethod
     def attach(cls, fd: int) -> Arena:
         """Map a memory file inherited from the supervisor."""
-        return cls(fd, os.fstat(fd).st_size)
+        return cls(fd, os.fstat(fd).st_size - _EPOCH.size)
+
+    def begin_epoch(self, first_generation: int) -> None:
+        """For the cache server at its start: only generations from this one on are accepted from now on."""
+        _EPOCH.pack_into(self._view, self.nbytes, first_generation)
+
+    def erase(self, handle: Handle) -> None:
+        """For the cache server when it frees an extent: the handle is a miss, whatever is put there later."""
+        self._check_bounds(handle)
+        _HEADER.pack_into(self._view, handle.offset, 0, 0)
+        _TRAILER.pack_into(self._view, self._trailer(handle), 0)
 
     def writable(self, handle: Handle) -> memoryview:
-        """The payload region, for its one writer; call ``seal`` when all bytes are there."""
+        """The payload region, for its one writer; call ``seal`` when all bytes are there. Raises StaleHandle."""
         self._check_bounds(handle)
         start = handle.offset + ALIGNMENT
         return self._view[start : start + handle.nbytes]
@@ -107,3 +123,6 @@ class Arena:
             raise StaleHandle("malformed handle")
         if handle.offset + extent_nbytes(handle.nbytes) > self.nbytes:
             raise StaleHandle("handle reaches beyond the arena")
+        epoch = _EPOCH.unpack_from(self._view, self.nbytes)[0]
+        if epoch and not epoch <= handle.generation < epoch + GENERATIONS:
+            raise StaleHandle("handle from before the cache server's restart")

@@ -86,3 +86,25 @@ def test_extents_are_aligned_and_hold_header_payload_and_trailer(nbytes: int) ->
 def test_more_than_the_machine_has_is_an_error_at_once() -> None:
     with pytest.raises(OSError, match=r".+"):
         Arena.create(1 << 60)
+
+
+def test_an_erased_extent_is_stale_even_where_only_its_middle_is_reused(arena: Arena) -> None:
+    old, new = Handle(30, 8192, 1024), Handle(31, 8192 + 256, 100)
+    arena.write(old, bytes(1024))
+    arena.erase(old)
+    arena.write(new, bytes(100))
+    with pytest.raises(StaleHandle):
+        arena.readable(old)
+
+
+def test_handles_of_an_earlier_epoch_can_neither_be_read_nor_written() -> None:
+    arena = Arena.create(4096)
+    arena.begin_epoch(1 << 50)
+    old = Handle((1 << 50) + 1, 0, 8)
+    arena.write(old, bytes(8))
+    arena.begin_epoch(1 << 60)
+    for use in (arena.readable, arena.writable):
+        with pytest.raises(StaleHandle):
+            use(old)
+    arena.write(Handle((1 << 60) + 1, 0, 8), b"new life")
+    arena.close()
