@@ -1,0 +1,74 @@
+"""Rank processes behind real sockets: ready, plans in, results out, one and two ranks, stop."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from mmserve.deployment import KV_BLOCK_TOKENS
+from mmserve.messages.media import Handle
+from mmserve.messages.sampling import SamplingParams
+from mmserve.messages.step import StepPlan
+from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
+from tests.fakes.embeddings import put_rows, spliced_prompt
+from tests.fakes.engine import Driver, make_runner
+from tests.integration.model_backend.conftest import StartRanks
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    draw = random.Random(3)
+    return [[draw.randrange(4, VOCAB) for _ in range(length)] for length in lengths]
+
+
+def expected(directory: Path, prompt: list[int], num_tokens: int) -> list[int]:
+    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    ids = torch.tensor([prompt])
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, eos_token_id=-1
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_tokens_equal_transformers(start_ranks: StartRanks, tmp_path: Path, tp: int) -> None:
+    directory = make_llama(tmp_path / "model", tie_word_embeddings=tp == 2, attention_bias=True, vocab_size=VOCAB + 1)
+    with start_ranks(directory, tp) as ranks:
+        assert ranks.ready.num_blocks == 200
+        assert [detail["kv_tokens"] for detail in ranks.details] == [200 * KV_BLOCK_TOKENS] * tp
+        driver = Driver(ranks.step, chunk=16)
+        texts = prompts(40, 7, 17)
+        sequences = [driver.add(slot, prompt) for slot, prompt in enumerate(texts)]
+        driver.run(12)
+        assert [s.output[:12] for s in sequences] == [expected(directory, prompt, 12) for prompt in texts]
+        ranks.send(StepPlan(step_id=99, free=(0, 1, 2)))
+        for process in ranks.processes:
+            process.send_signal(signal.SIGTERM)
+        assert [process.stdout.readline() for process in ranks.processes] == ["stopped\n"] * tp
+        assert [process.wait(30) for process in ranks.processes] == [0] * tp
+
+
+def test_two_ranks_agree_on_images_samples_and_failures(start_ranks: StartRanks, tmp_path: Path) -> None:
+    """A stale handle and a drawn token in one batch with an image: as with one rank, and both ranks live on."""
+    directory = make_llava(tmp_path / "model")
+    random_params = SamplingParams(max_tokens=50, temperature=0.9, top_p=0.9, seed=5)
+    with start_ranks(directory, 2) as ranks:
+        rows = torch.randn(16, 64, generator=torch.manual_seed(2))
+        handle, end = put_rows(ranks.arena, rows, 0)
+        stale = Handle(handle.generation + 1, handle.offset, handle.nbytes)
+        forged = Handle(handle.generation, end, handle.nbytes)
+        outputs = []
+        for driver in (Driver(ranks.step, chunk=10), Driver(make_runner(directory, ranks.arena).step, chunk=10)):
+            sequences = []
+            for slot, image in enumerate((handle, stale, forged)):
+                prompt, spans = spliced_prompt([9, 8, *[IMAGE] * 16, 7], [image], image_id=IMAGE, num_tokens=16)
+                sequences.append(driver.add(slot, prompt, spans=spans, sampling=random_params))
+            driver.run(8)
+            assert {slot: failure.media_lost for slot, failure in driver.failures.items()} == {1: True, 2: True}
+            outputs.append(sequences[0].output)
+        assert outputs[0] == outputs[1]
+        assert len(outputs[0]) == 8

@@ -1,0 +1,101 @@
+"""LLaVA: image rows equal transformers' features, and tokens equal its greedy tokens with the rows in the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoProcessor, LlavaForConditionalGeneration
+
+from mmserve.checkpoint.load import load
+from mmserve.ipc.arena import Arena
+from mmserve.model_backend.vision.clip import VisionTower
+from mmserve.model_backend.vision.load import load_tower
+from tests.fakes.checkpoints import IMAGE, make_llava, rename_weights
+from tests.fakes.embeddings import put_rows, spliced_prompt
+from tests.fakes.engine import Driver, make_runner
+
+SIZES = ((28, 28), (64, 31), (20, 90))
+TEXTS = ("USER: <image>what?\n", "USER: <image> and <image> then <image>\nASSISTANT:", "no picture")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llava(tmp_path_factory.mktemp("llava"))
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    made = Arena.create(1 << 20)
+    yield made
+    made.close()
+
+
+def picture(index: int) -> Image.Image:
+    width, height = SIZES[index % len(SIZES)]
+    values = np.random.default_rng(index).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(values)
+
+
+def tower_of(directory: Path) -> VisionTower:
+    return load_tower(load(directory), torch.device("cpu"), torch.float32, lambda done, total, unit: None)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"feature_layer": -1}, {"feature_layer": 2, "strategy": "full"}, {"feature_layer": -3}]
+)
+def test_rows_equal_the_image_features(tmp_path: Path, settings: dict[str, Any]) -> None:
+    make_llava(tmp_path, **settings)
+    pixels = torch.randn(3, 3, 28, 28, generator=torch.manual_seed(1))
+    model = LlavaForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32)
+    with torch.inference_mode():
+        features = torch.stack(list(model.get_image_features(pixels).pooler_output))
+    rows = tower_of(tmp_path)(pixels)
+    assert rows.shape[1] == load(tmp_path).vision.num_image_tokens  # type: ignore[union-attr]
+    torch.testing.assert_close(rows, features, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [1000, 7])
+def test_tokens_equal_with_several_images_and_sizes(directory: Path, arena: Arena, chunk: int) -> None:
+    model = LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
+    processor = AutoProcessor.from_pretrained(directory, use_fast=False)
+    tower = tower_of(directory)
+    driver = Driver(make_runner(directory, arena).step, chunk=chunk)
+    sequences, expected, offset = [], [], 0
+    for slot, text in enumerate(TEXTS):
+        pictures = [picture(slot + index) for index in range(text.count("<image>"))]
+        inputs = processor(text=text, images=pictures or None, return_tensors="pt")
+        out = model.generate(**inputs, do_sample=False, max_new_tokens=10, eos_token_id=-1)
+        expected.append(out[0, inputs["input_ids"].shape[1] :].tolist())
+        handles = []
+        for pixels in inputs["pixel_values"] if pictures else ():
+            handle, offset = put_rows(arena, tower(pixels[None])[0], offset)
+            handles.append(handle)
+        prompt, spans = spliced_prompt(inputs["input_ids"][0].tolist(), handles, image_id=IMAGE, num_tokens=16)
+        sequences.append(driver.add(slot, prompt, spans=spans))
+    driver.run(10)
+    assert [s.output[:10] for s in sequences] == expected
+
+
+def test_every_naming_of_weights_loads(tmp_path: Path) -> None:
+    plain = tower_of(make_llava(tmp_path / "saved"))
+    pixels = torch.randn(1, 3, 28, 28)
+    namings = {
+        "classic": (("vision_tower.", "vision_tower.vision_model."),),
+        "transformers-5": (
+            ("language_model.lm_head.", "lm_head."),
+            ("language_model.model.", "model.language_model."),
+            ("vision_tower.", "model.vision_tower."),
+            ("multi_modal_projector.", "model.multi_modal_projector."),
+        ),
+    }
+    for name, prefixes in namings.items():
+        renamed = make_llava(tmp_path / name)
+        rename_weights(renamed, *prefixes)
+        torch.testing.assert_close(tower_of(renamed)(pixels), plain(pixels))
+        make_runner(renamed).warm_up()
