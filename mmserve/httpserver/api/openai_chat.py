@@ -1,0 +1,207 @@
+"""OpenAI chat completions on the wire: body to GenerateCall, TextDeltas to chunks or to one answer.
+
+Knows the protocol; knows nothing of how text is made.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from typing import TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.types import Send
+
+from mmserve.errors import InvalidRequest, MmserveError
+from mmserve.httpserver.api.answer import send_json
+from mmserve.httpserver.api.openai_errors import error_body
+from mmserve.httpserver.api.openai_fields import ChatRequest, decode, refuse_unsupported
+from mmserve.httpserver.api.openai_messages import ConversationReader
+from mmserve.httpserver.api.sse import DONE, event, send_events
+from mmserve.httpserver.call import GenerateCall, Usage
+from mmserve.httpserver.flights import Flight
+from mmserve.httpserver.served_model import ServedModel
+from mmserve.messages.sampling import SamplingParams
+
+T = TypeVar("T")
+
+_SEED_MASK = (1 << 63) - 1
+
+
+class PromptDetails(msgspec.Struct):
+    cached_tokens: int
+    image_tokens: int
+
+
+class WireUsage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class Delta(msgspec.Struct, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+
+
+class ChunkChoice(msgspec.Struct):
+    index: int
+    delta: Delta
+    logprobs: None = None
+    finish_reason: str | None = None
+
+
+class Chunk(msgspec.Struct):
+    id: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    object: str = "chat.completion.chunk"
+    usage: WireUsage | UnsetType | None = UNSET
+
+
+class AnswerMessage(msgspec.Struct):
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class AnswerChoice(msgspec.Struct):
+    index: int
+    message: AnswerMessage
+    finish_reason: str | None
+    logprobs: None = None
+
+
+class Completion(msgspec.Struct):
+    id: str
+    created: int
+    model: str
+    choices: list[AnswerChoice]
+    usage: WireUsage
+    object: str = "chat.completion"
+
+
+def parse(body: bytes, model: ServedModel, arrival_s: float) -> GenerateCall:
+    """A validated call. Raises InvalidRequest and ModelNotFound, naming the field."""
+    request = decode(body, ChatRequest)
+    model.check_name(request.model)
+    refuse_unsupported(request)
+    reader = ConversationReader(model.max_images)
+    messages = reader.read(request.messages)
+    options = request.stream_options
+    return GenerateCall(
+        request_id=uuid.uuid4().hex,
+        model=model.name,
+        messages=messages,
+        media=tuple(reader.media),
+        sampling=_sampling(request, model),
+        arrival_s=arrival_s,
+        n=request.n or 1,
+        stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
+        stream=bool(request.stream),
+        include_usage=bool(options and options.include_usage),
+        cache_salt=request.cache_salt or "",
+    )
+
+
+def _sampling(request: ChatRequest, model: ServedModel) -> SamplingParams:
+    defaults = model.sampling_defaults
+    temperature = _or(request.temperature, defaults.temperature)
+    max_tokens = _or(request.max_completion_tokens, request.max_tokens or 0)
+    min_tokens = request.min_tokens or 0
+    if max_tokens and min_tokens > max_tokens:
+        raise InvalidRequest(f"min_tokens {min_tokens} is more than max_tokens {max_tokens}", param="min_tokens")
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=temperature,
+        top_p=_or(request.top_p, defaults.top_p),
+        top_k=max(0, _or(request.top_k, defaults.top_k)),
+        min_p=_or(request.min_p, defaults.min_p),
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
+        logit_bias=_logit_bias(request, model.vocab_size),
+        seed=_seed(request.seed, model.seed, temperature),
+        stop_token_ids=() if request.ignore_eos else model.eos_token_ids,
+    )
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value
+
+
+def _seed(asked: int | None, server_seed: int, temperature: float) -> int:
+    """The client's seed; without one the server's, mixed with chance so that equal requests may differ."""
+    if asked is not None:
+        return asked & _SEED_MASK
+    return server_seed if temperature == 0 else (server_seed ^ secrets.randbits(63)) & _SEED_MASK
+
+
+def _logit_bias(request: ChatRequest, vocab_size: int) -> dict[int, float]:
+    for token_id in request.logit_bias or {}:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(f"token id {token_id} is not in the vocabulary", param="logit_bias")
+    return request.logit_bias or {}
+
+
+async def send(flight: Flight, send: Send) -> None:
+    """Write the whole response, as a stream or at once. Raises MmserveError when nothing was sent yet."""
+    if flight.call.stream:
+        await send_events(send, _events(flight))
+    else:
+        await send_json(send, msgspec.json.encode(await _complete(flight)))
+
+
+async def _complete(flight: Flight) -> Completion:
+    texts = [""] * flight.call.n
+    finishes: list[str | None] = [None] * flight.call.n
+    async for delta in flight.deltas:
+        texts[delta.index] += delta.text
+        finishes[delta.index] = delta.finish
+    choices = [AnswerChoice(index, AnswerMessage(text), finishes[index]) for index, text in enumerate(texts)]
+    return Completion(_id(flight.call), int(time.time()), flight.call.model, choices, _usage(flight.deltas.usage))
+
+
+async def _events(flight: Flight) -> AsyncGenerator[bytes, None]:
+    """One event a delta; a failure after the first becomes an event, for the status is long sent."""
+    call, created, begun = flight.call, int(time.time()), set[int]()
+    usage = None if call.include_usage else UNSET
+
+    def chunk(choices: list[ChunkChoice], usage: WireUsage | UnsetType | None = usage) -> bytes:
+        return event(msgspec.json.encode(Chunk(_id(call), created, call.model, choices, usage=usage)))
+
+    try:
+        async for delta in flight.deltas:
+            if delta.index not in begun:
+                begun.add(delta.index)
+                yield chunk([ChunkChoice(delta.index, Delta(role="assistant", content=""))])
+            if delta.text:
+                yield chunk([ChunkChoice(delta.index, Delta(content=delta.text))])
+            if delta.finish is not None:
+                yield chunk([ChunkChoice(delta.index, Delta(), finish_reason=delta.finish)])
+        if call.include_usage:
+            yield chunk([], _usage(flight.deltas.usage))
+    except MmserveError as error:
+        if not begun:
+            raise
+        yield event(error_body(error))
+    yield DONE
+
+
+def _id(call: GenerateCall) -> str:
+    return f"chatcmpl-{call.request_id}"
+
+
+def _usage(usage: Usage) -> WireUsage:
+    return WireUsage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.prompt_tokens + usage.completion_tokens,
+        prompt_tokens_details=PromptDetails(usage.cached_tokens, usage.image_tokens),
+    )

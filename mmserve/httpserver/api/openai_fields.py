@@ -1,0 +1,101 @@
+"""The fields of an OpenAI chat completion request, with their ranges; null means left out, unknown ones are ignored.
+
+Knows JSON and names of fields, not what they do.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from mmserve.errors import InvalidRequest
+
+T = TypeVar("T")
+
+MAX_CHOICES = 16
+MAX_STOPS = 16
+
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Text = Annotated[str, Meta(min_length=1)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
+    include_usage: bool | None = None
+
+
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of ``POST /v1/chat/completions``. ``messages`` are read by ``openai_messages``, which names each part."""
+
+    messages: Any = None
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    stop: Text | Annotated[list[Text], Meta(max_length=MAX_STOPS)] | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    cache_salt: str | None = None
+    tool_choice: Any = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    function_call: Any = None
+
+
+_PATH = re.compile(r" - at `(?:key` in `)?\$\.?([^`]*)`$")
+
+
+def decode(body: bytes, type_: type[T]) -> T:
+    """JSON to a struct. Raises InvalidRequest that names the field."""
+    try:
+        return msgspec.json.decode(body, type=type_)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        found = _PATH.search(message)
+        param = found[1].replace("[...]", "") if found and found[1] else None
+        what = _PATH.sub("", message)
+        raise InvalidRequest(f"{param}: {what}" if param else what, param=param) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the request body is not valid JSON: {error}") from error
+
+
+def refuse_unsupported(request: ChatRequest) -> None:
+    """Raise InvalidRequest for what would otherwise be answered wrongly in silence."""
+    if request.tool_choice not in (None, "auto", "none"):
+        raise InvalidRequest("calling a tool cannot be required: tools are not supported", param="tool_choice")
+    if request.function_call not in (None, "auto", "none"):
+        raise InvalidRequest("calling a function cannot be required", param="function_call")
+    if request.logprobs:
+        raise InvalidRequest("logprobs are not supported", param="logprobs")
+    if request.top_logprobs:
+        raise InvalidRequest("logprobs are not supported", param="top_logprobs")
+    if request.audio is not None:
+        raise InvalidRequest("audio output is not supported", param="audio")
+    if any(modality != "text" for modality in request.modalities or ()):
+        raise InvalidRequest("only text output is supported", param="modalities")
+    _refuse_format(request.response_format)
+
+
+def _refuse_format(response_format: Any) -> None:
+    if response_format is None:
+        return
+    if not isinstance(response_format, dict):
+        raise InvalidRequest("response_format must be an object", param="response_format")
+    if response_format.get("type") != "text":
+        raise InvalidRequest("only response_format text is supported", param="response_format.type")

@@ -1,0 +1,74 @@
+"""An OpenAI conversation to Messages and MediaRefs; every error names the message and part at fault.
+
+Knows roles and content parts; fetches nothing and knows no template.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmserve.errors import InvalidRequest
+from mmserve.httpserver.call import MediaPart, MediaRef, Message, TextPart
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_TEXT_FIELDS = {"text": "text", "refusal": "refusal"}
+"""Part types that are text, and the field that has it."""
+
+
+class ConversationReader:
+    """Reads one conversation. ``max_images`` None: the model takes no images at all."""
+
+    def __init__(self, max_images: int | None) -> None:
+        self._max_images = max_images
+        self.media: list[MediaRef] = []
+
+    def read(self, messages: Any) -> tuple[Message, ...]:
+        """All messages in order; images are gathered in ``media``. Raises InvalidRequest."""
+        if not isinstance(messages, list) or not messages:
+            raise InvalidRequest("messages must be a list with at least one message", param="messages")
+        return tuple(self._message(message, f"messages[{index}]") for index, message in enumerate(messages))
+
+    def _message(self, message: Any, at: str) -> Message:
+        if not isinstance(message, dict):
+            raise InvalidRequest("a message must be an object", param=at)
+        role = message.get("role")
+        if not isinstance(role, str) or role not in _ROLES:
+            raise InvalidRequest(f"role must be one of {', '.join(_ROLES)}", param=f"{at}.role")
+        for field in ("tool_calls", "function_call", "audio"):
+            if message.get(field):
+                raise InvalidRequest(f"{field} in a conversation is not supported", param=f"{at}.{field}")
+        return Message(_ROLES[role], self._content(message.get("content"), f"{at}.content"))
+
+    def _content(self, content: Any, at: str) -> tuple[TextPart | MediaPart, ...]:
+        if isinstance(content, str):
+            return (TextPart(content),)
+        if not isinstance(content, list) or not content:
+            raise InvalidRequest("content must be a string or a list of parts", param=at)
+        return tuple(self._part(part, f"{at}[{index}]") for index, part in enumerate(content))
+
+    def _part(self, part: Any, at: str) -> TextPart | MediaPart:
+        if not isinstance(part, dict):
+            raise InvalidRequest("a content part must be an object", param=at)
+        type_ = part.get("type")
+        if type_ == "image_url":
+            return self._image(part.get("image_url"), at)
+        if type_ not in _TEXT_FIELDS:
+            raise InvalidRequest(f"unsupported content part type {type_!r:.60}", param=f"{at}.type")
+        text = part.get(_TEXT_FIELDS[type_])
+        if not isinstance(text, str):
+            raise InvalidRequest("text must be a string", param=f"{at}.{_TEXT_FIELDS[type_]}")
+        return TextPart(text)
+
+    def _image(self, image_url: Any, at: str) -> MediaPart:
+        if self._max_images is None:
+            raise InvalidRequest("this model takes no images", param=f"{at}.type")
+        if len(self.media) >= self._max_images:
+            raise InvalidRequest(f"more than {self._max_images} images in one prompt", param=f"{at}.type")
+        where = f"{at}.image_url"
+        url = image_url
+        if isinstance(image_url, dict):
+            where, url = f"{where}.url", image_url.get("url")
+        if not isinstance(url, str) or not url:
+            raise InvalidRequest("an image needs a url (data:, http(s): or file:)", param=where)
+        self.media.append(MediaRef(url, where))
+        return MediaPart(len(self.media) - 1)

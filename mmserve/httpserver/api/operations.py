@@ -1,0 +1,63 @@
+"""What operators and probes ask: health, liveness, readiness, version, metrics. Knows no requests."""
+
+from __future__ import annotations
+
+import httpx2
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from mmserve.errors import Unavailable
+from mmserve.httpserver.front import Front
+
+_SCRAPE_TIMEOUT_S = 10.0
+
+
+def operation_routes(front: Front) -> APIRouter:
+    """Probes are GET and HEAD, for load balancers use either."""
+    router = APIRouter(tags=["operations"])
+
+    async def ready() -> Response:
+        """200 only when a request could succeed; otherwise 503 and the phase."""
+        gate = front.gate
+        status = {"status": "ok" if gate.ready else "unavailable", "phase": gate.phase_name}
+        if gate.phase.detail:
+            status["detail"] = gate.phase.detail
+        return _json(status, 200 if gate.ready else 503)
+
+    async def live() -> Response:
+        """This process answers."""
+        return _json({"status": "ok"})
+
+    async def version() -> Response:
+        return _json({"version": front.deployment.version})
+
+    async def metrics() -> Response:
+        """Prometheus text of all processes, from the metrics server."""
+        front.metrics.flush()
+        return await _scrape(front)
+
+    for path, endpoint in (
+        ("/health", ready),
+        ("/ready", ready),
+        ("/live", live),
+        ("/version", version),
+        ("/metrics", metrics),
+    ):
+        router.add_api_route(path, endpoint, methods=["GET"], response_class=Response)
+        router.add_api_route(path, endpoint, methods=["HEAD"], response_class=Response, include_in_schema=False)
+    return router
+
+
+async def _scrape(front: Front) -> Response:
+    transport = httpx2.AsyncHTTPTransport(uds=str(front.endpoints.metrics_http))
+    try:
+        async with httpx2.AsyncClient(transport=transport, timeout=_SCRAPE_TIMEOUT_S) as client:
+            answer = await client.get("http://metrics/metrics")
+    except httpx2.HTTPError as error:
+        raise Unavailable("the metrics server does not answer", retry_after_s=1.0) from error
+    return Response(answer.content, answer.status_code, media_type=answer.headers.get("content-type"))
+
+
+def _json(body: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, media_type="application/json")

@@ -1,0 +1,102 @@
+"""The ASGI app of a worker: routes and what an error looks like on each. Knows no engine and no media."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from mmserve.errors import ERROR_KINDS, InvalidRequest, MmserveError, NotFound
+from mmserve.httpserver.api import openai_chat
+from mmserve.httpserver.api.answer import Answer
+from mmserve.httpserver.api.models import model_routes
+from mmserve.httpserver.api.openai_errors import error_response
+from mmserve.httpserver.api.openai_fields import ChatRequest
+from mmserve.httpserver.api.operations import operation_routes
+from mmserve.httpserver.body import read_body
+from mmserve.httpserver.envelope import Envelope
+from mmserve.httpserver.front import Front
+
+_MIB = 1 << 20
+
+
+def make_app(front: Front) -> ASGIApp:
+    """Every route of the server, wrapped in its envelope."""
+    app = FastAPI(title="mmserve", version=front.deployment.version, redoc_url=None)
+    app.include_router(model_routes(front))
+    app.include_router(operation_routes(front))
+    _add_chat(app, front)
+    app.add_exception_handler(MmserveError, _on_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
+    app.add_exception_handler(Exception, _on_bug)
+    return Envelope(app, front.authorisation, front.metrics, error_response)
+
+
+def _add_chat(app: FastAPI, front: Front) -> None:
+    limit_nbytes = int(front.deployment.config.max_body_mb * _MIB)
+
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation, with pictures in it or not; streamed as server-sent events on request."""
+        arrival_s = time.monotonic()
+        front.gate.check()
+        call = openai_chat.parse(await read_body(request, limit_nbytes), front.model, arrival_s)
+        return Answer(front.flights.start(call), openai_chat.send)
+
+    app.add_api_route(
+        "/v1/chat/completions",
+        chat_completions,
+        methods=["POST"],
+        tags=["chat"],
+        response_class=Response,
+        openapi_extra={"requestBody": _body_schema(ChatRequest)},
+    )
+
+
+def _body_schema(type_: Any) -> dict[str, Any]:
+    """The struct's own JSON schema, inlined: what is documented is what is checked."""
+    (_,), components = msgspec.json.schema_components([type_], ref_template="#/{name}")
+    schema = _inlined(components[type_.__name__], components)
+    return {"required": True, "content": {"application/json": {"schema": schema}}}
+
+
+def _inlined(node: Any, components: dict[str, Any]) -> Any:
+    if isinstance(node, list):
+        return [_inlined(item, components) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        return _inlined(components[node["$ref"].removeprefix("#/")], components)
+    return {key: _inlined(value, components) for key, value in node.items()}
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, MmserveError)
+    return error_response(error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """No such route, wrong method: the framework's own refusals in the same form as ours."""
+    assert isinstance(error, HTTPException)
+    wrapped: MmserveError = (NotFound if error.status_code == 404 else InvalidRequest)(
+        f"{request.method} {request.url.path}: {error.detail}"
+    )
+    wrapped.status = error.status_code
+    response = error_response(wrapped)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    """Nobody reads this; the status is for the metrics."""
+    return Response(status_code=499)
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    return error_response(ERROR_KINDS["internal_error"]("internal error"))

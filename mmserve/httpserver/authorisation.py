@@ -1,0 +1,33 @@
+"""Who may ask: one key for the whole server, compared in constant time. Knows no route but the open ones."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+
+from mmserve.errors import Unauthorized
+
+OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
+"""Probes carry no key."""
+
+
+class Authorisation:
+    """``api_key`` None: everybody may."""
+
+    def __init__(self, api_key: str | None) -> None:
+        self._digest = None if api_key is None else _digest(api_key)
+
+    def check(self, path: str, headers: Mapping[str, str]) -> None:
+        """Raise Unauthorized unless the path is open or the key came as Bearer token or in x-api-key."""
+        if self._digest is None or path in OPEN_PATHS:
+            return
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        if not hmac.compare_digest(_digest(given), self._digest):
+            raise Unauthorized("missing or wrong API key" if given else "send the API key as Bearer token or x-api-key")
+
+
+def _digest(key: str) -> bytes:
+    """Equal lengths for the comparison, whatever was sent."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

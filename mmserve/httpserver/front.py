@@ -1,0 +1,108 @@
+"""One HTTP worker's parts, put together around its helpers.
+
+Also reads the worker's inbox and keeps its heartbeat. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from mmserve.deployment import Deployment
+from mmserve.health.client import INTERVAL_S, Pulse
+from mmserve.httpserver.admission import Gate
+from mmserve.httpserver.authorisation import Authorisation
+from mmserve.httpserver.detokenizer import Vocabulary
+from mmserve.httpserver.dispatcher import Dispatcher
+from mmserve.httpserver.flights import Flights
+from mmserve.httpserver.generate import Leasing, MediaReading, Prompting, RequestPath
+from mmserve.httpserver.roads import Roads
+from mmserve.httpserver.served_model import ServedModel
+from mmserve.ipc.channel import AsyncReceiver
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.reply import HttpInbound, ServerPhase, TokenReply
+from mmserve.metrics.client import MetricsClient
+from mmserve.process import Process
+
+
+@dataclass(frozen=True)
+class Helpers:
+    """The parts of the request path that touch media and prompts; tests bring their own."""
+
+    media: MediaReading
+    leases: Leasing
+    prompts: Prompting
+    vocabulary: Vocabulary
+
+
+@dataclass(frozen=True)
+class Front:
+    """What routes need."""
+
+    deployment: Deployment
+    endpoints: Endpoints
+    model: ServedModel
+    authorisation: Authorisation
+    gate: Gate
+    flights: Flights
+    metrics: MetricsClient
+
+
+@asynccontextmanager
+async def open_front(process: Process, helpers: Helpers, metrics: MetricsClient) -> AsyncIterator[Front]:
+    """A working front: inbox read, heart beating. On exit nothing of it is left; live requests should have ended."""
+    deployment, endpoints = process.deployment, process.endpoints
+    model = ServedModel.of(deployment)
+    roads = Roads(endpoints, deployment.config.visual_workers)
+    dispatcher = Dispatcher(roads, metrics)
+    gate = Gate(deployment.config.max_queued_requests, metrics)
+    path = RequestPath(
+        worker=process.index,
+        max_model_len=deployment.max_model_len,
+        gate=gate,
+        media=helpers.media,
+        leases=helpers.leases,
+        prompts=helpers.prompts,
+        dispatcher=dispatcher,
+        vocabulary=helpers.vocabulary,
+        metrics=metrics,
+    )
+    flights = Flights(path.generate, metrics)
+    inbox: AsyncReceiver[HttpInbound] = AsyncReceiver(endpoints.http(process.index), HttpInbound)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(_read_inbox(inbox, dispatcher, gate)),
+                tasks.create_task(_beat(process, flights, metrics)),
+            ]
+            authorisation = Authorisation(deployment.config.api_key)
+            yield Front(deployment, endpoints, model, authorisation, gate, flights, metrics)
+            for task in running:
+                task.cancel()
+    finally:
+        inbox.close()
+        roads.close()
+
+
+async def _read_inbox(inbox: AsyncReceiver[HttpInbound], dispatcher: Dispatcher, gate: Gate) -> None:
+    async for message in inbox:
+        match message:
+            case TokenReply():
+                dispatcher.deliver(message)
+            case ServerPhase():
+                gate.phase = message
+                dispatcher.follow(message)
+
+
+async def _beat(process: Process, flights: Flights, metrics: MetricsClient) -> None:
+    """From the same loop that serves: a stuck loop stops beating. Waiting for the engine is not this process's work."""
+    pulse = Pulse(process.endpoints, process.name)
+    try:
+        while True:
+            pulse.beat(busy=False)
+            metrics.flush()
+            await asyncio.sleep(INTERVAL_S / 2)
+    finally:
+        pulse.close()

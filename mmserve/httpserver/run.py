@@ -1,0 +1,31 @@
+"""Entry point of one HTTP worker. Knows the order in which its parts come up and go down."""
+
+from __future__ import annotations
+
+import asyncio
+
+import uvloop
+
+from mmserve.httpserver.front import open_front
+from mmserve.httpserver.helpers import open_helpers
+from mmserve.httpserver.server import serve
+from mmserve.metrics.client import MetricsClient
+from mmserve.process import Process
+
+
+def run(process: Process) -> None:
+    """Serve until SIGTERM."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(process))
+
+
+async def _serve(process: Process) -> None:
+    metrics = MetricsClient(process.endpoints, process.name)
+    try:
+        async with (
+            open_helpers(process, metrics) as helpers,
+            open_front(process, helpers, metrics) as front,
+        ):
+            await serve(process, front)
+    finally:
+        metrics.close()

@@ -1,0 +1,48 @@
+"""What a checkpoint's generation_config.json says about sampling: defaults for requests that do not say.
+
+Only keys that the file really sets count; Hugging Face's own implicit values (top_k 50, greedy) do not.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+logger = logging.getLogger(__name__)
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """Values for fields a request leaves out; the same meaning as in SamplingParams."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+class _GenerationConfig(msgspec.Struct, frozen=True):
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+def read_sampling_defaults(checkpoint: str) -> SamplingDefaults:
+    """Defaults of a checkpoint directory; plain ones when it has no (readable) generation_config.json."""
+    path = Path(checkpoint) / "generation_config.json"
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_GenerationConfig)
+    except FileNotFoundError:
+        return SamplingDefaults()
+    except (OSError, msgspec.DecodeError) as error:
+        logger.warning("ignored %s: %s", path, error)
+        return SamplingDefaults()
+    given = {name: value for name, value in msgspec.structs.asdict(found).items() if value is not None}
+    if given.pop("do_sample", True) is False:
+        given["temperature"] = 0.0
+    return msgspec.convert(given, SamplingDefaults)

@@ -1,0 +1,151 @@
+"""Media, leases and prompts of an HTTP worker without files, sockets or a cache server; one token per byte."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from mmserve.checkpoint.spec import ModelSpec, TextSpec, VisionSpec
+from mmserve.config import Config
+from mmserve.deployment import FIRST_VIRTUAL_TOKEN, Deployment
+from mmserve.errors import MediaError
+from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaPart, MediaRef, Prompt, TextPart
+from mmserve.messages.cache import ItemState, MediaRecord
+from mmserve.messages.media import Handle, MediaSpan
+
+EOS = 256
+IMAGE_TOKENS = 4
+VOCAB = 257
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Token id = byte value; 256 is the special token that ends a text."""
+    to_symbol = _symbols()
+    tokenizer = Tokenizer(models.BPE(vocab={to_symbol[byte]: byte for byte in range(256)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["</s>"])
+    return tokenizer
+
+
+def _symbols() -> list[str]:
+    """GPT-2's printable stand-in for each byte: printable Latin-1 as it is, the rest from U+0100 on."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+def make_deployment(run_dir: str, *, vision: bool = True, **config: object) -> Deployment:
+    """A deployment of no real model, named ``stub`` and kept at /models/stub-7b."""
+    text = TextSpec(
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        vocab_size=VOCAB,
+        max_position=512,
+        rms_eps=1e-5,
+        rope_theta=1e4,
+    )
+    tower = VisionSpec(
+        image_size=8,
+        patch_size=4,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=1,
+        layer_norm_eps=1e-5,
+        activation="gelu",
+        feature_layer=-2,
+        select_strategy="default",
+        projector_activation="gelu",
+        projector_bias=True,
+        num_image_tokens=IMAGE_TOKENS,
+    )
+    return Deployment(
+        config=Config(**({"shutdown_timeout": 5.0} | config)),  # type: ignore[arg-type]
+        model=ModelSpec(
+            family="llava" if vision else "llama",
+            path="/models/stub-7b",
+            text=text,
+            vision=tower if vision else None,
+            eos_token_ids=(EOS,),
+        ),
+        served_name="stub",
+        device="cpu",
+        dtype="float32",
+        max_model_len=512,
+        kv_blocks=64,
+        arena_nbytes=1 << 16,
+        run_dir=run_dir,
+        hash_seed=1,
+        url="http://127.0.0.1:0",
+        version="1.2.3",
+    )
+
+
+class StubMedia:
+    """The url is the image."""
+
+    async def read(self, refs: Sequence[MediaRef], cache_salt: str) -> list[MediaItem]:
+        for ref in refs:
+            if "broken" in ref.url:
+                raise MediaError("cannot read the image", param=ref.param)
+        return [MediaItem(ref.url.encode(), 8, 8, ref.url.encode(), ref.param) for ref in refs]
+
+
+class StubLeases:
+    """Every image has its place; ``held`` and ``released`` are lease ids in order."""
+
+    def __init__(self, state: ItemState = "write") -> None:
+        self.state = state
+        self.held: list[str] = []
+        self.released: list[str] = []
+
+    @asynccontextmanager
+    async def hold(self, request_id: str, items: Sequence[MediaItem]) -> AsyncIterator[list[LeasedItem]]:
+        generation = len(self.held) + 1
+        self.held.append(request_id)
+        try:
+            yield [self._leased(generation, index, item) for index, item in enumerate(items)]
+        finally:
+            self.released.append(request_id)
+
+    def _leased(self, generation: int, index: int, item: MediaItem) -> LeasedItem:
+        handle = Handle(generation, 64 * index, len(item.data))
+        data = None if self.state == "hit" else handle
+        start = FIRST_VIRTUAL_TOKEN + IMAGE_TOKENS * index
+        return LeasedItem(MediaRecord(index, start, self.state, data, handle), IMAGE_TOKENS)
+
+
+class StubPrompts:
+    """All text of the conversation as bytes, images in their places."""
+
+    def build(self, call: GenerateCall, leased: Sequence[LeasedItem]) -> Prompt:
+        ids, spans = array("q"), []
+        for message in call.messages:
+            for part in message.content:
+                if isinstance(part, TextPart):
+                    ids.extend(part.text.encode())
+                elif isinstance(part, MediaPart):
+                    item = leased[part.index]
+                    spans.append(_span(len(ids), part.index, item))
+                    ids.extend(range(item.record.token_start, item.record.token_start + item.num_tokens))
+        return Prompt(ids, tuple(spans))
+
+
+def _span(start: int, index: int, item: LeasedItem) -> MediaSpan:
+    record = item.record
+    return MediaSpan(
+        start=start,
+        num_tokens=item.num_tokens,
+        item_id=record.item_id,
+        data=record.data,
+        embed=record.embed,
+        media_index=index,
+    )

@@ -1,0 +1,143 @@
+"""What an HTTP worker sees of the rest of the server: router and visual servers on real sockets, and the supervisor.
+
+``behave`` decides what is said for a request; the one terminal reply per attempt is kept by this class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, Self
+
+import msgspec
+
+from mmserve.ipc.channel import AsyncReceiver, Sender
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.reply import HttpInbound, ServerPhase, TokenReply
+from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
+
+READY = ServerPhase(phase="ready", ready=True)
+TIMEOUT_S = 20.0
+
+Behaviour = Callable[["Upstream", GenerateRequest], Awaitable[None]]
+
+
+def output_of(request: GenerateRequest) -> bytes:
+    """Tokens the request brings along, as text."""
+    return bytes(array("q", request.output_ids))
+
+
+def say(text: str, *, finish: str = "stop", group: int = 1) -> Behaviour:
+    """Answer every request with ``text``, ``group`` bytes a reply, on from what it brings along."""
+
+    async def behave(upstream: Upstream, request: GenerateRequest) -> None:
+        data = text.encode()[: request.sampling.max_tokens]
+        end = finish if len(data) == len(text.encode()) else "length"
+        start = len(output_of(request))
+        for at in range(start, len(data), group):
+            piece = data[at : at + group]
+            last = at + group >= len(data)
+            upstream.reply(request, piece, finish=end if last else None, num_cached_tokens=3)
+            await asyncio.sleep(0)
+
+    return behave
+
+
+def say_then_hold(text: str, rest: str = "") -> Behaviour:
+    """Say ``text`` and go on with ``rest`` only after ``upstream.release`` is set (for ever waiting without)."""
+
+    async def behave(upstream: Upstream, request: GenerateRequest) -> None:
+        said = len(output_of(request))
+        if text.encode()[said:]:
+            upstream.reply(request, text.encode()[said:])
+        await upstream.release.wait()
+        upstream.reply(request, rest.encode(), finish="stop")
+
+    return behave
+
+
+class Upstream:
+    """``received`` has (road, message) in order; the road is "router" or "visual-0"."""
+
+    def __init__(self, endpoints: Endpoints, visual_workers: int = 1) -> None:
+        self.behave: Behaviour = say("hello")
+        self.received: list[tuple[str, EngineInbound]] = []
+        self.release = asyncio.Event()
+        self.answer_aborts = True
+        self._endpoints = endpoints
+        self._visual_workers = visual_workers
+        self._changed = asyncio.Condition()
+        self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._ended: set[tuple[str, int]] = set()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self._http: Sender[HttpInbound] = Sender(self._endpoints.http(0), HttpInbound)
+        self._stack.callback(self._http.close, linger_ms=100)
+        self._listen("router", self._endpoints.router)
+        for index in range(self._visual_workers):
+            self._listen(f"visual-{index}", self._endpoints.visual(index))
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.forget()
+        await self._stack.aclose()
+
+    def forget(self) -> None:
+        """All that runs is lost, as when the engine is killed."""
+        for task in self._running.values():
+            task.cancel()
+        self._running.clear()
+
+    def say_phase(self, **fields: Any) -> None:
+        self._http.send(msgspec.structs.replace(READY, **fields))
+
+    def reply(self, request: GenerateRequest, token_ids: Any = (), **fields: Any) -> None:
+        """Send one reply; nothing after an attempt's terminal one."""
+        attempt = (request.id, request.attempt)
+        if attempt in self._ended:
+            return
+        if fields.get("finish"):
+            self._ended.add(attempt)
+        self._http.send(TokenReply(id=request.id, attempt=request.attempt, token_ids=tuple(token_ids), **fields))
+
+    def requests(self) -> list[GenerateRequest]:
+        return [message for _, message in self.received if isinstance(message, GenerateRequest)]
+
+    def aborts(self) -> list[AbortRequest]:
+        return [message for _, message in self.received if isinstance(message, AbortRequest)]
+
+    def roads(self) -> list[str]:
+        return [road for road, _ in self.received]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until what was received fulfils the condition."""
+        async with asyncio.timeout(TIMEOUT_S), self._changed:
+            await self._changed.wait_for(condition)
+
+    def _listen(self, road: str, endpoint: str) -> None:
+        receiver: AsyncReceiver[EngineInbound] = AsyncReceiver(endpoint, EngineInbound)
+        task = asyncio.create_task(self._receive(road, receiver))
+        self._stack.callback(receiver.close)
+        self._stack.callback(task.cancel)
+
+    async def _receive(self, road: str, receiver: AsyncReceiver[EngineInbound]) -> None:
+        async for message in receiver:
+            self.received.append((road, message))
+            if isinstance(message, GenerateRequest):
+                task = asyncio.create_task(self.behave(self, message))  # type: ignore[arg-type]
+                self._running[message.id, message.attempt] = task
+            elif self.answer_aborts:
+                self._abort(message)
+            async with self._changed:
+                self._changed.notify_all()
+
+    def _abort(self, message: AbortRequest) -> None:
+        attempt = (message.id, message.attempt)
+        if task := self._running.pop(attempt, None):
+            task.cancel()
+        if attempt not in self._ended:
+            self._ended.add(attempt)
+            self._http.send(TokenReply(id=message.id, attempt=message.attempt, finish="abort"))

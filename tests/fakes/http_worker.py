@@ -1,0 +1,104 @@
+"""A whole HTTP worker in the test's own event loop: the real app and server, fakes on both sides."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import openai
+import uvloop
+
+from mmserve.httpserver.detokenizer import Vocabulary
+from mmserve.httpserver.front import Front, Helpers, open_front
+from mmserve.httpserver.server import serve
+from mmserve.metrics.client import MetricsClient
+from mmserve.process import Process
+from tests.fakes.http_helpers import StubLeases, StubMedia, StubPrompts, byte_tokenizer, make_deployment
+from tests.fakes.http_upstream import TIMEOUT_S, Upstream
+
+T = TypeVar("T")
+
+
+@dataclass
+class Worker:
+    """A worker that serves, ready for requests."""
+
+    port: int
+    front: Front
+    leases: StubLeases
+    upstream: Upstream
+    serving: asyncio.Task[None]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, api_key: str = "none") -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=TIMEOUT_S)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """For state that announces itself to nobody."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while not condition():
+                await asyncio.sleep(0.002)
+
+    async def idle(self) -> None:
+        """Nothing is held any more."""
+        await self.until(lambda: not len(self.front.flights) and not self.front.gate.in_flight)
+
+
+@asynccontextmanager
+async def http_worker(*, ready: bool = True, vision: bool = True, **config: object) -> AsyncIterator[Worker]:
+    """Start, yield, then SIGTERM as the supervisor would."""
+    with tempfile.TemporaryDirectory(prefix="mmserve-test-") as run_dir:
+        deployment = make_deployment(run_dir, vision=vision, **config)
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        started = asyncio.Event()
+        process = Process(
+            deployment, "httpserver", 0, 0, ready=lambda details: started.set(), listen_fd=listener.detach()
+        )
+        metrics = MetricsClient(process.endpoints, process.name)
+        leases = StubLeases()
+        helpers = Helpers(StubMedia(), leases, StubPrompts(), Vocabulary(byte_tokenizer()))
+        async with (
+            Upstream(process.endpoints, deployment.config.visual_workers) as upstream,
+            open_front(process, helpers, metrics) as front,
+        ):
+            serving = asyncio.create_task(serve(process, front))
+            await started.wait()
+            worker = Worker(port, front, leases, upstream, serving)
+            if ready:
+                upstream.say_phase()
+                await worker.until(lambda: front.gate.ready)
+            try:
+                yield worker
+            finally:
+                await _end(serving)
+        metrics.close()
+        assert Path(run_dir).exists()
+
+
+async def _end(serving: asyncio.Task[None]) -> None:
+    if not serving.done():
+        os.kill(os.getpid(), signal.SIGTERM)
+    await serving
+
+
+def run(test: Callable[[], Awaitable[T]]) -> T:
+    """Run a coroutine function on uvloop, as the worker does."""
+
+    async def limited() -> T:
+        async with asyncio.timeout(60):
+            return await test()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(limited())
