@@ -1,0 +1,19 @@
+"""One log format for every process: time, level, who (the process's title), what. Knows no process by name."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+
+def setup(who: str, level: str) -> None:
+    """Send this process's records of at least ``level`` to stderr, each line naming ``who``."""
+    handler = logging.StreamHandler(sys.stderr)
+    # A "%" in a title would otherwise be read as a format.
+    who = who.replace("%", "%%")
+    handler.setFormatter(
+        logging.Formatter(f"%(asctime)s.%(msecs)03d %(levelname)-7s [{who}] %(message)s", datefmt="%H:%M:%S")
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())

@@ -1,0 +1,188 @@
+"""Where a Config comes from: flags over ``MMSERVE_*`` over a YAML or TOML file over the defaults.
+
+Everything is derived from Config's fields. Knows no argparse and starts nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from mmserve.config import ENV_PREFIX, Config
+from mmserve.errors import StartupError
+
+CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
+"""Names the config file, like ``--config``."""
+
+
+class OptionError(StartupError):
+    """An option that is unknown, out of range, or does not go with another; one line."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One field of Config as a user meets it."""
+
+    name: str
+    group: str
+    help: str
+    default: Any
+    annotation: Any
+    kind: inspect.Type
+    """What msgspec makes of the annotation, without the ``| None`` of an optional field."""
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.name.upper()
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values of a Literal in the order written there; nothing for other types."""
+        literal = typing.get_args(self.annotation)[0]
+        return typing.get_args(literal) if isinstance(self.kind, inspect.LiteralType) else ()
+
+    @property
+    def allowed(self) -> str:
+        """The values it takes, in words."""
+        match self.kind:
+            case inspect.LiteralType():
+                return "one of " + ", ".join(self.choices)
+            case inspect.BoolType():
+                return "true or false"
+            case inspect.IntType(ge=low, le=high):
+                return "a whole number" + _limits(low, None, high)
+            case inspect.FloatType(ge=low, gt=above, le=high):
+                return "a number" + _limits(low, above, high)
+            case inspect.VarTupleType():
+                return "a list of texts, or one text with commas"
+        return "a text that is not empty"
+
+    def parse(self, value: Any, said: str) -> Any:
+        """``value`` as the field's type. ``said``: how the user wrote it, for the error. Raises OptionError."""
+        if isinstance(self.kind, inspect.VarTupleType) and isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        try:
+            parsed = msgspec.convert(value, self.annotation, strict=False)
+        except msgspec.ValidationError:
+            raise OptionError(f"{said}: {self.name} must be {self.allowed}") from None
+        if parsed == "" or (isinstance(parsed, float) and not math.isfinite(parsed)):
+            raise OptionError(f"{said}: {self.name} must be {self.allowed}")
+        return parsed
+
+
+def _limits(low: float | None, above: float | None, high: float | None) -> str:
+    if low is not None and high is not None:
+        return f" from {low:g} to {high:g}"
+    bounds = ((" of at least", low), (" above", above), (" of at most", high))
+    return "".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
+
+
+def _options() -> Iterable[Option]:
+    annotations = typing.get_type_hints(Config, include_extras=True)
+    struct = typing.cast(inspect.StructType, inspect.type_info(Config))
+    for field in struct.fields:
+        meta = typing.cast(inspect.Metadata, field.type)
+        kind = meta.type
+        if isinstance(kind, inspect.UnionType):
+            kind = next(member for member in kind.types if not isinstance(member, inspect.NoneType))
+        described, extra = meta.extra_json_schema or {}, meta.extra or {}
+        yield Option(field.name, extra["group"], described["description"], field.default, annotations[field.name], kind)
+
+
+OPTIONS: dict[str, Option] = {option.name: option for option in _options()}
+"""Every option by field name, in the order of Config."""
+
+
+def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], file: str | None) -> Config:
+    """The Config that flags (by field name), environment and file (or ``MMSERVE_CONFIG``) add up to.
+
+    Raises OptionError at the first value or combination that cannot work.
+    """
+    values: dict[str, Any] = {}
+    if (path := file or environ.get(CONFIG_ENV)) is not None:
+        values |= _from_file(Path(path))
+    values |= _from_environment(environ)
+    values |= {name: OPTIONS[name].parse(value, f"{OPTIONS[name].flag} {value}") for name, value in flags.items()}
+    config = Config(**values)
+    check(config)
+    return config
+
+
+def check(config: Config) -> None:
+    """Refuse combinations that cannot work, whatever the model. Raises OptionError."""
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        raise OptionError(
+            f"--max-num-batched-tokens {config.max_num_batched_tokens} is less than --max-num-seqs "
+            f"{config.max_num_seqs}, but each running sequence needs a token in every step: raise it or lower the other"
+        )
+    if config.port == config.health_port != 0:
+        raise OptionError(f"--port and --health-port are both {config.port}: choose another, or 0 for a free one")
+    if config.allowed_local_media_path is not None and not Path(config.allowed_local_media_path).is_dir():
+        raise OptionError(
+            f"--allowed-local-media-path {config.allowed_local_media_path} is not a directory: create it, or name one"
+        )
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``; did you mean X?`` or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    by_env = {option.env: option for option in OPTIONS.values()}
+    values = {}
+    for key, value in environ.items():
+        if not key.startswith(ENV_PREFIX) or key == CONFIG_ENV:
+            continue
+        if key not in by_env:
+            raise OptionError(f"environment variable {key} is no option{did_you_mean(key, by_env)}")
+        said = f"{key}={'...' if key == OPTIONS['api_key'].env else value}"
+        values[by_env[key].name] = by_env[key].parse(value, said)
+    return values
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    values = {}
+    for key, value in _read(path).items():
+        name = str(key).replace("-", "_")
+        if name not in OPTIONS:
+            raise OptionError(f"{path}: {key} is no option{did_you_mean(name, OPTIONS)}")
+        if value is not None:
+            values[name] = OPTIONS[name].parse(value, f"{path}: {key}: {value}")
+    return values
+
+
+def _read(path: Path) -> Mapping[Any, Any]:
+    try:
+        text = path.read_text()
+        # YAML is imported only when such a file is read, to keep `mmserve --help` instant.
+        if path.suffix == ".toml":
+            content: Any = tomllib.loads(text)
+        elif path.suffix in (".yaml", ".yml"):
+            import yaml
+
+            try:
+                content = yaml.safe_load(text) or {}
+            except yaml.YAMLError as error:
+                raise ValueError(" ".join(str(error).split())) from None
+        else:
+            raise OptionError(f"--config {path}: the name must end in .yaml, .yml or .toml")
+    except (OSError, ValueError) as error:
+        raise OptionError(f"--config {path}: cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise OptionError(f"--config {path}: must hold one 'option: value' a line")
+    return content

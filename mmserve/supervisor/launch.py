@@ -1,0 +1,62 @@
+"""What supervisor and child say to each other: one Launch on the child's stdin, Reports as JSON lines back.
+
+Plain data; no process, no socket.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from mmserve.deployment import Deployment
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a child needs to become its role; descriptors are inherited under the same numbers."""
+
+    deployment: Deployment
+    role: str
+    index: int
+    incarnation: int
+    title: str
+    target: str
+    """module:function"""
+    report_fd: int
+    lifeline_fd: int
+    """Reads end of file once the supervisor is gone."""
+    arena_fd: int
+    listen_fd: int | None = None
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """Loading: ``done`` of ``total`` (bytes)."""
+
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The process really serves; ``details`` as passed to Process.ready."""
+
+    details: dict[str, object]
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Why the process is about to exit, in one line."""
+
+    reason: str
+
+
+Report = Progress | Ready | Failed
+
+_encoder = msgspec.json.Encoder(enc_hook=str)
+_decoder: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
+
+
+def encode_report(report: Report) -> bytes:
+    """One line."""
+    return _encoder.encode(report) + b"\n"
+
+
+def decode_report(line: bytes) -> Report:
+    """Raises msgspec.DecodeError."""
+    return _decoder.decode(line)

@@ -1,0 +1,90 @@
+"""What this machine offers: free memory within the container's limit, a usable GPU, fast bfloat16.
+
+Reads files only; imports no torch, so that the supervisor starts at once.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_LIMIT_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+"""Version 2, version 1: limit and use, in bytes."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """``memory_bytes``: what new processes may take now; ``limited_by`` says what sets that bound."""
+
+    memory_bytes: int
+    limited_by: str
+    has_cuda: bool
+    fast_bfloat16: bool
+
+
+def look() -> Machine:
+    """This machine now."""
+    memory_bytes, limited_by = psutil.virtual_memory().available, "this machine"
+    limit = container_memory_bytes()
+    if limit is not None and limit < memory_bytes:
+        memory_bytes, limited_by = limit, "this container"
+    return Machine(memory_bytes, limited_by, _has_driver() and _torch_has_cuda(), _has_fast_bfloat16())
+
+
+def container_memory_bytes(root: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int | None:
+    """The least that any enclosing cgroup still allows; None without a limit. Page cache counts as free."""
+    left = [_left(directory, *files) for directory in _directories(root, own) for files in _LIMIT_FILES]
+    return min((nbytes for nbytes in left if nbytes is not None), default=None)
+
+
+def _directories(root: Path, own: Path) -> set[Path]:
+    """Every cgroup directory that holds us; in a container our path is seen as the root."""
+    found = {root, root / "memory"}
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            leaf = root / controllers / path.lstrip("/")
+            found.update([leaf, *(parent for parent in leaf.parents if root in parent.parents)])
+    return found
+
+
+def _left(directory: Path, limit_file: str, usage_file: str) -> int | None:
+    try:
+        limit = int((directory / limit_file).read_text())
+        used = int((directory / usage_file).read_text())
+        cached = re.search(r"^inactive_file (\d+)$", (directory / "memory.stat").read_text(), re.MULTILINE)
+    except (OSError, ValueError):
+        # No such cgroup, or "max".
+        return None
+    return max(0, limit - used + (int(cached[1]) if cached else 0))
+
+
+def _has_driver() -> bool:
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
+    return not hidden and any(Path(path).exists() for path in ("/dev/nvidiactl", "/proc/driver/nvidia/version"))
+
+
+def _torch_has_cuda() -> bool:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    version = Path(spec.origin).with_name("version.py")
+    return version.exists() and re.search(r"^cuda\b[^=]*= *['\"]", version.read_text(), re.MULTILINE) is not None
+
+
+def _has_fast_bfloat16() -> bool:
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return re.search(r"\b(avx512_bf16|amx_bf16)\b", flags) is not None

@@ -1,0 +1,142 @@
+"""Config + model + machine -> Deployment: every decision that is taken before a process starts.
+
+Pure but for the size of the weight files. Raises StartupError with one line that says what to do instead.
+"""
+
+from __future__ import annotations
+
+import secrets
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from mmserve.checkpoint.load import check_tp, weight_files
+from mmserve.checkpoint.spec import ModelSpec
+from mmserve.config import Config
+from mmserve.deployment import DTYPE_BYTES, KV_BLOCK_TOKENS, Deployment
+from mmserve.errors import StartupError
+from mmserve.ipc.arena import extent_nbytes
+from mmserve.supervisor.machine import Machine
+
+GIB = 1 << 30
+_TEXT_ARENA_NBYTES = 1 << 20
+_DEFAULT_KV_NBYTES = GIB
+_DEFAULT_KV_SHARE = 4
+"""Without --kv-cache-gb the ranks together take at most this part (a quarter) of the free memory."""
+_SMALLEST_IMAGE_NBYTES = 64 << 10
+
+
+def make(config: Config, model: ModelSpec, machine: Machine, *, run_dir: str, url: str) -> Deployment:
+    """Decide device, dtype, context, KV cache and arena; check that it all fits."""
+    check_tp(model, config.tp)
+    device = _device(config, machine)
+    dtype = _dtype(config, device, machine)
+    max_model_len = _context(config, model)
+    element_nbytes = DTYPE_BYTES[dtype]
+    block_nbytes = kv_block_nbytes(model, config.tp, element_nbytes)
+    deployment = Deployment(
+        config=config,
+        model=model,
+        served_name=config.served_model_name or Path(config.model).name,
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        kv_blocks=_kv_blocks(config, device, max_model_len, block_nbytes, machine),
+        arena_nbytes=_arena_nbytes(config, model, element_nbytes),
+        run_dir=run_dir,
+        hash_seed=secrets.randbits(63),
+        url=url,
+        version=metadata.version("mmserve"),
+    )
+    _check_memory(deployment, block_nbytes, machine)
+    return deployment
+
+
+def kv_block_nbytes(model: ModelSpec, tp: int, element_nbytes: int) -> int:
+    """Bytes of one KV block on one rank: keys and values of KV_BLOCK_TOKENS tokens in every layer."""
+    text = model.text
+    return 2 * text.num_layers * (text.num_kv_heads // tp) * text.head_dim * KV_BLOCK_TOKENS * element_nbytes
+
+
+def _device(config: Config, machine: Machine) -> Literal["cpu", "cuda"]:
+    if config.device == "cuda" and not machine.has_cuda:
+        raise StartupError(
+            "--device cuda: no NVIDIA driver here, or this torch is a CPU build; use --device cpu, "
+            "or install a CUDA build of torch"
+        )
+    if config.device == "auto":
+        return "cuda" if machine.has_cuda else "cpu"
+    return config.device
+
+
+def _dtype(config: Config, device: str, machine: Machine) -> Literal["float32", "bfloat16", "float16"]:
+    if config.dtype == "auto":
+        return "bfloat16" if device == "cuda" or machine.fast_bfloat16 else "float32"
+    return config.dtype
+
+
+def _context(config: Config, model: ModelSpec) -> int:
+    longest = model.text.max_position
+    length = config.max_model_len or longest
+    if length > longest:
+        raise StartupError(f"--max-model-len {length} is more than the model's {longest} positions: lower it")
+    if model.vision is not None and model.vision.num_image_tokens >= length:
+        raise StartupError(
+            f"--max-model-len {length} has no room for one image ({model.vision.num_image_tokens} tokens): raise it"
+        )
+    return length
+
+
+def _kv_blocks(config: Config, device: str, max_model_len: int, block_nbytes: int, machine: Machine) -> int | None:
+    one_context = -(-max_model_len // KV_BLOCK_TOKENS) + 1
+    if config.kv_cache_gb is not None:
+        blocks = int(config.kv_cache_gb * GIB) // block_nbytes
+        if blocks < one_context:
+            raise StartupError(
+                f"--kv-cache-gb {config.kv_cache_gb:g} holds {blocks * KV_BLOCK_TOKENS} tokens, less than one context "
+                f"of {max_model_len}: raise it to {one_context * block_nbytes / GIB:.2g} or more, "
+                "or lower --max-model-len"
+            )
+        return blocks
+    if device == "cuda":
+        return None
+    affordable = min(_DEFAULT_KV_NBYTES, machine.memory_bytes // _DEFAULT_KV_SHARE // config.tp) // block_nbytes
+    return max(one_context, min(affordable, one_context * config.max_num_seqs))
+
+
+def _arena_nbytes(config: Config, model: ModelSpec, element_nbytes: int) -> int:
+    if model.vision is None:
+        return _TEXT_ARENA_NBYTES
+    nbytes = int(config.mm_cache_gb * GIB) // 4096 * 4096
+    rows_nbytes = model.vision.num_image_tokens * model.text.hidden_size * element_nbytes
+    needed = extent_nbytes(rows_nbytes) + extent_nbytes(_SMALLEST_IMAGE_NBYTES)
+    if nbytes < needed:
+        raise StartupError(
+            f"--mm-cache-gb {config.mm_cache_gb:g} cannot hold even one image's embedding: "
+            f"raise it to {needed / GIB:.2g} or more"
+        )
+    return nbytes
+
+
+def _check_memory(deployment: Deployment, block_nbytes: int, machine: Machine) -> None:
+    weights = kv = 0
+    if deployment.device == "cpu":
+        weights = _weights_nbytes(deployment)
+        kv = (deployment.kv_blocks or 0) * block_nbytes * deployment.config.tp
+    needed = weights + kv + deployment.arena_nbytes
+    if needed > machine.memory_bytes:
+        raise StartupError(
+            f"too little memory: weights {_gib(weights)} + KV cache {_gib(kv)} + arena "
+            f"{_gib(deployment.arena_nbytes)} are more than the {_gib(machine.memory_bytes)} free on "
+            f"{machine.limited_by}; lower --kv-cache-gb, --max-model-len or --mm-cache-gb"
+        )
+
+
+def _weights_nbytes(deployment: Deployment) -> int:
+    stored = sum(file.stat().st_size for file in weight_files(Path(deployment.model.path)))
+    stored_element_nbytes = DTYPE_BYTES.get(deployment.model.checkpoint_dtype, 2)
+    return stored * DTYPE_BYTES[deployment.dtype] // stored_element_nbytes
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / GIB:.1f} GiB"

@@ -1,0 +1,56 @@
+"""One progress bar over all processes that load weights; plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+from mmserve.supervisor.launch import Progress
+
+_MIB = 1 << 20
+
+
+class WeightsBar:
+    """Use as a context manager; the bar appears with the first report."""
+
+    def __init__(self) -> None:
+        self._reports: dict[Hashable, Progress] = {}
+        self._bar: tqdm[Any] | None = None
+        self._is_terminal = sys.stderr.isatty()
+        self._said = False
+        # No thread of its own beside the supervisor's one.
+        tqdm.monitor_interval = 0
+
+    def __enter__(self) -> WeightsBar:
+        return self
+
+    def update(self, source: Hashable, report: Progress) -> None:
+        """``source`` has loaded so much."""
+        self._reports[source] = report
+        done = sum(report.done for report in self._reports.values())
+        total = sum(report.total for report in self._reports.values())
+        if self._is_terminal:
+            self._draw(done, total)
+        elif not self._said:
+            self._said = True
+            print(f"loading weights: {total / _MIB:.0f} MiB", file=sys.stderr, flush=True)
+
+    def _draw(self, done: int, total: int) -> None:
+        if self._bar is None:
+            self._bar = tqdm[Any](desc="loading weights", unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr)
+        self._bar.total = total
+        self._bar.n = done
+        self._bar.refresh()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        elif self._said and error is None:
+            loaded = sum(report.done for report in self._reports.values())
+            print(f"loaded weights: {loaded / _MIB:.0f} MiB", file=sys.stderr, flush=True)

@@ -1,0 +1,132 @@
+"""``serve(config)``: take what a server needs (port, run directory, arena), supervise, give all of it back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from types import FrameType
+from typing import NoReturn
+
+import setproctitle
+
+from mmserve import log
+from mmserve.checkpoint.load import load
+from mmserve.checkpoint.locate import locate
+from mmserve.checkpoint.spec import ModelSpec
+from mmserve.config import Config
+from mmserve.deployment import KV_BLOCK_TOKENS, Deployment
+from mmserve.errors import StartupError
+from mmserve.ipc.arena import Arena
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.supervisor import machine, plan
+from mmserve.supervisor.announce import Announcer
+from mmserve.supervisor.launch import Ready
+from mmserve.supervisor.listen import listen, url_of
+from mmserve.supervisor.process import Inheritance
+from mmserve.supervisor.rundir import run_directory
+from mmserve.supervisor.supervisor import Interrupted, Supervisor
+from mmserve.supervisor.topology import Topology, render, topology
+from mmserve.supervisor.watch import Watch
+
+
+def find_model(config: Config) -> ModelSpec:
+    """The model that ``--model`` names; may download."""
+    return load(locate(config.model))
+
+
+def serve(
+    config: Config,
+    *,
+    find: Callable[[Config], ModelSpec] = find_model,
+    roles: Callable[[Deployment], Topology] = topology,
+) -> int:
+    """Run one server until a signal ends it; the exit code. Raises StartupError. Nothing is left afterwards."""
+    started_s = time.monotonic()
+    log.setup("supervisor", config.log_level)
+    setproctitle.setproctitle(f"mmserve: supervisor {config.host}:{config.port} {config.model}")
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with ExitStack() as stack:
+            _supervise(stack, config, find, roles, started_s)
+    except Interrupted as interrupted:
+        return 128 + interrupted.signum
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+    raise Interrupted(signum)
+
+
+def _supervise(
+    stack: ExitStack,
+    config: Config,
+    find: Callable[[Config], ModelSpec],
+    roles: Callable[[Deployment], Topology],
+    started_s: float,
+) -> None:
+    http = stack.enter_context(listen(config.host, config.port, "--port"))
+    health = stack.enter_context(listen(config.host, config.health_port, "--health-port"))
+    model = find(config)
+    run_dir = stack.enter_context(run_directory())
+    deployment = plan.make(config, model, machine.look(), run_dir=str(run_dir), url=url_of(http))
+    table = roles(deployment)
+    print(render(table, deployment), flush=True)
+    inheritance = Inheritance(
+        lifeline_fd=stack.enter_context(_lifeline()),
+        arena_fd=stack.enter_context(_arena(deployment.arena_nbytes)).fd,
+        listen_fds={"http": http.fileno(), "health": health.fileno()},
+    )
+    announcer = Announcer(Endpoints(run_dir), config.http_workers)
+    stack.callback(announcer.close)
+    watch = stack.enter_context(Watch())
+    supervisor = Supervisor(deployment, table, inheritance, watch, announcer)
+    supervisor.run(lambda ready: _print_ready(deployment, ready, time.monotonic() - started_s, url_of(health)))
+
+
+@contextmanager
+def _lifeline() -> Iterator[int]:
+    """The end that children inherit; it reads end of file when this process is gone, however it went."""
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+    try:
+        yield read_fd
+    finally:
+        os.close(read_fd)
+        os.close(write_fd)
+
+
+@contextmanager
+def _arena(nbytes: int) -> Iterator[Arena]:
+    try:
+        arena = Arena.create(nbytes)
+    except OSError as error:
+        raise StartupError(
+            f"--mm-cache-gb: no {nbytes / plan.GIB:.1f} GiB of shared memory to be had ({error.strerror}); lower it"
+        ) from None
+    try:
+        yield arena
+    finally:
+        arena.close()
+
+
+def _print_ready(deployment: Deployment, reports: list[Ready], took_s: float, health_url: str) -> None:
+    measured = [blocks for report in reports if isinstance(blocks := report.details.get("num_blocks"), int)]
+    blocks = deployment.kv_blocks or min(measured, default=0)
+    facts = {
+        "": deployment.url,
+        "model": deployment.served_name,
+        "device": deployment.device,
+        "dtype": deployment.dtype,
+        "KV cache": f"{blocks * KV_BLOCK_TOKENS} tokens",
+        "arena": f"{deployment.arena_nbytes / plan.GIB:.2f} GiB",
+        "started in": f"{took_s:.1f} s",
+        "health": f"{health_url}/health",
+    }
+    line = ", ".join(f"{name} {fact}".strip() for name, fact in facts.items())
+    # Whoever read our output may be gone; that is no reason to stop serving.
+    with suppress(BrokenPipeError):
+        print(f"mmserve is ready: {line}", flush=True)

@@ -1,0 +1,75 @@
+"""The run directory: private to the user, short enough for socket names, gone with the server.
+
+A living server holds a lock on the directory itself; whoever can take the lock may sweep the directory away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from mmserve.errors import StartupError
+
+PREFIX = "mmserve-"
+_UNBORN = ".mmserve-"
+_SOCKET_PATH_LIMIT = 107
+_LONGEST_NAME = 24
+
+
+@contextlib.contextmanager
+def run_directory(parents: list[Path] | None = None) -> Iterator[Path]:
+    """Make the directory (mode 0700) and remove it in the end; sweeps those of dead servers first."""
+    parent = _choose(_default_parents() if parents is None else parents)
+    sweep(parent)
+    # Made and locked under a name that no sweep looks at, then named: there is no moment to take it for a dead one.
+    unborn = Path(tempfile.mkdtemp(prefix=_UNBORN, dir=parent))
+    lock = _locked(unborn)
+    assert lock is not None
+    path = unborn.rename(unborn.with_name(unborn.name.replace(_UNBORN, PREFIX, 1)))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def sweep(parent: Path) -> None:
+    """Remove the run directories of dead servers of this user."""
+    for path in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
+                continue
+            if (lock := _locked(path)) is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
+
+
+def _locked(path: Path) -> int | None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(directory)
+        return None
+    return directory
+
+
+def _default_parents() -> list[Path]:
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return [*([Path(runtime)] if runtime else []), Path(tempfile.gettempdir()), Path("/tmp")]
+
+
+def _choose(parents: list[Path]) -> Path:
+    for parent in parents:
+        longest = len(os.fsencode(parent.absolute())) + len(f"/{PREFIX}12345678/") + _LONGEST_NAME
+        if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK) and longest <= _SOCKET_PATH_LIMIT:
+            return parent.absolute()
+    raise StartupError(
+        f"no writable directory with a short name for sockets among {', '.join(map(str, parents))}: "
+        "set XDG_RUNTIME_DIR or TMPDIR to one"
+    )

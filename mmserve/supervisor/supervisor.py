@@ -1,0 +1,211 @@
+"""Starts every process, watches, restarts, drains, stops: the life of one server.
+
+Acts on events, one at a time, in the main thread. Handles no request; what a process does is its own business.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from mmserve.deployment import Deployment
+from mmserve.errors import StartupError
+from mmserve.supervisor.announce import Announcer
+from mmserve.supervisor.launch import Progress, Ready
+from mmserve.supervisor.process import Child, Inheritance, spawn
+from mmserve.supervisor.progress import WeightsBar
+from mmserve.supervisor.restarts import RestartLedger
+from mmserve.supervisor.topology import Member, Topology, members
+from mmserve.supervisor.watch import HANDLED, Exited, Reported, Signalled, Watch
+
+DRAIN_MARGIN_S = 5.0
+"""HTTP workers get this much longer than --shutdown-timeout before they are killed."""
+STOP_GRACE_S = 3.0
+ABORT_GRACE_S = 2.0
+_KILL_WAIT_S = 10.0
+logger = logging.getLogger(__name__)
+
+
+class Interrupted(Exception):
+    """A signal asked for the end before the server was ready."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+class Supervisor:
+    """One server's processes. ``run`` returns when none is left."""
+
+    def __init__(
+        self, deployment: Deployment, roles: Topology, inheritance: Inheritance, watch: Watch, announcer: Announcer
+    ) -> None:
+        self._deployment = deployment
+        self._members = members(roles)
+        self._inheritance = inheritance
+        self._watch = watch
+        self._announcer = announcer
+        self._ledger = RestartLedger()
+        self._incarnations: defaultdict[str, int] = defaultdict(int)
+        self._children: dict[Member, Child] = {}
+        self._served = False
+        self._drained = False
+        self._hurry = False
+
+    def run(self, on_ready: Callable[[list[Ready]], None]) -> None:
+        """Start, serve until a signal, drain, stop. Raises StartupError (also on giving up) and Interrupted."""
+        try:
+            self._start()
+            on_ready([child.ready for child in self._children.values() if child.ready is not None])
+            self._serve()
+            self._drain()
+        finally:
+            self._stop()
+
+    # start
+
+    def _start(self) -> None:
+        """Returns when every process is ready."""
+        self._spawn_unblocked()
+        self._announce()
+        with WeightsBar() as bar:
+            while not self._is_ready(self._members):
+                for event in self._watch.wait():
+                    match event:
+                        case Signalled(signum):
+                            raise Interrupted(signum)
+                        case Exited(child, cause):
+                            del self._children[child.member]
+                            raise StartupError(f"{child.member.title} {cause}")
+                        case Reported(child, Progress() as progress):
+                            bar.update(child.member, progress)
+                        case Reported(child, Ready()):
+                            logger.debug("%s is ready", child.member.title)
+                            self._spawn_unblocked()
+                            self._announce()
+        self._served = True
+        self._announce()
+
+    def _spawn_unblocked(self) -> None:
+        for member in self._members:
+            waits_for = [other for other in self._members if other.role.name in member.role.after]
+            if member not in self._children and self._is_ready(waits_for):
+                self._spawn(member)
+
+    def _spawn(self, member: Member) -> None:
+        # Inherited: a Ctrl-C that reaches a child before it can ignore it must not hit it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+        try:
+            child = spawn(member, self._incarnations[member.group], self._deployment, self._inheritance)
+            self._children[member] = child
+            self._watch.add(child)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
+        logger.debug("started %s, process %d", member.title, child.pid)
+
+    # serve
+
+    def _serve(self) -> None:
+        """Returns on a signal. Raises StartupError when something dies too often."""
+        while True:
+            for event in self._watch.wait():
+                match event:
+                    case Signalled():
+                        return
+                    case Exited(child, cause) if self._children.get(child.member) is child:
+                        self._restart(child.member, cause)
+                    case Reported(child, Ready()) if self._children.get(child.member) is child:
+                        self._restored(child.member)
+
+    def _restart(self, dead: Member, cause: str) -> None:
+        group = self._group(dead)
+        for member in group:
+            self._kill(member)
+            self._announcer.died(member)
+        if not self._ledger.allows(dead.group, time.monotonic()):
+            raise StartupError(f"gave up on {dead.title} after {self._ledger.rule}; the last time it {cause}")
+        logger.error("%s %s; starting again: %s", dead.title, cause, ", ".join(member.title for member in group))
+        self._incarnations[dead.group] += 1
+        for member in group:
+            self._spawn(member)
+        self._announce()
+
+    def _restored(self, member: Member) -> None:
+        if self._is_ready(self._group(member)):
+            logger.info("%s is ready again", member.group)
+            self._announcer.lost(member.role.epoch)
+        self._announce()
+
+    def _group(self, member: Member) -> list[Member]:
+        return [other for other in self._members if other.group == member.group]
+
+    def _is_ready(self, wanted: Iterable[Member]) -> bool:
+        children = (self._children.get(member) for member in wanted)
+        return all(child is not None and child.ready is not None for child in children)
+
+    def _announce(self) -> None:
+        """While anything of the engine is missing no request can be answered; all else only delays some."""
+        missing = [member.title for member in self._members if not self._is_ready([member])]
+        engine = self._is_ready(member for member in self._members if member.role.engine)
+        phase = "ready" if engine else "restarting"
+        self._announcer.phase(
+            phase if self._served else "loading",
+            ready=self._served and engine,
+            detail=f"waiting for {', '.join(missing)}" if missing else "",
+        )
+
+    # stop
+
+    def _drain(self) -> None:
+        """Live requests finish: HTTP workers end when theirs are done. A second signal ends the wait."""
+        timeout_s = self._deployment.config.shutdown_timeout
+        logger.info("draining: live requests may take %g s; a second signal stops at once", timeout_s)
+        self._announcer.phase("draining", ready=False)
+        self._end(
+            [member for member in self._members if member.role.listens == "http"],
+            timeout_s + DRAIN_MARGIN_S,
+            needed=[member for member in self._members if member.role.engine],
+        )
+        self._drained = True
+
+    def _stop(self) -> None:
+        """In reverse order after a drain; else there is nothing to wait for, and all end at once."""
+        if not self._drained:
+            self._end(self._members, ABORT_GRACE_S)
+        for role in dict.fromkeys(member.role for member in reversed(self._members)):
+            self._end([member for member in self._members if member.role is role], STOP_GRACE_S)
+        logger.debug("all processes have ended")
+
+    def _end(self, ending: list[Member], timeout_s: float, needed: Iterable[Member] = ()) -> None:
+        """SIGTERM, then SIGKILL after ``timeout_s``, at a signal, or when one of ``needed`` dies."""
+        for member in ending:
+            if member in self._children:
+                self._children[member].send_signal(signal.SIGTERM)
+        deadline_s = time.monotonic() + timeout_s
+        while not self._hurry and any(member in self._children for member in ending):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                break
+            for event in self._watch.wait(left_s):
+                match event:
+                    case Signalled():
+                        self._hurry = True
+                    case Exited(child, cause) if self._children.get(child.member) is child:
+                        del self._children[child.member]
+                        if child.member in needed:
+                            logger.error("%s %s while draining", child.member.title, cause)
+                            deadline_s = 0.0
+        for member in ending:
+            self._kill(member)
+
+    def _kill(self, member: Member) -> None:
+        child = self._children.pop(member, None)
+        if child is None:
+            return
+        child.send_signal(signal.SIGKILL)
+        if not child.wait(_KILL_WAIT_S):
+            logger.error("%s (process %d) does not end even when killed", member.title, child.pid)
+        self._watch.remove(child)

@@ -1,0 +1,121 @@
+"""The one table of processes: which there are, what starts them, what each waits for, what dies together.
+
+Names server packages as "module:function" text, so that the supervisor imports none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mmserve.deployment import Deployment
+
+Listens = Literal["", "http", "health"]
+Epoch = Literal["", "engine", "visual", "cache"]
+
+
+@dataclass(frozen=True)
+class Role:
+    """One row: ``count`` processes of one kind."""
+
+    name: str
+    target: str
+    """module:function, called with a Process."""
+    count: int = 1
+    after: tuple[str, ...] = ()
+    """Roles that must be ready before this one is started; the others start side by side."""
+    engine: bool = False
+    """Members of the engine die and start again together; all others alone. Without it nothing can be answered."""
+    epoch: Epoch = ""
+    """What a restart of it has lost: the epoch of ServerPhase that rises when it is back."""
+    listens: Listens = ""
+    """The socket it inherits."""
+    numbered: Literal["", "worker", "rank"] = ""
+    """What its processes are called; "" for a role that is one process by nature."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One process of a role."""
+
+    role: Role
+    index: int
+
+    @property
+    def title(self) -> str:
+        """As shown in ps, logs and errors: ``router``, ``model_backend rank 1``, ``httpserver 0``."""
+        match self.role.numbered:
+            case "rank":
+                return f"{self.role.name} rank {self.index}"
+            case "worker":
+                return f"{self.role.name} {self.index}"
+        return self.role.name
+
+    @property
+    def name(self) -> str:
+        """As in heartbeats, metrics and leases."""
+        return f"{self.role.name}-{self.index}"
+
+    @property
+    def group(self) -> str:
+        """What is started again together."""
+        return "engine" if self.role.engine else self.title
+
+
+Topology = Sequence[Role]
+"""In start order; stopped in reverse."""
+
+
+def topology(deployment: Deployment) -> Topology:
+    """The processes of this server. A text model needs no visual server."""
+    config = deployment.config
+    roles = [
+        Role("metrics", "mmserve.metrics.run:run"),
+        Role("health", "mmserve.health.run:run", listens="health"),
+        Role("cache_server", "mmserve.cache_server.run:run", epoch="cache"),
+        Role(
+            "model_backend",
+            "mmserve.model_backend.run:run",
+            count=config.tp,
+            engine=True,
+            epoch="engine",
+            numbered="rank",
+        ),
+        Role("router", "mmserve.router.run:run", engine=True, epoch="engine"),
+        Role(
+            "visualserver",
+            "mmserve.visualserver.run:run",
+            count=config.visual_workers,
+            after=("cache_server",),
+            epoch="visual",
+            numbered="worker",
+        ),
+        Role(
+            "httpserver",
+            "mmserve.httpserver.run:run",
+            count=config.http_workers,
+            after=("cache_server",),
+            listens="http",
+            numbered="worker",
+        ),
+    ]
+    return [role for role in roles if role.name != "visualserver" or deployment.model.vision is not None]
+
+
+def members(roles: Topology) -> list[Member]:
+    """Every process, in start order."""
+    return [Member(role, index) for role in roles for index in range(role.count)]
+
+
+def render(roles: Topology, deployment: Deployment) -> str:
+    """The table as text, for the terminal."""
+    lines = [
+        f"mmserve {deployment.version}: {deployment.served_name} ({deployment.model.path}) "
+        f"on {deployment.device}, {deployment.dtype}"
+    ]
+    for role in roles:
+        restarts = "with the engine" if role.engine else "alone"
+        after = f", after {' and '.join(role.after)}" if role.after else ""
+        lines.append(f"  {role.count} x {role.name:<14} {role.target:<32} restarts {restarts}{after}")
+    return "\n".join(lines)

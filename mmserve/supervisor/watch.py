@@ -1,0 +1,107 @@
+"""Everything that can happen to a supervisor, as events: signals, reports of children, ends of children.
+
+One blocking wait on descriptors; nothing is polled. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import socket
+from dataclasses import dataclass
+from types import TracebackType
+
+from mmserve.supervisor.launch import Report
+from mmserve.supervisor.process import Child
+
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Signalled:
+    signum: int
+
+
+@dataclass(frozen=True)
+class Reported:
+    child: Child
+    report: Report
+
+
+@dataclass(frozen=True)
+class Exited:
+    """The child has ended and is no longer watched; ``cause`` in words."""
+
+    child: Child
+    cause: str
+
+
+Event = Signalled | Reported | Exited
+
+
+class Watch:
+    """Use as a context manager in the main thread: from then on signals are events only."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._signals, self._signals_write = socket.socketpair()
+        self._signals.setblocking(False)
+        self._signals_write.setblocking(False)
+        self._selector.register(self._signals, selectors.EVENT_READ, None)
+
+    def __enter__(self) -> Watch:
+        signal.set_wakeup_fd(self._signals_write.fileno(), warn_on_full_buffer=False)
+        for signum in HANDLED:
+            # nohup's choice stands.
+            if signal.getsignal(signum) != signal.SIG_IGN:
+                signal.signal(signum, lambda *_: None)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # The handlers stay: a signal that comes now must not interrupt the cleaning up.
+        signal.set_wakeup_fd(-1)
+        self._selector.close()
+        self._signals.close()
+        self._signals_write.close()
+
+    def add(self, child: Child) -> None:
+        for fd in (child.pidfd, child.report_fd):
+            self._selector.register(fd, selectors.EVENT_READ, child)
+
+    def remove(self, child: Child) -> None:
+        """Forget a child and close its descriptors; nothing happens when that is done already."""
+        if child.pidfd in self._selector.get_map():
+            self._selector.unregister(child.pidfd)
+            if not child.hung_up:
+                self._selector.unregister(child.report_fd)
+            child.close()
+
+    def wait(self, timeout_s: float | None = None) -> list[Event]:
+        """What has happened since, in some order; waits for the first, at most ``timeout_s``."""
+        events: list[Event] = []
+        # The process's end sorts behind its reports, which tell why it ended.
+        for key, _ in sorted(self._selector.select(timeout_s), key=self._is_end):
+            child: Child | None = key.data
+            if child is None:
+                events.extend(map(Signalled, self._received()))
+            elif not child.hung_up:
+                events.extend(Reported(child, report) for report in child.reports())
+                if child.hung_up:
+                    self._selector.unregister(child.report_fd)
+            if child is not None and self._is_end((key, 0)) and child.wait(0):
+                self.remove(child)
+                events.append(Exited(child, child.cause))
+        return events
+
+    @staticmethod
+    def _is_end(ready: tuple[selectors.SelectorKey, int]) -> bool:
+        key = ready[0]
+        return key.data is not None and key.fd == key.data.pidfd
+
+    def _received(self) -> bytes:
+        try:
+            return self._signals.recv(64)
+        except BlockingIOError:
+            return b""
