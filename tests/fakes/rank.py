@@ -1,0 +1,182 @@
+"""A model rank without a model. The "KV cache" is a list of cells, one a token, and the next token is a hash of all
+cells read back through the block table: a wrong table, a block shared too early or reused too soon gives wrong tokens.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from mmserve.deployment import KV_BLOCK_TOKENS
+from mmserve.ipc.channel import Receiver, Sender
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.sampling import SamplingParams
+from mmserve.messages.step import (
+    NewSequence,
+    RankInbound,
+    RankOutbound,
+    RankReady,
+    SequenceStep,
+    SlotFailure,
+    StepPlan,
+    StepResult,
+)
+
+VOCAB_SIZE = 40
+_MODULUS = (1 << 61) - 1
+_GARBAGE = -1
+
+
+def _cell(token_id: int, position: int, state: int) -> int:
+    return (token_id * 1_000_003 + position * 8_191 + state * 31 + 17) % _MODULUS
+
+
+def _absorb(state: int, cell: int) -> int:
+    return (state * 1_315_423_911 + cell) % _MODULUS
+
+
+def _sample(state: int, sampling: SamplingParams, num_output: int) -> int:
+    """A token id; stop ids only once min_tokens are there, as a rank masks them."""
+    token_id = (state ^ sampling.seed * 7_919) % VOCAB_SIZE
+    while num_output < sampling.min_tokens and token_id in sampling.stop_token_ids:
+        token_id = (token_id + 1) % VOCAB_SIZE
+    return token_id
+
+
+def cells_of(token_ids: Sequence[int]) -> list[int]:
+    """What the KV cache must hold for these tokens."""
+    cells: list[int] = []
+    state = 0
+    for position, token_id in enumerate(token_ids):
+        cells.append(_cell(token_id, position, state))
+        state = _absorb(state, cells[-1])
+    return cells
+
+
+def generate_alone(prompt: Sequence[int], sampling: SamplingParams, context_tokens: int) -> tuple[list[int], str]:
+    """The output of a sequence computed by itself, without blocks, and why it ends."""
+    tokens, output, state = list(prompt), [], 0
+    for cell in cells_of(tokens):
+        state = _absorb(state, cell)
+    while True:
+        token_id = _sample(state, sampling, len(output))
+        output.append(token_id)
+        if token_id in sampling.stop_token_ids and len(output) >= sampling.min_tokens:
+            return output, "stop"
+        if len(output) >= sampling.max_tokens or len(tokens) + 1 >= context_tokens:
+            return output, "length"
+        state = _absorb(state, _cell(token_id, len(tokens), state))
+        tokens.append(token_id)
+
+
+class _Slot:
+    def __init__(self, new: NewSequence) -> None:
+        self.tokens = array("q")
+        self.tokens.frombytes(new.token_ids)
+        self.num_prompt_tokens = new.num_prompt_tokens
+        self.spans = new.spans
+        self.sampling = new.sampling
+        self.blocks: list[int] = []
+        self.computed = 0
+
+
+class FakeRank:
+    """Obeys step plans and checks that they can be obeyed."""
+
+    def __init__(self, num_blocks: int, num_slots: int, max_tokens: int) -> None:
+        self.num_blocks = num_blocks
+        self.cells = [_GARBAGE] * (num_blocks * KV_BLOCK_TOKENS)
+        self.lost_items: set[int] = set()
+        """Item ids whose embeddings are gone."""
+        self.broken_seeds: set[int] = set()
+        """Seeds of sequences that end in a numerical error."""
+        self.num_tokens_computed = 0
+        self._slots: dict[int, _Slot] = {}
+        self._num_slots = num_slots
+        self._max_tokens = max_tokens
+
+    @property
+    def num_used_slots(self) -> int:
+        return len(self._slots)
+
+    def step(self, plan: StepPlan) -> StepResult:
+        for slot in plan.free:
+            del self._slots[slot]
+        for new in plan.new:
+            assert 0 <= new.slot < self._num_slots
+            assert new.slot not in self._slots, "a slot is freed before it is used again"
+            self._slots[new.slot] = _Slot(new)
+        assert len({step.slot for step in plan.steps}) == len(plan.steps)
+        assert sum(step.num_tokens for step in plan.steps) <= self._max_tokens
+        tokens, failures = [], []
+        for step in plan.steps:
+            slot = self._slots[step.slot]
+            slot.blocks += step.new_blocks
+            assert len(set(slot.blocks)) == len(slot.blocks)
+        for step in plan.steps:
+            outcome = self._compute(step)
+            if isinstance(outcome, SlotFailure):
+                failures.append(outcome)
+            elif outcome is not None:
+                tokens.append((step.slot, outcome))
+        return StepResult(step_id=plan.step_id, tokens=tuple(tokens), failures=tuple(failures))
+
+    def _compute(self, step: SequenceStep) -> SlotFailure | int | None:
+        slot, end = self._slots[step.slot], step.start + step.num_tokens
+        assert step.num_tokens > 0
+        assert step.start == slot.computed or not slot.computed, "computed tokens are not computed again"
+        assert end <= min(len(slot.tokens), len(slot.blocks) * KV_BLOCK_TOKENS)
+        assert step.sample == (end == len(slot.tokens))
+        self._check_alone(step.slot, slot.blocks[step.start // KV_BLOCK_TOKENS : (end - 1) // KV_BLOCK_TOKENS + 1])
+        slot.computed = end
+        self.num_tokens_computed += step.num_tokens
+        failure = self._failure(step, slot)
+        state = 0
+        for position in range(step.start):
+            state = _absorb(state, self.cells[self._address(slot, position)])
+        for position in range(step.start, end):
+            cell = _GARBAGE if failure else _cell(slot.tokens[position], position, state)
+            self.cells[self._address(slot, position)] = cell
+            state = _absorb(state, cell)
+        if failure or not step.sample:
+            return failure
+        token_id = _sample(state, slot.sampling, len(slot.tokens) - slot.num_prompt_tokens)
+        slot.tokens.append(token_id)
+        return token_id
+
+    def _check_alone(self, writer: int, blocks: list[int]) -> None:
+        for other, slot in self._slots.items():
+            assert other == writer or not set(blocks) & set(slot.blocks), "a block is written while another reads it"
+
+    def _failure(self, step: SequenceStep, slot: _Slot) -> SlotFailure | None:
+        end = step.start + step.num_tokens
+        for span in slot.spans:
+            overlaps = span.start < end and step.start < span.start + span.num_tokens
+            if overlaps and span.item_id in self.lost_items:
+                return SlotFailure(slot=step.slot, media_lost=True, message="stale handle")
+        if slot.sampling.seed in self.broken_seeds:
+            return SlotFailure(slot=step.slot, media_lost=False, message="not a number")
+        return None
+
+    def _address(self, slot: _Slot, position: int) -> int:
+        return slot.blocks[position // KV_BLOCK_TOKENS] * KV_BLOCK_TOKENS + position % KV_BLOCK_TOKENS
+
+
+STOP_PLAN = StepPlan(step_id=-1)
+"""Ends ``serve_rank``."""
+
+
+def serve_rank(endpoints: Endpoints, rank: int, fake: FakeRank) -> None:
+    """Be rank ``rank`` on real sockets until STOP_PLAN comes."""
+    inbox: Receiver[RankInbound] = Receiver(endpoints.rank(rank), StepPlan)
+    results: Sender[RankOutbound] = Sender(endpoints.rank_results, RankOutbound)
+    try:
+        if rank == 0:
+            results.send(RankReady(num_blocks=fake.num_blocks))
+        while (plan := inbox.receive()) != STOP_PLAN:
+            result = fake.step(plan)
+            if rank == 0 and plan.steps:
+                results.send(result)
+    finally:
+        inbox.close()
+        results.close()

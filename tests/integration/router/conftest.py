@@ -1,0 +1,120 @@
+"""A router process between fake ranks (threads) and an HTTP worker, metrics and health server (sockets)."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmserve.checkpoint.spec import ModelSpec, TextSpec
+from mmserve.config import Config
+from mmserve.deployment import Deployment
+from mmserve.ipc.channel import Receiver, Sender
+from mmserve.ipc.codec import Codec
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.reply import HttpInbound, TokenReply
+from mmserve.messages.request import EngineInbound
+from mmserve.messages.status import HealthInbound, MetricBatch
+from mmserve.messages.step import RankInbound, StepPlan
+from tests.fakes.rank import STOP_PLAN, FakeRank, serve_rank
+
+NUM_WORKERS, NUM_RANKS = 2, 2
+_ROOT = Path(__file__).parents[3]
+
+
+def _deployment(run_dir: Path) -> Deployment:
+    text = TextSpec(
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=4,
+        vocab_size=64,
+        max_position=512,
+        rms_eps=1e-5,
+        rope_theta=1e4,
+    )
+    return Deployment(
+        config=Config(max_num_seqs=4, max_num_batched_tokens=64, http_workers=NUM_WORKERS, tp=NUM_RANKS),
+        model=ModelSpec(family="llama", path=str(run_dir), text=text),
+        served_name="fake",
+        device="cpu",
+        dtype="float32",
+        max_model_len=512,
+        kv_blocks=None,
+        arena_nbytes=0,
+        run_dir=str(run_dir),
+        hash_seed=0,
+        url="http://localhost:0",
+        version="0",
+    )
+
+
+class Neighbours:
+    """All that the router talks to. ``num_blocks`` is what the fake ranks report."""
+
+    def __init__(self, run_dir: Path, stack: ExitStack, num_blocks: int) -> None:
+        endpoints = Endpoints(run_dir)
+        self.deployment = _deployment(run_dir)
+        self.fakes = [FakeRank(num_blocks, num_slots=4, max_tokens=64) for _ in range(NUM_RANKS)]
+        self.router: Sender[EngineInbound] = stack.enter_context(closing(Sender(endpoints.router, EngineInbound)))
+        self.workers: list[Receiver[HttpInbound]] = [
+            stack.enter_context(closing(Receiver(endpoints.http(worker), HttpInbound))) for worker in range(NUM_WORKERS)
+        ]
+        self.metrics: Receiver[MetricBatch] = stack.enter_context(closing(Receiver(endpoints.metrics, MetricBatch)))
+        self.health: Receiver[HealthInbound] = stack.enter_context(closing(Receiver(endpoints.health, HealthInbound)))
+        for rank, fake in enumerate(self.fakes):
+            thread = threading.Thread(target=serve_rank, args=(endpoints, rank, fake))
+            thread.start()
+            stack.callback(_end_rank, endpoints, rank, thread)
+        self.process = _start(run_dir, self.deployment, stack)
+        self.ready: dict[str, Any] = json.loads(self._line())
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def replies_until_finish(self, worker: int, count: int) -> list[TokenReply]:
+        """All replies to the worker until ``count`` terminal ones have come."""
+        replies: list[TokenReply] = []
+        while sum(reply.finish is not None for reply in replies) < count:
+            reply = self.workers[worker].receive()
+            assert isinstance(reply, TokenReply)
+            replies.append(reply)
+        return replies
+
+    def stop(self) -> tuple[str, int]:
+        """SIGTERM; the last line of output and the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self._line().strip(), self.process.wait(timeout=20)
+
+
+def _end_rank(endpoints: Endpoints, rank: int, thread: threading.Thread) -> None:
+    with closing(Sender[RankInbound](endpoints.rank(rank), StepPlan)) as sender:
+        sender.send(STOP_PLAN)
+        thread.join(timeout=20)
+    assert not thread.is_alive()
+
+
+def _start(run_dir: Path, deployment: Deployment, stack: ExitStack) -> subprocess.Popen[str]:
+    file = run_dir / "deployment"
+    file.write_bytes(Codec[Deployment](Deployment).encode(deployment))
+    command = [sys.executable, "-m", "tests.integration.router.router_main", str(file)]
+    process = stack.enter_context(subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True))
+    stack.callback(process.kill)
+    return process
+
+
+@pytest.fixture
+def neighbours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Neighbours]:
+    with ExitStack() as stack:
+        yield Neighbours(tmp_path_factory.mktemp("r"), stack, num_blocks=24)

@@ -1,0 +1,35 @@
+"""The router as its own process, as the supervisor would start it: python -m ... DEPLOYMENT_FILE."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+from mmserve.deployment import Deployment
+from mmserve.ipc.codec import Codec
+from mmserve.process import Process, Stop
+from mmserve.router.run import run
+
+
+def _stop(signum: int, frame: object) -> None:
+    raise Stop
+
+
+def main() -> None:
+    codec: Codec[Deployment] = Codec(Deployment)
+    signal.signal(signal.SIGTERM, _stop)
+    process = Process(
+        deployment=codec.decode(Path(sys.argv[1]).read_bytes()),
+        role="router",
+        index=0,
+        incarnation=0,
+        ready=lambda details: print(json.dumps(details), flush=True),
+    )
+    run(process)
+    print("stopped", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Requests, and a scheduler coupled to a fake rank, for the router's tests."""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from mmserve.deployment import KV_BLOCK_TOKENS
+from mmserve.messages.media import Handle, MediaSpan
+from mmserve.messages.reply import TokenReply
+from mmserve.messages.request import AbortReason, AbortRequest, GenerateRequest
+from mmserve.messages.sampling import SamplingParams
+from mmserve.messages.step import StepPlan
+from mmserve.router.scheduler import Limits, Scheduler
+from tests.fakes.rank import FakeRank, cells_of
+
+STOP_IDS = (3, 5)
+
+
+def ids(token_ids: Iterable[int]) -> bytes:
+    return array("q", token_ids).tobytes()
+
+
+def request(
+    request_id: str,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int = 8,
+    min_tokens: int = 0,
+    seed: int = 0,
+    stop_ids: tuple[int, ...] = (),
+    attempt: int = 0,
+    output: Sequence[int] = (),
+    spans: tuple[MediaSpan, ...] = (),
+    reply_to: int = 0,
+) -> GenerateRequest:
+    return GenerateRequest(
+        id=request_id,
+        reply_to=reply_to,
+        prompt_ids=ids(prompt),
+        spans=spans,
+        sampling=SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens, seed=seed, stop_token_ids=stop_ids),
+        output_ids=ids(output),
+        arrival_s=0.0,
+        attempt=attempt,
+    )
+
+
+def abort(request_id: str, *, reason: AbortReason = "client", attempt: int = 0, message: str = "") -> AbortRequest:
+    return AbortRequest(id=request_id, reply_to=0, reason=reason, attempt=attempt, message=message)
+
+
+def span(start: int, num_tokens: int, item_id: int) -> MediaSpan:
+    handle = Handle(generation=1, offset=0, nbytes=num_tokens)
+    return MediaSpan(start=start, num_tokens=num_tokens, item_id=item_id, data=None, embed=handle, media_index=0)
+
+
+class Engine:
+    """A scheduler and a rank in lockstep; keeps the replies and the metrics."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 64,
+        max_model_len: int = 1024,
+    ) -> None:
+        self.context_tokens = min(max_model_len, num_blocks * KV_BLOCK_TOKENS)
+        self.clock_s = 0.0
+        self.metrics: dict[str, list[float]] = defaultdict(list)
+        self.rank = FakeRank(num_blocks, max_num_seqs, max_num_batched_tokens)
+        self.scheduler = Scheduler(
+            Limits(max_num_seqs, max_num_batched_tokens, max_model_len),
+            num_blocks,
+            now=lambda: self.clock_s,
+            record=lambda name, value: self.metrics[name].append(value),
+        )
+        self.replies: dict[tuple[str, int], list[TokenReply]] = defaultdict(list)
+
+    def turn(self) -> StepPlan | None:
+        """One turn of the router's loop."""
+        idle = self.scheduler.idle
+        plan = self.scheduler.schedule()
+        assert (plan is None) == idle, "idle exactly when there is nothing to plan"
+        if plan:
+            self.clock_s += 1.0
+            self.scheduler.apply(plan, self.rank.step(plan))
+        self.take_replies()
+        return plan
+
+    def take_replies(self) -> None:
+        for reply_to, reply in self.scheduler.take_replies():
+            assert reply_to == 0
+            self.replies[reply.id, reply.attempt].append(reply)
+
+    def run(self, max_turns: int = 5000) -> int:
+        """Until idle; the number of turns."""
+        for turns in range(max_turns):
+            if self.turn() is None:
+                return turns
+        raise AssertionError(f"not finished after {max_turns} turns")
+
+    def output(self, request_id: str, attempt: int = 0) -> list[int]:
+        return [token_id for reply in self.replies[request_id, attempt] for token_id in reply.token_ids]
+
+    def finish(self, request_id: str, attempt: int = 0) -> str | None:
+        """The finish reason; asserts that there is at most one, on the last reply."""
+        finishes = [reply.finish for reply in self.replies[request_id, attempt]]
+        assert not any(finishes[:-1]), f"{request_id}: replies after the terminal one"
+        return finishes[-1] if finishes else None
+
+    def check_memory(self) -> None:
+        """Each block is free, cached or held, once; the tree holds what was computed into its blocks."""
+        kv, running = self.scheduler.kv, self.scheduler._running.sequences
+        pool, tree = kv._pool, kv._tree
+        holders: dict[int, int] = defaultdict(int)
+        for sequence in running:
+            for block in sequence.holding.blocks:
+                holders[block] += 1
+            for node, block in zip(sequence.holding.nodes, sequence.holding.blocks, strict=False):
+                assert node.block == block
+        nodes = {node.block: node for node in tree.nodes()}
+        idle = {node.block for node in tree._idle}
+        assert len(nodes) == sum(1 for _ in tree.nodes()), "a block is in the tree once"
+        assert len(set(pool._free)) == len(pool._free)
+        for block in range(pool.num_blocks):
+            assert pool.holders(block) == holders[block]
+            states = (block in pool._free, block in idle, holders[block] > 0)
+            assert sum(states) == 1, f"block {block}: free, idle, held = {states}"
+            if block in idle:
+                assert block in nodes
+            if holders[block] > 1:
+                assert block in nodes, "only computed blocks are shared"
+        self._check_tree(tree.root, [])
+
+    def _check_tree(self, node, prefix: list[int]) -> None:
+        for key, child in node.children.items():
+            tokens = prefix + list(array("q", key))
+            start = child.block * KV_BLOCK_TOKENS
+            held = self.rank.cells[start : start + KV_BLOCK_TOKENS]
+            assert held == cells_of(tokens)[-KV_BLOCK_TOKENS:], f"block {child.block} is not what the tree says"
+            self._check_tree(child, tokens)

@@ -1,0 +1,326 @@
+"""The scheduler with a rank that computes tokens from its KV blocks."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmserve.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.messages.sampling import SamplingParams
+from mmserve.messages.step import StepResult
+from tests.fakes.rank import generate_alone
+from tests.unit.router.builders import Engine, abort, request, span
+
+PROMPT = list(range(100, 140))
+
+
+def alone(engine: Engine, prompt: list[int], **sampling: object) -> list[int]:
+    return generate_alone(prompt, SamplingParams(**sampling), engine.context_tokens)[0]
+
+
+def test_a_request_is_answered_token_by_token() -> None:
+    engine = Engine()
+    engine.scheduler.receive(request("a", PROMPT, max_tokens=5))
+    engine.run()
+    assert engine.output("a") == alone(engine, PROMPT, max_tokens=5)
+    assert [len(reply.token_ids) for reply in engine.replies["a", 0]] == [1] * 5
+    assert engine.finish("a") == "length"
+    assert engine.scheduler.kv.num_held == 0
+
+
+def test_a_long_prompt_is_computed_in_chunks_beside_decoding_ones() -> None:
+    engine = Engine(max_num_batched_tokens=32)
+    engine.scheduler.receive(request("short", PROMPT[:5], max_tokens=20))
+    engine.turn()
+    engine.scheduler.receive(request("long", list(range(200, 300)), max_tokens=2))
+    plan = engine.turn()
+    assert plan is not None
+    assert [step.num_tokens for step in plan.steps] == [1, 31]
+    assert [step.sample for step in plan.steps] == [True, False]
+    engine.run()
+    assert engine.output("short") == alone(engine, PROMPT[:5], max_tokens=20)
+    assert engine.output("long") == alone(engine, list(range(200, 300)), max_tokens=2)
+
+
+def test_a_cached_prefix_is_not_computed_again() -> None:
+    engine = Engine()
+    engine.scheduler.receive(request("a", PROMPT, max_tokens=1))
+    engine.run()
+    computed = engine.rank.num_tokens_computed
+    engine.scheduler.receive(request("b", [*PROMPT[:32], 7], max_tokens=1))
+    engine.run()
+    assert engine.rank.num_tokens_computed - computed == 1
+    assert engine.replies["b", 0][0].num_cached_tokens == 32
+    assert engine.replies["a", 0][0].num_cached_tokens == 0
+    assert engine.metrics["prefix_cache_hits"] == [0, 32]
+    assert engine.metrics["prefix_cache_queries"] == [40, 33]
+
+
+def test_a_wholly_cached_prompt_still_computes_a_token() -> None:
+    engine = Engine()
+    for name in ("a", "b"):
+        engine.scheduler.receive(request(name, PROMPT[:32], max_tokens=3))
+        engine.run()
+    assert engine.replies["b", 0][0].num_cached_tokens == 16
+    assert engine.output("b") == engine.output("a")
+
+
+def test_siblings_wait_for_the_prefix_that_one_of_them_is_computing() -> None:
+    engine = Engine(max_num_batched_tokens=1024, num_blocks=256)
+    prompt = list(range(100, 500))
+    for seed in range(4):
+        engine.scheduler.receive(request(f"n{seed}", prompt, seed=seed, max_tokens=4))
+    engine.scheduler.receive(request("other", PROMPT[::-1], max_tokens=4))
+    plan = engine.turn()
+    assert plan is not None
+    assert [step.num_tokens for step in plan.steps] == [400, 40]
+    engine.run()
+    assert engine.rank.num_tokens_computed < 500 + 3 * 30
+    for seed in range(4):
+        assert engine.output(f"n{seed}") == alone(engine, prompt, seed=seed, max_tokens=4)
+
+
+def test_an_image_is_found_in_the_cache_by_its_virtual_ids() -> None:
+    engine = Engine()
+    image = list(range(FIRST_VIRTUAL_TOKEN, FIRST_VIRTUAL_TOKEN + 32))
+    other = list(range(FIRST_VIRTUAL_TOKEN + 32, FIRST_VIRTUAL_TOKEN + 64))
+    for name, picture in (("a", image), ("b", image), ("c", other)):
+        engine.scheduler.receive(request(name, [*picture, 9], spans=(span(0, 32, 1),)))
+        engine.run()
+    assert [engine.replies[name, 0][0].num_cached_tokens for name in "abc"] == [0, 32, 0]
+
+
+@pytest.mark.parametrize("stop_ids", [(), tuple(range(40))])
+def test_min_tokens_hold_a_stop_id_back(stop_ids: tuple[int, ...]) -> None:
+    engine = Engine()
+    engine.scheduler.receive(request("a", PROMPT, max_tokens=6, stop_ids=stop_ids))
+    engine.run()
+    assert engine.finish("a") == ("stop" if stop_ids else "length")
+    assert len(engine.output("a")) == (1 if stop_ids else 6)
+
+
+def test_the_context_ends_a_sequence() -> None:
+    engine = Engine(max_model_len=50)
+    engine.scheduler.receive(request("a", PROMPT, max_tokens=1000))
+    engine.run()
+    assert engine.finish("a") == "length"
+    assert len(engine.output("a")) == 10
+
+
+def test_a_sequence_that_fills_the_cache_alone_ends_with_length() -> None:
+    engine = Engine(num_blocks=4)
+    engine.scheduler.receive(request("a", PROMPT, max_tokens=1000))
+    engine.run()
+    assert engine.finish("a") == "length"
+    assert len(engine.output("a")) == 64 - 40
+    engine.check_memory()
+
+
+def test_a_prompt_that_can_never_fit_is_an_error() -> None:
+    engine = Engine(num_blocks=2)
+    engine.scheduler.receive(request("a", PROMPT))
+    engine.scheduler.receive(request("empty", []))
+    engine.take_replies()
+    assert engine.finish("a") == "error"
+    assert "40 tokens" in engine.replies["a", 0][0].message
+    assert engine.finish("empty") == "error"
+    assert engine.scheduler.idle
+
+
+def test_preempted_sequences_go_on_with_the_same_text() -> None:
+    engine = Engine(num_blocks=8, max_num_seqs=4)
+    prompts = {name: list(range(start, start + 17)) for name, start in (("a", 100), ("b", 200), ("c", 300))}
+    for name, prompt in prompts.items():
+        engine.scheduler.receive(request(name, prompt, max_tokens=70, stop_ids=(99,)))
+        # Many short answers make the forecast bold.
+    for _ in range(200):
+        engine.scheduler._admission.outputs.observe(1)
+    engine.run()
+    assert sum(engine.metrics["num_preemptions"]) > 0
+    for name, prompt in prompts.items():
+        assert engine.output(name) == alone(engine, prompt, max_tokens=70, stop_token_ids=(99,))
+    engine.check_memory()
+
+
+def test_known_output_lengths_are_never_preempted() -> None:
+    engine = Engine(num_blocks=8, max_num_seqs=8)
+    for name in range(8):
+        engine.scheduler.receive(request(str(name), [name, *range(100, 120)], max_tokens=30))
+    engine.run()
+    assert not engine.metrics["num_preemptions"]
+
+
+def test_an_abort_ends_a_running_and_a_waiting_sequence_at_the_step_border() -> None:
+    engine = Engine(max_num_seqs=1)
+    engine.scheduler.receive(request("running", PROMPT, max_tokens=500))
+    engine.scheduler.receive(request("waiting", PROMPT))
+    engine.turn()
+    for name in ("running", "waiting", "running", "unknown"):
+        engine.scheduler.receive(abort(name))
+    plan = engine.turn()
+    assert plan is not None
+    assert plan.free == (0,)
+    assert not plan.steps
+    assert engine.turn() is None
+    assert [engine.finish(name) for name in ("running", "waiting", "unknown")] == ["abort"] * 3
+    assert engine.scheduler.kv.num_held == 0
+    engine.check_memory()
+
+
+def test_an_abort_between_plan_and_result_is_safe() -> None:
+    engine = Engine()
+    engine.scheduler.receive(request("a", PROMPT, max_tokens=1))
+    plan = engine.scheduler.schedule()
+    assert plan is not None
+    engine.scheduler.receive(abort("a"))
+    engine.scheduler.apply(plan, engine.rank.step(plan))
+    engine.run()
+    assert engine.finish("a") == "abort"
+    assert engine.output("a") == []
+    engine.check_memory()
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [("client", "abort"), ("media_error", "media_error"), ("media_lost", "media_lost"), ("internal_error", "error")],
+)
+def test_an_abort_of_an_unknown_id_says_why(reason: str, finish: str) -> None:
+    engine = Engine()
+    engine.scheduler.receive(abort("a", reason=reason, message="because"))
+    engine.scheduler.receive(abort("a", reason=reason, message="because"))
+    engine.scheduler.receive(request("a", PROMPT))
+    engine.take_replies()
+    assert [(reply.finish, reply.message) for reply in engine.replies["a", 0]] == [(finish, "because")]
+    assert engine.scheduler.idle
+
+
+def test_receiving_a_request_twice_is_once() -> None:
+    engine = Engine()
+    for _ in range(2):
+        engine.scheduler.receive(request("a", PROMPT))
+    engine.turn()
+    engine.scheduler.receive(request("a", PROMPT))
+    engine.run()
+    engine.scheduler.receive(request("a", PROMPT))
+    assert engine.scheduler.idle
+    assert engine.finish("a") == "length"
+    assert len(engine.output("a")) == 8
+
+
+def test_a_newer_attempt_replaces_the_older_and_goes_on_where_it_was() -> None:
+    engine = Engine()
+    engine.scheduler.receive(request("a", PROMPT, max_tokens=20))
+    for _ in range(4):
+        engine.turn()
+    first = engine.output("a")
+    engine.scheduler.receive(request("a", PROMPT, max_tokens=20, output=first, attempt=1))
+    engine.scheduler.receive(request("a", PROMPT, max_tokens=20))
+    engine.scheduler.receive(abort("a", attempt=0))
+    engine.run()
+    assert engine.finish("a", 0) is None
+    assert engine.finish("a", 1) == "length"
+    assert first + engine.output("a", 1) == alone(engine, PROMPT, max_tokens=20)
+    engine.check_memory()
+
+
+def test_an_abort_of_a_newer_attempt_ends_the_older_silently() -> None:
+    engine = Engine()
+    engine.scheduler.receive(request("a", PROMPT))
+    engine.turn()
+    engine.scheduler.receive(abort("a", attempt=2))
+    engine.run()
+    assert engine.finish("a", 0) is None
+    assert engine.finish("a", 2) == "abort"
+
+
+@pytest.mark.parametrize(("output", "finish"), [([9, 9], "length"), ([3], "stop")])
+def test_a_request_sent_again_that_was_done_already_ends_at_once(output: list[int], finish: str) -> None:
+    engine = Engine()
+    engine.scheduler.receive(request("a", PROMPT, max_tokens=2, output=output, stop_ids=(3,), attempt=1))
+    engine.take_replies()
+    assert engine.finish("a", 1) == finish
+    assert engine.output("a", 1) == []
+
+
+def test_a_lost_image_ends_only_its_own_sequence_and_is_not_cached() -> None:
+    engine = Engine(max_num_batched_tokens=128)
+    prompt = [*range(100, 132), *range(FIRST_VIRTUAL_TOKEN, FIRST_VIRTUAL_TOKEN + 32), 9]
+    engine.rank.lost_items.add(1)
+    engine.scheduler.receive(request("lost", prompt, spans=(span(32, 32, 1),)))
+    engine.scheduler.receive(request("fine", PROMPT[::-1]))
+    engine.run()
+    engine.check_memory()
+    assert engine.finish("lost") == "media_lost"
+    assert engine.finish("fine") == "length"
+    engine.rank.lost_items.clear()
+    engine.scheduler.receive(request("lost", prompt, spans=(span(32, 32, 1),), attempt=1))
+    engine.run()
+    assert engine.replies["lost", 1][0].num_cached_tokens == 0
+    assert engine.output("lost", 1) == alone(engine, prompt, max_tokens=8)
+
+
+def test_a_numerical_error_ends_only_its_own_sequence() -> None:
+    engine = Engine()
+    engine.rank.broken_seeds.add(13)
+    engine.scheduler.receive(request("bad", PROMPT, seed=13))
+    engine.scheduler.receive(request("good", PROMPT, seed=1))
+    engine.run()
+    assert (engine.finish("bad"), engine.replies["bad", 0][0].message) == ("error", "not a number")
+    assert engine.finish("good") == "length"
+    engine.check_memory()
+
+
+def test_a_token_that_does_not_come_back_ends_its_sequence() -> None:
+    engine = Engine()
+    engine.scheduler.receive(request("a", PROMPT))
+    plan = engine.scheduler.schedule()
+    assert plan is not None
+    engine.scheduler.apply(plan, StepResult(step_id=plan.step_id, tokens=()))
+    engine.take_replies()
+    assert engine.finish("a") == "error"
+
+
+def test_small_requests_pass_a_big_one_but_not_for_ever() -> None:
+    engine = Engine(num_blocks=16, max_num_seqs=4)
+    for name in range(2):
+        engine.scheduler.receive(request(f"first{name}", [name, *range(100, 140)], max_tokens=20))
+    engine.turn()
+    engine.scheduler.receive(request("big", list(range(300, 540)), max_tokens=10))
+    finished_small = 0
+    for turn in range(2000):
+        engine.scheduler.receive(request(f"small{turn}", [turn, *range(100, 110)], max_tokens=4))
+        engine.turn()
+        if engine.finish("big"):
+            break
+        finished_small = sum(engine.finish(f"small{other}") is not None for other in range(turn))
+    assert engine.finish("big") == "length"
+    assert finished_small > 0
+
+
+def test_more_slots_than_tokens_in_a_step_starve_nobody() -> None:
+    engine = Engine(max_num_seqs=64, max_num_batched_tokens=16, num_blocks=256)
+    for name in range(40):
+        engine.scheduler.receive(request(str(name), [name, *range(100, 120)], max_tokens=30))
+    turns = engine.run()
+    assert all(engine.finish(str(name)) == "length" for name in range(40))
+    assert turns < 200
+
+
+def test_stage_times_are_recorded_once_a_sequence() -> None:
+    engine = Engine(max_num_batched_tokens=16)
+    engine.scheduler.receive(request("a", list(range(100, 130)), max_tokens=3))
+    engine.run()
+    assert engine.metrics["request_queue_time_seconds"] == [0.0]
+    assert engine.metrics["request_prefill_time_seconds"] == [2.0 - 0.0]
+    assert engine.metrics["request_decode_time_seconds"] == [2.0]
+    assert engine.metrics["request_inference_time_seconds"] == [4.0]
+
+
+def test_the_cost_of_a_step_does_not_depend_on_how_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(max_num_seqs=8, num_blocks=16)
+    for name in range(3000):
+        engine.scheduler.receive(request(str(name), [name, *range(100, 140)], max_tokens=100))
+    looked_at = []
+    match = engine.scheduler.kv.match
+    monkeypatch.setattr(engine.scheduler.kv, "match", lambda tokens: looked_at.append(1) or match(tokens))
+    engine.turn()
+    assert len(looked_at) <= 16

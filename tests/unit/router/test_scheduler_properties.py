@@ -1,0 +1,178 @@
+"""Random traffic through the scheduler: nothing leaks, nothing is shared wrongly, everyone is answered once."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+import msgspec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mmserve.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.messages.request import AbortReason, GenerateRequest
+from mmserve.messages.sampling import SamplingParams
+from tests.fakes.rank import generate_alone
+from tests.unit.router.builders import Engine, abort, ids, request, span
+
+_NUM_IDS = 12
+_PREFIXES = [
+    list(range(100, 148)),
+    [*range(100, 132), *range(200, 217)],
+    [*range(100, 110), *range(FIRST_VIRTUAL_TOKEN, FIRST_VIRTUAL_TOKEN + 30)],
+    [],
+]
+_IMAGE_PREFIX, _IMAGE_START, _IMAGE_TOKENS = 2, 10, 30
+
+prompts = st.tuples(st.integers(0, len(_PREFIXES) - 1), st.integers(0, 40), st.integers(0, 2))
+requests = st.tuples(
+    st.just("request"),
+    st.integers(0, _NUM_IDS - 1),
+    prompts,
+    st.integers(1, 60),
+    st.integers(0, 4),
+    st.integers(0, 6),
+    st.booleans(),
+)
+aborts = st.tuples(
+    st.just("abort"),
+    st.integers(0, _NUM_IDS - 1),
+    st.sampled_from(["client", "media_error", "media_lost", "internal_error"]),
+)
+others = st.sampled_from([("turn",), ("turn",), ("turn",), ("lose",), ("find",), ("restart",)])
+resends = st.tuples(st.just("resend"), st.integers(0, _NUM_IDS - 1))
+again = st.tuples(st.just("again"), st.integers(0, _NUM_IDS - 1))
+events = st.lists(st.one_of(requests, requests, aborts, resends, again, others, others), max_size=60)
+engines = st.builds(
+    dict,
+    num_blocks=st.integers(4, 16),
+    max_num_seqs=st.integers(1, 6),
+    max_num_batched_tokens=st.sampled_from([16, 24, 64]),
+    max_model_len=st.sampled_from([64, 90, 1000]),
+)
+
+
+class Traffic:
+    """Plays events and remembers, as HTTP workers do, what each client has got."""
+
+    def __init__(self, options: dict[str, int]) -> None:
+        self.options = options
+        self.engine = Engine(**options)
+        self.sent: dict[str, GenerateRequest] = {}
+        self.asked: set[tuple[str, int]] = set()
+        self.replaced: set[tuple[str, int]] = set()
+
+    def request(self, number: int, prompt: tuple[int, int, int], max_tokens: int, minimum: int, seed: int, eos: bool):
+        name = str(number)
+        if name in self.sent:
+            return
+        kind, length, fill = prompt
+        tokens = [*_PREFIXES[kind], *[fill] * length]
+        spans = (span(_IMAGE_START, _IMAGE_TOKENS, 1),) if kind == _IMAGE_PREFIX else ()
+        stop_ids = (3, 5) if eos else ()
+        self.send(
+            request(name, tokens, max_tokens=max_tokens, min_tokens=minimum, seed=seed, stop_ids=stop_ids, spans=spans)
+        )
+
+    def send(self, message: GenerateRequest) -> None:
+        self.sent[message.id] = message
+        self.asked.add((message.id, message.attempt))
+        self.engine.scheduler.receive(message)
+
+    def abort(self, number: int, reason: AbortReason) -> None:
+        name = str(number)
+        attempt = self.sent[name].attempt if name in self.sent else 0
+        self.asked.add((name, attempt))
+        self.engine.scheduler.receive(abort(name, attempt=attempt, reason=reason))
+        self.sent.setdefault(name, request(name, [1]))
+
+    def again(self, number: int) -> None:
+        """The same message a second time."""
+        if message := self.sent.get(str(number)):
+            self.send(message)
+
+    def resend(self, number: int) -> None:
+        """A new attempt with the tokens that have arrived, unless the client has its answer."""
+        old = self.sent.get(str(number))
+        if old is None or self.engine.finish(old.id, old.attempt) not in (None, "media_lost"):
+            return
+        if self.engine.finish(old.id, old.attempt) is None:
+            self.replaced.add((old.id, old.attempt))
+        self.send(self._next_attempt(old))
+
+    def restart(self) -> None:
+        """Router and ranks begin anew, all live requests are sent again."""
+        kept, self.engine = self.engine, Engine(**self.options)
+        self.engine.replies = kept.replies
+        for old in list(self.sent.values()):
+            if kept.finish(old.id, old.attempt) is None:
+                self.replaced.add((old.id, old.attempt))
+                self.send(self._next_attempt(old))
+
+    def _next_attempt(self, old: GenerateRequest) -> GenerateRequest:
+        return msgspec.structs.replace(old, output_ids=ids(self.received(old)), attempt=old.attempt + 1)
+
+    def received(self, message: GenerateRequest) -> list[int]:
+        """All that the client has of a request, over its attempts."""
+        return [token for attempt in range(message.attempt + 1) for token in self.engine.output(message.id, attempt)]
+
+    def lose(self) -> None:
+        self.engine.rank.lost_items.add(1)
+
+    def find(self) -> None:
+        self.engine.rank.lost_items.clear()
+
+    def turn(self) -> None:
+        self.engine.turn()
+
+    def play(self, event: tuple) -> None:
+        action: Callable[..., None] = getattr(self, event[0])
+        action(*event[1:])
+        self.engine.take_replies()
+        self.engine.check_memory()
+
+
+def tokens_of(data: bytes) -> list[int]:
+    return array("q", data).tolist()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(engines, events)
+def test_random_traffic(options: dict[str, int], traffic: list[tuple]) -> None:
+    clients = Traffic(options)
+    for event in traffic:
+        clients.play(event)
+    engine = clients.engine
+    engine.run(max_turns=4000)
+    engine.check_memory()
+    assert engine.scheduler.kv.num_held == 0
+    assert not engine.rank.num_used_slots
+    for name, attempt in clients.asked:
+        finishes = [reply.finish for reply in engine.replies[name, attempt] if reply.finish]
+        assert len(finishes) == (0 if (name, attempt) in clients.replaced else 1)
+        engine.finish(name, attempt)
+    for message in clients.sent.values():
+        sampling: SamplingParams = message.sampling
+        prompt = tokens_of(message.prompt_ids)
+        if len(prompt) >= engine.context_tokens:
+            continue
+        expected, finish = generate_alone(prompt, sampling, engine.context_tokens)
+        received = clients.received(message)
+        if engine.finish(message.id, message.attempt) in ("stop", "length"):
+            assert (received, engine.finish(message.id, message.attempt)) == (expected, finish)
+        else:
+            assert received == expected[: len(received)]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(engines, st.lists(st.tuples(prompts, st.integers(1, 60), st.integers(0, 3)), min_size=1, max_size=30))
+def test_everything_finishes_in_bounded_steps(options: dict[str, int], jobs: list[tuple]) -> None:
+    engine = Engine(**options)
+    bound = 10
+    for number, ((kind, length, fill), max_tokens, seed) in enumerate(jobs):
+        prompt = [*_PREFIXES[kind], *[fill] * length, 7]
+        engine.scheduler.receive(request(str(number), prompt, max_tokens=max_tokens, seed=seed))
+        bound += len(prompt) // options["max_num_batched_tokens"] + max_tokens + 2
+    # Not slower than one after the other: what is preempted was extra.
+    assert engine.run(max_turns=2 * bound) <= 2 * bound
+    assert all(engine.finish(str(number)) in ("length", "error") for number in range(len(jobs)))
