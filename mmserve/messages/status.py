@@ -17,7 +17,10 @@ class MetricSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MetricBatch(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="metrics"):
-    """Samples of one process; gauges are kept per process and summed at scrape."""
+    """Samples of one process; gauges are kept per process and summed at scrape.
+
+    Without samples, from the supervisor: the process is gone, and its gauges with it.
+    """
 
     process: str
     samples: tuple[MetricSample, ...]

@@ -1,0 +1,21 @@
+"""The health server process."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing
+
+from mmserve.health.server import Ward, answering, collect
+from mmserve.ipc.channel import Receiver
+from mmserve.messages.status import HealthInbound
+from mmserve.process import Process
+
+
+def run(process: Process) -> None:
+    """Serve until SIGTERM."""
+    assert process.listen_fd is not None
+    ward = Ward()
+    inbox: Receiver[HealthInbound] = Receiver(process.endpoints.health, HealthInbound)
+    with closing(inbox), socket.socket(fileno=process.listen_fd) as listener, answering(listener, ward):
+        process.ready({})
+        collect(inbox, ward)

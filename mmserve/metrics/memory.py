@@ -1,0 +1,44 @@
+"""Memory of every process of this server, read when Prometheus asks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import psutil
+from prometheus_client.core import GaugeMetricFamily
+
+from mmserve.metrics.names import PREFIX
+
+_TITLE = "mmserve: "
+
+
+class ProcessMemory:
+    """A Prometheus collector over the process tree below ``root_pid``; processes are named by their titles."""
+
+    def __init__(self, root_pid: int) -> None:
+        self._root_pid = root_pid
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        rss = GaugeMetricFamily(
+            PREFIX + "process_rss_bytes", "Resident memory, shared pages in full", labels=("process",)
+        )
+        pss = GaugeMetricFamily(
+            PREFIX + "process_pss_bytes", "Resident memory, shared pages by share", labels=("process",)
+        )
+        for process in self._tree():
+            # A process may end, or not be ours to look into, at any moment.
+            with contextlib.suppress(psutil.Error):
+                title = " ".join(process.cmdline())
+                if title.startswith(_TITLE):
+                    memory = process.memory_full_info()
+                    rss.add_metric((title.removeprefix(_TITLE).strip(),), memory.rss)
+                    pss.add_metric((title.removeprefix(_TITLE).strip(),), memory.pss)
+        yield rss
+        yield pss
+
+    def _tree(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(self._root_pid)
+            return [root, *root.children(recursive=True)]
+        return []
