@@ -1,0 +1,66 @@
+"""One image in the table: its extents, its stage of life and who holds it. Changes nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from mmserve.cache_server.eviction import Extent, Victim
+from mmserve.ipc.arena import extent_nbytes
+from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
+from mmserve.messages.media import Handle
+
+Stage = Literal["writing", "vacant", "data", "ready", "failed"]
+"""writing: its writer puts the bytes there. vacant: the writer gave up or died, the next one who asks takes over.
+data: bytes ready, to be encoded. ready: embedding ready, data given back. failed: cannot be encoded; out of the
+table, gone with its last lease."""
+
+
+class Lease(NamedTuple):
+    """Who holds items: a request of an owner process."""
+
+    owner: str
+    request_id: str
+
+
+@dataclass(eq=False)
+class Item:
+    """Mutable; owned by Slots."""
+
+    item_id: int
+    spec: AllocItem
+    token_start: int
+    embed: Handle
+    data: Handle | None
+    writer: Lease | None = None
+    stage: Stage = "vacant"
+    leases: set[Lease] = field(default_factory=set)
+    priority: float = 0.0
+    """What its eviction would lose, see Slots; set when the last lease goes."""
+
+    def state_for(self, lease: Lease) -> ItemState:
+        """What the holder of ``lease`` is told; makes it the writer when there is none."""
+        if self.stage == "vacant":
+            self.stage, self.writer = "writing", lease
+        if self.stage == "writing":
+            return "write" if self.writer == lease else "wait"
+        if self.stage == "failed":
+            return "gone"
+        return "hit" if self.stage == "ready" else "data"
+
+    def record_for(self, lease: Lease) -> MediaRecord:
+        """The reply to an allocation by ``lease``."""
+        return MediaRecord(self.item_id, self.token_start, self.state_for(lease), self.data, self.embed)
+
+    @property
+    def handles(self) -> tuple[Handle, ...]:
+        return (self.embed,) if self.data is None else (self.data, self.embed)
+
+    def as_victim(self) -> Victim:
+        """For the eviction's plan."""
+        return Victim(self.item_id, tuple(extent_of(handle) for handle in self.handles), self.priority)
+
+
+def extent_of(handle: Handle) -> Extent:
+    """(offset, size) that the handle's payload occupies with its header and trailer."""
+    return handle.offset, extent_nbytes(handle.nbytes)

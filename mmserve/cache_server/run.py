@@ -1,0 +1,64 @@
+"""The Cache Manager Server: who has which slot of the arena. Never touches payload bytes."""
+
+from __future__ import annotations
+
+import secrets
+
+from mmserve.cache_server.service import CacheRpc
+from mmserve.cache_server.slots import Slots
+from mmserve.cache_server.table import Snapshot, Table
+from mmserve.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.health.client import INTERVAL_S, Pulse
+from mmserve.ipc.arena import Arena
+from mmserve.metrics.client import MetricsClient
+from mmserve.process import Process
+
+_REPORT_INTERVAL_S = INTERVAL_S / 2
+
+
+def new_slots(arena: Arena) -> Slots:
+    """An empty table over the arena. Generations, item ids and token ids start where no earlier life has been."""
+    first_generation = secrets.randbits(61) | 1 << 61
+    arena.begin_epoch(first_generation)
+    return Slots(
+        arena.nbytes,
+        first_generation=first_generation,
+        first_item_id=secrets.randbits(61),
+        first_token=FIRST_VIRTUAL_TOKEN * (1 + secrets.randbits(29)),
+        erase=arena.erase,
+    )
+
+
+def run(process: Process) -> None:
+    """Serve until Stop is raised in this thread."""
+    assert process.arena is not None, "the cache server needs the arena"
+    table = Table(new_slots(process.arena))
+    pulse = Pulse(process.endpoints, process.name)
+    metrics = MetricsClient(process.endpoints, process.name)
+    reported: set[tuple[str, str]] = set()
+    try:
+        with CacheRpc(table, process.endpoints.cache_rpc) as rpc:
+            process.ready({"arena_nbytes": process.arena.nbytes})
+            while True:
+                snapshot = table.snapshot()
+                _report(metrics, snapshot, process.arena.nbytes, reported)
+                pulse.beat(busy=snapshot.num_waiting > 0, progressed=True)
+                rpc.wait(_REPORT_INTERVAL_S)
+    finally:
+        metrics.close()
+        pulse.close()
+
+
+def _report(metrics: MetricsClient, snapshot: Snapshot, arena_nbytes: int, reported: set[tuple[str, str]]) -> None:
+    """``reported``: label pairs sent before, which go back to zero when nothing has them any more."""
+    reported |= snapshot.usage.keys()
+    for label in reported:
+        count, nbytes = snapshot.usage.get(label, (0, 0))
+        metrics.add("mm_slots", count, *label)
+        metrics.add("mm_slot_bytes", nbytes, *label)
+    for (name, *labels), count in snapshot.counters.items():
+        metrics.add(name, count, *labels)
+    metrics.add("mm_arena_bytes", arena_nbytes)
+    metrics.add("mm_leases", snapshot.num_leases)
+    metrics.add("mm_alloc_waiting", snapshot.num_waiting)
+    metrics.flush()

@@ -1,0 +1,143 @@
+"""Slots for many connections at once: the lock, the waiting, and which owners are alive.
+
+Waiting is on conditions, never with the lock held. Knows no RPC.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from mmserve.cache_server.item import Lease
+from mmserve.cache_server.slots import Slots
+from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """For the metrics: gauges now, counters since the last snapshot."""
+
+    usage: dict[tuple[str, str], tuple[int, int]]
+    num_leases: int
+    num_waiting: int
+    counters: Counter[tuple[str, ...]]
+
+
+class Table:
+    """Thread-safe. An owner is alive while one of its connections is."""
+
+    def __init__(self, slots: Slots, clock: Callable[[], float] = time.monotonic) -> None:
+        self._slots = slots
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._queue: deque[object] = deque()
+        """Allocations that wait for space, in order of arrival."""
+        self._connections: Counter[str] = Counter()
+
+    def hello(self, owner: str) -> None:
+        """A connection of ``owner`` begins."""
+        with self._changed:
+            self._connections[owner] += 1
+
+    def goodbye(self, owner: str) -> None:
+        """A connection ends; with the owner's last one all it held is given back."""
+        with self._changed:
+            self._connections[owner] -= 1
+            if self._connections[owner] <= 0:
+                del self._connections[owner]
+                self._slots.counters["mm_lease_leaks",] += self._slots.drop_owner(owner)
+            self._changed.notify_all()
+
+    def alloc(self, lease: Lease, items: Sequence[AllocItem], wait_s: float) -> AllocReply:
+        """All or none; waits up to wait_s for space, behind those who came before."""
+        with self._changed:
+            if lease.owner not in self._connections:
+                return AllocReply(refused="full")  # a last call of a process whose leases are gone already
+            if not self._queue or not self._slots.needs_space(items):
+                reply = self._slots.alloc(lease, items)
+                if reply.refused != "full":
+                    return reply
+            if wait_s <= 0:
+                return AllocReply(refused="full")
+            return self._alloc_in_turn(lease, items, wait_s)
+
+    def _alloc_in_turn(self, lease: Lease, items: Sequence[AllocItem], wait_s: float) -> AllocReply:
+        ticket = object()
+        full = AllocReply(refused="full")
+        self._queue.append(ticket)
+
+        def attempt() -> AllocReply:
+            return self._slots.alloc(lease, items) if self._queue[0] is ticket else full
+
+        try:
+            return self._wait(lease.owner, wait_s, attempt, lambda reply: reply.refused != "full", full)
+        finally:
+            self._queue.remove(ticket)
+            self._changed.notify_all()  # the next in line may be small enough for what is free already
+
+    def held(self, lease: Lease) -> tuple[AllocItem, ...]:
+        """What the lease holds."""
+        with self._changed:
+            return self._slots.held(lease)
+
+    def release(self, lease: Lease) -> None:
+        """End the lease; harmless without one."""
+        with self._changed:
+            if self._slots.release(lease):
+                self._changed.notify_all()
+
+    def set_data(self, lease: Lease, item_ids: Sequence[int], ok: bool) -> None:
+        """See Slots.set_data."""
+        with self._changed:
+            self._slots.set_data(lease, item_ids, ok)
+            self._changed.notify_all()
+
+    def get_data(self, lease: Lease, item_ids: Sequence[int], wait_s: float) -> tuple[ItemState, ...]:
+        """States; waits up to wait_s while some say "wait" and none asks its reader to act."""
+
+        def settled(states: tuple[ItemState, ...]) -> bool:
+            return "wait" not in states or "write" in states or "gone" in states
+
+        with self._changed:
+            gone: tuple[ItemState, ...] = tuple("gone" for _ in item_ids)
+            return self._wait(lease.owner, wait_s, lambda: self._slots.get_data(lease, item_ids), settled, gone)
+
+    def set_embed(self, owner: str, item_ids: Sequence[int], ok: Sequence[bool]) -> tuple[EmbedState, ...]:
+        """See Slots.set_embed."""
+        with self._changed:
+            states = self._slots.set_embed(owner, item_ids, ok)
+            self._changed.notify_all()
+            return states
+
+    def get_embed(self, owner: str, item_ids: Sequence[int]) -> tuple[EmbedState, ...]:
+        """See Slots.get_embed."""
+        with self._changed:
+            if owner not in self._connections:
+                return tuple("gone" for _ in item_ids)
+            return self._slots.get_embed(owner, item_ids)
+
+    def snapshot(self) -> Snapshot:
+        """Takes the lock, so it also proves that the table is not stuck."""
+        with self._changed:
+            counters, self._slots.counters = self._slots.counters, Counter()
+            return Snapshot(self._slots.usage(), self._slots.num_leases, len(self._queue), counters)
+
+    def _wait(
+        self, owner: str, wait_s: float, attempt: Callable[[], T], settled: Callable[[T], bool], orphaned: T
+    ) -> T:
+        """Attempt after every change until the result is settled, time is up, or the owner is gone."""
+        deadline_s = self._clock() + wait_s
+        while True:
+            if owner not in self._connections:
+                return orphaned
+            result = attempt()
+            left_s = deadline_s - self._clock()
+            if settled(result) or left_s <= 0:
+                return result
+            self._changed.wait(left_s)
