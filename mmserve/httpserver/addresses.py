@@ -1,0 +1,63 @@
+"""Which hosts and addresses images may be fetched from. Pure: resolves nothing, connects nowhere.
+
+Two gates. A URL's host must be on the operator's list, when there is one. The address really connected to must be
+public, so that a client cannot reach into the server's own network; only a listed IP literal (or ``localhost``) may
+be private, because whoever lists it means it. A listed *name* must resolve to a public address: its DNS is not ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+
+Address = IPv4Address | IPv6Address
+
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+class AddressPolicy:
+    """``listed``: exact hosts, empty for any public host. ``allow_loopback`` is for tests, never from configuration."""
+
+    def __init__(self, listed: Iterable[str] = (), *, allow_loopback: bool = False) -> None:
+        self._listed = frozenset(_canonical(host) for host in listed)
+        self._allow_loopback = allow_loopback
+
+    def admits_host(self, host: str) -> bool:
+        """May a URL name this host (name or IP literal, as in the URL)?"""
+        return not self._listed or _canonical(host) in self._listed
+
+    def admits_address(self, host: str, address: str) -> bool:
+        """May a connection for ``host`` go to ``address`` (textual, as resolved)?"""
+        target = ip_address(address)
+        if is_public(target) or (self._allow_loopback and target.is_loopback):
+            return True
+        name = _canonical(host)
+        meant = _literal(name) == target or (name == "localhost" and target.is_loopback)
+        return meant and name in self._listed
+
+
+def is_public(address: Address) -> bool:
+    """Globally routable unicast, also for every IPv4 address that is wrapped inside an IPv6 one."""
+    if isinstance(address, IPv6Address) and not all(is_public(inner) for inner in _embedded(address)):
+        return False
+    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+
+
+def _embedded(address: IPv6Address) -> list[IPv4Address]:
+    """IPv4 addresses to which a packet may be passed on: mapped, compatible, 6to4, Teredo, NAT64."""
+    teredo = address.teredo or ()
+    inner = [found for found in (address.ipv4_mapped, address.sixtofour, *teredo) if found is not None]
+    if address in _NAT64 or int(address) >> 32 == 0:
+        inner.append(IPv4Address(int(address) & 0xFFFFFFFF))
+    return inner
+
+
+def _canonical(host: str) -> str:
+    return host.strip().strip("[]").rstrip(".").lower()
+
+
+def _literal(host: str) -> Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None

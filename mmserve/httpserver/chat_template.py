@@ -1,0 +1,116 @@
+"""A checkpoint's chat template, rendered as transformers renders it. Knows no tokenizer and no request.
+
+Templates come with checkpoints, so they run in jinja2's immutable sandbox on plain strings, lists and dicts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from mmserve.checkpoint.load import read_json
+from mmserve.errors import InvalidRequest, StartupError
+
+Conversation = list[dict[str, Any]]
+"""Messages as transformers' templates take them: role, and content as a string or a list of typed parts."""
+
+_PROBE = "mmserveprobe"
+logger = logging.getLogger(__name__)
+
+
+class ChatTemplate:
+    """``takes_parts``: content may be a list of parts; ``takes_strings``: it may be a string."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        """Raises StartupError when the template is not valid jinja."""
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise StartupError(f"the model's chat template is not valid: {error}") from None
+        self._special_tokens = special_tokens
+        self.takes_strings = _PROBE in self._probe(_PROBE)
+        as_parts = self._probe([{"type": "text", "text": _PROBE}])
+        # A template that knows strings only prints the list itself.
+        self.takes_parts = _PROBE in as_parts and "'text'" not in as_parts and '"text"' not in as_parts
+
+    def render(self, conversation: Conversation) -> str:
+        """The prompt's text, ready for the assistant's turn. Raises InvalidRequest with the template's own words."""
+        try:
+            return self._render(conversation)
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(f"the model's chat template refuses: {error.message}", param="messages") from None
+        except Exception as error:  # templates are code from elsewhere
+            logger.exception("the chat template failed")
+            raise InvalidRequest(
+                f"the model's chat template cannot render these messages ({type(error).__name__})", param="messages"
+            ) from None
+
+    def _render(self, conversation: Conversation) -> str:
+        return self._template.render(
+            messages=conversation, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
+        )
+
+    def _probe(self, content: Any) -> str:
+        try:
+            return self._render([{"role": "user", "content": content}])
+        except Exception:  # noqa: BLE001 - whatever a template raises means: not like this
+            return ""
+
+
+def template_source(checkpoint: Path) -> str | None:
+    """The template's text, from where transformers looks for it, or None. Raises StartupError."""
+    try:
+        return (checkpoint / "chat_template.jinja").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        pass
+    for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
+        found = (read_json(checkpoint / name) or {}).get("chat_template")
+        if isinstance(found, list):
+            found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+    return environment
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """``{% generation %}...{% endgeneration %}`` marks assistant text for training; here it is just its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own escapes for HTML, which a prompt must not.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,64 @@
+"""Images that need no network: ``data:`` URLs, and ``file:`` URLs below one allowed directory. Blocking.
+
+Messages repeat neither the URL's data nor any path, and do not tell a missing file from a forbidden one.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
+
+import pybase64
+
+from mmserve.errors import MediaError
+from mmserve.httpserver.byte_budget import ByteBudget
+
+_FORBIDDEN = "no such image file, or it is not below the allowed directory"
+
+
+def read_data_url(url: str, budget: ByteBudget) -> bytes:
+    """The bytes of ``data:[type][;base64],...``; the media type is not looked at. Raises MediaError, TooLarge."""
+    head, comma, body = url.partition(",")
+    if not comma:
+        raise MediaError("the image's data: URL has no comma")
+    if not head.lower().endswith(";base64"):
+        data = unquote_to_bytes(body)
+    else:
+        try:
+            data = pybase64.b64decode(unquote(body) if "%" in body else body, validate=True)
+        except ValueError:
+            raise MediaError("the image's data: URL is not valid base64") from None
+    budget.take(len(data))
+    return data
+
+
+def read_file_url(url: str, root: str | None, budget: ByteBudget) -> bytes:
+    """The bytes of a regular file below ``root``, symlinks resolved. Raises MediaError, TooLarge."""
+    if root is None:
+        raise MediaError("file: URLs are not allowed on this server")
+    path = _path(url)
+    base = Path(root).resolve()
+    try:
+        # What is checked is the descriptor's own path, so nothing can be swapped between check and read.
+        if not path.resolve(strict=True).is_relative_to(base):
+            raise MediaError(_FORBIDDEN)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        with os.fdopen(descriptor, "rb") as file:
+            opened = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            status = os.fstat(descriptor)
+            if not opened.is_relative_to(base) or not stat.S_ISREG(status.st_mode):
+                raise MediaError(_FORBIDDEN)
+            budget.take(status.st_size)
+            return file.read(status.st_size)
+    except (OSError, ValueError):
+        raise MediaError(_FORBIDDEN) from None
+
+
+def _path(url: str) -> Path:
+    parts = urlsplit(url)
+    text = unquote(parts.path)
+    if parts.netloc not in ("", "localhost") or not text.startswith("/") or "\x00" in text:
+        raise MediaError("the image's file: URL must be file:///absolute/path")
+    return Path(text)
