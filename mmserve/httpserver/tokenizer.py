@@ -6,7 +6,9 @@ Knows no template and no messages.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,19 @@ from mmserve.errors import StartupError
 
 Interval = tuple[int, int]
 """Characters [start, end) of a text."""
+
+
+@dataclass
+class _Stretch:
+    """Tokens since the last control token, from character ``start`` on."""
+
+    start: int = 0
+    ids: list[int] = field(default_factory=list)
+    forged: bool = False
+
+    def add(self, id: int, *, forged: bool) -> None:
+        self.ids.append(id)
+        self.forged |= forged
 
 
 class ChatTokenizer:
@@ -32,16 +47,17 @@ class ChatTokenizer:
         definition = read_json(file)
         if definition is None:
             raise StartupError(f"{checkpoint} holds no tokenizer.json; mmserve reads no other tokenizer format")
+        self._anchor = f"\ue000{secrets.token_hex(8)}\ue001"
         try:
             self.raw = _unlimited(definition)
             self._plain = _unlimited({**definition, "added_tokens": []})
+            self._plain.add_special_tokens([self._anchor])
         except Exception as error:  # noqa: BLE001 - the library raises bare Exception
             raise StartupError(f"cannot read {file}: {error}") from None
         self.special_tokens = _special_tokens(read_json(checkpoint / "tokenizer_config.json") or {})
         control = _control_tokens(self.raw, self.special_tokens, template, placeholder)
         self.control = frozenset(control)
         self._edges = {char for content in control.values() for char in content.strip()[:1] + content.strip()[-1:]}
-        self._newline = self.encode("\n")
         self._frame = self._learn_frame()
         self.longest_token = max(map(len, self.raw.get_vocab()), default=1)
         """Characters: a text of n characters has at least n / longest_token tokens."""
@@ -60,54 +76,42 @@ class ChatTokenizer:
         return not (text.isascii() and self._edges.isdisjoint(text))
 
     def encode_guarded(self, text: str, user: Sequence[Interval]) -> list[int]:
-        """Like ``encode``, but a control token that touches ``user`` (disjoint, in order) becomes ordinary text.
+        """Like ``encode``, but a control token that touches characters of ``user`` becomes ordinary text.
 
-        Each interval that such a token touches is encoded whole, as if there were no added tokens.
+        Between two control tokens a tokenizer sees nothing of what lies beyond them. So the stretch that holds a
+        forged one is encoded again, as if the vocabulary had no added tokens, and all others stay as they are.
         """
+        encoding = self.raw.encode(text, add_special_tokens=False)
         ids: list[int] = []
-        done = 0
-        for start, end in self._forged(text, user):
-            ids += self._encode_from(done, text[done:start]) + self._encode_plain(text[start:end], first=start == 0)
-            done = end
-        return ids + self._encode_from(done, text[done:])
+        stretch = _Stretch()
+        for id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if id not in self.control or _touches(user, start, end):
+                stretch.add(id, forged=id in self.control)
+                continue
+            ids += [*self._settle(stretch, text[stretch.start : start]), id]
+            stretch = _Stretch(start=end)
+        return ids + self._settle(stretch, text[stretch.start :])
 
     def controls_in(self, ids: Iterable[int]) -> list[int]:
         """The control tokens of a prompt, in order."""
         return [id for id in ids if id in self.control]
 
-    def _forged(self, text: str, user: Sequence[Interval]) -> list[Interval]:
-        encoding = self.raw.encode(text, add_special_tokens=False)
-        spans = [span for id, span in zip(encoding.ids, encoding.offsets, strict=True) if id in self.control]
-        forged: list[Interval] = []
-        for start, end in spans:
-            touched = [interval for interval in user if interval[0] < end and start < interval[1]]
-            if touched:
-                forged.append((min(start, touched[0][0]), max(end, touched[-1][1])))
-        return _merged(forged)
+    def _settle(self, stretch: _Stretch, text: str) -> list[int]:
+        return self._encode_plain(text, first=stretch.start == 0) if stretch.forged else stretch.ids
 
-    def _encode_from(self, position: int, piece: str) -> list[int]:
-        """A piece that stands at ``position`` of a text, added tokens matched."""
-        return self._in_the_middle(self.encode, piece) if position and piece else self.encode(piece)
-
-    def _encode_plain(self, piece: str, *, first: bool) -> list[int]:
+    def _encode_plain(self, text: str, *, first: bool) -> list[int]:
         """No added tokens. A vocabulary that spells one out all the same gets the text character by character."""
-        ids = self._plain_ids(piece) if first else self._in_the_middle(self._plain_ids, piece)
+        ids = self._plain_ids(text, first=first)
         if self.control.isdisjoint(ids):
             return ids
-        letters = [id for char in piece for id in self._in_the_middle(self._plain_ids, char)]
+        letters = [id for char in text for id in self._plain_ids(char, first=False)]
         return [id for id in letters if id not in self.control]
 
-    def _plain_ids(self, text: str) -> list[int]:
-        return list(self._plain.encode(text, add_special_tokens=False).ids)
-
-    def _in_the_middle(self, encode: Any, piece: str) -> list[int]:
-        """Ids of a piece that does not begin a text: SentencePiece tokenizers put a space before the first word only,
-
-        so a newline stands in for what comes before, and is taken off again (the way of transformers' chat encoding).
-        """
-        ids: list[int] = encode("\n" + piece)
-        newline = self._newline
-        return ids[len(newline) :] if ids[: len(newline)] == newline else list(encode(piece))
+    def _plain_ids(self, text: str, *, first: bool) -> list[int]:
+        if first:
+            return list(self._plain.encode(text, add_special_tokens=False).ids)
+        # SentencePiece tokenizers treat a text's beginning in their own way; the anchor stands for what came before.
+        return list(self._plain.encode(self._anchor + text, add_special_tokens=False).ids[1:])
 
     def _learn_frame(self) -> tuple[list[int], list[int]]:
         bare = self.encode("a")
@@ -150,11 +154,5 @@ def _control_tokens(
     }
 
 
-def _merged(intervals: Iterable[Interval]) -> list[Interval]:
-    merged: list[Interval] = []
-    for start, end in intervals:
-        if merged and start < merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
+def _touches(user: Sequence[Interval], start: int, end: int) -> bool:
+    return any(first < end and start < last for first, last in user)
