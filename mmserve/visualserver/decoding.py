@@ -1,0 +1,95 @@
+"""Images of a batch from the arena to pixels, in a thread pool. What is encoded already is left out.
+
+Pillow and numpy release the GIL, so decoding runs beside the tower and the event loop. Knows no torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from mmserve.cache_server.client import MediaCacheClient
+from mmserve.errors import MediaError, Unavailable
+from mmserve.ipc.arena import Arena, StaleHandle
+from mmserve.processors.clip_pixels import Pixels
+from mmserve.processors.registry import ImageProcessor
+from mmserve.visualserver.batcher import ENCODED, Image, Outcome, item_ids
+
+logger = logging.getLogger(__name__)
+
+LOST = Outcome("media_lost", "the image is no longer in the media cache")
+INTERNAL = Outcome("internal_error", "the image could not be encoded")
+
+
+@dataclass
+class Decoded:
+    """What became of a batch: pixels to encode, and images that ended here. ``seconds``: decoding time of each."""
+
+    images: list[Image] = field(default_factory=list)
+    pixels: list[Pixels] = field(default_factory=list)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+
+
+class Decoder:
+    """Called from one thread at a time, never the event loop's: it makes RPCs."""
+
+    def __init__(self, processor: ImageProcessor, arena: Arena, cache: MediaCacheClient, pool: Executor) -> None:
+        self._processor = processor
+        self._arena = arena
+        self._cache = cache
+        self._pool = pool
+
+    def decode(self, images: Sequence[Image]) -> Decoded:
+        """One RPC for the batch, then its images side by side. A failing image fails alone; never raises for one.
+
+        Items that ended here without an embedding are reported to the cache server, all others must be.
+        """
+        decoded = Decoded()
+        try:
+            pending = self._pending(images, decoded)
+            for image, (result, seconds) in zip(pending, self._pool.map(self._pixels, pending), strict=True):
+                decoded.seconds.append(seconds)
+                self._sort(image, result, decoded)
+            self._report_failures(decoded)
+        except Unavailable:
+            return Decoded(outcomes=dict.fromkeys(item_ids(images), LOST))
+        return decoded
+
+    def _pending(self, images: Sequence[Image], decoded: Decoded) -> list[Image]:
+        states = self._cache.get_items_embed(item_ids(images))
+        for image, state in zip(images, states, strict=True):
+            if state != "pending":
+                decoded.outcomes[image.item_id] = ENCODED if state == "ready" else LOST
+        return [image for image, state in zip(images, states, strict=True) if state == "pending"]
+
+    def _pixels(self, image: Image) -> tuple[Pixels | Outcome, float]:
+        started_s = time.monotonic()
+        try:
+            data = bytes(self._arena.readable(image.data))
+            self._arena.check(image.data)
+            result: Pixels | Outcome = self._processor.pixels(data)
+        except StaleHandle:
+            result = LOST
+        except MediaError as error:
+            result = Outcome("media_error", error.message)
+        except Exception:  # the boundary of one image: whatever went wrong, the others go on
+            logger.exception("image %d could not be decoded", image.item_id)
+            result = INTERNAL
+        return result, time.monotonic() - started_s
+
+    def _sort(self, image: Image, result: Pixels | Outcome, decoded: Decoded) -> None:
+        if isinstance(result, Outcome):
+            decoded.outcomes[image.item_id] = result
+        else:
+            decoded.images.append(image)
+            decoded.pixels.append(result)
+
+    def _report_failures(self, decoded: Decoded) -> None:
+        """Another visual server may have encoded an image, and its bytes gone, while this one was about to read."""
+        failed = [item_id for item_id, outcome in decoded.outcomes.items() if outcome is not ENCODED]
+        states = self._cache.set_items_embed(failed, [False] * len(failed))
+        decoded.outcomes.update((item_id, ENCODED) for item_id, s in zip(failed, states, strict=True) if s == "ready")

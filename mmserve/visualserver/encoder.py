@@ -1,0 +1,87 @@
+"""Pixels through the vision tower, rows into the arena, one word to the cache server for the batch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mmserve.cache_server.client import MediaCacheClient
+from mmserve.errors import Unavailable
+from mmserve.ipc.arena import Arena, StaleHandle
+from mmserve.processors.clip_pixels import Pixels
+from mmserve.visualserver.batcher import ENCODED, Image, Outcome
+from mmserve.visualserver.decoding import INTERNAL, LOST, Decoded
+
+Tower = Callable[[torch.Tensor], torch.Tensor]
+"""float32 [B, 3, H, W] -> rows [B, num_image_tokens, hidden]."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """How every image of the batch ended; ``seconds``: tower and copy together."""
+
+    outcomes: dict[int, Outcome]
+    seconds: float
+
+
+class Encoder:
+    """Called from one thread at a time, never the event loop's: it computes and makes an RPC."""
+
+    def __init__(self, tower: Tower, dtype: torch.dtype, arena: Arena, cache: MediaCacheClient) -> None:
+        self._tower = tower
+        self._dtype = dtype
+        self._arena = arena
+        self._cache = cache
+
+    def encode(self, decoded: Decoded) -> Encoded:
+        """All at once; after an error (out of memory, say) one by one, so that only what really fails does."""
+        started_s = time.monotonic()
+        try:
+            outcomes = self._encode(decoded.images, decoded.pixels)
+        except Exception:  # the boundary of one batch
+            logger.exception("a batch of %d images failed, trying them one by one", len(decoded.images))
+            outcomes = {}
+            for image, pixels in zip(decoded.images, decoded.pixels, strict=True):
+                outcomes |= self._encode_alone(image, pixels)
+        return Encoded(self._register(outcomes), time.monotonic() - started_s)
+
+    def _encode_alone(self, image: Image, pixels: Pixels) -> dict[int, Outcome]:
+        try:
+            return self._encode([image], [pixels])
+        except Exception:  # the boundary of one image
+            logger.exception("image %d could not be encoded", image.item_id)
+            return {image.item_id: INTERNAL}
+
+    def _encode(self, images: list[Image], pixels: list[Pixels]) -> dict[int, Outcome]:
+        rows = self._tower(torch.from_numpy(np.stack(pixels)))
+        return {image.item_id: self._write(image, rows[index]) for index, image in enumerate(images)}
+
+    def _write(self, image: Image, rows: torch.Tensor) -> Outcome:
+        """Rows [num_image_tokens, hidden] straight from the device into the extent, in the deployment's dtype."""
+        try:
+            extent = torch.frombuffer(self._arena.writable(image.embed), dtype=self._dtype)
+            extent.view(rows.shape).copy_(rows)
+            self._arena.seal(image.embed)
+        except StaleHandle:
+            return LOST
+        return ENCODED
+
+    def _register(self, outcomes: dict[int, Outcome]) -> dict[int, Outcome]:
+        """An embedding that the cache server does not take, after a restart, is lost."""
+        names = list(outcomes)
+        try:
+            states = self._cache.set_items_embed(names, [outcomes[name] is ENCODED for name in names])
+        except Unavailable:
+            return dict.fromkeys(names, LOST)
+        kept = dict(zip(names, states, strict=True))
+        return {
+            name: LOST if outcome is ENCODED and kept[name] != "ready" else outcome
+            for name, outcome in outcomes.items()
+        }

@@ -1,0 +1,122 @@
+"""The visual server: images of many requests through the vision tower, rows into the arena, requests to the router."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from mmserve.cache_server.client import MediaCacheClient, connect
+from mmserve.health.client import INTERVAL_S, Pulse
+from mmserve.ipc.channel import AsyncReceiver, Sender
+from mmserve.messages.request import EngineInbound
+from mmserve.metrics.client import MetricsClient
+from mmserve.model_backend.device import DTYPES, torch_device
+from mmserve.model_backend.vision.load import load_tower
+from mmserve.process import Process
+from mmserve.processors.registry import processor_for
+from mmserve.visualserver.batcher import Batcher
+from mmserve.visualserver.decoding import Decoder
+from mmserve.visualserver.encoder import Encoder, Tower
+from mmserve.visualserver.pipeline import Pipeline
+
+_MAX_DECODE_THREADS = 8
+logger = logging.getLogger(__name__)
+
+
+def run(process: Process) -> None:
+    """Serve until SIGTERM. Raises StartupError (a text model, weights that do not fit)."""
+    torch.set_num_threads(_threads())
+    serve(process, _load_tower(process))
+
+
+def serve(process: Process, tower: Tower) -> None:
+    """Serve with this tower until SIGTERM, or until Stop is raised before the event loop has it."""
+    cache = connect(process.endpoints, process.name, batched=process.deployment.config.enable_concurrent_alloc)
+    with ThreadPoolExecutor(min(_MAX_DECODE_THREADS, _threads()), "pixels") as pool:
+        try:
+            asyncio.run(_serve(process, tower, cache, pool))
+        finally:
+            cache.close()
+
+
+def _threads() -> int:
+    """Half of the cores: the ranks compute at the same time."""
+    return max(1, len(os.sched_getaffinity(0)) // 2)
+
+
+def _load_tower(process: Process) -> Tower:
+    deployment = process.deployment
+    device = torch_device(deployment.device, process.index)
+    return load_tower(deployment.model, device, DTYPES[deployment.dtype], process.progress)
+
+
+async def _serve(process: Process, tower: Tower, cache: MediaCacheClient, pool: ThreadPoolExecutor) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    inbox: AsyncReceiver[EngineInbound] = AsyncReceiver(process.endpoints.visual(process.index), EngineInbound)
+    router: Sender[EngineInbound] = Sender(process.endpoints.router, EngineInbound)
+    metrics = MetricsClient(process.endpoints, process.name)
+    pipeline = _pipeline(process, tower, cache, pool, metrics, router.send)
+    loops = asyncio.gather(_receive(inbox, pipeline), pipeline.run(), _beat(process, pipeline, metrics))
+    process.ready({})
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((loops, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if loops.done():
+            loops.result()
+    finally:
+        loops.cancel()
+        stopping.cancel()
+        await asyncio.gather(loops, stopping, return_exceptions=True)
+        pipeline.close()
+        for link in (inbox, router, metrics):
+            link.close()
+
+
+def _pipeline(
+    process: Process,
+    tower: Tower,
+    cache: MediaCacheClient,
+    pool: ThreadPoolExecutor,
+    metrics: MetricsClient,
+    emit: Callable[[EngineInbound], object],
+) -> Pipeline:
+    deployment, arena = process.deployment, process.arena
+    processor = processor_for(deployment.model)
+    assert arena is not None, "a visual server needs the arena"
+    assert processor is not None, "a text model has no visual server"
+    config = deployment.config
+    return Pipeline(
+        Batcher(config.visual_batch_size, config.max_mm_preprocess_concurrency),
+        Decoder(processor, arena, cache, pool),
+        Encoder(tower, DTYPES[deployment.dtype], arena, cache),
+        metrics,
+        emit,
+    )
+
+
+async def _receive(inbox: AsyncReceiver[EngineInbound], pipeline: Pipeline) -> None:
+    async for message in inbox:
+        try:
+            pipeline.receive(message)
+        except Exception:  # the boundary of one message
+            logger.exception("request %s: message skipped", message.id)
+
+
+async def _beat(process: Process, pipeline: Pipeline, metrics: MetricsClient) -> None:
+    """Heartbeats from the loop that serves; they show progress only when batches get through."""
+    pulse, seen = Pulse(process.endpoints, process.name), 0
+    try:
+        while True:
+            pulse.beat(busy=pipeline.busy, progressed=pipeline.num_finished > seen)
+            seen = pipeline.num_finished
+            metrics.flush()
+            await asyncio.sleep(INTERVAL_S / 2)
+    finally:
+        pulse.close()
