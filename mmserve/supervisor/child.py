@@ -34,17 +34,23 @@ logger = logging.getLogger(__name__)
 
 def main() -> None:
     """Become the process that stdin describes, and end with it."""
-    _install_signals()
-    launch = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch)
-    setproctitle.setproctitle(f"mmserve: {launch.title}")
-    log.setup(launch.title, launch.deployment.config.log_level)
-    _hang_on(launch)
-    code = _run(launch, _Reporter(launch.report_fd))
+    try:
+        _install_signals()
+        code = _become(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch))
+    except Stop:
+        code = 0
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: a library's thread or exit hook that hangs must not keep a finished process alive.
     os._exit(code)
+
+
+def _become(launch: Launch) -> int:
+    setproctitle.setproctitle(f"mmserve: {launch.title}")
+    log.setup(launch.title, launch.deployment.config.log_level)
+    _hang_on(launch)
+    return _run(launch, _Reporter(launch.report_fd))
 
 
 class _Reporter:
@@ -77,8 +83,6 @@ def _run(launch: Launch, reporter: _Reporter) -> int:
     try:
         run = _resolve(launch.target)
         run(_process(launch, reporter))
-    except Stop:
-        return 0
     except StartupError as error:
         logger.debug("cannot start", exc_info=True)
         reporter.send(Failed(str(error)))
@@ -114,10 +118,11 @@ def _install_signals() -> None:
     """Ctrl-C and a closed terminal reach the whole process group, but only the supervisor acts on them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _stop)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    signal.signal(signal.SIGTERM, _stop)
+    # The supervisor had them blocked, so that none could come before this.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:

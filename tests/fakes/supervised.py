@@ -1,0 +1,104 @@
+"""A real supervisor over pretended servers: ``python -m tests.fakes.supervised --model SCRATCH [flags]``.
+
+The pretended servers take orders from files in SCRATCH and tell what they see in SCRATCH/events.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import signal
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from mmserve import cli
+from mmserve.checkpoint.spec import ModelSpec, TextSpec
+from mmserve.config import Config
+from mmserve.deployment import Deployment
+from mmserve.errors import StartupError
+from mmserve.ipc.channel import Receiver
+from mmserve.messages.reply import HttpInbound
+from mmserve.process import Process
+from mmserve.supervisor import run as supervisor_run
+from mmserve.supervisor.topology import Topology, topology
+
+TEXT = TextSpec(
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=16,
+    vocab_size=100,
+    max_position=256,
+    rms_eps=1e-5,
+    rope_theta=1e4,
+)
+PRETENDED = ("cache_server", "model_backend", "router", "httpserver")
+
+
+def run(process: Process) -> None:
+    """A pretended server, whatever its role."""
+    scratch = Path(process.deployment.model.path)
+    order = scratch / f"order-{process.name}"
+    verb, _, reason = (order.read_text() if order.exists() else "serve").partition(" ")
+    _tell(scratch, f"start {process.name} {process.incarnation}")
+    if verb == "refuse":
+        raise StartupError(reason)
+    if verb == "break":
+        raise RuntimeError(reason)
+    if verb == "hang":
+        # Takes no orders and never gets ready, like a collective that waits for a dead rank.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.sigwait([signal.SIGUSR2])
+    process.progress(100, 100, "bytes")
+    process.ready({})
+    _tell(scratch, f"ready {process.name} {process.incarnation}")
+    if verb == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if verb == "stay":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        _live(process, scratch)
+    finally:
+        _tell(scratch, f"stop {process.name} {process.incarnation}")
+
+
+def _live(process: Process, scratch: Path) -> None:
+    if process.role != "httpserver":
+        signal.pause()
+    inbox: Receiver[object] = Receiver(process.endpoints.http(process.index), HttpInbound)
+    with closing(inbox):
+        while True:
+            _tell(scratch, f"phase {process.name} {msgspec.json.encode(inbox.receive()).decode()}")
+
+
+def _tell(scratch: Path, event: str) -> None:
+    with (scratch / "events").open("a") as events:
+        events.write(event + "\n")
+
+
+def find_model(config: Config) -> ModelSpec:
+    return ModelSpec(family="llama", path=config.model, text=TEXT)
+
+
+def pretended(deployment: Deployment) -> Topology:
+    return [
+        dataclasses.replace(role, target="tests.fakes.supervised:run")
+        for role in topology(deployment)
+        if role.name in PRETENDED
+    ]
+
+
+def main() -> int:
+    serve = supervisor_run.serve
+    supervisor_run.serve = functools.partial(serve, find=find_model, roles=pretended)
+    return cli.main(["serve", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

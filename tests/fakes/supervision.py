@@ -1,0 +1,118 @@
+"""Starts ``tests.fakes.supervised`` and looks at it from outside: events, output, processes, run directories."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from mmserve.messages.reply import ServerPhase
+
+PATIENCE_S = 30.0
+
+
+class Supervised:
+    """One supervisor with pretended servers; orders are given through files before or while it runs."""
+
+    def __init__(self, scratch: Path, runtime: Path, *flags: str) -> None:
+        self.scratch = scratch
+        self.runtime = runtime
+        command = [sys.executable, "-m", "tests.fakes.supervised", "--model", str(scratch), "--port", "0", *flags]
+        self.popen = subprocess.Popen(
+            command,
+            env={**os.environ, "XDG_RUNTIME_DIR": str(runtime)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.output = ""
+        self._events_fd = os.open(scratch / "events", os.O_RDWR)
+        self._unread = b""
+
+    def until(self, event: str) -> str:
+        """The next event that starts so; those before it are passed over."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            while b"\n" in self._unread:
+                line, self._unread = self._unread.split(b"\n", 1)
+                if line.decode().startswith(event):
+                    return line.decode()
+            readable, _, _ = select.select([self._events_fd], [], [], max(0.0, deadline_s - time.monotonic()))
+            assert readable, f"{event!r} has not come"
+            self._unread += os.read(self._events_fd, 1 << 16)
+
+    def phase(self, *, worker: int = 0, **fields: object) -> ServerPhase:
+        """The next phase that worker hears with these fields."""
+        while True:
+            event = self.until(f"phase httpserver-{worker} ")
+            phase = msgspec.json.decode(event.split(" ", 2)[2], type=ServerPhase)
+            if all(getattr(phase, name) == value for name, value in fields.items()):
+                return phase
+
+    def until_ready(self) -> str:
+        """The ready line."""
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            self.output += line
+            if line.startswith("mmserve is ready"):
+                return line
+        raise AssertionError(f"never ready:\n{self.output}")
+
+    def family(self) -> list[psutil.Process]:
+        """The supervisor and its children now."""
+        root = psutil.Process(self.popen.pid)
+        return [root, *root.children(recursive=True)]
+
+    def process(self, title: str) -> psutil.Process:
+        return next(process for process in self.family() if " ".join(process.cmdline()).strip() == f"mmserve: {title}")
+
+    def signal(self, signum: signal.Signals) -> None:
+        """As the terminal does it: to the whole process group."""
+        os.killpg(self.popen.pid, signum)
+
+    def end(self) -> int:
+        """Wait for the end; the exit code. All output is in ``output``."""
+        rest, _ = self.popen.communicate(timeout=PATIENCE_S)
+        self.output += rest
+        return self.popen.returncode
+
+    def run_dirs(self) -> list[str]:
+        return [path.name for path in self.runtime.iterdir()]
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.communicate()
+        os.close(self._events_fd)
+
+
+@contextlib.contextmanager
+def supervised(*flags: str, orders: dict[str, str] | None = None, runtime: Path | None = None) -> Iterator[Supervised]:
+    """A started supervisor; ``orders``: process name -> what it is to do (see ``tests.fakes.supervised.run``)."""
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scratch")))
+        runtime = runtime or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rt", dir="/tmp")))
+        os.mkfifo(scratch / "events")
+        (scratch / "model.safetensors").touch()
+        for name, order in (orders or {}).items():
+            (scratch / f"order-{name}").write_text(order)
+        server = Supervised(scratch, runtime, *flags)
+        stack.callback(server.close)
+        yield server
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
+    """Have all of them ended, soon?"""
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
+    return not alive

@@ -1,0 +1,155 @@
+"""Start and stop of a real supervisor over pretended servers; nothing is ever left behind."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.fakes.supervision import all_gone, supervised
+
+
+def test_ready_line_says_what_is_served_and_where() -> None:
+    with supervised("--tp", "2") as server:
+        line = server.until_ready()
+        assert "http://127.0.0.1:" in line
+        for fact in ("device cpu", "dtype", "KV cache", "tokens", "arena", "/health", "started in"):
+            assert fact in line
+        assert "2 x model_backend" in server.output
+        assert server.phase(ready=True).phase == "ready"
+
+
+def test_every_process_says_in_its_title_what_it_is() -> None:
+    with supervised("--tp", "2") as server:
+        server.until_ready()
+        titles = {" ".join(process.cmdline()).strip() for process in server.family()[1:]}
+    assert titles == {
+        "mmserve: cache_server",
+        "mmserve: model_backend rank 0",
+        "mmserve: model_backend rank 1",
+        "mmserve: router",
+        "mmserve: httpserver 0",
+    }
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_then_stops_in_reverse_order_and_leaves_nothing(signum: signal.Signals) -> None:
+    with supervised() as server:
+        server.until_ready()
+        family = server.family()
+        assert server.run_dirs()
+        if signum == signal.SIGINT:
+            server.signal(signum)
+        else:
+            server.popen.send_signal(signum)
+        server.until("stop httpserver-0")
+        server.until("stop router-0")
+        server.until("stop model_backend-0")
+        server.until("stop cache_server-0")
+        assert server.end() == 0
+        assert all_gone(family)
+        assert not server.run_dirs()
+
+
+def test_http_workers_hear_of_the_drain() -> None:
+    with supervised(orders={"httpserver-0": "stay"}) as server:
+        server.until_ready()
+        server.popen.send_signal(signal.SIGTERM)
+        assert not server.phase(phase="draining").ready
+
+
+def test_a_second_signal_stops_at_once() -> None:
+    with supervised(orders={"httpserver-0": "stay"}) as server:
+        server.until_ready()
+        family = server.family()
+        server.signal(signal.SIGINT)
+        server.phase(phase="draining")
+        server.signal(signal.SIGINT)
+        assert server.end() == 0
+        assert all_gone(family)
+
+
+def test_a_worker_that_does_not_finish_is_killed_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MMSERVE_SHUTDOWN_TIMEOUT", "0")
+    with supervised(orders={"router-0": "stay"}) as server:
+        server.until_ready()
+        family = server.family()
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+        assert all_gone(family)
+
+
+def test_kill_9_of_the_supervisor_ends_everything() -> None:
+    with supervised("--tp", "2") as server:
+        server.until_ready()
+        family = server.family()
+        server.popen.kill()
+        assert all_gone(family)
+        assert not server.run_dirs()
+
+
+def test_kill_9_while_loading_ends_even_what_hangs() -> None:
+    with supervised(orders={"model_backend-0": "hang"}) as server:
+        server.until("start model_backend-0")
+        family = server.family()
+        server.popen.kill()
+        assert all_gone(family)
+        assert not server.run_dirs()
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_loading_leaves_nothing(signum: signal.Signals, code: int) -> None:
+    with supervised(orders={"model_backend-0": "hang"}) as server:
+        server.until("start model_backend-0")
+        family = server.family()
+        server.signal(signum) if signum == signal.SIGINT else server.popen.send_signal(signum)
+        assert server.end() == code
+        assert all_gone(family)
+        assert not server.run_dirs()
+        assert "Traceback" not in server.output
+
+
+def test_a_failed_start_names_the_first_cause_and_leaves_nothing() -> None:
+    with supervised("--tp", "2", orders={"model_backend-1": "refuse the moon is full: wait a week"}) as server:
+        assert server.end() == 1
+        assert server.output.splitlines()[-1] == (
+            "mmserve: error: model_backend rank 1 failed: the moon is full: wait a week"
+        )
+        assert "Traceback" not in server.output
+        assert not server.run_dirs()
+        assert not [process for process in psutil.process_iter() if process.ppid() == server.popen.pid]
+
+
+def test_a_bug_at_start_is_reported_with_its_type() -> None:
+    with supervised(orders={"router-0": "break something"}) as server:
+        assert server.end() == 1
+        assert server.output.splitlines()[-1] == "mmserve: error: router failed: RuntimeError: something"
+
+
+def test_a_port_in_use_is_refused_before_anything_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with supervised("--port", port) as server:
+            assert server.end() == 1
+            assert server.output.startswith(f"mmserve: error: --port {port}")
+            assert len(server.output.splitlines()) == 1
+            assert not server.run_dirs()
+
+
+def test_two_servers_side_by_side_do_not_touch_each_other() -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="rt", dir="/tmp") as runtime,
+        supervised(runtime=Path(runtime)) as one,
+        supervised(runtime=Path(runtime)) as other,
+    ):
+        one.until_ready()
+        other.until_ready()
+        assert len(one.run_dirs()) == 2
+        one.popen.send_signal(signal.SIGTERM)
+        assert one.end() == 0
+        assert len(other.run_dirs()) == 1
+        assert len(other.family()) == 5

@@ -1,0 +1,67 @@
+"""What a running supervisor does when a process dies."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from tests.fakes.supervision import all_gone, supervised
+
+
+@pytest.mark.parametrize("victim", ["router", "model_backend rank 1"])
+def test_router_and_ranks_restart_as_one_engine(victim: str) -> None:
+    with supervised("--tp", "2") as server:
+        server.until_ready()
+        engine = [server.process(title) for title in ("router", "model_backend rank 0", "model_backend rank 1")]
+        others = [server.process(title) for title in ("cache_server", "httpserver 0")]
+        server.phase(ready=True)
+        server.process(victim).kill()
+        assert server.phase(ready=False).phase == "restarting"
+        phase = server.phase(ready=True)
+        assert (phase.engine_epoch, phase.visual_epoch, phase.cache_epoch) == (1, 0, 0)
+        assert all_gone(engine)
+        assert all(process.is_running() for process in others)
+        restarted = [server.process(title) for title in ("router", "model_backend rank 0", "model_backend rank 1")]
+        assert len(restarted) == 3
+
+
+def test_a_restarted_process_knows_that_it_is() -> None:
+    with supervised() as server:
+        server.until_ready()
+        server.process("router").kill()
+        assert server.until("start model_backend-0 1")
+
+
+def test_the_cache_server_restarts_alone_and_its_epoch_rises() -> None:
+    with supervised() as server:
+        server.until_ready()
+        rest = [process for process in server.family() if process.pid != server.process("cache_server").pid]
+        server.phase(ready=True)
+        server.process("cache_server").kill()
+        phase = server.phase(cache_epoch=1)
+        assert phase.ready
+        assert phase.engine_epoch == 0
+        assert all(process.is_running() for process in rest)
+
+
+def test_a_restarted_http_worker_is_told_the_phase() -> None:
+    with supervised("--http-workers", "2") as server:
+        server.until_ready()
+        server.process("httpserver 1").kill()
+        server.until("ready httpserver-1 1")
+        assert server.phase(worker=1, ready=True, detail="")
+
+
+def test_what_dies_again_and_again_stops_the_server_with_the_reason() -> None:
+    with supervised() as server:
+        server.until_ready()
+        family = server.family()
+        (server.scratch / "order-cache_server-0").write_text("die")
+        server.process("cache_server").kill()
+        assert server.end() == 1
+        last = server.output.splitlines()[-1]
+        assert last.startswith("mmserve: error: gave up on cache_server")
+        assert "SIGKILL" in last
+        assert all_gone(family)
+        assert not server.run_dirs()
+        assert not [process for process in psutil.process_iter() if process.ppid() == server.popen.pid]
