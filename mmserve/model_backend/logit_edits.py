@@ -12,7 +12,7 @@ from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.slots import Int64s
 
 
-def edits(sampling: SamplingParams, num_output: int) -> bool:
+def needs_edits(sampling: SamplingParams, num_output: int) -> bool:
     """Does this sequence need any edit at all?"""
     return bool(
         sampling.repetition_penalty != 1.0
@@ -37,7 +37,7 @@ def edit_(logits: torch.Tensor, sampling: SamplingParams, prompt: Int64s, output
         penalty = sampling.repetition_penalty
         logits[ids] = torch.where(values > 0, values / penalty, values * penalty)
     if sampling.presence_penalty or sampling.frequency_penalty:
-        seen, counts = np.unique(output, return_counts=True)
+        seen, counts = np.unique(output[output < vocab_size], return_counts=True)
         penalties = sampling.presence_penalty + sampling.frequency_penalty * counts
         logits[_on(logits, seen)] -= _on(logits, penalties).to(logits.dtype)
     if bias := {token: value for token, value in sampling.logit_bias.items() if 0 <= token < vocab_size}:

@@ -42,11 +42,11 @@ def serve(
     """Compute plans in the order they come; ends only by an exception."""
     while True:
         plans = inbox.drain(block=True, timeout_s=INTERVAL_S)
+        pulse.beat(busy=bool(plans), progressed=bool(plans))
         for plan in plans:
             result = runner.step(plan)
             if answers and plan.steps:
                 outbox.send(result)
-        pulse.beat(busy=bool(plans))
 
 
 def _details(process: Process, runner: Runner, device: torch.device) -> dict[str, object]:

@@ -122,10 +122,7 @@ class Runner:
 
     def _sample_row(self, index: int) -> SampleRow:
         slot = self._slots[index]
-        num_output = len(slot.tokens) - slot.num_prompt_tokens
-        return SampleRow(
-            slot.sampling, slot.chunk(0, slot.num_prompt_tokens), slot.chunk(slot.num_prompt_tokens, num_output)
-        )
+        return SampleRow(slot.sampling, slot.tokens, slot.num_prompt_tokens)
 
 
 def _failure(slot: int, message: str) -> SlotFailure:

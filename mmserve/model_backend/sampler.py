@@ -7,15 +7,16 @@ distribution in vocabulary order, and top-k and top-p cut at a value, so that ti
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import xxhash
 
 from mmserve.messages.sampling import SamplingParams
-from mmserve.model_backend.logit_edits import edit_, edits
-from mmserve.model_backend.slots import Int64s
+from mmserve.model_backend.logit_edits import edit_, needs_edits
 
 NOT_FINITE = -1
 """In place of a token id: the row's logits are not finite."""
@@ -27,16 +28,24 @@ _SEED_MASK = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class SampleRow:
-    """One sequence about to get a token. Token ids as int64; images' virtual ids may be among the prompt's."""
+    """One sequence about to get a token: its parameters and its tokens so far, prompt first."""
 
     sampling: SamplingParams
-    prompt: Int64s
-    output: Int64s
+    tokens: array[int]
+    num_prompt_tokens: int
 
     @property
     def position(self) -> int:
         """Index in the sequence of the token to come."""
-        return len(self.prompt) + len(self.output)
+        return len(self.tokens)
+
+    @property
+    def needs_edits(self) -> bool:
+        return needs_edits(self.sampling, len(self.tokens) - self.num_prompt_tokens)
+
+    def edit_(self, logits: torch.Tensor) -> None:
+        tokens = np.frombuffer(self.tokens, dtype=np.int64)
+        edit_(logits, self.sampling, tokens[: self.num_prompt_tokens], tokens[self.num_prompt_tokens :])
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
@@ -44,8 +53,8 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
     logits = logits.float()
     finite = torch.isfinite(logits.sum(dim=-1))
     for index, row in enumerate(rows):
-        if edits(row.sampling, len(row.output)):
-            edit_(logits[index], row.sampling, row.prompt, row.output)
+        if row.needs_edits:
+            row.edit_(logits[index])
     chosen = logits.argmax(dim=-1)
     random = [index for index, row in enumerate(rows) if row.sampling.temperature >= _GREEDY_BELOW]
     if random:
@@ -79,7 +88,7 @@ def _draw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
 def _kth_largest(logits: torch.Tensor, top_k: list[int]) -> torch.Tensor:
     """[R, 1]: each row's k-th largest value; -inf where k is 0 (off)."""
     vocab_size = logits.shape[1]
-    ks = [min(k, vocab_size) for k in top_k]
+    ks = [min(max(k, 0), vocab_size) for k in top_k]
     largest = logits.topk(max(ks), dim=-1).values
     floor = largest.gather(1, torch.tensor([[max(k, 1) - 1] for k in ks], device=logits.device))
     return floor.masked_fill_(torch.tensor([[k == 0] for k in ks], device=logits.device), float("-inf"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -64,6 +65,8 @@ class Running:
     computed: int = 0
     known: bool = False
     """The rank has been told of it."""
+    recycled: list[int] = field(default_factory=list)
+    """Blocks of ended sequences, used before new ones."""
     shared: tuple[int, ...] = ()
     """Blocks of a prefix-cache hit, named in its first step."""
 
@@ -77,7 +80,7 @@ class Driver:
 
     def __init__(self, step: Callable[[StepPlan], StepResult], chunk: int = 1000) -> None:
         self._step, self._chunk = step, chunk
-        self._next_block = 0
+        self._new_blocks = itertools.count()
         self._step_id = 0
         self.running: list[Running] = []
         self.freed: list[int] = []
@@ -138,9 +141,9 @@ class Driver:
         fresh = list(sequence.shared) if not sequence.known else []
         sequence.blocks += fresh
         while len(sequence.blocks) * KV_BLOCK_TOKENS < end:
-            sequence.blocks.append(self._next_block)
-            fresh.append(self._next_block)
-            self._next_block += 1
+            block = sequence.recycled.pop(0) if sequence.recycled else next(self._new_blocks)
+            sequence.blocks.append(block)
+            fresh.append(block)
         sequence.computed = end
         return SequenceStep(
             slot=sequence.slot,
