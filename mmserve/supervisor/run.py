@@ -114,8 +114,9 @@ def _arena(nbytes: int) -> Iterator[Arena]:
 
 
 def _print_ready(deployment: Deployment, reports: list[Ready], took_s: float, health_url: str) -> None:
-    measured = [blocks for report in reports if isinstance(blocks := report.details.get("num_blocks"), int)]
-    blocks = deployment.kv_blocks or min(measured, default=0)
+    # The router knows what it may use; it has asked the ranks.
+    counted = [blocks for report in reports if isinstance(blocks := report.details.get("kv_blocks"), int)]
+    blocks = min(counted, default=deployment.kv_blocks or 0)
     facts = {
         "": deployment.url,
         "model": deployment.served_name,

@@ -1,0 +1,60 @@
+# Every target makes the environment it needs first. Options for a target go into ARGS:
+#   make serve ARGS="--tp 2 --port 9000"      make test ARGS="tests/unit -x"
+# PYTHON names another interpreter; pip's own variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, ...) choose its index.
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test check format docs bench clean
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+install: $(INSTALLED) ## Make .venv with mmserve and its tools in it
+	@$(BIN)/mmserve --version
+	@echo "installed: $(BIN)/mmserve serve --help"
+
+$(INSTALLED): pyproject.toml constraints-cpu.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "mmserve needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) -V 2>&1 || true)." >&2; \
+		echo "Name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@echo "[1/3] making the environment .venv with $$($(PYTHON) -V)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { \
+		echo "could not make .venv; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@echo "[2/3] installing mmserve and what it needs (torch is large; this takes minutes the first time)"
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on \
+		--constraint constraints-cpu.txt --editable '.[dev]'
+	@echo "[3/3] checking the installation"
+	@$(BIN)/mmserve --version >/dev/null
+	@touch $@
+
+serve: $(INSTALLED) ## Serve the packaged model on http://127.0.0.1:8000
+	@exec $(BIN)/mmserve serve $(ARGS)
+
+test: $(INSTALLED) ## Run the tests
+	@echo "running the tests"
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(INSTALLED) ## Lint, format, types, import rules
+	@echo "lint";         $(BIN)/ruff check .
+	@echo "format";       $(BIN)/ruff format --check .
+	@echo "types";        $(BIN)/mypy
+	@echo "import rules"; $(BIN)/lint-imports --config .importlinter.toml
+
+format: $(INSTALLED) ## Format the code, fix what lint can fix
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+docs: $(INSTALLED) ## Write docs/configuration.md from the options
+	@$(BIN)/python -m docs.configuration > docs/configuration.md.new
+	@mv docs/configuration.md.new docs/configuration.md
+	@echo "wrote docs/configuration.md"
+
+bench: $(INSTALLED) ## Run every benchmark and print its table
+	@set -e; for file in benchmarks/[a-z]*.py; do \
+		name=$$(basename $$file .py); echo "benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name $(ARGS); done
+
+clean: ## Remove the environment and caches
+	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
