@@ -37,19 +37,18 @@ class AddressPolicy:
 
 
 def is_public(address: Address) -> bool:
-    """Globally routable unicast, also for every IPv4 address that is wrapped inside an IPv6 one."""
-    if isinstance(address, IPv6Address) and not all(is_public(inner) for inner in _embedded(address)):
-        return False
+    """Globally routable unicast; an IPv6 address that stands for an IPv4 one is as public as that."""
+    if isinstance(address, IPv6Address):
+        if (alias := _alias(address)) is not None:
+            return is_public(alias)
+        if not all(is_public(inner) for inner in (address.sixtofour, *(address.teredo or ())) if inner is not None):
+            return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 
-def _embedded(address: IPv6Address) -> list[IPv4Address]:
-    """IPv4 addresses to which a packet may be passed on: mapped, compatible, 6to4, Teredo, NAT64."""
-    teredo = address.teredo or ()
-    inner = [found for found in (address.ipv4_mapped, address.sixtofour, *teredo) if found is not None]
-    if address in _NAT64 or int(address) >> 32 == 0:
-        inner.append(IPv4Address(int(address) & 0xFFFFFFFF))
-    return inner
+def _alias(address: IPv6Address) -> IPv4Address | None:
+    """The IPv4 address that a mapped or NAT64 address is only another spelling of."""
+    return IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else address.ipv4_mapped
 
 
 def _canonical(host: str) -> str:

@@ -1,0 +1,242 @@
+import asyncio
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pybase64
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmserve.errors import MediaError, MmserveError, TooLarge
+from mmserve.httpserver.call import MediaItem, MediaRef
+from mmserve.httpserver.media import MediaReader
+from mmserve.httpserver.threads import MIN_BATCH_NBYTES, Threads, batches
+from tests.fakes.chat_models import deployment_of, write_chat_model
+from tests.fakes.media import encoded, picture, png
+from tests.fakes.samples import Samples
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("llava"))
+
+
+def read(
+    model: Path, urls: Sequence[str], *, salt: str = "", samples: Samples | None = None, **config: Any
+) -> list[MediaItem]:
+    async def run() -> list[MediaItem]:
+        reader = MediaReader(deployment_of(model, **config), samples or Samples())  # type: ignore[arg-type]
+        try:
+            return await reader.read([MediaRef(url, f"part{index}") for index, url in enumerate(urls)], salt)
+        finally:
+            await reader.aclose()
+
+    return asyncio.run(run())
+
+
+def data_url(data: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{pybase64.b64encode_as_string(data)}"
+
+
+def refused(model: Path, url: str, **config: Any) -> MmserveError:
+    with pytest.raises(MmserveError) as caught:
+        read(model, [data_url(png()), url], **config)
+    assert caught.value.param == "part1"
+    return caught.value
+
+
+@pytest.mark.parametrize("concurrent", [True, False])
+def test_many_images_come_back_in_order(model: Path, concurrent: bool) -> None:
+    pictures = [png(seed, width=20 + seed, height=10 + seed) for seed in range(12)]
+    samples = Samples()
+    items = read(model, list(map(data_url, pictures)), samples=samples, enable_concurrent_alloc=concurrent)
+    assert [item.data for item in items] == pictures
+    assert [(item.width, item.height) for item in items] == [(20 + seed, 10 + seed) for seed in range(12)]
+    assert [item.param for item in items] == [f"part{index}" for index in range(12)]
+    assert len({item.key for item in items}) == 12
+    assert samples.names() == ["mm_fetch_seconds", "mm_hash_seconds"]
+
+
+def test_data_urls_of_every_spelling(model: Path) -> None:
+    data = png()
+    text = pybase64.b64encode_as_string(data)
+    urls = [
+        f"data:image/png;base64,{text}",
+        f"DATA:;BASE64,{text}",
+        f"data:text/plain;charset=utf-8;base64,{text}",
+        f"data:image/png;base64,{quote(text, safe='')}",
+        f"data:image/png,{quote(data)}",
+        f"data:,{quote(data)}",
+    ]
+    items = read(model, urls)
+    assert [item.data for item in items] == [data] * len(urls)
+    assert len({item.key for item in items}) == 1
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "data:image/png;base64",
+        "data:image/png;base64,@@@@",
+        "data:image/png;base64,aGVsbG8",
+        "data:image/png;base64,aGVs bG8=",
+        "data:image/png;base64,é",
+        "data:image/png;base64,",
+        "data:,",
+        "data:image/png;base64,aGVsbG8=",
+        "ftp://example.com/a.png",
+        "//example.com/a.png",
+        "example.png",
+        "",
+        "javascript:alert(1)",
+    ],
+)
+def test_bad_urls_are_refused_by_name(model: Path, url: str) -> None:
+    error = refused(model, url)
+    assert isinstance(error, MediaError)
+    assert error.status == 400
+    assert not url or url not in error.message
+
+
+def test_messages_repeat_nothing_of_the_data(model: Path) -> None:
+    secret = pybase64.b64encode_as_string(b"my very secret bytes")
+    assert secret[:8] not in refused(model, f"data:image/png;base64,{secret}").message
+    assert "secret" not in refused(model, "file:///secret/place.png", allowed_local_media_path="/tmp").message
+
+
+def test_pixel_bombs_are_refused_from_the_header(model: Path) -> None:
+    bomb = encoded(picture(1, 1).resize((3000, 3000)))
+    assert "too large" in refused(model, data_url(bomb), max_image_pixels=1_000_000).message
+
+
+def test_all_images_together_have_one_byte_limit(model: Path) -> None:
+    noise = [os.urandom(400_000) for _ in range(3)]
+    with pytest.raises(TooLarge, match="1 MiB in all") as caught:
+        read(model, [data_url(data) for data in noise], max_body_mb=1.0)
+    assert caught.value.status == 413
+
+
+def test_no_images_is_no_work(model: Path) -> None:
+    samples = Samples()
+    assert read(model, [], samples=samples) == []
+    assert samples.taken == []
+
+
+def test_a_text_model_takes_none(tmp_path: Path) -> None:
+    with pytest.raises(MediaError, match="no images"):
+        read(write_chat_model(tmp_path, images=False), [data_url(png())])
+
+
+def test_keys_depend_on_all_that_matters(model: Path, tmp_path: Path) -> None:
+    other_model = write_chat_model(tmp_path)
+    url, other = data_url(png(1)), data_url(png(2))
+    keys = [
+        read(model, [url])[0].key,
+        read(model, [other])[0].key,
+        read(model, [url], salt="tenant")[0].key,
+        read(other_model, [url])[0].key,
+    ]
+    assert all(len(key) == 16 for key in keys)
+    assert len(set(keys)) == 4
+    assert read(model, [url])[0].key == keys[0]
+    assert read(model, [url], enable_concurrent_alloc=False)[0].key == keys[0]
+
+
+def test_files_below_the_allowed_directory(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "allowed" / "deep er").mkdir(parents=True)
+    (tmp_path / "allowed" / "deep er" / "a.png").write_bytes(png())
+    (tmp_path / "allowed" / "inside").symlink_to(tmp_path / "allowed" / "deep er")
+    root = str(tmp_path / "allowed")
+    for name in ("deep%20er/a.png", "inside/a.png", "deep%20er/../inside/a.png"):
+        assert read(model, [f"file://{root}/{name}"], allowed_local_media_path=root)[0].data == png()
+    assert read(model, [f"file://localhost{root}/inside/a.png"], allowed_local_media_path=root)[0].data == png()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../outside.png",
+        "%2e%2e/outside.png",
+        "..%2foutside.png",
+        "link.png",
+        "linkdir/outside.png",
+        "missing.png",
+        "pipe",
+        "",
+        "a%00.png",
+        "x" * 5000,
+    ],
+)
+def test_files_elsewhere_are_refused(model: Path, tmp_path: Path, name: str) -> None:
+    root = tmp_path / "allowed"
+    root.mkdir()
+    (tmp_path / "outside.png").write_bytes(png())
+    (root / "link.png").symlink_to(tmp_path / "outside.png")
+    (root / "linkdir").symlink_to(tmp_path)
+    os.mkfifo(root / "pipe")
+    error = refused(model, f"file://{root}/{name}", allowed_local_media_path=str(root))
+    assert isinstance(error, MediaError)
+    assert "outside" not in error.message
+    assert str(tmp_path) not in error.message
+
+
+@pytest.mark.parametrize("url", ["file:///etc/hostname", "file://host/a.png", "file:a.png", "file:///dev/zero"])
+def test_files_need_permission(model: Path, tmp_path: Path, url: str) -> None:
+    assert "not allowed" in refused(model, url).message
+    assert isinstance(refused(model, url, allowed_local_media_path=str(tmp_path)), MediaError)
+
+
+def test_a_sibling_with_the_same_prefix_is_outside(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "allowed").mkdir()
+    (tmp_path / "allowed-not").mkdir()
+    (tmp_path / "allowed-not" / "a.png").write_bytes(png())
+    refused(model, f"file://{tmp_path}/allowed-not/a.png", allowed_local_media_path=str(tmp_path / "allowed"))
+
+
+@given(st.lists(st.integers(0, 4 * MIN_BATCH_NBYTES), max_size=40), st.integers(1, 8))
+def test_batches_are_few_and_keep_the_order(sizes: list[int], threads: int) -> None:
+    found = batches(range(len(sizes)), sizes, threads)
+    assert [job for batch in found for job in batch] == list(range(len(sizes)))
+    assert len(found) <= threads
+    assert all(found)
+
+
+def test_small_jobs_share_a_task() -> None:
+    assert batches(range(128), [1000] * 128, 4) == [list(range(128))]
+    assert len(batches(range(8), [MIN_BATCH_NBYTES] * 8, 4)) == 4
+
+
+def test_work_is_never_abandoned() -> None:
+    """A cancelled caller goes on only after its thread has returned, and only then."""
+
+    async def run() -> list[str]:
+        threads = Threads("test", 2)
+        loop = asyncio.get_running_loop()
+        started = asyncio.Event()
+        events: list[str] = []
+
+        proceed = threading.Event()
+
+        def work() -> None:
+            loop.call_soon_threadsafe(started.set)
+            proceed.wait(10)
+            events.append("returned")
+
+        task = asyncio.create_task(threads.run(work))
+        await started.wait()
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0)
+        assert not task.done()
+        proceed.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        events.append("cancelled")
+        threads.close()
+        return events
+
+    assert asyncio.run(run()) == ["returned", "cancelled"]
