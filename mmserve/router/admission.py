@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from mmserve.deployment import KV_BLOCK_TOKENS
 from mmserve.router.forecast import KvForecast, OutputLengths
 from mmserve.router.kv_ledger import Holding, KvLedger, Place, blocks_for
-from mmserve.router.prefix_tree import Node
 from mmserve.router.running import RunningSet
 from mmserve.router.sequence import Sequence
 from mmserve.router.waiting import WaitingQueue
@@ -33,15 +32,12 @@ class Admission:
         cache a step later instead of computing it a second time (n > 1, many requests with one new image).
         """
         candidates = self._waiting.candidates() if self._running.has_room else []
-        if not candidates:
+        if all(sequence.refused_after == self._kv.num_frees for sequence in candidates):
             return
         forecast, being_computed = self._forecast(), self._being_computed()
         bypassed: list[Sequence] = []
         for sequence in candidates:
-            nodes = self._kv.match(sequence.tokens)
-            holding = None
-            if self._kv.missing(nodes, sequence.tokens) not in being_computed:
-                holding = self._reserve(sequence, nodes, forecast)
+            holding = self._reserve(sequence, forecast, being_computed)
             if holding is None:
                 bypassed.append(sequence)
                 continue
@@ -53,12 +49,16 @@ class Admission:
             if not self._running.has_room:
                 return
 
-    def _reserve(self, sequence: Sequence, nodes: list[Node], forecast: KvForecast) -> Holding | None:
-        """Memory for all tokens that the sequence has so far, if it may enter. The first one always may."""
+    def _reserve(self, sequence: Sequence, forecast: KvForecast, being_computed: set[Place | None]) -> Holding | None:
+        """Memory for all tokens that the sequence has so far, if it may enter. One that is alone always may."""
+        nodes = self._kv.match(sequence.tokens)
+        if self._kv.missing(nodes, sequence.tokens) in being_computed:
+            return None
         num_blocks = blocks_for(len(sequence.tokens))
         growth, held = self._growth(sequence, num_blocks), num_blocks - len(nodes)
         shared = self._kv.num_idle(nodes)
-        if self._running.sequences and not forecast.fits(growth=growth, held=held, shared=shared):
+        if not forecast.fits(growth=growth, held=held, shared=shared):
+            sequence.refused_after = self._kv.num_frees
             return None
         forecast.add(growth=growth, held=held, shared=shared)
         return self._kv.reserve(len(sequence.tokens), nodes)

@@ -18,9 +18,6 @@ class Attempts:
         self._live: dict[str, Sequence] = {}
         self._ended: OrderedDict[str, int] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._live)
-
     def live(self, request_id: str) -> Sequence | None:
         """The sequence that is waiting or running under this id."""
         return self._live.get(request_id)

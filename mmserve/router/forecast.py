@@ -71,5 +71,7 @@ class KvForecast:
         peak = held_by_longer = 0
         for count, (negative_growth, held) in enumerate(self._longest_first, start=1):
             held_by_longer += held
-            peak = max(peak, held_by_longer - negative_growth * count)
+            now = held_by_longer - negative_growth * count
+            if now > peak:
+                peak = now
         return peak

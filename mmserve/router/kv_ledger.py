@@ -46,6 +46,8 @@ class KvLedger:
     def __init__(self, num_blocks: int) -> None:
         self._pool = BlockPool(num_blocks)
         self._tree = PrefixTree()
+        self.num_frees = 0
+        """How often a sequence has let go of its blocks: while it stands still, what did not fit does not fit."""
 
     @property
     def num_blocks(self) -> int:
@@ -108,6 +110,7 @@ class KvLedger:
 
     def free(self, holding: Holding) -> None:
         """Let go of everything: computed blocks stay cached, the others are free. The deepest go first."""
+        self.num_frees += 1
         cached = len(holding.nodes)
         for block in reversed(holding.blocks[cached:]):
             self._pool.let_go(block)

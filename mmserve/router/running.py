@@ -13,10 +13,9 @@ def _age(sequence: Sequence) -> int:
 
 
 class RunningSet:
-    """``num_slots`` slots, of which at most ``max_running`` are used at a time."""
+    """``num_slots`` slots."""
 
-    def __init__(self, num_slots: int, max_running: int) -> None:
-        self._max_running = max_running
+    def __init__(self, num_slots: int) -> None:
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._left_slots: list[int] = []
         self.sequences: list[Sequence] = []
@@ -24,7 +23,7 @@ class RunningSet:
 
     @property
     def has_room(self) -> bool:
-        return len(self.sequences) < self._max_running
+        return bool(self._free_slots)
 
     @property
     def has_left_slots(self) -> bool:

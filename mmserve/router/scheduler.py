@@ -40,8 +40,10 @@ class Limits:
 
 
 class Scheduler:
-    """Everything finishes, because the oldest running sequence is never preempted and fits the cache alone,
-    because each step has a token for every decoding sequence, and because no waiting one is bypassed for ever."""
+    """Everything finishes, for three reasons. The oldest running sequence is never preempted and fits the cache
+    alone. A sequence enters only when the step has a token left for it, so there are never more running ones than
+    tokens in a step, and each step has one for every decoding sequence and for the oldest prompt. No waiting one is
+    bypassed for ever."""
 
     def __init__(self, limits: Limits, num_blocks: int, *, now: Clock, record: Record) -> None:
         """``now``: seconds, never going back. ``record(name, value)``: one observation of a metric."""
@@ -49,8 +51,7 @@ class Scheduler:
         # What a sequence alone can reach: growing into a full cache is reaching the end of the context.
         self._context_tokens = min(limits.max_model_len, num_blocks * KV_BLOCK_TOKENS)
         self._budget_tokens = limits.max_num_batched_tokens
-        # Not more sequences than tokens in a step, so that all decode and one prompt advances in every step.
-        self._running = RunningSet(limits.max_num_seqs, min(limits.max_num_seqs, limits.max_num_batched_tokens))
+        self._running = RunningSet(limits.max_num_seqs)
         self._waiting = WaitingQueue()
         self._admission = Admission(self._waiting, self._running, self.kv, self._context_tokens)
         self._attempts = Attempts()
@@ -145,7 +146,7 @@ class Scheduler:
             elif (new_blocks := self._extend(sequence, draft)) is not None:
                 draft.step(sequence, new_blocks)
         for sequence in prefilling:
-            if draft.budget_tokens and sequence.phase is Phase.RUNNING:
+            if draft.budget_tokens:
                 draft.step(sequence)
 
     def _extend(self, sequence: Sequence, draft: Draft) -> tuple[int, ...] | None:

@@ -31,6 +31,7 @@ class Sequence:
         "number",
         "phase",
         "received_s",
+        "refused_after",
         "request",
         "slot",
         "started_s",
@@ -60,6 +61,8 @@ class Sequence:
         self.computed = 0
         """Tokens whose keys and values are in the held blocks."""
         self.times_bypassed = 0
+        self.refused_after = -1
+        """The ledger's num_frees when the sequence did not fit."""
         self.num_cached_tokens = 0
         """Prompt tokens found in the prefix cache at first; 0 again once the client has been told."""
 

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmserve.router.forecast import KvForecast, OutputLengths
+from mmserve.router.sequence import Sequence
+from tests.unit.router.builders import request
+
+sequences = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), max_size=8)
+
+
+def simulated_peak(running: list[tuple[int, int]]) -> int:
+    """Most blocks in use at any time, when all grow by one block a step and end when fully grown."""
+    peak = sum(held for _, held in running)
+    for step in range(1, 1 + max((growth for growth, _ in running), default=0)):
+        peak = max(peak, sum(held + step for growth, held in running if growth >= step))
+    return peak
+
+
+@given(sequences, st.integers(0, 20), st.integers(1, 20), st.integers(0, 10), st.integers(0, 10))
+def test_the_peak_is_that_of_a_simulation(
+    running: list[tuple[int, int]], growth: int, held: int, shared: int, more_shared: int
+) -> None:
+    peak = shared + more_shared + simulated_peak([*running, (growth, held)])
+    for num_blocks, fits in ((peak, True), (peak - 1, False)):
+        forecast = KvForecast(num_blocks, shared, running)
+        assert forecast.fits(growth=growth, held=held, shared=more_shared) == fits
+        assert forecast.fits(growth=growth, held=held, shared=more_shared) == fits, "asking changes nothing"
+
+
+def test_what_has_entered_counts() -> None:
+    forecast = KvForecast(10, 0, [])
+    assert forecast.fits(growth=2, held=4, shared=0)
+    forecast.add(growth=2, held=4, shared=1)
+    assert not forecast.fits(growth=2, held=4, shared=0)
+    assert forecast.fits(growth=0, held=3, shared=0)
+
+
+def test_expected_output_follows_what_is_observed() -> None:
+    lengths = OutputLengths()
+    open_end = Sequence(request("a", [1], max_tokens=4000, stop_ids=(3,)), 0, 0.0)
+    first = lengths.remaining_tokens(open_end, 5000)
+    for _ in range(500):
+        lengths.observe(40)
+    assert 40 <= lengths.remaining_tokens(open_end, 5000) < first
+
+
+def test_expected_output_keeps_to_what_the_request_says() -> None:
+    lengths = OutputLengths()
+    short = Sequence(request("a", [1], max_tokens=5, stop_ids=(3,)), 0, 0.0)
+    assert lengths.remaining_tokens(short, 1000) == 5
+    assert lengths.remaining_tokens(short, 4) == 3
+    endless = Sequence(request("a", [1], max_tokens=900), 0, 0.0)
+    assert lengths.remaining_tokens(endless, 10_000) == 900, "nothing can stop it earlier"
+
+
+def test_a_sequence_longer_than_expected_is_expected_to_go_on() -> None:
+    lengths = OutputLengths()
+    for _ in range(500):
+        lengths.observe(10)
+    long = Sequence(request("a", [1], max_tokens=4000, output=[1] * 1000, stop_ids=(3,)), 0, 0.0)
+    assert lengths.remaining_tokens(long, 5000) >= 100

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from array import array
+
+from mmserve.router.kv_ledger import Holding, KvLedger, blocks_for
+
+TOKENS = array("q", range(100))
+
+
+def computed(kv: KvLedger, tokens: array[int], num_computed: int | None = None) -> Holding:
+    """A sequence that has computed its tokens."""
+    holding = kv.reserve(len(tokens), kv.match(tokens))
+    assert holding is not None
+    kv.commit(holding, tokens, len(tokens) if num_computed is None else num_computed)
+    return holding
+
+
+def test_blocks_are_rounded_up() -> None:
+    assert [blocks_for(count) for count in (0, 1, 16, 17)] == [0, 1, 1, 2]
+
+
+def test_a_sequence_takes_blocks_and_gives_all_back() -> None:
+    kv = KvLedger(8)
+    holding = computed(kv, TOKENS)
+    assert (kv.num_held, kv.num_free, kv.num_cached) == (7, 1, 0)
+    kv.free(holding)
+    assert (kv.num_held, kv.num_free, kv.num_cached) == (0, 2, 6), "whole blocks stay cached, the seventh is not full"
+
+
+def test_a_match_leaves_one_token_to_compute() -> None:
+    kv = KvLedger(8)
+    kv.free(computed(kv, TOKENS))
+    assert len(kv.match(TOKENS)) == 6
+    assert len(kv.match(TOKENS[:97])) == 6
+    assert len(kv.match(TOKENS[:96])) == 5
+    assert len(kv.match(TOKENS[:1])) == 0
+
+
+def test_only_computed_blocks_can_be_matched() -> None:
+    kv = KvLedger(8)
+    holding = computed(kv, TOKENS, num_computed=40)
+    assert [node.block for node in kv.match(TOKENS)] == holding.blocks[:2]
+    kv.commit(holding, TOKENS, 64)
+    assert [node.block for node in kv.match(TOKENS)] == holding.blocks[:4]
+
+
+def test_a_running_sequence_shares_its_prefix() -> None:
+    kv = KvLedger(10)
+    first = computed(kv, TOKENS)
+    second = kv.reserve(len(TOKENS), kv.match(TOKENS))
+    assert second is not None
+    assert second.blocks[:6] == first.blocks[:6]
+    assert second.blocks[6] != first.blocks[6]
+    assert kv.num_held == 8
+    kv.free(first)
+    assert (kv.num_held, kv.num_cached) == (7, 0), "the second still holds the prefix"
+    kv.free(second)
+    assert kv.num_cached == 6
+
+
+def test_the_cache_gives_way_but_not_the_matched_part_of_it() -> None:
+    kv = KvLedger(8)
+    kv.free(computed(kv, TOKENS))
+    nodes = kv.match(TOKENS[:49])
+    assert len(nodes) == 3
+    assert kv.reserve(16 * 9, nodes) is None, "five blocks besides the match, not six"
+    holding = kv.reserve(16 * 8, nodes)
+    assert holding is not None
+    assert sorted(holding.blocks) == list(range(8))
+
+
+def test_extending_takes_blocks_only_when_needed() -> None:
+    kv = KvLedger(3)
+    holding = kv.reserve(16, [])
+    assert holding is not None
+    assert kv.extend(holding, 16) == ()
+    assert len(kv.extend(holding, 33) or ()) == 2
+    assert kv.extend(holding, 49) is None
+    assert kv.extend(holding, 48) == ()
+
+
+def test_who_computes_the_same_tokens_second_keeps_a_copy() -> None:
+    kv = KvLedger(16)
+    first, second = kv.reserve(100, []), kv.reserve(100, [])
+    assert first is not None
+    assert second is not None
+    for holding in (first, second):
+        kv.commit(holding, TOKENS, 100)
+    assert [node.block for node in kv.match(TOKENS)] == first.blocks[:6]
+    kv.free(second)
+    assert (kv.num_held, kv.num_free) == (7, 9), "the copy is freed, not cached"
+    kv.free(first)
+    assert (kv.num_held, kv.num_cached) == (0, 6)
+
+
+def test_where_the_next_block_belongs() -> None:
+    kv = KvLedger(16)
+    holding = kv.reserve(100, [])
+    assert holding is not None
+    assert kv.computing(holding, TOKENS) == kv.missing([], TOKENS)
+    kv.commit(holding, TOKENS, 96)
+    assert kv.computing(holding, TOKENS) is None, "no further whole block"
+    assert kv.missing(kv.match(TOKENS), TOKENS) is None

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from mmserve.router.kv_ledger import Holding
+from mmserve.router.sequence import Phase, Sequence
+from tests.unit.router.builders import request
+
+
+def test_a_sequence_runs_waits_and_ends() -> None:
+    sequence = Sequence(request("a", [1, 2, 3], output=[4]), 0, 0.0)
+    assert (sequence.num_prompt_tokens, sequence.num_output_tokens, sequence.num_remaining) == (3, 1, 4)
+    sequence.run(5, Holding([0], [], 0), 2)
+    assert (sequence.phase, sequence.slot, sequence.num_remaining) == (Phase.RUNNING, 5, 2)
+    sequence.wait()
+    assert (sequence.phase, sequence.holding, sequence.num_remaining) == (Phase.WAITING, None, 4)
+    sequence.end()
+    with pytest.raises(AssertionError):
+        sequence.end()
+
+
+@pytest.mark.parametrize("prompt_ids", [b"", b"\0" * 9])
+def test_a_prompt_that_is_none_is_refused(prompt_ids: bytes) -> None:
+    message = msgspec.structs.replace(request("a", [1]), prompt_ids=prompt_ids)
+    with pytest.raises(ValueError, match=r"prompt|bytes"):
+        Sequence(message, 0, 0.0)
