@@ -1,0 +1,1 @@
+"""Draws, trains, exports and judges the packaged `llava` model."""

@@ -1,0 +1,96 @@
+"""What the training runs share: optimisers, the learning-rate curve, checkpoints and a log of one JSON line each.
+
+A run is a function of its seed, its step number and its total: stopping and resuming gives the same pictures.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from training.muon import Muon
+
+State = dict[str, Any]
+
+
+class Optimizers:
+    """Muon for the matrices of the layers, AdamW for everything else, driven by one learning-rate curve."""
+
+    def __init__(self, modules: Iterable[nn.Module], muon: float, adam: float, decay: float = 0.02) -> None:
+        matrices: list[nn.Parameter] = []
+        rest: list[nn.Parameter] = []
+        for module in modules:
+            for name, parameter in module.named_parameters():
+                hidden = parameter.ndim == 2 and ".layers." in f".{name}"
+                (matrices if hidden else rest).append(parameter)
+        self.rates = (muon, adam)
+        self.all = [*matrices, *rest]
+        self.muon = Muon(matrices, lr=muon, decay=decay)
+        self.adam = torch.optim.AdamW(rest, lr=adam, betas=(0.9, 0.98), weight_decay=0.0)
+
+    def step(self, scale: float, clip: float = 1.0) -> float:
+        """Clips, steps both with their rates times `scale`, clears gradients; returns the gradient norm."""
+        norm = float(nn.utils.clip_grad_norm_(self.all, clip))
+        for optimizer, rate in zip((self.muon, self.adam), self.rates, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * scale
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def state(self) -> State:
+        """For the checkpoint."""
+        return {"muon": self.muon.state_dict(), "adam": self.adam.state_dict()}
+
+    def load(self, state: State) -> None:
+        """From the checkpoint."""
+        self.muon.load_state_dict(state["muon"])
+        self.adam.load_state_dict(state["adam"])
+
+
+def curve(step: int, total: int, warm: int = 100, hold: float = 0.4, floor: float = 0.02) -> float:
+    """Warm-up, a plateau up to `hold` of the total, then linear decay to `floor`."""
+    if step < warm:
+        return (step + 1) / warm
+    left = (total - step) / max(1.0, total * (1 - hold))
+    return max(floor, min(1.0, left))
+
+
+def save(path: Path, state: State) -> None:
+    """Writes a checkpoint so that a reader never sees half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    torch.save(state, partial)
+    partial.replace(path)
+
+
+def load(path: Path) -> State:
+    """Reads a checkpoint onto the CPU."""
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+class Log:
+    """Prints measurements and appends them to a file, with the minutes since the start (resumes included)."""
+
+    def __init__(self, path: Path, minutes: float = 0.0) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self.start = path, time.monotonic() - minutes * 60
+
+    @property
+    def minutes(self) -> float:
+        """Training time so far."""
+        return (time.monotonic() - self.start) / 60
+
+    def __call__(self, **values: Any) -> None:
+        row = {"minutes": round(self.minutes, 2)}
+        row |= {key: round(value, 4) if isinstance(value, float) else value for key, value in values.items()}
+        line = json.dumps(row)
+        print(line, flush=True)
+        with self.path.open("a") as file:
+            file.write(line + "\n")

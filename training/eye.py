@@ -1,0 +1,173 @@
+"""Stage A, the eye: trains vision tower and projector alone to write the oracle code of every patch.
+
+Input: freshly drawn pictures; target: `training.labels`.  The loss reads the projected token along the code's
+orthonormal directions (a softmax each for class, colour, size and background, squared error for position and for the
+whole token) and adds dense class heads on the tower's output, which are thrown away.  No question is seen here.
+
+    python -m training.eye --out runs --steps 5000
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+from training import common, labels
+from training.models import SHAPE, Eye
+from training.scenes import Scene, draw_scene, encode, make_scene
+from training.world import CLASSES, GRID, SIDE
+
+SCALE = 10.0  # a perfect one-hot along the code directions is a confident softmax at this scale
+Batch = tuple[Tensor, Tensor, Tensor]
+
+
+def pixels(image: Image.Image) -> np.ndarray:
+    """A picture as the processor sees it, squashed to 128 x 128: (P, 768) floats, channel first in a patch."""
+    small = np.asarray(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC), np.float32) / 127.5 - 1
+    cell = SIDE // GRID
+    return small.reshape(GRID, cell, GRID, cell, 3).transpose(0, 2, 4, 1, 3).reshape(GRID * GRID, -1)
+
+
+def photograph(scene: Scene) -> np.ndarray:
+    """Draws a scene, as a JPEG of some quality a third of the time: (P, 768)."""
+    image = draw_scene(scene)
+    rng = random.Random(scene.seed + 2)
+    if rng.random() < 0.33:
+        import io
+
+        image = Image.open(io.BytesIO(encode(image, "JPEG", rng.randint(55, 95))))
+    return pixels(image)
+
+
+def batch(scenes: list[Scene]) -> Batch:
+    """Patches (n, P, 768), label indices (n, 5, P) and codes (n, P, CODE)."""
+    index = np.stack([labels.indices(scene) for scene in scenes])
+    place = np.stack([labels.positions(scene) for scene in scenes])
+    code = labels.assemble(index, place, np.array([labels.ground(scene) for scene in scenes]))
+    picture = np.stack([photograph(scene) for scene in scenes])
+    return torch.from_numpy(picture), torch.from_numpy(index), torch.from_numpy(code)
+
+
+class Heads(nn.Module):
+    """Throw-away readers of the vision features: class and colour at the centre and of the cover, side by side."""
+
+    sizes = (len(CLASSES), 9, len(CLASSES), 9)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(SHAPE.vision_width)
+        self.read = nn.Linear(SHAPE.vision_width, sum(self.sizes))
+
+    def forward(self, features: Tensor) -> tuple[Tensor, ...]:
+        """(B, P, Dv) -> four logits (B, P, n)."""
+        return self.read(self.norm(features)).split(self.sizes, -1)
+
+
+def sparse_loss(logits: Tensor, target: Tensor, none: float) -> Tensor:
+    """Cross entropy over patches (.., n) and (..); class 0 (nothing here) counts `none`."""
+    weight = torch.ones(logits.shape[-1], device=logits.device)
+    weight[0] = none
+    return F.cross_entropy(logits.flatten(0, -2), target.flatten(), weight=weight)
+
+
+def code_loss(tokens: Tensor, index: Tensor, code: Tensor, basis: Tensor) -> Tensor:
+    """How far picture tokens (B, P, D) are from the oracle's; see the module's text."""
+    read = tokens @ basis.T
+    total = torch.zeros((), device=tokens.device)
+    for channel, (name, weight, none) in enumerate((("kind", 1.0, 0.15), ("colour", 0.4, 0.15), ("size", 0.4, 0.15))):
+        total = total + weight * sparse_loss(SCALE * read[..., labels.GROUPS[name]], index[:, channel], none)
+    grounds = code[..., labels.GROUPS["ground"]].argmax(-1)
+    total = total + 0.1 * F.cross_entropy(SCALE * read[..., labels.GROUPS["ground"]].flatten(0, 1), grounds.flatten())
+    weight = torch.where(index[:, 0] > 0, 1.0, 0.1)
+    axes = slice(labels.GROUPS["x"].start, labels.GROUPS["y"].stop)
+    place = (read[..., axes] - code[..., axes]).square().sum(-1)
+    whole = (tokens - code @ basis).square().sum(-1)
+    return total + ((2.0 * place + 0.3 * whole) * weight).sum() / weight.sum()
+
+
+def eye_loss(eye: nn.Module, heads: nn.Module, basis: Tensor, data: Batch) -> Tensor:
+    """The whole loss of one batch."""
+    patches, index, code = data
+    features, tokens = eye(patches)
+    kind, colour, cover, cover_colour = heads(features)
+    dense = sparse_loss(kind, index[:, 0], 0.15) + 0.4 * sparse_loss(colour, index[:, 1], 0.15)
+    dense = dense + 0.5 * sparse_loss(cover, index[:, 3], 0.3) + 0.2 * sparse_loss(cover_colour, index[:, 4], 0.3)
+    return code_loss(tokens, index, code, basis) + 0.5 * dense
+
+
+@torch.no_grad()
+def measure(eye: nn.Module, basis: Tensor, data: Batch) -> dict[str, float]:
+    """Shares of right classes (shapes, characters), colours, sizes, faultless pictures; mean position error."""
+    patches, index, code = data
+    read = torch.cat([eye(part)[1] for part in patches.split(64)]) @ basis.T
+    kind = read[..., labels.GROUPS["kind"]].argmax(-1)
+    shape, char = (index[:, 0] > 0) & (index[:, 0] < 7), index[:, 0] >= 7
+    out = {"shape": (kind == index[:, 0])[shape].float().mean(), "char": (kind == index[:, 0])[char].float().mean()}
+    for channel, name in ((1, "colour"), (2, "size")):
+        out[name] = (read[..., labels.GROUPS[name]].argmax(-1) == index[:, channel])[shape | char].float().mean()
+    out["ground"] = (
+        (read[..., labels.GROUPS["ground"]].argmax(-1) == code[..., labels.GROUPS["ground"]].argmax(-1)).float().mean()
+    )
+    out["picture"] = (kind == index[:, 0]).all(1).float().mean()
+    middles = torch.arange(GRID).float().add(0.5).div(GRID)
+    found = torch.stack(
+        [(read[..., labels.GROUPS[a]] @ middles) - (code[..., labels.GROUPS[a]] @ middles) for a in "xy"]
+    )
+    out["place"] = found.abs()[:, shape | char].mean()
+    return {key: float(value) for key, value in out.items()}
+
+
+def train(options: argparse.Namespace) -> None:
+    """Runs or resumes the stage."""
+    torch.manual_seed(options.seed)
+    path, device = options.out / "eye.pt", options.device
+    eye, heads = Eye().to(device), Heads().to(device)
+    basis = torch.from_numpy(labels.basis()).to(device)
+    optimizers = common.Optimizers((eye, heads), options.muon, options.adam)
+    start, log = 0, common.Log(options.out / "eye.jsonl")
+    if path.exists():
+        state = common.load(path)
+        eye.load_state_dict(state["eye"]), heads.load_state_dict(state["heads"]), optimizers.load(state["optimizers"])
+        start, log = state["step"], common.Log(options.out / "eye.jsonl", state["minutes"])
+    run = torch.compile(eye_loss) if options.compile else eye_loss
+    held_out = batch([make_scene(900_000_000 + index) for index in range(256)])
+    for step in range(start, options.steps):
+        first = options.seed * 1_000_000_000 + step * options.batch
+        data = batch([make_scene(first + index, loose=0.3) for index in range(options.batch)])
+        loss = run(eye, heads, basis, tuple(part.to(device) for part in data))
+        loss.backward()
+        norm = optimizers.step(common.curve(step, options.steps, hold=options.hold))
+        if step % 20 == 0 or step == options.steps - 1:
+            log(step=step, loss=float(loss), norm=norm)
+        if step % options.check == options.check - 1 or step == options.steps - 1:
+            log(step=step, held_out=measure(eye.to("cpu"), basis.cpu(), held_out))
+            eye.to(device)
+            weights = {"eye": eye.state_dict(), "heads": heads.state_dict(), "optimizers": optimizers.state()}
+            common.save(path, weights | {"step": step + 1, "minutes": log.minutes})
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("runs"))
+    parser.add_argument("--steps", type=int, default=3500)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--muon", type=float, default=2e-3)
+    parser.add_argument("--adam", type=float, default=1e-3)
+    parser.add_argument("--hold", type=float, default=0.4)
+    parser.add_argument("--check", type=int, default=150)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    train(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The oracle code: what a perfect eye would say about every patch, computed from a scene without any pixels.
+
+`code` gives 75 numbers a patch: one-hot class, colour, size and background of the thing whose centre lies in the patch,
+and its position spread over 8 + 8 bins (linear interpolation, so the place inside the patch is kept).  `basis` turns
+them into the 256 numbers of a projected picture token: 75 fixed orthonormal directions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.scenes import Scene
+from training.world import BACKGROUND_NAMES, CLASS_INDEX, CLASSES, COLOUR_NAMES, GRID, PATCHES, SIZES
+
+Array = NDArray[np.float32]
+Ints = NDArray[np.int64]
+WIDTH = 256  # of a projected token
+GROUPS: dict[str, slice] = {}
+for _name, _count in (("kind", len(CLASSES)), ("colour", 9), ("size", 3), ("x", GRID), ("y", GRID), ("ground", 4)):
+    _start = max((part.stop for part in GROUPS.values()), default=0)
+    GROUPS[_name] = slice(_start, _start + _count)
+CODE = GROUPS["ground"].stop
+
+
+def basis() -> Array:
+    """(CODE, WIDTH) orthonormal rows, the same on every machine to rounding."""
+    generator = np.random.Generator(np.random.PCG64(20))
+    q, r = np.linalg.qr(generator.standard_normal((WIDTH, CODE)))
+    return np.ascontiguousarray((q * np.sign(np.diag(r))).T, dtype=np.float32)
+
+
+def bins(values: Array) -> Array:
+    """(n,) positions in 0..1 -> (n, GRID) weights of the two nearest bin centres."""
+    place = np.clip(values * GRID - 0.5, 0, GRID - 1)
+    return np.maximum(0, 1 - np.abs(place[:, None] - np.arange(GRID)[None])).astype(np.float32)
+
+
+def indices(scene: Scene) -> Ints:
+    """(5, PATCHES): class, colour and size at the centre, then class and colour of what covers most of the patch."""
+    out = np.zeros((5, PATCHES), np.int64)
+    middle = (np.arange(GRID) + 0.5) / GRID
+    for item in scene.items:
+        values = CLASS_INDEX[item.name], COLOUR_NAMES.index(item.colour) + 1
+        inside_x, inside_y = np.abs(middle - item.x) < item.rx, np.abs(middle - item.y) < item.ry
+        covered = (inside_y[:, None] & inside_x[None]).reshape(-1)
+        out[3:, covered] = np.array(values)[:, None]
+        size = SIZES.index(item.size) + 1 if item.size else 0
+        out[:, item.cell] = (*values, size, *values)
+    return out
+
+
+def positions(scene: Scene) -> Array:
+    """(PATCHES, 2): x and y of the centre in the patch, or of the patch itself where there is none."""
+    middle = (np.arange(GRID, dtype=np.float32) + 0.5) / GRID
+    out = np.stack([np.tile(middle, GRID), np.repeat(middle, GRID)], axis=1)
+    for item in scene.items:
+        out[item.cell] = item.x, item.y
+    return out
+
+
+def ground(scene: Scene) -> int:
+    """The background's index."""
+    return BACKGROUND_NAMES.index(scene.background)
+
+
+def assemble(index: Ints, place: Array, grounds: Ints) -> Array:
+    """Labels of many scenes, (n, 5, P), (n, P, 2) and (n,) -> their codes (n, P, CODE)."""
+    count, patches = index.shape[0], index.shape[2]
+    out = np.zeros((count, patches, CODE), np.float32)
+    rows, cols = np.arange(count)[:, None], np.arange(patches)[None]
+    for channel, name in enumerate(("kind", "colour", "size")):
+        out[rows, cols, GROUPS[name].start + index[:, channel]] = 1
+    for axis, name in enumerate("xy"):
+        out[:, :, GROUPS[name]] = bins(place[:, :, axis].reshape(-1)).reshape(count, patches, GRID)
+    out[rows, cols, GROUPS["ground"].start + grounds[:, None]] = 1
+    return out
+
+
+def code(scene: Scene) -> Array:
+    """(PATCHES, CODE) for one scene."""
+    return assemble(indices(scene)[None], positions(scene)[None], np.array([ground(scene)]))[0]

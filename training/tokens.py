@@ -1,0 +1,96 @@
+"""The tokenizer and the chat template, and the same template in plain Python for training rows.
+
+Byte-level BPE learned from the program's own questions and answers (written words and numbers left out, so that they
+are spelled one character a token).  Special tokens stand on both sides of every text, so tokenising the pieces alone
+gives the same ids as tokenising the whole prompt.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from training.conversations import SMALL_TALK, SYSTEMS, follow_up, text_turn, two_pictures
+from training.questions import ASK
+from training.scenes import make_scene
+
+SPECIALS = ("<pad>", "<s>", "</s>", "<image>", "<|user|>", "<|assistant|>", "<|system|>")
+PAD, BOS, EOS, IMAGE, USER, ASSISTANT, SYSTEM = range(len(SPECIALS))
+VOCABULARY = 640
+# Parts of a message come in the order given; every text is trimmed.  A picture given in OpenAI's form ("image_url"),
+# in Hugging Face's ("image") or as text holding <image> becomes one <image>.
+TEMPLATE = """\
+{%- macro parts(content) -%}
+{%- if content is string -%}{{ content | trim }}
+{%- elif content is not none -%}
+{%- for part in content -%}
+{%- if part is string -%}{{ part | trim }}
+{%- elif part.type in ['image', 'image_url', 'input_image'] -%}<image>
+{%- elif part.text is defined -%}{{ part.text | trim }}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+<s>
+{%- for message in messages -%}
+{%- if message.role in ['system', 'developer'] -%}<|system|>{{ parts(message.content) }}
+{%- elif message.role == 'assistant' -%}<|assistant|>{{ parts(message.content) }}</s>
+{%- else -%}<|user|>{{ parts(message.content) }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}
+"""
+
+
+def corpus(count: int = 4000) -> list[str]:
+    """Questions and answers of many scenes, without what is written in them."""
+    rng, out = random.Random(7), []
+    for seed in range(count):
+        scene, other = make_scene(800_000_000 + seed), make_scene(801_000_000 + seed)
+        turns = [ask(scene, rng) for kind, ask in ASK.items() if kind not in ("number", "word")]
+        turns += follow_up(scene, rng) or []
+        turns += [two_pictures(scene, other, rng), text_turn(rng, scene)]
+        for turn in filter(None, turns):
+            out += [text for text in turn if not any(part.isupper() and len(part) > 1 for part in text.split())]
+    return out + [text for phrases, answer in SMALL_TALK for text in (*phrases, answer)] * 20 + list(SYSTEMS) * 20
+
+
+def build() -> Tokenizer:
+    """Learns the tokenizer (a few seconds, always the same one)."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[AddedToken(text, normalized=False, special=True) for text in SPECIALS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus(), trainer)
+    if tokenizer.get_vocab_size() > VOCABULARY:
+        raise ValueError("the tokenizer outgrew the model's vocabulary")
+    return tokenizer
+
+
+class Coder:
+    """Text to ids with a cache; the template's pieces as ids."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.ids = lru_cache(maxsize=200_000)(self._ids)
+
+    @classmethod
+    def at(cls, path: Path) -> Coder:
+        """From a tokenizer.json, which is made first where there is none."""
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            build().save(str(path))
+        return cls(Tokenizer.from_file(str(path)))
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text.strip(), add_special_tokens=False).ids)
