@@ -1,0 +1,322 @@
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mmserve.deployment import Deployment
+from mmserve.errors import MediaError, Overloaded, TooLarge, Unavailable
+from mmserve.httpserver.call import MediaItem
+from mmserve.httpserver.media_lease import MediaLeases
+from mmserve.ipc.arena import Arena
+from mmserve.ipc.endpoints import Endpoints
+from tests.fakes.chat_models import deployment_of, write_chat_model
+from tests.fakes.media_cache import FakeMediaCache
+from tests.fakes.samples import Samples
+
+CALLS = ("alloc", "set_items_data", "get_items_data", "release")
+
+
+def item(number: int, nbytes: int = 100) -> MediaItem:
+    return MediaItem(bytes([number]) * nbytes, 40, 30, number.to_bytes(16, "little"), f"part{number}")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("llava"))
+
+
+@pytest.fixture(scope="module")
+def arena() -> Iterator[Arena]:
+    arena = Arena.create(1 << 21)
+    yield arena
+    arena.close()
+
+
+class Gate:
+    """Stops one call of one request in its thread. Make it on the event loop."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._opened = threading.Event()
+
+    def stop_here(self) -> None:
+        self._loop.call_soon_threadsafe(self.reached.set)
+        assert self._opened.wait(10)
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+class Worker:
+    """Leases over a fake cache."""
+
+    def __init__(self, deployment: Deployment, arena: Arena, patience_s: float = 10.0) -> None:
+        self.arena = arena
+        self.cache = FakeMediaCache()
+        self.samples = Samples()
+        self.leases = MediaLeases(
+            deployment,
+            arena,
+            Endpoints("/nowhere"),
+            "httpserver-0",
+            self.samples,  # type: ignore[arg-type]
+            client=self.cache,  # type: ignore[arg-type]
+            patience_s=patience_s,
+        )
+        self._gates: dict[tuple[str, str], Gate] = {}
+        self.cache.at_call = self._at_call
+
+    def gate(self, call: str, request_id: str) -> Gate:
+        self._gates[call, request_id] = Gate()
+        return self._gates[call, request_id]
+
+    def _at_call(self, call: str, request_id: str) -> None:
+        if gate := self._gates.get((call, request_id)):
+            gate.stop_here()
+
+    def run(self, scenario: Callable[[], Awaitable[Any]]) -> Any:
+        async def all_of_it() -> Any:
+            try:
+                return await scenario()
+            finally:
+                await self.leases.aclose()
+
+        return asyncio.run(all_of_it())
+
+
+@pytest.fixture(params=[True, False], ids=["v2", "v1"])
+def worker(request: pytest.FixtureRequest, model: Path, arena: Arena) -> Worker:
+    return Worker(deployment_of(model, enable_concurrent_alloc=request.param), arena)
+
+
+def test_new_images_are_written_once_and_released_once(worker: Worker) -> None:
+    async def scenario() -> None:
+        items = [item(1), item(2, 300_000), item(1), item(3)]
+        async with worker.leases.hold("r", items) as leased:
+            assert [one.num_tokens for one in leased] == [4, 4, 4, 4]
+            assert [one.record.state for one in leased] == ["data"] * 4
+            assert leased[0].record == leased[2].record
+            for one, expected in zip(leased, items, strict=True):
+                assert one.record.data is not None
+                assert bytes(worker.arena.readable(one.record.data)) == expected.data
+            assert "release" not in worker.cache.names("r")
+
+    worker.run(scenario)
+    assert worker.cache.names("r")[-1] == "release"
+    assert worker.cache.names("r").count("release") == 1
+    assert worker.cache.names("r").count("set_items_data") == 1
+
+
+def test_metrics_tell_states_and_stages(worker: Worker) -> None:
+    worker.cache.hits.add(item(9).key)
+
+    async def scenario() -> None:
+        async with worker.leases.hold("r", [item(1), item(9), item(2)]):
+            pass
+
+    worker.run(scenario)
+    generation = worker.leases._generation
+    assert worker.samples.total("mm_items", "write") == 2
+    assert worker.samples.total("mm_items", "hit") == 1
+    assert worker.samples.names().count("mm_write_seconds") == 1
+    labelled = [(name, labels) for name, _, labels in worker.samples.taken if name.startswith("mm_alloc")]
+    assert sorted(labelled) == [("mm_alloc_rpc_seconds", (generation,)), ("mm_alloc_seconds", (generation,))]
+
+
+def test_hits_write_nothing(worker: Worker) -> None:
+    worker.cache.hits.add(item(1).key)
+
+    async def scenario() -> None:
+        async with worker.leases.hold("r", [item(1)]) as leased:
+            assert leased[0].record.state == "hit"
+            assert leased[0].record.data is None
+
+    worker.run(scenario)
+    assert worker.cache.names("r") == ["alloc", "release"]
+
+
+def test_no_images_no_calls(worker: Worker) -> None:
+    async def scenario() -> None:
+        async with worker.leases.hold("r", []) as leased:
+            assert leased == []
+
+    worker.run(scenario)
+    assert worker.cache.names("r") == []
+
+
+def test_a_second_request_waits_for_the_first_ones_bytes(worker: Worker) -> None:
+    async def scenario() -> None:
+        written, waits = worker.gate("set_items_data", "first"), worker.gate("get_items_data", "second")
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(hold_once(worker, "first", [item(1)]))
+            await written.reached.wait()
+            second = group.create_task(hold_once(worker, "second", [item(1)]))
+            await waits.reached.wait()
+            waits.open()
+            written.open()
+        assert first.result() == second.result() == ["data"]
+
+    worker.run(scenario)
+    assert "set_items_data" not in worker.cache.names("second")
+
+
+async def hold_once(worker: Worker, request_id: str, items: list[MediaItem]) -> list[str]:
+    async with worker.leases.hold(request_id, items) as leased:
+        return [one.record.state for one in leased]
+
+
+def test_who_waits_takes_over_when_the_writer_ends(worker: Worker) -> None:
+    async def scenario() -> None:
+        written, waits = worker.gate("set_items_data", "first"), worker.gate("get_items_data", "second")
+        first = asyncio.create_task(hold_once(worker, "first", [item(1)]))
+        await written.reached.wait()
+        second = asyncio.create_task(hold_once(worker, "second", [item(1), item(2)]))
+        await waits.reached.wait()
+        worker.cache.fail_next_set = True
+        written.open()
+        with pytest.raises(Unavailable):
+            await first
+        waits.open()
+        assert await second == ["data", "data"]
+
+    worker.run(scenario)
+    assert worker.cache.names("second").count("set_items_data") == 2
+
+
+def test_waiting_is_bounded(model: Path, arena: Arena) -> None:
+    worker = Worker(deployment_of(model), arena, patience_s=0.05)
+    worker.cache.items = {}
+
+    async def scenario() -> None:
+        worker.cache.alloc("another", worker.leases._wanted([item(1)], [4]), wait_s=0)
+        with pytest.raises(Unavailable, match="in time") as caught:
+            await hold_once(worker, "r", [item(1)])
+        assert caught.value.retry_after_s is not None
+
+    worker.run(scenario)
+    assert worker.cache.names("r")[-1] == "release"
+
+
+def test_full_then_space(worker: Worker) -> None:
+    async def scenario() -> None:
+        worker.cache.capacity_nbytes = 1000
+        async with asyncio.TaskGroup() as group, worker.leases.hold("first", [item(1, 600)]):
+            asks = worker.gate("alloc", "second")
+            second = group.create_task(hold_once(worker, "second", [item(2, 600)]))
+            await asks.reached.wait()
+            worker.cache.forget_on_release("first")
+            asks.open()
+        assert second.result() == ["data"]
+
+    worker.run(scenario)
+    assert worker.cache.names("second").count("release") == 1
+
+
+def test_refusals(model: Path, arena: Arena) -> None:
+    worker = Worker(deployment_of(model), arena, patience_s=0.05)
+
+    async def scenario() -> None:
+        worker.cache.capacity_nbytes = 1000
+        with pytest.raises(TooLarge):
+            await hold_once(worker, "big", [item(1, 2000)])
+        async with worker.leases.hold("first", [item(1, 600)]):
+            with pytest.raises(Overloaded) as caught:
+                await hold_once(worker, "second", [item(2, 600)])
+            assert caught.value.retry_after_s is not None
+
+    worker.run(scenario)
+    for request_id in ("big", "first", "second"):
+        assert worker.cache.names(request_id).count("release") == 1
+
+
+def test_a_cache_that_forgot_everything(worker: Worker) -> None:
+    async def scenario() -> None:
+        worker.cache.alloc("another", worker.leases._wanted([item(1)], [4]), wait_s=0)
+
+        def at_call(name: str, request_id: str) -> None:
+            if name == "get_items_data":
+                worker.cache.drop_everything()
+
+        worker.cache.at_call = at_call
+        with pytest.raises(Unavailable, match="restarted"):
+            await hold_once(worker, "r", [item(1)])
+
+    worker.run(scenario)
+
+
+def test_an_image_of_impossible_shape_is_named(worker: Worker) -> None:
+    async def scenario() -> None:
+        strip = MediaItem(b"x", 60_000_000, 1, b"k" * 16, "messages[0]")
+        with pytest.raises(MediaError) as caught:
+            await hold_once(worker, "r", [strip])
+        assert caught.value.param == "messages[0]"
+
+    worker.run(scenario)
+    assert worker.cache.calls == [("close", "")]
+
+
+def test_a_release_that_finds_no_server_is_no_error(worker: Worker) -> None:
+    def at_call(name: str, request_id: str) -> None:
+        if name == "release":
+            raise Unavailable("gone")
+
+    worker.cache.at_call = at_call
+
+    async def scenario() -> None:
+        assert await hold_once(worker, "r", [item(1)]) == ["data"]
+
+    worker.run(scenario)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    concurrent=st.booleans(),
+    call=st.sampled_from([*CALLS, "body", None]),
+    cancels=st.integers(1, 4),
+    yields=st.integers(0, 12),
+    contended=st.booleans(),
+)
+def test_however_cancelled_the_lease_is_given_back_once(
+    model: Path, arena: Arena, concurrent: bool, call: str | None, cancels: int, yields: int, contended: bool
+) -> None:
+    """Cancel while a given call is in a thread, in the body, or after some turns of the loop; maybe several times."""
+    worker = Worker(deployment_of(model, enable_concurrent_alloc=concurrent), arena, patience_s=0.05)
+
+    async def scenario() -> None:
+        in_body = asyncio.Event()
+        gate = worker.gate(call, "r") if call in CALLS else None
+        reached = gate.reached if gate else in_body
+
+        async def request() -> None:
+            async with worker.leases.hold("r", [item(1), item(2)]):
+                in_body.set()
+                if call == "body":
+                    await asyncio.sleep(60)
+
+        if contended:
+            worker.cache.alloc("another", worker.leases._wanted([item(2)], [4]), wait_s=0)
+        task = asyncio.create_task(request())
+        if call is not None:
+            waiting = asyncio.ensure_future(reached.wait())
+            await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+        for _ in range(yields):
+            await asyncio.sleep(0)
+        for _ in range(cancels):
+            task.cancel()
+            await asyncio.sleep(0)
+        if gate:
+            gate.open()
+        await asyncio.wait([task])
+
+    worker.run(scenario)
+    calls = worker.cache.names("r")
+    assert calls.count("release") == (1 if calls else 0)
+    assert calls == [] or calls[-1] == "release"
+    assert not worker.cache.released_too_early
