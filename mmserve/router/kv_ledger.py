@@ -108,6 +108,16 @@ class KvLedger:
             else:
                 holding.nodes.append(node)
 
+    def distrust(self, holding: Holding) -> None:
+        """Take out of the tree what this sequence has computed and nobody else builds on: it may be wrong."""
+        holding.shares = False
+        while len(holding.nodes) > holding.num_hit_blocks:
+            last = holding.nodes[-1]
+            if last.children or self._pool.holders(last.block) > 1:
+                return
+            self._tree.remove(last)
+            holding.nodes.pop()
+
     def free(self, holding: Holding) -> None:
         """Let go of everything: computed blocks stay cached, the others are free. The deepest go first."""
         self.num_frees += 1

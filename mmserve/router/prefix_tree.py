@@ -77,10 +77,14 @@ class PrefixTree:
     def evict(self) -> int:
         """Forget the least recently used idle node (at least one is idle) and give its block."""
         node, _ = self._idle.popitem(last=False)
-        assert node.parent is not None
-        assert not node.children, "an idle node outlives its descendants"
-        del node.parent.children[node.key]
+        self.remove(node)
         return node.block
+
+    def remove(self, node: Node) -> None:
+        """Forget a leaf that is not idle: its tokens are not found any more."""
+        assert node.parent is not None
+        assert not node.children, "a node outlives its descendants"
+        del node.parent.children[node.key]
 
     def nodes(self) -> Iterator[Node]:
         """All nodes but the root, parents first."""

@@ -214,7 +214,9 @@ class Scheduler:
             self._release(sequence)
 
     def _fail(self, sequence: Sequence, failure: SlotFailure) -> None:
-        """End a sequence whose chunk could not be computed; that chunk's blocks never reach the cache."""
+        """End a sequence whose chunk could not be computed; nothing that it computed stays in the cache."""
+        assert sequence.holding is not None
+        self.kv.distrust(sequence.holding)
         self._release(sequence)
         self._reply(sequence.request, "media_lost" if failure.media_lost else "error", text=failure.message)
 

@@ -93,6 +93,28 @@ def test_who_computes_the_same_tokens_second_keeps_a_copy() -> None:
     assert (kv.num_held, kv.num_cached) == (0, 6)
 
 
+def test_what_a_failed_sequence_computed_is_forgotten() -> None:
+    kv = KvLedger(16)
+    kv.free(computed(kv, TOKENS[:40]))
+    failed = computed(kv, TOKENS)
+    kv.distrust(failed)
+    assert len(kv.match(TOKENS)) == 2, "what others have computed stays"
+    kv.free(failed)
+    assert (kv.num_free, kv.num_cached) == (14, 2)
+
+
+def test_what_others_build_on_is_kept() -> None:
+    kv = KvLedger(16)
+    failed = computed(kv, TOKENS)
+    other = kv.reserve(50, kv.match(TOKENS[:50]))
+    assert other is not None
+    kv.distrust(failed)
+    kv.free(failed)
+    assert len(kv.match(TOKENS)) == 3
+    kv.free(other)
+    assert kv.num_held == 0
+
+
 def test_where_the_next_block_belongs() -> None:
     kv = KvLedger(16)
     holding = kv.reserve(100, [])

@@ -266,6 +266,18 @@ def test_a_numerical_error_ends_only_its_own_sequence() -> None:
     engine.check_memory()
 
 
+def test_what_a_failed_sequence_computed_before_is_not_cached() -> None:
+    engine = Engine(max_num_batched_tokens=16)
+    engine.scheduler.receive(request("bad", PROMPT, seed=13))
+    engine.turn()
+    engine.rank.broken_seeds.add(13)
+    engine.run()
+    engine.scheduler.receive(request("good", PROMPT, seed=1))
+    engine.run()
+    assert engine.replies["good", 0][0].num_cached_tokens == 0
+    engine.check_memory()
+
+
 def test_a_token_that_does_not_come_back_ends_its_sequence() -> None:
     engine = Engine()
     engine.scheduler.receive(request("a", PROMPT))

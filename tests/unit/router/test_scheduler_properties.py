@@ -39,7 +39,7 @@ aborts = st.tuples(
     st.integers(0, _NUM_IDS - 1),
     st.sampled_from(["client", "media_error", "media_lost", "internal_error"]),
 )
-others = st.sampled_from([("turn",), ("turn",), ("turn",), ("lose",), ("find",), ("restart",)])
+others = st.sampled_from([("turn",), ("turn",), ("turn",), ("lose",), ("find",), ("spoil",), ("mend",), ("restart",)])
 resends = st.tuples(st.just("resend"), st.integers(0, _NUM_IDS - 1))
 again = st.tuples(st.just("again"), st.integers(0, _NUM_IDS - 1))
 events = st.lists(st.one_of(requests, requests, aborts, resends, again, others, others), max_size=60)
@@ -140,6 +140,12 @@ class Traffic:
 
     def find(self) -> None:
         self.engine.rank.lost_items.clear()
+
+    def spoil(self) -> None:
+        self.engine.rank.broken_seeds.add(2)
+
+    def mend(self) -> None:
+        self.engine.rank.broken_seeds.clear()
 
     def turn(self) -> None:
         self.engine.turn()
