@@ -35,10 +35,10 @@ class _Connection:
     """One rpyc connection with its bound remote methods cached: a call is one round trip."""
 
     def __init__(self, path: Path, owner: str) -> None:
+        self._methods: dict[str, Callable[..., Any]] = {}
         # rpyc's own unix_connect compresses what is larger than 3000 bytes.
         channel = Channel(SocketStream.unix_connect(str(path)), compress=False)
         self._rpyc = rpyc.connect_channel(channel, config=_CONFIG)
-        self._methods: dict[str, Callable[..., Any]] = {}
         self.call("hello", owner)
 
     def call(self, method: str, *args: Any) -> Any:
@@ -50,6 +50,11 @@ class _Connection:
         self._methods.clear()
         with contextlib.suppress(*_LOST, OSError):
             self._rpyc.close()
+
+    def __del__(self) -> None:
+        """A thread that ends drops its connection here, at once, rather than at some garbage collection."""
+        if hasattr(self, "_rpyc"):
+            self.close()
 
 
 class Link:

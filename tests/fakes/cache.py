@@ -1,0 +1,40 @@
+"""A real cache server on a Unix socket inside the test process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from mmserve.cache_server.run import new_slots
+from mmserve.cache_server.service import CacheRpc
+from mmserve.cache_server.table import Table
+from mmserve.ipc.arena import Arena, extent_nbytes
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.cache import AllocItem
+
+
+@contextmanager
+def serving_cache(endpoints: Endpoints, arena: Arena) -> Iterator[Table]:
+    """Serves until the block ends; a second one afterwards is a restarted server."""
+    table = Table(new_slots(arena))
+    with CacheRpc(table, endpoints.cache_rpc):
+        yield table
+
+
+def alloc_item(name: str, data_nbytes: int = 100, embed_nbytes: int = 100, num_tokens: int = 4) -> AllocItem:
+    """An item whose key is its name."""
+    return AllocItem(name.encode().ljust(16, b"\0"), num_tokens, data_nbytes, embed_nbytes)
+
+
+def arena_for(num_items: int) -> Arena:
+    """Room for this many ``alloc_item``s that are not encoded yet."""
+    return Arena.create(num_items * 2 * extent_nbytes(100))
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Look again and again until the condition holds."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        time.sleep(0.005)

@@ -1,0 +1,187 @@
+"""Clients that die, servers that restart, and what may cross the wire."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from mmserve.cache_server import service
+from mmserve.cache_server.blobs import (
+    ALLOC_REQUEST,
+    GET_DATA_REQUEST,
+    GET_EMBED_REQUEST,
+    RELEASE_REQUEST,
+    SET_DATA_REQUEST,
+    SET_EMBED_REQUEST,
+)
+from mmserve.cache_server.client import MediaCacheClient, connect
+from mmserve.cache_server.hangups import Hangups
+from mmserve.cache_server.run import new_slots
+from mmserve.cache_server.table import Table
+from mmserve.errors import Unavailable
+from mmserve.ipc.arena import Arena, StaleHandle
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.cache import (
+    AllocRequest,
+    GetDataRequest,
+    GetEmbedRequest,
+    ReleaseRequest,
+    SetDataRequest,
+    SetEmbedRequest,
+)
+from tests.fakes.cache import alloc_item, serving_cache, until
+
+Connect = Callable[..., MediaCacheClient]
+CAT = alloc_item("cat")
+
+HOLDER = """
+import sys, threading
+from mmserve.cache_server.client import connect
+from mmserve.ipc.endpoints import Endpoints
+from tests.fakes.cache import alloc_item
+client = connect(Endpoints(sys.argv[1]), "http-9", batched=sys.argv[2] == "True")
+client.alloc("held", [alloc_item("cat"), alloc_item("dog")], wait_s=0)
+# A second connection, in the middle of a call that waits: the server must notice the death all the same.
+def wait():
+    client.alloc("queued", [alloc_item(str(n)) for n in range(4)], wait_s=50)
+threading.Thread(target=wait, daemon=True).start()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_process_gives_everything_back(
+    table: Table, endpoints: Endpoints, client_of: Connect, batched: bool
+) -> None:
+    command = [sys.executable, "-c", HOLDER, str(endpoints.run_dir), str(batched)]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdin is not None
+    assert holder.stdout.readline() == "held\n"
+    until(lambda: table.snapshot().num_waiting == 1)
+    waiter = client_of()
+    (record,) = waiter.alloc("waiter", [CAT], wait_s=0)
+    assert record.state == "wait"
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(waiter.get_items_data, "waiter", [record.item_id], wait_s=30)
+        os.kill(holder.pid, signal.SIGKILL)
+        assert waiting.result(30) == ("write",)
+    until(lambda: table.snapshot().num_waiting == 0)
+    holder.wait()
+    holder.stdin.close()
+    holder.stdout.close()
+    assert table.snapshot().num_leases == 1
+
+
+def test_leases_outlive_the_threads_that_asked_for_them(table: Table, client_of: Connect) -> None:
+    client = client_of()
+    thread = threading.Thread(target=lambda: client.alloc("r", [CAT], wait_s=0))
+    thread.start()
+    thread.join()
+    assert client.alloc("r", [CAT], wait_s=0)[0].state == "write"
+    assert table.snapshot().num_leases == 1
+
+
+def test_closing_the_client_ends_its_leases(table: Table, client_of: Connect) -> None:
+    client = client_of()
+    client.alloc("r", [CAT], wait_s=0)
+    client.close()
+    until(lambda: table.snapshot().num_leases == 0)
+    with pytest.raises(Unavailable):
+        client.release("r")
+
+
+def test_without_a_server_calls_are_unavailable(endpoints: Endpoints, client_of: Connect) -> None:
+    with pytest.raises(Unavailable):
+        client_of().alloc("r", [CAT], wait_s=0)
+
+
+def test_after_a_restart_the_client_goes_on_and_old_names_are_unknown(
+    endpoints: Endpoints, arena: Arena, client_of: Connect
+) -> None:
+    client = client_of()
+    with serving_cache(endpoints, arena):
+        (old,) = client.alloc("r", [CAT], wait_s=0)
+        assert old.data is not None
+        arena.write(old.data, bytes(100))
+    with pytest.raises(Unavailable):
+        client.set_items_data("r", [old.item_id])
+    with serving_cache(endpoints, arena):
+        client.set_items_data("r", [old.item_id])
+        assert client.get_items_data("r", [old.item_id], wait_s=10) == ("gone",)
+        assert client.get_items_embed([old.item_id]) == ("gone",)
+        assert client.set_items_embed([old.item_id], [True]) == ("gone",)
+        with pytest.raises(StaleHandle):
+            arena.readable(old.data)
+        with pytest.raises(StaleHandle):
+            arena.write(old.data, bytes(100))
+        (new,) = client.alloc("r", [CAT], wait_s=0)
+        assert new.state == "write"
+        assert new.token_start != old.token_start
+
+
+def test_a_restart_between_two_calls_is_not_even_noticed(
+    endpoints: Endpoints, arena: Arena, client_of: Connect
+) -> None:
+    client = client_of()
+    with serving_cache(endpoints, arena):
+        client.alloc("r", [CAT], wait_s=0)
+    with serving_cache(endpoints, arena) as table:
+        assert client.alloc("r", [CAT], wait_s=0)[0].state == "write"
+        assert table.snapshot().num_leases == 1
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return type(value) is tuple and all(_is_plain(part) for part in value)
+    return type(value) in (str, int, bool, float, bytes, type(None))
+
+
+def test_every_exposed_method_returns_plain_immutable_values(arena: Arena) -> None:
+    table, hangups = Table(new_slots(arena)), Hangups()
+    connection = service.CacheService(table, hangups)
+    connection._fd = 0
+    connection._hangups.watch = lambda fd, on_hangup: None  # type: ignore[method-assign]
+    request = {"request_id": "b"}
+    calls: dict[str, tuple[Any, ...]] = {
+        "hello": ("http-0",),
+        "alloc": ("a", CAT.key, 4, 100, 100),
+        "await_alloc": ("a", 0.0),
+        "set_items_data": ("a", 1, True),
+        "get_items_data": ("a", 1, 0.0),
+        "set_items_embed": (1, True),
+        "get_items_embed": (1,),
+        "release": ("a",),
+        "alloc_v2": (ALLOC_REQUEST.encode(AllocRequest(items=(CAT,), **request)),),
+        "set_items_data_v2": (SET_DATA_REQUEST.encode(SetDataRequest(item_ids=(1,), **request)),),
+        "get_items_data_v2": (GET_DATA_REQUEST.encode(GetDataRequest(item_ids=(1,), **request)),),
+        "set_items_embed_v2": (SET_EMBED_REQUEST.encode(SetEmbedRequest(item_ids=(1,), ok=(True,))),),
+        "get_items_embed_v2": (GET_EMBED_REQUEST.encode(GetEmbedRequest(item_ids=(1,))),),
+        "release_v2": (RELEASE_REQUEST.encode(ReleaseRequest(**request)),),
+        "get_service_name": (),
+        "get_service_aliases": (),
+    }
+    exposed = {name.removeprefix("exposed_") for name in dir(connection) if name.startswith("exposed_")}
+    assert set(calls) == exposed, "a new method needs a line here"
+    for name, arguments in calls.items():
+        result = getattr(connection, f"exposed_{name}")(*arguments)
+        assert _is_plain(result), name
+        assert not name.endswith("_v2") or type(result) is bytes, name
+    hangups.close()
+
+
+def test_nothing_but_exposed_methods_can_be_reached(table: Table, endpoints: Endpoints) -> None:
+    client = connect(endpoints, "http-0", batched=True)
+    client.release("r")
+    for name in ("_table", "_lease", "on_connect"):
+        with pytest.raises(AttributeError):
+            client._link.call(name)
+    client.close()
