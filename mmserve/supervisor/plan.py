@@ -5,9 +5,10 @@ Pure but for the size of the weight files. Raises StartupError with one line tha
 
 from __future__ import annotations
 
+import os
 import secrets
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Literal
 
 from mmserve.checkpoint.load import check_tp, weight_files
@@ -37,7 +38,7 @@ def make(config: Config, model: ModelSpec, machine: Machine, *, run_dir: str, ur
     deployment = Deployment(
         config=config,
         model=model,
-        served_name=config.served_model_name or Path(config.model).name,
+        served_name=config.served_model_name or _base_name(config.model),
         device=device,
         dtype=dtype,
         max_model_len=max_model_len,
@@ -50,6 +51,11 @@ def make(config: Config, model: ModelSpec, machine: Machine, *, run_dir: str, ur
     )
     _check_memory(deployment, block_nbytes, machine)
     return deployment
+
+
+def _base_name(model: str) -> str:
+    """``owner/name`` and ``./name/`` are both served as ``name``, ``.`` as the directory's own name."""
+    return PurePath(os.path.abspath(model)).name  # noqa: PTH100 - no link is to be followed
 
 
 def kv_block_nbytes(model: ModelSpec, tp: int, element_nbytes: int) -> int:

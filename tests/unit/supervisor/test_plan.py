@@ -1,0 +1,170 @@
+"""Config, model and machine -> Deployment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmserve.checkpoint.spec import ModelSpec, TextSpec, VisionSpec
+from mmserve.config import Config
+from mmserve.deployment import Deployment
+from mmserve.errors import StartupError
+from mmserve.supervisor import plan
+from mmserve.supervisor.machine import Machine
+from mmserve.supervisor.topology import members, render, topology
+
+GIB = plan.GIB
+LAPTOP = Machine(memory_bytes=8 * GIB, limited_by="this machine", has_cuda=False, fast_bfloat16=False)
+XEON = Machine(memory_bytes=8 * GIB, limited_by="this machine", has_cuda=False, fast_bfloat16=True)
+GPU = Machine(memory_bytes=8 * GIB, limited_by="this machine", has_cuda=True, fast_bfloat16=False)
+VISION = VisionSpec(
+    image_size=336,
+    patch_size=14,
+    hidden_size=1024,
+    intermediate_size=4096,
+    num_layers=24,
+    num_heads=16,
+    layer_norm_eps=1e-5,
+    activation="quick_gelu",
+    feature_layer=-2,
+    select_strategy="default",
+    projector_activation="gelu",
+    projector_bias=True,
+    num_image_tokens=576,
+)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> ModelSpec:
+    (tmp_path / "model.safetensors").write_bytes(bytes(1 << 20))
+    text = TextSpec(
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        vocab_size=32000,
+        max_position=4096,
+        rms_eps=1e-5,
+        rope_theta=1e4,
+    )
+    return ModelSpec(family="llava", path=str(tmp_path), text=text, vision=VISION, checkpoint_dtype="float16")
+
+
+def _make(model: ModelSpec, machine: Machine = LAPTOP, **options: object) -> Deployment:
+    return plan.make(Config(**options), model, machine, run_dir="/run/x", url="http://127.0.0.1:1")  # type: ignore[arg-type]
+
+
+def _refused(model: ModelSpec, machine: Machine = LAPTOP, **options: object) -> str:
+    with pytest.raises(StartupError) as refused:
+        _make(model, machine, **options)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("machine", "device", "dtype"), [(LAPTOP, "cpu", "float32"), (XEON, "cpu", "bfloat16"), (GPU, "cuda", "bfloat16")]
+)
+def test_auto_takes_what_is_fast_here(machine: Machine, device: str, dtype: str, model: ModelSpec) -> None:
+    deployment = _make(model, machine)
+    assert (deployment.device, deployment.dtype) == (device, dtype)
+
+
+def test_what_is_asked_for_is_kept(model: ModelSpec) -> None:
+    deployment = _make(model, GPU, device="cpu", dtype="float16", max_model_len=1024)
+    assert (deployment.device, deployment.dtype, deployment.max_model_len) == ("cpu", "float16", 1024)
+
+
+def test_cuda_without_a_gpu_is_refused(model: ModelSpec) -> None:
+    assert "--device cpu" in _refused(model, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("model_name", "served"), [("llava", "llava"), ("org/Name-7b", "Name-7b"), ("/a/b/", "b"), ("/a/b/.", "b")]
+)
+def test_clients_see_the_base_name(model_name: str, served: str, model: ModelSpec) -> None:
+    place = {"run_dir": "/run/x", "url": "http://127.0.0.1:1"}
+    assert plan.make(Config(model=model_name), model, LAPTOP, **place).served_name == served
+    named = Config(model=model_name, served_model_name="mine")
+    assert plan.make(named, model, LAPTOP, **place).served_name == "mine"
+
+
+def test_the_context_is_the_models_or_less(model: ModelSpec) -> None:
+    assert _make(model).max_model_len == 4096
+    assert "--max-model-len 5000" in _refused(model, max_model_len=5000)
+
+
+def test_a_context_without_room_for_an_image_is_refused(model: ModelSpec) -> None:
+    assert "--max-model-len 576" in _refused(model, max_model_len=576)
+
+
+def test_tp_must_divide_the_heads(model: ModelSpec) -> None:
+    assert "--tp 3" in _refused(model, tp=3)
+
+
+def test_kv_cache_gb_is_per_rank(model: ModelSpec) -> None:
+    one = _make(model, kv_cache_gb=2.0, dtype="float16").kv_blocks
+    two = _make(model, kv_cache_gb=2.0, dtype="float16", tp=2).kv_blocks
+    # 32 layers x keys and values x 8 heads x 128 x 2 bytes = 128 KiB a token.
+    assert one == 2 * GIB // (16 * 128 * 1024)
+    assert two == 2 * one
+
+
+def test_a_kv_cache_smaller_than_a_context_is_refused(model: ModelSpec) -> None:
+    said = _refused(model, kv_cache_gb=0.1)
+    assert "--kv-cache-gb 0.1" in said
+    assert "--max-model-len" in said
+
+
+def test_the_default_kv_cache_holds_a_context_and_no_more_than_all_sequences_need(model: ModelSpec) -> None:
+    assert _make(model, max_model_len=1024, max_num_seqs=1).kv_blocks == 1024 // 16 + 1
+    blocks = _make(model, XEON).kv_blocks
+    assert blocks is not None
+    assert blocks * plan.kv_block_nbytes(model, 1, 2) <= GIB
+
+
+def test_on_a_gpu_the_rank_measures(model: ModelSpec) -> None:
+    assert _make(model, GPU).kv_blocks is None
+    assert _make(model, GPU, kv_cache_gb=2.0).kv_blocks is not None
+
+
+@pytest.mark.parametrize("options", [{"kv_cache_gb": 9999.0}, {"mm_cache_gb": 9999.0}])
+def test_too_little_memory_names_the_flags(options: dict[str, float], model: ModelSpec) -> None:
+    said = _refused(model, **options)
+    assert "--kv-cache-gb" in said
+    assert "--mm-cache-gb" in said
+    assert "this machine" in said
+
+
+def test_an_arena_too_small_for_one_image_is_refused(model: ModelSpec) -> None:
+    assert "--mm-cache-gb 0.001" in _refused(model, mm_cache_gb=0.001)
+
+
+def test_two_starts_have_two_hash_seeds(model: ModelSpec) -> None:
+    assert _make(model).hash_seed != _make(model).hash_seed
+
+
+def test_topology_counts_and_titles(model: ModelSpec) -> None:
+    deployment = _make(model, tp=2, http_workers=2, visual_workers=1)
+    roles = topology(deployment)
+    assert [member.title for member in members(roles)] == [
+        "metrics",
+        "health",
+        "cache_server",
+        "model_backend rank 0",
+        "model_backend rank 1",
+        "router",
+        "visualserver 0",
+        "httpserver 0",
+        "httpserver 1",
+    ]
+    assert all(role.name in render(roles, deployment) for role in roles)
+
+
+def test_a_text_model_needs_no_visual_server(model: ModelSpec) -> None:
+    text_only = ModelSpec(family="llama", path=model.path, text=model.text)
+    deployment = _make(text_only)
+    assert "visualserver" not in {role.name for role in topology(deployment)}
+    assert deployment.arena_nbytes == 1 << 20

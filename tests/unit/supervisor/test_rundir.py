@@ -1,0 +1,43 @@
+"""Run directories: private, swept when their server is dead, never when it lives."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mmserve.errors import StartupError
+from mmserve.supervisor.rundir import run_directory, sweep
+
+
+@pytest.fixture
+def parent() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as path:
+        yield Path(path)
+
+
+def test_private_while_it_lives_and_gone_after(parent: Path) -> None:
+    with run_directory([parent]) as path:
+        assert path.stat().st_mode & 0o777 == 0o700
+        (path / "router").touch()
+    assert list(parent.iterdir()) == []
+
+
+def test_a_dead_servers_directory_is_swept_and_a_living_ones_kept(parent: Path) -> None:
+    (parent / "mmserve-dead").mkdir()
+    (parent / "mmserve-dead" / "router").touch()
+    (parent / "another").mkdir()
+    with run_directory([parent]) as living, run_directory([parent]) as second:
+        sweep(parent)
+        assert {path.name for path in parent.iterdir()} == {"another", living.name, second.name}
+
+
+def test_a_parent_too_long_for_sockets_is_passed_over(parent: Path) -> None:
+    deep = parent / ("x" * 90)
+    deep.mkdir()
+    with run_directory([deep, parent]) as path:
+        assert path.parent == parent
+    with pytest.raises(StartupError, match="XDG_RUNTIME_DIR"), run_directory([deep]):
+        pass

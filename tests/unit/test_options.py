@@ -1,0 +1,113 @@
+"""Flag over environment over file over default; everything wrong is refused by name."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmserve.config import Config
+from mmserve.options import OPTIONS, OptionError, resolve
+
+
+def _file(tmp_path: Path, text: str, name: str = "options.yaml") -> str:
+    (tmp_path / name).write_text(text)
+    return str(tmp_path / name)
+
+
+def test_defaults() -> None:
+    assert resolve({}, {}, None) == Config()
+
+
+def test_every_field_has_a_flag_a_group_a_help_line_and_a_variable() -> None:
+    assert list(OPTIONS) == list(Config.__struct_fields__)
+    for option in OPTIONS.values():
+        assert option.group
+        assert option.help
+        assert option.flag == "--" + option.name.replace("_", "-")
+        assert option.env == "MMSERVE_" + option.name.upper()
+
+
+def test_precedence(tmp_path: Path) -> None:
+    file = _file(tmp_path, "tp: 2\nport: 1\nseed: 1\nhost: 0.0.0.0")
+    config = resolve({"seed": "3"}, {"MMSERVE_PORT": "2", "MMSERVE_SEED": "2"}, file)
+    assert (config.host, config.tp, config.port, config.seed) == ("0.0.0.0", 2, 2, 3)
+
+
+def test_toml_and_dashes(tmp_path: Path) -> None:
+    file = _file(tmp_path, 'max-num-seqs = 7\nallowed_media_domains = ["a.org", "b.org"]', "options.toml")
+    config = resolve({}, {}, file)
+    assert config.max_num_seqs == 7
+    assert config.allowed_media_domains == ("a.org", "b.org")
+
+
+def test_the_file_can_be_named_by_the_environment(tmp_path: Path) -> None:
+    assert resolve({}, {"MMSERVE_CONFIG": _file(tmp_path, "tp: 4")}, None).tp == 4
+
+
+def test_an_empty_file_and_null_values_say_nothing(tmp_path: Path) -> None:
+    assert resolve({}, {}, _file(tmp_path, "")) == Config()
+    assert resolve({}, {}, _file(tmp_path, "max_model_len: null")) == Config()
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("false", False), ("1", True), ("0", False)])
+def test_booleans_from_the_environment(text: str, value: bool) -> None:
+    assert resolve({}, {"MMSERVE_ENABLE_CONCURRENT_ALLOC": text}, None).enable_concurrent_alloc is value
+
+
+def test_lists_from_flags_are_split_at_commas() -> None:
+    assert resolve({"allowed_media_domains": "a.org, b.org,"}, {}, None).allowed_media_domains == ("a.org", "b.org")
+
+
+@pytest.mark.parametrize(
+    ("environ", "text", "says"),
+    [
+        ({"MMSERVE_MAX_NUM_SEQ": "1"}, "", "MMSERVE_MAX_NUM_SEQ is no option; did you mean MMSERVE_MAX_NUM_SEQS?"),
+        ({"MMSERVE_TP": "x"}, "", "MMSERVE_TP=x: tp must be a whole number from 1 to 64"),
+        ({}, "prot: 80", "prot is no option; did you mean port?"),
+        ({}, "tp: 0", "tp: 0: tp must be a whole number from 1 to 64"),
+        ({}, "tp: [1]", "tp must be a whole number"),
+        ({}, "- tp", "must hold one 'option: value' a line"),
+        ({}, "tp: {", "cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_named(environ: dict[str, str], text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError) as refused:
+        resolve({}, environ, _file(tmp_path, text))
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_api_key_is_not_repeated_in_errors() -> None:
+    with pytest.raises(OptionError) as refused:
+        resolve({}, {"MMSERVE_API_KEY": ""}, None)
+    assert "MMSERVE_API_KEY=..." in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "options.json", "."])
+def test_a_file_that_cannot_be_used_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "options.json").write_text("{}")
+    with pytest.raises(OptionError, match="--config"):
+        resolve({}, {}, str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"max_num_batched_tokens": "64", "max_num_seqs": "65"}, "raise it or lower the other"),
+        ({"port": "9000", "health_port": "9000"}, "choose another"),
+        ({"allowed_local_media_path": "/no/such/place"}, "is not a directory"),
+    ],
+)
+def test_combinations_that_cannot_work(flags: dict[str, str], says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        resolve(flags, {}, None)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(OPTIONS)), st.text(max_size=8)))
+def test_any_text_is_taken_or_refused(flags: dict[str, str]) -> None:
+    with contextlib.suppress(OptionError):
+        assert isinstance(resolve(flags, {}, None), Config)
