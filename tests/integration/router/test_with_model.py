@@ -1,0 +1,84 @@
+"""The scheduler with a real rank: however sequences are batched, cut, cached and preempted, the tokens are a plain
+greedy loop's over the transformers model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from mmserve.messages.request import GenerateRequest
+from mmserve.router.scheduler import Limits, Scheduler
+from tests.fakes.checkpoints import VOCAB, make_llama
+from tests.fakes.engine import make_runner
+from tests.unit.router.builders import request
+
+NUM_NEW = 36
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield make_llama(tmp_path_factory.mktemp("llama"))
+    torch.set_num_threads(threads)
+
+
+def jobs() -> list[list[int]]:
+    """Prompts with shared prefixes, some longer than a chunk."""
+    draw = random.Random(5)
+    prefix = [draw.randrange(4, VOCAB) for _ in range(70)]
+    return [prefix[: draw.choice([0, 20, 48, 70])] + [draw.randrange(4, VOCAB) for _ in range(5)] for _ in range(7)]
+
+
+def greedy(request_id: str, prompt: list[int]) -> GenerateRequest:
+    """A stop id that never comes keeps the forecast from knowing the length."""
+    message = request(request_id, prompt, max_tokens=NUM_NEW, stop_ids=(VOCAB - 1,))
+    return msgspec.structs.replace(message, sampling=msgspec.structs.replace(message.sampling, temperature=0.0))
+
+
+def expected(model: LlamaForCausalLM, prompt: list[int]) -> list[int]:
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + NUM_NEW and tokens[-1] != VOCAB - 1:
+        with torch.inference_mode():
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.fixture(scope="module")
+def answers(directory: Path) -> dict[str, list[int]]:
+    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    return {str(index): expected(model, prompt) for index, prompt in enumerate(jobs())}
+
+
+@pytest.mark.parametrize(("num_blocks", "chunk", "preempts"), [(100, 512, False), (100, 32, False), (9, 32, True)])
+def test_tokens_are_those_of_the_model(
+    directory: Path, num_blocks: int, chunk: int, preempts: bool, answers: dict[str, list[int]]
+) -> None:
+    runner = make_runner(directory, max_model_len=128, kv_blocks=num_blocks)
+    metrics: list[str] = []
+    scheduler = Scheduler(
+        Limits(max_num_seqs=6, max_num_batched_tokens=chunk, max_model_len=128),
+        num_blocks,
+        now=lambda: 0.0,
+        record=lambda name, value: metrics.append(name),
+    )
+    for _ in range(300 if preempts else 0):
+        scheduler._admission.outputs.observe(1)
+    for index, prompt in enumerate(jobs()):
+        scheduler.receive(greedy(str(index), prompt))
+    output: dict[str, list[int]] = {name: [] for name in answers}
+    cached = 0
+    while plan := scheduler.schedule():
+        scheduler.apply(plan, runner.step(plan))
+        for _, reply in scheduler.take_replies():
+            output[reply.id].extend(reply.token_ids)
+            cached += reply.num_cached_tokens
+    assert output == answers
+    assert cached > 0
+    assert ("num_preemptions" in metrics) == preempts
