@@ -6,6 +6,7 @@ a thread still writes under it. Knows no prompt and no engine; the cache server 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ from mmserve.processors.registry import processor_for
 PATIENCE_S = 10.0
 """How long one request waits for arena space, and for images that others write."""
 _RETRY_AFTER_S = 1.0
+_RECONNECT_S = 0.25
 _WAITING_THREADS = 16
 B = TypeVar("B")
 logger = logging.getLogger(__name__)
@@ -87,16 +89,30 @@ class MediaLeases:
     async def _acquire(
         self, request_id: str, items: Sequence[MediaItem], tokens: Sequence[int]
     ) -> Sequence[MediaRecord]:
+        """Records of images that are all ready; from the start again when the cache server was restarted."""
         started_s = time.monotonic()
         deadline_s = started_s + self._patience_s
-        records = await self._alloc(request_id, self._wanted(items, tokens), deadline_s)
+        wanted = self._wanted(items, tokens)
+        while True:
+            try:
+                records = await self._make_ready(request_id, items, wanted, deadline_s)
+                self._metrics.add("mm_alloc_seconds", time.monotonic() - started_s, self._generation)
+                return records
+            except Unavailable:
+                if time.monotonic() + _RECONNECT_S > deadline_s:
+                    raise
+            await asyncio.sleep(_RECONNECT_S)
+
+    async def _make_ready(
+        self, request_id: str, items: Sequence[MediaItem], wanted: list[AllocItem], deadline_s: float
+    ) -> Sequence[MediaRecord]:
+        records = await self._alloc(request_id, wanted, deadline_s)
         for record in records:
             self._metrics.add("mm_items", 1, record.state)
         records = await self._write(request_id, records, items)
         while any(record.state == "wait" for record in records):
             records = await self._await_others(request_id, records, deadline_s)
             records = await self._write(request_id, records, items)
-        self._metrics.add("mm_alloc_seconds", time.monotonic() - started_s, self._generation)
         return records
 
     def _num_tokens(self, item: MediaItem) -> int:
