@@ -52,7 +52,7 @@ class ConversationReader:
         type_ = part.get("type")
         if type_ == "image_url":
             return self._image(part.get("image_url"), at)
-        if type_ not in _TEXT_FIELDS:
+        if not isinstance(type_, str) or type_ not in _TEXT_FIELDS:
             raise InvalidRequest(f"unsupported content part type {type_!r:.60}", param=f"{at}.type")
         text = part.get(_TEXT_FIELDS[type_])
         if not isinstance(text, str):

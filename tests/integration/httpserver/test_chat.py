@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import openai
 import pytest
+from openai.types.chat import ChatCompletionChunk
 
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.http_upstream import Upstream, say
@@ -23,6 +24,11 @@ PICTURE = [
         ],
     }
 ]
+
+
+async def _listen(stream: openai.AsyncStream[ChatCompletionChunk], said: list[str]) -> None:
+    async for chunk in stream:
+        said.append(chunk.choices[0].delta.content or "")
 
 
 def test_a_whole_answer_counts_its_tokens() -> None:
@@ -210,12 +216,11 @@ def test_a_failure_after_the_first_token_is_an_event_of_the_stream() -> None:
     async def test() -> None:
         async with http_worker() as worker, worker.client() as client:
             worker.upstream.behave = behave
-            said = ""
             stream = await client.chat.completions.create(model="stub", messages=HELLO, stream=True)
+            said: list[str] = []
             with pytest.raises(openai.APIError, match="numbers went wrong"):
-                async for chunk in stream:
-                    said += chunk.choices[0].delta.content or ""
-            assert said == "so"
+                await _listen(stream, said)
+            assert "".join(said) == "so"
 
     run(test)
 
