@@ -5,8 +5,11 @@ Everything that crosses is immutable and passes by value: a list or a struct wou
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import socket
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 _CONFIG = {"allow_pickle": False, "allow_safe_attrs": False, "include_local_traceback": False, "close_catchall": True}
 _NOTHING = b""
+_GOODBYE_S = 2.0
+"""How long a connection's thread may take to end; one that waits for space is woken by its hang-up."""
 HandleTuple = tuple[int, int, int]
 RecordTuple = tuple[int, int, str, HandleTuple | None, HandleTuple]
 
@@ -171,6 +176,27 @@ class _ServiceOfConnection:
         return CacheService(self._table, self._hangups)._connect(channel, config)
 
 
+class _Server(ThreadedServer):  # type: ignore[misc]
+    """rpyc's own ``close`` pulls descriptors away under its threads; here they see the end of their stream first."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+    def _accept_method(self, sock: socket.socket) -> None:
+        thread = threading.Thread(target=self._authenticate_and_serve_client, args=(sock,), daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
+    def close(self) -> None:
+        for sock in tuple(self.clients):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in tuple(self._threads):
+            thread.join(_GOODBYE_S)
+        super().close()
+
+
 class CacheRpc:
     """The listening socket and a thread per connection. ``with``: listens on entry, ends everything on exit."""
 
@@ -181,7 +207,7 @@ class CacheRpc:
         quiet = logging.getLogger("mmserve.cache_server.rpyc")
         quiet.setLevel(logging.WARNING)
         service = _ServiceOfConnection(table, self._hangups)
-        self._server = ThreadedServer(service, socket_path=str(path), protocol_config=dict(_CONFIG), logger=quiet)
+        self._server = _Server(service, socket_path=str(path), protocol_config=dict(_CONFIG), logger=quiet)
         self._thread = threading.Thread(target=self._server.start, name="cache-rpc", daemon=True)
 
     def __enter__(self) -> CacheRpc:
