@@ -21,6 +21,7 @@ from mmserve.messages.step import NewSequence, SequenceStep, SlotFailure, StepPl
 from mmserve.model_backend import kv_tensors, weights
 from mmserve.model_backend.attention.plain import plain_attention
 from mmserve.model_backend.batch import Batch, build
+from mmserve.model_backend.layers.packed import pack_linears
 from mmserve.model_backend.models.registry import DECODERS
 from mmserve.model_backend.parallel import TpGroup
 from mmserve.model_backend.sampler import NOT_FINITE, SampleRow, sample
@@ -42,6 +43,7 @@ class Runner:
         self._tp, self._like, self._vocab_size = tp, like, spec.text.vocab_size
         self._model = DECODERS[spec.family](spec.text, plain_attention, tp=tp, like=like)
         weights.load(spec.path, ("text.",), self._model.targets(), progress)
+        pack_linears(self._model)
         self._kv = kv_tensors.allocate(deployment, tp, like)
         self._slots = SlotTable(
             deployment.config.max_num_seqs, deployment.max_model_len, self.num_blocks, self._vocab_size

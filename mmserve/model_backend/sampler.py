@@ -55,7 +55,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
     for index, row in enumerate(rows):
         if row.needs_edits:
             row.edit_(logits[index])
-    chosen = logits.argmax(dim=-1)
+    chosen = _argmax(logits)
     random = [index for index, row in enumerate(rows) if row.sampling.temperature >= _GREEDY_BELOW]
     if random:
         chosen[random] = _draw(logits[random], [rows[index] for index in random])
@@ -66,6 +66,12 @@ def uniform(seed: int, position: int) -> float:
     """In [0, 1), a pure function of both. 48 bits: times a total it never rounds up to the total."""
     digest = xxhash.xxh3_64_intdigest(struct.pack("<QQ", seed & _SEED_MASK, position))
     return float(digest >> 16) / (1 << 48)
+
+
+def _argmax(logits: torch.Tensor) -> torch.Tensor:
+    if logits.device.type == "cpu":  # numpy's is vectorised: ten times torch's speed over a large vocabulary
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.argmax(dim=-1)
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from mmserve.model_backend.layers.packed import multiply
 from mmserve.model_backend.parallel import TpGroup
 from mmserve.model_backend.weights import Target
 
@@ -23,6 +23,8 @@ class ColumnParallelLinear(nn.Module):
     ``outs``: (checkpoint name, full output size) in the order of the result's columns.
     """
 
+    packable = True
+
     def __init__(
         self, in_size: int, outs: Sequence[tuple[str, int]], *, bias: bool, tp: TpGroup, like: torch.Tensor
     ) -> None:
@@ -33,7 +35,7 @@ class ColumnParallelLinear(nn.Module):
         self.bias = empty(rows, like=like) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return multiply(x, self.weight, self.bias)
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
         row = 0
@@ -49,6 +51,8 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """[T, in / ranks] -> [T, out], summed over ranks; the bias is added once, after the sum."""
 
+    packable = True
+
     def __init__(self, name: str, in_size: int, out_size: int, *, bias: bool, tp: TpGroup, like: torch.Tensor) -> None:
         super().__init__()
         self._name, self._shape, self._tp = name, (out_size, in_size), tp
@@ -57,8 +61,8 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._tp.size == 1:
-            return F.linear(x, self.weight, self.bias)
-        out = self._tp.sum(F.linear(x, self.weight))
+            return multiply(x, self.weight, self.bias)
+        out = self._tp.sum(multiply(x, self.weight, None))
         return out if self.bias is None else out.add_(self.bias)
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:

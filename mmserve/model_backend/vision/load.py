@@ -7,6 +7,7 @@ import torch
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.errors import StartupError
 from mmserve.model_backend import weights
+from mmserve.model_backend.layers.packed import pack_linears
 from mmserve.model_backend.vision.clip import VisionTower, num_layers_needed
 from mmserve.model_backend.weights import Progress
 
@@ -20,4 +21,5 @@ def load_tower(model: ModelSpec, device: torch.device, dtype: torch.dtype, progr
         raise StartupError(f"vision_feature_layer {spec.feature_layer} is not within {spec.num_layers} layers")
     tower = VisionTower(spec, model.text.hidden_size, like=torch.empty(0, dtype=dtype, device=device))
     weights.load(model.path, ("vision.", "projector."), tower.targets(), progress)
+    pack_linears(tower)
     return tower
