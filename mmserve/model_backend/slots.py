@@ -101,6 +101,8 @@ class SlotTable:
             return "a token is asked for before the sequence's last"
         if end > slot.num_blocks * KV_BLOCK_TOKENS:
             return f"the chunk ends at {end}, beyond its {slot.num_blocks} KV blocks"
+        if step.num_tokens == 1 and 0 <= slot.tokens[step.start] < self._vocab_size:
+            return ""
         ids = slot.chunk(step.start, step.num_tokens)
         if np.any(unembeddable(ids, step.start, slot.spans_within(step.start, step.num_tokens), self._vocab_size)):
             return "a token id is neither in the vocabulary nor covered by an image"

@@ -79,7 +79,7 @@ class Driver:
     """Plans steps for the sequences it holds; ``step`` is a Runner's (or all ranks') step."""
 
     def __init__(self, step: Callable[[StepPlan], StepResult], chunk: int = 1000) -> None:
-        self._step, self._chunk = step, chunk
+        self._step, self.chunk = step, chunk
         self._new_blocks = itertools.count()
         self._step_id = 0
         self.running: list[Running] = []
@@ -136,7 +136,7 @@ class Driver:
 
     def _advance(self, sequence: Running) -> SequenceStep:
         start = sequence.computed
-        num_tokens = min(self._chunk, len(sequence.tokens) - start)
+        num_tokens = min(self.chunk, len(sequence.tokens) - start)
         end = start + num_tokens
         fresh = list(sequence.shared) if not sequence.known else []
         sequence.blocks += fresh

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
+from mmserve.model_backend.runner import Runner
 from tests.fakes.checkpoints import VOCAB, make_llama
-from tests.fakes.engine import Driver, make_runner
+from tests.fakes.engine import Driver, Running, make_runner
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "grouped": {},
@@ -101,6 +104,37 @@ def test_preempted_and_resumed(checkpoints: Checkpoints) -> None:
     driver.run(20)
     assert resumed.output[:20] == expected(directory, texts[0], 20)
     assert other.output[:20] == expected(directory, texts[1], 20)
+
+
+@pytest.fixture(scope="module")
+def scheduled(checkpoints: Checkpoints) -> tuple[Runner, list[tuple[list[int], list[int]]]]:
+    """A runner that all examples share, stale slots and blocks included; prompts and what must come out."""
+    directory = checkpoints("grouped")
+    return make_runner(directory), [(prompt, expected(directory, prompt, 8)) for prompt in prompts(3, 16, 37, 65)]
+
+
+Events = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3), st.booleans()), min_size=1, max_size=12)
+
+
+@given(events=Events)
+@settings(max_examples=20, deadline=None)
+def test_any_schedule(scheduled: tuple[Runner, list[tuple[list[int], list[int]]]], events: Any) -> None:
+    """Sequences arrive and are preempted between steps of any chunk size: the text does not depend on it."""
+    runner, texts = scheduled
+    driver = Driver(runner.step)
+    held: dict[int, Running] = {}
+    for chunk, index, preempt in events:
+        driver.chunk = chunk
+        sequence = held.get(index)
+        if sequence is None:
+            held[index] = driver.add(index, texts[index][0])
+        elif preempt and sequence in driver.running:
+            driver.drop(sequence)
+            driver.step()
+            held[index] = driver.add(index, sequence.tokens, num_prompt=sequence.num_prompt)
+        driver.step()
+    driver.run(8)
+    assert {i: s.output[:8] for i, s in held.items()} == {i: texts[i][1] for i in held}
 
 
 def test_a_slot_is_reused_in_the_plan_that_frees_it(checkpoints: Checkpoints) -> None:

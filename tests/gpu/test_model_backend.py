@@ -1,0 +1,89 @@
+"""The same code on a GPU: tokens and image rows equal transformers' there, in float32; bfloat16 runs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM, LlavaForConditionalGeneration
+
+from mmserve.checkpoint.load import load
+from mmserve.ipc.arena import Arena
+from mmserve.messages.sampling import SamplingParams
+from mmserve.model_backend.vision.load import load_tower
+from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
+from tests.fakes.embeddings import put_rows, spliced_prompt
+from tests.fakes.engine import Driver, make_runner
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    made = Arena.create(1 << 20)
+    yield made
+    made.close()
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    draw = random.Random(7)
+    return [[draw.randrange(4, VOCAB) for _ in range(length)] for length in lengths]
+
+
+@pytest.mark.parametrize("chunk", [1000, 20])
+def test_tokens_equal_transformers(tmp_path: Path, chunk: int) -> None:
+    directory = make_llama(tmp_path)
+    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).cuda()
+    driver = Driver(make_runner(directory, device="cuda", max_model_len=400).step, chunk=chunk)
+    texts = prompts(1, 17, 70, 330)
+    sequences = [driver.add(slot, prompt) for slot, prompt in enumerate(texts)]
+    driver.run(16)
+    for sequence, prompt in zip(sequences, texts, strict=True):
+        ids = torch.tensor([prompt]).cuda()
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=16, eos_token_id=-1
+        )
+        assert sequence.output[:16] == out[0, len(prompt) :].tolist()
+
+
+def test_image_rows_and_spliced_tokens(tmp_path: Path, arena: Arena) -> None:
+    directory = make_llava(tmp_path)
+    model = LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).cuda()
+    pixels = torch.randn(2, 3, 28, 28, generator=torch.manual_seed(1))
+    rows = load_tower(load(directory), torch.device("cuda"), torch.float32, lambda *_: None)(pixels)
+    with torch.inference_mode():
+        features = torch.stack(list(model.get_image_features(pixels.cuda()).pooler_output))
+    torch.testing.assert_close(rows, features, rtol=1e-3, atol=1e-3)
+    ids = [9, *[IMAGE] * 16, 8, 7, *[IMAGE] * 16, 6]
+    first, end = put_rows(arena, rows[0], 0)
+    second, _ = put_rows(arena, rows[1], end)
+    prompt, spans = spliced_prompt(ids, [first, second], image_id=IMAGE, num_tokens=16)
+    driver = Driver(make_runner(directory, arena, device="cuda").step, chunk=11)
+    sequence = driver.add(0, prompt, spans=spans)
+    driver.run(10)
+    tokens = torch.tensor([ids]).cuda()
+    out = model.generate(
+        input_ids=tokens,
+        attention_mask=torch.ones_like(tokens),
+        pixel_values=pixels.cuda(),
+        do_sample=False,
+        max_new_tokens=10,
+        eos_token_id=-1,
+    )
+    assert sequence.output == out[0, len(ids) :].tolist()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_with_a_measured_cache(tmp_path: Path, dtype: str) -> None:
+    runner = make_runner(make_llama(tmp_path), device="cuda", dtype=dtype, kv_blocks=None)
+    runner.warm_up()
+    assert runner.num_blocks == 2 * 8 * 16, "as much as all slots can use, twice"
+    driver = Driver(runner.step, chunk=20)
+    drawn = SamplingParams(max_tokens=20, temperature=0.8, top_p=0.9, top_k=20, seed=3)
+    sequences = [driver.add(slot, prompt, sampling=drawn) for slot, prompt in enumerate(prompts(50, 3))]
+    driver.run(10)
+    assert not driver.failures
+    assert all(0 <= token < VOCAB for sequence in sequences for token in sequence.output)

@@ -1,0 +1,45 @@
+"""Collectives between two real processes, for each dtype weights can have."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import torch
+
+from mmserve.model_backend.parallel import TpGroup, join
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
+
+
+def collect(rank: int, store: str, found: multiprocessing.Queue[list[object]]) -> None:
+    with join(rank, 2, Path(store), torch.device("cpu")) as tp:
+        results: list[object] = []
+        for dtype in DTYPES:
+            mine = torch.tensor([[1.0 + rank, 3.0 - rank]]).to(dtype)
+            gathered = tp.gather_columns(mine)
+            results.append(None if gathered is None else gathered.tolist())
+            results += [reduce(mine.clone()).tolist() for reduce in (tp.sum, tp.max, tp.min, tp.broadcast)]
+        found.put([rank, results])
+
+
+def test_two_processes_agree(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    found: multiprocessing.Queue[list[object]] = context.Queue()
+    processes = [context.Process(target=collect, args=(rank, str(tmp_path / "store"), found)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    by_rank = dict(found.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    reduced = [[[3.0, 5.0]], [[2.0, 3.0]], [[1.0, 2.0]], [[1.0, 3.0]]]
+    assert by_rank == {0: [[[1.0, 3.0, 2.0, 2.0]], *reduced] * 4, 1: [None, *reduced] * 4}
+
+
+def test_one_rank_needs_no_store() -> None:
+    x = torch.tensor([[1.0, 2.0]])
+    with join(0, 1, Path("/nowhere"), torch.device("cpu")) as tp:
+        assert tp == TpGroup()
+        assert tp.sum(x) is x
+        assert tp.gather_columns(x) is x
+        assert not torch.distributed.is_initialized()
