@@ -11,6 +11,10 @@ import numpy as np
 from PIL import Image
 
 from mmserve.checkpoint.spec import ModelSpec, TextSpec, VisionSpec
+from mmserve.config import Config
+from mmserve.deployment import Deployment
+from mmserve.ipc.arena import Arena
+from mmserve.process import Process
 
 IMAGE_SIZE = 28
 
@@ -101,3 +105,22 @@ def write_preprocessor(directory: Path, image_size: int = IMAGE_SIZE, **changes:
     }
     (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     return directory
+
+
+def fake_process(role: str, run_dir: Path, arena: Arena, model: ModelSpec, **config: Any) -> Process:
+    """What the supervisor would give the first process of a role; ``config``: fields of Config."""
+    deployment = Deployment(
+        config=Config(**config),
+        model=model,
+        served_name="llava",
+        device="cpu",
+        dtype="float32",
+        max_model_len=512,
+        kv_blocks=8,
+        arena_nbytes=arena.nbytes,
+        run_dir=str(run_dir),
+        hash_seed=1,
+        url="",
+        version="0",
+    )
+    return Process(deployment=deployment, role=role, index=0, incarnation=0, ready=lambda details: None, arena=arena)

@@ -1,0 +1,75 @@
+"""The whole server: ready when it serves, metrics and heartbeats, and a clean end."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from mmserve.cache_server.client import connect
+from mmserve.cache_server.run import run
+from mmserve.ipc.arena import Arena
+from mmserve.ipc.channel import Receiver
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.status import HealthInbound, Heartbeat, MetricBatch
+from mmserve.metrics.names import METRICS
+from mmserve.process import Stop
+from tests.fakes.cache import alloc_item, until
+from tests.fakes.media import fake_process, model_spec
+
+
+@pytest.fixture
+def sigterm_stops() -> Iterator[None]:
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise Stop
+
+    before = signal.signal(signal.SIGTERM, stop)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("sigterm_stops")
+def test_it_serves_reports_and_stops(tmp_path: Path, arena: Arena) -> None:
+    endpoints = Endpoints(tmp_path)
+    metrics: Receiver[MetricBatch] = Receiver(endpoints.metrics, MetricBatch)
+    health: Receiver[HealthInbound] = Receiver(endpoints.health, HealthInbound)
+    seen: dict[tuple[str, ...], float] = {}
+    errors: list[BaseException] = []
+
+    def counted() -> bool:
+        for batch in metrics.drain(block=False):
+            for sample in batch.samples:
+                assert len(sample.labels) == len(METRICS[sample.name].labels), sample.name
+                seen[sample.name, *sample.labels] = sample.value
+        return seen.get(("mm_leases",)) == 2 and seen.get(("mm_slots", "embed", "writing")) == 2
+
+    def use() -> None:
+        client = connect(endpoints, "http-0", batched=True)
+        try:
+            client.alloc("r", [alloc_item("cat"), alloc_item("dog")], wait_s=0)
+            until(counted)
+            beat = health.receive()
+            assert isinstance(beat, Heartbeat)
+            assert beat.process == "cache_server-0"
+        except BaseException as error:  # noqa: BLE001 - shown by the main thread
+            errors.append(error)
+        finally:
+            client.close()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    user = threading.Thread(target=use)
+    process = fake_process("cache_server", tmp_path, arena, model_spec(tmp_path))
+    with pytest.raises(Stop):
+        run(dataclasses.replace(process, ready=lambda details: user.start()))
+    user.join()
+    for link in (metrics, health):
+        link.close()
+    assert not errors
+    assert not endpoints.cache_rpc.exists()
+    assert seen["mm_arena_bytes",] == arena.nbytes

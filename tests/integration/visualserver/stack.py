@@ -1,0 +1,155 @@
+"""A visual server with a fake tower between a real cache server and a pretended router, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from mmserve.cache_server.client import MediaCacheClient, connect
+from mmserve.ipc.arena import Arena
+from mmserve.ipc.channel import AsyncReceiver, Receiver, Sender
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.cache import AllocItem
+from mmserve.messages.media import MediaSpan
+from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
+from mmserve.messages.sampling import SamplingParams
+from mmserve.messages.status import MetricBatch
+from mmserve.process import Process
+from mmserve.visualserver.run import _serve
+from tests.fakes.cache import serving_cache
+from tests.fakes.media import fake_process, model_spec, write_preprocessor
+
+HIDDEN, TOKENS = 8, 4
+ROW_NBYTES = HIDDEN * 4
+TIMEOUT_S = 20.0
+
+
+class FakeTower:
+    """Rows that carry the mean of the picture. Waits while ``gate`` is closed; counts what it is given."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.batches: list[int] = []
+
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+        self.batches.append(pixels.shape[0])
+        self.entered.set()
+        assert self.gate.wait(TIMEOUT_S)
+        return pixels.mean((1, 2, 3)).view(-1, 1, 1).expand(-1, TOKENS, HIDDEN)
+
+
+@dataclass
+class Stack:
+    """What a test talks to: it is the HTTP worker and the router."""
+
+    process: Process
+    tower: FakeTower
+    arena: Arena
+    client: MediaCacheClient
+    visual: Sender[EngineInbound]
+    router: AsyncReceiver[EngineInbound]
+    server: asyncio.Task[None]
+    metrics: Receiver[MetricBatch]
+    cache: ExitStack
+    sent: dict[str, GenerateRequest] = field(default_factory=dict)
+
+    def request(self, name: str, *pictures: bytes) -> GenerateRequest:
+        """Allocate and write the pictures, as an HTTP worker does before it sends the request."""
+        items = [AllocItem(picture[-40:], TOKENS, len(picture), TOKENS * ROW_NBYTES) for picture in pictures]
+        records = self.client.alloc(name, items, wait_s=5)
+        for record, picture in zip(records, pictures, strict=True):
+            if record.state == "write":
+                assert record.data is not None
+                self.arena.write(record.data, picture)
+        self.client.set_items_data(name, [record.item_id for record in records if record.state == "write"])
+        spans = tuple(
+            MediaSpan(
+                start=index * TOKENS,
+                num_tokens=TOKENS,
+                item_id=record.item_id,
+                data=record.data,
+                embed=record.embed,
+                media_index=index,
+            )
+            for index, record in enumerate(records)
+        )
+        sampling = SamplingParams(max_tokens=1)
+        self.sent[name] = GenerateRequest(
+            id=name, reply_to=2, prompt_ids=bytes(8), spans=spans, sampling=sampling, arrival_s=1.5
+        )
+        return self.sent[name]
+
+    def send(self, name: str, *pictures: bytes) -> GenerateRequest:
+        """``request``, and off to the visual server."""
+        request = self.request(name, *pictures)
+        self.visual.send(request)
+        return request
+
+    async def received(self, count: int) -> dict[str, GenerateRequest | AbortRequest]:
+        """The next ``count`` messages at the router, by request id."""
+        found: dict[str, GenerateRequest | AbortRequest] = {}
+        async with asyncio.timeout(TIMEOUT_S):
+            async for message in self.router:
+                found[message.id] = message
+                if len(found) == count:
+                    return found
+        raise AssertionError("unreachable")
+
+    async def encoding(self) -> None:
+        """Returns once the tower is at work."""
+        assert await asyncio.to_thread(self.tower.entered.wait, TIMEOUT_S)
+        self.tower.entered.clear()
+
+    def rows(self, request: GenerateRequest, index: int = 0) -> torch.Tensor:
+        data = bytearray(self.arena.readable(request.spans[index].embed))
+        return torch.frombuffer(data, dtype=torch.float32).view(TOKENS, HIDDEN)
+
+
+def _process(tmp_path: Path, arena: Arena, **config: object) -> Process:
+    model = model_spec(write_preprocessor(tmp_path), hidden_size=HIDDEN)
+    return fake_process("visualserver", tmp_path, arena, model, **config)
+
+
+@asynccontextmanager
+async def _running(tmp_path: Path, **config: object) -> AsyncIterator[Stack]:
+    arena = Arena.create(1 << 20)
+    process, tower = _process(tmp_path, arena, **config), FakeTower()
+    endpoints = Endpoints(tmp_path)
+    batched = process.deployment.config.enable_concurrent_alloc
+    with ExitStack() as stack:
+        stack.callback(arena.close)
+        cache = stack.enter_context(ExitStack())
+        cache.enter_context(serving_cache(endpoints, arena))
+        clients = [connect(endpoints, owner, batched=batched) for owner in ("http-2", process.name)]
+        router: AsyncReceiver[EngineInbound] = AsyncReceiver(endpoints.router, EngineInbound)
+        metrics: Receiver[MetricBatch] = Receiver(endpoints.metrics, MetricBatch)
+        visual: Sender[EngineInbound] = Sender(endpoints.visual(0), EngineInbound)
+        for link in (router, metrics, visual, *clients):
+            stack.callback(link.close)
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        server = asyncio.create_task(_serve(process, tower, clients[1], pool))
+        try:
+            yield Stack(process, tower, arena, clients[0], visual, router, server, metrics, cache)
+        finally:
+            tower.gate.set()
+            server.cancel()
+            await asyncio.gather(server, return_exceptions=True)
+
+
+def play(tmp_path: Path, scenario: Callable[[Stack], Awaitable[None]], **config: object) -> None:
+    """Run the scenario against a fresh stack."""
+
+    async def main() -> None:
+        async with _running(tmp_path, **config) as stack:
+            await scenario(stack)
+
+    asyncio.run(main())

@@ -1,0 +1,168 @@
+"""The visual server end to end over real sockets, with a fake tower."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.request import AbortRequest
+from tests.fakes.cache import alloc_item, serving_cache, until
+from tests.fakes.media import png, truncated
+from tests.integration.visualserver.stack import Stack, play
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["v1", "v2"])
+def test_requests_go_on_unchanged_with_their_rows_in_the_arena(tmp_path: Path, batched: bool) -> None:
+    async def scenario(stack: Stack) -> None:
+        requests = [stack.send(f"r{n}", png(n), png(n + 100)) for n in range(6)]
+        received = await stack.received(6)
+        assert received == stack.sent
+        rows = [stack.rows(request, index) for request in requests for index in (0, 1)]
+        assert all(torch.equal(row, row[:1, :1].expand_as(row)) for row in rows)
+        assert len({float(row[0, 0]) for row in rows}) == 12, "every picture has its own rows"
+
+    play(tmp_path, scenario, enable_concurrent_alloc=batched)
+
+
+def test_images_that_arrive_while_the_tower_works_are_batched_across_requests(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        stack.tower.gate.clear()
+        stack.send("first", png(0))
+        await stack.encoding()
+        stack.send("second", png(1))
+        for number in range(2, 12):
+            stack.send(f"r{number}", png(number))
+        stack.tower.gate.set()
+        assert await stack.received(12) == stack.sent
+        assert sum(stack.tower.batches) == 12
+        assert len(stack.tower.batches) <= 6
+
+    play(tmp_path, scenario, visual_batch_size=4)
+
+
+def test_the_same_picture_from_32_requests_is_encoded_once(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        for number in range(32):
+            stack.send(f"r{number}", png(7))
+        assert await stack.received(32) == stack.sent
+        assert stack.tower.batches == [1]
+        stack.send("later", png(7))
+        assert "later" in await stack.received(1)
+        assert stack.tower.batches == [1]
+
+    play(tmp_path, scenario)
+
+
+def test_a_broken_picture_ends_only_its_own_request(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        stack.send("good", png(1))
+        stack.send("bad", png(2), truncated(png(3)))
+        stack.send("also good", png(2))
+        received = await stack.received(3)
+        assert received["good"] == stack.sent["good"]
+        assert received["also good"] == stack.sent["also good"]
+        bad = received["bad"]
+        assert isinstance(bad, AbortRequest)
+        assert (bad.reason, bad.media_index, bad.reply_to) == ("media_error", 1, 2)
+        assert "truncated" in bad.message
+
+    play(tmp_path, scenario)
+
+
+def test_an_abort_gets_through_while_the_tower_works(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        stack.tower.gate.clear()
+        stack.send("encoding", png(1))
+        await stack.encoding()
+        stack.send("waiting", png(2))
+        for name in ("encoding", "waiting", "never seen"):
+            stack.visual.send(AbortRequest(id=name, reply_to=2))
+        received = await stack.received(3)
+        assert all(isinstance(message, AbortRequest) for message in received.values())
+        stack.tower.gate.set()
+        stack.send("next", png(3))
+        assert await stack.received(1) == {"next": stack.sent["next"]}
+
+    play(tmp_path, scenario)
+
+
+def test_bytes_that_are_not_there_are_lost_not_an_error(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        request = stack.request("r", png(1))
+        stack.client.release("r")
+        filler = stack.client.alloc("filler", [alloc_item("large", data_nbytes=stack.arena.nbytes - 320)], wait_s=5)
+        assert filler
+        stack.visual.send(request)
+        (message,) = (await stack.received(1)).values()
+        assert isinstance(message, AbortRequest)
+        assert message.reason == "media_lost"
+
+    play(tmp_path, scenario)
+
+
+def test_a_cache_server_restart_while_encoding_loses_images_and_writes_nowhere(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        stack.tower.gate.clear()
+        stack.send("r", png(1))
+        await stack.encoding()
+        stack.cache.close()
+        stack.cache.enter_context(serving_cache(Endpoints(tmp_path), stack.arena))
+        stack.tower.gate.set()
+        (message,) = (await stack.received(1)).values()
+        assert isinstance(message, AbortRequest)
+        assert message.reason == "media_lost"
+        request = stack.request("again", png(1))
+        stack.visual.send(request)
+        assert await stack.received(1) == {"again": request}
+        assert stack.rows(request).isfinite().all()
+
+    play(tmp_path, scenario)
+
+
+def test_without_a_cache_server_images_are_lost(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        request = stack.request("r", png(1))
+        stack.cache.close()
+        stack.visual.send(request)
+        (message,) = (await stack.received(1)).values()
+        assert isinstance(message, AbortRequest)
+        assert message.reason == "media_lost"
+
+    play(tmp_path, scenario)
+
+
+def test_metrics_tell_every_stage(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        stack.send("good", png(1), png(2))
+        stack.send("bad", truncated(png(3)))
+        await stack.received(2)
+        seen: dict[str, float] = {}
+
+        def all_there() -> bool:
+            for batch in stack.metrics.drain(block=False):
+                for sample in batch.samples:
+                    seen[sample.name] = seen.get(sample.name, 0) + sample.value
+            wanted = {"mm_queue_seconds", "mm_decode_seconds", "mm_encode_seconds", "mm_decoding"}
+            counted = seen.get("mm_images_encoded") == 2 and seen.get("mm_images_failed") == 1
+            return wanted <= set(seen) and counted and seen.get("mm_encode_batch_size") == 2
+
+        await asyncio.to_thread(until, all_there)
+
+    play(tmp_path, scenario)
+
+
+def test_sigterm_ends_the_server(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        stack.send("r", png(1))
+        await stack.received(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(10):
+            await stack.server
+
+    play(tmp_path, scenario)

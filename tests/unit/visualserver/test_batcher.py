@@ -1,0 +1,149 @@
+"""What is encoded next and which requests that completes."""
+
+from __future__ import annotations
+
+from mmserve.messages.media import Handle, MediaSpan
+from mmserve.messages.request import AbortRequest, GenerateRequest
+from mmserve.messages.sampling import SamplingParams
+from mmserve.visualserver.batcher import ENCODED, Batch, Batcher, Outcome
+
+
+def _request(name: str, *item_ids: int, ready: tuple[int, ...] = (), attempt: int = 0) -> GenerateRequest:
+    spans = tuple(
+        MediaSpan(
+            start=10 * index,
+            num_tokens=4,
+            item_id=item_id,
+            data=None if item_id in ready else Handle(item_id, 0, 1),
+            embed=Handle(item_id + 1, 64, 1),
+            media_index=index,
+        )
+        for index, item_id in enumerate(item_ids)
+    )
+    sampling = SamplingParams(max_tokens=1)
+    return GenerateRequest(
+        id=name, reply_to=3, prompt_ids=b"", spans=spans, sampling=sampling, arrival_s=0.0, attempt=attempt
+    )
+
+
+def _ids(batch: Batch | None) -> list[int]:
+    return [] if batch is None else [image.item_id for image in batch.images]
+
+
+def test_images_of_many_requests_make_one_batch_first_come_first_served() -> None:
+    batcher = Batcher(max_images=4)
+    for name, items in (("a", (1, 2)), ("b", (3,)), ("c", (4, 5))):
+        assert batcher.add(_request(name, *items), 0.0) == []
+    first = batcher.next_batch()
+    assert _ids(first) == [1, 2, 3, 4]
+    assert first is not None
+    assert [held.request.id for held in first.begun] == ["a", "b", "c"]
+    second = batcher.next_batch()
+    assert _ids(second) == [5]
+    assert second is not None
+    assert second.begun == ()
+    assert batcher.next_batch() is None
+
+
+def test_the_same_image_is_encoded_once_for_all_who_wait() -> None:
+    batcher = Batcher(8)
+    requests = [_request(f"r{n}", 7, 7) for n in range(32)]
+    for request in requests[:31]:
+        batcher.add(request, 0.0)
+    assert _ids(batcher.next_batch()) == [7]
+    batcher.add(requests[31], 0.0)
+    assert batcher.next_batch() is None
+    assert batcher.finish({7: ENCODED}) == requests
+    assert len(batcher) == 0
+
+
+def test_a_request_is_complete_with_its_last_image() -> None:
+    batcher = Batcher(1)
+    request = _request("a", 1, 2)
+    batcher.add(request, 0.0)
+    batcher.next_batch()
+    assert batcher.finish({1: ENCODED}) == []
+    batcher.next_batch()
+    assert batcher.finish({2: ENCODED}) == [request]
+
+
+def test_a_request_with_nothing_to_encode_goes_on_at_once() -> None:
+    batcher = Batcher(8)
+    request = _request("a", 1, ready=(1,))
+    assert batcher.add(request, 0.0) == [request]
+    assert len(batcher) == 0
+
+
+def test_a_failing_image_fails_only_who_needs_it() -> None:
+    batcher = Batcher(8)
+    good, bad, both = _request("good", 1), _request("bad", 2), _request("both", 1, 2, 3)
+    for request in (good, bad, both):
+        batcher.add(request, 0.0)
+    batcher.next_batch()
+    outbound = batcher.finish({1: ENCODED, 2: Outcome("media_error", "it is broken"), 3: ENCODED})
+    assert outbound[0] == good
+    assert outbound[1:] == [
+        AbortRequest(id="bad", reply_to=3, reason="media_error", message="it is broken", media_index=0),
+        AbortRequest(id="both", reply_to=3, reason="media_error", message="it is broken", media_index=1),
+    ]
+    assert len(batcher) == 0
+    assert not batcher.has_work
+
+
+def test_images_that_only_a_failed_request_needed_are_not_encoded() -> None:
+    batcher = Batcher(1)
+    batcher.add(_request("a", 1, 2), 0.0)
+    batcher.next_batch()
+    batcher.finish({1: Outcome("media_error", "")})
+    assert batcher.next_batch() is None
+
+
+def test_a_dropped_request_takes_its_images_with_it_unless_others_wait() -> None:
+    batcher = Batcher(8)
+    other = _request("b", 2)
+    batcher.add(_request("a", 1, 2), 0.0)
+    batcher.add(other, 0.0)
+    batcher.drop("a")
+    batcher.drop("a")
+    assert _ids(batcher.next_batch()) == [2]
+    assert batcher.finish({2: ENCODED}) == [other]
+
+
+def test_dropping_while_in_flight_answers_nobody() -> None:
+    batcher = Batcher(8)
+    batcher.add(_request("a", 1), 0.0)
+    batcher.next_batch()
+    batcher.drop("a")
+    assert batcher.finish({1: ENCODED}) == []
+    assert len(batcher) == 0
+
+
+def test_at_most_so_many_requests_are_decoded_at_once() -> None:
+    batcher = Batcher(8, max_requests=2)
+    for number in range(5):
+        batcher.add(_request(f"r{number}", 10 * number + 1, 10 * number + 2), 0.0)
+    first = batcher.next_batch()
+    assert _ids(first) == [1, 2, 11, 12]
+    assert first is not None
+    assert first.num_requests == 2
+    assert _ids(batcher.next_batch()) == [21, 22, 31, 32]
+
+
+def test_the_same_attempt_counts_once_and_a_later_one_replaces_it() -> None:
+    batcher = Batcher(8)
+    first, second = _request("a", 1), _request("a", 2, attempt=1)
+    batcher.add(first, 0.0)
+    assert batcher.add(first, 0.0) == []
+    batcher.add(second, 0.0)
+    assert batcher.add(first, 0.0) == []
+    assert _ids(batcher.next_batch()) == [2]
+    assert batcher.finish({2: ENCODED}) == [second]
+
+
+def test_an_abort_names_the_attempt_it_ends() -> None:
+    batcher = Batcher(8)
+    batcher.add(_request("a", 1, attempt=3), 0.0)
+    batcher.next_batch()
+    (abort,) = batcher.finish({1: Outcome("media_lost")})
+    assert isinstance(abort, AbortRequest)
+    assert (abort.attempt, abort.reason, abort.media_index) == (3, "media_lost", 0)

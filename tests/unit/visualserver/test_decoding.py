@@ -1,0 +1,102 @@
+"""A batch's images from arena bytes to pixels, each on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from mmserve.cache_server.client import MediaCacheClient
+from mmserve.errors import MediaError, Unavailable
+from mmserve.ipc.arena import Arena
+from mmserve.messages.cache import EmbedState
+from mmserve.messages.media import Handle
+from mmserve.visualserver.batcher import ENCODED, Image
+from mmserve.visualserver.decoding import LOST, Decoder
+
+
+class _Processor:
+    """Bytes to pixels that carry the first byte; "bad" and "bug" fail."""
+
+    def pixels(self, data: bytes) -> np.ndarray[Any, Any]:
+        if data == b"bad":
+            raise MediaError("it is broken")
+        if data == b"bug":
+            raise RuntimeError("ours")
+        return np.full((3, 2, 2), data[0], np.float32)
+
+
+class _Cache:
+    """Answers from ``states``; a reported failure makes an item gone."""
+
+    def __init__(self, states: dict[int, EmbedState]) -> None:
+        self.states = states
+        self.failed: list[int] = []
+        self.down = False
+
+    def get_items_embed(self, item_ids: Sequence[int]) -> tuple[EmbedState, ...]:
+        if self.down:
+            raise Unavailable("down")
+        return tuple(self.states.get(item_id, "pending") for item_id in item_ids)
+
+    def set_items_embed(self, item_ids: Sequence[int], ok: Sequence[bool]) -> tuple[EmbedState, ...]:
+        assert not any(ok)
+        self.failed += item_ids
+        return tuple(self.states.get(item_id, "gone") for item_id in item_ids)
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    arena = Arena.create(1 << 14)
+    yield arena
+    arena.close()
+
+
+def _image(arena: Arena, item_id: int, data: bytes | None) -> Image:
+    handle = Handle(item_id, item_id * 256, len(data or b"...."))
+    if data is not None:
+        arena.write(handle, data)
+    return Image(item_id, handle, handle)
+
+
+def _decode(arena: Arena, cache: _Cache, images: list[Image]) -> Any:
+    with ThreadPoolExecutor(2) as pool:
+        decoder = Decoder(cast(Any, _Processor()), arena, cast(MediaCacheClient, cache), pool)
+        return decoder.decode(images)
+
+
+def test_what_fails_fails_alone(arena: Arena) -> None:
+    images = [_image(arena, n, data) for n, data in enumerate((b"\x05abc", b"bad", b"bug", None, b"\x07"))]
+    cache = _Cache({})
+    decoded = _decode(arena, cache, images)
+    assert [image.item_id for image in decoded.images] == [0, 4]
+    assert [pixels[0, 0, 0] for pixels in decoded.pixels] == [5, 7]
+    reasons = {item_id: outcome.state for item_id, outcome in decoded.outcomes.items()}
+    assert reasons == {1: "media_error", 2: "internal_error", 3: "media_lost"}
+    assert decoded.outcomes[1].message == "it is broken"
+    assert sorted(cache.failed) == [1, 2, 3]
+
+
+def test_what_is_ready_or_unknown_is_not_decoded(arena: Arena) -> None:
+    images = [_image(arena, n, b"bad") for n in (1, 2)]
+    decoded = _decode(arena, _Cache({1: "ready", 2: "gone"}), images)
+    assert decoded.outcomes == {1: ENCODED, 2: LOST}
+    assert decoded.seconds == []
+
+
+def test_bytes_that_went_because_another_encoded_them_are_no_loss(arena: Arena) -> None:
+    cache = _Cache({})
+    images = [_image(arena, 1, None)]
+    cache.set_items_embed = lambda item_ids, ok: ("ready",)  # type: ignore[method-assign]
+    assert _decode(arena, cache, images).outcomes == {1: ENCODED}
+
+
+def test_without_a_cache_server_all_is_lost(arena: Arena) -> None:
+    cache = _Cache({})
+    cache.down = True
+    decoded = _decode(arena, cache, [_image(arena, 1, b"\x01"), _image(arena, 2, b"\x02")])
+    assert decoded.outcomes == {1: LOST, 2: LOST}
+    assert decoded.images == []

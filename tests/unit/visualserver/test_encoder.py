@@ -1,0 +1,86 @@
+"""Pixels through a tower, rows into the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from mmserve.cache_server.client import MediaCacheClient
+from mmserve.errors import Unavailable
+from mmserve.ipc.arena import Arena
+from mmserve.messages.cache import EmbedState
+from mmserve.messages.media import Handle
+from mmserve.visualserver.batcher import ENCODED, Image
+from mmserve.visualserver.decoding import INTERNAL, LOST, Decoded
+from mmserve.visualserver.encoder import Encoder
+
+TOKENS, HIDDEN = 3, 4
+
+
+class _Cache:
+    def __init__(self, gone: tuple[int, ...] = (), down: bool = False) -> None:
+        self.calls: list[dict[int, bool]] = []
+        self._gone, self._down = gone, down
+
+    def set_items_embed(self, item_ids: Sequence[int], ok: Sequence[bool]) -> tuple[EmbedState, ...]:
+        if self._down:
+            raise Unavailable("down")
+        self.calls.append(dict(zip(item_ids, ok, strict=True)))
+        return tuple(
+            "ready" if good and name not in self._gone else "gone" for name, good in zip(item_ids, ok, strict=True)
+        )
+
+
+def _tower(pixels: torch.Tensor) -> torch.Tensor:
+    """Rows full of the image's first value; more than two images, or a 13, are too much."""
+    if pixels.shape[0] > 2 or (pixels == 13).any():
+        raise torch.OutOfMemoryError("out of memory")
+    return pixels[:, :1, :1, :1].reshape(-1, 1, 1).expand(-1, TOKENS, HIDDEN).to(torch.float32)
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    arena = Arena.create(1 << 14)
+    yield arena
+    arena.close()
+
+
+def _decoded(*values: int) -> Decoded:
+    images = [Image(v, Handle(v, 0, 1), Handle(100 + v, 512 * n, TOKENS * HIDDEN * 2)) for n, v in enumerate(values)]
+    return Decoded(images=images, pixels=[np.full((3, 2, 2), value, np.float32) for value in values])
+
+
+def _encoder(arena: Arena, cache: _Cache) -> Encoder:
+    return Encoder(_tower, torch.bfloat16, arena, cast(MediaCacheClient, cache))
+
+
+def _rows(arena: Arena, handle: Handle) -> Any:
+    return torch.frombuffer(bytearray(arena.readable(handle)), dtype=torch.bfloat16).tolist()
+
+
+def test_rows_stand_sealed_in_the_arena_in_the_deployments_dtype(arena: Arena) -> None:
+    cache, decoded = _Cache(), _decoded(5, 6)
+    assert _encoder(arena, cache).encode(decoded).outcomes == {5: ENCODED, 6: ENCODED}
+    assert [_rows(arena, image.embed) for image in decoded.images] == [[5.0] * 12, [6.0] * 12]
+    assert cache.calls == [{5: True, 6: True}]
+
+
+def test_after_a_failed_batch_images_are_tried_one_by_one(arena: Arena) -> None:
+    cache, decoded = _Cache(), _decoded(5, 13, 7)
+    assert _encoder(arena, cache).encode(decoded).outcomes == {5: ENCODED, 13: INTERNAL, 7: ENCODED}
+    assert _rows(arena, decoded.images[2].embed) == [7.0] * 12
+    assert cache.calls == [{5: True, 13: False, 7: True}]
+
+
+def test_what_the_cache_server_does_not_take_is_lost(arena: Arena) -> None:
+    assert _encoder(arena, _Cache(gone=(5,))).encode(_decoded(5, 6)).outcomes == {5: LOST, 6: ENCODED}
+    assert _encoder(arena, _Cache(down=True)).encode(_decoded(5, 6)).outcomes == {5: LOST, 6: LOST}
+
+
+def test_rows_for_a_handle_from_before_a_restart_are_written_nowhere(arena: Arena) -> None:
+    arena.begin_epoch(1 << 60)
+    assert _encoder(arena, _Cache()).encode(_decoded(5)).outcomes == {5: LOST}
