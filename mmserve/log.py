@@ -7,7 +7,7 @@ import sys
 
 
 def setup(who: str, level: str) -> None:
-    """Send this process's records of at least ``level`` to stderr, each line naming ``who``."""
+    """Send our records of at least ``level`` and libraries' warnings to stderr, each line naming ``who``."""
     handler = logging.StreamHandler(sys.stderr)
     # A "%" in a title would otherwise be read as a format.
     who = who.replace("%", "%%")
@@ -16,4 +16,6 @@ def setup(who: str, level: str) -> None:
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
+    # Libraries speak up only when something is wrong.
+    root.setLevel(logging.WARNING)
+    logging.getLogger("mmserve").setLevel(level.upper())

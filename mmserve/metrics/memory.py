@@ -31,9 +31,11 @@ class ProcessMemory:
             with contextlib.suppress(psutil.Error):
                 title = " ".join(process.cmdline())
                 if title.startswith(_TITLE):
+                    # The supervisor's title goes on with its model and address.
+                    name = title.removeprefix(_TITLE).split(" (")[0].strip()
                     memory = process.memory_full_info()
-                    rss.add_metric((title.removeprefix(_TITLE).strip(),), memory.rss)
-                    pss.add_metric((title.removeprefix(_TITLE).strip(),), memory.pss)
+                    rss.add_metric((name,), memory.rss)
+                    pss.add_metric((name,), memory.pss)
         yield rss
         yield pss
 

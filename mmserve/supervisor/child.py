@@ -29,7 +29,7 @@ from mmserve.process import Process, Stop
 from mmserve.supervisor.launch import Failed, Launch, Progress, Ready, Report, encode_report
 
 _PROGRESS_INTERVAL_S = 0.05
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("mmserve.supervisor.child")
 
 
 def main() -> None:

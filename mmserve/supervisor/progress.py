@@ -37,11 +37,14 @@ class WeightsBar:
             self._draw(done, total)
         elif not self._said:
             self._said = True
-            print(f"loading weights: {total / _MIB:.0f} MiB", file=sys.stderr, flush=True)
+            print("loading weights", file=sys.stderr, flush=True)
 
     def _draw(self, done: int, total: int) -> None:
         if self._bar is None:
-            self._bar = tqdm[Any](desc="loading weights", unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr)
+            bar: tqdm[Any] = tqdm(
+                desc="loading weights", total=total, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr
+            )
+            self._bar = bar
         self._bar.total = total
         self._bar.n = done
         self._bar.refresh()

@@ -46,7 +46,7 @@ def serve(
     """Run one server until a signal ends it; the exit code. Raises StartupError. Nothing is left afterwards."""
     started_s = time.monotonic()
     log.setup("supervisor", config.log_level)
-    setproctitle.setproctitle(f"mmserve: supervisor {config.host}:{config.port} {config.model}")
+    setproctitle.setproctitle(f"mmserve: supervisor ({config.model})")
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         with ExitStack() as stack:
@@ -71,6 +71,7 @@ def _supervise(
 ) -> None:
     http = stack.enter_context(listen(config.host, config.port, "--port"))
     health = stack.enter_context(listen(config.host, config.health_port, "--health-port"))
+    setproctitle.setproctitle(f"mmserve: supervisor ({config.model} on {url_of(http)})")
     model = find(config)
     run_dir = stack.enter_context(run_directory())
     deployment = plan.make(config, model, machine.look(), run_dir=str(run_dir), url=url_of(http))
