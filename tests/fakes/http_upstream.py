@@ -26,7 +26,7 @@ Behaviour = Callable[["Upstream", GenerateRequest], Awaitable[None]]
 
 def output_of(request: GenerateRequest) -> bytes:
     """Tokens the request brings along, as text."""
-    return bytes(array("q", request.output_ids))
+    return bytes(array("q", request.output_ids).tolist())
 
 
 def say(text: str, *, finish: str = "stop", group: int = 1) -> Behaviour:

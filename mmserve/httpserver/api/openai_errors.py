@@ -25,7 +25,4 @@ def error_response(error: MmserveError) -> Response:
         response.headers["retry-after"] = str(max(1, round(error.retry_after_s)))
     if error.status == 401:
         response.headers["www-authenticate"] = "Bearer"
-    if error.status == 413:
-        # What the client still wants to send is not read.
-        response.headers["connection"] = "close"
     return response

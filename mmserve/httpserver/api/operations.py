@@ -56,7 +56,8 @@ async def _scrape(front: Front) -> Response:
             answer = await client.get("http://metrics/metrics")
     except httpx2.HTTPError as error:
         raise Unavailable("the metrics server does not answer", retry_after_s=1.0) from error
-    return Response(answer.content, answer.status_code, media_type=answer.headers.get("content-type"))
+    content_type = answer.headers.get("content-type", "text/plain")
+    return Response(answer.content, answer.status_code, headers={"content-type": content_type})
 
 
 def _json(body: object, status: int = 200) -> Response:

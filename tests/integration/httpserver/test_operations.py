@@ -1,0 +1,272 @@
+"""Probes, keys, limits and the life of a worker from loading to drained."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from mmserve.messages.request import GenerateRequest
+from tests.fakes.http_upstream import Upstream, say, say_then_hold
+from tests.fakes.http_worker import Worker, http_worker, run
+from tests.integration.httpserver.test_chat import HELLO
+
+CHAT = "/v1/chat/completions"
+
+
+def _http(worker: Worker, **headers: str) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(base_url=worker.url, headers=headers, timeout=20)
+
+
+def _error(response: httpx2.Response) -> dict[str, Any]:
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error, dict)
+    return error
+
+
+def test_while_loading_it_answers_503_with_the_phase() -> None:
+    async def test() -> None:
+        async with http_worker(ready=False) as worker, _http(worker) as http:
+            worker.upstream.say_phase(phase="loading", ready=False, detail="weights")
+            await worker.until(lambda: worker.front.gate.phase.phase == "loading")
+            for path in ("/health", "/ready"):
+                response = await http.get(path)
+                assert (response.status_code, response.json()["phase"]) == (503, "loading")
+            assert (await http.get("/live")).status_code == 200
+            refused = await http.post(CHAT, json={"messages": HELLO})
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+            assert _error(refused)["message"] == "the server is loading: weights"
+            worker.upstream.say_phase()
+            await worker.until(lambda: worker.front.gate.ready)
+            assert (await http.get("/health")).status_code == 200
+            assert (await http.head("/health")).status_code == 200
+
+    run(test)
+
+
+def test_models_version_and_docs() -> None:
+    async def test() -> None:
+        async with http_worker() as worker, worker.client() as client, _http(worker) as http:
+            assert [model.id async for model in client.models.list()] == ["stub"]
+            assert (await client.models.retrieve("stub")).model_dump()["max_model_len"] == 512
+            assert (await client.models.retrieve("models/stub-7b")).id == "stub"
+            with pytest.raises(openai.NotFoundError) as missing:
+                await client.models.retrieve("other")
+            assert missing.value.code == "model_not_found"
+            assert (await http.get("/version")).json() == {"version": "1.2.3"}
+            assert (await http.get("/docs")).status_code == 200
+            schema = (await http.get("/openapi.json")).json()["paths"][CHAT]["post"]
+            fields = schema["requestBody"]["content"]["application/json"]["schema"]["properties"]
+            assert "temperature" in fields
+
+    run(test)
+
+
+def test_the_key_guards_all_but_the_probes() -> None:
+    async def test() -> None:
+        async with http_worker(api_key="secret") as worker, _http(worker) as http:
+            for path in ("/v1/models", "/metrics", "/docs", "/version"):
+                refused = await http.get(path)
+                assert (refused.status_code, _error(refused)["code"]) == (401, "invalid_api_key")
+            for path in ("/health", "/live", "/ready"):
+                assert (await http.get(path)).status_code == 200
+            assert (await http.get("/v1/models", headers={"x-api-key": "secret"})).status_code == 200
+            async with worker.client("secret") as client:
+                assert await client.models.list()
+
+    run(test)
+
+
+def test_refusals_of_the_framework_have_the_same_form() -> None:
+    async def test() -> None:
+        async with http_worker() as worker, _http(worker) as http:
+            missing = await http.get("/nothing/here")
+            assert (missing.status_code, _error(missing)["code"]) == (404, "not_found")
+            wrong = await http.get(CHAT)
+            assert wrong.status_code == 405
+            assert _error(wrong)["message"]
+            garbage = await http.post(CHAT, content=b"{")
+            assert (garbage.status_code, _error(garbage)["type"]) == (400, "invalid_request_error")
+            other = await http.post(CHAT, json={"model": "other", "messages": HELLO})
+            assert (other.status_code, _error(other)["param"]) == (404, "model")
+
+    run(test)
+
+
+def test_a_request_id_is_echoed_when_it_can_be() -> None:
+    async def test() -> None:
+        async with http_worker() as worker, _http(worker) as http:
+            assert (await http.get("/live", headers={"x-request-id": "abc-1"})).headers["x-request-id"] == "abc-1"
+            assert (await http.get("/live", headers={"x-request-id": "a" * 200})).headers["x-request-id"] != "a" * 200
+            answer = await http.post(CHAT, json={"messages": HELLO}, headers={"x-request-id": "mine"})
+            assert answer.headers["x-request-id"] == "mine"
+            assert "mine" not in worker.upstream.requests()[0].id
+
+    run(test)
+
+
+def test_metrics_come_from_the_metrics_server() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=1\r\ncontent-length: 4\r\n\r\na 1\n")
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    async def test() -> None:
+        async with http_worker() as worker, _http(worker) as http:
+            assert (await http.get("/metrics")).status_code == 503
+            async with await asyncio.start_unix_server(answer, worker.front.endpoints.metrics_http):
+                scraped = await http.get("/metrics")
+                head = await http.head("/metrics")
+            assert (scraped.text, scraped.headers["content-type"]) == ("a 1\n", "text/plain; version=1")
+            assert (head.status_code, head.text) == (200, "")
+
+    run(test)
+
+
+async def _status(worker: Worker, data: bytes) -> bytes:
+    """The status line of the server's answer to these bytes, before any more are sent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+    writer.write(data)
+    answer = await reader.readline()
+    writer.transport.abort()
+    return answer
+
+
+@pytest.mark.parametrize(
+    "request_start",
+    [
+        b"content-length: 99999999\r\n\r\n",
+        b"transfer-encoding: chunked\r\n\r\n40000\r\n" + b"x" * 0x40000,
+    ],
+    ids=["declared", "chunked"],
+)
+def test_a_body_over_the_cap_is_413_before_more_of_it_is_read(request_start: bytes) -> None:
+    async def test() -> None:
+        async with http_worker(max_body_mb=0.125) as worker:
+            answer = await _status(worker, b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n" + request_start)
+            assert answer.startswith(b"HTTP/1.1 413 ")
+            async with worker.client() as client:
+                with pytest.raises(openai.APIStatusError) as refused:
+                    await client.chat.completions.create(
+                        model="stub", messages=[{"role": "user", "content": "x" * 5_000_000}]
+                    )
+            assert (refused.value.status_code, refused.value.code) == (413, "request_too_large")
+
+    run(test)
+
+
+def test_a_request_head_or_refused_body_without_end_is_cut_off() -> None:
+    async def send_for_ever(worker: Worker, start: bytes) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+        writer.write(start)
+        while True:
+            writer.write(b"x" * 100_000)
+            await writer.drain()
+
+    async def test() -> None:
+        async with http_worker(max_body_mb=0.125) as worker, _http(worker) as http:
+            with pytest.raises(ConnectionError):
+                await send_for_ever(worker, b"GET /live HTTP/1.1\r\nhost: x\r\nx-big: ")
+            with pytest.raises(ConnectionError):
+                await send_for_ever(worker, b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 999999999\r\n\r\n")
+            assert (await http.get("/live")).status_code == 200
+
+    run(test)
+
+
+def test_more_than_the_queue_holds_gets_429_with_retry_after() -> None:
+    async def test() -> None:
+        async with http_worker(max_queued_requests=2) as worker, _http(worker) as http:
+            worker.upstream.behave = say_then_hold("", "done")
+            waiting = [asyncio.create_task(http.post(CHAT, json={"messages": HELLO})) for _ in range(2)]
+            await worker.upstream.until(lambda: len(worker.upstream.requests()) == 2)
+            refused = await http.post(CHAT, json={"messages": HELLO})
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert _error(refused)["code"] == "overloaded"
+            worker.upstream.release.set()
+            assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200, 200]
+
+    run(test)
+
+
+def test_sigterm_lets_live_requests_end_and_refuses_new_ones_on_any_connection() -> None:
+    async def test() -> None:
+        async with AsyncExitStack() as stack:
+            worker = await stack.enter_async_context(http_worker())
+            http = await stack.enter_async_context(_http(worker))
+            fresh = await stack.enter_async_context(_http(worker))
+            assert (await http.get("/health")).status_code == 200
+            worker.upstream.behave = say_then_hold("first ", "last")
+            client = await stack.enter_async_context(worker.client())
+            stream = await client.chat.completions.create(model="stub", messages=HELLO, stream=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await worker.until(lambda: not worker.front.gate.ready)
+            for connection in (http, fresh):
+                refused = await connection.post(CHAT, json={"messages": HELLO})
+                assert refused.status_code == 503
+                assert (await connection.get("/health")).json()["phase"] == "draining"
+            worker.upstream.release.set()
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+            assert text == "first last"
+            await worker.serving
+
+    run(test)
+
+
+def test_what_does_not_end_in_time_is_aborted_and_told_so() -> None:
+    async def test() -> None:
+        async with http_worker(shutdown_timeout=0.0) as worker, worker.client() as client:
+            worker.upstream.behave = say_then_hold("first ")
+            stream = await client.chat.completions.create(model="stub", messages=HELLO, stream=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+            with pytest.raises(openai.APIError, match="shutting down"):
+                await _read(stream)
+            await worker.serving
+            assert len(worker.upstream.aborts()) == 1
+
+    run(test)
+
+
+async def _read(stream: openai.AsyncStream[Any]) -> None:
+    async for _ in stream:
+        pass
+
+
+def test_a_prompt_too_long_and_an_output_too_long_say_both_numbers() -> None:
+    async def test() -> None:
+        async with http_worker() as worker, worker.client() as client:
+            long = [{"role": "user", "content": "x" * 600}]
+            with pytest.raises(openai.BadRequestError, match=r"600 .* 512") as refused:
+                await client.chat.completions.create(model="stub", messages=long)
+            assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
+            with pytest.raises(openai.BadRequestError, match=r"511 .* 512") as refused:
+                await client.chat.completions.create(model="stub", messages=HELLO, max_tokens=511)
+            assert refused.value.param == "max_tokens"
+
+    run(test)
+
+
+def test_a_bug_in_one_request_is_a_500_and_the_worker_lives_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def behave(upstream: Upstream, request: GenerateRequest) -> None:
+        upstream.reply(request, [-5], finish="stop")
+
+    async def test() -> None:
+        async with http_worker() as worker, _http(worker) as http:
+            worker.upstream.behave = behave
+            broken = await http.post(CHAT, json={"messages": HELLO})
+            assert (broken.status_code, _error(broken)["type"]) == (500, "server_error")
+            worker.upstream.behave = say("fine")
+            assert (await http.post(CHAT, json={"messages": HELLO})).status_code == 200
+            await worker.idle()
+
+    run(test)
+    assert "failed" in caplog.text

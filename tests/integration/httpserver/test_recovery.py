@@ -1,0 +1,169 @@
+"""Clients that leave, engines that restart, images that are lost: nothing stays held, no text is lost or doubled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+
+import openai
+import pytest
+
+from mmserve.messages.request import GenerateRequest
+from tests.fakes.http_upstream import Upstream, output_of, say, say_then_hold
+from tests.fakes.http_worker import Worker, http_worker, run
+from tests.integration.httpserver.test_chat import HELLO, PICTURE
+
+
+async def _open(worker: Worker, *, stream: bool, messages: object = PICTURE) -> asyncio.StreamWriter:
+    """Send a request and return its connection, answer unread."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", worker.port))
+    reader, writer = await asyncio.open_connection(sock=connection, limit=1024)
+    body = json.dumps({"messages": messages, "stream": stream}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    await writer.drain()
+    if stream:
+        await reader.readuntil(b"data: ")
+    return writer
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_hangs_up_aborts_and_holds_its_lease_until_the_engine_let_go(stream: bool) -> None:
+    async def test() -> None:
+        async with http_worker() as worker:
+            upstream = worker.upstream
+            upstream.behave, upstream.answer_aborts = say_then_hold("so"), False
+            writer = await _open(worker, stream=stream)
+            await upstream.until(lambda: bool(upstream.requests()))
+            writer.close()
+            await upstream.until(lambda: bool(upstream.aborts()))
+            assert worker.leases.released == []
+            assert worker.front.gate.in_flight == 1
+            upstream.reply(upstream.requests()[0], finish="abort")
+            await worker.idle()
+            assert worker.leases.released == worker.leases.held
+            assert upstream.roads() == ["visual-0", "visual-0"]
+
+    run(test)
+
+
+def test_a_slow_reader_stalls_neither_others_nor_its_own_lease() -> None:
+    async def behave(upstream: Upstream, request: GenerateRequest) -> None:
+        for _ in range(20_000):
+            upstream.reply(request, b"x")
+        upstream.reply(request, finish="stop")
+
+    async def test() -> None:
+        async with http_worker() as worker, worker.client() as client:
+            worker.upstream.behave = behave
+            writer = await _open(worker, stream=True)
+            await worker.idle()
+            assert worker.leases.released == worker.leases.held
+            worker.upstream.behave = say("quick")
+            answer = await client.chat.completions.create(model="stub", messages=HELLO)
+            assert answer.choices[0].message.content == "quick"
+            writer.transport.abort()
+
+    run(test)
+
+
+async def _text(stream: openai.AsyncStream[openai.types.chat.ChatCompletionChunk]) -> str:
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+
+def test_a_stream_goes_on_with_the_same_text_after_an_engine_restart() -> None:
+    async def test() -> None:
+        async with http_worker() as worker, worker.client() as client:
+            upstream = worker.upstream
+            upstream.behave = say_then_hold("first ")
+            stream = await client.chat.completions.create(model="stub", messages=PICTURE, stream=True)
+            upstream.forget()
+            upstream.behave = say("first and last")
+            upstream.say_phase(engine_epoch=1)
+            assert await _text(stream) == "first and last"
+            again = upstream.requests()[-1]
+            assert (again.attempt, output_of(again)) == (1, b"first ")
+            assert upstream.roads() == ["visual-0", "router"]
+
+    run(test)
+
+
+def test_a_request_waiting_in_a_killed_visual_server_is_sent_to_its_successor() -> None:
+    async def silent(upstream: Upstream, request: GenerateRequest) -> None:
+        return None
+
+    async def test() -> None:
+        async with http_worker(visual_workers=2) as worker, worker.client() as client:
+            upstream = worker.upstream
+            upstream.behave = silent
+            asking = asyncio.create_task(client.chat.completions.create(model="stub", messages=PICTURE))
+            await upstream.until(lambda: bool(upstream.requests()))
+            upstream.behave = say("seen")
+            upstream.say_phase(visual_epoch=1)
+            answer = await asking
+            assert answer.choices[0].message.content == "seen"
+            assert upstream.roads() == ["visual-0", "visual-0"]
+
+    run(test)
+
+
+def test_lost_media_is_leased_again_and_the_text_goes_on() -> None:
+    async def behave(upstream: Upstream, request: GenerateRequest) -> None:
+        if request.attempt < 2:
+            upstream.reply(request, b"ab"[request.attempt : request.attempt + 1])
+            upstream.reply(request, finish="media_lost")
+        else:
+            await say("abc")(upstream, request)
+
+    async def test() -> None:
+        async with http_worker() as worker, worker.client() as client:
+            worker.upstream.behave = behave
+            answer = await client.chat.completions.create(model="stub", messages=PICTURE)
+            assert answer.choices[0].message.content == "abc"
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens == 3
+            await worker.idle()
+            assert len(set(worker.leases.held)) == 3
+            assert sorted(worker.leases.released) == sorted(worker.leases.held)
+            generations = [request.spans[0].embed.generation for request in worker.upstream.requests()]
+            assert generations == [1, 2, 3]
+
+    run(test)
+
+
+def test_media_lost_again_and_again_is_given_up() -> None:
+    async def behave(upstream: Upstream, request: GenerateRequest) -> None:
+        upstream.reply(request, finish="media_lost")
+
+    async def test() -> None:
+        async with http_worker() as worker, worker.client() as client:
+            worker.upstream.behave = behave
+            with pytest.raises(openai.InternalServerError) as refused:
+                await client.chat.completions.create(model="stub", messages=PICTURE)
+            assert refused.value.status_code == 503
+            assert refused.value.response.headers["retry-after"]
+            assert len(worker.upstream.requests()) == 4
+
+    run(test)
+
+
+def test_a_new_cache_server_makes_waiting_requests_lease_again() -> None:
+    async def silent(upstream: Upstream, request: GenerateRequest) -> None:
+        return None
+
+    async def test() -> None:
+        async with http_worker() as worker, worker.client() as client:
+            upstream = worker.upstream
+            upstream.behave = silent
+            asking = asyncio.create_task(client.chat.completions.create(model="stub", messages=PICTURE))
+            await upstream.until(lambda: bool(upstream.requests()))
+            upstream.behave = say("seen")
+            upstream.say_phase(cache_epoch=1)
+            answer = await asking
+            assert answer.choices[0].message.content == "seen"
+            assert len(worker.leases.held) == 2
+
+    run(test)
