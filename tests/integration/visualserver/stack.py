@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from mmserve.cache_server.client import MediaCacheClient, connect
+from mmserve.checkpoint.spec import ModelSpec
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.channel import AsyncReceiver, Receiver, Sender
 from mmserve.ipc.endpoints import Endpoints
@@ -22,12 +23,12 @@ from mmserve.messages.request import AbortRequest, EngineInbound, GenerateReques
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.status import MetricBatch
 from mmserve.process import Process
+from mmserve.visualserver.run import _load_tower as load_tower
 from mmserve.visualserver.run import _serve
 from tests.fakes.cache import serving_cache
 from tests.fakes.media import fake_process, model_spec, write_preprocessor
 
 HIDDEN, TOKENS = 8, 4
-ROW_NBYTES = HIDDEN * 4
 TIMEOUT_S = 20.0
 
 
@@ -62,9 +63,16 @@ class Stack:
     cache: ExitStack
     sent: dict[str, GenerateRequest] = field(default_factory=dict)
 
+    @property
+    def num_tokens(self) -> int:
+        vision = self.process.deployment.model.vision
+        assert vision is not None
+        return vision.num_image_tokens
+
     def request(self, name: str, *pictures: bytes) -> GenerateRequest:
         """Allocate and write the pictures, as an HTTP worker does before it sends the request."""
-        items = [AllocItem(picture[-40:], TOKENS, len(picture), TOKENS * ROW_NBYTES) for picture in pictures]
+        num_tokens, row_nbytes = self.num_tokens, self.process.deployment.embed_row_nbytes
+        items = [AllocItem(picture[-40:], num_tokens, len(picture), num_tokens * row_nbytes) for picture in pictures]
         records = self.client.alloc(name, items, wait_s=5)
         for record, picture in zip(records, pictures, strict=True):
             if record.state == "write":
@@ -73,8 +81,8 @@ class Stack:
         self.client.set_items_data(name, [record.item_id for record in records if record.state == "write"])
         spans = tuple(
             MediaSpan(
-                start=index * TOKENS,
-                num_tokens=TOKENS,
+                start=index * num_tokens,
+                num_tokens=num_tokens,
                 item_id=record.item_id,
                 data=record.data,
                 embed=record.embed,
@@ -111,18 +119,15 @@ class Stack:
 
     def rows(self, request: GenerateRequest, index: int = 0) -> torch.Tensor:
         data = bytearray(self.arena.readable(request.spans[index].embed))
-        return torch.frombuffer(data, dtype=torch.float32).view(TOKENS, HIDDEN)
-
-
-def _process(tmp_path: Path, arena: Arena, **config: object) -> Process:
-    model = model_spec(write_preprocessor(tmp_path), hidden_size=HIDDEN)
-    return fake_process("visualserver", tmp_path, arena, model, **config)
+        return torch.frombuffer(data, dtype=torch.float32).view(self.num_tokens, -1)
 
 
 @asynccontextmanager
-async def _running(tmp_path: Path, **config: object) -> AsyncIterator[Stack]:
-    arena = Arena.create(1 << 20)
-    process, tower = _process(tmp_path, arena, **config), FakeTower()
+async def _running(tmp_path: Path, model: ModelSpec | None, **config: object) -> AsyncIterator[Stack]:
+    """A fake tower, or the real one of ``model``."""
+    arena, tower = Arena.create(1 << 20), FakeTower()
+    fake_model = model_spec(write_preprocessor(tmp_path), hidden_size=HIDDEN)
+    process = fake_process("visualserver", tmp_path, arena, model or fake_model, **config)
     endpoints = Endpoints(tmp_path)
     batched = process.deployment.config.enable_concurrent_alloc
     with ExitStack() as stack:
@@ -136,7 +141,7 @@ async def _running(tmp_path: Path, **config: object) -> AsyncIterator[Stack]:
         for link in (router, metrics, visual, *clients):
             stack.callback(link.close)
         pool = stack.enter_context(ThreadPoolExecutor(2))
-        server = asyncio.create_task(_serve(process, tower, clients[1], pool))
+        server = asyncio.create_task(_serve(process, load_tower(process) if model else tower, clients[1], pool))
         try:
             yield Stack(process, tower, arena, clients[0], visual, router, server, metrics, cache)
         finally:
@@ -145,11 +150,16 @@ async def _running(tmp_path: Path, **config: object) -> AsyncIterator[Stack]:
             await asyncio.gather(server, return_exceptions=True)
 
 
-def play(tmp_path: Path, scenario: Callable[[Stack], Awaitable[None]], **config: object) -> None:
+def play(
+    tmp_path: Path,
+    scenario: Callable[[Stack], Awaitable[None]],
+    model: ModelSpec | None = None,
+    **config: object,
+) -> None:
     """Run the scenario against a fresh stack."""
 
     async def main() -> None:
-        async with _running(tmp_path, **config) as stack:
+        async with _running(tmp_path, model, **config) as stack:
             await scenario(stack)
 
     asyncio.run(main())

@@ -1,0 +1,37 @@
+"""From compressed bytes to rows in the arena, the way transformers does it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import torch
+from PIL import Image
+from transformers import LlavaForConditionalGeneration
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from mmserve.checkpoint.load import load
+from tests.fakes.checkpoints import make_llava
+from tests.fakes.media import png
+from tests.integration.visualserver.stack import Stack, play
+
+
+def _expected(directory: Path, data: bytes) -> torch.Tensor:
+    pixels = CLIPImageProcessorPil.from_pretrained(directory)(Image.open(io.BytesIO(data)), return_tensors="pt")
+    model = LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
+    with torch.inference_mode():
+        features = model.get_image_features(pixel_values=pixels["pixel_values"])
+    return features.pooler_output[0]
+
+
+def test_rows_equal_transformers(tmp_path: Path) -> None:
+    directory = make_llava(tmp_path / "model")
+
+    async def scenario(stack: Stack) -> None:
+        pictures = [png(n, 60 + 20 * n, 50) for n in range(3)]
+        request = stack.send("r", *pictures)
+        assert await stack.received(1) == {"r": request}
+        for index, picture in enumerate(pictures):
+            torch.testing.assert_close(stack.rows(request, index), _expected(directory, picture), rtol=1e-4, atol=1e-4)
+
+    play(tmp_path, scenario, model=load(directory))
