@@ -15,6 +15,8 @@ from mmserve.errors import Overloaded, TooLarge
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, MediaRecord
 
+PATIENCE_S = 5.0
+"""How long a call waits for a server that is being started again."""
 _RETRY_AFTER_S = 1.0
 
 
@@ -29,9 +31,9 @@ class Calls(Protocol):
     def get_items_embed(self, item_ids: Sequence[int]) -> Sequence[EmbedState]: ...
 
 
-def connect(endpoints: Endpoints, owner: str, *, batched: bool) -> MediaCacheClient:
+def connect(endpoints: Endpoints, owner: str, *, batched: bool, patience_s: float = PATIENCE_S) -> MediaCacheClient:
     """A client for this process (``owner``: Process.name). Connects at the first call and after a server restart."""
-    link = Link(endpoints.cache_rpc, owner)
+    link = Link(endpoints.cache_rpc, owner, patience_s)
     return MediaCacheClient(link, BatchedCalls(link) if batched else ItemwiseCalls(link))
 
 

@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ MAX_WAIT_S = 50.0
 """Longest wait_s that one call may ask for; longer waits are cut to it."""
 _CALL_TIMEOUT_S = MAX_WAIT_S + 20.0
 _RETRY_AFTER_S = 1.0
+_RECONNECT_INTERVAL_S = 0.05
 _CONFIG = {"sync_request_timeout": _CALL_TIMEOUT_S, "allow_pickle": False, "close_catchall": True}
 _LOST = (EOFError, ConnectionError, FileNotFoundError, TimeoutError)
 
@@ -60,8 +62,9 @@ class _Connection:
 class Link:
     """Thread-safe. ``owner`` gets a suffix of its own, so that a restarted process is a new owner."""
 
-    def __init__(self, path: Path, owner: str) -> None:
+    def __init__(self, path: Path, owner: str, patience_s: float) -> None:
         self._path = path
+        self._patience_s = patience_s
         self._owner = f"{owner}/{os.getpid()}.{secrets.token_hex(4)}"
         self._local = threading.local()
         self._lock = threading.Lock()
@@ -71,7 +74,8 @@ class Link:
         self._closed = False
 
     def call(self, method: str, *args: Any) -> Any:
-        """One RPC; once more on a new connection when the old one was found dead. Raises Unavailable."""
+        """One RPC; once more on a new connection when the old one was found dead. Raises Unavailable, after
+        patience_s without a server."""
         connection, fresh = self._connection()
         try:
             return connection.call(method, *args)
@@ -102,13 +106,24 @@ class Link:
             return local.connection, False
         if getattr(local, "connection", None) is not None:
             local.connection.close()
-        try:
-            server = self._hold_anchor()
-            local.connection, local.server = _Connection(self._path, self._owner), server
-        except _LOST as error:
             local.connection = None
-            raise _unavailable() from error
+        local.connection, local.server = self._patiently(self._connect)
         return local.connection, True
+
+    def _patiently(self, connect: Callable[[], tuple[_Connection, int]]) -> tuple[_Connection, int]:
+        """A server that was just started again listens within a second; nothing would tell us but trying."""
+        deadline_s = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return connect()
+            except _LOST as error:
+                if self._closed or time.monotonic() >= deadline_s:
+                    raise _unavailable() from error
+            time.sleep(_RECONNECT_INTERVAL_S)
+
+    def _connect(self) -> tuple[_Connection, int]:
+        server = self._hold_anchor()
+        return _Connection(self._path, self._owner), server
 
     def _hold_anchor(self) -> int:
         with self._lock:

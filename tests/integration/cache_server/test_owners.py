@@ -139,6 +139,17 @@ def test_a_restart_between_two_calls_is_not_even_noticed(
         assert table.snapshot().num_leases == 1
 
 
+def test_a_call_waits_for_a_server_that_is_being_started_again(endpoints: Endpoints, arena: Arena) -> None:
+    client = connect(endpoints, "http-0", batched=True, patience_s=20)
+    with serving_cache(endpoints, arena):
+        client.alloc("r", [CAT], wait_s=0)
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(client.alloc, "s", [CAT], wait_s=0)
+        with serving_cache(endpoints, arena):
+            assert calling.result(30)[0].state == "write"
+    client.close()
+
+
 def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple):
         return type(value) is tuple and all(_is_plain(part) for part in value)

@@ -134,7 +134,7 @@ async def _running(tmp_path: Path, model: ModelSpec | None, **config: object) ->
         stack.callback(arena.close)
         cache = stack.enter_context(ExitStack())
         cache.enter_context(serving_cache(endpoints, arena))
-        clients = [connect(endpoints, owner, batched=batched) for owner in ("http-2", process.name)]
+        clients = [connect(endpoints, owner, batched=batched, patience_s=0.1) for owner in ("http-2", process.name)]
         router: AsyncReceiver[EngineInbound] = AsyncReceiver(endpoints.router, EngineInbound)
         metrics: Receiver[MetricBatch] = Receiver(endpoints.metrics, MetricBatch)
         visual: Sender[EngineInbound] = Sender(endpoints.visual(0), EngineInbound)
