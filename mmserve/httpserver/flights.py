@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
 
 from mmserve.errors import MmserveError, Unavailable
 from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.delta_stream import DeltaStream
 from mmserve.metrics.client import MetricsClient
 
-Generate = Callable[[GenerateCall, DeltaStream], Awaitable[None]]
+Generate = Callable[[GenerateCall, DeltaStream], Coroutine[Any, Any, None]]
 
 logger = logging.getLogger(__name__)
 
@@ -24,10 +26,12 @@ class Flight:
 
     def __init__(self, generate: Generate, call: GenerateCall, metrics: MetricsClient) -> None:
         self.deltas = DeltaStream(call.n)
-        self.call = call
+        self.call = replace(call, messages=(), media=())
+        """What rendering needs; images as the client sent them are kept by no one but ``generate``."""
         self._metrics = metrics
         self._cancelled = False
-        self.task = asyncio.create_task(self._run(generate), name=f"request {call.request_id}")
+        self.task = asyncio.create_task(generate(call, self.deltas), name=f"request {call.request_id}")
+        self.task.add_done_callback(self._end)
 
     def leave(self) -> None:
         """The client is gone: abort, unless the answer was complete. Harmless at any time, any number of times."""
@@ -41,16 +45,15 @@ class Flight:
             self._cancelled = True
             self.task.cancel()
 
-    async def _run(self, generate: Generate) -> None:
-        try:
-            await generate(self.call, self.deltas)
-        except asyncio.CancelledError:
+    def _end(self, task: asyncio.Task[None]) -> None:
+        """The request boundary: whatever ended one request becomes its answer and never ends the worker."""
+        if task.cancelled():
             self.deltas.fail(Unavailable("the server is shutting down", retry_after_s=5.0))
-        except Exception as error:  # noqa: BLE001 - the request boundary: one bad request never ends the worker
+        elif (error := task.exception()) is not None:
             self.deltas.fail(self._as_client_error(error))
 
-    def _as_client_error(self, error: Exception) -> MmserveError:
-        while isinstance(error, ExceptionGroup):
+    def _as_client_error(self, error: BaseException) -> MmserveError:
+        while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if isinstance(error, MmserveError):
             return error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
@@ -74,6 +74,7 @@ class RequestPath:
         """Answer ``call`` into ``deltas``; returns when nothing is held any more. Raises MmserveError."""
         with self.gate.admit():
             items = await self.media.read(call.media, call.cache_salt) if call.media else []
+            call = replace(call, media=tuple(MediaRef("", ref.param) for ref in call.media))
             async with self._hold(call.request_id, items) as leased:
                 prompt = await self._build(call, leased)
                 deltas.open(len(prompt.ids), sum(span.num_tokens for span in prompt.spans))
