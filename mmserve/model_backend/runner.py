@@ -21,7 +21,7 @@ from mmserve.messages.step import NewSequence, SequenceStep, SlotFailure, StepPl
 from mmserve.model_backend import kv_tensors, weights
 from mmserve.model_backend.attention.plain import plain_attention
 from mmserve.model_backend.batch import Batch, build
-from mmserve.model_backend.layers.packed import pack_linears
+from mmserve.model_backend.layers.linear import pack_linears
 from mmserve.model_backend.models.registry import DECODERS
 from mmserve.model_backend.parallel import TpGroup
 from mmserve.model_backend.sampler import NOT_FINITE, SampleRow, sample

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from mmserve.model_backend.layers.packed import multiply
+from mmserve.model_backend.layers.packed import multiply, pack
 from mmserve.model_backend.parallel import TpGroup
 from mmserve.model_backend.weights import Target
 
@@ -17,13 +17,19 @@ def empty(*shape: int, like: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape, dtype=like.dtype, device=like.device), requires_grad=False)
 
 
+@torch.inference_mode()
+def pack_linears(model: nn.Module) -> None:
+    """Bring the loaded weights of all linear layers into the layout that is fastest to multiply with."""
+    for module in model.modules():
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear):
+            module.weight = nn.Parameter(pack(module.weight.data), requires_grad=False)
+
+
 class ColumnParallelLinear(nn.Module):
     """Several projections of one input, fused: [T, in] -> [T, sum(outs) / ranks], each split by rows.
 
     ``outs``: (checkpoint name, full output size) in the order of the result's columns.
     """
-
-    packable = True
 
     def __init__(
         self, in_size: int, outs: Sequence[tuple[str, int]], *, bias: bool, tp: TpGroup, like: torch.Tensor
@@ -50,8 +56,6 @@ class ColumnParallelLinear(nn.Module):
 
 class RowParallelLinear(nn.Module):
     """[T, in / ranks] -> [T, out], summed over ranks; the bias is added once, after the sum."""
-
-    packable = True
 
     def __init__(self, name: str, in_size: int, out_size: int, *, bias: bool, tp: TpGroup, like: torch.Tensor) -> None:
         super().__init__()

@@ -10,7 +10,6 @@ from functools import cache
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """Relative to the largest value of the result."""
@@ -23,13 +22,11 @@ def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
     return F.linear(x, weight, bias)
 
 
-@torch.inference_mode()
-def pack_linears(model: nn.Module) -> None:
-    """Replace the loaded weights of all linear layers of a model on a CPU, one after another."""
-    for module in model.modules():
-        if getattr(module, "packable", False) and module.weight.device.type == "cpu" and _works(module.weight.dtype):
-            packed = torch.ops.mkldnn._reorder_linear_weight(module.weight.data)
-            module.weight = nn.Parameter(packed, requires_grad=False)
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """[out, in], packed for ``multiply`` where this CPU can, else as it came."""
+    if weight.device.type == "cpu" and _works(weight.dtype):
+        return torch.ops.mkldnn._reorder_linear_weight(weight)  # type: ignore[no-any-return]
+    return weight
 
 
 @cache

@@ -7,7 +7,7 @@ import torch
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.errors import StartupError
 from mmserve.model_backend import weights
-from mmserve.model_backend.layers.packed import pack_linears
+from mmserve.model_backend.layers.linear import pack_linears
 from mmserve.model_backend.vision.clip import VisionTower, num_layers_needed
 from mmserve.model_backend.weights import Progress
 

@@ -207,6 +207,15 @@ def test_weights_of_nan_are_refused_at_warm_up(tmp_path: Path) -> None:
         runner.warm_up()
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_computes(tmp_path: Path, dtype: str) -> None:
+    driver = Driver(make_runner(make_llama(tmp_path), dtype=dtype).step, chunk=11)
+    sequence = driver.add(0, GOOD)
+    driver.run(6)
+    assert not driver.failures
+    assert len(sequence.output) == 6
+
+
 def test_too_few_blocks_for_the_context(directory: Path) -> None:
     with pytest.raises(StartupError, match="--max-model-len"):
         make_runner(directory, kv_blocks=3)

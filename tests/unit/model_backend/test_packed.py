@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from mmserve.model_backend.layers import packed
-from mmserve.model_backend.layers.linear import ColumnParallelLinear
+from mmserve.model_backend.layers.linear import ColumnParallelLinear, pack_linears
 from mmserve.model_backend.parallel import TpGroup
 
 
@@ -25,7 +25,7 @@ def test_the_same_product(dtype: torch.dtype, rows: int) -> None:
     linear = layer(dtype)
     x = torch.randn(rows, 48).to(dtype)[:, :24]
     expected = F.linear(x, linear.weight, linear.bias)
-    packed.pack_linears(linear)
+    pack_linears(linear)
     with torch.inference_mode():
         torch.testing.assert_close(linear(x), expected, rtol=2e-2 if dtype != torch.float32 else 1e-5, atol=1e-2)
 
@@ -33,5 +33,5 @@ def test_the_same_product(dtype: torch.dtype, rows: int) -> None:
 def test_a_failed_self_test_leaves_plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "_works", lambda dtype: False)
     linear = layer(torch.float32)
-    packed.pack_linears(linear)
+    pack_linears(linear)
     assert not linear.weight.is_mkldnn
