@@ -79,7 +79,7 @@ def _supervise(
     print(render(table, deployment), flush=True)
     inheritance = Inheritance(
         lifeline_fd=stack.enter_context(_lifeline()),
-        arena_fd=stack.enter_context(_arena(deployment.arena_nbytes)).fd,
+        arena_fd=stack.enter_context(arena_of(deployment.arena_nbytes)).fd,
         listen_fds={"http": http.fileno(), "health": health.fileno()},
     )
     announcer = Announcer(Endpoints(run_dir), config.http_workers)
@@ -101,7 +101,8 @@ def _lifeline() -> Iterator[int]:
 
 
 @contextmanager
-def _arena(nbytes: int) -> Iterator[Arena]:
+def arena_of(nbytes: int) -> Iterator[Arena]:
+    """The shared memory. Raises StartupError when the machine cannot give that much."""
     try:
         arena = Arena.create(nbytes)
     except OSError as error:

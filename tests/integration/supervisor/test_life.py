@@ -73,8 +73,7 @@ def test_a_second_signal_stops_at_once() -> None:
         assert all_gone(family)
 
 
-def test_a_worker_that_does_not_finish_is_killed_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MMSERVE_SHUTDOWN_TIMEOUT", "0")
+def test_a_process_that_does_not_end_is_killed() -> None:
     with supervised(orders={"router-0": "stay"}) as server:
         server.until_ready()
         family = server.family()
