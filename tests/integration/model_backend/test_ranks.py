@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 from mmserve.deployment import KV_BLOCK_TOKENS
 from mmserve.messages.media import Handle
 from mmserve.messages.sampling import SamplingParams
-from mmserve.messages.step import StepPlan
+from mmserve.messages.step import StepPlan, StepResult
 from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
 from tests.fakes.embeddings import put_rows, spliced_prompt
 from tests.fakes.engine import Driver, make_runner
@@ -72,3 +72,15 @@ def test_two_ranks_agree_on_images_samples_and_failures(start_ranks: StartRanks,
             outputs.append(sequences[0].output)
         assert outputs[0] == outputs[1]
         assert len(outputs[0]) == 8
+
+
+def test_a_rank_that_loses_its_peer_ends(start_ranks: StartRanks, tmp_path: Path) -> None:
+    """The supervisor restarts the engine; a rank that waited for ever would keep it from that."""
+    directory = make_llama(tmp_path / "model")
+    with start_ranks(directory, 2) as ranks:
+        ranks.processes[1].kill()
+        ranks.processes[1].wait(30)
+        driver = Driver(lambda plan: ranks.send(plan) or StepResult(step_id=plan.step_id, tokens=()))
+        driver.add(0, [5, 6, 7])
+        driver.step()
+        assert ranks.processes[0].wait(60) != 0
