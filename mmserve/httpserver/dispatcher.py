@@ -52,6 +52,8 @@ class _Live:
         self.output = array("q", request.output_ids)
         self.replies: asyncio.Queue[TokenReply | MediaLost] = asyncio.Queue()
         self.ended = asyncio.Event()
+        self.answered = False
+        """Whether the current attempt has reached the router, as a reply shows."""
         self.aborted = False
 
     def __aiter__(self) -> AsyncIterator[TokenReply]:
@@ -66,6 +68,7 @@ class _Live:
         return reply
 
     def take(self, reply: TokenReply) -> None:
+        self.answered = True
         if reply.finish is not None:
             self.ended.set()
         if reply.finish == "media_lost":
@@ -126,15 +129,16 @@ class Dispatcher:
         for live in [live for live in self._live.values() if not live.ended.is_set()]:
             if live.aborted:
                 self._abort_again(live, before, phase)
-            elif phase.cache_epoch > before.cache_epoch and live.request.spans and not live.output:
+            elif phase.cache_epoch > before.cache_epoch and live.request.spans and not live.answered:
                 live.lose_media()
             elif phase.engine_epoch > before.engine_epoch or (
-                phase.visual_epoch > before.visual_epoch and live.road is not None and not live.output
+                phase.visual_epoch > before.visual_epoch and live.road is not None and not live.answered
             ):
                 self._send_again(live)
 
     def _send_again(self, live: _Live) -> None:
         live.request = live.next_attempt()
+        live.answered = False
         live.road = self._roads.choose(live.request)
         self._roads.send(live.road, live.request)
         self._metrics.add("requests_resent", 1)

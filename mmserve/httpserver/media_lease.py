@@ -20,7 +20,7 @@ from mmserve.deployment import Deployment
 from mmserve.errors import MmserveError, Overloaded, Unavailable
 from mmserve.httpserver.call import LeasedItem, MediaItem
 from mmserve.httpserver.threads import Threads
-from mmserve.ipc.arena import Arena
+from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
 from mmserve.metrics.client import MetricsClient
@@ -167,7 +167,10 @@ class MediaLeases:
     def _write_one(self, job: tuple[MediaRecord, MediaItem]) -> None:
         record, item = job
         assert record.data is not None, "whoever shall write is told where"
-        self._arena.write(record.data, item.data)
+        try:
+            self._arena.write(record.data, item.data)
+        except StaleHandle as stale:
+            raise Unavailable("the media cache was restarted", retry_after_s=_RETRY_AFTER_S) from stale
 
     async def _await_others(
         self, request_id: str, records: Sequence[MediaRecord], deadline_s: float

@@ -86,7 +86,7 @@ def test_a_stream_goes_on_with_the_same_text_after_an_engine_restart() -> None:
             assert await _text(stream) == "first and last"
             again = upstream.requests()[-1]
             assert (again.attempt, output_of(again)) == (1, b"first ")
-            assert upstream.roads() == ["visual-0", "router"]
+            assert upstream.roads() == ["visual-0", "visual-0"], "it may have to be encoded again"
 
     run(test)
 

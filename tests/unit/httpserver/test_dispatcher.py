@@ -21,13 +21,13 @@ Sent = tuple[Road, GenerateRequest | AbortRequest]
 
 
 class RecordingRoads:
-    """Visual server 0 for whatever has images and no output."""
+    """Visual server 0 for whatever has images."""
 
     def __init__(self) -> None:
         self.sent: list[Sent] = []
 
     def choose(self, request: GenerateRequest) -> Road:
-        return 0 if request.spans and not request.output_ids else None
+        return 0 if request.spans else None
 
     def send(self, road: Road, message: GenerateRequest | AbortRequest) -> None:
         self.sent.append((road, message))
@@ -129,7 +129,7 @@ def test_after_an_engine_restart_every_live_request_goes_on_where_it_was() -> No
             dispatcher.follow(phase(engine_epoch=1))
             road, again = roads.sent[-1]
             assert isinstance(again, GenerateRequest)
-            assert (road, again.attempt, again.output_ids) == (None, 1, tokens(1, 2))
+            assert (road, again.attempt, again.output_ids) == (0, 1, tokens(1, 2))
             dispatcher.deliver(TokenReply(id="r", token_ids=(3,), finish="stop"))
             dispatcher.deliver(TokenReply(id="r", attempt=1, token_ids=(3,), finish="stop"))
             assert [reply.token_ids async for reply in replies] == [(1, 2), (3,)]
