@@ -19,6 +19,9 @@ from mmserve.supervisor.topology import Listens, Member
 
 _READ_NBYTES = 1 << 16
 _CHILD_MODULE = "mmserve.supervisor.child"
+_ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
+"""Unless the user says otherwise: torch's CPU threads spin briefly, then sleep. Ranks and the vision tower share the
+cores, and a thread that spins for one that has no core to run on holds everybody up."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ def spawn(member: Member, incarnation: int, deployment: Deployment, inheritance:
         popen = subprocess.Popen(
             _command(),
             stdin=subprocess.PIPE,
+            env={**_ENVIRONMENT, **os.environ},
             pass_fds=inherited if listen_fd is None else [*inherited, listen_fd],
         )
     except BaseException:
