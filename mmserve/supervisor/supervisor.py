@@ -51,6 +51,7 @@ class Supervisor:
         self._ledger = RestartLedger()
         self._incarnations: defaultdict[str, int] = defaultdict(int)
         self._children: dict[Member, Child] = {}
+        self._restarting: set[str] = set()
         self._served = False
         self._drained = False
         self._hurry = False
@@ -129,12 +130,15 @@ class Supervisor:
             raise StartupError(f"gave up on {dead.title} after {self._ledger.rule}; the last time it {cause}")
         logger.error("%s %s; starting again: %s", dead.title, cause, ", ".join(member.title for member in group))
         self._incarnations[dead.group] += 1
+        self._restarting.add(dead.group)
         for member in group:
             self._spawn(member)
         self._announce()
 
     def _restored(self, member: Member) -> None:
-        if self._is_ready(self._group(member)):
+        # Once for a group, however many of its members report at a time.
+        if member.group in self._restarting and self._is_ready(self._group(member)):
+            self._restarting.remove(member.group)
             logger.info("%s is ready again", member.group)
             self._announcer.lost(member.role.epoch)
         self._announce()

@@ -48,6 +48,7 @@ class Watch:
         self._signals.setblocking(False)
         self._signals_write.setblocking(False)
         self._selector.register(self._signals, selectors.EVENT_READ, None)
+        self._watched: set[Child] = set()
 
     def __enter__(self) -> Watch:
         signal.set_wakeup_fd(self._signals_write.fileno(), warn_on_full_buffer=False)
@@ -67,38 +68,41 @@ class Watch:
         self._signals_write.close()
 
     def add(self, child: Child) -> None:
+        self._watched.add(child)
         for fd in (child.pidfd, child.report_fd):
             self._selector.register(fd, selectors.EVENT_READ, child)
 
     def remove(self, child: Child) -> None:
         """Forget a child and close its descriptors; nothing happens when that is done already."""
-        if child.pidfd in self._selector.get_map():
-            self._selector.unregister(child.pidfd)
-            if not child.hung_up:
-                self._selector.unregister(child.report_fd)
-            child.close()
+        if child not in self._watched:
+            return
+        self._watched.remove(child)
+        self._selector.unregister(child.pidfd)
+        if not child.hung_up:
+            self._selector.unregister(child.report_fd)
+        child.close()
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """What has happened since, in some order; waits for the first, at most ``timeout_s``."""
         events: list[Event] = []
-        # The process's end sorts behind its reports, which tell why it ended.
-        for key, _ in sorted(self._selector.select(timeout_s), key=self._is_end):
-            child: Child | None = key.data
-            if child is None:
+        for key, _ in self._selector.select(timeout_s):
+            if key.data is None:
                 events.extend(map(Signalled, self._received()))
-            elif not child.hung_up:
-                events.extend(Reported(child, report) for report in child.reports())
-                if child.hung_up:
-                    self._selector.unregister(child.report_fd)
-            if child is not None and self._is_end((key, 0)) and child.wait(0):
-                self.remove(child)
-                events.append(Exited(child, child.cause))
+            elif key.data in self._watched:
+                events.extend(self._read(key.data))
+                if key.fd == key.data.pidfd and key.data.wait(0):
+                    self.remove(key.data)
+                    events.append(Exited(key.data, key.data.cause))
         return events
 
-    @staticmethod
-    def _is_end(ready: tuple[selectors.SelectorKey, int]) -> bool:
-        key = ready[0]
-        return key.data is not None and key.fd == key.data.pidfd
+    def _read(self, child: Child) -> list[Event]:
+        """Its reports so far: they come before its end, and tell why it ended."""
+        if child.hung_up:
+            return []
+        events: list[Event] = [Reported(child, report) for report in child.reports()]
+        if child.hung_up:
+            self._selector.unregister(child.report_fd)
+        return events
 
     def _received(self) -> bytes:
         try:

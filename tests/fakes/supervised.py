@@ -55,14 +55,14 @@ def run(process: Process) -> None:
         # Takes no orders and never gets ready, like a collective that waits for a dead rank.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.sigwait([signal.SIGUSR2])
-    process.progress(100, 100, "bytes")
-    process.ready({})
-    _tell(scratch, f"ready {process.name} {process.incarnation}")
-    if verb == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
     if verb == "stay":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    process.progress(100, 100, "bytes")
     try:
+        process.ready({})
+        _tell(scratch, f"ready {process.name} {process.incarnation}")
+        if verb == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
         _live(process, scratch)
     finally:
         _tell(scratch, f"stop {process.name} {process.incarnation}")
