@@ -18,6 +18,9 @@ from mmserve.metrics.client import MetricsClient
 
 Generate = Callable[[GenerateCall, DeltaStream], Coroutine[Any, Any, None]]
 
+_LETTING_GO_S = 5.0
+"""At the end of the process; what is held longer than this ends with the process's connections."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -79,10 +82,10 @@ class Flights:
         return flight
 
     async def finish(self, timeout_s: float) -> None:
-        """Let live requests end within ``timeout_s``, then abort the rest and wait until they let go."""
+        """Let live requests end within ``timeout_s``, then abort the rest and give them a moment to let go."""
         if self._flights:
             await asyncio.wait(list(self._flights), timeout=timeout_s)
         for flight in list(self._flights.values()):
             flight.cancel()
         if self._flights:
-            await asyncio.wait(list(self._flights))
+            await asyncio.wait(list(self._flights), timeout=_LETTING_GO_S)
