@@ -47,7 +47,7 @@ def photograph(scene: Scene) -> np.ndarray:
 
 
 def batch(scenes: list[Scene]) -> Batch:
-    """Patches (n, P, 768), label indices (n, 5, P) and codes (n, P, CODE)."""
+    """Patches (n, P, 768), label indices (n, 6, P) and codes (n, P, CODE)."""
     index = np.stack([labels.indices(scene) for scene in scenes])
     place = np.stack([labels.positions(scene) for scene in scenes])
     code = labels.assemble(index, place, np.array([labels.ground(scene) for scene in scenes]))
@@ -81,8 +81,8 @@ def code_loss(tokens: Tensor, index: Tensor, code: Tensor, basis: Tensor) -> Ten
     """How far picture tokens (B, P, D) are from the oracle's; see the module's text."""
     read = tokens @ basis.T
     total = torch.zeros((), device=tokens.device)
-    for channel, (name, weight, none) in enumerate((("kind", 1.0, 0.15), ("colour", 0.4, 0.15), ("size", 0.4, 0.15))):
-        total = total + weight * sparse_loss(SCALE * read[..., labels.GROUPS[name]], index[:, channel], none)
+    for channel, name, weight in ((0, "kind", 1.0), (1, "colour", 0.4), (2, "size", 0.4), (5, "order", 0.4)):
+        total = total + weight * sparse_loss(SCALE * read[..., labels.GROUPS[name]], index[:, channel], 0.15)
     grounds = code[..., labels.GROUPS["ground"]].argmax(-1)
     total = total + 0.1 * F.cross_entropy(SCALE * read[..., labels.GROUPS["ground"]].flatten(0, 1), grounds.flatten())
     weight = torch.where(index[:, 0] > 0, 1.0, 0.1)
@@ -110,7 +110,7 @@ def measure(eye: nn.Module, basis: Tensor, data: Batch) -> dict[str, float]:
     kind = read[..., labels.GROUPS["kind"]].argmax(-1)
     shape, char = (index[:, 0] > 0) & (index[:, 0] < 7), index[:, 0] >= 7
     out = {"shape": (kind == index[:, 0])[shape].float().mean(), "char": (kind == index[:, 0])[char].float().mean()}
-    for channel, name in ((1, "colour"), (2, "size")):
+    for channel, name in ((1, "colour"), (2, "size"), (5, "order")):
         out[name] = (read[..., labels.GROUPS[name]].argmax(-1) == index[:, channel])[shape | char].float().mean()
     out["ground"] = (
         (read[..., labels.GROUPS["ground"]].argmax(-1) == code[..., labels.GROUPS["ground"]].argmax(-1)).float().mean()

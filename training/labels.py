@@ -1,8 +1,9 @@
 """The oracle code: what a perfect eye would say about every patch, computed from a scene without any pixels.
 
-`code` gives 75 numbers a patch: one-hot class, colour, size and background of the thing whose centre lies in the patch,
-and its position spread over 8 + 8 bins (linear interpolation, so the place inside the patch is kept).  `basis` turns
-them into the 256 numbers of a projected picture token: 75 fixed orthonormal directions.
+`code` gives 80 numbers a patch: one-hot class, colour, size and background of the thing whose centre lies in the patch,
+a character's place in its word, and the centre's position spread over 8 + 8 bins (linear interpolation, so the place
+inside the patch is kept).  `basis` turns them into the 256 numbers of a projected picture token: 80 fixed orthonormal
+directions.
 """
 
 from __future__ import annotations
@@ -17,16 +18,26 @@ Array = NDArray[np.float32]
 Ints = NDArray[np.int64]
 WIDTH = 256  # of a projected token
 GROUPS: dict[str, slice] = {}
-for _name, _count in (("kind", len(CLASSES)), ("colour", 9), ("size", 3), ("x", GRID), ("y", GRID), ("ground", 4)):
+for _name, _count in (
+    ("kind", len(CLASSES)),
+    ("colour", 9),
+    ("size", 3),
+    ("x", GRID),
+    ("y", GRID),
+    ("ground", 4),
+    ("order", 5),
+):
     _start = max((part.stop for part in GROUPS.values()), default=0)
     GROUPS[_name] = slice(_start, _start + _count)
-CODE = GROUPS["ground"].stop
+CODE = GROUPS["order"].stop
 
 
 def basis() -> Array:
     """(CODE, WIDTH) orthonormal rows, the same on every machine to rounding."""
     generator = np.random.Generator(np.random.PCG64(20))
-    q, r = np.linalg.qr(generator.standard_normal((WIDTH, CODE)))
+    start = GROUPS["order"].start  # a later addition: the directions before it stay what they were
+    seeds = generator.standard_normal((WIDTH, start))
+    q, r = np.linalg.qr(np.concatenate([seeds, generator.standard_normal((WIDTH, CODE - start))], axis=1))
     return np.ascontiguousarray((q * np.sign(np.diag(r))).T, dtype=np.float32)
 
 
@@ -37,16 +48,18 @@ def bins(values: Array) -> Array:
 
 
 def indices(scene: Scene) -> Ints:
-    """(5, PATCHES): class, colour and size at the centre, then class and colour of what covers most of the patch."""
-    out = np.zeros((5, PATCHES), np.int64)
+    """(6, PATCHES): class, colour, size at the centre; class, colour of the cover; place in the word, from 1."""
+    out = np.zeros((6, PATCHES), np.int64)
     middle = (np.arange(GRID) + 0.5) / GRID
     for item in scene.items:
         values = CLASS_INDEX[item.name], COLOUR_NAMES.index(item.colour) + 1
         inside_x, inside_y = np.abs(middle - item.x) < item.rx, np.abs(middle - item.y) < item.ry
         covered = (inside_y[:, None] & inside_x[None]).reshape(-1)
-        out[3:, covered] = np.array(values)[:, None]
+        out[3:5, covered] = np.array(values)[:, None]
         size = SIZES.index(item.size) + 1 if item.size else 0
-        out[:, item.cell] = (*values, size, *values)
+        out[:5, item.cell] = (*values, size, *values)
+    for number, char in enumerate(scene.chars, 1):
+        out[5, char.cell] = number
     return out
 
 
@@ -65,11 +78,11 @@ def ground(scene: Scene) -> int:
 
 
 def assemble(index: Ints, place: Array, grounds: Ints) -> Array:
-    """Labels of many scenes, (n, 5, P), (n, P, 2) and (n,) -> their codes (n, P, CODE)."""
+    """Labels of many scenes, (n, 6, P), (n, P, 2) and (n,) -> their codes (n, P, CODE)."""
     count, patches = index.shape[0], index.shape[2]
     out = np.zeros((count, patches, CODE), np.float32)
     rows, cols = np.arange(count)[:, None], np.arange(patches)[None]
-    for channel, name in enumerate(("kind", "colour", "size")):
+    for channel, name in ((0, "kind"), (1, "colour"), (2, "size"), (5, "order")):
         out[rows, cols, GROUPS[name].start + index[:, channel]] = 1
     for axis, name in enumerate("xy"):
         out[:, :, GROUPS[name]] = bins(place[:, :, axis].reshape(-1)).reshape(count, patches, GRID)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training import common, labels
+from training import common, labels, prior
 from training.labels import GROUPS, Array
 from training.models import Text
 from training.rows import Batch, make_row, stack
@@ -115,7 +115,9 @@ def train(options: argparse.Namespace) -> None:
     torch.manual_seed(options.seed)
     path, device = options.out / "language.pt", options.device
     coder = Coder.at(options.out / "tokenizer.json")
-    text = Text().to(device)
+    text = Text()
+    prior.plant(text, coder)
+    text.to(device)
     basis = torch.from_numpy(labels.basis())
     optimizers = common.Optimizers((text,), options.muon, options.adam)
     start, log = 0, common.Log(options.out / "language.jsonl")
