@@ -87,7 +87,8 @@ class _Live:
 class Dispatcher:
     """One per worker; used from its event loop only."""
 
-    def __init__(self, roads: Ways, metrics: MetricsClient, *, abort_wait_s: float = ABORT_WAIT_S) -> None:
+    def __init__(self, worker: int, roads: Ways, metrics: MetricsClient, *, abort_wait_s: float = ABORT_WAIT_S) -> None:
+        self._worker = worker
         self._roads = roads
         self._metrics = metrics
         self._abort_wait_s = abort_wait_s
@@ -116,9 +117,12 @@ class Dispatcher:
                 del self._live[request.id]
 
     def deliver(self, reply: TokenReply) -> None:
-        """Hand a reply to its sequence; replies of older attempts and to nobody are dropped."""
+        """Hand a reply to its sequence; replies of older attempts are dropped. A sequence that nobody here waits for
+        belonged to this worker's killed predecessor: it is aborted."""
         live = self._live.get(reply.id)
-        if live is not None and reply.attempt == live.request.attempt and not live.ended.is_set():
+        if live is None and reply.finish is None:
+            self._roads.send(None, AbortRequest(id=reply.id, reply_to=self._worker, attempt=reply.attempt))
+        elif live is not None and reply.attempt == live.request.attempt and not live.ended.is_set():
             live.take(reply)
 
     def follow(self, phase: ServerPhase) -> None:

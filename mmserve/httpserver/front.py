@@ -56,7 +56,7 @@ async def open_front(process: Process, helpers: Helpers, metrics: MetricsClient)
     deployment, endpoints = process.deployment, process.endpoints
     model = ServedModel.of(deployment)
     roads = Roads(endpoints, deployment.config.visual_workers)
-    dispatcher = Dispatcher(roads, metrics)
+    dispatcher = Dispatcher(process.index, roads, metrics)
     gate = Gate(deployment.config.max_queued_requests, metrics)
     path = RequestPath(
         worker=process.index,

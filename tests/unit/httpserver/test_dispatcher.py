@@ -57,7 +57,7 @@ def phase(**epochs: int) -> ServerPhase:
 
 def make(abort_wait_s: float = 30.0) -> tuple[Dispatcher, RecordingRoads]:
     roads = RecordingRoads()
-    dispatcher = Dispatcher(roads, cast(MetricsClient, NoMetrics()), abort_wait_s=abort_wait_s)
+    dispatcher = Dispatcher(0, roads, cast(MetricsClient, NoMetrics()), abort_wait_s=abort_wait_s)
     dispatcher.follow(phase())
     return dispatcher, roads
 
@@ -77,7 +77,7 @@ def test_replies_come_in_order_and_the_terminal_one_ends_them() -> None:
     async def test() -> None:
         dispatcher, roads = make()
         async with dispatcher.submit(request()) as replies:
-            dispatcher.deliver(TokenReply(id="other", token_ids=(9,)))
+            dispatcher.deliver(TokenReply(id="other", token_ids=(9,), finish="stop"))
             dispatcher.deliver(TokenReply(id="r", token_ids=(1,)))
             dispatcher.deliver(TokenReply(id="r", token_ids=(2,), finish="stop"))
             assert [reply.token_ids async for reply in replies] == [(1,), (2,)]
@@ -210,5 +210,15 @@ def test_an_abort_survives_restarts(epoch: str, ends: bool) -> None:
             assert roads.sent[-1] == (None, AbortRequest(id="r", reply_to=0))
             dispatcher.deliver(TokenReply(id="r", finish="abort"))
         await leaving
+
+    run(test)
+
+
+def test_a_sequence_of_a_killed_predecessor_is_aborted() -> None:
+    async def test() -> None:
+        dispatcher, roads = make()
+        dispatcher.deliver(TokenReply(id="old", attempt=2, token_ids=(7,)))
+        dispatcher.deliver(TokenReply(id="older", token_ids=(7,), finish="length"))
+        assert roads.sent == [(None, AbortRequest(id="old", reply_to=0, attempt=2))]
 
     run(test)
