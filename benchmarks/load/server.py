@@ -50,7 +50,7 @@ def _ready_url(process: subprocess.Popen[str]) -> str:
     printed = []
     for line in process.stdout:
         printed.append(line)
-        if match := re.search(r"ready.*(http://\S+)", line, re.IGNORECASE):
+        if match := re.search(r"ready: (http://[^\s,]+)", line, re.IGNORECASE):
             return match.group(1)
     raise RuntimeError("the server did not start:\n" + "".join(printed))
 
