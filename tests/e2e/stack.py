@@ -58,8 +58,8 @@ class Stack:
 
 @contextlib.contextmanager
 def running(*arguments: str, model: str = "llava") -> Iterator[Stack]:
-    """``mmserve serve`` on a free port."""
-    with serve(*arguments, model=model) as target:
+    """``mmserve serve`` on a free port; in float32, so that batch sizes and ranks cannot change an answer."""
+    with serve("--dtype", "float32", *arguments, model=model) as target:
         assert target.pid is not None
         yield Stack(target.url, target.pid)
 

@@ -64,7 +64,7 @@ def test_the_same_picture_from_32_clients_is_encoded_once(stack: Stack) -> None:
 
 
 def test_two_pictures_in_order(stack: Stack) -> None:
-    for sample in samples(3, seed=55, kinds=("two pictures",)):
+    for sample in samples(3, seed=55, kinds=("two",)):
         with stack.client() as client:
             reply = client.chat.completions.create(model="llava", messages=sample.messages, temperature=0)
         assert reply.usage is not None
