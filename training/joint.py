@@ -42,7 +42,7 @@ def rate(step: int, total: int, warm: int = 40) -> float:
 
 
 def draw(rows: Batch, first: int, count: int) -> Pictures:
-    """Pictures of the rows' scenes, filled up with further scenes to a fixed number (static shapes)."""
+    """Pictures of the rows' scenes, filled up with further scenes to a fixed number where they are fewer."""
     more = [make_scene(first + index, loose=0.2) for index in range(count - len(rows.scenes))]
     return batch(rows.scenes + more)
 
@@ -90,21 +90,26 @@ def train(options: argparse.Namespace) -> None:
         begin, log = state["step"], common.Log(options.out / "joint.jsonl", state["minutes"])
     basis = torch.from_numpy(labels.basis()).to(device)
     see, read = (torch.compile(eye), torch.compile(text)) if options.compile else (eye, text)
+    frozen = options.eye_rate == 0
+    usual = options.batch * 8 // 5 if not frozen else 0  # pictures a step
     held = [rows_of(900_000_000 + index * 16, 16, coder) for index in range(8)]
     if not state:
         log(step=0, held_out=evaluate(eye, text, held, device))
     for step in range(begin, options.steps):
         seed = options.seed * 1_000_000_000 + step * options.batch
         rows = rows_of(seed, options.batch, coder, loose=0.05)
-        data = tuple(part.to(device) for part in draw(rows, seed * 2 + 500_000_000, 2 * options.batch))
-        features, tokens = see(data[0])
+        data = draw(rows, seed * 2 + 500_000_000, usual)
+        data = (data[0].to(device), data[1].to(device), data[2].to(device))
+        with torch.set_grad_enabled(not frozen):
+            features, tokens = (see if len(data[0]) == usual else eye)(data[0])  # one shape is compiled
         logits, target, _ = logits_of(text, read, rows, tokens[: len(rows.scenes)])
         answers = answer_loss(logits, target)
-        own_loss = eye_loss(Seen(features, tokens), heads, basis, data)  # type: ignore[arg-type]
+        own_loss = torch.zeros(()) if frozen else eye_loss(Seen(features, tokens), heads, basis, data)
         (answers + options.eye_weight * own_loss).backward()
         scale = rate(step, options.steps)
-        slow.step(scale)
         fast.step(scale)
+        if not frozen:
+            slow.step(scale)
         if step % 20 == 0 or step == options.steps - 1:
             log(step=step, loss=float(answers.detach()), eye=float(own_loss.detach()), questions=len(rows.answers))
         if step % options.check == options.check - 1 or step == options.steps - 1:
@@ -123,7 +128,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--muon", type=float, default=8e-4)
     parser.add_argument("--adam", type=float, default=4e-4)
-    parser.add_argument("--eye-rate", type=float, default=0.5, help="the eye's learning rate, as a share")
+    parser.add_argument("--eye-rate", type=float, default=0.5, help="the eye's learning rate, as a share; 0 freezes it")
     parser.add_argument("--eye-weight", type=float, default=0.3, help="weight of the eye's own loss")
     parser.add_argument("--check", type=int, default=100)
     parser.add_argument("--device", default="cpu")

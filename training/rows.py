@@ -24,14 +24,14 @@ KINDS = {
     "colour": 1.0,
     "shape": 1.0,
     "size": 1.2,
-    "count": 2.2,
+    "count": 3.4,
     "relation": 7.0,
-    "where": 2.5,
-    "number": 5.0,
-    "word": 5.0,
+    "where": 5.0,
+    "number": 9.0,
+    "word": 13.0,
     "background": 0.4,
-    "existence": 1.6,
-    "describe": 1.6,
+    "existence": 1.1,
+    "describe": 2.4,
 }
 ALL_KINDS = (*KINDS, "follow-up", "two", "text")
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 START_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True)
@@ -28,21 +29,28 @@ class Target:
 def serve(*arguments: str, model: str = "llava") -> Iterator[Target]:
     """A server of our own on a free port, ready when yielded. Raises RuntimeError with its output when it is not."""
     command = [sys.executable, "-m", "mmserve", "serve", "--model", model, "--port", "0", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    watchdog = threading.Timer(START_TIMEOUT_S, process.kill)
-    watchdog.start()
-    try:
-        url = _ready_url(process)
-        watchdog.cancel()
-        threading.Thread(target=_discard, args=(process,), daemon=True).start()
-        yield Target("mmserve", url, model, process.pid)
-    finally:
-        watchdog.cancel()
-        process.send_signal(signal.SIGTERM)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        watchdog = threading.Timer(START_TIMEOUT_S, process.kill)
+        watchdog.start()
+        reader = threading.Thread(target=_discard, args=(process,), daemon=True)
         try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
+            url = _ready_url(process)
+            watchdog.cancel()
+            reader.start()
+            yield Target("mmserve", url, model, process.pid)
+        finally:
+            watchdog.cancel()
+            _stop(process)
+            if reader.ident:
+                reader.join()
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def _ready_url(process: subprocess.Popen[str]) -> str:

@@ -39,20 +39,16 @@ async def _all_at_once(stack: Stack, questions: Sequence[Sample]) -> tuple[list[
 
 
 def test_64_clients_each_get_the_answer_for_their_own_picture(stack: Stack, questions: list[Sample]) -> None:
+    """What each is told among the others, streamed or not, is what it is told alone; guessing would be right 1 in 7."""
     whole, pieces = asyncio.run(_all_at_once(stack, questions))
-    assert pieces == whole
+    with stack.client() as client:
+        alone = [ask(client, sample.messages) for sample in questions]
+    assert whole == alone
+    assert pieces == alone
     right = sum(answer.strip() == sample.answer for answer, sample in zip(whole, questions, strict=True))
-    assert right >= 0.93 * len(questions)
+    assert right >= 0.85 * len(questions)
     assert stack.eventually("mm_leases", 0) == 0
     assert stack.eventually("num_requests_running", 0) == 0
-
-
-def test_alone_and_among_others_the_answer_is_the_same(stack: Stack, questions: list[Sample]) -> None:
-    few = questions[:8]
-    together, _ = asyncio.run(_all_at_once(stack, few))
-    with stack.client() as client:
-        alone = [ask(client, sample.messages) for sample in few]
-    assert together == alone
 
 
 def test_the_same_picture_from_32_clients_is_encoded_once(stack: Stack) -> None:
