@@ -21,18 +21,21 @@ from training.world import PATCHES
 
 LENGTH = 256
 KINDS = {
-    "colour": 1.0,
-    "shape": 1.0,
-    "size": 1.2,
-    "count": 3.4,
-    "relation": 7.0,
-    "where": 5.0,
-    "number": 9.0,
-    "word": 13.0,
-    "background": 0.4,
-    "existence": 1.1,
-    "describe": 2.4,
+    "colour": 1.6,
+    "shape": 5.0,
+    "size": 2.0,
+    "count": 4.6,
+    "relation": 6.0,
+    "where": 3.0,
+    "number": 7.0,
+    "word": 8.0,
+    "background": 2.4,
+    "existence": 4.0,
+    "describe": 3.0,
 }
+ASKED_FIRST = 0.75
+"""Share of the one-picture rows whose first question comes before the picture: one answer of a row's sixteen."""
+PICTURE = [IMAGE] * PATCHES
 ALL_KINDS = (*KINDS, "follow-up", "two", "text")
 
 
@@ -86,7 +89,7 @@ def one_segment(scenes: list[Scene], rng: random.Random, newest: int) -> list[tu
             turns.append(("two", conversations.two_pictures(scenes[0], scenes[1], rng)))
         elif len(scenes) == 2 and newest == 0:
             continue
-        elif rng.random() < 0.12 and (pair := conversations.follow_up(scenes[newest], rng)):
+        elif rng.random() < 0.2 and (pair := conversations.follow_up(scenes[newest], rng)):
             turns += [("first", pair[0]), ("follow-up", pair[1])]
         else:
             turns.append(conversations.single(scenes[newest], rng, KINDS))
@@ -100,25 +103,41 @@ def open_row(coder: Coder, rng: random.Random) -> tuple[Row, int]:
     return row, row.add(head, 0, 0)
 
 
+def asked_first(row: Row, start: int, scene: Scene, coder: Coder, rng: random.Random) -> int:
+    """A question, then its picture, then the answer."""
+    kind, (question, answer) = conversations.single(scene, rng, KINDS)
+    start = row.add([*coder.ids(vary(question, rng)), *PICTURE], 0, start)
+    return row.answer(coder, kind, answer, 0, start)
+
+
+def prefix_of_two(row: Row, start: int, scenes: list[Scene], coder: Coder, rng: random.Random) -> tuple[int, int]:
+    """Two pictures after the opening of a user turn: asked about before them, each before its own, or in between."""
+    if rng.random() < 0.3:
+        question, answer = conversations.two_pictures(scenes[0], scenes[1], rng)
+        start = row.add([*coder.ids(vary(question, rng)), *PICTURE, *PICTURE], 0, start)
+        return row.answer(coder, "two", answer, 0, start), -1
+    if rng.random() < 0.5:
+        start = asked_first(row, start, scenes[0], coder, rng)
+        return asked_first(row, row.add([USER], 0, start), scenes[1], coder, rng), -1
+    start = row.add(PICTURE, 0, start)
+    if rng.random() < 0.5:
+        return row.add(PICTURE, 0, start), 0
+    kind, (question, answer) = conversations.single(scenes[0], rng, KINDS)
+    start = row.add(coder.ids(vary(question, rng)), 0, start)
+    start = row.answer(coder, kind, answer, 0, start)
+    return row.add([USER, *PICTURE], 0, start), 1
+
+
 def prefix(row: Row, start: int, scenes: list[Scene], coder: Coder, rng: random.Random) -> tuple[int, int]:
-    """The pictures and whatever comes between them; returns the next position and which picture is newest (or 0)."""
+    """The pictures and whatever comes between them; returns the next position and which picture is newest: its index,
+    or -1 when the prefix ended with an answer."""
     row.scenes = scenes
-    picture = [IMAGE] * PATCHES
     start = row.add([USER], 0, start)
     if len(scenes) == 2:
-        start = row.add(picture, 0, start)
-        if rng.random() < 0.5:
-            return row.add(picture, 0, start), 0
-        kind, (question, answer) = conversations.single(scenes[0], rng, KINDS)
-        start = row.add(coder.ids(vary(question, rng)), 0, start)
-        start = row.answer(coder, kind, answer, 0, start)
-        start = row.add([USER], 0, start)
-        return row.add(picture, 0, start), 1
-    if rng.random() < 0.12:  # the question before its picture
-        kind, (question, answer) = conversations.single(scenes[0], rng, KINDS)
-        start = row.add([*coder.ids(vary(question, rng)), *picture], 0, start)
-        return row.answer(coder, kind, answer, 0, start), -1
-    return row.add(picture, 0, start), 0
+        return prefix_of_two(row, start, scenes, coder, rng)
+    if rng.random() < ASKED_FIRST:
+        return asked_first(row, start, scenes[0], coder, rng), -1
+    return row.add(PICTURE, 0, start), 0
 
 
 def fill(row: Row, start: int, newest: int, coder: Coder, rng: random.Random, length: int) -> None:
