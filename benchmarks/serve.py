@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import json
 from collections.abc import Iterator
 
 from benchmarks.load import report
@@ -41,6 +42,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds one request may take")
     parser.add_argument("--api-key")
+    parser.add_argument(
+        "--extra",
+        type=json.loads,
+        default={"ignore_eos": True},
+        help='fields of every request, JSON; default: {"ignore_eos": true}',
+    )
     parser.add_argument("--json", metavar="PATH", help="write the rows")
     for field, help in (
         ("concurrency", "clients at once"),
@@ -72,7 +79,7 @@ def targets(options: argparse.Namespace) -> Iterator[list[Target]]:
 
 def measure(target: Target, load: Workload, seed: int, options: argparse.Namespace) -> dict[str, float]:
     """One run of one load against one target."""
-    requests = bodies(load, target.model, seed)
+    requests = bodies(load, target.model, seed, options.extra)
     with Sampler(target.pid) as peak:
         records, wall_s = asyncio.run(run(target.url, requests, load.concurrency, options.timeout, options.api_key))
     for error in {record.error for record in records if record.error}:

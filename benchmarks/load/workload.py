@@ -62,12 +62,14 @@ def _words(rng: random.Random, count: int) -> str:
     return " ".join(rng.choice(_WORDS) for _ in range(count))
 
 
-def bodies(workload: Workload, model: str, seed: int) -> list[dict[str, object]]:
-    """Chat-completion bodies, streamed with usage, each with its own prompt. The same seed gives the same bodies."""
+def bodies(workload: Workload, model: str, seed: int, extra: dict[str, object]) -> list[dict[str, object]]:
+    """Chat-completion bodies, streamed with usage, each with its own prompt; ``extra`` fields go into every one.
+
+    The same seed gives the same bodies."""
     rng = random.Random(f"{workload.name}-{seed}")
     prefix = _words(rng, workload.shared_prefix_words)
     pool = [_data_url(jpeg(rng, workload.image_size)) for _ in range(workload.image_pool)]
-    return [_body(workload, model, rng, prefix, pool) for _ in range(workload.requests)]
+    return [_body(workload, model, rng, prefix, pool) | extra for _ in range(workload.requests)]
 
 
 def _data_url(data: bytes) -> str:
@@ -85,7 +87,6 @@ def _body(workload: Workload, model: str, rng: random.Random, prefix: str, pool:
         "messages": [{"role": "user", "content": content}],
         "max_tokens": workload.output_tokens,
         "temperature": 0,
-        "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
