@@ -47,7 +47,7 @@ def photograph(scene: Scene) -> np.ndarray:
 
 
 def batch(scenes: list[Scene]) -> Batch:
-    """Patches (n, P, 768), label indices (n, 6, P) and codes (n, P, CODE)."""
+    """Patches (n, P, 768), label indices (n, 10, P) and codes (n, P, CODE)."""
     index = np.stack([labels.indices(scene) for scene in scenes])
     place = np.stack([labels.positions(scene) for scene in scenes])
     code = labels.assemble(index, place, np.array([labels.ground(scene) for scene in scenes]))
@@ -83,6 +83,9 @@ def code_loss(tokens: Tensor, index: Tensor, code: Tensor, basis: Tensor) -> Ten
     total = torch.zeros((), device=tokens.device)
     for channel, name, weight in ((0, "kind", 1.0), (1, "colour", 0.4), (2, "size", 0.4), (5, "order", 0.4)):
         total = total + weight * sparse_loss(SCALE * read[..., labels.GROUPS[name]], index[:, channel], 0.15)
+    for name in labels.TALLIES:
+        none = F.pad(read[..., labels.GROUPS[name]], (1, 0), value=0.5)  # nothing has no direction of its own
+        total = total + 0.3 * sparse_loss(SCALE * none, index[:, labels.CHANNELS.index(name)], 0.15)
     grounds = code[..., labels.GROUPS["ground"]].argmax(-1)
     total = total + 0.1 * F.cross_entropy(SCALE * read[..., labels.GROUPS["ground"]].flatten(0, 1), grounds.flatten())
     weight = torch.where(index[:, 0] > 0, 1.0, 0.1)
@@ -112,15 +115,18 @@ def measure(eye: nn.Module, basis: Tensor, data: Batch) -> dict[str, float]:
     out = {"shape": (kind == index[:, 0])[shape].float().mean(), "char": (kind == index[:, 0])[char].float().mean()}
     for channel, name in ((1, "colour"), (2, "size"), (5, "order")):
         out[name] = (read[..., labels.GROUPS[name]].argmax(-1) == index[:, channel])[shape | char].float().mean()
+    for name in labels.TALLIES:
+        found = read[..., labels.GROUPS[name]].argmax(-1) + 1
+        out[name] = (found == index[:, labels.CHANNELS.index(name)])[shape].float().mean()
     out["ground"] = (
         (read[..., labels.GROUPS["ground"]].argmax(-1) == code[..., labels.GROUPS["ground"]].argmax(-1)).float().mean()
     )
     out["picture"] = (kind == index[:, 0]).all(1).float().mean()
     middles = torch.arange(GRID).float().add(0.5).div(GRID)
-    found = torch.stack(
+    places = torch.stack(
         [(read[..., labels.GROUPS[a]] @ middles) - (code[..., labels.GROUPS[a]] @ middles) for a in "xy"]
     )
-    out["place"] = found.abs()[:, shape | char].mean()
+    out["place"] = places.abs()[:, shape | char].mean()
     return {key: float(value) for key, value in out.items()}
 
 

@@ -39,7 +39,7 @@ def blur(code: Array, seed: int) -> Array:
     count, patches, _ = code.shape
     out = code.copy()
     held = code[..., GROUPS["kind"].start] == 0
-    for group, chance in (("kind", 0.12), ("colour", 0.06), ("size", 0.06)):
+    for group, chance in (("kind", 0.12), ("colour", 0.06), ("size", 0.06), *((name, 0.06) for name in labels.TALLIES)):
         part = out[..., GROUPS[group]]
         doubt = (generator.random((count, patches)) < chance) & held
         weight = generator.uniform(0, 0.4, (count, patches, 1)) * doubt[..., None]

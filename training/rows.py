@@ -2,7 +2,8 @@
 
 A row is `<s> <|user|> picture ...` followed by segments, each a conversation of its own that attends to the prefix and
 to itself only and whose positions go on where the prefix ends (the tree mask).  A single segment is an ordinary causal
-row.  Row makers: one picture, text before the picture, two pictures in one turn or in two turns, no picture.
+row.  Row makers: one picture, two pictures in one turn or in two turns, no picture.  A turn's pictures come before its
+text, as the chat template puts them.
 """
 
 from __future__ import annotations
@@ -21,20 +22,18 @@ from training.world import PATCHES
 
 LENGTH = 256
 KINDS = {
-    "colour": 1.6,
-    "shape": 5.0,
+    "colour": 1.2,
+    "shape": 2.0,
     "size": 2.0,
-    "count": 4.6,
-    "relation": 6.0,
+    "count": 9.0,
+    "relation": 9.0,
     "where": 3.0,
     "number": 7.0,
-    "word": 8.0,
-    "background": 2.4,
-    "existence": 4.0,
-    "describe": 3.0,
+    "word": 4.0,
+    "background": 1.4,
+    "existence": 7.0,
+    "describe": 5.0,
 }
-ASKED_FIRST = 0.75
-"""Share of the one-picture rows whose first question comes before the picture: one answer of a row's sixteen."""
 PICTURE = [IMAGE] * PATCHES
 ALL_KINDS = (*KINDS, "follow-up", "two", "text")
 
@@ -89,7 +88,7 @@ def one_segment(scenes: list[Scene], rng: random.Random, newest: int) -> list[tu
             turns.append(("two", conversations.two_pictures(scenes[0], scenes[1], rng)))
         elif len(scenes) == 2 and newest == 0:
             continue
-        elif rng.random() < 0.2 and (pair := conversations.follow_up(scenes[newest], rng)):
+        elif rng.random() < 0.25 and (pair := conversations.follow_up(scenes[newest], rng)):
             turns += [("first", pair[0]), ("follow-up", pair[1])]
         else:
             turns.append(conversations.single(scenes[newest], rng, KINDS))
@@ -103,22 +102,8 @@ def open_row(coder: Coder, rng: random.Random) -> tuple[Row, int]:
     return row, row.add(head, 0, 0)
 
 
-def asked_first(row: Row, start: int, scene: Scene, coder: Coder, rng: random.Random) -> int:
-    """A question, then its picture, then the answer."""
-    kind, (question, answer) = conversations.single(scene, rng, KINDS)
-    start = row.add([*coder.ids(vary(question, rng)), *PICTURE], 0, start)
-    return row.answer(coder, kind, answer, 0, start)
-
-
 def prefix_of_two(row: Row, start: int, scenes: list[Scene], coder: Coder, rng: random.Random) -> tuple[int, int]:
-    """Two pictures after the opening of a user turn: asked about before them, each before its own, or in between."""
-    if rng.random() < 0.3:
-        question, answer = conversations.two_pictures(scenes[0], scenes[1], rng)
-        start = row.add([*coder.ids(vary(question, rng)), *PICTURE, *PICTURE], 0, start)
-        return row.answer(coder, "two", answer, 0, start), -1
-    if rng.random() < 0.5:
-        start = asked_first(row, start, scenes[0], coder, rng)
-        return asked_first(row, row.add([USER], 0, start), scenes[1], coder, rng), -1
+    """Two pictures after the opening of a user turn: together, or the second one in a later turn."""
     start = row.add(PICTURE, 0, start)
     if rng.random() < 0.5:
         return row.add(PICTURE, 0, start), 0
@@ -129,23 +114,21 @@ def prefix_of_two(row: Row, start: int, scenes: list[Scene], coder: Coder, rng: 
 
 
 def prefix(row: Row, start: int, scenes: list[Scene], coder: Coder, rng: random.Random) -> tuple[int, int]:
-    """The pictures and whatever comes between them; returns the next position and which picture is newest: its index,
-    or -1 when the prefix ended with an answer."""
+    """The pictures and whatever comes between them; returns the next position and the newest picture's index (of two
+    in one turn neither is newest: 0)."""
     row.scenes = scenes
     start = row.add([USER], 0, start)
     if len(scenes) == 2:
         return prefix_of_two(row, start, scenes, coder, rng)
-    if rng.random() < ASKED_FIRST:
-        return asked_first(row, start, scenes[0], coder, rng), -1
     return row.add(PICTURE, 0, start), 0
 
 
 def fill(row: Row, start: int, newest: int, coder: Coder, rng: random.Random, length: int) -> None:
-    """Adds segments until the row is full.  `newest` -1: the prefix ended with an answer, so a user turn opens."""
+    """Adds segments until the row is full; `newest`: the picture a question without "first" or "second" means."""
     segment = 0
     while True:
         segment += 1
-        turns = one_segment(row.scenes, rng, max(newest, 0)) if row.scenes else [("text", ("", ""))]
+        turns = one_segment(row.scenes, rng, newest) if row.scenes else [("text", ("", ""))]
         if not row.scenes:
             turns = [
                 ("text", conversations.text_turn(rng, make_scene(rng.randrange(10**6))))
@@ -159,17 +142,17 @@ def fill(row: Row, start: int, newest: int, coder: Coder, rng: random.Random, le
         if rng.random() < 0.12:  # as if other turns had come between
             place += int(2 ** rng.uniform(3, 10.4))
         for number, (kind, ids, answer) in enumerate(coded):
-            if number or newest == -1 or not row.scenes:
+            if number or not row.scenes:
                 place = row.add([USER], segment, place)
             place = row.add(ids, segment, place)
             place = row.answer(coder, kind, answer, segment, place)
 
 
 def make_row(seed: int, coder: Coder, loose: float = 0.0, length: int = LENGTH) -> Row:
-    """The row of a seed: 76 % one picture, 20 % two, 4 % none."""
+    """The row of a seed: 72 % one picture, 25 % two, 3 % none."""
     rng = random.Random(seed)
     roll = rng.random()
-    count = 1 if roll < 0.76 else 2 if roll < 0.96 else 0
+    count = 1 if roll < 0.72 else 2 if roll < 0.97 else 0
     scenes = [make_scene(seed * 2 + index, loose=loose) for index in range(count)]
     if count == 2:
         scenes[1] = conversations.second_scene(scenes[0], rng, scenes[1])

@@ -20,18 +20,22 @@ from training.scenes import make_scene
 SPECIALS = ("<pad>", "<s>", "</s>", "<image>", "<|user|>", "<|assistant|>", "<|system|>")
 PAD, BOS, EOS, IMAGE, USER, ASSISTANT, SYSTEM = range(len(SPECIALS))
 VOCABULARY = 640
-# Parts of a message come in the order given; every text is trimmed.  A picture given in OpenAI's form ("image_url"),
-# in Hugging Face's ("image") or as text holding <image> becomes one <image>.
+# A turn's pictures come before its text, as in LLaVA-1.5's own template, whatever their order in the message; every
+# text is trimmed, several are joined by a space.  A picture given in OpenAI's form ("image_url"), in Hugging Face's
+# ("image") or as text holding <image> becomes one <image>.
 TEMPLATE = """\
 {%- macro parts(content) -%}
 {%- if content is string -%}{{ content | trim }}
 {%- elif content is not none -%}
+{%- for part in content if part is not string and part.type in ['image', 'image_url', 'input_image'] -%}<image>
+{%- endfor -%}
+{%- set texts = namespace(all=[]) -%}
 {%- for part in content -%}
-{%- if part is string -%}{{ part | trim }}
-{%- elif part.type in ['image', 'image_url', 'input_image'] -%}<image>
-{%- elif part.text is defined -%}{{ part.text | trim }}
+{%- if part is string -%}{%- set texts.all = texts.all + [part | trim] -%}
+{%- elif part.text is defined and part.text -%}{%- set texts.all = texts.all + [part.text | trim] -%}
 {%- endif -%}
 {%- endfor -%}
+{{ texts.all | join(' ') }}
 {%- endif -%}
 {%- endmacro -%}
 <s>
