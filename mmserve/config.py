@@ -49,6 +49,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     max_num_seqs: Annotated[int, _field("scheduling", "sequences running at once", ge=1, le=4096)] = 128
     max_num_batched_tokens: Annotated[int, _field("scheduling", "tokens in one step, prefill and decode", ge=16)] = 2048
+    max_step_ms: Annotated[
+        float,
+        _field("scheduling", "while answers are written, prompts share steps of about so long; 0: no limit", ge=0),
+    ] = 100.0
     kv_cache_gb: Annotated[
         Annotated[float, Meta(gt=0)] | None, _field("scheduling", "KV cache of each rank, GiB; default: what fits")
     ] = None

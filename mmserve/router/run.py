@@ -13,9 +13,10 @@ from mmserve.messages.step import RankReady, StepPlan
 from mmserve.metrics.client import MetricsClient
 from mmserve.process import Process, Stop
 from mmserve.router.gauges import report_state
+from mmserve.router.limits import Limits
 from mmserve.router.outbox import Outbox
 from mmserve.router.rank_group import RankGroup
-from mmserve.router.scheduler import Limits, Scheduler
+from mmserve.router.scheduler import Scheduler
 
 
 def run(process: Process) -> None:
@@ -70,6 +71,7 @@ def _limits(deployment: Deployment) -> Limits:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=deployment.max_model_len,
+        max_step_s=config.max_step_ms / 1e3,
     )
 
 

@@ -26,6 +26,11 @@ class RunningSet:
         return bool(self._free_slots)
 
     @property
+    def num_decoding(self) -> int:
+        """Sequences of which only the last token is to be computed."""
+        return sum(sequence.num_remaining == 1 for sequence in self.sequences)
+
+    @property
     def has_left_slots(self) -> bool:
         """Sequences have left since the ranks were last told."""
         return bool(self._left_slots)

@@ -6,8 +6,6 @@ Owns every sequence's state. Knows no sockets, no tensors and no clock of its ow
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mmserve.deployment import KV_BLOCK_TOKENS
 from mmserve.messages.reply import FinishReason, TokenReply
 from mmserve.messages.request import AbortReason, AbortRequest, EngineInbound, GenerateRequest
@@ -16,6 +14,8 @@ from mmserve.router.admission import Admission
 from mmserve.router.attempts import Attempts
 from mmserve.router.draft import Draft
 from mmserve.router.kv_ledger import KvLedger
+from mmserve.router.limits import Limits
+from mmserve.router.pace import Pace
 from mmserve.router.running import RunningSet
 from mmserve.router.sequence import Phase, Sequence
 from mmserve.router.stopping import finish_reason
@@ -30,15 +30,6 @@ _FINISH_OF_ABORT: dict[AbortReason, FinishReason] = {
 }
 
 
-@dataclass(frozen=True)
-class Limits:
-    """``max_num_seqs``: slots. ``max_num_batched_tokens``: of one step. ``max_model_len``: prompt plus output."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-
-
 class Scheduler:
     """Everything finishes, for three reasons. The oldest running sequence is never preempted and fits the cache
     alone. A sequence enters only when the step has a token left for it, so there are never more running ones than
@@ -51,6 +42,7 @@ class Scheduler:
         # What a sequence alone can reach: growing into a full cache is reaching the end of the context.
         self._context_tokens = min(limits.max_model_len, num_blocks * KV_BLOCK_TOKENS)
         self._budget_tokens = limits.max_num_batched_tokens
+        self._pace = Pace(limits.max_step_s)
         self._running = RunningSet(limits.max_num_seqs)
         self._waiting = WaitingQueue()
         self._admission = Admission(self._waiting, self._running, self.kv, self._context_tokens)
@@ -119,7 +111,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when there is nothing to tell the ranks. Cost does not depend on how many wait."""
-        draft = Draft(self._budget_tokens)
+        draft = Draft(self._pace.budget_tokens(self._running.num_decoding, self._budget_tokens))
         self._plan_running(draft)
         if draft.budget_tokens and not draft.preempted:
             self._plan_waiting(draft)
@@ -182,6 +174,7 @@ class Scheduler:
 
     def apply(self, plan: StepPlan, result: StepResult) -> None:
         """Take in what the ranks have computed of the plan that ``schedule`` gave last."""
+        self._pace.observe(plan.steps, result.forward_s)
         sampled = dict(result.tokens)
         failures = {failure.slot: failure for failure in result.failures}
         for sequence, step in zip(self._in_flight, plan.steps, strict=True):

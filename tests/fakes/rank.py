@@ -81,9 +81,9 @@ class _Slot:
 
 
 class FakeRank:
-    """Obeys step plans and checks that they can be obeyed."""
+    """Obeys step plans and checks that they can be obeyed. Says that each token takes ``token_s``."""
 
-    def __init__(self, num_blocks: int, num_slots: int, max_tokens: int) -> None:
+    def __init__(self, num_blocks: int, num_slots: int, max_tokens: int, token_s: float = 0.0) -> None:
         self.num_blocks = num_blocks
         self.cells = [_GARBAGE] * (num_blocks * KV_BLOCK_TOKENS)
         self.lost_items: set[int] = set()
@@ -92,6 +92,7 @@ class FakeRank:
         """Seeds of sequences that end in a numerical error."""
         self.num_tokens_computed = 0
         self._slots: dict[int, _Slot] = {}
+        self._token_s = token_s
         self._num_slots = num_slots
         self._max_tokens = max_tokens
 
@@ -119,7 +120,8 @@ class FakeRank:
                 failures.append(outcome)
             elif outcome is not None:
                 tokens.append((step.slot, outcome))
-        return StepResult(step_id=plan.step_id, tokens=tuple(tokens), failures=tuple(failures))
+        forward_s = self._token_s * sum(step.num_tokens for step in plan.steps)
+        return StepResult(step_id=plan.step_id, tokens=tuple(tokens), failures=tuple(failures), forward_s=forward_s)
 
     def _compute(self, step: SequenceStep) -> SlotFailure | int | None:
         slot, end = self._slots[step.slot], step.start + step.num_tokens

@@ -13,7 +13,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from mmserve.messages.request import GenerateRequest
-from mmserve.router.scheduler import Limits, Scheduler
+from mmserve.router.limits import Limits
+from mmserve.router.scheduler import Scheduler
 from tests.fakes.checkpoints import VOCAB, make_llama
 from tests.fakes.engine import make_runner
 from tests.unit.router.builders import request

@@ -12,7 +12,8 @@ from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import AbortReason, AbortRequest, GenerateRequest
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan
-from mmserve.router.scheduler import Limits, Scheduler
+from mmserve.router.limits import Limits
+from mmserve.router.scheduler import Scheduler
 from tests.fakes.rank import FakeRank, cells_of
 
 STOP_IDS = (3, 5)
@@ -67,14 +68,17 @@ class Engine:
         max_num_batched_tokens: int = 64,
         max_model_len: int = 1024,
         expects_short: bool = False,
+        max_step_s: float = 0.0,
+        token_s: float = 0.0,
     ) -> None:
-        """``expects_short``: many short answers have made the forecast bold, so long ones lead to preemption."""
+        """``expects_short``: many short answers have made the forecast bold, so long ones lead to preemption.
+        ``token_s``: what the rank says a token takes."""
         self.context_tokens = min(max_model_len, num_blocks * KV_BLOCK_TOKENS)
         self.clock_s = 0.0
         self.metrics: dict[str, list[float]] = defaultdict(list)
-        self.rank = FakeRank(num_blocks, max_num_seqs, max_num_batched_tokens)
+        self.rank = FakeRank(num_blocks, max_num_seqs, max_num_batched_tokens, token_s)
         self.scheduler = Scheduler(
-            Limits(max_num_seqs, max_num_batched_tokens, max_model_len),
+            Limits(max_num_seqs, max_num_batched_tokens, max_model_len, max_step_s),
             num_blocks,
             now=lambda: self.clock_s,
             record=lambda name, value: self.metrics[name].append(value),

@@ -41,6 +41,30 @@ def test_a_long_prompt_is_computed_in_chunks_beside_decoding_ones() -> None:
     assert engine.output("long") == alone(engine, list(range(200, 300)), max_tokens=2)
 
 
+def test_a_long_prompt_does_not_hold_up_those_who_write() -> None:
+    engine = Engine(max_num_batched_tokens=512, max_step_s=0.04, token_s=0.001)
+    engine.scheduler.receive(request("short", PROMPT, max_tokens=30))
+    engine.turn()
+    engine.scheduler.receive(request("long", list(range(200, 500)), max_tokens=2))
+    while engine.output("long") == []:
+        plan = engine.turn()
+        assert plan is not None
+        assert sum(step.num_tokens for step in plan.steps) <= 41
+    engine.run()
+    assert engine.output("short") == alone(engine, PROMPT, max_tokens=30)
+    assert engine.output("long") == alone(engine, list(range(200, 500)), max_tokens=2)
+
+
+def test_a_long_prompt_alone_takes_whole_steps() -> None:
+    engine = Engine(max_num_batched_tokens=512, max_step_s=0.04, token_s=0.001)
+    engine.scheduler.receive(request("first", PROMPT, max_tokens=1))
+    engine.run()
+    engine.scheduler.receive(request("long", list(range(200, 500)), max_tokens=1))
+    plan = engine.turn()
+    assert plan is not None
+    assert [step.num_tokens for step in plan.steps] == [300]
+
+
 def test_a_cached_prefix_is_not_computed_again() -> None:
     engine = Engine()
     engine.scheduler.receive(request("a", PROMPT, max_tokens=1))

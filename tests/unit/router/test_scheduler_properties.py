@@ -50,6 +50,8 @@ engines = st.builds(
     max_num_batched_tokens=st.sampled_from([16, 24, 64]),
     max_model_len=st.sampled_from([64, 90, 1000]),
     expects_short=st.booleans(),
+    max_step_s=st.sampled_from([0.0, 0.02, 1.0]),
+    token_s=st.sampled_from([0.0, 0.001, 0.1]),
 )
 
 

@@ -1,0 +1,57 @@
+"""How many tokens a step may compute so that prompts, and the images in them, do not hold up answers being written.
+
+Learns what a step costs from the steps before it. Knows no sequences and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Run
+
+from mmserve.messages.step import SequenceStep
+
+MIN_CHUNK_TOKENS = 16
+_SHARE = 0.5
+"""A chunk may always cost this share of the step's decoding part: when that part alone is beyond the limit, prompts
+must still get on."""
+_WEIGHT = 0.2
+_OUTLIER = 3.0
+"""A step that took longer than so many times the expected (first use of a kernel, a busy machine) counts as that."""
+
+
+class Pace:
+    """``max_step_s``: about how long a step may take while somebody decodes; 0: no limit.
+
+    Model: decoding costs d, each prompt token p on top; both are moving averages, p over mixed steps, d over steps
+    without prompt tokens.
+    """
+
+    def __init__(self, max_step_s: float) -> None:
+        self._max_step_s = max_step_s
+        self._decode_s = 0.0
+        self._token_s = 0.0
+
+    def budget_tokens(self, num_decoding: int, most: int) -> int:
+        """Tokens of the next step, at most ``most``, when ``num_decoding`` sequences decode in it."""
+        if not (num_decoding and self._max_step_s and self._token_s):
+            return most
+        room_s = max(self._max_step_s - self._decode_s, self._decode_s * _SHARE)
+        return min(most, num_decoding + max(MIN_CHUNK_TOKENS, int(room_s / self._token_s)))
+
+    def observe(self, steps: Run[SequenceStep], seconds: float) -> None:
+        """What a step took; 0 seconds: unknown."""
+        lengths = [step.num_tokens for step in steps]
+        num_decoding = lengths.count(1)
+        num_prompt = sum(lengths) - num_decoding
+        if seconds <= 0 or not lengths:
+            return
+        if not num_prompt:
+            self._decode_s = _moved(self._decode_s, seconds)
+        elif num_prompt >= MIN_CHUNK_TOKENS // 2:
+            decode_s = min(self._decode_s, 0.9 * seconds) if num_decoding else 0.0
+            self._token_s = _moved(self._token_s, (seconds - decode_s) / num_prompt)
+
+
+def _moved(average: float, value: float) -> float:
+    if not average:
+        return value
+    return average + _WEIGHT * (min(value, _OUTLIER * average) - average)

@@ -1,0 +1,53 @@
+"""The pace: chunks shrink to what a step may take, never to nothing."""
+
+from __future__ import annotations
+
+from mmserve.messages.step import SequenceStep
+from mmserve.router.pace import MIN_CHUNK_TOKENS, Pace
+
+
+def _steps(*lengths: int) -> list[SequenceStep]:
+    return [
+        SequenceStep(slot=slot, start=0, num_tokens=length, new_blocks=(), sample=True)
+        for slot, length in enumerate(lengths)
+    ]
+
+
+def _taught(max_step_s: float, decode_s: float, token_s: float) -> Pace:
+    pace = Pace(max_step_s)
+    for _ in range(50):
+        pace.observe(_steps(1, 1), decode_s)
+        pace.observe(_steps(1, 1, 100), decode_s + 100 * token_s)
+    return pace
+
+
+def test_without_a_limit_or_without_anyone_writing_steps_are_whole() -> None:
+    assert _taught(0.0, 0.03, 0.002).budget_tokens(4, 2048) == 2048
+    assert _taught(0.1, 0.03, 0.002).budget_tokens(0, 2048) == 2048
+
+
+def test_nothing_is_known_before_the_first_prompt() -> None:
+    assert Pace(0.1).budget_tokens(4, 2048) == 2048
+
+
+def test_a_chunk_fills_what_decoding_leaves_of_the_step() -> None:
+    assert abs(_taught(0.1, 0.03, 0.002).budget_tokens(2, 2048) - 37) <= 1
+    assert _taught(0.1, 0.03, 0.002).budget_tokens(2, 20) == 20
+
+
+def test_prompts_get_on_when_decoding_alone_takes_longer_than_the_limit() -> None:
+    assert abs(_taught(0.1, 0.4, 0.002).budget_tokens(8, 2048) - 108) <= 2
+    assert _taught(0.1, 0.4, 0.2).budget_tokens(8, 2048) == 8 + MIN_CHUNK_TOKENS
+
+
+def test_one_slow_step_does_not_upset_it() -> None:
+    pace = _taught(0.1, 0.03, 0.001)
+    pace.observe(_steps(1, 1, 100), 60.0)
+    assert pace.budget_tokens(2, 2048) > 45
+
+
+def test_it_follows_a_machine_that_has_become_slower() -> None:
+    pace = _taught(0.1, 0.03, 0.001)
+    for _ in range(50):
+        pace.observe(_steps(1, 1, 100), 0.43)
+    assert pace.budget_tokens(2, 2048) <= 21
