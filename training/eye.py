@@ -1,4 +1,4 @@
-"""Stage A, the eye: trains vision tower and projector alone to write the oracle code of every patch.
+"""Stage A, the eye: trains vision tower and projector alone to write the oracle code of every patch, tallies left out.
 
 Input: freshly drawn pictures; target: `training.labels`.  The loss reads the projected token along the code's
 orthonormal directions (a softmax each for class, colour, size and background, squared error for position and for the
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -77,15 +78,17 @@ def sparse_loss(logits: Tensor, target: Tensor, none: float) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), target.flatten(), weight=weight)
 
 
-def code_loss(tokens: Tensor, index: Tensor, code: Tensor, basis: Tensor) -> Tensor:
-    """How far picture tokens (B, P, D) are from the oracle's; see the module's text."""
+def code_loss(tokens: Tensor, index: Tensor, code: Tensor, basis: Tensor, tallies: float) -> Tensor:
+    """How far picture tokens (B, P, D) are from the oracle's, see the module's text; `tallies`: weight of each."""
+    if not tallies:
+        code = F.pad(code[..., : labels.GROUPS["twins"].start], (0, labels.CODE - labels.GROUPS["twins"].start))
     read = tokens @ basis.T
     total = torch.zeros((), device=tokens.device)
     for channel, name, weight in ((0, "kind", 1.0), (1, "colour", 0.4), (2, "size", 0.4), (5, "order", 0.4)):
         total = total + weight * sparse_loss(SCALE * read[..., labels.GROUPS[name]], index[:, channel], 0.15)
-    for name in labels.TALLIES:
+    for name in labels.TALLIES if tallies else ():
         none = F.pad(read[..., labels.GROUPS[name]], (1, 0), value=0.5)  # nothing has no direction of its own
-        total = total + 0.3 * sparse_loss(SCALE * none, index[:, labels.CHANNELS.index(name)], 0.15)
+        total = total + tallies * sparse_loss(SCALE * none, index[:, labels.CHANNELS.index(name)], 0.15)
     grounds = code[..., labels.GROUPS["ground"]].argmax(-1)
     total = total + 0.1 * F.cross_entropy(SCALE * read[..., labels.GROUPS["ground"]].flatten(0, 1), grounds.flatten())
     weight = torch.where(index[:, 0] > 0, 1.0, 0.1)
@@ -102,7 +105,7 @@ def eye_loss(eye: nn.Module, heads: nn.Module, basis: Tensor, data: Batch) -> Te
     kind, colour, cover, cover_colour = heads(features)
     dense = sparse_loss(kind, index[:, 0], 0.15) + 0.4 * sparse_loss(colour, index[:, 1], 0.15)
     dense = dense + 0.5 * sparse_loss(cover, index[:, 3], 0.3) + 0.2 * sparse_loss(cover_colour, index[:, 4], 0.3)
-    return code_loss(tokens, index, code, basis) + 0.5 * dense
+    return code_loss(tokens, index, code, basis, tallies=0.0) + 0.5 * dense
 
 
 @torch.no_grad()
@@ -134,7 +137,7 @@ def train(options: argparse.Namespace) -> None:
     """Runs or resumes the stage."""
     torch.manual_seed(options.seed)
     path, device = options.out / "eye.pt", options.device
-    eye, heads = Eye().to(device), Heads().to(device)
+    eye, heads = Eye(replace(SHAPE, vision_layers=SHAPE.vision_layers - 1)).to(device), Heads().to(device)
     basis = torch.from_numpy(labels.basis()).to(device)
     optimizers = common.Optimizers((eye, heads), options.muon, options.adam)
     start, log = 0, common.Log(options.out / "eye.jsonl")

@@ -26,11 +26,15 @@ from mmserve.visualserver.encoder import Encoder, Tower
 from mmserve.visualserver.pipeline import Pipeline
 
 _MAX_DECODE_THREADS = 8
+_NICENESS = 10
+"""On a CPU the ranks compute on the same cores: answers being written go before images yet to be seen."""
 logger = logging.getLogger(__name__)
 
 
 def run(process: Process) -> None:
     """Serve until SIGTERM. Raises StartupError (a text model, weights that do not fit)."""
+    if process.deployment.device == "cpu":
+        os.nice(_NICENESS)
     torch.set_num_threads(_threads())
     serve(process, _load_tower(process))
 
