@@ -25,14 +25,14 @@ KINDS = {
     "colour": 1.2,
     "shape": 2.0,
     "size": 2.0,
-    "count": 9.0,
-    "relation": 9.0,
+    "count": 8.0,
+    "relation": 8.0,
     "where": 3.0,
     "number": 7.0,
     "word": 4.0,
     "background": 1.4,
-    "existence": 7.0,
-    "describe": 5.0,
+    "existence": 6.0,
+    "describe": 8.0,
 }
 PICTURE = [IMAGE] * PATCHES
 ALL_KINDS = (*KINDS, "follow-up", "two", "text")
