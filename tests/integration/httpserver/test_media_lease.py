@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from mmserve.cache_server.client import connect
 from mmserve.errors import Overloaded, TooLarge, Unavailable
 from mmserve.httpserver.call import MediaItem
+from mmserve.httpserver.lane import Generation
 from mmserve.httpserver.media_lease import MediaLeases
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
@@ -38,22 +39,22 @@ def arena() -> Iterator[Arena]:
     arena.close()
 
 
-@pytest.fixture(params=[True, False], ids=["v2", "v1"])
-def concurrent(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
+@pytest.fixture(params=["v2", "v1"])
+def generation(request: pytest.FixtureRequest) -> Generation:
+    return cast(Generation, request.param)
 
 
 def item(number: int, nbytes: int = 5000) -> MediaItem:
     return MediaItem(bytes([number]) * nbytes, 40, 30, number.to_bytes(16, "little"), f"part{number}")
 
 
-def leases_of(model: Path, arena: Arena, endpoints: Endpoints, concurrent: bool, **options: Any) -> MediaLeases:
-    deployment = deployment_of(model, enable_concurrent_alloc=concurrent)
-    return MediaLeases(deployment, arena, endpoints, "httpserver-0", Samples(), **options)  # type: ignore[arg-type]
+def leases_of(model: Path, arena: Arena, endpoints: Endpoints, generation: Generation, **options: Any) -> MediaLeases:
+    deployment, samples = deployment_of(model), Samples()
+    return MediaLeases(deployment, arena, endpoints, "httpserver-0", samples, generation, **options)  # type: ignore[arg-type]
 
 
 def test_many_requests_share_images_and_leave_nothing(
-    model: Path, arena: Arena, endpoints: Endpoints, concurrent: bool
+    model: Path, arena: Arena, endpoints: Endpoints, generation: Generation
 ) -> None:
     async def request(leases: MediaLeases, number: int) -> None:
         items = [item(number), item(100), item(number % 3), item(100)]
@@ -65,7 +66,7 @@ def test_many_requests_share_images_and_leave_nothing(
             assert leased[1].record.token_start == leased[3].record.token_start
 
     async def scenario() -> None:
-        leases = leases_of(model, arena, endpoints, concurrent)
+        leases = leases_of(model, arena, endpoints, generation)
         async with asyncio.TaskGroup() as group:
             for number in range(24):
                 group.create_task(request(leases, number))
@@ -78,13 +79,15 @@ def test_many_requests_share_images_and_leave_nothing(
         asyncio.run(scenario())
 
 
-def test_cancelled_requests_leave_nothing(model: Path, arena: Arena, endpoints: Endpoints, concurrent: bool) -> None:
+def test_cancelled_requests_leave_nothing(
+    model: Path, arena: Arena, endpoints: Endpoints, generation: Generation
+) -> None:
     async def request(leases: MediaLeases, number: int) -> None:
         async with leases.hold(f"request-{number}", [item(number), item(100, 200_000)]):
             await asyncio.sleep(60)
 
     async def scenario() -> None:
-        leases = leases_of(model, arena, endpoints, concurrent)
+        leases = leases_of(model, arena, endpoints, generation)
         for turns in range(40):
             task = asyncio.create_task(request(leases, turns))
             for _ in range(turns):
@@ -99,11 +102,13 @@ def test_cancelled_requests_leave_nothing(model: Path, arena: Arena, endpoints: 
         asyncio.run(scenario())
 
 
-def test_another_process_writes_and_we_wait(model: Path, arena: Arena, endpoints: Endpoints, concurrent: bool) -> None:
+def test_another_process_writes_and_we_wait(
+    model: Path, arena: Arena, endpoints: Endpoints, generation: Generation
+) -> None:
     mine = item(1)
 
     async def scenario() -> None:
-        leases = leases_of(model, arena, endpoints, concurrent)
+        leases = leases_of(model, arena, endpoints, generation)
         other = connect(endpoints, "httpserver-1", batched=True)
         (record,) = await asyncio.to_thread(
             lambda: other.alloc("other", [AllocItem(mine.key, 4, 5000, 4 * 8 * 4)], wait_s=0.0)
@@ -131,9 +136,9 @@ async def hold(leases: MediaLeases, items: list[MediaItem]) -> None:
         pass
 
 
-def test_what_does_not_fit(model: Path, arena: Arena, endpoints: Endpoints, concurrent: bool) -> None:
+def test_what_does_not_fit(model: Path, arena: Arena, endpoints: Endpoints, generation: Generation) -> None:
     async def scenario() -> None:
-        leases = leases_of(model, arena, endpoints, concurrent, patience_s=0.05)
+        leases = leases_of(model, arena, endpoints, generation, patience_s=0.05)
         with pytest.raises(TooLarge):
             await hold(leases, [item(1, 2 * ARENA_NBYTES)])
         async with leases.hold("first", [item(2, ARENA_NBYTES // 2)]):
@@ -146,9 +151,11 @@ def test_what_does_not_fit(model: Path, arena: Arena, endpoints: Endpoints, conc
         asyncio.run(scenario())
 
 
-def test_a_cache_server_that_comes_back(model: Path, arena: Arena, endpoints: Endpoints, concurrent: bool) -> None:
+def test_a_cache_server_that_comes_back(
+    model: Path, arena: Arena, endpoints: Endpoints, generation: Generation
+) -> None:
     async def scenario() -> None:
-        leases = leases_of(model, arena, endpoints, concurrent)
+        leases = leases_of(model, arena, endpoints, generation)
         waiting = asyncio.create_task(hold(leases, [item(1)]))
         await asyncio.sleep(0)
         with serving_cache(endpoints, arena):
@@ -158,9 +165,9 @@ def test_a_cache_server_that_comes_back(model: Path, arena: Arena, endpoints: En
     asyncio.run(scenario())
 
 
-def test_without_a_cache_server(model: Path, arena: Arena, endpoints: Endpoints, concurrent: bool) -> None:
+def test_without_a_cache_server(model: Path, arena: Arena, endpoints: Endpoints, generation: Generation) -> None:
     async def scenario() -> None:
-        leases = leases_of(model, arena, endpoints, concurrent, patience_s=0.05)
+        leases = leases_of(model, arena, endpoints, generation, patience_s=0.05)
         with pytest.raises(Unavailable):
             await hold(leases, [item(1)])
         await leases.aclose()
