@@ -1,8 +1,13 @@
 """Leases against the real cache server, by both RPC generations."""
 
 import asyncio
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any, cast
 
 import pytest
@@ -14,8 +19,7 @@ from mmserve.httpserver.lane import Generation
 from mmserve.httpserver.media_lease import MediaLeases
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.messages.cache import AllocItem
-from tests.fakes.cache import serving_cache
+from tests.fakes.cache import serving_cache, until
 from tests.fakes.chat_models import deployment_of, write_chat_model
 from tests.fakes.samples import Samples
 
@@ -102,33 +106,125 @@ def test_cancelled_requests_leave_nothing(
         asyncio.run(scenario())
 
 
-def test_another_process_writes_and_we_wait(
-    model: Path, arena: Arena, endpoints: Endpoints, generation: Generation
+HOLDER = """
+import asyncio, sys
+from pathlib import Path
+from mmserve.ipc.arena import Arena
+from mmserve.ipc.endpoints import Endpoints
+from tests.integration.httpserver.test_media_lease import item, leases_of
+directory, run_dir, generation, fd = sys.argv[1:]
+leases = leases_of(Path(directory), Arena.attach(int(fd)), Endpoints(run_dir), generation)
+def tell(*args):
+    print("writing", flush=True)
+    sys.stdin.read()
+# All but the last word: the bytes are written, and nobody is told.
+leases._cache._client.set_items_data = tell
+async def write():
+    async with leases.hold("theirs", [item(1)]):
+        pass
+asyncio.run(write())
+"""
+
+
+@pytest.mark.parametrize("writer", ["v1", "v2"])
+def test_who_waits_takes_over_from_a_killed_writer(
+    model: Path, arena: Arena, endpoints: Endpoints, generation: Generation, writer: Generation
 ) -> None:
-    mine = item(1)
+    """In whichever lane both are."""
+    command = [sys.executable, "-c", HOLDER, str(model), str(endpoints.run_dir), writer, str(arena.fd)]
+
+    async def scenario(holder: subprocess.Popen[str]) -> None:
+        leases = leases_of(model, arena, endpoints, generation)
+        assert holder.stdout is not None
+        assert await asyncio.to_thread(holder.stdout.readline) == "writing\n"
+        waiting = asyncio.create_task(bytes_of(leases, arena, item(1)))
+        await has_waited(leases)
+        holder.kill()
+        assert await waiting == item(1).data
+        await leases.aclose()
+
+    with (
+        serving_cache(endpoints, arena) as table,
+        subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, pass_fds=[arena.fd]) as holder,
+    ):
+        asyncio.run(scenario(holder))
+        until(lambda: table.snapshot().num_leases == 0)
+
+
+@pytest.mark.parametrize("writer", ["v1", "v2"])
+@pytest.mark.parametrize("ends", ["written", "cancelled"])
+def test_who_waits_goes_on_when_the_writer_ends(
+    model: Path, arena: Arena, endpoints: Endpoints, generation: Generation, writer: Generation, ends: str
+) -> None:
+    """The first request stops with its bytes written and nobody told; then it goes on, or is cancelled there."""
+    stopped, go_on = threading.Event(), threading.Event()
 
     async def scenario() -> None:
-        leases = leases_of(model, arena, endpoints, generation)
-        other = connect(endpoints, "httpserver-1", batched=True)
-        (record,) = await asyncio.to_thread(
-            lambda: other.alloc("other", [AllocItem(mine.key, 4, 5000, 4 * 8 * 4)], wait_s=0.0)
-        )
+        first, second = (leases_of(model, arena, endpoints, lane) for lane in (writer, generation))
+        client = first._cache._client
+        tell = client.set_items_data
 
-        async def held() -> bytes:
-            async with leases.hold("mine", [mine]) as leased:
-                assert leased[0].record.data is not None
-                return bytes(arena.readable(leased[0].record.data))
+        def told(*args: Any) -> None:
+            stopped.set()
+            assert go_on.wait(30)
+            tell(*args, ok=ends == "written")
 
-        waiting = asyncio.create_task(held())
-        await asyncio.sleep(0)
-        assert record.data is not None
-        # The other one dies instead of writing: its work falls to the one that waits.
-        await asyncio.to_thread(other.release, "other")
-        assert await waiting == mine.data
-        await leases.aclose()
+        client.set_items_data = told  # type: ignore[method-assign]
+        writing = asyncio.create_task(bytes_of(first, arena, item(1)))
+        await asyncio.to_thread(stopped.wait, 30)
+        waiting = asyncio.create_task(bytes_of(second, arena, item(1)))
+        await has_waited(second)
+        if ends == "cancelled":
+            writing.cancel()
+        go_on.set()
+        assert await waiting == item(1).data
+        await asyncio.wait([writing])
+        assert writing.cancelled() == (ends == "cancelled")
+        written_again = second._metrics.total("mm_items", "write", generation)  # type: ignore[attr-defined]
+        assert written_again == 0, "at first it is told to wait"
+        await first.aclose()
+        await second.aclose()
 
     with serving_cache(endpoints, arena):
         asyncio.run(scenario())
+
+
+async def bytes_of(leases: MediaLeases, arena: Arena, wanted: MediaItem) -> bytes:
+    async with leases.hold("mine", [wanted, wanted]) as leased:
+        assert leased[0].record == leased[1].record
+        assert leased[0].record.data is not None
+        return bytes(arena.readable(leased[0].record.data))
+
+
+async def has_waited(leases: MediaLeases) -> None:
+    """A call that waits for others' bytes is on its way."""
+    async with asyncio.timeout(30):
+        while not leases._cache._waiting._pool._threads:  # noqa: ASYNC110 - announced to nobody
+            await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize("order", [("v1", "v2", "v1"), ("v2", "v1", "v2")])
+def test_both_lanes_share_one_cache(
+    model: Path, arena: Arena, endpoints: Endpoints, order: tuple[Generation, ...]
+) -> None:
+    """What one lane wrote, the other finds, at the same place and with the same tokens."""
+
+    async def scenario() -> None:
+        lanes = {lane: leases_of(model, arena, endpoints, lane) for lane in set(order)}
+        async with AsyncExitStack() as stack:
+            held = [
+                await stack.enter_async_context(lanes[lane].hold(f"r{turn}", [item(1), item(2), item(1)]))
+                for turn, lane in enumerate(order)
+            ]
+            assert held[0] == held[1] == held[2]
+        written = [leases._metrics.total("mm_items", "write", lane) for lane, leases in lanes.items()]  # type: ignore[attr-defined]
+        assert sorted(written) == [0, 2]
+        for leases in lanes.values():
+            await leases.aclose()
+
+    with serving_cache(endpoints, arena) as table:
+        asyncio.run(scenario())
+        assert table.snapshot().num_leases == 0
 
 
 async def hold(leases: MediaLeases, items: list[MediaItem]) -> None:
@@ -166,8 +262,10 @@ def test_a_cache_server_that_comes_back(
 
 
 def test_without_a_cache_server(model: Path, arena: Arena, endpoints: Endpoints, generation: Generation) -> None:
+    client = connect(endpoints, "httpserver-0", batched=generation == "v2", patience_s=0.05)
+
     async def scenario() -> None:
-        leases = leases_of(model, arena, endpoints, generation, patience_s=0.05)
+        leases = leases_of(model, arena, endpoints, generation, patience_s=0.05, client=client)
         with pytest.raises(Unavailable):
             await hold(leases, [item(1)])
         await leases.aclose()
