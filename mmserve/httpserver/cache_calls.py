@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -50,8 +51,8 @@ class CacheCalls:
             wait_s = max(0.0, deadline_s - time.monotonic())
             records, seconds = await self._patiently(request_id, lambda: call(wait_s))
         self._metrics.add("mm_alloc_rpc_seconds", seconds, self._generation)
-        for record in records:
-            self._metrics.add("mm_items", 1, record.state, self._generation)
+        for state, count in Counter(record.state for record in records).items():
+            self._metrics.add("mm_items", count, state, self._generation)
         return records
 
     async def set_written(self, request_id: str, item_ids: Sequence[int]) -> None:

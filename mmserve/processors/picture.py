@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from mmserve.errors import MediaError
+from mmserve.processors.jpeg_header import jpeg_header
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """What is accepted. Pillow knows many more, some of which run interpreters or are rarely exercised."""
@@ -34,13 +35,17 @@ def header(data: bytes, max_pixels: int) -> Header:
     Further frames of an animation are never decoded, so their number needs no limit.
     Raises MediaError for an empty file, an unknown format, no pixels, or more than ``max_pixels``.
     """
-    with _open(data) as image:
-        (width, height), mode = image.size, image.mode
+    width, height, mode = jpeg_header(data) or _opened(data)
     if width < 1 or height < 1:
         raise MediaError(f"the image has no pixels ({width} x {height})")
     if width * height > max_pixels:
         raise MediaError(f"the image is too large: {width} x {height} is more than {max_pixels} pixels")
     return Header(width, height, mode)
+
+
+def _opened(data: bytes) -> tuple[int, int, str]:
+    with _open(data) as image:
+        return (*image.size, image.mode)
 
 
 def decode(data: bytes) -> Image.Image:
