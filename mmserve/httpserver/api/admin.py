@@ -48,7 +48,7 @@ def admin_routes(front: Front) -> APIRouter:
     return router
 
 
-def _parse(body: bytes) -> AllocSettings:
+def _parse(body: bytes | bytearray) -> AllocSettings:
     try:
         return msgspec.json.decode(body, type=AllocSettings)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
