@@ -22,6 +22,7 @@ from mmserve.metrics.client import MetricsClient
 
 _WAITING_THREADS = 16
 B = TypeVar("B")
+Records = Sequence[MediaRecord]
 logger = logging.getLogger(__name__)
 
 
@@ -38,26 +39,33 @@ class CacheCalls:
         self._metrics = metrics
         self._generation = generation
 
-    async def alloc(self, request_id: str, items: Sequence[AllocItem], deadline_s: float) -> Sequence[MediaRecord]:
-        """See MediaCacheClient.alloc. At once if there is space; only otherwise in a thread that waits for some."""
+    async def alloc(
+        self, request_id: str, items: Sequence[AllocItem], deadline_s: float, then: Callable[[Records], Records]
+    ) -> Records:
+        """See MediaCacheClient.alloc. At once if there is space; only otherwise in a thread that waits for some.
 
-        def call(wait_s: float) -> tuple[Sequence[MediaRecord], float]:
+        At once, ``then`` goes on with the records in the same thread. After a wait it does not: whoever is cancelled
+        there is released while the thread runs, so nothing may be written by it.
+        """
+
+        def call(wait_s: float) -> tuple[Records, float]:
             started_s = time.monotonic()
             return self._client.alloc(request_id, items, wait_s=wait_s), time.monotonic() - started_s
 
+        def call_and_go_on() -> tuple[Records, float, Records]:
+            records, seconds = call(0.0)
+            return records, seconds, then(records)
+
         try:
-            records, seconds = await self._threads.run(lambda: call(0.0))
+            records, seconds, result = await self._threads.run(call_and_go_on)
         except Overloaded:
             wait_s = max(0.0, deadline_s - time.monotonic())
             records, seconds = await self._patiently(request_id, lambda: call(wait_s))
+            result = records
         self._metrics.add("mm_alloc_rpc_seconds", seconds, self._generation)
         for state, count in Counter(record.state for record in records).items():
             self._metrics.add("mm_items", count, state, self._generation)
-        return records
-
-    async def set_written(self, request_id: str, item_ids: Sequence[int]) -> None:
-        """The items' bytes are sealed in the arena."""
-        await self._threads.run(lambda: self._client.set_items_data(request_id, item_ids))
+        return result
 
     async def await_others(self, request_id: str, item_ids: Sequence[int], deadline_s: float) -> Sequence[ItemState]:
         """States of items that others write, once one of them changes or it is too late."""

@@ -7,6 +7,7 @@ a thread still writes under it. Knows no prompt and no engine; the cache server 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -24,11 +25,10 @@ from mmserve.httpserver.call import LeasedItem, MediaItem
 from mmserve.httpserver.content_key import second_key
 from mmserve.httpserver.lane import Generation
 from mmserve.httpserver.stored_bytes import differs, put
-from mmserve.httpserver.threads import Threads
+from mmserve.httpserver.threads import MIN_BATCH_NBYTES, Threads
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
-from mmserve.messages.media import Handle
 from mmserve.metrics.client import MetricsClient
 from mmserve.processors.registry import processor_for
 
@@ -50,6 +50,7 @@ class _Holding:
     deadline_s: float
     own: set[int] = field(default_factory=set)
     """Indices of items that are known to be what stands in the arena: this request has written them."""
+    write_s: float = 0.0
 
 
 class MediaLeases:
@@ -75,8 +76,10 @@ class MediaLeases:
         self._generation = generation
         self._processor = processor_for(deployment.model)
         self._threads = Threads(f"lease-{generation}", workers, concurrent=concurrent)
-        client = client or connect(endpoints, owner, batched=concurrent)
-        self._cache = CacheCalls(client, self._threads, metrics, generation)
+        self._client = client or connect(endpoints, owner, batched=concurrent)
+        self._cache = CacheCalls(self._client, self._threads, metrics, generation)
+        self._little_nbytes = MIN_BATCH_NBYTES if concurrent else 0
+        """So much is written by the thread that has allocated; handing it to others would take longer."""
 
     def hold(self, request_id: str, items: Sequence[MediaItem]) -> AbstractAsyncContextManager[list[LeasedItem]]:
         """The items in their order, bytes or embedding ready, leased until the context ends, however it ends.
@@ -121,8 +124,10 @@ class MediaLeases:
     async def _make_ready(self, holding: _Holding) -> Sequence[MediaRecord]:
         """Alloc, write, wait, compare; once more for content whose key turns out to be another's."""
         while True:
-            records = await self._cache.alloc(holding.request_id, holding.wanted, holding.deadline_s)
             holding.own.clear()
+            records = await self._cache.alloc(
+                holding.request_id, holding.wanted, holding.deadline_s, lambda found: self._write_little(holding, found)
+            )
             records = await self._write(holding, records)
             while any(record.state == "wait" for record in records):
                 records = await self._await_others(holding, records)
@@ -148,17 +153,41 @@ class MediaLeases:
             error.param = item.param
             raise
 
-    async def _write(self, holding: _Holding, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
-        """Bytes of the records that say "write", each content once, then one word to the cache server."""
-        jobs = {record.item_id: index for index, record in enumerate(records) if record.state == "write"}
-        if not jobs:
+    def _write_little(self, holding: _Holding, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
+        """Blocking. Leaves what is more than a little to ``_write``."""
+        jobs = _to_write(records)
+        if not jobs or sum(len(holding.items[index].data) for index in jobs.values()) > self._little_nbytes:
             return records
         started_s = time.monotonic()
-        await self._each(put, holding, records, list(jobs.values()))
-        self._metrics.add("mm_write_seconds", time.monotonic() - started_s, self._generation)
-        await self._cache.set_written(holding.request_id, tuple(jobs))
-        holding.own.update(jobs.values())
-        return _with_states(records, dict.fromkeys(jobs, "data"))
+        for index in jobs.values():
+            self._put(holding, records, index)
+        self._client.set_items_data(holding.request_id, tuple(jobs))
+        holding.write_s = time.monotonic() - started_s
+        return _written(holding, records, jobs)
+
+    async def _write(self, holding: _Holding, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
+        """Bytes of the records that say "write", each content once, then one word to the cache server."""
+        if jobs := _to_write(records):
+            left, started_s = itertools.count(len(jobs) - 1, -1), time.monotonic()
+
+            def one(index: int) -> None:
+                self._put(holding, records, index)
+                # The last to be done tells, so that nobody waits for that to be asked of a thread again.
+                if next(left) == 0:
+                    self._client.set_items_data(holding.request_id, tuple(jobs))
+
+            await self._each(one, holding, list(jobs.values()))
+            holding.write_s = time.monotonic() - started_s
+            records = _written(holding, records, jobs)
+        if holding.write_s:
+            self._metrics.add("mm_write_seconds", holding.write_s, self._generation)
+            holding.write_s = 0.0
+        return records
+
+    def _put(self, holding: _Holding, records: Sequence[MediaRecord], index: int) -> None:
+        place = records[index].data
+        assert place is not None, "who shall write is told where"
+        put(self._arena, place, holding.items[index].data)
 
     async def _await_others(self, holding: _Holding, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
         """New states: those that were "wait" are ready, or ours to write, or still "wait" for others to be written."""
@@ -182,36 +211,38 @@ class MediaLeases:
         if not others:
             return []
         started_s = time.monotonic()
-        differ = await self._each(differs, holding, records, others)
+        found = await self._each(lambda index: self._differs(holding, records, index), holding, others)
         self._metrics.add("mm_compare_seconds", time.monotonic() - started_s, self._generation)
-        return [index for index, differs_ in zip(others, differ, strict=True) if differs_]
+        return [index for index, collides in zip(others, found, strict=True) if collides]
+
+    def _differs(self, holding: _Holding, records: Sequence[MediaRecord], index: int) -> bool:
+        place = records[index].data
+        assert place is not None, "an image that is not encoded has its bytes"
+        return differs(self._arena, place, holding.items[index].data)
 
     async def _give_second_keys(self, holding: _Holding, collided: Sequence[int]) -> None:
         """Nothing is held while all is allocated again, as nothing is held by any request that waits for space."""
         logger.warning("request %s: %d images share content keys with others", holding.request_id, len(collided))
         self._metrics.add("mm_hash_collisions", len(collided), self._generation)
         await self._cache.release(holding.request_id)
-        items = [holding.items[index] for index in collided]
-        sizes = [len(item.data) for item in items]
-        keys = await self._threads.map(lambda item: second_key(item.key, item.data), items, sizes)
+        items = holding.items
+        keys = await self._each(lambda index: second_key(items[index].key, items[index].data), holding, collided)
         for index, key in zip(collided, keys, strict=True):
             holding.wanted[index] = msgspec.structs.replace(holding.wanted[index], key=key)
 
-    async def _each(
-        self,
-        work: Callable[[Arena, Handle, bytes], B],
-        holding: _Holding,
-        records: Sequence[MediaRecord],
-        indices: Sequence[int],
-    ) -> list[B]:
-        """``work`` in the lane's threads over these items' places and bytes."""
+    async def _each(self, work: Callable[[int], B], holding: _Holding, indices: Sequence[int]) -> list[B]:
+        """In the lane's threads; about all bytes of these items are gone through."""
+        return await self._threads.map(work, indices, [len(holding.items[index].data) for index in indices])
 
-        def one(index: int) -> B:
-            place = records[index].data
-            assert place is not None, "what is written or compared has a place"
-            return work(self._arena, place, holding.items[index].data)
 
-        return await self._threads.map(one, indices, [len(holding.items[index].data) for index in indices])
+def _to_write(records: Sequence[MediaRecord]) -> dict[int, int]:
+    """Item id -> index of one item that says "write"."""
+    return {record.item_id: index for index, record in enumerate(records) if record.state == "write"}
+
+
+def _written(holding: _Holding, records: Sequence[MediaRecord], jobs: Mapping[int, int]) -> list[MediaRecord]:
+    holding.own.update(jobs.values())
+    return _with_states(records, dict.fromkeys(jobs, "data"))
 
 
 def _with_states(records: Sequence[MediaRecord], states: Mapping[int, ItemState]) -> list[MediaRecord]:

@@ -54,7 +54,7 @@ METRICS: dict[str, Metric] = {
     "mm_hash_seconds": _stage("Hashing one request's images and reading their headers", "alloc"),
     "mm_alloc_seconds": _stage("Allocation of one request, waits included", "alloc"),
     "mm_alloc_rpc_seconds": _stage("One allocation RPC", "alloc"),
-    "mm_write_seconds": _stage("Writing one request's images into the arena", "alloc"),
+    "mm_write_seconds": _stage("Writing one request's images into the arena and saying so", "alloc"),
     "mm_compare_seconds": _stage("Comparing one request's images with the bytes that others wrote", "alloc"),
     "mm_hash_collisions": Metric("counter", "Images whose content key was found to be another image's", ("alloc",)),
     "mm_queue_seconds": _seconds("A request waiting in the visual server for its images' turn"),
