@@ -61,7 +61,7 @@ class Worker:
 @asynccontextmanager
 async def http_worker(*, ready: bool = True, vision: bool = True, **config: object) -> AsyncIterator[Worker]:
     """Start, yield, then SIGTERM as the supervisor would."""
-    with tempfile.TemporaryDirectory(prefix="mmserve-test-") as run_dir:
+    with tempfile.TemporaryDirectory(prefix="test-mmserve-") as run_dir:
         deployment = make_deployment(run_dir, vision=vision, **config)
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]

@@ -40,7 +40,7 @@ def share_at(client: httpx2.Client) -> float:
 
 
 def test_all_workers_follow_and_a_restarted_one_remembers(tmp_path: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="mmserve-test-") as run_dir, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="test-mmserve-") as run_dir, ExitStack() as stack:
         deployment = deployment_of(
             write_chat_model(tmp_path),
             run_dir=run_dir,
