@@ -14,6 +14,7 @@ from msgspec import Meta
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+MmHash = Literal["xxh3", "blake3", "sha256"]
 
 
 def _field(group: str, help: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None) -> Meta:
@@ -43,6 +44,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     health_port: Annotated[int, _field("http", "port of the health server; 0 picks a free one", ge=0, le=65535)] = 0
     http_workers: Annotated[int, _field("http", "HTTP server processes on the one port", ge=1, le=64)] = 1
     api_key: Annotated[str | None, _field("http", "key that clients must send (Bearer or x-api-key)")] = None
+    enable_admin: Annotated[bool, _field("http", "serve /admin/alloc, which changes this server while it runs")] = False
     max_body_mb: Annotated[float, _field("http", "largest request body, MiB", gt=0)] = 64.0
     max_queued_requests: Annotated[int, _field("http", "requests in flight per worker before 429", ge=1)] = 1024
     shutdown_timeout: Annotated[float, _field("http", "seconds live requests may take after SIGTERM", ge=0)] = 30.0
@@ -63,9 +65,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     enable_concurrent_alloc: Annotated[
         bool, _field("media", "read and hash in a thread pool, batched v2 RPC; off: v1")
     ] = True
+    concurrent_alloc_fraction: Annotated[
+        float, _field("media", "share of the requests with images that go down v2, the rest down v1", ge=0, le=1)
+    ] = 1.0
     concurrent_alloc_workers: Annotated[
         int, _field("media", "threads per HTTP worker that read and hash", ge=1, le=64)
     ] = 4
+    mm_hash: Annotated[
+        MmHash, _field("media", "content key of images; blake3 and sha256 withstand crafted collisions")
+    ] = "xxh3"
     max_mm_preprocess_concurrency: Annotated[
         int, _field("media", "requests whose images are decoded at once; 0: no limit", ge=0)
     ] = 0

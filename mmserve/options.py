@@ -6,6 +6,7 @@ Everything is derived from Config's fields. Knows no argparse and starts nothing
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import math
 import tomllib
 import typing
@@ -130,6 +131,13 @@ def check(config: Config) -> None:
         )
     if config.port == config.health_port != 0:
         raise OptionError(f"--port and --health-port are both {config.port}: choose another, or 0 for a free one")
+    if config.concurrent_alloc_fraction != 1 and not config.enable_concurrent_alloc:
+        raise OptionError(
+            f"--concurrent-alloc-fraction {config.concurrent_alloc_fraction:g} does not go with "
+            "--no-enable-concurrent-alloc, which sends every request down v1: leave one of them out"
+        )
+    if config.mm_hash == "blake3" and importlib.util.find_spec("blake3") is None:
+        raise OptionError("--mm-hash blake3 needs a package: pip install 'mmserve[blake3]', or choose sha256")
     if config.allowed_local_media_path is not None and not Path(config.allowed_local_media_path).is_dir():
         raise OptionError(
             f"--allowed-local-media-path {config.allowed_local_media_path} is not a directory: create it, or name one"

@@ -65,7 +65,7 @@ class MediaCacheClient:
         return _in_order(items, dict(zip(unique, reply.records, strict=True)))
 
     def release(self, request_id: str) -> None:
-        """End the request's leases; doing it twice, or without any, is harmless."""
+        """End the request's leases, and its waiting for any in another thread; twice, or without any, is harmless."""
         self._calls.release(request_id)
 
     def set_items_data(self, request_id: str, item_ids: Sequence[int], ok: bool = True) -> None:

@@ -19,6 +19,14 @@ from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
+class _Ticket:
+    """An allocation that waits for space."""
+
+    lease: Lease
+    given_up: bool = False
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """For the metrics: gauges now, counters since the last snapshot."""
@@ -36,7 +44,7 @@ class Table:
         self._slots = slots
         self._clock = clock
         self._changed = threading.Condition()
-        self._queue: deque[object] = deque()
+        self._queue: deque[_Ticket] = deque()
         """Allocations that wait for space, in order of arrival."""
         self._connections: Counter[str] = Counter()
 
@@ -68,15 +76,17 @@ class Table:
             return self._alloc_in_turn(lease, items, wait_s)
 
     def _alloc_in_turn(self, lease: Lease, items: Sequence[AllocItem], wait_s: float) -> AllocReply:
-        ticket = object()
+        ticket = _Ticket(lease)
         full = AllocReply(refused="full")
         self._queue.append(ticket)
 
         def attempt() -> AllocReply:
-            return self._slots.alloc(lease, items) if self._queue[0] is ticket else full
+            return self._slots.alloc(lease, items) if self._queue[0] is ticket and not ticket.given_up else full
 
         try:
-            return self._wait(lease.owner, wait_s, attempt, lambda reply: reply.refused != "full", full)
+            return self._wait(
+                lease.owner, wait_s, attempt, lambda reply: ticket.given_up or reply.refused != "full", full
+            )
         finally:
             self._queue.remove(ticket)
             self._changed.notify_all()  # the next in line may be small enough for what is free already
@@ -87,9 +97,12 @@ class Table:
             return self._slots.held(lease)
 
     def release(self, lease: Lease) -> None:
-        """End the lease; harmless without one."""
+        """End the lease; harmless without one. An allocation that still waits for space under it waits no more."""
         with self._changed:
-            if self._slots.release(lease):
+            waiting = [ticket for ticket in self._queue if ticket.lease == lease]
+            for ticket in waiting:
+                ticket.given_up = True
+            if self._slots.release(lease) or waiting:
                 self._changed.notify_all()
 
     def set_data(self, lease: Lease, item_ids: Sequence[int], ok: bool) -> None:

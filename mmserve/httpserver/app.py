@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from mmserve.errors import ERROR_KINDS, InvalidRequest, MmserveError, NotFound
 from mmserve.httpserver.api import openai_chat
+from mmserve.httpserver.api.admin import admin_routes
 from mmserve.httpserver.api.answer import Answer
 from mmserve.httpserver.api.models import model_routes
 from mmserve.httpserver.api.openai_errors import error_response
@@ -31,6 +32,8 @@ def make_app(front: Front) -> ASGIApp:
     app = FastAPI(title="mmserve", version=front.deployment.version, redoc_url=None)
     app.include_router(model_routes(front))
     app.include_router(operation_routes(front))
+    if front.deployment.config.enable_admin:
+        app.include_router(admin_routes(front))
     _add_chat(app, front)
     app.add_exception_handler(MmserveError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)

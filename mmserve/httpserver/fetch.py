@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import httpcore2
@@ -25,6 +26,12 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_CONNECTIONS = 64
 _MAX_RESOLVERS = 8
 _KEEPALIVE_S = 15.0
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """One for all pools: reading the machine's certificates takes tens of milliseconds."""
+    return httpcore2.default_ssl_context()
 
 
 class _AddressDenied(Exception):
@@ -76,7 +83,7 @@ class Fetcher:
         self._timeout_s = timeout_s
         self._backend = _CheckedBackend(policy)
         self._pool = httpcore2.AsyncConnectionPool(
-            ssl_context=httpcore2.default_ssl_context(),
+            ssl_context=_tls(),
             max_connections=_MAX_CONNECTIONS,
             keepalive_expiry=_KEEPALIVE_S,
             network_backend=self._backend,

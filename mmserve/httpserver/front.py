@@ -17,7 +17,8 @@ from mmserve.httpserver.authorisation import Authorisation
 from mmserve.httpserver.detokenizer import Vocabulary
 from mmserve.httpserver.dispatcher import Dispatcher
 from mmserve.httpserver.flights import Flights
-from mmserve.httpserver.generate import Leasing, MediaReading, Prompting, RequestPath
+from mmserve.httpserver.generate import Prompting, RequestPath
+from mmserve.httpserver.lane import Lanes
 from mmserve.httpserver.roads import Roads
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.ipc.channel import AsyncReceiver
@@ -31,8 +32,7 @@ from mmserve.process import Process
 class Helpers:
     """The parts of the request path that touch media and prompts; tests bring their own."""
 
-    media: MediaReading
-    leases: Leasing
+    lanes: Lanes
     prompts: Prompting
     vocabulary: Vocabulary
 
@@ -47,6 +47,7 @@ class Front:
     authorisation: Authorisation
     gate: Gate
     flights: Flights
+    lanes: Lanes
     metrics: MetricsClient
 
 
@@ -62,8 +63,7 @@ async def open_front(process: Process, helpers: Helpers, metrics: MetricsClient)
         worker=process.index,
         max_model_len=deployment.max_model_len,
         gate=gate,
-        media=helpers.media,
-        leases=helpers.leases,
+        lanes=helpers.lanes,
         prompts=helpers.prompts,
         dispatcher=dispatcher,
         vocabulary=helpers.vocabulary,
@@ -78,7 +78,7 @@ async def open_front(process: Process, helpers: Helpers, metrics: MetricsClient)
                 tasks.create_task(_beat(process, flights, metrics)),
             ]
             authorisation = Authorisation(deployment.config.api_key)
-            yield Front(deployment, endpoints, model, authorisation, gate, flights, metrics)
+            yield Front(deployment, endpoints, model, authorisation, gate, flights, helpers.lanes, metrics)
             for task in running:
                 task.cancel()
     finally:

@@ -20,6 +20,7 @@ from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaRe
 from mmserve.httpserver.delta_stream import DeltaStream
 from mmserve.httpserver.detokenizer import Detokenizer, Vocabulary
 from mmserve.httpserver.dispatcher import Dispatcher, MediaLost
+from mmserve.httpserver.lane import Lane, Lanes
 from mmserve.httpserver.request_metrics import ChoiceMetrics, count_request
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest
@@ -32,14 +33,6 @@ _LONG_PROMPT_CHARS = 20_000
 """Templating and tokenizing more than this would hold up the event loop for milliseconds."""
 
 
-class MediaReading(Protocol):
-    async def read(self, refs: Sequence[MediaRef], cache_salt: str) -> list[MediaItem]: ...
-
-
-class Leasing(Protocol):
-    def hold(self, request_id: str, items: Sequence[MediaItem]) -> AbstractAsyncContextManager[list[LeasedItem]]: ...
-
-
 class Prompting(Protocol):
     def build(self, call: GenerateCall, leased: Sequence[LeasedItem]) -> Prompt: ...
 
@@ -49,6 +42,7 @@ class _Choice:
     """One of n answers: its request to the engine and where its text goes."""
 
     call: GenerateCall
+    lane: Lane
     items: Sequence[MediaItem]
     request: GenerateRequest
     text: Detokenizer
@@ -63,8 +57,7 @@ class RequestPath:
     worker: int
     max_model_len: int
     gate: Gate
-    media: MediaReading
-    leases: Leasing
+    lanes: Lanes
     prompts: Prompting
     dispatcher: Dispatcher
     vocabulary: Vocabulary
@@ -73,16 +66,17 @@ class RequestPath:
     async def generate(self, call: GenerateCall, deltas: DeltaStream) -> None:
         """Answer ``call`` into ``deltas``; returns when nothing is held any more. Raises MmserveError."""
         with self.gate.admit():
-            items = await self.media.read(call.media, call.cache_salt) if call.media else []
+            lane = self.lanes.choose()
+            items = await lane.media.read(call.media, call.cache_salt) if call.media else []
             call = replace(call, media=tuple(MediaRef("", ref.param) for ref in call.media))
-            async with self._hold(call.request_id, items) as leased:
+            async with _hold(lane, call.request_id, items) as leased:
                 prompt = await self._build(call, leased)
                 deltas.open(len(prompt.ids), sum(span.num_tokens for span in prompt.spans))
                 async with asyncio.TaskGroup() as choices:
                     for index, request in enumerate(self._requests(call, prompt)):
                         text = Detokenizer(self.vocabulary, index, call.stop, call.sampling.min_tokens)
                         metrics = ChoiceMetrics(self.metrics, call)
-                        choice = _Choice(call, items, request, text, deltas, metrics)
+                        choice = _Choice(call, lane, items, request, text, deltas, metrics)
                         choices.create_task(self._answer(choice))
 
     async def _answer(self, choice: _Choice) -> None:
@@ -94,7 +88,7 @@ class RequestPath:
             request = _resumed(request, lost)
         for lease in range(2, MAX_LEASES + 1):
             self.metrics.add("requests_resent", 1)
-            async with self._hold(f"{request.id}.{lease}", choice.items) as leased:
+            async with _hold(choice.lane, f"{request.id}.{lease}", choice.items) as leased:
                 prompt = await self._build(choice.call, leased)
                 request = msgspec.structs.replace(request, prompt_ids=prompt.ids.tobytes(), spans=prompt.spans)
                 try:
@@ -113,10 +107,6 @@ class RequestPath:
                 choice.deltas.push(delta)
                 if delta.finish is not None:
                     return
-
-    def _hold(self, lease_id: str, items: Sequence[MediaItem]) -> AbstractAsyncContextManager[list[LeasedItem]]:
-        """Text requests never wait for the cache server."""
-        return self.leases.hold(lease_id, items) if items else nullcontext([])
 
     async def _build(self, call: GenerateCall, leased: Sequence[LeasedItem]) -> Prompt:
         chars = sum(len(part.text) for message in call.messages for part in message.content if hasattr(part, "text"))
@@ -151,6 +141,11 @@ class RequestPath:
             )
         max_tokens = sampling.max_tokens or room
         return msgspec.structs.replace(sampling, max_tokens=max_tokens, min_tokens=min(sampling.min_tokens, max_tokens))
+
+
+def _hold(lane: Lane, lease_id: str, items: Sequence[MediaItem]) -> AbstractAsyncContextManager[Sequence[LeasedItem]]:
+    """Text requests never wait for the cache server."""
+    return lane.leases.hold(lease_id, items) if items else nullcontext(())
 
 
 def _resumed(request: GenerateRequest, lost: MediaLost) -> GenerateRequest:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 
+from mmserve.httpserver.alloc_share import AllocShare
 from mmserve.httpserver.detokenizer import Vocabulary
 from mmserve.httpserver.front import Helpers
+from mmserve.httpserver.lane import Generation, Lane, Lanes
 from mmserve.httpserver.media import MediaReader
 from mmserve.httpserver.media_lease import MediaLeases
 from mmserve.httpserver.prompt import Prompts
@@ -18,12 +20,22 @@ from mmserve.process import Process
 @asynccontextmanager
 async def open_helpers(process: Process, metrics: MetricsClient) -> AsyncIterator[Helpers]:
     """The real helpers of this process."""
+    prompts = await asyncio.to_thread(Prompts, process.deployment)
+    config = process.deployment.config
+    initial = config.concurrent_alloc_fraction if config.enable_concurrent_alloc else 0.0
+    with closing(AllocShare(process.endpoints.alloc_share, initial)) as share:
+        async with open_lane("v1", process, metrics) as v1, open_lane("v2", process, metrics) as v2:
+            yield Helpers(Lanes(v1, v2, share), prompts, Vocabulary(prompts.tokenizer))
+
+
+@asynccontextmanager
+async def open_lane(generation: Generation, process: Process, metrics: MetricsClient) -> AsyncIterator[Lane]:
+    """One generation's reader and leases; a lane that no request takes has neither threads nor connections."""
     deployment, arena = process.deployment, process.arena
     assert arena is not None, "an http worker inherits the arena"
     async with AsyncExitStack() as stack:
-        prompts = await asyncio.to_thread(Prompts, deployment)
-        media = MediaReader(deployment, metrics)
+        media = MediaReader(deployment, metrics, generation)
         stack.push_async_callback(media.aclose)
-        leases = MediaLeases(deployment, arena, process.endpoints, process.name, metrics)
+        leases = MediaLeases(deployment, arena, process.endpoints, process.name, metrics, generation)
         stack.push_async_callback(leases.aclose)
-        yield Helpers(media, leases, prompts, Vocabulary(prompts.tokenizer))
+        yield Lane(media, leases)

@@ -1,60 +1,67 @@
 """The images of one request, all at once: bytes, size from the header, content key. Decodes no pixels, owns no slot.
 
-Everything that takes time runs in threads or, for http(s), awaits; the event loop only hands over.
+Everything that takes time runs in threads or, for http(s), awaits; the event loop only hands over. The images of a
+request are read all at once (v2) or one after another (v1).
 """
 
 from __future__ import annotations
 
 import asyncio
-import struct
 import time
 from collections.abc import Sequence
-
-import xxhash
 
 from mmserve.deployment import Deployment
 from mmserve.errors import MediaError, MmserveError
 from mmserve.httpserver.addresses import AddressPolicy
 from mmserve.httpserver.byte_budget import ByteBudget
 from mmserve.httpserver.call import MediaItem, MediaRef
+from mmserve.httpserver.content_key import ContentKeys
 from mmserve.httpserver.fetch import Fetcher
+from mmserve.httpserver.lane import Generation
 from mmserve.httpserver.local_media import read_data_url, read_file_url
 from mmserve.httpserver.threads import Threads
 from mmserve.metrics.client import MetricsClient
-from mmserve.processors.picture import header
-from mmserve.processors.registry import ImageProcessor, processor_for
-
-_SCHEMA = b"mmserve-image-1"
-_LENGTH = struct.Struct("<Q")
-_SIZE = struct.Struct("<QQ")
+from mmserve.processors.picture import Header, header
+from mmserve.processors.registry import processor_for
 
 
 class MediaReader:
-    """One per HTTP worker. ``policy`` is for tests; by default it follows the configuration."""
+    """One per lane of an HTTP worker. ``policy`` is for tests; by default it follows the configuration."""
 
-    def __init__(self, deployment: Deployment, metrics: MetricsClient, *, policy: AddressPolicy | None = None) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        metrics: MetricsClient,
+        generation: Generation = "v2",
+        *,
+        policy: AddressPolicy | None = None,
+    ) -> None:
         config = deployment.config
         self._config = config
         self._metrics = metrics
-        self._threads = Threads("media", config.concurrent_alloc_workers, concurrent=config.enable_concurrent_alloc)
+        self._generation = generation
+        concurrent = generation == "v2"
+        self._threads = Threads(f"media-{generation}", config.concurrent_alloc_workers, concurrent=concurrent)
+        self._read_all = self._together if concurrent else self._one_by_one
         policy = policy or AddressPolicy(config.allowed_media_domains)
         self._fetcher = Fetcher(policy, timeout_s=config.media_fetch_timeout)
-        self._processor = processor_for(deployment.model)
-        self._hash_seed = deployment.hash_seed % 2**64
-        self._model_path = deployment.model.path.encode()
+        model, processor = deployment.model, processor_for(deployment.model)
+        settings = processor.settings_digest() if processor else b""
+        self._keys = ContentKeys(config.mm_hash, seed=deployment.hash_seed, model=model.path, settings=settings)
+        self._takes_images = processor is not None
 
     async def read(self, refs: Sequence[MediaRef], cache_salt: str) -> list[MediaItem]:
         """In the order of ``refs``. Raises MediaError or TooLarge with the image's ``param``."""
         if not refs:
             return []
-        if self._processor is None:
+        if not self._takes_images:
             raise MediaError("this model takes no images", param=refs[0].param)
         started_s = time.monotonic()
-        data = await self._read_all(refs)
+        data = await self._read_all(refs, ByteBudget(int(self._config.max_body_mb * 2**20)))
         read_s = time.monotonic()
-        items = await self._identify(refs, data, self._processor, cache_salt)
-        self._metrics.add("mm_fetch_seconds", read_s - started_s)
-        self._metrics.add("mm_hash_seconds", time.monotonic() - read_s)
+        items = await self._identify(refs, data, cache_salt)
+        self._metrics.add("mm_fetch_seconds", read_s - started_s, self._generation)
+        self._metrics.add("mm_hash_seconds", time.monotonic() - read_s, self._generation)
         return items
 
     async def aclose(self) -> None:
@@ -62,8 +69,15 @@ class MediaReader:
         await self._fetcher.aclose()
         self._threads.close()
 
-    async def _read_all(self, refs: Sequence[MediaRef]) -> list[bytes]:
-        budget = ByteBudget(int(self._config.max_body_mb * 2**20))
+    async def _one_by_one(self, refs: Sequence[MediaRef], budget: ByteBudget) -> list[bytes]:
+        return [await self._read_one(ref, budget) for ref in refs]
+
+    async def _read_one(self, ref: MediaRef, budget: ByteBudget) -> bytes:
+        if _is_remote(ref):
+            return await self._fetch(ref, budget)
+        return await self._threads.run(lambda: self._read_local(ref, budget))
+
+    async def _together(self, refs: Sequence[MediaRef], budget: ByteBudget) -> list[bytes]:
         local = [index for index, ref in enumerate(refs) if not _is_remote(ref)]
         remote = [index for index, ref in enumerate(refs) if _is_remote(ref)]
         sizes = [len(refs[index].url) for index in local]
@@ -98,36 +112,21 @@ class MediaReader:
             error.param = ref.param
             raise
 
-    async def _identify(
-        self, refs: Sequence[MediaRef], data: Sequence[bytes], processor: ImageProcessor, cache_salt: str
-    ) -> list[MediaItem]:
-        shared = _framed(_SCHEMA, self._model_path, processor.settings_digest(), cache_salt.encode())
-
+    async def _identify(self, refs: Sequence[MediaRef], data: Sequence[bytes], cache_salt: str) -> list[MediaItem]:
         def identify(index: int) -> MediaItem:
             ref, content = refs[index], data[index]
-            width, height = self._size(content, ref.param)
-            return MediaItem(content, width, height, self._key(shared, width, height, content), ref.param)
+            picture = self._header(content, ref.param)
+            key = self._keys.of(content, picture, cache_salt)
+            return MediaItem(content, picture.width, picture.height, key, ref.param)
 
         return await self._threads.map(identify, range(len(refs)), [len(one) for one in data])
 
-    def _size(self, content: bytes, param: str) -> tuple[int, int]:
+    def _header(self, content: bytes, param: str) -> Header:
         try:
             return header(content, self._config.max_image_pixels)
         except MmserveError as error:
             error.param = param
             raise
-
-    def _key(self, shared: bytes, width: int, height: int, content: bytes) -> bytes:
-        """128 bits over everything that makes the embedding what it is. Length frames keep fields apart."""
-        digest = xxhash.xxh3_128(shared, seed=self._hash_seed)
-        digest.update(_framed(_SIZE.pack(width, height)))
-        digest.update(_LENGTH.pack(len(content)))
-        digest.update(content)
-        return bytes(digest.digest())
-
-
-def _framed(*fields: bytes) -> bytes:
-    return b"".join(_LENGTH.pack(len(field)) + field for field in fields)
 
 
 def _scheme(ref: MediaRef) -> str:

@@ -1,4 +1,4 @@
-"""A request's images in the arena, leased for as long as the request needs them: alloc, write, wait, release.
+"""A request's images in the arena, leased for as long as the request needs them: alloc, write, wait, compare, release.
 
 Blocking calls run in threads and are never abandoned midway, so the lease is given back exactly once and never while
 a thread still writes under it. Knows no prompt and no engine; the cache server decides who writes and who waits.
@@ -7,20 +7,26 @@ a thread still writes under it. Knows no prompt and no engine; the cache server 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
 
 from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.deployment import Deployment
-from mmserve.errors import MmserveError, Overloaded, Unavailable
+from mmserve.errors import MmserveError, Unavailable
+from mmserve.httpserver.cache_calls import CacheCalls
 from mmserve.httpserver.call import LeasedItem, MediaItem
-from mmserve.httpserver.threads import Threads
-from mmserve.ipc.arena import Arena, StaleHandle
+from mmserve.httpserver.content_key import second_key
+from mmserve.httpserver.lane import Generation
+from mmserve.httpserver.stored_bytes import differs, put
+from mmserve.httpserver.threads import MIN_BATCH_NBYTES, Threads
+from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
 from mmserve.metrics.client import MetricsClient
@@ -30,13 +36,25 @@ PATIENCE_S = 10.0
 """How long one request waits for arena space, and for images that others write."""
 _RETRY_AFTER_S = 1.0
 _RECONNECT_S = 0.25
-_WAITING_THREADS = 16
 B = TypeVar("B")
 logger = logging.getLogger(__name__)
 
 
+@dataclass
+class _Holding:
+    """One request's way to its leases. ``wanted`` are its ``items`` as the cache server is asked for them."""
+
+    request_id: str
+    items: Sequence[MediaItem]
+    wanted: list[AllocItem]
+    deadline_s: float
+    own: set[int] = field(default_factory=set)
+    """Indices of items that are known to be what stands in the arena: this request has written them."""
+    write_s: float = 0.0
+
+
 class MediaLeases:
-    """One per HTTP worker. ``client`` is for tests; by default it connects to the cache server at the first call."""
+    """One per lane of an HTTP worker. ``client`` is for tests; by default it connects at the first call."""
 
     def __init__(
         self,
@@ -45,21 +63,23 @@ class MediaLeases:
         endpoints: Endpoints,
         owner: str,
         metrics: MetricsClient,
+        generation: Generation = "v2",
         *,
         client: MediaCacheClient | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        config = deployment.config
+        concurrent, workers = generation == "v2", deployment.config.concurrent_alloc_workers
         self._deployment = deployment
         self._arena = arena
         self._metrics = metrics
         self._patience_s = patience_s
-        self._generation = "v2" if config.enable_concurrent_alloc else "v1"
-        self._client = client or connect(endpoints, owner, batched=config.enable_concurrent_alloc)
+        self._generation = generation
         self._processor = processor_for(deployment.model)
-        self._threads = Threads("lease", config.concurrent_alloc_workers, concurrent=config.enable_concurrent_alloc)
-        # Calls that may wait have threads of their own: what ends their waiting must never queue behind them.
-        self._waiting = Threads("lease-wait", _WAITING_THREADS)
+        self._threads = Threads(f"lease-{generation}", workers, concurrent=concurrent)
+        self._client = client or connect(endpoints, owner, batched=concurrent)
+        self._cache = CacheCalls(self._client, self._threads, metrics, generation)
+        self._little_nbytes = MIN_BATCH_NBYTES if concurrent else 0
+        """So much is written by the thread that has allocated; handing it to others would take longer."""
 
     def hold(self, request_id: str, items: Sequence[MediaItem]) -> AbstractAsyncContextManager[list[LeasedItem]]:
         """The items in their order, bytes or embedding ready, leased until the context ends, however it ends.
@@ -70,32 +90,30 @@ class MediaLeases:
 
     async def aclose(self) -> None:
         """Close threads and connections; leases that are left end with the connections."""
-        await self._threads.run(self._client.close)
+        await self._cache.aclose()
         self._threads.close()
-        self._waiting.close()
 
     @asynccontextmanager
     async def _hold(self, request_id: str, items: Sequence[MediaItem]) -> AsyncIterator[list[LeasedItem]]:
         if not items:
             yield []
             return
-        tokens = [self._num_tokens(item) for item in items]
+        wanted = self._wanted(items)
         try:
-            records = await self._acquire(request_id, items, tokens)
-            yield [LeasedItem(record, count) for record, count in zip(records, tokens, strict=True)]
+            records = await self._acquire(request_id, items, wanted)
+            yield [LeasedItem(record, one.num_tokens) for record, one in zip(records, wanted, strict=True)]
         finally:
-            await self._release(request_id)
+            await self._cache.release(request_id)
 
     async def _acquire(
-        self, request_id: str, items: Sequence[MediaItem], tokens: Sequence[int]
+        self, request_id: str, items: Sequence[MediaItem], wanted: Sequence[AllocItem]
     ) -> Sequence[MediaRecord]:
         """Records of images that are all ready; from the start again when the cache server was restarted."""
         started_s = time.monotonic()
         deadline_s = started_s + self._patience_s
-        wanted = self._wanted(items, tokens)
         while True:
             try:
-                records = await self._make_ready(request_id, items, wanted, deadline_s)
+                records = await self._make_ready(_Holding(request_id, items, list(wanted), deadline_s))
                 self._metrics.add("mm_alloc_seconds", time.monotonic() - started_s, self._generation)
                 return records
             except Unavailable:
@@ -103,17 +121,29 @@ class MediaLeases:
                     raise
             await asyncio.sleep(_RECONNECT_S)
 
-    async def _make_ready(
-        self, request_id: str, items: Sequence[MediaItem], wanted: list[AllocItem], deadline_s: float
-    ) -> Sequence[MediaRecord]:
-        records = await self._alloc(request_id, wanted, deadline_s)
-        for record in records:
-            self._metrics.add("mm_items", 1, record.state)
-        records = await self._write(request_id, records, items)
-        while any(record.state == "wait" for record in records):
-            records = await self._await_others(request_id, records, deadline_s)
-            records = await self._write(request_id, records, items)
-        return records
+    async def _make_ready(self, holding: _Holding) -> Sequence[MediaRecord]:
+        """Alloc, write, wait, compare; once more for content whose key turns out to be another's."""
+        while True:
+            holding.own.clear()
+            records = await self._cache.alloc(
+                holding.request_id, holding.wanted, holding.deadline_s, lambda found: self._write_little(holding, found)
+            )
+            records = await self._write(holding, records)
+            while any(record.state == "wait" for record in records):
+                records = await self._await_others(holding, records)
+                records = await self._write(holding, records)
+            collided = await self._compare(holding, records)
+            if not collided:
+                return records
+            await self._give_second_keys(holding, collided)
+
+    def _wanted(self, items: Sequence[MediaItem]) -> list[AllocItem]:
+        tokens = [self._num_tokens(item) for item in items]
+        row_nbytes = self._deployment.embed_row_nbytes
+        return [
+            AllocItem(item.key, count, len(item.data), count * row_nbytes)
+            for item, count in zip(items, tokens, strict=True)
+        ]
 
     def _num_tokens(self, item: MediaItem) -> int:
         assert self._processor is not None, "a text model's request holds no images"
@@ -123,73 +153,96 @@ class MediaLeases:
             error.param = item.param
             raise
 
-    def _wanted(self, items: Sequence[MediaItem], tokens: Sequence[int]) -> list[AllocItem]:
-        row_nbytes = self._deployment.embed_row_nbytes
-        return [
-            AllocItem(item.key, count, len(item.data), count * row_nbytes)
-            for item, count in zip(items, tokens, strict=True)
-        ]
-
-    async def _alloc(self, request_id: str, wanted: list[AllocItem], deadline_s: float) -> Sequence[MediaRecord]:
-        """At once if there is space; only otherwise in a thread that waits for some."""
-        try:
-            return await self._timed(self._threads, lambda: self._client.alloc(request_id, wanted, wait_s=0.0))
-        except Overloaded:
-            wait_s = max(0.0, deadline_s - time.monotonic())
-            return await self._timed(self._waiting, lambda: self._client.alloc(request_id, wanted, wait_s=wait_s))
-
-    async def _timed(self, threads: Threads, call: Callable[[], B]) -> B:
-        def timed() -> tuple[B, float]:
-            started_s = time.monotonic()
-            return call(), time.monotonic() - started_s
-
-        result, seconds = await threads.run(timed)
-        self._metrics.add("mm_alloc_rpc_seconds", seconds, self._generation)
-        return result
-
-    async def _write(
-        self, request_id: str, records: Sequence[MediaRecord], items: Sequence[MediaItem]
-    ) -> Sequence[MediaRecord]:
-        """Bytes of the records that say "write", each content once, then one word to the cache server."""
-        jobs = {
-            record.item_id: (record, item)
-            for record, item in zip(records, items, strict=True)
-            if record.state == "write"
-        }
-        if not jobs:
+    def _write_little(self, holding: _Holding, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
+        """Blocking. Leaves what is more than a little to ``_write``."""
+        jobs = _to_write(records)
+        if not jobs or sum(len(holding.items[index].data) for index in jobs.values()) > self._little_nbytes:
             return records
         started_s = time.monotonic()
-        await self._threads.map(self._write_one, list(jobs.values()), [len(item.data) for _, item in jobs.values()])
-        self._metrics.add("mm_write_seconds", time.monotonic() - started_s)
-        await self._threads.run(lambda: self._client.set_items_data(request_id, tuple(jobs)))
-        return _with_states(records, dict.fromkeys(jobs, "data"))
+        for index in jobs.values():
+            self._put(holding, records, index)
+        self._client.set_items_data(holding.request_id, tuple(jobs))
+        holding.write_s = time.monotonic() - started_s
+        return _written(holding, records, jobs)
 
-    def _write_one(self, job: tuple[MediaRecord, MediaItem]) -> None:
-        record, item = job
-        assert record.data is not None, "whoever shall write is told where"
-        try:
-            self._arena.write(record.data, item.data)
-        except StaleHandle as stale:
-            raise Unavailable("the media cache was restarted", retry_after_s=_RETRY_AFTER_S) from stale
+    async def _write(self, holding: _Holding, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
+        """Bytes of the records that say "write", each content once, then one word to the cache server."""
+        if jobs := _to_write(records):
+            left, started_s = itertools.count(len(jobs) - 1, -1), time.monotonic()
 
-    async def _await_others(
-        self, request_id: str, records: Sequence[MediaRecord], deadline_s: float
-    ) -> Sequence[MediaRecord]:
+            def one(index: int) -> None:
+                self._put(holding, records, index)
+                # The last to be done tells, so that nobody waits for that to be asked of a thread again.
+                if next(left) == 0:
+                    self._client.set_items_data(holding.request_id, tuple(jobs))
+
+            await self._each(one, holding, list(jobs.values()))
+            holding.write_s = time.monotonic() - started_s
+            records = _written(holding, records, jobs)
+        if holding.write_s:
+            self._metrics.add("mm_write_seconds", holding.write_s, self._generation)
+            holding.write_s = 0.0
+        return records
+
+    def _put(self, holding: _Holding, records: Sequence[MediaRecord], index: int) -> None:
+        place = records[index].data
+        assert place is not None, "who shall write is told where"
+        put(self._arena, place, holding.items[index].data)
+
+    async def _await_others(self, holding: _Holding, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
         """New states: those that were "wait" are ready, or ours to write, or still "wait" for others to be written."""
         ids = tuple(dict.fromkeys(record.item_id for record in records if record.state == "wait"))
-        wait_s = deadline_s - time.monotonic()
-        if wait_s <= 0:
+        if time.monotonic() >= holding.deadline_s:
             raise Unavailable("an image of this request did not become ready in time", retry_after_s=_RETRY_AFTER_S)
-        found = await self._waiting.run(lambda: self._client.get_items_data(request_id, ids, wait_s=wait_s))
+        found = await self._cache.await_others(holding.request_id, ids, holding.deadline_s)
         if "gone" in found:
             raise Unavailable("the media cache was restarted", retry_after_s=_RETRY_AFTER_S)
         return _with_states(records, dict(zip(ids, found, strict=True)))
 
-    async def _release(self, request_id: str) -> None:
-        try:
-            await self._threads.run(lambda: self._client.release(request_id))
-        except Unavailable:
-            logger.info("request %s: the cache server that held its leases is gone", request_id)
+    async def _compare(self, holding: _Holding, records: Sequence[MediaRecord]) -> list[int]:
+        """Indices of items whose key stands for other bytes, as far as those are still in the arena to be looked at."""
+        others = [
+            index
+            for index, record in enumerate(records)
+            if record.state == "data"
+            and index not in holding.own
+            and holding.wanted[index].key == holding.items[index].key
+        ]
+        if not others:
+            return []
+        started_s = time.monotonic()
+        found = await self._each(lambda index: self._differs(holding, records, index), holding, others)
+        self._metrics.add("mm_compare_seconds", time.monotonic() - started_s, self._generation)
+        return [index for index, collides in zip(others, found, strict=True) if collides]
+
+    def _differs(self, holding: _Holding, records: Sequence[MediaRecord], index: int) -> bool:
+        place = records[index].data
+        assert place is not None, "an image that is not encoded has its bytes"
+        return differs(self._arena, place, holding.items[index].data)
+
+    async def _give_second_keys(self, holding: _Holding, collided: Sequence[int]) -> None:
+        """Nothing is held while all is allocated again, as nothing is held by any request that waits for space."""
+        logger.warning("request %s: %d images share content keys with others", holding.request_id, len(collided))
+        self._metrics.add("mm_hash_collisions", len(collided), self._generation)
+        await self._cache.release(holding.request_id)
+        items = holding.items
+        keys = await self._each(lambda index: second_key(items[index].key, items[index].data), holding, collided)
+        for index, key in zip(collided, keys, strict=True):
+            holding.wanted[index] = msgspec.structs.replace(holding.wanted[index], key=key)
+
+    async def _each(self, work: Callable[[int], B], holding: _Holding, indices: Sequence[int]) -> list[B]:
+        """In the lane's threads; about all bytes of these items are gone through."""
+        return await self._threads.map(work, indices, [len(holding.items[index].data) for index in indices])
+
+
+def _to_write(records: Sequence[MediaRecord]) -> dict[int, int]:
+    """Item id -> index of one item that says "write"."""
+    return {record.item_id: index for index, record in enumerate(records) if record.state == "write"}
+
+
+def _written(holding: _Holding, records: Sequence[MediaRecord], jobs: Mapping[int, int]) -> list[MediaRecord]:
+    holding.own.update(jobs.values())
+    return _with_states(records, dict.fromkeys(jobs, "data"))
 
 
 def _with_states(records: Sequence[MediaRecord], states: Mapping[int, ItemState]) -> list[MediaRecord]:

@@ -76,7 +76,7 @@ def batches(jobs: Sequence[A], nbytes: Sequence[int], threads: int) -> list[list
     found: list[list[A]] = []
     filled = target
     for job, size in zip(jobs, nbytes, strict=True):
-        if filled >= target:
+        if filled >= target and len(found) < threads:
             found.append([])
             filled = 0
         found[-1].append(job)

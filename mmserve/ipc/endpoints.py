@@ -49,6 +49,11 @@ class Endpoints:
         """Unix socket of the cache server's RPC."""
         return self.run_dir / "cache.rpc"
 
+    @property
+    def alloc_share(self) -> Path:
+        """One float that all HTTP workers map: the share of requests that allocate by v2."""
+        return self.run_dir / "alloc-share"
+
     def tp_store(self, incarnation: int) -> Path:
         """Rendezvous file of the ranks; a new one for each start of the engine."""
         return self.run_dir / f"tp-{incarnation}"

@@ -6,11 +6,13 @@ Only Pillow's raster decoders for common formats are ever tried. Knows no model 
 from __future__ import annotations
 
 from io import BytesIO
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from mmserve.errors import MediaError
+from mmserve.processors.jpeg_header import jpeg_header
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """What is accepted. Pillow knows many more, some of which run interpreters or are rarely exercised."""
@@ -19,19 +21,31 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 Image.MAX_IMAGE_PIXELS = None
 
 
-def header(data: bytes, max_pixels: int) -> tuple[int, int]:
-    """(width, height) as stored, before EXIF orientation, from the header alone: nothing is decoded.
+class Header(NamedTuple):
+    """What a file says of its picture: size as stored, before EXIF orientation, and Pillow's name of its mode."""
+
+    width: int
+    height: int
+    mode: str
+
+
+def header(data: bytes, max_pixels: int) -> Header:
+    """Read from the header alone: nothing is decoded.
 
     Further frames of an animation are never decoded, so their number needs no limit.
     Raises MediaError for an empty file, an unknown format, no pixels, or more than ``max_pixels``.
     """
-    with _open(data) as image:
-        width, height = image.size
+    width, height, mode = jpeg_header(data) or _opened(data)
     if width < 1 or height < 1:
         raise MediaError(f"the image has no pixels ({width} x {height})")
     if width * height > max_pixels:
         raise MediaError(f"the image is too large: {width} x {height} is more than {max_pixels} pixels")
-    return width, height
+    return Header(width, height, mode)
+
+
+def _opened(data: bytes) -> tuple[int, int, str]:
+    with _open(data) as image:
+        return (*image.size, image.mode)
 
 
 def decode(data: bytes) -> Image.Image:

@@ -15,8 +15,10 @@ from typing import TypeVar
 import openai
 import uvloop
 
+from mmserve.httpserver.alloc_share import AllocShare
 from mmserve.httpserver.detokenizer import Vocabulary
 from mmserve.httpserver.front import Front, Helpers, open_front
+from mmserve.httpserver.lane import Lane, Lanes
 from mmserve.httpserver.server import serve
 from mmserve.metrics.client import MetricsClient
 from mmserve.process import Process
@@ -33,6 +35,8 @@ class Worker:
     port: int
     front: Front
     leases: StubLeases
+    """Of v2, which every request takes unless the share is changed."""
+    v1_leases: StubLeases
     upstream: Upstream
     serving: asyncio.Task[None]
 
@@ -57,7 +61,7 @@ class Worker:
 @asynccontextmanager
 async def http_worker(*, ready: bool = True, vision: bool = True, **config: object) -> AsyncIterator[Worker]:
     """Start, yield, then SIGTERM as the supervisor would."""
-    with tempfile.TemporaryDirectory(prefix="mmserve-test-") as run_dir:
+    with tempfile.TemporaryDirectory(prefix="test-mmserve-") as run_dir:
         deployment = make_deployment(run_dir, vision=vision, **config)
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -66,15 +70,17 @@ async def http_worker(*, ready: bool = True, vision: bool = True, **config: obje
             deployment, "httpserver", 0, 0, ready=lambda details: started.set(), listen_fd=listener.detach()
         )
         metrics = MetricsClient(process.endpoints, process.name)
-        leases = StubLeases()
-        helpers = Helpers(StubMedia(), leases, StubPrompts(), Vocabulary(byte_tokenizer()))
+        v1, leases = StubLeases(), StubLeases()
+        share = AllocShare(process.endpoints.alloc_share, 1.0)
+        lanes = Lanes(Lane(StubMedia(), v1), Lane(StubMedia(), leases), share)
+        helpers = Helpers(lanes, StubPrompts(), Vocabulary(byte_tokenizer()))
         async with (
             Upstream(process.endpoints, deployment.config.visual_workers) as upstream,
             open_front(process, helpers, metrics) as front,
         ):
             serving = asyncio.create_task(serve(process, front))
             await started.wait()
-            worker = Worker(port, front, leases, upstream, serving)
+            worker = Worker(port, front, leases, v1, upstream, serving)
             if ready:
                 upstream.say_phase()
                 await worker.until(lambda: front.gate.ready)
@@ -82,6 +88,7 @@ async def http_worker(*, ready: bool = True, vision: bool = True, **config: obje
                 yield worker
             finally:
                 await _end(serving)
+        share.close()
         metrics.close()
 
 

@@ -27,12 +27,9 @@ class FakeMediaCache:
         self.capacity_nbytes = capacity_nbytes
         self.items: dict[bytes, Item] = {}
         self.calls: list[tuple[str, str]] = []
-        self.in_flight: list[str] = []
         self.at_call: Callable[[str, str], None] = lambda name, request_id: None
         self.hits: set[bytes] = set()
         self.fail_next_set = False
-        self.released_too_early = False
-        """A release came while another call of the same request had not returned."""
         self._forgotten: set[str] = set()
         self._used = 0
         self._changed = threading.Condition()
@@ -133,15 +130,8 @@ class _Call:
     def __enter__(self) -> None:
         with self._lock:
             self._cache.calls.append((self._name, self._request_id))
-            self._cache.released_too_early |= self._name == "release" and self._request_id in self._cache.in_flight
-            self._cache.in_flight.append(self._request_id)
-        try:
-            self._cache.at_call(self._name, self._request_id)
-        except BaseException:
-            self._cache.in_flight.remove(self._request_id)
-            raise
+        self._cache.at_call(self._name, self._request_id)
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        self._cache.in_flight.remove(self._request_id)
         self._lock.release()

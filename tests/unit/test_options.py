@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -100,11 +101,27 @@ def test_a_file_that_cannot_be_used_is_named(name: str, tmp_path: Path) -> None:
         ({"max_num_batched_tokens": "64", "max_num_seqs": "65"}, "raise it or lower the other"),
         ({"port": "9000", "health_port": "9000"}, "choose another"),
         ({"allowed_local_media_path": "/no/such/place"}, "is not a directory"),
+        ({"concurrent_alloc_fraction": "0.5", "enable_concurrent_alloc": False}, "leave one of them out"),
     ],
 )
 def test_combinations_that_cannot_work(flags: dict[str, str], says: str) -> None:
     with pytest.raises(OptionError, match=says):
         resolve(flags, {}, None)
+
+
+def test_a_hash_whose_package_is_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert resolve({"mm_hash": "sha256"}, {}, None).mm_hash == "sha256"
+    with pytest.raises(OptionError, match=r"pip install 'mmserve\[blake3\]', or choose sha256"):
+        resolve({"mm_hash": "blake3"}, {}, None)
+
+
+def test_a_fraction_is_from_0_to_1() -> None:
+    for text in ("0", "0.25", "1"):
+        assert resolve({"concurrent_alloc_fraction": text}, {}, None).concurrent_alloc_fraction == float(text)
+    for text in ("-0.1", "1.01", "nan", "half"):
+        with pytest.raises(OptionError, match="must be a number from 0 to 1"):
+            resolve({"concurrent_alloc_fraction": text}, {}, None)
 
 
 @given(st.dictionaries(st.sampled_from(sorted(OPTIONS)), st.text(max_size=8)))

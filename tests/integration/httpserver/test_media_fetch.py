@@ -12,6 +12,7 @@ from mmserve.httpserver.addresses import AddressPolicy
 from mmserve.httpserver.byte_budget import ByteBudget
 from mmserve.httpserver.call import MediaRef
 from mmserve.httpserver.fetch import Fetcher
+from mmserve.httpserver.lane import Generation
 from mmserve.httpserver.media import MediaReader
 from tests.fakes.chat_models import deployment_of, write_chat_model
 from tests.fakes.media import png
@@ -204,21 +205,20 @@ def test_cancelling_leaves_no_connection_behind() -> None:
     with_site(scenario)
 
 
-@pytest.mark.parametrize("concurrent", [True, False])
-def test_a_reader_mixes_sources_and_names_the_one_at_fault(tmp_path: Path, concurrent: bool) -> None:
-    deployment = deployment_of(
-        write_chat_model(tmp_path), enable_concurrent_alloc=concurrent, media_fetch_timeout=5.0, max_body_mb=1.0
-    )
+@pytest.mark.parametrize("generation", ["v1", "v2"])
+def test_a_reader_mixes_sources_and_names_the_one_at_fault(tmp_path: Path, generation: Generation) -> None:
+    deployment = deployment_of(write_chat_model(tmp_path), media_fetch_timeout=5.0, max_body_mb=1.0)
 
     async def run() -> None:
         samples = Samples()
-        reader = MediaReader(deployment, samples, policy=LOOPBACK)  # type: ignore[arg-type]
+        reader = MediaReader(deployment, samples, generation, policy=LOOPBACK)  # type: ignore[arg-type]
         async with Site() as site:
             urls = [site.url("/a.png"), "data:,%89", site.url("/missing"), site.url("/silent")]
             refs = [MediaRef(url, f"part{index}") for index, url in enumerate(urls)]
             items = await reader.read([refs[0], refs[0]], "")
             assert [item.data for item in items] == [PNG, PNG]
-            assert samples.names() == ["mm_fetch_seconds", "mm_hash_seconds"]
+            labelled = [(name, labels) for name, _, labels in samples.taken]
+            assert labelled == [("mm_fetch_seconds", (generation,)), ("mm_hash_seconds", (generation,))]
             # The failure ends the wait for the silent one.
             with pytest.raises(MmserveError, match="answered 404") as caught:
                 await reader.read(refs, "")

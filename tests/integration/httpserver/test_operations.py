@@ -15,9 +15,11 @@ import pytest
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.http_upstream import Upstream, say, say_then_hold
 from tests.fakes.http_worker import Worker, http_worker, run
-from tests.integration.httpserver.test_chat import HELLO
+from tests.integration.httpserver.test_chat import HELLO, PICTURE
 
 CHAT = "/v1/chat/completions"
+ALLOC = "/admin/alloc"
+FRACTION = "concurrent_alloc_fraction"
 
 
 def _http(worker: Worker, **headers: str) -> httpx2.AsyncClient:
@@ -80,6 +82,60 @@ def test_the_key_guards_all_but_the_probes() -> None:
             assert (await http.get("/v1/models", headers={"x-api-key": "secret"})).status_code == 200
             async with worker.client("secret") as client:
                 assert await client.models.list()
+
+    run(test)
+
+
+def test_an_operator_changes_the_share_of_allocations_without_a_restart() -> None:
+    async def test() -> None:
+        async with http_worker(enable_admin=True, api_key="secret") as worker:
+            async with _http(worker) as stranger:
+                assert (await stranger.get(ALLOC)).status_code == 401
+                assert (await stranger.post(ALLOC, json={FRACTION: 0})).status_code == 401
+            async with _http(worker, authorization="Bearer secret") as http:
+                assert (await http.get(ALLOC)).json() == {FRACTION: 1.0}
+                worker.upstream.behave = say("fine")
+                await http.post(CHAT, json={"messages": PICTURE})
+                assert (await http.post(ALLOC, json={FRACTION: 0})).json() == {FRACTION: 0.0}
+                assert (await http.get(ALLOC)).json() == {FRACTION: 0.0}
+                await http.post(CHAT, json={"messages": PICTURE})
+                await http.post(CHAT, json={"messages": PICTURE})
+                assert (len(worker.leases.held), len(worker.v1_leases.held)) == (1, 2)
+
+    run(test)
+
+
+def test_a_share_that_is_none_is_refused_by_name() -> None:
+    values = ["1.5", "-0.01", "null", '"1"', "true", "NaN", "[]"]
+    bodies = [f'{{"{FRACTION}": {value}}}' for value in values]
+    bodies += ["", "{}", "[]", "null", "0.5", f'{{"{FRACTION}": 0.5, "more": 1}}', "\xff"]
+
+    async def test() -> None:
+        async with http_worker(enable_admin=True) as worker, _http(worker) as http:
+            for body in bodies:
+                refused = await http.post(ALLOC, content=body.encode("latin-1"))
+                assert (refused.status_code, _error(refused)["param"]) == (400, FRACTION), body
+                assert FRACTION in _error(refused)["message"]
+            assert (await http.get(ALLOC)).json() == {FRACTION: 1.0}
+
+    run(test)
+
+
+def test_without_the_flag_there_is_no_admin() -> None:
+    async def test() -> None:
+        async with http_worker() as worker, _http(worker) as http:
+            assert (await http.get(ALLOC)).status_code == 404
+            assert (await http.post(ALLOC, json={FRACTION: 0})).status_code == 404
+
+    run(test)
+
+
+def test_a_server_without_v2_sends_no_request_there() -> None:
+    async def test() -> None:
+        async with http_worker(enable_admin=True, enable_concurrent_alloc=False) as worker, _http(worker) as http:
+            refused = await http.post(ALLOC, json={FRACTION: 0.5})
+            assert (refused.status_code, _error(refused)["param"]) == (400, FRACTION)
+            assert (await http.post(ALLOC, json={FRACTION: 0})).status_code == 200
 
     run(test)
 

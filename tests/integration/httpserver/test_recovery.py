@@ -134,6 +134,30 @@ def test_lost_media_is_leased_again_and_the_text_goes_on() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_request_stays_in_its_lane_whatever_the_share_becomes(share: float) -> None:
+    async def test() -> None:
+        async with http_worker() as worker, worker.client() as client:
+            lanes = worker.front.lanes
+
+            async def behave(upstream: Upstream, request: GenerateRequest) -> None:
+                lanes.share.fraction = 1.0 - share
+                if request.attempt < 1:
+                    upstream.reply(request, finish="media_lost")
+                else:
+                    await say("seen")(upstream, request)
+
+            worker.upstream.behave = behave
+            lanes.share.fraction = share
+            await client.chat.completions.create(model="stub", messages=PICTURE)
+            await worker.idle()
+            taken, other = (worker.leases, worker.v1_leases) if share else (worker.v1_leases, worker.leases)
+            assert len(taken.held) == len(taken.released) == 2
+            assert other.held == []
+
+    run(test)
+
+
 def test_media_lost_again_and_again_is_given_up() -> None:
     async def behave(upstream: Upstream, request: GenerateRequest) -> None:
         upstream.reply(request, finish="media_lost")

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from mmserve.errors import MediaError, MmserveError, TooLarge
 from mmserve.httpserver.call import MediaItem, MediaRef
+from mmserve.httpserver.lane import Generation
 from mmserve.httpserver.media import MediaReader
 from mmserve.httpserver.threads import MIN_BATCH_NBYTES, Threads, batches
+from mmserve.processors.picture import header
 from tests.fakes.chat_models import deployment_of, write_chat_model
 from tests.fakes.media import encoded, picture, png
 from tests.fakes.samples import Samples
@@ -26,10 +28,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(
-    model: Path, urls: Sequence[str], *, salt: str = "", samples: Samples | None = None, **config: Any
+    model: Path,
+    urls: Sequence[str],
+    *,
+    salt: str = "",
+    samples: Samples | None = None,
+    generation: Generation = "v2",
+    **config: Any,
 ) -> list[MediaItem]:
     async def run() -> list[MediaItem]:
-        reader = MediaReader(deployment_of(model, **config), samples or Samples())  # type: ignore[arg-type]
+        deployment = deployment_of(model, **config)
+        reader = MediaReader(deployment, samples or Samples(), generation)  # type: ignore[arg-type]
         try:
             return await reader.read([MediaRef(url, f"part{index}") for index, url in enumerate(urls)], salt)
         finally:
@@ -49,16 +58,17 @@ def refused(model: Path, url: str, **config: Any) -> MmserveError:
     return caught.value
 
 
-@pytest.mark.parametrize("concurrent", [True, False])
-def test_many_images_come_back_in_order(model: Path, concurrent: bool) -> None:
+@pytest.mark.parametrize("generation", ["v1", "v2"])
+def test_many_images_come_back_in_order(model: Path, generation: Generation) -> None:
     pictures = [png(seed, width=20 + seed, height=10 + seed) for seed in range(12)]
     samples = Samples()
-    items = read(model, list(map(data_url, pictures)), samples=samples, enable_concurrent_alloc=concurrent)
+    items = read(model, list(map(data_url, pictures)), samples=samples, generation=generation)
     assert [item.data for item in items] == pictures
     assert [(item.width, item.height) for item in items] == [(20 + seed, 10 + seed) for seed in range(12)]
     assert [item.param for item in items] == [f"part{index}" for index in range(12)]
     assert len({item.key for item in items}) == 12
-    assert samples.names() == ["mm_fetch_seconds", "mm_hash_seconds"]
+    labelled = [(name, labels) for name, _, labels in samples.taken]
+    assert labelled == [("mm_fetch_seconds", (generation,)), ("mm_hash_seconds", (generation,))]
 
 
 def test_data_urls_of_every_spelling(model: Path) -> None:
@@ -143,7 +153,21 @@ def test_keys_depend_on_all_that_matters(model: Path, tmp_path: Path) -> None:
     assert all(len(key) == 16 for key in keys)
     assert len(set(keys)) == 4
     assert read(model, [url])[0].key == keys[0]
-    assert read(model, [url], enable_concurrent_alloc=False)[0].key == keys[0]
+    assert read(model, [url], generation="v1")[0].key == keys[0]
+
+
+def test_keys_depend_on_the_mode_that_the_header_names(model: Path) -> None:
+    """The same bytes: a header that names another mode would mean other pixels."""
+    grey, coloured = encoded(picture(mode="L")), encoded(picture(mode="RGB"))
+    assert [header(data, 10_000).mode for data in (grey, coloured)] == ["L", "RGB"]
+    keys = {item.key for item in read(model, [data_url(grey), data_url(coloured)])}
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize("name", ["xxh3", "sha256"])
+def test_the_hash_is_the_configured_one(model: Path, name: str) -> None:
+    (item,) = read(model, [data_url(png())], mm_hash=name)
+    assert len(item.key) == {"xxh3": 16, "sha256": 32}[name]
 
 
 def test_files_below_the_allowed_directory(model: Path, tmp_path: Path) -> None:

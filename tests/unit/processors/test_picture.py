@@ -27,7 +27,12 @@ def _png_header_claiming(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
 def test_header_tells_the_size_of_every_accepted_format(format: str) -> None:
-    assert header(encoded(picture(40, 30), format), LIMIT) == (40, 30)
+    assert header(encoded(picture(40, 30), format), LIMIT)[:2] == (40, 30)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA"])
+def test_header_tells_the_mode(mode: str) -> None:
+    assert header(encoded(picture(40, 30, mode)), LIMIT) == (40, 30, mode)
 
 
 @pytest.mark.parametrize(

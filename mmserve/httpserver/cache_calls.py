@@ -1,0 +1,101 @@
+"""The cache server's calls, awaited: in threads that are never abandoned; what may wait there ends when cancelled.
+
+Knows requests by their ids and images by what the cache server says of them; touches no bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from mmserve.cache_server.client import MediaCacheClient
+from mmserve.errors import Overloaded, Unavailable
+from mmserve.httpserver.lane import Generation
+from mmserve.httpserver.shield import to_completion
+from mmserve.httpserver.threads import Threads
+from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
+from mmserve.metrics.client import MetricsClient
+
+_WAITING_THREADS = 16
+B = TypeVar("B")
+Records = Sequence[MediaRecord]
+logger = logging.getLogger(__name__)
+
+
+class CacheCalls:
+    """One per lane. ``threads`` are the lane's; calls that may wait have their own, so that those that end a wait
+    never queue behind it."""
+
+    def __init__(
+        self, client: MediaCacheClient, threads: Threads, metrics: MetricsClient, generation: Generation
+    ) -> None:
+        self._client = client
+        self._threads = threads
+        self._waiting = Threads(f"lease-wait-{generation}", _WAITING_THREADS)
+        self._metrics = metrics
+        self._generation = generation
+
+    async def alloc(
+        self, request_id: str, items: Sequence[AllocItem], deadline_s: float, then: Callable[[Records], Records]
+    ) -> Records:
+        """See MediaCacheClient.alloc. At once if there is space; only otherwise in a thread that waits for some.
+
+        At once, ``then`` goes on with the records in the same thread. After a wait it does not: whoever is cancelled
+        there is released while the thread runs, so nothing may be written by it.
+        """
+
+        def call(wait_s: float) -> tuple[Records, float]:
+            started_s = time.monotonic()
+            return self._client.alloc(request_id, items, wait_s=wait_s), time.monotonic() - started_s
+
+        def call_and_go_on() -> tuple[Records, float, Records]:
+            records, seconds = call(0.0)
+            return records, seconds, then(records)
+
+        try:
+            records, seconds, result = await self._threads.run(call_and_go_on)
+        except Overloaded:
+            wait_s = max(0.0, deadline_s - time.monotonic())
+            records, seconds = await self._patiently(request_id, lambda: call(wait_s))
+            result = records
+        self._metrics.add("mm_alloc_rpc_seconds", seconds, self._generation)
+        for state, count in Counter(record.state for record in records).items():
+            self._metrics.add("mm_items", count, state, self._generation)
+        return result
+
+    async def await_others(self, request_id: str, item_ids: Sequence[int], deadline_s: float) -> Sequence[ItemState]:
+        """States of items that others write, once one of them changes or it is too late."""
+        wait_s = max(0.0, deadline_s - time.monotonic())
+        return await self._patiently(
+            request_id, lambda: self._client.get_items_data(request_id, item_ids, wait_s=wait_s)
+        )
+
+    async def release(self, request_id: str) -> None:
+        """End the request's leases; doing it twice, or without a server, is harmless."""
+        try:
+            await self._threads.run(lambda: self._client.release(request_id))
+        except Unavailable:
+            logger.info("request %s: the cache server that held its leases is gone", request_id)
+
+    async def aclose(self) -> None:
+        """Close connections and the waiting threads; leases that are left end with the connections."""
+        await self._threads.run(self._client.close)
+        self._waiting.close()
+
+    async def _patiently(self, request_id: str, call: Callable[[], B]) -> B:
+        """A call that may wait in the server. When it is cancelled, a release there ends its waiting."""
+        waiting = asyncio.ensure_future(self._waiting.run(call))
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            await to_completion(self._end(request_id, waiting))
+            raise
+
+    async def _end(self, request_id: str, waiting: asyncio.Future[B]) -> None:
+        await self.release(request_id)
+        await asyncio.wait([waiting])
+        waiting.exception()  # looked at, so that asyncio does not report what nobody waits for any more
