@@ -22,10 +22,12 @@ class TokenRanges:
 
     def start_of(self, item: AllocItem) -> int:
         """First of the item's ``num_tokens`` ids; the same item has the same ids while it is remembered."""
-        if item not in self._starts:
-            self._starts[item] = self._next
-            self._next += item.num_tokens
-            if len(self._starts) > self._limit:
-                self._starts.popitem(last=False)
-        self._starts.move_to_end(item)
-        return self._starts[item]
+        start = self._starts.get(item)
+        if start is not None:
+            self._starts.move_to_end(item)
+            return start
+        start = self._starts[item] = self._next
+        self._next += item.num_tokens
+        if len(self._starts) > self._limit:
+            self._starts.popitem(last=False)
+        return start
