@@ -48,18 +48,21 @@ def plan(extents: Extents, groups: Sequence[Sequence[int]], candidates: Iterable
     runs = [run for group in groups if (run := free.alloc_run(group)) is not None]
     if len(runs) == len(groups):
         return Plan(list(itertools.chain(*runs)), [], free)
-    sizes = list(itertools.chain(*groups))
+    sizes, (first, again) = list(itertools.chain(*groups)), itertools.tee(candidates)
+    # Something small may have gone into the only hole that could be made long enough for something large.
+    return _evicting(extents, sizes, first, holes_first=True) or _evicting(extents, sizes, again, holes_first=False)
+
+
+def _evicting(extents: Extents, sizes: Sequence[int], candidates: Iterable[V], *, holes_first: bool) -> Plan[V] | None:
+    room = _Room(extents.copy(), candidates)
     order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
-    # The second time for what stood in its own way: something small in the only hole that could be made long enough.
-    for holes_first, these in zip((True, False), itertools.tee(candidates), strict=True):
-        room = _Room(extents.copy(), these)
-        offsets = room.fill({index: sizes[index] for index in order}) if holes_first else {}
-        left = [index for index in order if index not in offsets]
-        found = room.make([sizes[index] for index in left])
-        if found is not None:
-            offsets.update(zip(left, found, strict=True))
-            return Plan([offsets[index] for index in range(len(sizes))], room.evicted, room.settle())
-    return None
+    offsets = room.fill({index: sizes[index] for index in order}) if holes_first else {}
+    left = [index for index in order if index not in offsets]
+    found = room.make([sizes[index] for index in left])
+    if found is None:
+        return None
+    offsets.update(zip(left, found, strict=True))
+    return Plan([offsets[index] for index in range(len(sizes))], room.evicted, room.settle())
 
 
 class _Room(Generic[V]):

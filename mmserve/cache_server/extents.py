@@ -71,9 +71,11 @@ class Extents:
         start, end = offset, offset + size
         assert 0 <= start < end <= self.nbytes, "freeing what is not there"
         index = bisect_left(self._starts, start)
-        if index < len(self._starts) and self._starts[index] == end:
+        if index < len(self._starts) and self._starts[index] <= end:
+            assert self._starts[index] == end, "freeing what is free"
             _, end = self._remove(index)
-        if index and self._ends[index - 1] == start:
+        if index and self._ends[index - 1] >= start:
+            assert self._ends[index - 1] == start, "freeing what is free"
             index -= 1
             start, _ = self._remove(index)
         self._insert(index, start, end)

@@ -169,8 +169,7 @@ class Slots:
             return "full"
         self._evict(placed.victims)
         self._extents = placed.extents
-        nbytes = map(operator.add, embeds, data)
-        self._add(zip(missing, nbytes, placed.offsets, placed.offsets[len(missing) :], strict=False))
+        self._add(missing, map(operator.add, embeds, data), placed.offsets)
         return ""
 
     def _evict(self, victims: Sequence[Item]) -> None:
@@ -183,13 +182,14 @@ class Slots:
             for handle in self._forget(item):
                 self._erase(handle)
 
-    def _add(self, new: Iterable[tuple[AllocItem, int, int, int]]) -> None:
-        """New items: what, arena bytes, offset of the embedding, offset of the data."""
-        generations, item_ids = self._generations, self._item_ids
-        for spec, nbytes, embed_offset, data_offset in new:
+    def _add(self, specs: Sequence[AllocItem], nbytes: Iterable[int], offsets: Sequence[int]) -> None:
+        """New items. ``nbytes``: arena bytes of each; ``offsets``: of all embeddings, then of all data."""
+        starts, generations = self._ranges.starts_of(specs), self._generations
+        places = zip(specs, starts, nbytes, offsets[: len(specs)], offsets[len(specs) :], strict=True)
+        for spec, token_start, size, embed_offset, data_offset in places:
             embed = Handle(next(generations), embed_offset, spec.embed_nbytes)
             data = Handle(next(generations), data_offset, spec.data_nbytes)
-            item = Item(next(item_ids), spec, self._ranges.start_of(spec), embed, data, nbytes)
+            item = Item(next(self._item_ids), spec, token_start, embed, data, size)
             self._items[item.item_id] = self._by_spec[spec] = item
 
     def _lease(self, lease: Lease, items: Sequence[Item]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,6 +46,16 @@ def test_extents_never_overlap_and_sizes_add_up(steps: list[tuple[bool, int]]) -
         assert pieces[-1][1] == 256
         assert all(left[1] == right[0] for left, right in itertools.pairwise(pieces))
         assert extents.free_nbytes + sum(live.values()) == 256
+
+
+def test_freeing_twice_is_noticed() -> None:
+    extents = Extents(300)
+    extents.take(100, 100)
+    for offset, size in ((0, 10), (90, 20), (190, 20), (290, 10)):
+        with pytest.raises(AssertionError):
+            extents.free(offset, size)
+    extents.free(100, 100)
+    assert list(extents.holes()) == [(0, 300)]
 
 
 def test_a_run_lies_in_one_hole_or_nowhere() -> None:
