@@ -192,11 +192,12 @@ class Slots:
             item = Item(next(self._item_ids), spec, token_start, embed, data, size)
             self._items[item.item_id] = self._by_spec[spec] = item
 
-    def _lease(self, lease: Lease, items: Sequence[Item]) -> None:
+    def _lease(self, lease: Lease, items: Iterable[Item]) -> None:
         """``items`` that the lease does not hold yet."""
-        if items:
-            self._held.setdefault(lease, {}).update({item.item_id: item for item in items})
-        for item in items:
+        new = {item.item_id: item for item in items}
+        if new:
+            self._held.setdefault(lease, {}).update(new)
+        for item in new.values():
             item.num_leases += 1
             if item.idle_since:
                 self._idle.discard(item)
