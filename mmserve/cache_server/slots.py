@@ -226,16 +226,21 @@ class Slots:
 
     def _fail(self, item: Item) -> Sequence[Handle]:
         item.stage = "failed"
-        self._by_spec.pop(item.spec, None)
+        self._unlist(item)
         return () if item.num_leases else self._forget(item)
 
     def _forget(self, item: Item) -> Sequence[Handle]:
         """Out of the table; its extents are the caller's to give back."""
         self._idle.discard(item)
         del self._items[item.item_id]
-        if self._by_spec.get(item.spec) is item:
-            del self._by_spec[item.spec]
+        if item.stage != "failed":
+            self._unlist(item)
         return item.handles
+
+    def _unlist(self, item: Item) -> None:
+        """Nobody finds it any more; its token ids stay those of its content."""
+        del self._by_spec[item.spec]
+        self._ranges.remember(item.spec, item.token_start)
 
     def _give_back(self, handles: Sequence[Handle]) -> None:
         for handle in handles:
