@@ -184,13 +184,12 @@ class Slots:
 
     def _add(self, specs: Sequence[AllocItem], nbytes: Iterable[int], offsets: Sequence[int]) -> None:
         """New items. ``nbytes``: arena bytes of each; ``offsets``: of all embeddings, then of all data."""
-        starts, generations = self._ranges.starts_of(specs), self._generations
-        places = zip(specs, starts, nbytes, offsets[: len(specs)], offsets[len(specs) :], strict=True)
-        for spec, token_start, size, embed_offset, data_offset in places:
-            embed = Handle(next(generations), embed_offset, spec.embed_nbytes)
-            data = Handle(next(generations), data_offset, spec.data_nbytes)
-            item = Item(next(self._item_ids), spec, token_start, embed, data, size)
-            self._items[item.item_id] = self._by_spec[spec] = item
+        embed_nbytes, data_nbytes = [spec.embed_nbytes for spec in specs], [spec.data_nbytes for spec in specs]
+        embeds = map(Handle, self._generations, offsets, embed_nbytes)
+        data = map(Handle, self._generations, offsets[len(specs) :], data_nbytes)
+        items = list(map(Item, self._item_ids, specs, self._ranges.starts_of(specs), embeds, data, nbytes))
+        self._by_spec.update(zip(specs, items, strict=True))
+        self._items.update({item.item_id: item for item in items})
 
     def _lease(self, lease: Lease, items: Iterable[Item]) -> None:
         """``items`` that the lease does not hold yet."""
