@@ -54,7 +54,8 @@ class Slots:
         """Lease all ``items`` (no duplicates) or none. What the lease holds already is answered again."""
         found = [item for item in map(self._by_spec.get, items) if item is not None]
         if len(found) < len(items):
-            if refused := self._make([spec for spec in items if spec not in self._by_spec], found):
+            missing = [spec for spec in items if spec not in self._by_spec] if found else items
+            if refused := self._make(missing, found):
                 return AllocReply(refused=refused)
             found = [self._by_spec[spec] for spec in items]
         held = self._held.get(lease, {})
