@@ -62,6 +62,8 @@ class MediaCacheClient:
             raise TooLarge("the images of this request do not fit into the media cache")
         if reply.refused:
             raise Overloaded("the media cache is full", retry_after_s=_RETRY_AFTER_S)
+        if len(unique) == len(items):
+            return reply.records
         return _in_order(items, dict(zip(unique, reply.records, strict=True)))
 
     def release(self, request_id: str) -> None:

@@ -5,9 +5,12 @@ Pure bookkeeping over [0, nbytes). Knows no items and no payload.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator, Sequence
 
-from sortedcontainers import SortedList
+Extent = tuple[int, int]
+"""(offset, size) in bytes."""
 
 
 class Extents:
@@ -16,72 +19,89 @@ class Extents:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self.free_nbytes = 0
-        self._by_size: SortedList = SortedList()
-        """(size, start) of every hole."""
-        self._end_of: dict[int, int] = {}
-        self._start_of: dict[int, int] = {}
+        # Plain sorted lists: there are few holes, and moving even ten thousand entries up costs a microsecond.
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        """Of the holes, both ascending."""
+        self._by_size: list[tuple[int, int]] = []
+        """(size, start) of every hole, ascending."""
         if nbytes:
-            self._add(0, nbytes)
+            self._insert(0, 0, nbytes)
 
     def copy(self) -> Extents:
         """An independent free list with the same holes, to plan on."""
         twin = Extents(0)
         twin.nbytes, twin.free_nbytes = self.nbytes, self.free_nbytes
-        twin._by_size = self._by_size.copy()
-        twin._end_of, twin._start_of = dict(self._end_of), dict(self._start_of)
+        twin._starts, twin._ends, twin._by_size = self._starts.copy(), self._ends.copy(), self._by_size.copy()
         return twin
 
     def alloc(self, size: int) -> int | None:
         """Offset at the start of the smallest hole that fits (the lowest of equals); None when none does."""
-        index = self._by_size.bisect_left((size, 0))
+        if (hole := self.smallest_hole(size)) is None:
+            return None
+        self.take(hole[0], size)
+        return hole[0]
+
+    def alloc_run(self, sizes: Sequence[int]) -> list[int] | None:
+        """Offsets of extents that lie one behind the other in one hole; None when no hole takes them all."""
+        start = self.alloc(sum(sizes))
+        return None if start is None else list(itertools.accumulate(sizes[:-1], initial=start))
+
+    def smallest_hole(self, size: int) -> tuple[int, int] | None:
+        """(start, end) of the smallest hole that fits (the lowest of equals); None when none does."""
+        index = bisect_left(self._by_size, (size,))
         if index == len(self._by_size):
             return None
-        start = int(self._by_size[index][1])
-        self.take(start, size)
-        return start
+        nbytes, start = self._by_size[index]
+        return start, start + nbytes
 
     def take(self, offset: int, size: int) -> None:
         """Occupy exactly [offset, offset + size), which must be free."""
-        start, end = self.hole_around(offset)
+        index = bisect_right(self._starts, offset) - 1
+        assert index >= 0, "taking what is not free"
+        start, end = self._remove(index)
         assert start <= offset < offset + size <= end, "taking what is not free"
-        self._remove(start, end)
-        if start < offset:
-            self._add(start, offset)
         if offset + size < end:
-            self._add(offset + size, end)
+            self._insert(index, offset + size, end)
+        if start < offset:
+            self._insert(index, start, offset)
 
     def free(self, offset: int, size: int) -> None:
         """Give [offset, offset + size) back and join it with its neighbours."""
-        assert 0 <= offset < offset + size <= self.nbytes, "freeing what is not there"
         start, end = offset, offset + size
-        if (before := self._start_of.get(offset)) is not None:
-            self._remove(before, offset)
-            start = before
-        if (after := self._end_of.get(end)) is not None:
-            self._remove(end, after)
-            end = after
-        self._add(start, end)
+        assert 0 <= start < end <= self.nbytes, "freeing what is not there"
+        index = bisect_left(self._starts, start)
+        if index < len(self._starts) and self._starts[index] <= end:
+            assert self._starts[index] == end, "freeing what is free"
+            _, end = self._remove(index)
+        if index and self._ends[index - 1] >= start:
+            assert self._ends[index - 1] == start, "freeing what is free"
+            index -= 1
+            start, _ = self._remove(index)
+        self._insert(index, start, end)
 
-    def hole_around(self, offset: int) -> tuple[int, int]:
-        """(start, end) of the hole that contains ``offset``."""
-        if offset in self._end_of:
-            return offset, self._end_of[offset]
-        for start, end in self._end_of.items():
-            if start <= offset < end:
-                return start, end
-        raise AssertionError(f"no hole at {offset}")
+    def free_all(self, extents: Iterable[Extent]) -> None:
+        """Give many back; those that touch each other go as one."""
+        ordered = sorted(extents)
+        while ordered:
+            offset, size = ordered.pop()
+            while ordered and sum(ordered[-1]) == offset:
+                offset, before = ordered.pop()
+                size += before
+            self.free(offset, size)
 
     def holes(self) -> Iterator[tuple[int, int]]:
-        """(start, end) of every hole, in no order."""
-        yield from self._end_of.items()
+        """(start, end) of every hole, ascending."""
+        return zip(self._starts, self._ends, strict=True)
 
-    def _add(self, start: int, end: int) -> None:
-        self._by_size.add((end - start, start))
-        self._end_of[start] = end
-        self._start_of[end] = start
+    def _insert(self, index: int, start: int, end: int) -> None:
+        self._starts.insert(index, start)
+        self._ends.insert(index, end)
+        insort(self._by_size, (end - start, start))
         self.free_nbytes += end - start
 
-    def _remove(self, start: int, end: int) -> None:
-        self._by_size.remove((end - start, start))
-        del self._end_of[start], self._start_of[end]
+    def _remove(self, index: int) -> tuple[int, int]:
+        start, end = self._starts.pop(index), self._ends.pop(index)
+        del self._by_size[bisect_left(self._by_size, (end - start, start))]
         self.free_nbytes -= end - start
+        return start, end

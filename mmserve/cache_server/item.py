@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from mmserve.cache_server.eviction import Extent, Victim
+import msgspec
+
+from mmserve.cache_server.extents import Extent
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
 from mmserve.messages.media import Handle
@@ -23,30 +24,33 @@ class Lease(NamedTuple):
     request_id: str
 
 
-@dataclass(eq=False)
-class Item:
-    """Mutable; owned by Slots."""
+class Item(msgspec.Struct, eq=False, gc=False):
+    """Mutable; owned by Slots. Thousands live, hundreds are made within one call: the collector need not visit them."""
 
     item_id: int
     spec: AllocItem
     token_start: int
     embed: Handle
     data: Handle | None
+    nbytes: int
+    """Arena bytes of its extents."""
     writer: Lease | None = None
     stage: Stage = "vacant"
-    leases: set[Lease] = field(default_factory=set)
+    num_leases: int = 0
     priority: float = 0.0
-    """What its eviction would lose, see Slots; set when the last lease goes."""
+    """What its eviction would lose, and since which use nobody holds it (0: it is held); both are Idle's."""
+    idle_since: int = 0
 
     def state_for(self, lease: Lease) -> ItemState:
         """What the holder of ``lease`` is told; makes it the writer when there is none."""
+        if self.stage == "ready":
+            return "hit"
         if self.stage == "vacant":
             self.stage, self.writer = "writing", lease
+            return "write"
         if self.stage == "writing":
             return "write" if self.writer == lease else "wait"
-        if self.stage == "failed":
-            return "gone"
-        return "hit" if self.stage == "ready" else "data"
+        return "gone" if self.stage == "failed" else "data"
 
     def record_for(self, lease: Lease) -> MediaRecord:
         """The reply to an allocation by ``lease``."""
@@ -54,11 +58,12 @@ class Item:
 
     @property
     def handles(self) -> tuple[Handle, ...]:
-        return (self.embed,) if self.data is None else (self.data, self.embed)
+        return (self.embed,) if self.data is None else (self.embed, self.data)
 
-    def as_victim(self) -> Victim:
+    @property
+    def extents(self) -> tuple[Extent, ...]:
         """For the eviction's plan."""
-        return Victim(self.item_id, tuple(extent_of(handle) for handle in self.handles), self.priority)
+        return tuple(extent_of(handle) for handle in self.handles)
 
 
 def extent_of(handle: Handle) -> Extent:

@@ -5,18 +5,19 @@ Pure: no sockets, no clocks, no locks, no payload. What must be erased in the ar
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections import Counter
+import operator
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from sortedcontainers import SortedDict
-
-from mmserve.cache_server.eviction import Plan, plan
+from mmserve.cache_server.eviction import plan
 from mmserve.cache_server.extents import Extents
+from mmserve.cache_server.idle import Idle
 from mmserve.cache_server.item import Item, Lease, extent_of
 from mmserve.cache_server.token_ranges import TokenRanges
 from mmserve.ipc.arena import ALIGNMENT, extent_nbytes
-from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState
+from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, Refusal
 from mmserve.messages.media import Handle
 
 ENCODER = ""
@@ -38,16 +39,12 @@ class Slots:
         self._extents = Extents(nbytes // ALIGNMENT * ALIGNMENT)
         self._generations = itertools.count(first_generation)
         self._item_ids = itertools.count(first_item_id)
-        self._uses = itertools.count()
         self._ranges = TokenRanges(first_token)
         self._erase = erase
         self._items: dict[int, Item] = {}
         self._by_spec: dict[AllocItem, Item] = {}
         self._held: dict[Lease, dict[int, Item]] = {}
-        self._idle: SortedDict = SortedDict()
-        """(priority, last use) -> item without leases: the order of eviction."""
-        self._idle_key: dict[int, tuple[float, int]] = {}
-        self._inflation = 0.0
+        self._idle = Idle()
         self.counters: Counter[tuple[str, ...]] = Counter()
         """(metric, *labels) -> count since the last look; the reader takes them away."""
 
@@ -55,16 +52,18 @@ class Slots:
 
     def alloc(self, lease: Lease, items: Sequence[AllocItem]) -> AllocReply:
         """Lease all ``items`` (no duplicates) or none. What the lease holds already is answered again."""
-        if self._never_fits(items):
-            return AllocReply(refused="too_large")
-        if not self._make(items):
-            return AllocReply(refused="full")
-        fresh = [item for item in items if self._by_spec[item].item_id not in self._held.get(lease, {})]
+        found = [item for item in map(self._by_spec.get, items) if item is not None]
+        if len(found) < len(items):
+            missing = [spec for spec in items if spec not in self._by_spec] if found else items
+            if refused := self._make(missing, found):
+                return AllocReply(refused=refused)
+            found = [self._by_spec[spec] for spec in items]
+        held = self._held.get(lease, {})
+        fresh = [item for item in found if item.item_id not in held]
         self.counters["mm_cache_queries",] += len(fresh)
-        self.counters["mm_cache_hits",] += sum(self._by_spec[item].stage == "ready" for item in fresh)
-        for item in items:
-            self._lease(lease, self._by_spec[item])
-        return AllocReply(records=tuple(self._by_spec[item].record_for(lease) for item in items))
+        self.counters["mm_cache_hits",] += [item.stage for item in fresh].count("ready")
+        self._lease(lease, fresh)
+        return AllocReply(records=tuple([item.record_for(lease) for item in found]))
 
     def needs_space(self, items: Iterable[AllocItem]) -> bool:
         """Would an allocation of these have to place extents?"""
@@ -77,8 +76,10 @@ class Slots:
     def release(self, lease: Lease) -> int:
         """End the lease; how many items it held. What it was writing is left for another writer."""
         items = self._held.pop(lease, {})
+        freed: list[Handle] = []
         for item in items.values():
-            self._unlease(lease, item)
+            freed += self._unlease(lease, item)
+        self._give_back(freed)
         return len(items)
 
     def set_data(self, lease: Lease, item_ids: Iterable[int], ok: bool) -> None:
@@ -94,26 +95,30 @@ class Slots:
 
     # what visual servers ask
 
-    def get_embed(self, owner: str, item_ids: Iterable[int]) -> tuple[EmbedState, ...]:
+    def get_embed(self, owner: str, item_ids: Sequence[int]) -> tuple[EmbedState, ...]:
         """States; items with bytes but no embedding are kept in place for ``owner`` until its ``set_embed``."""
-        for item in self._known(item_ids):
-            if item.stage == "data":
-                self._lease(Lease(owner, ENCODER), item)
+        lease = Lease(owner, ENCODER)
+        held = self._held.get(lease, {})
+        pending = [item for item in self._known(item_ids) if item.stage == "data" and item.item_id not in held]
+        self._lease(lease, pending)
         return tuple(self._embed_state(item_id) for item_id in item_ids)
 
     def set_embed(self, owner: str, item_ids: Sequence[int], ok: Iterable[bool]) -> tuple[EmbedState, ...]:
         """Rows are there, or (not ok) the item is forgotten. Answers the states after that."""
         lease = Lease(owner, ENCODER)
+        held = self._held.get(lease, {})
+        freed: list[Handle] = []
         for item_id, item_ok in zip(item_ids, ok, strict=True):
             item = self._items.get(item_id)
             if item is None:
                 continue
             if item.stage == "data":
-                self._finish_embed(item) if item_ok else self._fail(item)
-            if self._held.get(lease, {}).pop(item_id, None) is not None:
-                self._unlease(lease, item)
-        if not self._held.get(lease):
+                freed += self._finish_embed(item) if item_ok else self._fail(item)
+            if held.pop(item_id, None) is not None:
+                freed += self._unlease(lease, item)
+        if not held:
             self._held.pop(lease, None)
+        self._give_back(freed)
         return tuple(self._embed_state(item_id) for item_id in item_ids)
 
     def drop_owner(self, owner: str) -> int:
@@ -128,19 +133,15 @@ class Slots:
 
     def usage(self) -> dict[tuple[str, str], tuple[int, int]]:
         """(kind, state) -> (extents, bytes); kind data | embed | hole, state writing | ready | free."""
-        found: Counter[tuple[str, str]] = Counter()
-        nbytes: Counter[tuple[str, str]] = Counter()
-        for item in self._items.values():
-            for handle in item.handles:
-                is_embed = handle is item.embed
-                ready = item.stage == "ready" if is_embed else item.stage in ("data", "failed")
-                label = ("embed" if is_embed else "data", "ready" if ready else "writing")
-                found[label] += 1
-                nbytes[label] += extent_nbytes(handle.nbytes)
-        for start, end in self._extents.holes():
-            found["hole", "free"] += 1
-            nbytes["hole", "free"] += end - start
-        return {label: (found[label], nbytes[label]) for label in found}
+        items = self._items.values()
+        sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
+        sizes["embed", "ready"] = [item.nbytes for item in items if item.data is None]
+        for item in [item for item in items if item.data is not None]:
+            embed_nbytes = extent_nbytes(item.embed.nbytes)
+            sizes["embed", "writing"].append(embed_nbytes)
+            sizes["data", "ready" if item.stage in ("data", "failed") else "writing"].append(item.nbytes - embed_nbytes)
+        sizes["hole", "free"] = [end - start for start, end in self._extents.holes()]
+        return {label: (len(each), sum(each)) for label, each in sizes.items() if each}
 
     # inside
 
@@ -153,108 +154,95 @@ class Slots:
             return "gone"
         return "ready" if item.stage == "ready" else "pending"
 
-    def _never_fits(self, items: Iterable[AllocItem]) -> bool:
-        needed = 0
-        for item in items:
-            known = self._by_spec.get(item)
-            needed += extent_nbytes(item.embed_nbytes)
-            needed += extent_nbytes(item.data_nbytes) if known is None or known.data is not None else 0
-        return needed > self._extents.nbytes
-
-    def _make(self, items: Sequence[AllocItem]) -> bool:
-        """Place the items that are not in the table; those that are do not make way for them."""
-        missing = [item for item in items if item not in self._by_spec]
-        if not missing:
-            return True
-        keep = {self._by_spec[item].item_id for item in items if item in self._by_spec}
-        sizes = [extent_nbytes(size) for item in missing for size in (item.data_nbytes, item.embed_nbytes)]
-        placed = plan(self._extents, sizes, ()) or plan(
-            self._extents, sizes, (item.as_victim() for item in self._idle.values() if item.item_id not in keep)
-        )
+    def _make(self, missing: Sequence[AllocItem], known: Iterable[Item]) -> Refusal:
+        """Put ``missing`` into the table, or say why not; ``known`` items do not make way for them."""
+        keep = {item.item_id: item.nbytes for item in known}
+        embeds = [extent_nbytes(spec.embed_nbytes) for spec in missing]
+        data = [extent_nbytes(spec.data_nbytes) for spec in missing]
+        needed = sum(embeds) + sum(data)
+        if sum(keep.values()) + needed > self._extents.nbytes:
+            return "too_large"
+        if needed > self._extents.free_nbytes + self._idle.nbytes:
+            return "full"
+        with contextlib.closing(self._idle.ascending()) as idle:
+            placed = plan(self._extents, (embeds, data), (item for item in idle if item.item_id not in keep))
         if placed is None:
-            return False
-        self._evict(placed)
-        for item, offset, embed_offset in zip(missing, placed.offsets[::2], placed.offsets[1::2], strict=True):
-            self._add(item, offset, embed_offset)
-        return True
-
-    def _evict(self, placed: Plan) -> None:
-        """Carry out a plan, whose free list already counts the victims out and the new extents in."""
-        for victim in placed.victims:
-            item = self._items[victim.item_id]
-            self._inflation = max(self._inflation, item.priority)
-            for handle in item.handles:
-                self.counters["mm_cache_evictions", "embed" if handle is item.embed else "data"] += 1
-                self.counters["mm_cache_evicted_bytes",] += extent_nbytes(handle.nbytes)
-                self._erase(handle)
-            self._forget(item)
+            return "full"
+        self._evict(placed.victims)
         self._extents = placed.extents
+        self._add(missing, map(operator.add, embeds, data), placed.offsets)
+        return ""
 
-    def _add(self, spec: AllocItem, data_offset: int, embed_offset: int) -> None:
-        item = Item(
-            item_id=next(self._item_ids),
-            spec=spec,
-            token_start=self._ranges.start_of(spec),
-            data=Handle(next(self._generations), data_offset, spec.data_nbytes),
-            embed=Handle(next(self._generations), embed_offset, spec.embed_nbytes),
-        )
-        self._items[item.item_id] = self._by_spec[spec] = item
+    def _evict(self, victims: Sequence[Item]) -> None:
+        """Forget them; the plan's free list already counts them out."""
+        self.counters["mm_cache_evictions", "embed"] += len(victims)
+        self.counters["mm_cache_evictions", "data"] += sum(item.data is not None for item in victims)
+        self.counters["mm_cache_evicted_bytes",] += sum(item.nbytes for item in victims)
+        for item in victims:
+            self._idle.evicted(item)
+            for handle in self._forget(item):
+                self._erase(handle)
 
-    def _lease(self, lease: Lease, item: Item) -> None:
-        item.leases.add(lease)
-        self._held.setdefault(lease, {})[item.item_id] = item
-        self._not_idle(item)
+    def _add(self, specs: Sequence[AllocItem], nbytes: Iterable[int], offsets: Sequence[int]) -> None:
+        """New items. ``nbytes``: arena bytes of each; ``offsets``: of all embeddings, then of all data."""
+        embed_nbytes, data_nbytes = [spec.embed_nbytes for spec in specs], [spec.data_nbytes for spec in specs]
+        embeds = map(Handle, self._generations, offsets, embed_nbytes)
+        data = map(Handle, self._generations, offsets[len(specs) :], data_nbytes)
+        items = list(map(Item, self._item_ids, specs, self._ranges.starts_of(specs), embeds, data, nbytes))
+        self._by_spec.update(zip(specs, items, strict=True))
+        self._items.update({item.item_id: item for item in items})
 
-    def _unlease(self, lease: Lease, item: Item) -> None:
-        item.leases.discard(lease)
+    def _lease(self, lease: Lease, items: Iterable[Item]) -> None:
+        """``items`` that the lease does not hold yet."""
+        new = {item.item_id: item for item in items}
+        if new:
+            self._held.setdefault(lease, {}).update(new)
+        for item in new.values():
+            item.num_leases += 1
+            if item.idle_since:
+                self._idle.discard(item)
+
+    def _unlease(self, lease: Lease, item: Item) -> Sequence[Handle]:
+        """The lease has let go of the item; what can be given back now."""
+        item.num_leases -= 1
         if item.writer == lease:
             item.stage, item.writer = "vacant", None
-        if item.leases:
-            return
+        if item.num_leases:
+            return ()
         if item.stage in ("vacant", "failed"):
-            self._free(item)
-        else:
-            self._make_idle(item)
+            return self._forget(item)
+        self._idle.add(item)
+        return ()
 
-    def _make_idle(self, item: Item) -> None:
-        """GreedyDual-Size (Cao and Irani, 1997): cost per byte to make it again, above what evictions cost so far."""
-        self._not_idle(item)
-        cost = item.spec.num_tokens if item.stage == "ready" else 0
-        nbytes = sum(extent_nbytes(handle.nbytes) for handle in item.handles)
-        item.priority = self._inflation + cost / nbytes
-        self._idle_key[item.item_id] = (item.priority, next(self._uses))
-        self._idle[self._idle_key[item.item_id]] = item
-
-    def _not_idle(self, item: Item) -> None:
-        if (key := self._idle_key.pop(item.item_id, None)) is not None:
-            del self._idle[key]
-
-    def _finish_embed(self, item: Item) -> None:
+    def _finish_embed(self, item: Item) -> Sequence[Handle]:
         assert item.data is not None, "an item to be encoded has its bytes"
+        self._idle.discard(item)
+        data, item.data = item.data, None
+        item.nbytes -= extent_nbytes(data.nbytes)
         item.stage = "ready"
-        self._give_back(item.data)
-        item.data = None
-        if not item.leases:
-            self._make_idle(item)
+        if not item.num_leases:
+            self._idle.add(item)
+        return (data,)
 
-    def _fail(self, item: Item) -> None:
+    def _fail(self, item: Item) -> Sequence[Handle]:
         item.stage = "failed"
-        self._by_spec.pop(item.spec, None)
-        if not item.leases:
-            self._not_idle(item)
-            self._free(item)
+        self._unlist(item)
+        return () if item.num_leases else self._forget(item)
 
-    def _free(self, item: Item) -> None:
-        for handle in item.handles:
-            self._give_back(handle)
-        self._forget(item)
-
-    def _give_back(self, handle: Handle) -> None:
-        self._erase(handle)
-        self._extents.free(*extent_of(handle))
-
-    def _forget(self, item: Item) -> None:
-        self._not_idle(item)
+    def _forget(self, item: Item) -> Sequence[Handle]:
+        """Out of the table; its extents are the caller's to give back."""
+        self._idle.discard(item)
         del self._items[item.item_id]
-        if self._by_spec.get(item.spec) is item:
-            del self._by_spec[item.spec]
+        if item.stage != "failed":
+            self._unlist(item)
+        return item.handles
+
+    def _unlist(self, item: Item) -> None:
+        """Nobody finds it any more; its token ids stay those of its content."""
+        del self._by_spec[item.spec]
+        self._ranges.remember(item.spec, item.token_start)
+
+    def _give_back(self, handles: Sequence[Handle]) -> None:
+        for handle in handles:
+            self._erase(handle)
+        self._extents.free_all(extent_of(handle) for handle in handles)

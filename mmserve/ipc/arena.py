@@ -24,6 +24,8 @@ ALIGNMENT = 64
 _HEADER = struct.Struct("<QQ")
 _TRAILER = struct.Struct("<Q")
 _EPOCH = struct.Struct("<Q")
+_UP_TO_NEXT = ALIGNMENT + _TRAILER.size + ALIGNMENT - 1
+"""Header and trailer, and what rounds up to the next multiple of ALIGNMENT, a power of two."""
 GENERATIONS = 1 << 40
 """Generations of one epoch, from its first on."""
 
@@ -34,7 +36,7 @@ class StaleHandle(Exception):
 
 def extent_nbytes(payload_nbytes: int) -> int:
     """Arena bytes that a payload of this size occupies, header, trailer and alignment included."""
-    return -(-(ALIGNMENT + payload_nbytes + _TRAILER.size) // ALIGNMENT) * ALIGNMENT
+    return (payload_nbytes + _UP_TO_NEXT) & -ALIGNMENT
 
 
 class Arena:

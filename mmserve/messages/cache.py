@@ -15,7 +15,7 @@ EmbedState = Literal["ready", "pending", "gone"]
 """gone: the item is unknown (evicted, failed, or from before a restart)."""
 
 
-class AllocItem(msgspec.Struct, frozen=True, array_like=True):
+class AllocItem(msgspec.Struct, frozen=True, array_like=True, cache_hash=True, gc=False):
     """One image of a request. ``key``: content key, 16 bytes or more; sizes are payload bytes in the arena."""
 
     key: bytes
@@ -32,7 +32,7 @@ class AllocRequest(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float = 0.0
 
 
-class MediaRecord(msgspec.Struct, frozen=True, array_like=True):
+class MediaRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One allocated item, leased to the request until released."""
 
     item_id: int

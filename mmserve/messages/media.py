@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Handle(msgspec.Struct, frozen=True, array_like=True):
+class Handle(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One extent of the arena: valid only while the bytes there carry this generation."""
 
     generation: int

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.cache_server.eviction import Victim, plan
 from mmserve.cache_server.extents import Extents
 
 
@@ -47,62 +48,34 @@ def test_extents_never_overlap_and_sizes_add_up(steps: list[tuple[bool, int]]) -
         assert extents.free_nbytes + sum(live.values()) == 256
 
 
-def _full(*sizes: int) -> tuple[Extents, list[Victim]]:
-    """An arena full of items of these sizes, the first the least valuable."""
-    extents, victims, offset = Extents(sum(sizes)), [], 0
-    for number, size in enumerate(sizes):
-        extents.take(offset, size)
-        victims.append(Victim(number, ((offset, size),), float(number + 1)))
-        offset += size
-    return extents, victims
+def test_freeing_twice_is_noticed() -> None:
+    extents = Extents(300)
+    extents.take(100, 100)
+    for offset, size in ((0, 10), (90, 20), (190, 20), (290, 10)):
+        with pytest.raises(AssertionError):
+            extents.free(offset, size)
+    extents.free(100, 100)
+    assert list(extents.holes()) == [(0, 300)]
 
 
-def test_eviction_takes_the_least_valuable_first() -> None:
-    extents, victims = _full(10, 10, 10)
-    found = plan(extents, [10], victims)
-    assert found is not None
-    assert [victim.item_id for victim in found.victims] == [0]
-    assert found.offsets == (0,)
+def test_a_run_lies_in_one_hole_or_nowhere() -> None:
+    extents = Extents(100)
+    extents.take(30, 10)
+    assert extents.alloc_run([10, 20]) == [0, 10]
+    assert extents.alloc_run([30, 31]) is None
+    assert extents.alloc_run([30, 30]) == [40, 70]
+    assert extents.free_nbytes == 0
 
 
-def test_eviction_spares_what_does_not_help() -> None:
-    """0 and 2 go first by value, but only 2 and 3 are next to each other."""
-    extents, victims = _full(10, 10, 10, 10)
-    order = [victims[0], victims[2], victims[3], victims[1]]
-    found = plan(extents, [20], order)
-    assert found is not None
-    assert {victim.item_id for victim in found.victims} == {2, 3}
-    assert extents.free_nbytes == 0, "planning changes nothing"
-
-
-def test_a_plan_is_all_or_nothing() -> None:
-    extents, victims = _full(10, 10, 10)
-    assert plan(extents, [10, 25], victims) is None
-    assert plan(extents, [10, 20], victims[:2]) is None
-
-
-def test_an_item_with_two_extents_goes_as_a_whole() -> None:
-    extents = Extents(40)
-    extents.take(0, 40)
-    both = Victim(7, ((0, 10), (30, 10)), 1.0)
-    found = plan(extents, [10], [both])
-    assert found is not None
-    assert found.victims == (both,)
-    assert found.extents.free_nbytes == 10
-
-
-@given(
-    st.lists(st.integers(1, 20), min_size=1, max_size=12),
-    st.lists(st.integers(1, 30), min_size=1, max_size=4),
-    st.randoms(use_true_random=False),
-)
-def test_every_evicted_item_was_needed(pieces: list[int], wanted: list[int], random: object) -> None:
-    extents, victims = _full(*pieces)
-    found = plan(extents, wanted, victims)
-    if found is None:
-        return
-    placed = sorted(zip(found.offsets, wanted, strict=True))
-    assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(placed))
-    for victim in found.victims:
-        ((offset, size),) = victim.extents
-        assert any(offset < place + length and place < offset + size for place, length in placed)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.randoms(use_true_random=False), st.integers(0, 12))
+def test_freeing_many_is_freeing_each(sizes: list[int], random: random.Random, keep: int) -> None:
+    together, apart = Extents(128), Extents(128)
+    pieces = [(offset, size) for size in sizes if (offset := together.alloc(size)) is not None]
+    for offset, size in pieces:
+        apart.take(offset, size)
+    random.shuffle(pieces)
+    together.free_all(pieces[keep:])
+    for offset, size in pieces[keep:]:
+        apart.free(offset, size)
+    assert list(together.holes()) == list(apart.holes())
+    assert together.free_nbytes == apart.free_nbytes

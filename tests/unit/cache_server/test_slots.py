@@ -112,6 +112,27 @@ def test_bytes_are_given_back_as_soon_as_the_embedding_is_ready() -> None:
     assert bench.alloc("b", "cat") == (MediaRecord(record.item_id, record.token_start, "hit", None, record.embed),)
 
 
+def test_what_a_request_gives_back_is_one_hole() -> None:
+    bench = _Bench(12)
+    names = ("cat", "dog", "fox", "elk")
+    records = bench.alloc("a", *names)
+    ids = [record.item_id for record in records]
+    bench.slots.set_data(Lease("http", "a"), ids, True)
+    bench.slots.set_embed("visual", ids, [True] * 4)
+    assert {record.data for record in records} == set(bench.erased)
+    assert bench.slots.usage() == {("embed", "ready"): (4, 4 * EXTENT), ("hole", "free"): (1, 8 * EXTENT)}
+
+
+def test_a_full_arena_makes_way_for_many_at_once_and_for_no_more_than_they_need() -> None:
+    bench = _Bench(20)
+    names = [f"old {number}" for number in range(20)]
+    bench.encoded(*names[:18])
+    records = bench.alloc("new", *(f"new {number}" for number in range(6)))
+    assert [record.state for record in records] == ["write"] * 6
+    assert bench.slots.counters["mm_cache_evictions", "embed"] == 10, "12 extents, of which 2 were free"
+    assert [record.state for record in bench.alloc("look", *names[10:18])] == ["hit"] * 8
+
+
 def test_a_failed_image_is_forgotten_but_its_extents_stay_until_nobody_can_be_writing_there() -> None:
     bench = _Bench(4)
     (record,) = bench.alloc("a", "cat")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -122,11 +125,19 @@ class SlotsMachine(RuleBasedStateMachine):
 
     @invariant()
     def idle_items_are_ready_and_the_others_are_held(self) -> None:
-        idle = {item.item_id for item in self.slots._idle.values()}
+        with contextlib.closing(self.slots._idle.ascending()) as ascending:
+            in_order = list(ascending)
+        idle = {item.item_id for item in in_order}
+        assert len(idle) == len(in_order)
+        assert self.slots._idle.nbytes == sum(item.nbytes for item in in_order)
+        assert [item.priority for item in in_order] == sorted(item.priority for item in in_order)
+        holders = Counter(item_id for items in self.slots._held.values() for item_id in items)
         for item in self.slots._items.values():
-            assert (item.item_id in idle) == (not item.leases)
-            assert item.leases or item.stage in ("data", "ready")
-            assert item.writer is None or item.writer in item.leases
+            assert item.num_leases == holders[item.item_id]
+            assert (item.item_id in idle) == (not item.num_leases)
+            assert item.num_leases or item.stage in ("data", "ready")
+            assert item.writer is None or item.item_id in self.slots._held[item.writer]
+            assert item.nbytes == sum(extent_nbytes(handle.nbytes) for handle in item.handles)
             assert (item.stage == "writing") == (item.writer is not None)
             assert (item.data is None) == (item.stage == "ready")
 

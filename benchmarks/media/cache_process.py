@@ -1,0 +1,94 @@
+"""The real cache server in a process of its own, started as the supervisor starts it, and nothing else of mmserve."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mmserve.cache_server.client import MediaCacheClient, connect
+from mmserve.config import Config
+from mmserve.deployment import Deployment
+from mmserve.ipc.arena import Arena
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.media import Handle
+from mmserve.supervisor import machine, plan
+from mmserve.supervisor.process import Child, Inheritance, spawn
+from mmserve.supervisor.run import arena_of, find_model
+from mmserve.supervisor.rundir import run_directory
+from mmserve.supervisor.topology import members, topology
+
+_READY_S = 30.0
+_STOP_S = 10.0
+_PAGE_NBYTES = 4096
+_FRAME_NBYTES = 128
+"""At most, around one extent."""
+
+
+@dataclass(frozen=True)
+class CacheProcess:
+    """What a process of the same server is given to reach it."""
+
+    deployment: Deployment
+    arena: Arena
+
+    @property
+    def endpoints(self) -> Endpoints:
+        return Endpoints(self.deployment.run_dir)
+
+    def client(self, owner: str, *, batched: bool = True) -> MediaCacheClient:
+        """Speaks v2 (``batched``) or v1."""
+        return connect(self.endpoints, owner, batched=batched)
+
+
+@contextlib.contextmanager
+def cache_process(config: Config) -> Iterator[CacheProcess]:
+    """Ready when yielded. Raises RuntimeError when it does not start."""
+    with contextlib.ExitStack() as stack:
+        run_dir = stack.enter_context(run_directory())
+        deployment = plan.make(config, find_model(config), machine.look(), run_dir=str(run_dir), url="")
+        arena = stack.enter_context(arena_of(deployment.arena_nbytes))
+        _map_all(arena)
+        child = stack.enter_context(_started(deployment, arena))
+        _await_ready(child)
+        yield CacheProcess(deployment, arena)
+
+
+@contextlib.contextmanager
+def _started(deployment: Deployment, arena: Arena) -> Iterator[Child]:
+    (member,) = [member for member in members(topology(deployment)) if member.role.name == "cache_server"]
+    lifeline_fd, ours = os.pipe2(os.O_CLOEXEC)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        child = spawn(member, 0, deployment, Inheritance(lifeline_fd, arena.fd, {}))
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    try:
+        yield child
+    finally:
+        child.send_signal(signal.SIGTERM)
+        if not child.wait(_STOP_S):
+            child.send_signal(signal.SIGKILL)
+            child.wait(_STOP_S)
+        child.close()
+        os.close(lifeline_fd)
+        os.close(ours)
+
+
+def _await_ready(child: Child) -> None:
+    while child.ready is None:
+        readable, _, _ = select.select([child.report_fd], [], [], _READY_S)
+        for _ in child.reports():
+            pass
+        if not readable or child.hung_up:
+            child.wait(1.0)
+            raise RuntimeError(f"the cache server did not start: it {child.cause}")
+
+
+def _map_all(arena: Arena) -> None:
+    """Touch every page, as a worker has that served for a while: what is measured is copying, not page faults."""
+    with arena.writable(Handle(1, 0, arena.nbytes - _FRAME_NBYTES)) as region:
+        sum(region[::_PAGE_NBYTES])

@@ -1,0 +1,109 @@
+"""What an HTTP worker does with a request's images, by its own code: hash, alloc, write, say that they are written.
+
+The only module here that knows how the worker's classes are put together: see ``_lane``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from benchmarks.media.cache_process import CacheProcess
+from mmserve.cache_server.client import MediaCacheClient
+from mmserve.httpserver.call import MediaItem, MediaRef
+from mmserve.httpserver.media import MediaReader
+from mmserve.httpserver.media_lease import MediaLeases
+from mmserve.metrics.client import MetricsClient
+from mmserve.processors.registry import processor_for
+
+Identify = Callable[[Sequence[bytes], str], Awaitable[list[MediaItem]]]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One allocation, in milliseconds; ``rpc_ms``: time in each call to the cache server, by name."""
+
+    total_ms: float
+    release_ms: float
+    rpc_ms: dict[str, float]
+
+
+@dataclass
+class _TimedClient:
+    """Stands between the worker's code and its client, and notes how long calls take."""
+
+    client: MediaCacheClient
+    ms: dict[str, float] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        call = getattr(self.client, name)
+
+        def timed(*args: Any, **named: Any) -> Any:
+            started_s = time.perf_counter()
+            result = call(*args, **named)
+            self.ms[name] = self.ms.get(name, 0.0) + (time.perf_counter() - started_s) * 1e3
+            return result
+
+        return timed
+
+
+def _lane(
+    cache: CacheProcess, name: str, generation: str, client: _TimedClient
+) -> tuple[Identify, MediaReader, MediaLeases]:
+    """The worker's own reader and leases of one generation of allocation.
+
+    Reading begins where the bytes are there (after fetch or base64), for this is what the published figures and the
+    limit count.
+    """
+    config = msgspec.structs.replace(cache.deployment.config, enable_concurrent_alloc=generation == "v2")
+    deployment = msgspec.structs.replace(cache.deployment, config=config)
+    metrics = MetricsClient(cache.endpoints, name)
+    reader = MediaReader(deployment, metrics)
+    leases = MediaLeases(deployment, cache.arena, cache.endpoints, name, metrics, client=client)
+    processor = processor_for(deployment.model)
+    assert processor is not None, "a model that takes images"
+
+    async def identify(images: Sequence[bytes], salt: str) -> list[MediaItem]:
+        refs = [MediaRef("", f"images[{index}]") for index in range(len(images))]
+        return await reader._identify(refs, images, processor, salt)
+
+    return identify, reader, leases
+
+
+class Worker:
+    """One HTTP worker's media code of one generation (v1 or v2), and a visual server's calls to make hits."""
+
+    def __init__(self, cache: CacheProcess, generation: str) -> None:
+        self.path = generation
+        name = f"httpserver-{generation}"
+        self._calls = _TimedClient(cache.client(name, batched=generation == "v2"))
+        self._identify, self._reader, self._leases = _lane(cache, name, generation, self._calls)
+        self._visual = cache.client(f"visualserver-{generation}")
+        self._requests = 0
+
+    async def allocate(self, images: Sequence[bytes], salt: str) -> Sample:
+        """One request with these images; they are hits the next time they come with the same salt."""
+        self._requests += 1
+        self._calls.ms.clear()
+        started_s = time.perf_counter()
+        items = await self._identify(images, salt)
+        async with self._leases.hold(f"request-{self._requests}", items) as leased:
+            total_s = time.perf_counter() - started_s
+            ids = [each.record.item_id for each in leased]
+            pending = [
+                item_id
+                for item_id, state in zip(ids, self._visual.get_items_embed(ids), strict=True)
+                if state == "pending"
+            ]
+            self._visual.set_items_embed(pending, [True] * len(pending))
+            started_s = time.perf_counter()
+        return Sample(total_s * 1e3, (time.perf_counter() - started_s) * 1e3, dict(self._calls.ms))
+
+    async def aclose(self) -> None:
+        await self._reader.aclose()
+        await self._leases.aclose()
+        self._visual.close()
