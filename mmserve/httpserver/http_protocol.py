@@ -25,7 +25,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     _in_head = False
     _head_nbytes = 0
     _discarded_nbytes = 0
-    _receiver: BodyReceiver | None = None
 
     def on_message_begin(self) -> None:
         self._in_head, self._head_nbytes, self._discarded_nbytes = True, 0, 0
@@ -37,8 +36,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.scope["extensions"] = {DIRECT_BODY: {"receive": self._receive_body}}
 
     def on_body(self, body: bytes) -> None:
-        if self._receiver is not None:
-            return  # it is in its place already
+        if self.transport.get_protocol() is not self:
+            return  # it is in a BodyReceiver's hands
         super().on_body(body)
         if self.cycle.response_complete:
             self._discarded_nbytes += len(body)
@@ -60,9 +59,5 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """
         begun += self.cycle.body
         self.cycle.body = bytearray()
-        self._receiver = BodyReceiver(self, self.transport, begun, nbytes)
-        try:
-            self.flow.resume_reading()
-            return await self._receiver.receive()
-        finally:
-            self._receiver = None
+        self.flow.resume_reading()
+        return await BodyReceiver(self, self.transport, begun, nbytes).receive()
