@@ -10,6 +10,7 @@ What JSON forbids inside that string is no base64 either, and found when it is d
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
 from typing import NamedTuple
@@ -20,6 +21,9 @@ _QUOTE, _BACKSLASH = b'"', b"\\"
 _START = b'"data:'
 _HEAD = re.compile(rb"data:[!#-+\--\[\]-~]{0,100};base64,", re.IGNORECASE)
 """Printable, without quote, comma and backslash."""
+
+_SECRET, _NUMBERS = secrets.token_hex(16), itertools.count()
+"""Marks are never sent, so no client knows any."""
 
 
 class CutUrl(NamedTuple):
@@ -39,7 +43,7 @@ def cut_data_urls(body: bytes | bytearray) -> tuple[bytes | bytearray, dict[str,
         head = _HEAD.match(body, at + 1)
         end = -1 if head is None else body.find(_QUOTE, head.end())
         if head is not None and end - at >= _MIN_NBYTES and not (_escaped(body, at) or _escaped(body, end)):
-            mark = secrets.token_hex(16)  # so that no client can send one
+            mark = f"{_SECRET}-{next(_NUMBERS)}"
             cut[mark] = CutUrl(head[0].decode(), view[head.end() : end])
             pieces += view[done : at + 1], mark.encode()
             done = at = end
