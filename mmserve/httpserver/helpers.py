@@ -21,6 +21,7 @@ async def open_helpers(process: Process, metrics: MetricsClient) -> AsyncIterato
     deployment, arena = process.deployment, process.arena
     assert arena is not None, "an http worker inherits the arena"
     async with AsyncExitStack() as stack:
+        arena.map_all()
         prompts = await asyncio.to_thread(Prompts, deployment)
         media = MediaReader(deployment, metrics)
         stack.push_async_callback(media.aclose)
