@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 _MIN_NBYTES = 16 * 1024
 """The parser copies less than this faster than we search for it."""
+_MAX_STARTS = 1024
+"""Looked at in one body: a text full of what looks like data: URLs is not worth more of the event loop's time."""
 _QUOTE, _BACKSLASH = b'"', b"\\"
 _START = b'"data:'
 _HEAD = re.compile(rb"data:[!#-+\--\[\]-~]{0,100};base64,", re.IGNORECASE)
@@ -39,7 +41,9 @@ def cut_data_urls(body: bytes | bytearray) -> tuple[bytes | bytearray, dict[str,
     pieces: list[bytes | memoryview] = []
     cut: dict[str, CutUrl] = {}
     done, at = 0, body.find(_START)
-    while at >= 0:
+    for _ in range(_MAX_STARTS):
+        if at < 0:
+            break
         head = _HEAD.match(body, at + 1)
         end = -1 if head is None else body.find(_QUOTE, head.end())
         if head is not None and end - at >= _MIN_NBYTES and not (_escaped(body, at) or _escaped(body, end)):

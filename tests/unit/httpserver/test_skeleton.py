@@ -204,6 +204,13 @@ def test_what_is_no_base64_is_refused_by_the_image_that_has_it(inside: bytes) ->
         read_data_url(media[0], ByteBudget(1 << 20))
 
 
+def test_a_text_full_of_starts_is_not_searched_to_its_end() -> None:
+    call = call_of({"type": "text", "text": 'say "data: ' * 5000}, image(URL))
+    assert call.media[0].url == URL
+    call = call_of(image(URL), {"type": "text", "text": 'say "data: ' * 5000})
+    assert call.media[0].data is not None
+
+
 def test_small_images_and_bodies_without_any_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     for body in (json.dumps([URL[:1000]] * 9).encode(), b'{"text": "no picture"}', b"", b'"data:;base64,'):
