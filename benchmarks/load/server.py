@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 START_TIMEOUT_S = 120
@@ -26,9 +26,11 @@ class Target:
 
 
 @contextlib.contextmanager
-def serve(*arguments: str, model: str = "llava") -> Iterator[Target]:
-    """A server of our own on a free port, ready when yielded. Raises RuntimeError with its output when it is not."""
-    command = [sys.executable, "-m", "mmserve", "serve", "--model", model, "--port", "0", *arguments]
+def serve(*arguments: str, model: str = "llava", program: Sequence[str] = ("mmserve", "serve")) -> Iterator[Target]:
+    """A server of our own on a free port, ready when yielded. Raises RuntimeError with its output when it is not.
+
+    ``program``: a module of the same command line, and its first arguments."""
+    command = [sys.executable, "-m", *program, "--model", model, "--port", "0", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         watchdog = threading.Timer(START_TIMEOUT_S, process.kill)
         watchdog.start()

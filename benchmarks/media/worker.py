@@ -10,15 +10,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from benchmarks.media.cache_process import CacheProcess
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.httpserver.call import MediaItem, MediaRef
 from mmserve.httpserver.media import MediaReader
 from mmserve.httpserver.media_lease import MediaLeases
 from mmserve.metrics.client import MetricsClient
-from mmserve.processors.registry import processor_for
 
 Identify = Callable[[Sequence[bytes], str], Awaitable[list[MediaItem]]]
 
@@ -59,17 +56,13 @@ def _lane(
     Reading begins where the bytes are there (after fetch or base64), for this is what the published figures and the
     limit count.
     """
-    config = msgspec.structs.replace(cache.deployment.config, enable_concurrent_alloc=generation == "v2")
-    deployment = msgspec.structs.replace(cache.deployment, config=config)
     metrics = MetricsClient(cache.endpoints, name)
-    reader = MediaReader(deployment, metrics)
-    leases = MediaLeases(deployment, cache.arena, cache.endpoints, name, metrics, client=client)
-    processor = processor_for(deployment.model)
-    assert processor is not None, "a model that takes images"
+    reader = MediaReader(cache.deployment, metrics, generation)
+    leases = MediaLeases(cache.deployment, cache.arena, cache.endpoints, name, metrics, generation, client=client)
 
     async def identify(images: Sequence[bytes], salt: str) -> list[MediaItem]:
         refs = [MediaRef("", f"images[{index}]") for index in range(len(images))]
-        return await reader._identify(refs, images, processor, salt)
+        return await reader._identify(refs, images, salt)
 
     return identify, reader, leases
 

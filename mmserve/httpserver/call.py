@@ -21,6 +21,13 @@ class MediaRef:
 
     url: str
     param: str
+    data: memoryview | None = None
+    """Base64 text of a data: URL as it stands in the request's JSON; ``url`` then ends with the comma before it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the whole URL: about what there is to decode."""
+        return len(self.url) + (0 if self.data is None else len(self.data))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from mmserve.httpserver.dispatcher import Dispatcher
 from mmserve.httpserver.flights import Flights
 from mmserve.httpserver.generate import Prompting, RequestPath
 from mmserve.httpserver.lane import Lanes
+from mmserve.httpserver.loop_lag import watch_lag
 from mmserve.httpserver.roads import Roads
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.ipc.channel import AsyncReceiver
@@ -76,6 +77,7 @@ async def open_front(process: Process, helpers: Helpers, metrics: MetricsClient)
             running = [
                 tasks.create_task(_read_inbox(inbox, dispatcher, gate)),
                 tasks.create_task(_beat(process, flights, metrics)),
+                tasks.create_task(watch_lag(metrics)),
             ]
             authorisation = Authorisation(deployment.config.api_key)
             yield Front(deployment, endpoints, model, authorisation, gate, flights, helpers.lanes, metrics)

@@ -20,6 +20,8 @@ from mmserve.process import Process
 @asynccontextmanager
 async def open_helpers(process: Process, metrics: MetricsClient) -> AsyncIterator[Helpers]:
     """The real helpers of this process."""
+    assert process.arena is not None, "an http worker inherits the arena"
+    process.arena.map_all()
     prompts = await asyncio.to_thread(Prompts, process.deployment)
     config = process.deployment.config
     initial = config.concurrent_alloc_fraction if config.enable_concurrent_alloc else 0.0

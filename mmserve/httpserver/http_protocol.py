@@ -1,10 +1,14 @@
 """HTTP/1.1 as uvicorn speaks it, with limits that it does not have: on a request's head, and on how long the rest of
-a body that was answered already (413, 503) is read to let the client see that answer. Knows no route.
+a body that was answered already (413, 503) is read to let the client see that answer. And large bodies go from the
+socket to their place in memory at once. Knows no route.
 """
 
 from __future__ import annotations
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from mmserve.httpserver.body import DIRECT_BODY
+from mmserve.httpserver.body_receiver import BodyReceiver
 
 MAX_HEAD_NBYTES = 256 * 1024
 MAX_DISCARDED_NBYTES = 64 << 20
@@ -13,7 +17,10 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """Closes a connection whose request head, or refused body, goes on for ever."""
+    """Closes a connection whose request head, or refused body, goes on for ever.
+
+    Each request's scope has the extension DIRECT_BODY, with which its application receives a large body.
+    """
 
     _in_head = False
     _head_nbytes = 0
@@ -26,18 +33,31 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         super().on_headers_complete()
+        self.scope["extensions"] = {DIRECT_BODY: {"receive": self._receive_body}}
 
     def on_body(self, body: bytes) -> None:
+        if self.transport.get_protocol() is not self:
+            return  # it is in a BodyReceiver's hands
         super().on_body(body)
         if self.cycle.response_complete:
             self._discarded_nbytes += len(body)
             if self._discarded_nbytes > MAX_DISCARDED_NBYTES:
                 self.transport.close()
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+    def data_received(self, data: bytes | memoryview) -> None:
+        super().data_received(data)  # type: ignore[arg-type]  # httptools takes any buffer
         if self._in_head and not self.transport.is_closing():
             self._head_nbytes += len(data)
             if self._head_nbytes > MAX_HEAD_NBYTES:
                 self.transport.write(_TOO_LARGE)
                 self.transport.close()
+
+    async def _receive_body(self, begun: bytes, nbytes: int) -> bytearray:
+        """The body of a request that says it has ``nbytes``, of which ``begun`` was read already.
+
+        The last request that was read is this one, for its body is not complete. Raises ClientDisconnect.
+        """
+        begun += self.cycle.body
+        self.cycle.body = bytearray()
+        self.flow.resume_reading()
+        return await BodyReceiver(self, self.transport, begun, nbytes).receive()

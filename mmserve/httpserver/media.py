@@ -80,7 +80,7 @@ class MediaReader:
     async def _together(self, refs: Sequence[MediaRef], budget: ByteBudget) -> list[bytes]:
         local = [index for index, ref in enumerate(refs) if not _is_remote(ref)]
         remote = [index for index, ref in enumerate(refs) if _is_remote(ref)]
-        sizes = [len(refs[index].url) for index in local]
+        sizes = [refs[index].nbytes for index in local]
         try:
             async with asyncio.TaskGroup() as group:
                 fetches = [group.create_task(self._fetch(refs[index], budget)) for index in remote]
@@ -104,7 +104,7 @@ class MediaReader:
         try:
             match _scheme(ref):
                 case "data":
-                    return read_data_url(ref.url, budget)
+                    return read_data_url(ref, budget)
                 case "file":
                     return read_file_url(ref.url, self._config.allowed_local_media_path, budget)
             raise MediaError("an image's URL must begin with data:, http:, https: or file:")

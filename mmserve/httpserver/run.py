@@ -7,6 +7,7 @@ import asyncio
 import uvloop
 
 from mmserve.httpserver.front import open_front
+from mmserve.httpserver.heap import keep_freed_memory
 from mmserve.httpserver.helpers import open_helpers
 from mmserve.httpserver.server import serve
 from mmserve.metrics.client import MetricsClient
@@ -15,6 +16,7 @@ from mmserve.process import Process
 
 def run(process: Process) -> None:
     """Serve until SIGTERM."""
+    keep_freed_memory()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(process))
 

@@ -71,14 +71,11 @@ def _bound(work: Callable[[A], B], jobs: Sequence[A]) -> Callable[[], list[B]]:
 
 
 def batches(jobs: Sequence[A], nbytes: Sequence[int], threads: int) -> list[list[A]]:
-    """``jobs`` in order, cut into runs of about equal bytes: as many as threads at most, or one when all are small."""
-    target = max(MIN_BATCH_NBYTES, -(-sum(nbytes) // threads))
-    found: list[list[A]] = []
-    filled = target
+    """``jobs`` in order, cut into runs of about equal bytes: as many as threads at most, fewer when they are small."""
+    total, done = sum(nbytes), 0
+    runs: list[list[A]] = [[] for _ in range(max(1, min(threads, total // MIN_BATCH_NBYTES)))]
     for job, size in zip(jobs, nbytes, strict=True):
-        if filled >= target and len(found) < threads:
-            found.append([])
-            filled = 0
-        found[-1].append(job)
-        filled += size
-    return found
+        # The run in which the middle of the job falls.
+        runs[min(len(runs) - 1, (2 * done + size) * len(runs) // max(1, 2 * total))].append(job)
+        done += size
+    return [run for run in runs if run]

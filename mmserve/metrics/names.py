@@ -19,6 +19,7 @@ class Metric(NamedTuple):
 
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 FAST = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+LAG = (0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 TOKENS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0)
 COUNT = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 
@@ -92,6 +93,7 @@ METRICS: dict[str, Metric] = {
     "step_seconds": _stage("One step: plan, forward, result"),
     "schedule_seconds": _stage("Planning one step"),
     # processes
+    "event_loop_lag_seconds": Metric("histogram", "How late the HTTP workers' event loops are", (), LAG),
     "process_restarts": Metric("counter", "Processes started again", ("role",)),
 }
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ from mmserve.httpserver.api.answer import send_json
 from mmserve.httpserver.api.openai_errors import error_body
 from mmserve.httpserver.api.openai_fields import ChatRequest, decode, refuse_unsupported
 from mmserve.httpserver.api.openai_messages import ConversationReader
+from mmserve.httpserver.api.skeleton import CutUrl, cut_data_urls
 from mmserve.httpserver.api.sse import DONE, event, send_events
 from mmserve.httpserver.call import GenerateCall, Usage
 from mmserve.httpserver.flights import Flight
@@ -86,12 +88,22 @@ class Completion(msgspec.Struct):
     object: str = "chat.completion"
 
 
-def parse(body: bytes, model: ServedModel, arrival_s: float) -> GenerateCall:
-    """A validated call. Raises InvalidRequest and ModelNotFound, naming the field."""
+def parse(body: bytes | bytearray, model: ServedModel, arrival_s: float) -> GenerateCall:
+    """A validated call; large images are not copied out of ``body``. Raises InvalidRequest and ModelNotFound, naming
+    the field."""
+    skeleton, cut = cut_data_urls(body)
+    if cut:
+        # What is wrong with a request, or in an unusual place, is said by the parser that has seen all of it.
+        with suppress(MmserveError):
+            return _parse(skeleton, cut, model, arrival_s)
+    return _parse(body, {}, model, arrival_s)
+
+
+def _parse(body: bytes | bytearray, cut: Mapping[str, CutUrl], model: ServedModel, arrival_s: float) -> GenerateCall:
     request = decode(body, ChatRequest)
     model.check_name(request.model)
     refuse_unsupported(request)
-    reader = ConversationReader(model.max_images)
+    reader = ConversationReader(model.max_images, cut)
     messages = reader.read(request.messages)
     options = request.stream_options
     return GenerateCall(

@@ -61,7 +61,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
 _PATH = re.compile(r" - at `(?:key` in `)?\$\.?([^`]*)`$")
 
 
-def decode(body: bytes, type_: type[T]) -> T:
+def decode(body: bytes | bytearray, type_: type[T]) -> T:
     """JSON to a struct. Raises InvalidRequest that names the field."""
     try:
         return msgspec.json.decode(body, type=type_)

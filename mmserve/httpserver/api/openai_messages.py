@@ -5,9 +5,11 @@ Knows roles and content parts; fetches nothing and knows no template.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mmserve.errors import InvalidRequest
+from mmserve.httpserver.api.skeleton import CutUrl
 from mmserve.httpserver.call import MediaPart, MediaRef, Message, TextPart
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -16,17 +18,24 @@ _TEXT_FIELDS = {"text": "text", "refusal": "refusal"}
 
 
 class ConversationReader:
-    """Reads one conversation. ``max_images`` None: the model takes no images at all."""
+    """Reads one conversation. ``max_images`` None: the model takes no images at all.
 
-    def __init__(self, max_images: int | None) -> None:
+    ``cut``: what marks stand for that may be in the place of an image's URL.
+    """
+
+    def __init__(self, max_images: int | None, cut: Mapping[str, CutUrl]) -> None:
         self._max_images = max_images
+        self._cut = dict(cut)
         self.media: list[MediaRef] = []
 
     def read(self, messages: Any) -> tuple[Message, ...]:
         """All messages in order; images are gathered in ``media``. Raises InvalidRequest."""
         if not isinstance(messages, list) or not messages:
             raise InvalidRequest("messages must be a list with at least one message", param="messages")
-        return tuple(self._message(message, f"messages[{index}]") for index, message in enumerate(messages))
+        found = tuple(self._message(message, f"messages[{index}]") for index, message in enumerate(messages))
+        if self._cut:
+            raise InvalidRequest("what was cut out of the body is not all in the place of images")
+        return found
 
     def _message(self, message: Any, at: str) -> Message:
         if not isinstance(message, dict):
@@ -70,5 +79,6 @@ class ConversationReader:
             where, url = f"{where}.url", image_url.get("url")
         if not isinstance(url, str) or not url:
             raise InvalidRequest("an image needs a url (data:, http(s): or file:)", param=where)
-        self.media.append(MediaRef(url, where))
+        head, data = self._cut.pop(url, (url, None))
+        self.media.append(MediaRef(head, where, data))
         return MediaPart(len(self.media) - 1)

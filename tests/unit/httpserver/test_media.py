@@ -232,6 +232,10 @@ def test_batches_are_few_and_keep_the_order(sizes: list[int], threads: int) -> N
 def test_small_jobs_share_a_task() -> None:
     assert batches(range(128), [1000] * 128, 4) == [list(range(128))]
     assert len(batches(range(8), [MIN_BATCH_NBYTES] * 8, 4)) == 4
+    few_large = [5 * MIN_BATCH_NBYTES] * 4
+    assert batches(range(4), few_large, 4) == [[0], [1], [2], [3]]
+    assert batches(range(4), few_large, 2) == [[0, 1], [2, 3]]
+    assert [0] in batches(range(9), [20 * MIN_BATCH_NBYTES] + [10] * 8, 4)
 
 
 def test_work_is_never_abandoned() -> None:

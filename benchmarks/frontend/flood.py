@@ -1,0 +1,62 @@
+"""The flood: CLIENTS connections, each sending its next request when it has the last one's answer. As cheap as it can
+be, for it shares the machine with what it measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.frontend.bodies import Body
+
+WARM_UP_S = 2.0
+_LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
+
+
+@dataclass
+class Flooded:
+    """What came of a flood; ``requests`` are those answered after the warm-up."""
+
+    requests: int = 0
+    seconds: float = 0.0
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def requests_per_s(self) -> float:
+        return self.requests / self.seconds
+
+
+class Flood:
+    """``numbers`` goes on from flood to flood, so that no picture comes twice."""
+
+    def __init__(self, host: str, port: int, bodies: Sequence[Body]) -> None:
+        self._address = host, port
+        self._bodies = bodies
+
+    async def run(self, seconds: float, numbers: itertools.count[int]) -> Flooded:
+        """All bodies at once, over and over, for that long after the warm-up."""
+        found = Flooded(seconds=seconds)
+        begin_s = time.perf_counter() + WARM_UP_S
+        await asyncio.gather(*(self._client(body, begin_s, begin_s + seconds, numbers, found) for body in self._bodies))
+        return found
+
+    async def _client(
+        self, body: Body, begin_s: float, end_s: float, numbers: itertools.count[int], found: Flooded
+    ) -> None:
+        reader, writer = await asyncio.open_connection(*self._address)
+        while time.perf_counter() < end_s:
+            body.stamp(next(numbers))
+            writer.write(body.head)
+            writer.write(body.json)
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = _LENGTH.search(head)
+            answer = await reader.readexactly(int(length[1]) if length else 0)
+            if not head.startswith(b"HTTP/1.1 200"):
+                found.errors.append(f"{head[:16]!r} {answer[:200]!r}")
+            elif begin_s <= time.perf_counter() < end_s:
+                found.requests += 1
+        writer.close()

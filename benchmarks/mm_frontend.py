@@ -1,0 +1,134 @@
+"""How fast one HTTP worker takes pictures in, and what everybody else notices of it.
+
+A real worker and a real cache server; a stub that answers at once stands behind them. 64 clients send requests of four
+new pictures each, base64 in the JSON. Beside it, in the same run: what one thread makes of the same bodies.
+
+    python -m benchmarks.mm_frontend
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import time
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+import uvloop
+
+from benchmarks.frontend import limit
+from benchmarks.frontend.bodies import IMAGES, Body, make
+from benchmarks.frontend.flood import WARM_UP_S, Flood, Flooded
+from benchmarks.frontend.histogram import Buckets, buckets, quantile
+from benchmarks.frontend.probes import Probes, Seen
+from benchmarks.load.report import Row, machine, percentile, table, write_json
+from benchmarks.load.server import Target, serve
+
+CLIENTS = 64
+LAG_TARGET_MS = {100_000: 15.0, 2_000_000: 40.0}
+SHARE_TARGET = 0.6
+ITL_TARGET = 2.0
+_LAG = "mmserve:event_loop_lag_seconds"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of the flood of each size, after a warm-up")
+    parser.add_argument("--idle-seconds", type=float, default=8.0, help="of the text stream alone, before it")
+    parser.add_argument("--clients", type=int, default=CLIENTS)
+    parser.add_argument("--serve-args", default="--mm-cache-gb 1.5", help="flags for the server")
+    parser.add_argument("--json", metavar="PATH", help="write the rows")
+    return parser.parse_args()
+
+
+def measure(target: Target, bodies: Sequence[Body], image_nbytes: int, options: argparse.Namespace) -> Row:
+    """One size of pictures."""
+    cut = limit.requests_per_s(bodies, limit.cut)
+    plain = limit.requests_per_s(bodies, limit.plain)
+    with Probes(target.url, target.model) as idle:
+        time.sleep(options.idle_seconds)
+    before = buckets(target.url, _LAG)
+    with Probes(target.url, target.model) as busy:
+        flooded = uvloop.run(_flood(target, bodies, options.seconds))
+    lag = before, buckets(target.url, _LAG)
+    for error in sorted(set(flooded.errors))[:3]:
+        print(f"  {error}")
+    return _row(image_nbytes, flooded, cut, plain) | _latencies(lag, idle, busy)
+
+
+async def _flood(target: Target, bodies: Sequence[Body], seconds: float) -> Flooded:
+    address = urlsplit(target.url)
+    assert address.hostname is not None
+    assert address.port is not None
+    return await Flood(address.hostname, address.port, bodies).run(seconds, _NUMBERS)
+
+
+_NUMBERS = itertools.count()
+"""Of the requests of this run: no picture is sent twice."""
+
+
+def _row(image_nbytes: int, flooded: Flooded, cut: float, plain: float) -> Row:
+    mb = IMAGES * image_nbytes / 1e6
+    return {
+        "images": f"{IMAGES} x {image_nbytes // 1000} KB",
+        "requests/s": flooded.requests_per_s,
+        "MB/s": flooded.requests_per_s * mb,
+        "limit MB/s": cut * mb,
+        "of limit": flooded.requests_per_s / cut,
+        "plain limit MB/s": plain * mb,
+        "of plain limit": flooded.requests_per_s / plain,
+        "errors": len(flooded.errors),
+    }
+
+
+def _latencies(lag: tuple[Buckets, Buckets], idle: Seen, busy: Seen) -> Row:
+    return {
+        "lag p50 ms": quantile(*lag, 0.5) * 1e3,
+        "lag p99 ms": quantile(*lag, 0.99) * 1e3,
+        "health p50 ms": percentile(busy.health_s, 0.5) * 1e3,
+        "health p99 ms": percentile(busy.health_s, 0.99) * 1e3,
+        "ITL p99 idle ms": percentile(idle.gaps_s, 0.99) * 1e3,
+        "ITL p99 ms": percentile(busy.gaps_s, 0.99) * 1e3,
+    }
+
+
+def targets(image_nbytes: int, row: Row) -> list[Row]:
+    """What is asked for beside what was measured."""
+    itl = float(str(row["ITL p99 ms"])) / float(str(row["ITL p99 idle ms"]))
+    asked = (
+        ("of plain limit", float(str(row["of plain limit"])), SHARE_TARGET, "at least"),
+        ("of limit", float(str(row["of limit"])), SHARE_TARGET, "at least"),
+        ("lag p99 ms", float(str(row["lag p99 ms"])), LAG_TARGET_MS[image_nbytes], "at most"),
+        ("ITL p99 / idle", itl, ITL_TARGET, "at most"),
+    )
+    return [
+        {
+            "images": row["images"],
+            "figure": figure,
+            "got": got,
+            "target": f"{which} {wanted:g}",
+            "met": "yes" if (got >= wanted) == (which == "at least") or got == wanted else "no",
+        }
+        for figure, got, wanted, which in asked
+    ]
+
+
+def main() -> None:
+    options = arguments()
+    rows: list[Row] = []
+    held: list[Row] = []
+    with contextlib.ExitStack() as stack:
+        arguments_ = options.serve_args.split()
+        target = stack.enter_context(serve(*arguments_, program=("benchmarks.frontend.server",)))
+        for image_nbytes in LAG_TARGET_MS:
+            rows.append(measure(target, make(options.clients, image_nbytes, target.model), image_nbytes, options))
+            held += targets(image_nbytes, rows[-1])
+            print(f"{rows[-1]['images']}: done", flush=True)
+    seconds = f"{options.seconds:g} s each after {WARM_UP_S:g} s of warm-up"
+    print(f"\n{machine()}; {options.clients} clients, {seconds}\n\n{table(rows)}\n\n{table(held)}")
+    write_json(options.json, rows)
+
+
+if __name__ == "__main__":
+    main()

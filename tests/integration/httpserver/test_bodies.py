@@ -1,0 +1,175 @@
+"""Request bodies of any size, on real connections: every byte arrives, once, at the request it belongs to."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import xxhash
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from mmserve.errors import TooLarge
+from mmserve.httpserver.body import read_body
+from mmserve.httpserver.body_receiver import BodyReceiver
+from mmserve.httpserver.server import Server
+from tests.fakes.http_worker import run
+
+LIMIT = 8 << 20
+
+
+class Digests:
+    """An application that answers each body with its hash; ``left`` counts clients that went away."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Semaphore(0)
+        self.port = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await read_body(Request(scope, receive), LIMIT)
+            answer = Response(xxhash.xxh3_64_hexdigest(body))
+        except TooLarge:
+            answer = Response("too large", 413)
+        except ClientDisconnect:
+            self.left.release()
+            return
+        await answer(scope, receive, send)
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Digests]:
+    app, started = Digests(), asyncio.Event()
+    listener = socket.create_server(("127.0.0.1", 0))
+    app.port = listener.getsockname()[1]
+    server = Server(app, started.set)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    await started.wait()
+    try:
+        yield app
+    finally:
+        server.should_exit = True
+        await task
+
+
+def with_server(test: Callable[[Digests], Awaitable[None]]) -> None:
+    async def go() -> None:
+        async with serving() as app:
+            await test(app)
+
+    run(go)
+
+
+def body_of(nbytes: int) -> bytes:
+    return random.Random(nbytes).randbytes(nbytes)
+
+
+def request_of(body: bytes, *headers: str) -> bytes:
+    head = ["POST / HTTP/1.1", "host: x", *(headers or [f"content-length: {len(body)}"]), "", ""]
+    return "\r\n".join(head).encode() + body
+
+
+async def answer_on(reader: asyncio.StreamReader) -> str:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+    return (await reader.readexactly(int(length.split(b":")[1]))).decode()
+
+
+@pytest.mark.parametrize("sizes", [[0, 1, 70_000, 0], [131_071, 131_073, 400_000, 5, 3_000_000, 8 << 20, 200_000]])
+def test_bodies_of_any_size_one_after_another(sizes: list[int]) -> None:
+    async def test(app: Digests) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
+        for size in sizes:
+            writer.write(request_of(body_of(size)))
+            assert await answer_on(reader) == xxhash.xxh3_64_hexdigest(body_of(size))
+        writer.close()
+
+    with_server(test)
+
+
+def test_requests_sent_ahead_of_the_answers_keep_their_own_bodies() -> None:
+    async def test(app: Digests) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
+        sizes = [500_000, 10, 2_000_000, 300_000, 0]
+        writer.write(b"".join(request_of(body_of(size)) for size in sizes))
+        for size in sizes:
+            assert await answer_on(reader) == xxhash.xxh3_64_hexdigest(body_of(size))
+        writer.close()
+
+    with_server(test)
+
+
+def test_a_body_in_many_small_pieces() -> None:
+    async def test(app: Digests) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
+        body, at = body_of(300_000), 0
+        data, rng = request_of(body), random.Random(1)
+        while at < len(data):
+            step = rng.randrange(1, 8000)
+            writer.write(data[at : at + step])
+            await writer.drain()
+            await asyncio.sleep(0)
+            at += step
+        assert await answer_on(reader) == xxhash.xxh3_64_hexdigest(body)
+        writer.close()
+
+    with_server(test)
+
+
+def test_a_body_of_unknown_length() -> None:
+    async def test(app: Digests) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
+        body = body_of(1_000_000)
+        chunks = [body[at : at + 300_000] for at in range(0, len(body), 300_000)]
+        framed = b"".join(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n" for chunk in chunks) + b"0\r\n\r\n"
+        writer.write(request_of(framed, "transfer-encoding: chunked"))
+        assert await answer_on(reader) == xxhash.xxh3_64_hexdigest(body)
+        writer.close()
+
+    with_server(test)
+
+
+def test_a_client_that_waits_to_be_asked_for_its_body() -> None:
+    async def test(app: Digests) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
+        body = body_of(1_000_000)
+        writer.write(request_of(b"", f"content-length: {len(body)}", "expect: 100-continue"))
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(body)
+        assert await answer_on(reader) == xxhash.xxh3_64_hexdigest(body)
+        writer.close()
+
+    with_server(test)
+
+
+def test_many_clients_at_once() -> None:
+    async def test(app: Digests) -> None:
+        async def client(size: int) -> None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
+            for _ in range(3):
+                writer.write(request_of(body_of(size)))
+                assert await answer_on(reader) == xxhash.xxh3_64_hexdigest(body_of(size))
+            writer.close()
+
+        await asyncio.gather(*(client(200_000 + 100_000 * number) for number in range(16)))
+        assert BodyReceiver.num_receiving == 0
+
+    with_server(test)
+
+
+@pytest.mark.parametrize("sent", [100, 150_000, 900_000])
+def test_a_client_that_leaves_in_the_middle_of_its_body(sent: int) -> None:
+    async def test(app: Digests) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", app.port)
+        writer.write(request_of(body_of(1_000_000))[:sent])
+        await writer.drain()
+        writer.close()
+        await app.left.acquire()
+        assert BodyReceiver.num_receiving == 0
+
+    with_server(test)

@@ -1,0 +1,29 @@
+"""The lag metric counts every moment of a stall."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import cast
+
+from mmserve.httpserver.loop_lag import INTERVAL_S, watch_lag
+from mmserve.metrics.client import MetricsClient
+from tests.fakes.samples import Samples
+
+
+def test_a_stall_counts_for_all_that_fell_into_it() -> None:
+    samples = Samples()
+
+    async def run() -> None:
+        watching = asyncio.create_task(watch_lag(cast(MetricsClient, samples)))
+        await asyncio.sleep(0)
+        time.sleep(10 * INTERVAL_S)  # noqa: ASYNC251 - the stall
+        while len(samples.taken) < 9:  # noqa: ASYNC110 - told to nobody else
+            await asyncio.sleep(0)
+        watching.cancel()
+
+    asyncio.run(run())
+    assert set(samples.names()) == {"event_loop_lag_seconds"}
+    lags = [value for _, value, _ in samples.taken[:9]]
+    assert lags == sorted(lags, reverse=True)
+    assert lags[0] >= 8 * INTERVAL_S
