@@ -78,7 +78,7 @@ class MediaLeases:
         self._threads = Threads(f"lease-{generation}", workers, concurrent=concurrent)
         self._client = client or connect(endpoints, owner, batched=concurrent)
         self._cache = CacheCalls(self._client, self._threads, metrics, generation)
-        self._little_nbytes = MIN_BATCH_NBYTES if concurrent else 0
+        self._little_nbytes = 2 * MIN_BATCH_NBYTES if concurrent else 0
         """So much is written by the thread that has allocated; handing it to others would take longer."""
 
     def hold(self, request_id: str, items: Sequence[MediaItem]) -> AbstractAsyncContextManager[list[LeasedItem]]:

@@ -14,7 +14,9 @@ from typing import TypeVar
 A = TypeVar("A")
 B = TypeVar("B")
 
-MIN_BATCH_NBYTES = 256 * 1024
+MIN_BATCH_NBYTES = 4 << 20
+"""Hashing and copying run at several GB/s: below this, handing over to another thread and back, and threads that take
+the interpreter's lock from each other between small items, cost more than a second core gives."""
 
 
 class Threads:
