@@ -62,7 +62,12 @@ def _lane(
 
     async def identify(images: Sequence[bytes], salt: str) -> list[MediaItem]:
         refs = [MediaRef("", f"images[{index}]") for index in range(len(images))]
-        return await reader._identify(refs, images, salt)
+        found = await reader._in_turn(
+            lambda index: reader._identified(refs[index], images[index], salt, 0.0),
+            range(len(images)),
+            [len(image) for image in images],
+        )
+        return [one.item for one in found]
 
     return identify, reader, leases
 

@@ -6,7 +6,6 @@ Plain ASGI: nothing is buffered and nothing is cancelled here.
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Callable
 from typing import cast
 
@@ -16,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmserve.errors import MmserveError
 from mmserve.httpserver.authorisation import Authorisation
+from mmserve.httpserver.request_ids import new_request_id
 from mmserve.metrics.client import MetricsClient
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -57,7 +57,7 @@ class Envelope:
 
 def _request_id(given: str | None) -> str:
     """The client's own id when it can stand in a header; only ever echoed, never used as a key."""
-    return given if given is not None and _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else new_request_id()
 
 
 def _route(scope: Scope) -> str:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 from mmserve.deployment import Deployment
 from mmserve.errors import MediaError, MmserveError
@@ -23,6 +25,17 @@ from mmserve.httpserver.threads import Threads
 from mmserve.metrics.client import MetricsClient
 from mmserve.processors.picture import Header, header
 from mmserve.processors.registry import processor_for
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """One image, and how long it took to get its bytes and to identify it."""
+
+    item: MediaItem
+    read_s: float
+    hash_s: float
 
 
 class MediaReader:
@@ -42,6 +55,8 @@ class MediaReader:
         self._generation = generation
         concurrent = generation == "v2"
         self._threads = Threads(f"media-{generation}", config.concurrent_alloc_workers, concurrent=concurrent)
+        # Taken by threads, the event loop waits for the interpreter's lock; more requests at once are not faster.
+        self._turn = asyncio.Semaphore(config.concurrent_alloc_workers)
         self._read_all = self._together if concurrent else self._one_by_one
         policy = policy or AddressPolicy(config.allowed_media_domains)
         self._fetcher = Fetcher(policy, timeout_s=config.media_fetch_timeout)
@@ -56,42 +71,56 @@ class MediaReader:
             return []
         if not self._takes_images:
             raise MediaError("this model takes no images", param=refs[0].param)
-        started_s = time.monotonic()
-        data = await self._read_all(refs, ByteBudget(int(self._config.max_body_mb * 2**20)))
-        read_s = time.monotonic()
-        items = await self._identify(refs, data, cache_salt)
-        self._metrics.add("mm_fetch_seconds", read_s - started_s, self._generation)
-        self._metrics.add("mm_hash_seconds", time.monotonic() - read_s, self._generation)
-        return items
+        found = await self._read_all(refs, ByteBudget(int(self._config.max_body_mb * 2**20)), cache_salt)
+        self._metrics.add("mm_fetch_seconds", sum(one.read_s for one in found), self._generation)
+        self._metrics.add("mm_hash_seconds", sum(one.hash_s for one in found), self._generation)
+        return [one.item for one in found]
 
     async def aclose(self) -> None:
         """Close connections and threads; a thread that still reads ends by itself."""
         await self._fetcher.aclose()
         self._threads.close()
 
-    async def _one_by_one(self, refs: Sequence[MediaRef], budget: ByteBudget) -> list[bytes]:
-        return [await self._read_one(ref, budget) for ref in refs]
+    async def _one_by_one(self, refs: Sequence[MediaRef], budget: ByteBudget, cache_salt: str) -> list[_Found]:
+        found = []
+        for ref in refs:
+            if _is_remote(ref):
+                found.append(await self._fetched(ref, budget, cache_salt))
+            else:
+                found += await self._threads.map(lambda ref: self._local(ref, budget, cache_salt), [ref], [ref.nbytes])
+        return found
 
-    async def _read_one(self, ref: MediaRef, budget: ByteBudget) -> bytes:
-        if _is_remote(ref):
-            return await self._fetch(ref, budget)
-        return await self._threads.run(lambda: self._read_local(ref, budget))
-
-    async def _together(self, refs: Sequence[MediaRef], budget: ByteBudget) -> list[bytes]:
+    async def _together(self, refs: Sequence[MediaRef], budget: ByteBudget, cache_salt: str) -> list[_Found]:
         local = [index for index, ref in enumerate(refs) if not _is_remote(ref)]
         remote = [index for index, ref in enumerate(refs) if _is_remote(ref)]
         sizes = [refs[index].nbytes for index in local]
         try:
             async with asyncio.TaskGroup() as group:
-                fetches = [group.create_task(self._fetch(refs[index], budget)) for index in remote]
+                fetches = [group.create_task(self._fetched(refs[index], budget, cache_salt)) for index in remote]
                 reads = group.create_task(
-                    self._threads.map(lambda index: self._read_local(refs[index], budget), local, sizes)
+                    self._in_turn(lambda index: self._local(refs[index], budget, cache_salt), local, sizes)
                 )
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         found = dict(zip(local, reads.result(), strict=True))
         found |= {index: fetch.result() for index, fetch in zip(remote, fetches, strict=True)}
         return [found[index] for index in range(len(refs))]
+
+    async def _fetched(self, ref: MediaRef, budget: ByteBudget, cache_salt: str) -> _Found:
+        started_s = time.monotonic()
+        content = await self._fetch(ref, budget)
+        read_s = time.monotonic() - started_s
+        (found,) = await self._in_turn(
+            lambda content: self._identified(ref, content, cache_salt, read_s), [content], [len(content)]
+        )
+        return found
+
+    async def _in_turn(self, work: Callable[[A], _Found], jobs: Sequence[A], nbytes: Sequence[int]) -> list[_Found]:
+        """In the lane's threads, for no more requests at once than there are threads."""
+        if not jobs:
+            return []
+        async with self._turn:
+            return await self._threads.map(work, jobs, nbytes)
 
     async def _fetch(self, ref: MediaRef, budget: ByteBudget) -> bytes:
         try:
@@ -112,14 +141,17 @@ class MediaReader:
             error.param = ref.param
             raise
 
-    async def _identify(self, refs: Sequence[MediaRef], data: Sequence[bytes], cache_salt: str) -> list[MediaItem]:
-        def identify(index: int) -> MediaItem:
-            ref, content = refs[index], data[index]
-            picture = self._header(content, ref.param)
-            key = self._keys.of(content, picture, cache_salt)
-            return MediaItem(content, picture.width, picture.height, key, ref.param)
+    def _local(self, ref: MediaRef, budget: ByteBudget, cache_salt: str) -> _Found:
+        started_s = time.monotonic()
+        content = self._read_local(ref, budget)
+        return self._identified(ref, content, cache_salt, time.monotonic() - started_s)
 
-        return await self._threads.map(identify, range(len(refs)), [len(one) for one in data])
+    def _identified(self, ref: MediaRef, content: bytes, cache_salt: str, read_s: float) -> _Found:
+        started_s = time.monotonic()
+        picture = self._header(content, ref.param)
+        key = self._keys.of(content, picture, cache_salt)
+        item = MediaItem(content, picture.width, picture.height, key, ref.param)
+        return _Found(item, read_s, time.monotonic() - started_s)
 
     def _header(self, content: bytes, param: str) -> Header:
         try:

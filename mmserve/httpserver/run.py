@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import uvloop
 
@@ -13,10 +14,14 @@ from mmserve.httpserver.server import serve
 from mmserve.metrics.client import MetricsClient
 from mmserve.process import Process
 
+_SWITCH_INTERVAL_S = 0.0005
+"""Threads that decode and hash must not keep the event loop waiting for the interpreter's lock for 5 ms each time."""
+
 
 def run(process: Process) -> None:
     """Serve until SIGTERM."""
     keep_freed_memory()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(process))
 

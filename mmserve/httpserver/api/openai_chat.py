@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import secrets
 import time
-import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from typing import TypeVar
@@ -25,6 +24,7 @@ from mmserve.httpserver.api.skeleton import CutUrl, cut_data_urls
 from mmserve.httpserver.api.sse import DONE, event, send_events
 from mmserve.httpserver.call import GenerateCall, Usage
 from mmserve.httpserver.flights import Flight
+from mmserve.httpserver.request_ids import new_request_id
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.messages.sampling import SamplingParams
 
@@ -107,7 +107,7 @@ def _parse(body: bytes | bytearray, cut: Mapping[str, CutUrl], model: ServedMode
     messages = reader.read(request.messages)
     options = request.stream_options
     return GenerateCall(
-        request_id=uuid.uuid4().hex,
+        request_id=new_request_id(),
         model=model.name,
         messages=messages,
         media=tuple(reader.media),

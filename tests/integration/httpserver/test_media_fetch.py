@@ -1,6 +1,7 @@
 """Fetching images over real sockets on the loopback, from a server that misbehaves on demand."""
 
 import asyncio
+from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -213,7 +214,12 @@ def test_a_reader_mixes_sources_and_names_the_one_at_fault(tmp_path: Path, gener
         samples = Samples()
         reader = MediaReader(deployment, samples, generation, policy=LOOPBACK)  # type: ignore[arg-type]
         async with Site() as site:
-            urls = [site.url("/a.png"), "data:,%89", site.url("/missing"), site.url("/silent")]
+            urls = [
+                site.url("/a.png"),
+                "data:;base64," + b64encode(PNG).decode(),
+                site.url("/missing"),
+                site.url("/silent"),
+            ]
             refs = [MediaRef(url, f"part{index}") for index, url in enumerate(urls)]
             items = await reader.read([refs[0], refs[0]], "")
             assert [item.data for item in items] == [PNG, PNG]

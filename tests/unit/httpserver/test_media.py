@@ -124,7 +124,7 @@ def test_pixel_bombs_are_refused_from_the_header(model: Path) -> None:
 
 
 def test_all_images_together_have_one_byte_limit(model: Path) -> None:
-    noise = [os.urandom(400_000) for _ in range(3)]
+    noise = [png() + os.urandom(400_000) for _ in range(3)]
     with pytest.raises(TooLarge, match="1 MiB in all") as caught:
         read(model, [data_url(data) for data in noise], max_body_mb=1.0)
     assert caught.value.status == 413
