@@ -7,6 +7,7 @@ request are read all at once (v2) or one after another (v1).
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,8 +56,7 @@ class MediaReader:
         self._generation = generation
         concurrent = generation == "v2"
         self._threads = Threads(f"media-{generation}", config.concurrent_alloc_workers, concurrent=concurrent)
-        # Taken by threads, the event loop waits for the interpreter's lock; more requests at once are not faster.
-        self._turn = asyncio.Semaphore(config.concurrent_alloc_workers)
+        self._turn = asyncio.Semaphore(_turns(config.concurrent_alloc_workers))
         self._read_all = self._together if concurrent else self._one_by_one
         policy = policy or AddressPolicy(config.allowed_media_domains)
         self._fetcher = Fetcher(policy, timeout_s=config.media_fetch_timeout)
@@ -116,7 +116,7 @@ class MediaReader:
         return found
 
     async def _in_turn(self, work: Callable[[A], _Found], jobs: Sequence[A], nbytes: Sequence[int]) -> list[_Found]:
-        """In the lane's threads, for no more requests at once than there are threads."""
+        """In the lane's threads, first come first served."""
         if not jobs:
             return []
         async with self._turn:
@@ -159,6 +159,12 @@ class MediaReader:
         except MmserveError as error:
             error.param = param
             raise
+
+
+def _turns(workers: int) -> int:
+    """Requests at once in the threads. More would not be faster: they take cores from the event loop and its clients,
+    and the interpreter's lock from each other."""
+    return min(workers, max(1, len(os.sched_getaffinity(0)) // 2))
 
 
 def _scheme(ref: MediaRef) -> str:
