@@ -54,7 +54,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_step_ms: Annotated[
         float,
         _field("scheduling", "while answers are written, prompts share steps of about so long; 0: no limit", ge=0),
-    ] = 100.0
+    ] = 70.0
     kv_cache_gb: Annotated[
         Annotated[float, Meta(gt=0)] | None, _field("scheduling", "KV cache of each rank, GiB; default: what fits")
     ] = None

@@ -26,7 +26,7 @@ from mmserve.visualserver.encoder import Encoder, Tower
 from mmserve.visualserver.pipeline import Pipeline
 
 _MAX_DECODE_THREADS = 8
-_NICENESS = 10
+_NICENESS = 4
 """On a CPU the ranks compute on the same cores: answers being written go before images yet to be seen."""
 logger = logging.getLogger(__name__)
 
