@@ -63,7 +63,7 @@ class Arena:
         try:
             os.posix_fallocate(fd, 0, nbytes + _EPOCH.size)
             return cls(fd, nbytes)
-        except BaseException:
+        except BaseException:  # nothing is swallowed: whatever ends this, Ctrl-C too, must not leave the memory taken
             os.close(fd)
             raise
 

@@ -126,7 +126,7 @@ def spawn(member: Member, incarnation: int, deployment: Deployment, inheritance:
             env={**_ENVIRONMENT, **os.environ},
             pass_fds=inherited if listen_fd is None else [*inherited, listen_fd],
         )
-    except BaseException:
+    except BaseException:  # nothing is swallowed: without a child nobody else would ever close this end
         os.close(report_fd)
         raise
     finally:

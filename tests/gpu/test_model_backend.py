@@ -1,4 +1,7 @@
-"""The same code on a GPU: tokens and image rows equal transformers' there, in float32; bfloat16 runs."""
+"""The same code on a GPU: tokens and image rows equal transformers' there, in float32; bfloat16 runs.
+
+Skipped where there is no GPU, as in CI; tests/integration/model_backend asks the same of the same code on a CPU.
+"""
 
 from __future__ import annotations
 
