@@ -5,6 +5,7 @@ A run is a function of its seed, its step number and its total: stopping and res
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Iterable
@@ -17,6 +18,19 @@ from torch import nn
 from training.muon import Muon
 
 State = dict[str, Any]
+
+
+def options(doc: str, *, check: int, **defaults: int | float) -> argparse.Namespace:
+    """A stage's command line, parsed; `defaults`: its numbers, such as steps, batch (scenes or rows a step), seed, and
+    the learning rates muon and adam."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("runs"))
+    for name, value in defaults.items():
+        parser.add_argument(f"--{name}", type=type(value), default=value)
+    parser.add_argument("--check", type=int, default=check, help="steps between examinations and checkpoints")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    return parser.parse_args()
 
 
 class Optimizers:

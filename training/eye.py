@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -164,18 +163,7 @@ def train(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("runs"))
-    parser.add_argument("--steps", type=int, default=3500)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--muon", type=float, default=2e-3)
-    parser.add_argument("--adam", type=float, default=1e-3)
-    parser.add_argument("--hold", type=float, default=0.4)
-    parser.add_argument("--check", type=int, default=150)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
-    train(parser.parse_args())
+    train(common.options(__doc__, check=150, steps=3500, batch=64, seed=1, muon=2e-3, adam=1e-3, hold=0.4))
 
 
 if __name__ == "__main__":

@@ -8,18 +8,18 @@ The eye stays as it is.  The rate falls in a straight line to nothing, so the la
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from training import common, labels
-from training.eye import Batch as Pictures
-from training.eye import batch, measure
+from training.eye import batch, measure, photograph
 from training.language import answer_loss, exact, logits_of, rows_of
 from training.models import Eye, Text
-from training.rows import Batch
+from training.scenes import Scene
 from training.tokens import Coder
+from training.world import PATCHES
 
 
 def rate(step: int, total: int, warm: int = 40) -> float:
@@ -28,12 +28,12 @@ def rate(step: int, total: int, warm: int = 40) -> float:
 
 
 @torch.no_grad()
-def look(eye: Eye, rows: Batch, device: str) -> tuple[Tensor, Pictures]:
-    """The eye's tokens for the rows' pictures, and those pictures with labels."""
-    if not rows.scenes:
-        return torch.zeros(0, 64, labels.WIDTH, device=device), batch([])
-    data = batch(rows.scenes)
-    return torch.cat([eye(part.to(device))[1] for part in data[0].split(32)]), data
+def look(eye: Eye, scenes: list[Scene], device: str) -> Tensor:
+    """(scenes, P, D): what the eye says of the scenes' pictures."""
+    if not scenes:
+        return torch.zeros(0, PATCHES, labels.WIDTH, device=device)
+    patches = torch.from_numpy(np.stack([photograph(scene) for scene in scenes]))
+    return torch.cat([eye(part.to(device))[1] for part in patches.split(32)])
 
 
 def start(options: argparse.Namespace) -> tuple[Eye, Text, common.State | None]:
@@ -58,14 +58,13 @@ def train(options: argparse.Namespace) -> None:
         begin = state["step"]
     read = torch.compile(text) if options.compile else text
     held = [rows_of(900_000_000 + index * 16, 16, coder) for index in range(10)]
-    seen = [look(eye, rows, device) for rows in held]
-    merged = tuple(torch.cat(parts) for parts in zip(*(data for _, data in seen), strict=True))
-    log(step=begin, eye=measure(eye.cpu(), torch.from_numpy(labels.basis()), merged))  # type: ignore[arg-type]
+    tests = [(rows, look(eye, rows.scenes, device)) for rows in held]
+    scenes = [scene for rows in held for scene in rows.scenes]
+    log(step=begin, eye=measure(eye.cpu(), torch.from_numpy(labels.basis()), batch(scenes)))
     eye.to(device)
-    tests = [(rows, tokens) for rows, (tokens, _) in zip(held, seen, strict=True)]
     for step in range(begin, options.steps):
         rows = rows_of(options.seed * 1_000_000_000 + step * options.batch, options.batch, coder, loose=0.05)
-        logits, target, _ = logits_of(text, read, rows, look(eye, rows, device)[0])
+        logits, target, _ = logits_of(text, read, rows, look(eye, rows.scenes, device))
         loss = answer_loss(logits, target)
         loss.backward()
         optimizers.step(rate(step, options.steps))
@@ -79,17 +78,7 @@ def train(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("runs"))
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--batch", type=int, default=14, help="rows a step")
-    parser.add_argument("--seed", type=int, default=3)
-    parser.add_argument("--muon", type=float, default=4e-3)
-    parser.add_argument("--adam", type=float, default=2e-3)
-    parser.add_argument("--check", type=int, default=100)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
-    train(parser.parse_args())
+    train(common.options(__doc__, check=100, steps=3000, batch=14, seed=3, muon=4e-3, adam=2e-3))
 
 
 if __name__ == "__main__":

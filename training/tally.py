@@ -11,7 +11,6 @@ get tells how many they are.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -109,13 +108,14 @@ def train(options: argparse.Namespace) -> None:
         optimizers.load(saved["optimizers"])
         start = saved["step"]
     basis = torch.from_numpy(labels.basis()).to(device)
+    read = torch.compile(above) if options.compile else above
     held_out: Batch = batch([make_scene(900_000_000 + index) for index in range(256)])
     for step in range(start, options.steps):
         first = options.seed * 1_000_000_000 + step * options.batch
         patches, index, code = batch([make_scene(first + number, loose=0.2) for number in range(options.batch)])
         with torch.no_grad():
             features = under(eye, patches.to(device))
-        loss = code_loss(above(eye, features), index.to(device), code.to(device), basis, options.tallies)
+        loss = code_loss(read(eye, features), index.to(device), code.to(device), basis, options.tallies)
         loss.backward()
         optimizers.step(common.curve(step, options.steps, warm=20, hold=options.hold))
         if step % 20 == 0 or step == options.steps - 1:
@@ -129,18 +129,7 @@ def train(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("runs"))
-    parser.add_argument("--steps", type=int, default=700)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=6)
-    parser.add_argument("--muon", type=float, default=2e-3)
-    parser.add_argument("--adam", type=float, default=1e-3)
-    parser.add_argument("--hold", type=float, default=0.4)
-    parser.add_argument("--tallies", type=float, default=1.0, help="weight of each tally in the loss")
-    parser.add_argument("--check", type=int, default=50)
-    parser.add_argument("--device", default="cpu")
-    train(parser.parse_args())
+    train(common.options(__doc__, check=50, steps=700, batch=64, seed=6, muon=2e-3, adam=1e-3, hold=0.4, tallies=1.0))
 
 
 if __name__ == "__main__":
