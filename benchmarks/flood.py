@@ -11,21 +11,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import multiprocessing
-from collections.abc import Iterator
-from multiprocessing.connection import Connection
+import time
 
 from benchmarks.load import report
 from benchmarks.load.client import Record, run
 from benchmarks.load.memory import MIB, Sampler
-from benchmarks.load.probes import Felt, probing
-from benchmarks.load.server import Target, serve
+from benchmarks.load.probes import Asked, Probes, Seen
+from benchmarks.load.server import Target, given_or_own, parse_target
 from benchmarks.load.workload import Workload, bodies
-from benchmarks.serve import parse_target
 
 IDLE_S = 8.0
-REST_S = 1.0
 TIMEOUT_S = 600.0
 
 
@@ -44,36 +39,6 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-@contextlib.contextmanager
-def targets(options: argparse.Namespace) -> Iterator[list[Target]]:
-    if options.target:
-        yield options.target
-    else:
-        with serve(*options.serve_args.split(), model=options.model) as target:
-            yield [target]
-
-
-def _flood(url: str, requests: list[dict[str, object]], clients: int, connection: Connection) -> None:
-    """In a process of its own: the clients' work must not delay the probes."""
-    connection.send("ready")
-    connection.recv()
-    connection.send(asyncio.run(run(url, requests, clients, TIMEOUT_S)))
-
-
-async def _probe(target: Target, options: argparse.Namespace, connection: Connection) -> tuple[Felt, Felt, object]:
-    """What is felt idle, what is felt under the flood, and the flood's own result."""
-    extra: dict[str, object] = {"ignore_eos": True}
-    async with probing(target.url, target.model, options.health_path, extra) as idle:
-        await asyncio.sleep(IDLE_S)
-    async with probing(target.url, target.model, options.health_path, extra) as flooded:
-        await asyncio.sleep(REST_S)
-        flooded.gaps_s.clear()
-        flooded.health_s.clear()
-        connection.send("go")
-        result = await asyncio.to_thread(connection.recv)
-    return idle, flooded, result
-
-
 def measure(target: Target, seed: int, options: argparse.Namespace) -> dict[str, float]:
     """One flood against one server."""
     load = Workload(
@@ -81,21 +46,17 @@ def measure(target: Target, seed: int, options: argparse.Namespace) -> dict[str,
         images=1, image_size=(options.size, options.size),
     )  # fmt: skip
     requests = bodies(load, target.model, seed, {})
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    client = context.Process(target=_flood, args=(target.url, requests, options.clients, theirs), daemon=True)
-    client.start()
-    ours.recv()
-    with Sampler(target.pid) as peak:
-        idle, flooded, result = asyncio.run(_probe(target, options, ours))
-    client.join()
-    records, wall_s = result  # type: ignore[misc]
+    asked = Asked(target.url, target.model, options.health_path, {"ignore_eos": True})
+    with Probes(asked) as idle:
+        time.sleep(IDLE_S)
+    with Probes(asked) as flooded, Sampler(target.pid) as peak:
+        records, wall_s = asyncio.run(run(target.url, requests, options.clients, TIMEOUT_S))
     return _row(records, wall_s, idle, flooded) | {
         "growth_mib_per_request": (peak.peak_nbytes - peak.idle_nbytes) / MIB / len(records)
     }
 
 
-def _row(records: list[Record], wall_s: float, idle: Felt, flooded: Felt) -> dict[str, float]:
+def _row(records: list[Record], wall_s: float, idle: Seen, flooded: Seen) -> dict[str, float]:
     for error in {record.error for record in records if record.error}:
         print(f"  {error}")
     good = [record for record in records if not record.error]
@@ -115,7 +76,7 @@ def _row(records: list[Record], wall_s: float, idle: Felt, flooded: Felt) -> dic
 
 def main() -> None:
     options = arguments()
-    with targets(options) as servers:
+    with given_or_own(options.target, options.serve_args, options.model) as servers:
         runs: dict[str, list[dict[str, float]]] = {server.name: [] for server in servers}
         for server in servers:  # warm-up
             measure(server, -1, argparse.Namespace(**{**vars(options), "clients": 2, "rounds": 1}))

@@ -12,25 +12,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
 
 from benchmarks.load import report
 from benchmarks.load.client import run
 from benchmarks.load.memory import Sampler
-from benchmarks.load.server import Target, serve
+from benchmarks.load.server import Target, given_or_own, parse_target
 from benchmarks.load.workload import NAMED, Workload, bodies
-
-
-def parse_target(text: str) -> Target:
-    """``name=URL[,model=M][,pid=P]``"""
-    name, _, rest = text.partition("=")
-    url, *options = rest.split(",")
-    given = dict(option.split("=", 1) for option in options)
-    pid = given.get("pid")
-    return Target(name, url.rstrip("/"), given.get("model", "llava"), int(pid) if pid else None)
 
 
 def arguments() -> argparse.Namespace:
@@ -68,15 +57,6 @@ def loads(options: argparse.Namespace) -> list[Workload]:
     return [dataclasses.replace(NAMED[name], **changes) for name in options.load or NAMED]
 
 
-@contextlib.contextmanager
-def targets(options: argparse.Namespace) -> Iterator[list[Target]]:
-    if options.target:
-        yield options.target
-    else:
-        with serve(*options.serve_args.split()) as target:
-            yield [target]
-
-
 def measure(target: Target, load: Workload, seed: int, options: argparse.Namespace) -> dict[str, float]:
     """One run of one load against one target."""
     requests = bodies(load, target.model, seed, options.extra)
@@ -90,7 +70,7 @@ def measure(target: Target, load: Workload, seed: int, options: argparse.Namespa
 def main() -> None:
     options = arguments()
     rows: list[report.Row] = []
-    with targets(options) as servers:
+    with given_or_own(options.target, options.serve_args) as servers:
         for load in loads(options):
             runs: dict[str, list[dict[str, float]]] = {server.name: [] for server in servers}
             for server in servers:

@@ -1,85 +1,121 @@
-"""What other users feel while a load runs: the health endpoint asked again and again, and one text stream without end.
+"""What other users feel while a load is on: the health endpoint asked again and again, and one text stream without end.
 
-Probes run in their own event loop, apart from the clients that make the load, so that a busy client is not measured.
+From a process of their own, so that a busy client is not measured.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
+import multiprocessing
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from types import TracebackType
 
 import aiohttp
 
-HEALTH_INTERVAL_S = 0.05
-STREAM_TOKENS = 200
+_HEALTH_INTERVAL_S = 0.05
+_TOKENS = 400
+"""Of one answer; the next one is asked for when it ends."""
 
 
 @dataclass
-class Felt:
-    """Seconds: answer times of the health endpoint, and gaps between events with text of the stream."""
+class Seen:
+    """Seconds between the events of the stream, and for each answer of /health."""
 
-    health_s: list[float] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
+    health_s: list[float] = field(default_factory=list)
 
 
-@contextlib.asynccontextmanager
-async def probing(base_url: str, model: str, health_path: str, extra: dict[str, object]) -> AsyncIterator[Felt]:
-    """Probes run while the context is open; ``extra`` fields go into the stream's request."""
-    felt = Felt()
+@dataclass(frozen=True)
+class Asked:
+    """Whom the probes ask; ``extra`` fields go into the stream's request."""
+
+    url: str
+    model: str
+    health_path: str = "/health"
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+
+class Probes:
+    """``with Probes(asked) as seen: ...`` fills ``seen`` on exit; the stream flows when the block begins."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked, self._seen = asked, Seen()
+
+    def __enter__(self) -> Seen:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_main, args=(self._asked, theirs), daemon=True)
+        self._process.start()
+        self._connection.recv()
+        return self._seen
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._connection.send(None)
+        self._seen.gaps_s, self._seen.health_s = self._connection.recv()
+        self._process.join()
+
+
+def _main(asked: Asked, connection: Connection) -> None:
+    seen = asyncio.run(_probe(asked, connection))
+    connection.send((seen.gaps_s, seen.health_s))
+
+
+async def _probe(asked: Asked, connection: Connection) -> Seen:
+    seen, begun = Seen(), asyncio.Event()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
-        tasks = [
-            asyncio.create_task(_ask_health(session, base_url + health_path, felt.health_s)),
-            asyncio.create_task(_follow_text(session, base_url, model, extra, felt.gaps_s)),
+        probes = [
+            asyncio.create_task(_stream(session, asked, seen, begun)),
+            asyncio.create_task(_health(session, asked, seen)),
         ]
-        try:
-            yield felt
-        finally:
-            for task in tasks:
-                task.cancel()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
+        await begun.wait()
+        connection.send(None)
+        await asyncio.to_thread(connection.recv)
+        for probe in probes:
+            probe.cancel()
+        await asyncio.wait(probes)
+        for probe in probes:
+            if not probe.cancelled():
+                probe.result()
+    return seen
 
 
-async def _ask_health(session: aiohttp.ClientSession, url: str, times_s: list[float]) -> None:
-    while True:
-        started = time.perf_counter()
-        async with session.get(url) as response:
-            await response.read()
-            response.raise_for_status()
-        times_s.append(time.perf_counter() - started)
-        await asyncio.sleep(HEALTH_INTERVAL_S)
-
-
-async def _follow_text(
-    session: aiohttp.ClientSession, base_url: str, model: str, extra: dict[str, object], gaps_s: list[float]
-) -> None:
+async def _stream(session: aiohttp.ClientSession, asked: Asked, seen: Seen, begun: asyncio.Event) -> None:
     body = {
-        "model": model,
-        "messages": [{"role": "user", "content": "Hello! What can you do?"}],
-        "max_tokens": STREAM_TOKENS,
+        "model": asked.model,
+        "messages": [{"role": "user", "content": "Tell a story."}],
+        "max_tokens": _TOKENS,
         "temperature": 0,
         "stream": True,
-        **extra,
+        **asked.extra,
     }
     while True:
-        async with session.post(f"{base_url}/v1/chat/completions", json=body) as response:
+        last_s = None
+        async with session.post(f"{asked.url}/v1/chat/completions", json=body) as response:
             response.raise_for_status()
-            last = None
             async for line in response.content:
-                if not line.startswith(b"data: {") or not _has_token(line):
+                if not line.startswith(b"data: {") or not _has_text(line):
                     continue
-                now = time.perf_counter()
-                if last is not None:
-                    gaps_s.append(now - last)
-                last = now
+                now_s = time.perf_counter()
+                if last_s is not None:
+                    seen.gaps_s.append(now_s - last_s)
+                    begun.set()
+                last_s = now_s
 
 
-def _has_token(line: bytes) -> bool:
+def _has_text(line: bytes) -> bool:
     choices = json.loads(line[6:]).get("choices") or []
     return bool(choices and (choices[0].get("delta") or {}).get("content"))
+
+
+async def _health(session: aiohttp.ClientSession, asked: Asked, seen: Seen) -> None:
+    while True:
+        started_s = time.perf_counter()
+        async with session.get(asked.url + asked.health_path) as response:
+            await response.read()
+            response.raise_for_status()
+        seen.health_s.append(time.perf_counter() - started_s)
+        await asyncio.sleep(_HEALTH_INTERVAL_S)

@@ -47,6 +47,25 @@ def serve(*arguments: str, model: str = "llava", program: Sequence[str] = ("mmse
                 reader.join()
 
 
+def parse_target(text: str) -> Target:
+    """``name=URL[,model=M][,pid=P]``"""
+    name, _, rest = text.partition("=")
+    url, *options = rest.split(",")
+    given = dict(option.split("=", 1) for option in options)
+    pid = given.get("pid")
+    return Target(name, url.rstrip("/"), given.get("model", "llava"), int(pid) if pid else None)
+
+
+@contextlib.contextmanager
+def given_or_own(given: list[Target] | None, serve_args: str, model: str = "llava") -> Iterator[list[Target]]:
+    """The servers named on the command line or, without any, one of our own with these flags."""
+    if given:
+        yield given
+    else:
+        with serve(*serve_args.split(), model=model) as target:
+            yield [target]
+
+
 def _stop(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGTERM)
     try:

@@ -14,7 +14,6 @@ from mmserve.config import Config
 from mmserve.deployment import Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.messages.media import Handle
 from mmserve.supervisor import machine, plan
 from mmserve.supervisor.process import Child, Inheritance, spawn
 from mmserve.supervisor.run import arena_of, find_model
@@ -23,9 +22,6 @@ from mmserve.supervisor.topology import members, topology
 
 _READY_S = 30.0
 _STOP_S = 10.0
-_PAGE_NBYTES = 4096
-_FRAME_NBYTES = 128
-"""At most, around one extent."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ def cache_process(config: Config) -> Iterator[CacheProcess]:
         run_dir = stack.enter_context(run_directory())
         deployment = plan.make(config, find_model(config), machine.look(), run_dir=str(run_dir), url="")
         arena = stack.enter_context(arena_of(deployment.arena_nbytes))
-        _map_all(arena)
+        arena.map_all()
         child = stack.enter_context(_started(deployment, arena))
         _await_ready(child)
         yield CacheProcess(deployment, arena)
@@ -86,9 +82,3 @@ def _await_ready(child: Child) -> None:
         if not readable or child.hung_up:
             child.wait(1.0)
             raise RuntimeError(f"the cache server did not start: it {child.cause}")
-
-
-def _map_all(arena: Arena) -> None:
-    """Touch every page, as a worker has that served for a while: what is measured is copying, not page faults."""
-    with arena.writable(Handle(1, 0, arena.nbytes - _FRAME_NBYTES)) as region:
-        sum(region[::_PAGE_NBYTES])
