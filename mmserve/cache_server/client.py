@@ -18,6 +18,8 @@ from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState,
 PATIENCE_S = 5.0
 """How long a call waits for a server that is being started again."""
 _RETRY_AFTER_S = 1.0
+TurnClaim = tuple[str, int, float]
+"""Name of the turn, bytes of pixels, CLOCK_MONOTONIC at the request's arrival."""
 
 
 class Calls(Protocol):
@@ -104,6 +106,22 @@ class MediaCacheClient:
             return ()
         states = dict(zip(unique, self._calls.get_items_embed(unique), strict=True))
         return tuple(states[item_id] for item_id in item_ids)
+
+    def begin_turns(self, claims: Sequence[TurnClaim], *, wait_s: float) -> tuple[str, ...]:
+        """Whose images may be decoded now? Waits up to wait_s until at least one's turn has come; see Turns.
+
+        What has begun lasts until ``end_turn``, which also ends the waiting for a turn.
+        """
+        return tuple(self._link.call("begin_turns", tuple(claims), wait_s))
+
+    def end_turn(self, request_id: str) -> None:
+        """The pixels are the encoder's now, or nobody wants them; twice, or without a turn, is harmless."""
+        self._link.call("end_turn", request_id)
+
+    def leave(self) -> None:
+        """Before ``close``: whatever is held now was forgotten, and is counted as a bug."""
+        if self._link.connected:
+            self._link.call("leaving")
 
     def close(self) -> None:
         """Close the connections; leases that are left end with them."""

@@ -22,7 +22,7 @@ from rpyc.core.stream import SocketStream
 
 from mmserve.errors import Unavailable
 
-MAX_WAIT_S = 50.0
+MAX_WAIT_S = 600.0
 """Longest wait_s that one call may ask for; longer waits are cut to it."""
 _CALL_TIMEOUT_S = MAX_WAIT_S + 20.0
 _RETRY_AFTER_S = 1.0
@@ -89,6 +89,11 @@ class Link:
         except _LOST as error:
             self._lose(connection, error)
             raise _unavailable() from error
+
+    @property
+    def connected(self) -> bool:
+        """Has the present server heard of this client?"""
+        return self._anchor is not None
 
     def close(self) -> None:
         """End this thread's connection and the anchor; other threads' end with their thread."""

@@ -31,6 +31,7 @@ from mmserve.cache_server.hangups import Hangups
 from mmserve.cache_server.item import Lease
 from mmserve.cache_server.link import MAX_WAIT_S
 from mmserve.cache_server.table import Table
+from mmserve.cache_server.turns import Claim
 from mmserve.messages.cache import AllocItem, MediaRecord
 from mmserve.messages.media import Handle
 
@@ -79,6 +80,20 @@ class CacheService(rpyc.Service):  # type: ignore[misc]
         self._table.hello(owner)
         self._owner = owner
         self._hangups.watch(self._fd, self._end)
+
+    def exposed_leaving(self) -> None:
+        """The owner ends in good order."""
+        self._table.leaving(self._encoder())
+
+    # turns at decoding, the same in v1 and v2
+
+    def exposed_begin_turns(self, claims: tuple[tuple[str, int, float], ...], wait_s: float) -> tuple[str, ...]:
+        """``claims``: name of the turn, bytes of pixels, arrival of the request."""
+        wanted = [Claim(arrival_s, self._lease(name), nbytes) for name, nbytes, arrival_s in claims]
+        return self._table.begin_turns(wanted, min(wait_s, MAX_WAIT_S)) if wanted else ()
+
+    def exposed_end_turn(self, request_id: str) -> None:
+        self._table.end_turn(self._lease(request_id))
 
     # v1: one item a call
 

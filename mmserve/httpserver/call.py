@@ -25,6 +25,16 @@ class MediaRef:
     """Base64 text of a data: URL as it stands in the request's JSON; ``url`` then ends with the comma before it."""
 
     @property
+    def scheme(self) -> str:
+        """Of the URL, in lower case."""
+        return self.url[:8].partition(":")[0].lower()
+
+    @property
+    def is_inline(self) -> bool:
+        """Did it come with the request's body?"""
+        return self.scheme == "data"
+
+    @property
     def nbytes(self) -> int:
         """Length of the whole URL: about what there is to decode."""
         return len(self.url) + (0 if self.data is None else len(self.data))
@@ -83,6 +93,7 @@ class LeasedItem:
 
     record: MediaRecord
     num_tokens: int
+    decoded_nbytes: int = 0
 
 
 @dataclass(frozen=True)

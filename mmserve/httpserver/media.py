@@ -131,7 +131,7 @@ class MediaReader:
 
     def _read_local(self, ref: MediaRef, budget: ByteBudget) -> bytes:
         try:
-            match _scheme(ref):
+            match ref.scheme:
                 case "data":
                     return read_data_url(ref, budget)
                 case "file":
@@ -167,9 +167,5 @@ def _turns(workers: int) -> int:
     return min(workers, max(1, len(os.sched_getaffinity(0)) // 2))
 
 
-def _scheme(ref: MediaRef) -> str:
-    return ref.url[:8].partition(":")[0].lower()
-
-
 def _is_remote(ref: MediaRef) -> bool:
-    return _scheme(ref) in ("http", "https")
+    return ref.scheme in ("http", "https")

@@ -137,4 +137,5 @@ def _span(start: int, index: int, item: LeasedItem) -> MediaSpan:
         data=record.data,
         embed=record.embed,
         media_index=index,
+        decoded_nbytes=item.decoded_nbytes,
     )

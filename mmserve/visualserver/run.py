@@ -24,6 +24,7 @@ from mmserve.visualserver.batcher import Batcher
 from mmserve.visualserver.decoding import Decoder
 from mmserve.visualserver.encoder import Encoder, Tower
 from mmserve.visualserver.pipeline import Pipeline
+from mmserve.visualserver.turn_calls import TurnCalls
 
 _MAX_DECODE_THREADS = 8
 _NICENESS = 4
@@ -97,7 +98,8 @@ def _pipeline(
     assert processor is not None, "a text model has no visual server"
     config = deployment.config
     return Pipeline(
-        Batcher(config.visual_batch_size, config.max_mm_preprocess_concurrency),
+        Batcher(config.visual_batch_size, config.max_queued_mm_requests),
+        TurnCalls(cache, config.mm_queue_timeout),
         Decoder(processor, arena, cache, pool),
         Encoder(tower, DTYPES[deployment.dtype], arena, cache),
         metrics,

@@ -36,6 +36,10 @@ class InProcessLink:
         self.at_call(method, args)
         return getattr(self._connection(), f"exposed_{method}")(*args)
 
+    @property
+    def connected(self) -> bool:
+        return bool(self._connections)
+
     def close(self) -> None:
         for connection in self._connections:
             connection.on_disconnect(None)
