@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mmserve.deployment import Deployment
-from mmserve.errors import MediaError, Overloaded, TooLarge, Unavailable
+from mmserve.errors import MediaError, TooLarge, Unavailable
 from mmserve.httpserver.call import MediaItem
 from mmserve.httpserver.lane import Generation
 from mmserve.httpserver.media_lease import MediaLeases
@@ -228,7 +228,7 @@ def test_refusals(model: Path, arena: Arena) -> None:
         with pytest.raises(TooLarge):
             await hold_once(worker, "big", [item(1, 2000)])
         async with worker.leases.hold("first", [item(1, 600)]):
-            with pytest.raises(Overloaded) as caught:
+            with pytest.raises(Unavailable) as caught:
                 await hold_once(worker, "second", [item(2, 600)])
             assert caught.value.retry_after_s is not None
 
