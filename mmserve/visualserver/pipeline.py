@@ -113,6 +113,7 @@ class Pipeline:
 
     async def _next_claims(self) -> list[Claim]:
         while not (claims := self._batcher.claims()):
+            self._metrics.flush()
             self._arrived.clear()
             await self._arrived.wait()
         return claims
@@ -120,7 +121,6 @@ class Pipeline:
     async def _next_batch(self) -> Batch:
         while (batch := self._batcher.next_batch()) is None:
             self._turn_came.clear()
-            self._metrics.flush()
             await self._turn_came.wait()
         now_s = time.monotonic()
         for held in batch.begun:
