@@ -114,8 +114,8 @@ class Peak:
 
     idle: Usage = field(default_factory=lambda: Usage({}))
     peak: Usage = field(default_factory=lambda: Usage({}))
-    series: list[tuple[float, int]] = field(default_factory=list)
-    """(seconds since the beginning, bytes)"""
+    series: list[tuple[float, Usage]] = field(default_factory=list)
+    """With the seconds since the beginning."""
 
     @property
     def idle_nbytes(self) -> int:
@@ -136,14 +136,11 @@ class Peak:
 
 
 def _sample(pid: int, connection: Connection) -> None:
-    started_s, peak, series = time.monotonic(), Usage({}), []
-    last = False
-    while not last:
-        last = connection.poll(INTERVAL_S)
-        now = usage(pid)
-        series.append((time.monotonic() - started_s, now.nbytes))
-        peak = max(peak, now, key=lambda each: each.nbytes)
-    connection.send((peak, series))
+    started_s, series, ending = time.monotonic(), [], False
+    while not ending:
+        ending = connection.poll(INTERVAL_S)
+        series.append((time.monotonic() - started_s, usage(pid)))
+    connection.send(series)
 
 
 class Sampler:
@@ -166,5 +163,6 @@ class Sampler:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._pid is not None:
             self._connection.send(None)
-            self._peak.peak, self._peak.series = self._connection.recv()
+            self._peak.series = self._connection.recv()
+            self._peak.peak = max((each for _, each in self._peak.series), key=lambda each: each.nbytes)
             self._process.join()
