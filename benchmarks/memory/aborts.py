@@ -32,21 +32,21 @@ class _Burst:
     def __init__(self, target: Target, bodies: Sequence[Body], share: float, seed: int) -> None:
         self._rng = random.Random(seed)
         self._to_abort = round(share * len(bodies))
-        self._chance = share / (1 - share)
+        self._to_answer = len(bodies) - self._to_abort
         self._live = {asyncio.create_task(run(target.url, [body], 1, TIMEOUT_S)) for body in bodies}
         self.records: list[Record] = []
         self.num_aborted = 0
 
     async def to_the_end(self) -> None:
-        early = [asyncio.create_task(self._abort_early()) for _ in range(round(_EARLY_SHARE * self._to_abort))]
+        num_early = round(_EARLY_SHARE * self._to_abort)
+        early = [asyncio.create_task(self._abort_early()) for _ in range(num_early)]
         while self._live:
             done, self._live = await asyncio.wait(self._live, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                if task.cancelled():
-                    continue
-                self.records += task.result()[0]
-                if self._rng.random() < self._chance:
-                    self._abort()
+                self.records += [] if task.cancelled() else task.result()[0]
+            due = num_early + (self._to_abort - num_early) * len(self.records) / self._to_answer
+            while self.num_aborted < due and self._abort():
+                pass
         for each in early:
             each.cancel()
 
@@ -54,12 +54,13 @@ class _Burst:
         await asyncio.sleep(self._rng.uniform(0, _EARLY_S))
         self._abort()
 
-    def _abort(self) -> None:
-        """One of those that are under way, by closing its connection."""
+    def _abort(self) -> bool:
+        """One of those that are under way, by closing its connection; False when there is none."""
         live = [task for task in self._live if not task.done() and not task.cancelling()]
-        if live and self.num_aborted < self._to_abort:
+        if live:
             self._rng.choice(live).cancel()
             self.num_aborted += 1
+        return bool(live)
 
 
 async def _burst(target: Target, bodies: Sequence[Body], share: float, seed: int) -> Aborted:

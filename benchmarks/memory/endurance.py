@@ -49,8 +49,21 @@ def check(target: Target, pictures: Pictures, clients: int, minutes: float) -> t
     # The last requests of each client run out unevenly: what counts as the end is before that.
     times = [first + (minutes * 60 - first) * line / (_LINES - 1) for line in range(_LINES)]
     rows = [_row(peak, at_s) for at_s in times]
-    drift = float(str(rows[-1]["MiB"])) / float(str(rows[0]["MiB"]))
-    return rows, [at_most("end / first minute", f"{clients} clients, {minutes:g} min", drift, _DRIFT)]
+    setting = f"{clients} clients, {minutes:g} min"
+    return rows, [
+        at_most("end / first minute", setting, _grown(rows[0], rows[-1], ()), _DRIFT),
+        at_most("the same without ranks", setting, _grown(rows[0], rows[-1], ("model_backend",)), _DRIFT),
+    ]
+
+
+def _grown(first: Row, last: Row, without: tuple[str, ...]) -> float:
+    """``without`` ranks: the pages of a KV cache are taken at their first use, up to --kv-cache-gb."""
+
+    def mib(row: Row) -> float:
+        left_out = (value for name, value in row.items() if name.startswith(without))
+        return float(str(row["MiB"])) - sum(float(str(value)) for value in left_out)
+
+    return mib(last) / mib(first)
 
 
 def _row(peak: Peak, at_s: float) -> Row:

@@ -19,6 +19,7 @@ from benchmarks.memory.targets import at_most
 from benchmarks.memory.text_probe import text_bodies
 
 _TEXTS = 100
+_PAUSE_S = 0.1
 _FILLING_S = 5.0
 _TIMES_IDLE = 1.5
 _BATCH = "mmserve:mm_encode_seconds"
@@ -27,8 +28,8 @@ _BATCH = "mmserve:mm_encode_seconds"
 def check(target: Target, pictures: Pictures, queued: int) -> tuple[list[Row], list[Row]]:
     """Idle and beside the queue; and the target: p99 at most 1.5 times idle's and one encoder batch more."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
-        other.submit(_texts, target).result()
-        idle = other.submit(_texts, target).result()
+        other.submit(_texts, target, 0).result()
+        idle = other.submit(_texts, target, 1).result()
         before = scrape(target.url)
         busy = asyncio.run(_beside(target, pictures, queued, other))
     after = scrape(target.url)
@@ -40,15 +41,23 @@ def check(target: Target, pictures: Pictures, queued: int) -> tuple[list[Row], l
     return rows, [at_most("text TTFT p99 ms", f"{queued} queued", percentile(_ttft_ms(busy), 0.99), wanted_ms)]
 
 
-def _texts(target: Target) -> list[Record]:
-    """One after another; in a process of its own, which the images' client does not hold up."""
-    return asyncio.run(run(target.url, text_bodies(target.model, _TEXTS, 1), 1, TIMEOUT_S))[0]
+def _texts(target: Target, seed: int) -> list[Record]:
+    """One after another with pauses; in a process of its own, which the images' client does not hold up."""
+    return asyncio.run(_spaced(target, text_bodies(target.model, _TEXTS, 1, seed)))
+
+
+async def _spaced(target: Target, bodies: Sequence[dict[str, object]]) -> list[Record]:
+    records = []
+    for body in bodies:
+        records += (await run(target.url, [body], 1, TIMEOUT_S))[0]
+        await asyncio.sleep(_PAUSE_S)
+    return records
 
 
 async def _beside(target: Target, pictures: Pictures, queued: int, other: Executor) -> list[Record]:
     images = asyncio.create_task(closed_loop(target, pictures, queued, float("inf")))
     await asyncio.sleep(_FILLING_S)
-    texts = await asyncio.get_running_loop().run_in_executor(other, _texts, target)
+    texts = await asyncio.get_running_loop().run_in_executor(other, _texts, target, 2)
     images.cancel()
     with suppress(asyncio.CancelledError):
         await images

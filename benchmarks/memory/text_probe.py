@@ -54,6 +54,6 @@ async def _probe(target: Target, connection: Connection) -> list[Record]:
     return [record for stream in streams for record in (await stream)[0]]
 
 
-def text_bodies(model: str, count: int, tokens: int) -> list[dict[str, object]]:
-    """Short prompts, each different."""
-    return bodies(Workload("text probe", 1, count, prompt_words=4, output_tokens=tokens), model, 0, {})
+def text_bodies(model: str, count: int, tokens: int, seed: int = 0) -> list[dict[str, object]]:
+    """Short prompts, each different, others for each seed."""
+    return bodies(Workload("text probe", 1, count, prompt_words=4, output_tokens=tokens), model, seed, {})
