@@ -15,9 +15,9 @@ from benchmarks.memory.pictures import Pictures
 
 _FRONT = ("benchmarks.memory.pickled.front",)
 _CALIBRATING = 6
-_COPIES_NBYTES = 120 << 20
+_COPIES_NBYTES = 110 << 20
 """Of a picture's pixels, in front and engine together, and what comes with them."""
-_SPARE_NBYTES = 2 << 30
+_SPARE_NBYTES = 1 << 30
 
 
 @dataclass(frozen=True)
