@@ -1,4 +1,4 @@
-"""The cache server as other processes see it: one protocol, spoken item by item (v1) or one blob a call (v2).
+"""The cache server as other processes see it: one protocol, spoken item by item (v1) or all items at once (v2).
 
 The only module of this package that others import. Calls block, so they never run on an event loop.
 """
@@ -6,10 +6,11 @@ The only module of this package that others import. Calls block, so they never r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
-from mmserve.cache_server.client_v1 import ItemwiseCalls
-from mmserve.cache_server.client_v2 import BatchedCalls
+from mmserve.cache_server.client_v1 import ItemwiseCalls, RpycConnection
+from mmserve.cache_server.client_v2 import BatchedCalls, FramedConnection
 from mmserve.cache_server.link import Link
 from mmserve.errors import Overloaded, TooLarge
 from mmserve.ipc.endpoints import Endpoints
@@ -33,8 +34,11 @@ class Calls(Protocol):
 
 def connect(endpoints: Endpoints, owner: str, *, batched: bool, patience_s: float = PATIENCE_S) -> MediaCacheClient:
     """A client for this process (``owner``: Process.name). Connects at the first call and after a server restart."""
-    link = Link(endpoints.cache_rpc, owner, patience_s)
-    return MediaCacheClient(link, BatchedCalls(link) if batched else ItemwiseCalls(link))
+    if batched:
+        link = Link(partial(FramedConnection, endpoints.cache_calls), owner, patience_s)
+        return MediaCacheClient(link, BatchedCalls(link))
+    link = Link(partial(RpycConnection, endpoints.cache_rpc), owner, patience_s)
+    return MediaCacheClient(link, ItemwiseCalls(link))
 
 
 class MediaCacheClient:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from mmserve.cache_server.run import new_slots
-from mmserve.cache_server.service import CacheRpc
+from mmserve.cache_server.service import serving
 from mmserve.cache_server.table import Table
 from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.ipc.endpoints import Endpoints
@@ -18,7 +18,7 @@ from mmserve.messages.cache import AllocItem
 def serving_cache(endpoints: Endpoints, arena: Arena) -> Iterator[Table]:
     """Serves until the block ends; a second one afterwards is a restarted server."""
     table = Table(new_slots(arena))
-    with CacheRpc(table, endpoints.cache_rpc):
+    with serving(table, endpoints):
         yield table
 
 
