@@ -41,9 +41,8 @@ class FramedConnection:
     def __init__(self, path: Path, owner: str) -> None:
         with contextlib.ExitStack() as undo:
             connected = undo.enter_context(socket.socket(socket.AF_UNIX))
-            connected.settimeout(CALL_TIMEOUT_S)
             connected.connect(str(path))
-            self._frames = Frames(connected)
+            self._frames = Frames(connected, CALL_TIMEOUT_S)
             self.call(_REQUESTS.encode(Hello(owner=owner)))
             undo.pop_all()
 

@@ -36,9 +36,8 @@ FAILED = msgspec.msgpack.Decoder(CallFailed)
 @contextlib.contextmanager
 def raw_connection(endpoints: Endpoints) -> Iterator[tuple[socket.socket, Frames]]:
     with socket.socket(socket.AF_UNIX) as raw:
-        raw.settimeout(20)
         raw.connect(str(endpoints.cache_calls))
-        with contextlib.closing(Frames(raw)) as frames:
+        with contextlib.closing(Frames(raw, 20)) as frames:
             yield raw, frames
 
 
@@ -74,6 +73,15 @@ def test_a_frame_comes_whole_however_it_was_cut(nbytes: int) -> None:
         there.close()
         with pytest.raises(EOFError):
             here.receive()
+
+
+def test_who_says_nothing_is_not_waited_for() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, contextlib.closing(Frames(ours, 0.01)) as here:
+        with pytest.raises(TimeoutError):
+            here.receive()
+        with pytest.raises(TimeoutError):
+            here.send(bytes(MAX_FRAME_NBYTES))
 
 
 def socket_feeder(to: socket.socket, data: bytes) -> Callable[[], None]:
