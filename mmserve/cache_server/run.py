@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from mmserve.cache_server.claims import Claims
-from mmserve.cache_server.service import CacheRpc
+from mmserve.cache_server.service import serving
 from mmserve.cache_server.slots import Slots
 from mmserve.cache_server.table import Snapshot, Table
 from mmserve.cache_server.turns import Turns
@@ -54,13 +54,13 @@ def run(process: Process) -> None:
     metrics = MetricsClient(process.endpoints, process.name)
     reported: set[tuple[str, str]] = set()
     try:
-        with CacheRpc(table, process.endpoints.cache_rpc) as rpc:
+        with serving(table, process.endpoints) as wait:
             process.ready({"arena_nbytes": process.arena.nbytes})
             while True:
                 snapshot = table.snapshot()
                 _report(metrics, snapshot, process.arena.nbytes, reported)
                 pulse.beat(busy=snapshot.num_waiting > 0, progressed=True)
-                rpc.wait(_REPORT_INTERVAL_S)
+                wait(_REPORT_INTERVAL_S)
     finally:
         metrics.close()
         pulse.close()

@@ -16,7 +16,7 @@ from typing import TypeVar
 from mmserve.cache_server.item import Lease
 from mmserve.cache_server.slots import Slots
 from mmserve.cache_server.turns import Claim, Turns
-from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState
+from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, TurnClaim
 
 T = TypeVar("T")
 
@@ -153,24 +153,23 @@ class Table:
                 return tuple("gone" for _ in item_ids)
             return self._slots.get_embed(owner, item_ids)
 
-    def begin_turns(self, claims: Sequence[Claim], wait_s: float) -> tuple[str, ...]:
+    def begin_turns(self, owner: str, claims: Sequence[TurnClaim], wait_s: float) -> tuple[str, ...]:
         """Whose of these requests' images may be decoded now? Waits up to wait_s for the first turns to come, which
         then last until ``end_turn`` or the owner's end; an ``end_turn`` meanwhile ends a request's waiting."""
-        owner = claims[0].lease.owner
+        leases = {claim.name: Lease(owner, claim.name) for claim in claims}
 
         def attempt() -> tuple[str, ...] | None:
-            come = tuple(claim.lease.request_id for claim in claims if self._turns.has_come(claim.lease))
-            return come or (() if any(self._turns.is_known(claim.lease) for claim in claims) else None)
+            come = tuple(name for name, lease in leases.items() if self._turns.has_come(lease))
+            return come or (() if any(self._turns.is_known(lease) for lease in leases.values()) else None)
 
         with self._changed:
             if owner not in self._connections:
                 return ()
             for claim in claims:
-                self._turns.ask(claim)
+                self._turns.ask(Claim(claim.arrival_s, leases[claim.name], claim.pixel_nbytes))
             come = self._wait(owner, wait_s, attempt, lambda result: result != (), None) or ()
-            for claim in claims:
-                if claim.lease.request_id not in come:
-                    self._turns.end(claim.lease)
+            for name in leases.keys() - set(come):
+                self._turns.end(leases[name])
             self._changed.notify_all()  # others in line may begin as well
             return come
 

@@ -9,14 +9,15 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.reply import FinishReason
 from mmserve.messages.sampling import SamplingParams
 
 
-@dataclass(frozen=True)
-class MediaRef:
+class MediaRef(msgspec.Struct, frozen=True):
     """An image as the client named it; ``param`` is where (e.g. ``messages[1].content[0].image_url.url``)."""
 
     url: str
@@ -76,8 +77,7 @@ class GenerateCall:
     """Content keys of different salts never meet."""
 
 
-@dataclass(frozen=True)
-class MediaItem:
+class MediaItem(msgspec.Struct, frozen=True):
     """One image, read: compressed bytes as they came, facts from its header, content key. Nothing is decoded."""
 
     data: bytes
@@ -87,8 +87,7 @@ class MediaItem:
     param: str
 
 
-@dataclass(frozen=True)
-class LeasedItem:
+class LeasedItem(msgspec.Struct, frozen=True):
     """One image with its place in the arena, leased to the request."""
 
     record: MediaRecord

@@ -10,8 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from mmserve.deployment import Deployment
 from mmserve.errors import MediaError, MmserveError
@@ -30,8 +29,7 @@ from mmserve.processors.registry import processor_for
 A = TypeVar("A")
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(NamedTuple):
     """One image, and how long it took to get its bytes and to identify it."""
 
     item: MediaItem

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.errors import Unavailable
+from mmserve.messages.cache import TurnClaim
 from mmserve.visualserver.batcher import Claim, Held
 
 logger = logging.getLogger(__name__)
@@ -45,11 +46,11 @@ class TurnCalls:
 
     def _ask(self, claims: Sequence[Claim]) -> Iterable[str]:
         left_s = max(0.0, claims[0].held.received_s + self.patience_s - time.monotonic())
-        wanted = [(claim.held.turn, claim.nbytes, claim.held.request.arrival_s) for claim in claims]
+        wanted = [TurnClaim(claim.held.turn, claim.nbytes, claim.held.request.arrival_s) for claim in claims]
         try:
             return self._cache.begin_turns(wanted, wait_s=left_s)
         except Unavailable:
-            return [name for name, _, _ in wanted]
+            return [claim.name for claim in wanted]
 
     def _end(self, name: str) -> None:
         try:

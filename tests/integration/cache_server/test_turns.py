@@ -12,9 +12,10 @@ from mmserve.cache_server.table import Table
 from mmserve.cache_server.turns import Turns
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.cache import TurnClaim
 from tests.fakes.cache import alloc_item, serving_cache, until
 
-FIRST, SECOND = ("first", 100, 1.0), ("second", 100, 2.0)
+FIRST, SECOND = TurnClaim("first", 100, 1.0), TurnClaim("second", 100, 2.0)
 
 
 @pytest.fixture

@@ -199,7 +199,7 @@ async def bytes_of(leases: MediaLeases, arena: Arena, wanted: MediaItem) -> byte
 async def has_waited(leases: MediaLeases) -> None:
     """A call that waits for others' bytes is on its way."""
     async with asyncio.timeout(30):
-        while not leases._cache._for_others.threads._pool._threads:  # noqa: ASYNC110 - announced to nobody
+        while not leases._cache._for_others.threads._started:  # noqa: ASYNC110 - announced to nobody
             await asyncio.sleep(0.002)
 
 
