@@ -6,6 +6,8 @@ import os
 
 import torch
 
+from mmserve.model_backend.native import kernels
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -18,4 +20,6 @@ def torch_device(kind: str, rank: int = 0) -> torch.device:
 
 def use_cores(sharers: int) -> None:
     """Give this process its share of the cores it may run on, at least one thread."""
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // sharers))
+    threads = max(1, len(os.sched_getaffinity(0)) // sharers)
+    torch.set_num_threads(threads)
+    kernels.set_threads(threads)

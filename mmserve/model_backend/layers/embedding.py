@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from mmserve.model_backend.layers.linear import empty
+from mmserve.model_backend.layers.packed import multiply, rows_of, to_panels
 from mmserve.model_backend.parallel import TpGroup
 from mmserve.model_backend.weights import Target
 
@@ -28,16 +28,20 @@ class VocabParallelTable(nn.Module):
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [T] within the vocabulary -> [T, hidden] on every rank."""
         if self._tp.size == 1:
-            return F.embedding(token_ids, self.weight)
+            return rows_of(self.weight, token_ids)
         local = token_ids - self._first
         elsewhere = (local < 0) | (local >= self._rows)
-        rows = F.embedding(local.masked_fill_(elsewhere, 0), self.weight)
+        rows = rows_of(self.weight, local.masked_fill_(elsewhere, 0))
         return self._tp.sum(rows.masked_fill_(elsewhere[:, None], 0))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """[S, hidden] -> [S, vocab] on rank 0, None on the others."""
-        gathered = self._tp.gather_columns(F.linear(hidden, self.weight))
+        gathered = self._tp.gather_columns(multiply(hidden, self.weight, None))
         return None if gathered is None else gathered[:, : self._vocab_size]
+
+    def pack(self) -> None:
+        """Bring the loaded rows into the layout that is fastest to multiply with, if they can still be looked up."""
+        self.weight = nn.Parameter(to_panels(self.weight.data), requires_grad=False)
 
     def targets(self, name: str) -> Iterator[tuple[str, Target]]:
         shape = (self._vocab_size, self.weight.shape[1])

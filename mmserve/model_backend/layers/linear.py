@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -17,12 +18,19 @@ def empty(*shape: int, like: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape, dtype=like.dtype, device=like.device), requires_grad=False)
 
 
+@runtime_checkable
+class Packable(Protocol):
+    """A layer whose weight may change its layout once it is loaded."""
+
+    def pack(self) -> None: ...
+
+
 @torch.inference_mode()
 def pack_linears(model: nn.Module) -> None:
-    """Bring the loaded weights of all linear layers into the layout that is fastest to multiply with."""
+    """Bring the loaded weights of all layers into the layout that is fastest to multiply with."""
     for module in model.modules():
-        if isinstance(module, ColumnParallelLinear | RowParallelLinear):
-            module.weight = nn.Parameter(pack(module.weight.data), requires_grad=False)
+        if isinstance(module, Packable):
+            module.pack()
 
 
 class ColumnParallelLinear(nn.Module):
@@ -43,6 +51,9 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return multiply(x, self.weight, self.bias)
 
+    def pack(self) -> None:
+        self.weight = nn.Parameter(pack(self.weight.data), requires_grad=False)
+
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
         row = 0
         for name, size in self._outs:
@@ -55,7 +66,7 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """[T, in / ranks] -> [T, out], summed over ranks; the bias is added once, after the sum."""
+    """[T, in / ranks] -> added to [T, out], summed over ranks; the bias is added once, after the sum."""
 
     def __init__(self, name: str, in_size: int, out_size: int, *, bias: bool, tp: TpGroup, like: torch.Tensor) -> None:
         super().__init__()
@@ -63,11 +74,15 @@ class RowParallelLinear(nn.Module):
         self.weight = empty(out_size, tp.share(in_size), like=like)
         self.bias = empty(out_size, like=like) if bias else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, onto: torch.Tensor) -> torch.Tensor:
+        """Returns ``onto`` [T, out], to which the result was added in place."""
         if self._tp.size == 1:
-            return multiply(x, self.weight, self.bias)
-        out = self._tp.sum(multiply(x, self.weight, None))
-        return out if self.bias is None else out.add_(self.bias)
+            return multiply(x, self.weight, self.bias, onto)
+        onto.add_(self._tp.sum(multiply(x, self.weight, None)))
+        return onto if self.bias is None else onto.add_(self.bias)
+
+    def pack(self) -> None:
+        self.weight = nn.Parameter(pack(self.weight.data), requires_grad=False)
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
         start = self._tp.rank * self.weight.shape[1]
