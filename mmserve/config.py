@@ -34,6 +34,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "auto"
     )
     tp: Annotated[int, _field("model", "tensor-parallel ranks, one process each", ge=1, le=64)] = 1
+    cpu_threads: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        _field("model", "threads that all ranks together compute with on a CPU; default: the cores it may use"),
+    ] = None
     max_model_len: Annotated[
         Annotated[int, Meta(ge=16)] | None, _field("model", "context length in tokens; default: the model's")
     ] = None
@@ -61,7 +65,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     mm_cache_gb: Annotated[float, _field("media", "shared-memory arena for images and embeddings, GiB", gt=0)] = 0.5
     visual_workers: Annotated[int, _field("media", "visual server processes", ge=1, le=16)] = 1
-    visual_batch_size: Annotated[int, _field("media", "images in one vision tower batch", ge=1, le=1024)] = 16
+    visual_batch_size: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | None,
+        _field("media", "images in one vision tower batch; default: 2 on a CPU, where more only cost memory, else 16"),
+    ] = None
     enable_concurrent_alloc: Annotated[
         bool, _field("media", "read and hash in a thread pool, batched v2 RPC; off: v1")
     ] = True

@@ -41,6 +41,7 @@ def make(config: Config, model: ModelSpec, machine: Machine, *, run_dir: str, ur
         served_name=config.served_model_name or _base_name(config.model),
         device=device,
         dtype=dtype,
+        cpu_threads=config.cpu_threads or machine.num_cores,
         max_model_len=max_model_len,
         kv_blocks=_kv_blocks(config, device, max_model_len, block_nbytes, machine),
         arena_nbytes=_arena_nbytes(config, model, element_nbytes),

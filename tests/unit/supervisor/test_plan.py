@@ -168,3 +168,9 @@ def test_a_text_model_needs_no_visual_server(model: ModelSpec) -> None:
     deployment = _make(text_only)
     assert "visualserver" not in {role.name for role in topology(deployment)}
     assert deployment.arena_nbytes == 1 << 20
+
+
+def test_threads_are_the_cores_unless_said_otherwise(model: ModelSpec) -> None:
+    machine = Machine(memory_bytes=8 * GIB, limited_by="this machine", has_cuda=False, fast_bfloat16=False, num_cores=6)
+    assert _make(model, machine).cpu_threads == 6
+    assert _make(model, machine, cpu_threads=4).cpu_threads == 4
