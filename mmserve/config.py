@@ -13,6 +13,7 @@ from msgspec import Meta
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+Quantization = Literal["none", "int8"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 MmHash = Literal["xxh3", "blake3", "sha256"]
 
@@ -33,6 +34,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dtype: Annotated[Dtype, _field("model", "weights, KV cache and embeddings; auto: bfloat16 where it is fast")] = (
         "auto"
     )
+    quantization: Annotated[
+        Quantization,
+        _field("model", "language model's weights as int8 with a scale for each output, on a CPU; computed in float32"),
+    ] = "none"
     tp: Annotated[int, _field("model", "tensor-parallel ranks, one process each", ge=1, le=64)] = 1
     cpu_threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,

@@ -44,7 +44,7 @@ class Runner:
         self._attention = attention_for(spec.text, like)
         self._model = DECODERS[spec.family](spec.text, self._attention, tp=tp, like=like)
         weights.load(spec.path, ("text.",), self._model.targets(), progress)
-        pack_linears(self._model)
+        pack_linears(self._model, int8=deployment.config.quantization == "int8")
         self._kv = kv_tensors.allocate(deployment, tp, like)
         self._slots = SlotTable(
             deployment.config.max_num_seqs, deployment.max_model_len, self.num_blocks, self._vocab_size

@@ -13,6 +13,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
+from mmserve.errors import StartupError
 from mmserve.model_backend.native import kernels
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
@@ -20,11 +21,18 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 
 def multiply(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, onto: torch.Tensor | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    onto: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[..., in] x (packed or plain) [out, in] -> [..., out]; added to ``onto`` in place when that is given."""
+    """[..., in] x (packed or plain) [out, in] -> [..., out]; added to ``onto`` in place when that is given.
+
+    ``scale``: of quantized weights [out].
+    """
     if weight.dim() == 3:
-        return kernels.linear(x, weight, bias, onto)
+        return kernels.linear(x, weight, bias, onto, scale)
     if weight.is_mkldnn:
         out = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     else:
@@ -32,10 +40,11 @@ def multiply(
     return out if onto is None else onto.add_(out)
 
 
-def rows_of(weight: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+def rows_of(weight: torch.Tensor, indices: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
     """int64 [T] -> those rows [T, in] of a plain [out, in], or of panels as float32."""
     if weight.dim() == 3:
-        return weight[indices // kernels.PANEL, :, indices % kernels.PANEL].float()
+        rows = weight[indices // kernels.PANEL, :, indices % kernels.PANEL].float()
+        return rows if scale is None else rows.mul_(scale[indices, None])
     return F.embedding(indices, weight)
 
 
@@ -52,6 +61,15 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     if panels is weight and weight.device.type == "cpu" and _works(weight.dtype):
         return torch.ops.mkldnn._reorder_linear_weight(weight)  # type: ignore[no-any-return]
     return panels
+
+
+def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[out, in] -> int8 for ``multiply`` and its scale. Raises StartupError where the kernels are missing."""
+    if not kernels.usable(weight):
+        raise StartupError("--quantization needs a C++ compiler on this machine (c++ or g++): install one")
+    if weight.shape[0] % kernels.PANEL:
+        raise StartupError(f"--quantization needs layers of a multiple of {kernels.PANEL} outputs: leave it out")
+    return kernels.to_int8_panels(weight)
 
 
 @cache

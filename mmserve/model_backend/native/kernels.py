@@ -19,6 +19,7 @@ PANEL = 16
 BLOCK_TOKENS = 16
 MAX_TILE_ROWS = 48
 _FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_INT8_MAX = 127
 _TOLERANCE = 1e-5
 logger = logging.getLogger(__name__)
 
@@ -41,8 +42,19 @@ def to_panels(weight: torch.Tensor) -> torch.Tensor:
     return kept.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
 
 
+def to_int8_panels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[out, in] -> int8 panels, and float32 scales [out]: each row's largest value becomes 127."""
+    scale = weight.abs().amax(dim=1).clamp_(min=torch.finfo(weight.dtype).tiny) / _INT8_MAX
+    whole = (weight / scale[:, None]).round_().to(torch.int8)
+    return whole.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous(), scale
+
+
 def linear(
-    x: torch.Tensor, panels: torch.Tensor, bias: torch.Tensor | None, onto: torch.Tensor | None = None
+    x: torch.Tensor,
+    panels: torch.Tensor,
+    bias: torch.Tensor | None,
+    onto: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """[..., in] -> [..., out], or added to ``onto`` in place. The same for a row whatever the others are."""
     x, out_size = x.contiguous(), panels.shape[0] * PANEL
@@ -51,7 +63,7 @@ def linear(
         x.data_ptr(),
         panels.data_ptr(),
         _FORMATS[panels.dtype],
-        None,
+        None if scale is None else scale.data_ptr(),
         None if bias is None else bias.data_ptr(),
         out.data_ptr(),
         x.numel() // x.shape[-1],

@@ -16,6 +16,7 @@ from mmserve.model_backend.attention.in_place import InPlaceAttention
 from mmserve.model_backend.attention.interface import StepRows
 from mmserve.model_backend.attention.plain import PlainAttention
 from mmserve.model_backend.layers.norm import RmsNorm
+from mmserve.model_backend.layers.packed import rows_of
 from mmserve.model_backend.layers.rotary import rotate_
 from mmserve.model_backend.native import kernels, library
 
@@ -44,6 +45,17 @@ def test_a_product(rows: int, short: bool) -> None:
     added = onto.clone()
     assert kernels.linear(x, panels, bias, added) is added
     torch.testing.assert_close(added, onto + expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_a_quantized_product(rows: int) -> None:
+    weight, x, bias, onto = random(64, 90), random(rows, 90, seed=1), random(64, seed=2), random(rows, 64, seed=3)
+    weight[7] = 0
+    panels, scale = kernels.to_int8_panels(weight)
+    kept = rows_of(panels, torch.arange(64), scale)
+    assert (kept - weight).abs().max() <= weight.abs().max() / 127
+    expected = onto + F.linear(x, kept, bias)
+    torch.testing.assert_close(kernels.linear(x, panels, bias, onto, scale), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("rows", [2, 3, 6, 7, 300])
