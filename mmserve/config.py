@@ -13,6 +13,7 @@ from msgspec import Meta
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+Quantization = Literal["none", "int8"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 MmHash = Literal["xxh3", "blake3", "sha256"]
 
@@ -33,7 +34,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dtype: Annotated[Dtype, _field("model", "weights, KV cache and embeddings; auto: bfloat16 where it is fast")] = (
         "auto"
     )
+    quantization: Annotated[
+        Quantization,
+        _field("model", "language model's weights as int8 with a scale for each output, on a CPU; computed in float32"),
+    ] = "none"
     tp: Annotated[int, _field("model", "tensor-parallel ranks, one process each", ge=1, le=64)] = 1
+    cpu_threads: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        _field("model", "threads that all ranks together compute with on a CPU; default: the cores it may use"),
+    ] = None
     max_model_len: Annotated[
         Annotated[int, Meta(ge=16)] | None, _field("model", "context length in tokens; default: the model's")
     ] = None
@@ -78,7 +87,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _field("media", "images fetched by HTTP workers, MiB in all; default: 256, or one request's largest each"),
     ] = None
     visual_workers: Annotated[int, _field("media", "visual server processes", ge=1, le=16)] = 1
-    visual_batch_size: Annotated[int, _field("media", "images in one vision tower batch", ge=1, le=1024)] = 16
+    visual_batch_size: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | None,
+        _field("media", "images in one vision tower batch; default: 2 on a CPU, where more only cost memory, else 16"),
+    ] = None
     enable_concurrent_alloc: Annotated[
         bool, _field("media", "read and hash in a thread pool, batched v2 RPC; off: v1")
     ] = True

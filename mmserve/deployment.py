@@ -41,6 +41,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     served_name: str
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16", "float16"]
+    cpu_threads: int = 1
+    """On a CPU, of all ranks together."""
     max_model_len: int
     kv_blocks: int | None
     """KV blocks of each rank; None: the rank measures its GPU and says so when ready."""
