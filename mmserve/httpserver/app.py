@@ -24,6 +24,7 @@ from mmserve.httpserver.api.operations import operation_routes
 from mmserve.httpserver.body import expected_nbytes, read_body
 from mmserve.httpserver.envelope import Envelope
 from mmserve.httpserver.front import Front
+from mmserve.httpserver.local_media import with_small_ones_decoded
 
 _MIB = 1 << 20
 
@@ -54,7 +55,8 @@ def _add_chat(app: FastAPI, front: Front) -> None:
             unowned.callback(holdings.release)
             await holdings.receive(expected_nbytes(request, limit_nbytes))
             call = openai_chat.parse(await read_body(request, limit_nbytes), front.model, arrival_s)
-            flight = front.flights.start(call, holdings)
+            flight = front.flights.start(with_small_ones_decoded(call), holdings)
+            del call
             unowned.pop_all()
         return Answer(flight, openai_chat.send)
 

@@ -1,20 +1,23 @@
 """Receives one large body of known length from its connection straight into its final place in memory.
 
-All bodies together take only so much of one turn of the event loop, so that many clients who upload at once do not
-hold up everything else. Knows sockets and bytes, no HTTP: that is told to whoever had the connection before.
+Of many clients who upload at once a few are read in one turn of the event loop, the earliest first: so nothing else is
+held up, and bodies are complete one after another and not all together. A client that sends slowly holds up nobody.
+Knows sockets and bytes, no HTTP: that is told to whoever had the connection before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import itertools
+from bisect import insort
+from typing import Protocol, cast
 
 from starlette.requests import ClientDisconnect
 
-_TURN_NBYTES = 4 << 20
-"""What may be read in one turn of the loop, all connections together: a millisecond or two."""
-_MIN_READ_NBYTES = 64 * 1024
-_MAX_READ_NBYTES = 1 << 20
+_READ_NBYTES = 1 << 20
+_READS_IN_A_TURN = 4
+"""A millisecond or two of the loop."""
 
 # bytearray(n) writes zeros first: n bytes of memory for a client who has sent only a length so far, and milliseconds
 # on the event loop. Nobody sees this one before all of it is received.
@@ -22,13 +25,46 @@ _unwritten = ctypes.pythonapi.PyByteArray_FromStringAndSize
 _unwritten.argtypes, _unwritten.restype = (ctypes.c_char_p, ctypes.c_ssize_t), ctypes.py_object
 
 
+class Reads(Protocol):
+    """A transport's protocol that can also be shown what others have read for it."""
+
+    def data_received(self, data: memoryview) -> None: ...
+    def eof_received(self) -> bool | None: ...
+    def connection_lost(self, exc: Exception | None) -> None: ...
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
+
+
+class _Line:
+    """Bodies of which there may be more to read, the earliest first; of this process, which has one event loop."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._waiting: list[tuple[int, BodyReceiver]] = []
+
+    def number(self) -> int:
+        return next(self._numbers)
+
+    def join(self, number: int, body: BodyReceiver) -> None:
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._turn)
+        insort(self._waiting, (number, body))
+
+    def _turn(self) -> None:
+        first, self._waiting = self._waiting[:_READS_IN_A_TURN], self._waiting[_READS_IN_A_TURN:]
+        for _, body in first:
+            body.read_on()
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._turn)
+
+
+_line = _Line()
+
+
 class BodyReceiver(asyncio.BufferedProtocol):
     """One body; it is the transport's protocol, in the place of ``http``, while it receives."""
 
-    num_receiving = 0
-    """In this process, which has one event loop."""
-
-    def __init__(self, http: asyncio.Protocol, transport: asyncio.Transport, begun: bytes, nbytes: int) -> None:
+    def __init__(self, http: Reads, transport: asyncio.Transport, begun: bytes, nbytes: int) -> None:
         self._http = http
         self._transport = transport
         self._body: bytearray = _unwritten(None, nbytes)
@@ -36,40 +72,36 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self._view[: len(begun)] = begun
         self._filled = len(begun)
         self._ended = asyncio.get_running_loop().create_future()
+        self._number = _line.number()
 
     async def receive(self) -> bytearray:
         """The body, when all of it is here. Raises ClientDisconnect."""
-        BodyReceiver.num_receiving += 1
         try:
             if self._filled < len(self._view):
                 self._transport.set_protocol(self)
+                self._wait_in_line()
                 await self._ended
             if self._filled < len(self._view):
                 raise ClientDisconnect
         finally:
-            BodyReceiver.num_receiving -= 1
             self._give_back()
             # The transport may know its last BufferedProtocol for as long as it lives, so nothing may hang on that.
             body, self._body, self._view = self._body, bytearray(), memoryview(b"")
         return body
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        share = _TURN_NBYTES // max(1, BodyReceiver.num_receiving)
-        nbytes = min(max(share, _MIN_READ_NBYTES), _MAX_READ_NBYTES)
-        return self._view[self._filled : self._filled + nbytes]
+        return self._view[self._filled : self._filled + _READ_NBYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         part = self._view[self._filled : self._filled + nbytes]
         self._filled += nbytes
         # It is shown every byte, for it knows where the message ends.
-        self._http.data_received(part)  # type: ignore[arg-type]  # httptools takes any buffer
+        self._http.data_received(part)
         if self._filled == len(self._view):
             self._give_back()
             self._end()
-        elif not self._transport.is_closing():
-            # Otherwise the loop would read on from this connection as long as there is something to read.
-            self._transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._read_on)
+        else:
+            self._wait_in_line()
 
     def eof_received(self) -> bool | None:
         return self._http.eof_received()
@@ -84,14 +116,21 @@ class BodyReceiver(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._http.resume_writing()
 
-    def _read_on(self) -> None:
+    def read_on(self) -> None:
+        """It is this body's turn."""
         if not self._transport.is_closing():
             self._transport.resume_reading()
+
+    def _wait_in_line(self) -> None:
+        """The loop would read on from this connection as long as there is something to read."""
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+            _line.join(self._number, self)
 
     def _give_back(self) -> None:
         """The connection to whoever had it, at once: the next byte belongs to the next request."""
         if self._transport.get_protocol() is self and not self._transport.is_closing():
-            self._transport.set_protocol(self._http)
+            self._transport.set_protocol(cast(asyncio.BaseProtocol, self._http))
 
     def _end(self) -> None:
         if not self._ended.done():

@@ -24,6 +24,8 @@ class MediaRef(msgspec.Struct, frozen=True):
     param: str
     data: memoryview | None = None
     """Base64 text of a data: URL as it stands in the request's JSON; ``url`` then ends with the comma before it."""
+    content: bytes | None = None
+    """The image itself, where it has been decoded from base64 already; ``url`` then is its beginning."""
 
     @property
     def scheme(self) -> str:
@@ -38,7 +40,7 @@ class MediaRef(msgspec.Struct, frozen=True):
     @property
     def nbytes(self) -> int:
         """Length of the whole URL: about what there is to decode."""
-        return len(self.url) + (0 if self.data is None else len(self.data))
+        return len(self.url) + len(self.data or self.content or b"")
 
 
 @dataclass(frozen=True)

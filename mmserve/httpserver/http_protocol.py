@@ -5,6 +5,8 @@ socket to their place in memory at once. Knows no route.
 
 from __future__ import annotations
 
+import asyncio
+
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mmserve.httpserver.body import DIRECT_BODY
@@ -14,6 +16,29 @@ MAX_HEAD_NBYTES = 256 * 1024
 MAX_DISCARDED_NBYTES = 64 << 20
 """Closing at once would reset the connection, and most clients would never see why."""
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+class _SmallReads(asyncio.BufferedProtocol):
+    """Reads a connection for its HTTP protocol in small steps, through one buffer for all of them: what comes of a body
+    together with its head is little."""
+
+    _buffer = memoryview(bytearray(32 * 1024))
+
+    def __init__(self, http: LimitedHttpProtocol) -> None:
+        self._http = http
+        self.eof_received = http.eof_received  # type: ignore[method-assign]
+        self.connection_lost = http.connection_lost  # type: ignore[method-assign]
+        self.pause_writing = http.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = http.resume_writing  # type: ignore[method-assign]
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(self._buffer[:nbytes])
+
+    def data_received(self, data: memoryview) -> None:
+        self._http.data_received(data)
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
@@ -26,6 +51,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     _head_nbytes = 0
     _discarded_nbytes = 0
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._reads = _SmallReads(self)
+        transport.set_protocol(self._reads)
+
     def on_message_begin(self) -> None:
         self._in_head, self._head_nbytes, self._discarded_nbytes = True, 0, 0
         super().on_message_begin()
@@ -36,7 +66,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.scope["extensions"] = {DIRECT_BODY: {"receive": self._receive_body}}
 
     def on_body(self, body: bytes) -> None:
-        if self.transport.get_protocol() is not self:
+        if self.transport.get_protocol() is not self._reads:
             return  # it is in a BodyReceiver's hands
         super().on_body(body)
         if self.cycle.response_complete:
@@ -60,4 +90,4 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         begun += self.cycle.body
         self.cycle.body = bytearray()
         self.flow.resume_reading()
-        return await BodyReceiver(self, self.transport, begun, nbytes).receive()
+        return await BodyReceiver(self._reads, self.transport, begun, nbytes).receive()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
@@ -16,9 +17,28 @@ import pybase64
 
 from mmserve.errors import MediaError
 from mmserve.httpserver.byte_budget import ByteBudget
-from mmserve.httpserver.call import MediaRef
+from mmserve.httpserver.call import GenerateCall, MediaRef
 
+_LITTLE_NBYTES = 1 << 20
 _FORBIDDEN = "no such image file, or it is not below the allowed directory"
+
+
+def with_small_ones_decoded(call: GenerateCall) -> GenerateCall:
+    """``call``, without base64 text if that is little in all: decoding it (0.2 ms a MiB) then costs the event loop less
+    than handing it to a thread, and the body can go before the request waits for anything. Raises MediaError."""
+    if not 0 < sum(len(ref.data or b"") for ref in call.media) <= _LITTLE_NBYTES:
+        return call
+    return replace(call, media=tuple(_with_content(ref) for ref in call.media))
+
+
+def _with_content(ref: MediaRef) -> MediaRef:
+    if ref.data is None or not _is_base64(ref.url.removesuffix(",")):
+        return ref
+    try:
+        return MediaRef(ref.url, ref.param, content=_decoded(ref.data))
+    except MediaError as error:
+        error.param = ref.param
+        raise
 
 
 def read_data_url(ref: MediaRef, budget: ByteBudget) -> bytes:
@@ -26,12 +46,18 @@ def read_data_url(ref: MediaRef, budget: ByteBudget) -> bytes:
     head, comma, text = ref.url.partition(",")
     if not comma:
         raise MediaError("the image's data: URL has no comma")
-    if head.lower().endswith(";base64"):
+    if ref.content is not None:
+        data = ref.content
+    elif _is_base64(head):
         data = _decoded(text if ref.data is None else ref.data)
     else:
         data = unquote_to_bytes(text)
     budget.take(len(data))
     return data
+
+
+def _is_base64(head: str) -> bool:
+    return head.lower().endswith(";base64")
 
 
 def _decoded(text: str | memoryview) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from mmserve.deployment import KV_BLOCK_TOKENS, Deployment
@@ -22,9 +21,9 @@ def block_shape(deployment: Deployment, tp: TpGroup) -> tuple[int, ...]:
 def allocate(deployment: Deployment, tp: TpGroup, like: torch.Tensor) -> torch.Tensor:
     """[layers, blocks, tokens, 2, kv_heads, dim] in the dtype and on the device of ``like``; same blocks on all ranks.
 
-    Zeros, not uninitialised memory: a masked weight of 0 must not meet NaN. On a CPU they are pages that the kernel
-    gives at the first write, so that only what is used counts. Raises StartupError without room for one sequence
-    of max_model_len.
+    Zeros, not uninitialised memory: a masked weight of 0 must not meet NaN. And zeros that are written: memory that is
+    asked for is taken at start, so that it does not grow while the server runs. Raises StartupError without room for
+    one sequence of max_model_len.
     """
     shape = block_shape(deployment, tp)
     num_layers = deployment.model.text.num_layers
@@ -39,9 +38,6 @@ def allocate(deployment: Deployment, tp: TpGroup, like: torch.Tensor) -> torch.T
             f"{deployment.max_model_len}: raise --kv-cache-gb or lower --max-model-len"
         )
     shape = (num_layers, num_blocks, *shape)
-    if like.device.type == "cpu":
-        untouched = np.zeros(torch.Size(shape).numel() * like.element_size(), dtype=np.uint8)
-        return torch.from_numpy(untouched).view(like.dtype).view(shape)
     return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
 

@@ -1,0 +1,79 @@
+"""The whole server with one request at a time in media decoding, and with budgets that large pictures do not fit."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from collections.abc import Iterator
+
+import openai
+import pytest
+from PIL import Image
+
+from tests.e2e.stack import Stack, running
+from training.sample import Sample, samples
+
+
+@pytest.fixture(scope="module")
+def gated() -> Iterator[Stack]:
+    with running("--max-mm-preprocess-concurrency", "1", "--pixel-budget-mb", "6", "--visual-workers", "2") as stack:
+        yield stack
+
+
+async def _ask_all(stack: Stack, asked: list[Sample]) -> list[str]:
+    async with stack.async_client() as client:
+
+        async def ask(sample: Sample) -> str:
+            reply = await client.chat.completions.create(model="llava", messages=sample.messages, temperature=0)
+            return reply.choices[0].message.content or ""
+
+        return list(await asyncio.gather(*(ask(sample) for sample in asked)))
+
+
+def _big_picture() -> str:
+    buffer = io.BytesIO()
+    Image.new("RGB", (1536, 1536), "red").save(buffer, "JPEG")
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def test_many_at_once_are_answered_as_they_are_one_by_one(gated: Stack) -> None:
+    asked = list(samples(16, seed=880101, kinds=("colour", "shape", "word")))
+    together = asyncio.run(_ask_all(gated, asked))
+    assert together == [asyncio.run(_ask_all(gated, [sample]))[0] for sample in asked]
+    assert gated.metric("mm_decoding_peak") == 1, "in both visual servers together"
+
+
+def test_n_streamed_answers_need_one_preprocess(gated: Stack) -> None:
+    (sample,) = samples(1, seed=880202, kinds=("colour",))
+    before = gated.metric("mm_images_encoded_total")
+    with gated.client() as client:
+        stream = client.chat.completions.create(
+            model="llava", messages=sample.messages, temperature=0, n=4, stream=True
+        )
+        said = {event.choices[0].index for event in stream if event.choices and event.choices[0].delta.content}
+    assert said == {0, 1, 2, 3}
+    assert gated.eventually("mm_images_encoded_total", before + 1) == before + 1
+
+
+def test_a_request_that_can_never_decode_is_told_the_limit(gated: Stack) -> None:
+    content = [{"type": "image_url", "image_url": {"url": _big_picture()}}, {"type": "text", "text": "What is it?"}]
+    with gated.client() as client, pytest.raises(openai.APIStatusError) as caught:
+        client.chat.completions.create(model="llava", messages=[{"role": "user", "content": content}])
+    assert caught.value.status_code == 413
+    assert "6.0 MiB at once (--pixel-budget-mb)" in caught.value.message
+
+
+def test_turns_of_a_killed_visual_server_are_given_to_others(gated: Stack) -> None:
+    asked = list(samples(24, seed=880303, kinds=("colour", "background")))
+
+    async def scenario() -> list[str]:
+        answers = asyncio.create_task(_ask_all(gated, asked))
+        await asyncio.to_thread(gated.eventually, "mm_decoding", 1.0, 5.0)
+        for victim in gated.processes("mmserve: visualserver"):
+            victim.kill()
+        return await answers
+
+    answers = asyncio.run(scenario())
+    assert all(answers)
+    assert gated.eventually("mm_decoding", 0) == 0
