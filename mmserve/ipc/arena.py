@@ -122,9 +122,10 @@ class Arena:
             raise StaleHandle(f"extent at {handle.offset} does not carry generation {handle.generation}")
 
     def close(self) -> None:
-        """Unmap and close the descriptor. Views handed out must be gone."""
+        """Close the descriptor and unmap; while views that were handed out still live, that is left to the last."""
         self._view.release()
-        self._map.close()
+        with suppress(BufferError):
+            self._map.close()
         os.close(self.fd)
 
     def _trailer(self, handle: Handle) -> int:

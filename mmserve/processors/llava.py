@@ -25,7 +25,7 @@ class LlavaProcessor:
         clip_pixels.resized_size(self._settings, width, height)
         return self._num_tokens
 
-    def pixels(self, data: bytes) -> clip_pixels.Pixels:
+    def pixels(self, data: bytes | memoryview) -> clip_pixels.Pixels:
         """Compressed bytes -> float32 [3, image_size, image_size]. Raises MediaError."""
         return clip_pixels.pixels(self._settings, decode(data))
 

@@ -17,7 +17,7 @@ class ImageProcessor(Protocol):
         """Image tokens of a picture of this size. Raises MediaError."""
         ...
 
-    def pixels(self, data: bytes) -> Pixels:
+    def pixels(self, data: bytes | memoryview) -> Pixels:
         """Compressed bytes -> float32 [3, H, W]. Raises MediaError."""
         ...
 
