@@ -113,6 +113,10 @@ class Arena:
         start = handle.offset + ALIGNMENT
         return self._view[start : start + handle.nbytes].toreadonly()
 
+    def whole(self) -> memoryview:
+        """All of the mapping, for a device that is to know its pages; nobody reads or writes items through it."""
+        return self._view[:]
+
     def check(self, handle: Handle) -> None:
         """Raise StaleHandle unless the extent is sealed with this handle; call again after a long read."""
         self._check_bounds(handle)
