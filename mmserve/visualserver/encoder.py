@@ -25,10 +25,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Encoded:
-    """How every image of the batch ended; ``seconds``: tower and copy together."""
+    """How every image of the batch ended; ``seconds``: tower and copy together; bytes of rows put into the arena."""
 
     outcomes: dict[int, Outcome]
     seconds: float
+    written_nbytes: int
 
 
 class Encoder:
@@ -50,7 +51,8 @@ class Encoder:
             outcomes = {}
             for image, pixels in zip(decoded.images, decoded.pixels, strict=True):
                 outcomes |= self._encode_alone(image, pixels)
-        return Encoded(self._register(outcomes), time.monotonic() - started_s)
+        written_nbytes = sum(image.embed.nbytes for image in decoded.images if outcomes[image.item_id] is ENCODED)
+        return Encoded(self._register(outcomes), time.monotonic() - started_s, written_nbytes)
 
     def _encode_alone(self, image: Image, pixels: Pixels) -> dict[int, Outcome]:
         try:
