@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 
 from mmserve.cache_server.service import CacheRpc
+from mmserve.cache_server.shortage import Shortage
 from mmserve.cache_server.slots import Slots
 from mmserve.cache_server.table import Snapshot, Table
 from mmserve.deployment import FIRST_VIRTUAL_TOKEN
@@ -49,12 +50,14 @@ def run(process: Process) -> None:
     table = Table(new_slots(process.arena))
     pulse = Pulse(process.endpoints, process.name)
     metrics = MetricsClient(process.endpoints, process.name)
+    shortage = Shortage(process.arena.nbytes)
     reported: set[tuple[str, str]] = set()
     try:
         with CacheRpc(table, process.endpoints.cache_rpc) as rpc:
             process.ready({"arena_nbytes": process.arena.nbytes})
             while True:
                 snapshot = table.snapshot()
+                shortage.look(snapshot)
                 _report(metrics, snapshot, process.arena.nbytes, reported)
                 pulse.beat(busy=snapshot.num_waiting > 0, progressed=True)
                 rpc.wait(_REPORT_INTERVAL_S)

@@ -161,6 +161,7 @@ class Slots:
         data = [extent_nbytes(spec.data_nbytes) for spec in missing]
         needed = sum(embeds) + sum(data)
         if sum(keep.values()) + needed > self._extents.nbytes:
+            self.counters["mm_alloc_too_large",] += 1
             return "too_large"
         if needed > self._extents.free_nbytes + self._idle.nbytes:
             return "full"

@@ -79,6 +79,7 @@ METRICS: dict[str, Metric] = {
     "mm_arena_bytes": Metric("gauge", "Size of the arena"),
     "mm_leases": Metric("gauge", "Leases held"),
     "mm_lease_leaks": Metric("counter", "Leases given back only because their owner died"),
+    "mm_alloc_too_large": Metric("counter", "Allocations of more than the whole arena"),
     "mm_alloc_waiting": Metric("gauge", "Requests waiting for arena space"),
     # router
     "num_requests_running": Metric("gauge", "Sequences in slots"),

@@ -28,6 +28,8 @@ def run(process: Process) -> None:
         pulse = stack.enter_context(closing(Pulse(endpoints, process.name)))
         tp = stack.enter_context(parallel.join(rank, size, endpoints.tp_store(process.incarnation), device))
         like = torch.empty(0, dtype=DTYPES[deployment.dtype], device=device)
+        if process.arena is not None and deployment.config.arena_prefault:
+            process.arena.map_all()
         runner = Runner(deployment, tp, process.arena, like, process.progress)
         runner.warm_up()
         if rank == 0:

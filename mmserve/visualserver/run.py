@@ -96,6 +96,8 @@ def _pipeline(
     assert arena is not None, "a visual server needs the arena"
     assert processor is not None, "a text model has no visual server"
     config = deployment.config
+    if config.arena_prefault:
+        arena.map_all()
     return Pipeline(
         Batcher(config.visual_batch_size, config.max_mm_preprocess_concurrency),
         Decoder(processor, arena, cache, pool),
