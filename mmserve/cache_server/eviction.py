@@ -95,7 +95,7 @@ class _Room(Generic[V]):
         self._spared: list[V] = []
         """Candidates looked at so far that have not gone."""
         self._victims: dict[int, V] = {}
-        """By first offset."""
+        """By identity."""
         self._reach: dict[int, int] = {}
         """Start of a tile -> bytes from one neighbour that has to stay to the next: a window there is never longer."""
         self._done: list[tuple[bool, Extent]] = []
@@ -152,7 +152,7 @@ class _Room(Generic[V]):
         return offset
 
     def _seeds(self) -> Iterator[_Tile[V]]:
-        self._spared = [who for who in self._spared if who.extents[0][0] not in self._victims]
+        self._spared = [who for who in self._spared if id(who) not in self._victims]
         for who in itertools.chain(tuple(self._spared), self._draw()):
             for offset, size in who.extents:
                 if (tile := self._tile(offset, offset + size, who)) is not None:
@@ -165,7 +165,7 @@ class _Room(Generic[V]):
 
     def _tile(self, start: int, end: int, who: V) -> _Tile[V] | None:
         """None when it has to stay; what has gone already may have left its place to something new."""
-        if who.extents[0][0] in self._victims or (loss := self._loss(who)) is None:
+        if id(who) in self._victims or (loss := self._loss(who)) is None:
             return None
         return _Tile(start, end, who, loss)
 
@@ -212,12 +212,11 @@ class _Room(Generic[V]):
         return None if found is None else self._tile(start, found[0], found[1])
 
     def _evict(self, tiles: Iterable[_Tile[V]]) -> None:
-        for who in (tile.who for tile in tiles):
-            if who is not None and who.extents[0][0] not in self._victims:
-                self._victims[who.extents[0][0]] = who
-                for extent in who.extents:
-                    self._extents.free(*extent)
-                    self._done.append((False, extent))
+        going = {id(who): who for who in (tile.who for tile in tiles) if who is not None}
+        freed = [extent for who in going.values() for extent in who.extents]
+        self._victims |= going
+        self._extents.free_all(freed)
+        self._done += [(False, extent) for extent in freed]
 
     def _undo(self) -> None:
         for taken, extent in reversed(self._done):
