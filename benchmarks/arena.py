@@ -153,13 +153,14 @@ def show(title: str, rows: Sequence[report.Row]) -> None:
 
 def main() -> None:
     options = arguments()
-    part, seed = options.operations // 4, options.seed
+    cost_calls, fill_calls, hit_calls = (int(share * options.operations) for share in (0.25, 0.1, 0.65))
+    seed = options.seed
     print(report.machine())
-    costs = [cost(live, part // len(LIVE) // (CALLS_OF_A_MISS + CALLS_OF_A_HIT), seed) for live in LIVE]
+    costs = [cost(live, cost_calls // len(LIVE) // (CALLS_OF_A_MISS + CALLS_OF_A_HIT), seed) for live in LIVE]
     show("What a call costs", costs)
-    fills = [fill(gib, part // len(ARENAS_GIB), seed) for gib in ARENAS_GIB]
+    fills = [fill(gib, fill_calls // len(ARENAS_GIB), seed) for gib in ARENAS_GIB]
     show("How much can be used", fills)
-    found = [hits(alpha, 2 * part // len(ALPHAS) // CALLS_OF_A_HIT, seed) for alpha in ALPHAS]
+    found = [hits(alpha, hit_calls // len(ALPHAS) // CALLS_OF_A_HIT, seed) for alpha in ALPHAS]
     show(f"Hits on a Zipf trace over {CATALOGUE} images, of which a tenth of the bytes fits", found)
     report.write_json(options.json, [*costs, *fills, *found])
 
