@@ -51,9 +51,7 @@ def measure(target: Target, seed: int, options: argparse.Namespace) -> dict[str,
         time.sleep(IDLE_S)
     with Probes(asked) as flooded, Sampler(target.pid) as peak:
         records, wall_s = asyncio.run(run(target.url, requests, options.clients, TIMEOUT_S))
-    return _row(records, wall_s, idle, flooded) | {
-        "growth_mib_per_request": (peak.peak_nbytes - peak.idle_nbytes) / MIB / len(records)
-    }
+    return _row(records, wall_s, idle, flooded) | {"growth_mib_per_request": peak.growth_nbytes / MIB / len(records)}
 
 
 def _row(records: list[Record], wall_s: float, idle: Seen, flooded: Seen) -> dict[str, float]:

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+Quantization = Literal["none", "int8"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 MmHash = Literal["xxh3", "blake3", "sha256"]
 
@@ -33,7 +34,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dtype: Annotated[Dtype, _field("model", "weights, KV cache and embeddings; auto: bfloat16 where it is fast")] = (
         "auto"
     )
+    quantization: Annotated[
+        Quantization,
+        _field("model", "language model's weights as int8 with a scale for each output, on a CPU; computed in float32"),
+    ] = "none"
     tp: Annotated[int, _field("model", "tensor-parallel ranks, one process each", ge=1, le=64)] = 1
+    cpu_threads: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        _field("model", "threads that all ranks together compute with on a CPU; default: the cores it may use"),
+    ] = None
     max_model_len: Annotated[
         Annotated[int, Meta(ge=16)] | None, _field("model", "context length in tokens; default: the model's")
     ] = None
@@ -47,6 +56,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     enable_admin: Annotated[bool, _field("http", "serve /admin/alloc, which changes this server while it runs")] = False
     max_body_mb: Annotated[float, _field("http", "largest request body, MiB", gt=0)] = 64.0
     max_queued_requests: Annotated[int, _field("http", "requests in flight per worker before 429", ge=1)] = 1024
+    body_budget_mb: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        _field("http", "request bodies and images in HTTP workers, MiB in all; default: 512, or two bodies each"),
+    ] = None
     shutdown_timeout: Annotated[float, _field("http", "seconds live requests may take after SIGTERM", ge=0)] = 30.0
 
     max_num_seqs: Annotated[int, _field("scheduling", "sequences running at once", ge=1, le=4096)] = 128
@@ -68,8 +81,24 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     arena_huge_pages: Annotated[
         bool, _field("media", "put the arena into 2 MiB pages, which the machine must have reserved (vm.nr_hugepages)")
     ] = False
+    data_budget_mb: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        _field("media", "compressed images of live requests in the arena, MiB; default: half of the arena"),
+    ] = None
+    embed_budget_mb: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        _field("media", "embeddings of live requests in the arena, MiB; default: all of the arena"),
+    ] = None
+    pixel_budget_mb: Annotated[float, _field("media", "decoded pixels that wait for the encoder, MiB", gt=0)] = 1024.0
+    fetch_budget_mb: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        _field("media", "images fetched by HTTP workers, MiB in all; default: 256, or one request's largest each"),
+    ] = None
     visual_workers: Annotated[int, _field("media", "visual server processes", ge=1, le=16)] = 1
-    visual_batch_size: Annotated[int, _field("media", "images in one vision tower batch", ge=1, le=1024)] = 16
+    visual_batch_size: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | None,
+        _field("media", "images in one vision tower batch; default: 2 on a CPU, where more only cost memory, else 16"),
+    ] = None
     enable_concurrent_alloc: Annotated[
         bool, _field("media", "read and hash in a thread pool, batched v2 RPC; off: v1")
     ] = True
@@ -83,8 +112,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         MmHash, _field("media", "content key of images; blake3 and sha256 withstand crafted collisions")
     ] = "xxh3"
     max_mm_preprocess_concurrency: Annotated[
-        int, _field("media", "requests whose images are decoded at once; 0: no limit", ge=0)
+        int, _field("media", "requests whose images are decoded at once; 0: as many as --pixel-budget-mb lets", ge=0)
     ] = 0
+    max_queued_mm_requests: Annotated[
+        int, _field("media", "requests that wait for their images' turn before 429, per visual server", ge=1)
+    ] = 1024
+    mm_queue_timeout: Annotated[
+        float, _field("media", "seconds a request waits for memory or for its images' turn before 503", gt=0, le=600)
+    ] = 300.0
     limit_mm_per_prompt: Annotated[int, _field("media", "images in one prompt", ge=0)] = 16
     max_image_pixels: Annotated[int, _field("media", "width x height above which an image is refused", ge=1)] = (
         64_000_000

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from mmserve.budget import MIB
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config import Config
 
@@ -17,6 +18,19 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_BLOCK_TOKENS = 16
 FIRST_VIRTUAL_TOKEN = 1 << 32
 """Token ids from here on stand for image content, never for text; prompts are int64 for their sake."""
+_BODY_BUDGET_MB, _FETCH_BUDGET_MB = 512.0, 256.0
+
+
+class Budgets(msgspec.Struct, frozen=True, kw_only=True):
+    """The most bytes of each form that an image takes on its way, all requests together."""
+
+    body_nbytes: int
+    """Bodies, and images made of them, in one HTTP worker: its share."""
+    fetch_nbytes: int
+    """Fetched images in one HTTP worker: its share."""
+    data_nbytes: int
+    pixel_nbytes: int
+    embed_nbytes: int
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +41,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     served_name: str
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16", "float16"]
+    cpu_threads: int = 1
+    """On a CPU, of all ranks together."""
     max_model_len: int
     kv_blocks: int | None
     """KV blocks of each rank; None: the rank measures its GPU and says so when ready."""
@@ -41,3 +57,18 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     def embed_row_nbytes(self) -> int:
         """Bytes of one image token's embedding in the arena."""
         return self.model.text.hidden_size * DTYPE_BYTES[self.dtype]
+
+    @property
+    def budgets(self) -> Budgets:
+        """Every form's budget; what the user did not say follows from the other options."""
+        config = self.config
+        workers, body_mb = config.http_workers, config.max_body_mb
+        body_mb_in_all = config.body_budget_mb or max(_BODY_BUDGET_MB, 2 * body_mb * workers)
+        fetch_mb_in_all = config.fetch_budget_mb or max(_FETCH_BUDGET_MB, body_mb * workers)
+        return Budgets(
+            body_nbytes=int(body_mb_in_all * MIB) // workers,
+            fetch_nbytes=int(fetch_mb_in_all * MIB) // workers,
+            data_nbytes=int(config.data_budget_mb * MIB) if config.data_budget_mb else self.arena_nbytes // 2,
+            pixel_nbytes=int(config.pixel_budget_mb * MIB),
+            embed_nbytes=int(config.embed_budget_mb * MIB) if config.embed_budget_mb else self.arena_nbytes,
+        )

@@ -41,6 +41,13 @@ class MediaError(InvalidRequest):
     kind = "invalid_media"
 
 
+class TooSlow(MmserveError):
+    """The request's body did not arrive in time."""
+
+    status = 408
+    kind = "request_timeout"
+
+
 class Unauthorized(MmserveError):
     """No API key, or a wrong one."""
 
@@ -93,6 +100,7 @@ ERROR_KINDS: dict[str, type[MmserveError]] = {
         InvalidRequest,
         ContextLengthExceeded,
         MediaError,
+        TooSlow,
         Unauthorized,
         NotFound,
         ModelNotFound,

@@ -136,6 +136,12 @@ def check(config: Config) -> None:
             f"--concurrent-alloc-fraction {config.concurrent_alloc_fraction:g} does not go with "
             "--no-enable-concurrent-alloc, which sends every request down v1: leave one of them out"
         )
+    for name, budget_mb in (("body", config.body_budget_mb), ("fetch", config.fetch_budget_mb)):
+        if budget_mb is not None and budget_mb < config.max_body_mb * config.http_workers:
+            raise OptionError(
+                f"--{name}-budget-mb {budget_mb:g} gives each of {config.http_workers} HTTP workers less than one "
+                f"request's --max-body-mb {config.max_body_mb:g}: raise it or lower the other"
+            )
     if config.mm_hash == "blake3" and importlib.util.find_spec("blake3") is None:
         raise OptionError("--mm-hash blake3 needs a package: pip install 'mmserve[blake3]', or choose sha256")
     if config.allowed_local_media_path is not None and not Path(config.allowed_local_media_path).is_dir():

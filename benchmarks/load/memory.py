@@ -1,21 +1,35 @@
 """Memory of a process tree while a load runs, sampled by a process of its own so that a busy client misses nothing.
 
 PSS shares a page's size among those who map it, so the sum over the tree counts every page once. Pages of a
-shared-memory file that nobody has mapped are in nobody's PSS: the larger of mapped and allocated shared memory counts.
+shared-memory file that nobody has mapped or touched are in nobody's PSS: the larger of mapped and allocated shared
+memory counts. Allocated is asked of the tree's own open files and not of /proc/meminfo's Shmem, which counts every
+server and every tmpfs of the machine.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 
 INTERVAL_S = 0.1
 MIB = 1024 * 1024
+SHARED = "shared memory"
+"""Stands in ``Usage`` beside the names of processes."""
+_MEMINFO = Path("/proc/meminfo")
+
+
+def available_nbytes() -> int:
+    """What the machine could still give without swapping (MemAvailable)."""
+    found = re.search(r"MemAvailable:\s+(\d+) kB", _MEMINFO.read_text())
+    assert found, "this kernel tells no MemAvailable"
+    return int(found.group(1)) * 1024
 
 
 def tree(pid: int) -> list[int]:
@@ -58,34 +72,75 @@ def _memory_files(pids: list[int]) -> int:
     return sum(seen.values())
 
 
-def usage_nbytes(pid: int) -> int:
-    """PSS of the tree plus shared memory that is allocated but not mapped, in bytes."""
+@dataclass(frozen=True)
+class Usage:
+    """Bytes by process, shared memory apart: process title -> PSS without it. Processes of one title are added up."""
+
+    by_process: Mapping[str, int]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.by_process.values())
+
+
+def usage(pid: int) -> Usage:
+    """Of the process and all its descendants, now."""
     pids = tree(pid)
-    private = mapped = 0
+    mapped = 0
+    found: dict[str, int] = {}
     for each in pids:
         try:
-            fields = _rollup(each)
+            fields, name = _rollup(each), _title(each)
         except OSError:
             continue
         shared = fields.get("Pss_Shmem", 0)
-        private += fields.get("Pss", 0) - shared
+        found[name] = found.get(name, 0) + fields.get("Pss", 0) - shared
         mapped += shared
-    return private + max(mapped, _memory_files(pids))
+    return Usage(found | {SHARED: max(mapped, _memory_files(pids))})
+
+
+def _title(pid: int) -> str:
+    """``mmserve: httpserver 0`` -> ``httpserver 0``; the program's name for those that set no title."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    title = words[0].decode(errors="replace")
+    if ": " in title:
+        return title.split(": ", 1)[1].split(" (")[0].strip()
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 @dataclass
 class Peak:
-    """Result of a Sampler: bytes before the load and the highest seen during it."""
+    """Result of a Sampler: bytes before the load, the highest seen during it, and every sample."""
 
-    idle_nbytes: int = 0
-    peak_nbytes: int = 0
+    idle: Usage = field(default_factory=lambda: Usage({}))
+    peak: Usage = field(default_factory=lambda: Usage({}))
+    series: list[tuple[float, Usage]] = field(default_factory=list)
+    """With the seconds since the beginning."""
+
+    @property
+    def idle_nbytes(self) -> int:
+        return self.idle.nbytes
+
+    @property
+    def peak_nbytes(self) -> int:
+        return self.peak.nbytes
+
+    @property
+    def growth_nbytes(self) -> int:
+        return self.peak.nbytes - self.idle.nbytes
+
+    def growth_by_process(self) -> dict[str, int]:
+        """At the moment of the peak, the largest first; processes that were not there when idle count in full."""
+        grown = {name: nbytes - self.idle.by_process.get(name, 0) for name, nbytes in self.peak.by_process.items()}
+        return dict(sorted(grown.items(), key=lambda entry: -entry[1]))
 
 
 def _sample(pid: int, connection: Connection) -> None:
-    peak = 0
-    while not connection.poll(INTERVAL_S):
-        peak = max(peak, usage_nbytes(pid))
-    connection.send(max(peak, usage_nbytes(pid)))
+    started_s, series, ending = time.monotonic(), [], False
+    while not ending:
+        ending = connection.poll(INTERVAL_S)
+        series.append((time.monotonic() - started_s, usage(pid)))
+    connection.send(series)
 
 
 class Sampler:
@@ -97,7 +152,7 @@ class Sampler:
 
     def __enter__(self) -> Peak:
         if self._pid is not None:
-            self._peak.idle_nbytes = usage_nbytes(self._pid)
+            self._peak.idle = usage(self._pid)
             context = multiprocessing.get_context("spawn")
             self._connection, theirs = context.Pipe()
             self._process = context.Process(target=_sample, args=(self._pid, theirs), daemon=True)
@@ -108,5 +163,6 @@ class Sampler:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._pid is not None:
             self._connection.send(None)
-            self._peak.peak_nbytes = self._connection.recv()
+            self._peak.series = self._connection.recv()
+            self._peak.peak = max((each for _, each in self._peak.series), key=lambda each: each.nbytes)
             self._process.join()

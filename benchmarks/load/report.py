@@ -37,7 +37,7 @@ def row(records: Sequence[Record], wall_s: float, peak: Peak) -> dict[str, float
         "prompt_tokens": statistics.fmean(record.prompt_tokens for record in good) if good else 0.0,
         "cached_tokens": statistics.fmean(record.cached_tokens for record in good) if good else 0.0,
         "peak_mib": peak.peak_nbytes / MIB,
-        "growth_mib": (peak.peak_nbytes - peak.idle_nbytes) / MIB,
+        "growth_mib": peak.growth_nbytes / MIB,
     }
 
 

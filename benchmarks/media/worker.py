@@ -60,11 +60,12 @@ def _lane(
     reader = MediaReader(cache.deployment, metrics, generation)
     leases = MediaLeases(cache.deployment, cache.arena, cache.endpoints, name, metrics, generation, client=client)
 
+    ref = MediaRef("", "images")
+
     async def identify(images: Sequence[bytes], salt: str) -> list[MediaItem]:
-        refs = [MediaRef("", f"images[{index}]") for index in range(len(images))]
         found = await reader._in_turn(
-            lambda index: reader._identified(refs[index], images[index], salt, 0.0),
-            range(len(images)),
+            lambda image: reader._identified(ref, image, salt, 0.0),
+            images,
             [len(image) for image in images],
         )
         return [one.item for one in found]

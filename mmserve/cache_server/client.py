@@ -1,4 +1,4 @@
-"""The cache server as other processes see it: one protocol, spoken item by item (v1) or one blob a call (v2).
+"""The cache server as other processes see it: one protocol, spoken item by item (v1) or all items at once (v2).
 
 The only module of this package that others import. Calls block, so they never run on an event loop.
 """
@@ -6,14 +6,15 @@ The only module of this package that others import. Calls block, so they never r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
-from mmserve.cache_server.client_v1 import ItemwiseCalls
-from mmserve.cache_server.client_v2 import BatchedCalls
+from mmserve.cache_server.client_v1 import ItemwiseCalls, RpycConnection
+from mmserve.cache_server.client_v2 import BatchedCalls, FramedConnection
 from mmserve.cache_server.link import Link
 from mmserve.errors import Overloaded, TooLarge
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, MediaRecord
+from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, MediaRecord, TurnClaim
 
 PATIENCE_S = 5.0
 """How long a call waits for a server that is being started again."""
@@ -21,7 +22,7 @@ _RETRY_AFTER_S = 1.0
 
 
 class Calls(Protocol):
-    """The six calls; ``items`` and ``item_ids`` hold no duplicates."""
+    """The calls; ``items`` and ``item_ids`` hold no duplicates."""
 
     def alloc(self, request_id: str, items: Sequence[AllocItem], wait_s: float) -> AllocReply: ...
     def release(self, request_id: str) -> None: ...
@@ -29,12 +30,18 @@ class Calls(Protocol):
     def get_items_data(self, request_id: str, item_ids: Sequence[int], wait_s: float) -> Sequence[ItemState]: ...
     def set_items_embed(self, item_ids: Sequence[int], ok: Sequence[bool]) -> Sequence[EmbedState]: ...
     def get_items_embed(self, item_ids: Sequence[int]) -> Sequence[EmbedState]: ...
+    def begin_turns(self, claims: Sequence[TurnClaim], wait_s: float) -> Sequence[str]: ...
+    def end_turn(self, name: str) -> None: ...
+    def leaving(self) -> None: ...
 
 
 def connect(endpoints: Endpoints, owner: str, *, batched: bool, patience_s: float = PATIENCE_S) -> MediaCacheClient:
     """A client for this process (``owner``: Process.name). Connects at the first call and after a server restart."""
-    link = Link(endpoints.cache_rpc, owner, patience_s)
-    return MediaCacheClient(link, BatchedCalls(link) if batched else ItemwiseCalls(link))
+    if batched:
+        link = Link(partial(FramedConnection, endpoints.cache_calls), owner, patience_s)
+        return MediaCacheClient(link, BatchedCalls(link))
+    link = Link(partial(RpycConnection, endpoints.cache_rpc), owner, patience_s)
+    return MediaCacheClient(link, ItemwiseCalls(link))
 
 
 class MediaCacheClient:
@@ -104,6 +111,22 @@ class MediaCacheClient:
             return ()
         states = dict(zip(unique, self._calls.get_items_embed(unique), strict=True))
         return tuple(states[item_id] for item_id in item_ids)
+
+    def begin_turns(self, claims: Sequence[TurnClaim], *, wait_s: float) -> tuple[str, ...]:
+        """Whose images may be decoded now? Waits up to wait_s until at least one's turn has come; see Turns.
+
+        What has begun lasts until ``end_turn``, which also ends the waiting for a turn.
+        """
+        return tuple(self._calls.begin_turns(claims, wait_s)) if claims else ()
+
+    def end_turn(self, name: str) -> None:
+        """The pixels are the encoder's now, or nobody wants them; twice, or without a turn, is harmless."""
+        self._calls.end_turn(name)
+
+    def leave(self) -> None:
+        """Before ``close``: whatever is held now was forgotten, and is counted as a bug."""
+        if self._link.connected:
+            self._calls.leaving()
 
     def close(self) -> None:
         """Close the connections; leases that are left end with them."""

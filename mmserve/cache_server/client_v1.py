@@ -1,13 +1,48 @@
-"""The cache server's first generation of calls: one item a call, plain scalars and tuples, as LightLLM had it."""
+"""The cache server's first generation of calls: rpyc, one item a call, plain scalars and tuples, as LightLLM had it."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
-from mmserve.cache_server.link import MAX_WAIT_S, Link
-from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, MediaRecord
+import rpyc
+from rpyc.core.channel import Channel
+from rpyc.core.stream import SocketStream
+
+from mmserve.cache_server.link import CALL_TIMEOUT_S, LOST, MAX_WAIT_S, Link
+from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, MediaRecord, TurnClaim
 from mmserve.messages.media import Handle
+
+_CONFIG = {"sync_request_timeout": CALL_TIMEOUT_S, "allow_pickle": False, "close_catchall": True}
+
+
+class RpycConnection:
+    """With its bound remote methods cached: a call is one round trip."""
+
+    def __init__(self, path: Path, owner: str) -> None:
+        self._methods: dict[str, Callable[..., Any]] = {}
+        # rpyc's own unix_connect compresses what is larger than 3000 bytes.
+        channel = Channel(SocketStream.unix_connect(str(path)), compress=False)
+        self._rpyc = rpyc.connect_channel(channel, config=_CONFIG)
+        self.call("hello", owner)
+
+    def call(self, method: str, *args: Any) -> Any:
+        if method not in self._methods:
+            self._methods[method] = getattr(self._rpyc.root, method)
+        return self._methods[method](*args)
+
+    def close(self) -> None:
+        self._methods.clear()
+        with contextlib.suppress(*LOST, OSError):
+            self._rpyc.close()
+
+    def __del__(self) -> None:
+        """A thread that ends drops its connection here, at once, rather than at some garbage collection."""
+        if hasattr(self, "_rpyc"):
+            self.close()
 
 
 class ItemwiseCalls:
@@ -51,6 +86,16 @@ class ItemwiseCalls:
 
     def get_items_embed(self, item_ids: Sequence[int]) -> Sequence[EmbedState]:
         return [self._link.call("get_items_embed", item_id) for item_id in item_ids]
+
+    def begin_turns(self, claims: Sequence[TurnClaim], wait_s: float) -> Sequence[str]:
+        wanted = tuple((claim.name, claim.pixel_nbytes, claim.arrival_s) for claim in claims)
+        return self._link.call("begin_turns", wanted, wait_s)  # type: ignore[no-any-return]
+
+    def end_turn(self, name: str) -> None:
+        self._link.call("end_turn", name)
+
+    def leaving(self) -> None:
+        self._link.call("leaving")
 
     def _alloc_item(self, request_id: str, item: AllocItem) -> AllocReply:
         refused, record = self._link.call(

@@ -1,33 +1,67 @@
-"""The cache server's second generation of calls: all items of a request in one msgpack blob each way."""
+"""The cache server's second generation of calls: all items of a request in one msgpack frame each way."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
 
-from mmserve.cache_server.blobs import (
-    ALLOC_REPLY,
-    ALLOC_REQUEST,
-    EMBED_STATES,
-    GET_DATA_REQUEST,
-    GET_EMBED_REQUEST,
-    ITEM_STATES,
-    RELEASE_REQUEST,
-    SET_DATA_REQUEST,
-    SET_EMBED_REQUEST,
-)
-from mmserve.cache_server.link import MAX_WAIT_S, Link
+from mmserve.cache_server.frames import Frames
+from mmserve.cache_server.link import CALL_TIMEOUT_S, Link
+from mmserve.ipc.codec import Codec
 from mmserve.messages.cache import (
     AllocItem,
     AllocReply,
     AllocRequest,
+    BeginTurnsRequest,
+    CacheRequest,
+    CallFailed,
     EmbedState,
+    EndTurnRequest,
     GetDataRequest,
     GetEmbedRequest,
+    Hello,
     ItemState,
+    LeavingRequest,
     ReleaseRequest,
     SetDataRequest,
     SetEmbedRequest,
+    TurnClaim,
 )
+
+R = TypeVar("R")
+_REQUESTS: Codec[CacheRequest] = Codec(CacheRequest)
+_ALLOC: Codec[AllocReply | CallFailed] = Codec(AllocReply | CallFailed)
+_ITEM_STATES: Codec[tuple[ItemState, ...] | CallFailed] = Codec(tuple[ItemState, ...] | CallFailed)
+_EMBED_STATES: Codec[tuple[EmbedState, ...] | CallFailed] = Codec(tuple[EmbedState, ...] | CallFailed)
+_NAMES: Codec[tuple[str, ...] | CallFailed] = Codec(tuple[str, ...] | CallFailed)
+_NOTHING: Codec[CallFailed | None] = Codec(CallFailed | None)
+
+
+class FramedConnection:
+    """One round trip a call."""
+
+    def __init__(self, path: Path, owner: str) -> None:
+        with contextlib.ExitStack() as undo:
+            connected = undo.enter_context(socket.socket(socket.AF_UNIX))
+            connected.connect(str(path))
+            self._frames = Frames(connected, CALL_TIMEOUT_S)
+            self.call(_REQUESTS.encode(Hello(owner=owner)))
+            undo.pop_all()
+
+    def call(self, request: bytes) -> bytes:
+        self._frames.send(request)
+        return self._frames.receive()
+
+    def close(self) -> None:
+        self._frames.close()
+
+    def __del__(self) -> None:
+        """A thread that ends drops its connection here, at once, rather than at some garbage collection."""
+        if hasattr(self, "_frames"):
+            self.close()
 
 
 class BatchedCalls:
@@ -37,24 +71,35 @@ class BatchedCalls:
         self._link = link
 
     def alloc(self, request_id: str, items: Sequence[AllocItem], wait_s: float) -> AllocReply:
-        request = AllocRequest(request_id=request_id, items=tuple(items), wait_s=min(wait_s, MAX_WAIT_S))
-        return ALLOC_REPLY.decode(self._link.call("alloc_v2", ALLOC_REQUEST.encode(request)))
+        return self._call(AllocRequest(request_id=request_id, items=tuple(items), wait_s=wait_s), _ALLOC)
 
     def release(self, request_id: str) -> None:
-        self._link.call("release_v2", RELEASE_REQUEST.encode(ReleaseRequest(request_id=request_id)))
+        self._call(ReleaseRequest(request_id=request_id), _NOTHING)
 
     def set_items_data(self, request_id: str, item_ids: Sequence[int], ok: bool) -> None:
-        request = SetDataRequest(request_id=request_id, item_ids=tuple(item_ids), ok=ok)
-        self._link.call("set_items_data_v2", SET_DATA_REQUEST.encode(request))
+        self._call(SetDataRequest(request_id=request_id, item_ids=tuple(item_ids), ok=ok), _NOTHING)
 
     def get_items_data(self, request_id: str, item_ids: Sequence[int], wait_s: float) -> Sequence[ItemState]:
-        request = GetDataRequest(request_id=request_id, item_ids=tuple(item_ids), wait_s=min(wait_s, MAX_WAIT_S))
-        return ITEM_STATES.decode(self._link.call("get_items_data_v2", GET_DATA_REQUEST.encode(request)))
+        request = GetDataRequest(request_id=request_id, item_ids=tuple(item_ids), wait_s=wait_s)
+        return self._call(request, _ITEM_STATES)
 
     def set_items_embed(self, item_ids: Sequence[int], ok: Sequence[bool]) -> Sequence[EmbedState]:
-        request = SetEmbedRequest(item_ids=tuple(item_ids), ok=tuple(ok))
-        return EMBED_STATES.decode(self._link.call("set_items_embed_v2", SET_EMBED_REQUEST.encode(request)))
+        return self._call(SetEmbedRequest(item_ids=tuple(item_ids), ok=tuple(ok)), _EMBED_STATES)
 
     def get_items_embed(self, item_ids: Sequence[int]) -> Sequence[EmbedState]:
-        request = GetEmbedRequest(item_ids=tuple(item_ids))
-        return EMBED_STATES.decode(self._link.call("get_items_embed_v2", GET_EMBED_REQUEST.encode(request)))
+        return self._call(GetEmbedRequest(item_ids=tuple(item_ids)), _EMBED_STATES)
+
+    def begin_turns(self, claims: Sequence[TurnClaim], wait_s: float) -> Sequence[str]:
+        return self._call(BeginTurnsRequest(claims=tuple(claims), wait_s=wait_s), _NAMES)
+
+    def end_turn(self, name: str) -> None:
+        self._call(EndTurnRequest(name=name), _NOTHING)
+
+    def leaving(self) -> None:
+        self._call(LeavingRequest(), _NOTHING)
+
+    def _call(self, request: CacheRequest, replies: Codec[R | CallFailed]) -> R:
+        reply = replies.decode(self._link.call(_REQUESTS.encode(request)))
+        if isinstance(reply, CallFailed):
+            raise RuntimeError(f"the cache server: {reply.message}")
+        return reply

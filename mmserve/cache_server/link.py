@@ -1,105 +1,88 @@
 """Connections from one process to the cache server: one per thread, made again after a restart of the server.
 
 The server frees what a process held when its last connection ends, so one more connection, which carries no
-calls, lives as long as the client: threads may come and go. Knows no call by name.
+calls, lives as long as the client: threads may come and go. Knows no transport and no call.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-import rpyc
-from rpyc.core.channel import Channel
-from rpyc.core.stream import SocketStream
+from typing import Any, Protocol
 
 from mmserve.errors import Unavailable
 
-MAX_WAIT_S = 50.0
+MAX_WAIT_S = 600.0
 """Longest wait_s that one call may ask for; longer waits are cut to it."""
-_CALL_TIMEOUT_S = MAX_WAIT_S + 20.0
+CALL_TIMEOUT_S = MAX_WAIT_S + 20.0
+"""A call that takes longer is lost: raised as TimeoutError by connections."""
 _RETRY_AFTER_S = 1.0
 _RECONNECT_INTERVAL_S = 0.05
-_CONFIG = {"sync_request_timeout": _CALL_TIMEOUT_S, "allow_pickle": False, "close_catchall": True}
-_LOST = (EOFError, ConnectionError, FileNotFoundError, TimeoutError)
+LOST = (EOFError, ConnectionError, FileNotFoundError, TimeoutError)
+"""What connections raise, when they are made and later, if there is no server or not the same any more."""
 
 logger = logging.getLogger(__name__)
 
 
-class _Connection:
-    """One rpyc connection with its bound remote methods cached: a call is one round trip."""
+class Connection(Protocol):
+    """Has said hello. Used by one thread."""
 
-    def __init__(self, path: Path, owner: str) -> None:
-        self._methods: dict[str, Callable[..., Any]] = {}
-        # rpyc's own unix_connect compresses what is larger than 3000 bytes.
-        channel = Channel(SocketStream.unix_connect(str(path)), compress=False)
-        self._rpyc = rpyc.connect_channel(channel, config=_CONFIG)
-        self.call("hello", owner)
-
-    def call(self, method: str, *args: Any) -> Any:
-        if method not in self._methods:
-            self._methods[method] = getattr(self._rpyc.root, method)
-        return self._methods[method](*args)
-
-    def close(self) -> None:
-        self._methods.clear()
-        with contextlib.suppress(*_LOST, OSError):
-            self._rpyc.close()
-
-    def __del__(self) -> None:
-        """A thread that ends drops its connection here, at once, rather than at some garbage collection."""
-        if hasattr(self, "_rpyc"):
-            self.close()
+    def call(self, *args: Any) -> Any: ...
+    def close(self) -> None: ...
 
 
 class Link:
-    """Thread-safe. ``owner`` gets a suffix of its own, so that a restarted process is a new owner."""
+    """Thread-safe. ``open_`` makes a connection that says hello as the owner it is given: ``owner`` with a suffix, so
+    that a restarted process is a new owner."""
 
-    def __init__(self, path: Path, owner: str, patience_s: float) -> None:
-        self._path = path
+    def __init__(self, open_: Callable[[str], Connection], owner: str, patience_s: float) -> None:
+        self._open = open_
         self._patience_s = patience_s
         self._owner = f"{owner}/{os.getpid()}.{secrets.token_hex(4)}"
         self._local = threading.local()
         self._lock = threading.Lock()
-        self._anchor: _Connection | None = None
+        self._anchor: Connection | None = None
         self._server = 0
         """Counts the servers met: connections to an earlier one are closed by the threads that own them."""
         self._closed = False
 
-    def call(self, method: str, *args: Any) -> Any:
-        """One RPC; once more on a new connection when the old one was found dead. Raises Unavailable, after
+    def call(self, *args: Any) -> Any:
+        """One round trip; once more on a new connection when the old one was found dead. Raises Unavailable, after
         patience_s without a server."""
         connection, fresh = self._connection()
         try:
-            return connection.call(method, *args)
-        except _LOST as error:
+            return connection.call(*args)
+        except LOST as error:
             self._lose(connection, error)
             if fresh or isinstance(error, TimeoutError):
                 raise _unavailable() from error
         connection, _ = self._connection()
         try:
-            return connection.call(method, *args)
-        except _LOST as error:
+            return connection.call(*args)
+        except LOST as error:
             self._lose(connection, error)
             raise _unavailable() from error
+
+    @property
+    def connected(self) -> bool:
+        """Has the present server heard of this client?"""
+        return self._anchor is not None
 
     def close(self) -> None:
         """End this thread's connection and the anchor; other threads' end with their thread."""
         self._closed = True
         with self._lock:
             anchor, self._anchor = self._anchor, None
-        for connection in (getattr(self._local, "connection", None), anchor):
+        own, self._local.connection = getattr(self._local, "connection", None), None
+        for connection in (own, anchor):
             if connection is not None:
                 connection.close()
 
-    def _connection(self) -> tuple[_Connection, bool]:
+    def _connection(self) -> tuple[Connection, bool]:
         """This thread's connection to the current server, and whether it was made just now."""
         local = self._local
         if getattr(local, "server", None) == self._server and local.connection is not None:
@@ -110,30 +93,30 @@ class Link:
         local.connection, local.server = self._patiently(self._connect)
         return local.connection, True
 
-    def _patiently(self, connect: Callable[[], tuple[_Connection, int]]) -> tuple[_Connection, int]:
+    def _patiently(self, connect: Callable[[], tuple[Connection, int]]) -> tuple[Connection, int]:
         """A server that was just started again listens within a second; nothing would tell us but trying."""
         deadline_s = time.monotonic() + self._patience_s
         while True:
             try:
                 return connect()
-            except _LOST as error:
+            except LOST as error:
                 if self._closed or time.monotonic() >= deadline_s:
                     raise _unavailable() from error
             time.sleep(_RECONNECT_INTERVAL_S)
 
-    def _connect(self) -> tuple[_Connection, int]:
+    def _connect(self) -> tuple[Connection, int]:
         server = self._hold_anchor()
-        return _Connection(self._path, self._owner), server
+        return self._open(self._owner), server
 
     def _hold_anchor(self) -> int:
         with self._lock:
             if self._closed:
                 raise ConnectionError("the client is closed")
             if self._anchor is None:
-                self._anchor = _Connection(self._path, self._owner)
+                self._anchor = self._open(self._owner)
             return self._server
 
-    def _lose(self, connection: _Connection, error: BaseException) -> None:
+    def _lose(self, connection: Connection, error: BaseException) -> None:
         """Drop a dead connection; unless it merely timed out, the server it led to is gone."""
         logger.warning("cache server: connection lost (%s)", type(error).__name__)
         self._local.connection = None

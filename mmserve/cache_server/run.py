@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import secrets
 
-from mmserve.cache_server.service import CacheRpc
+from mmserve.cache_server.claims import Claims
+from mmserve.cache_server.service import serving
 from mmserve.cache_server.shortage import Shortage
 from mmserve.cache_server.slots import Slots
 from mmserve.cache_server.table import Snapshot, Table
-from mmserve.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.cache_server.turns import Turns
+from mmserve.deployment import FIRST_VIRTUAL_TOKEN, Deployment
 from mmserve.health.client import INTERVAL_S, Pulse
 from mmserve.ipc.arena import Arena
 from mmserve.metrics.client import MetricsClient
@@ -22,7 +24,7 @@ _KEPT_EVERY = 50_000
 """So one object stays in each MiB, the unit in which the interpreter gives memory back."""
 
 
-def new_slots(arena: Arena) -> Slots:
+def new_slots(arena: Arena, claims: Claims | None = None) -> Slots:
     """An empty table over the arena. Generations, item ids and token ids start where no earlier life has been."""
     first_generation = secrets.randbits(61) | 1 << 61
     arena.begin_epoch(first_generation)
@@ -32,6 +34,7 @@ def new_slots(arena: Arena) -> Slots:
         first_item_id=secrets.randbits(61),
         first_token=FIRST_VIRTUAL_TOKEN * (1 + secrets.randbits(29)),
         erase=arena.erase,
+        claims=claims,
     )
 
 
@@ -47,24 +50,30 @@ def run(process: Process) -> None:
     """Serve until Stop is raised in this thread."""
     assert process.arena is not None, "the cache server needs the arena"
     kept = mapped_memory(_TABLE_NBYTES)
-    table = Table(new_slots(process.arena))
+    table = _table(process.deployment, process.arena)
     pulse = Pulse(process.endpoints, process.name)
     metrics = MetricsClient(process.endpoints, process.name)
     shortage = Shortage(process.arena.nbytes)
     reported: set[tuple[str, str]] = set()
     try:
-        with CacheRpc(table, process.endpoints.cache_rpc) as rpc:
+        with serving(table, process.endpoints) as wait:
             process.ready({"arena_nbytes": process.arena.nbytes})
             while True:
                 snapshot = table.snapshot()
                 shortage.look(snapshot)
                 _report(metrics, snapshot, process.arena.nbytes, reported)
                 pulse.beat(busy=snapshot.num_waiting > 0, progressed=True)
-                rpc.wait(_REPORT_INTERVAL_S)
+                wait(_REPORT_INTERVAL_S)
     finally:
         metrics.close()
         pulse.close()
         kept.clear()
+
+
+def _table(deployment: Deployment, arena: Arena) -> Table:
+    budgets, max_requests = deployment.budgets, deployment.config.max_mm_preprocess_concurrency
+    slots = new_slots(arena, Claims(budgets.data_nbytes, budgets.embed_nbytes))
+    return Table(slots, Turns(max_requests, budgets.pixel_nbytes))
 
 
 def _report(metrics: MetricsClient, snapshot: Snapshot, arena_nbytes: int, reported: set[tuple[str, str]]) -> None:
@@ -79,4 +88,11 @@ def _report(metrics: MetricsClient, snapshot: Snapshot, arena_nbytes: int, repor
     metrics.add("mm_arena_bytes", arena_nbytes)
     metrics.add("mm_leases", snapshot.num_leases)
     metrics.add("mm_alloc_waiting", snapshot.num_waiting)
+    metrics.add("mm_decoding", snapshot.num_turns)
+    metrics.add("mm_decoding_peak", snapshot.max_turns)
+    metrics.add("mm_decode_waiting", snapshot.num_turns_waiting)
+    for form, (limit_nbytes, used_nbytes, peak_nbytes) in snapshot.budgets.items():
+        metrics.add("budget_limit_bytes", limit_nbytes, form)
+        metrics.add("budget_used_bytes", used_nbytes, form)
+        metrics.add("budget_peak_bytes", peak_nbytes, form)
     metrics.flush()

@@ -11,6 +11,7 @@ import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
+from mmserve.cache_server.claims import Claims
 from mmserve.cache_server.eviction import plan
 from mmserve.cache_server.extents import Extents
 from mmserve.cache_server.idle import Idle
@@ -36,6 +37,7 @@ class Slots:
         first_item_id: int,
         first_token: int,
         erase: Callable[[Handle], None],
+        claims: Claims | None = None,
     ) -> None:
         self._extents = Extents(nbytes // ALIGNMENT * ALIGNMENT)
         self._occupants: Occupants[Item] = Occupants()
@@ -43,6 +45,7 @@ class Slots:
         self._item_ids = itertools.count(first_item_id)
         self._ranges = TokenRanges(first_token)
         self._erase = erase
+        self.claims = claims or Claims(nbytes, nbytes)
         self._items: dict[int, Item] = {}
         self._by_spec: dict[AllocItem, Item] = {}
         self._held: dict[Lease, dict[int, Item]] = {}
@@ -55,10 +58,11 @@ class Slots:
     def alloc(self, lease: Lease, items: Sequence[AllocItem]) -> AllocReply:
         """Lease all ``items`` (no duplicates) or none. What the lease holds already is answered again."""
         found = [item for item in map(self._by_spec.get, items) if item is not None]
-        if len(found) < len(items):
-            missing = [spec for spec in items if spec not in self._by_spec] if found else items
-            if refused := self._make(missing, found):
-                return AllocReply(refused=refused)
+        missing = [spec for spec in items if spec not in self._by_spec] if found else items
+        if refused := self.claims.refusal(missing, found) or self._make(missing, found):
+            self.counters["mm_alloc_too_large",] += refused == "too_large"
+            return AllocReply(refused=refused)
+        if missing:
             found = [self._by_spec[spec] for spec in items]
         held = self._held.get(lease, {})
         fresh = [item for item in found if item.item_id not in held]
@@ -158,12 +162,13 @@ class Slots:
 
     def _make(self, missing: Sequence[AllocItem], known: Iterable[Item]) -> Refusal:
         """Put ``missing`` into the table, or say why not; ``known`` items do not make way for them."""
+        if not missing:
+            return ""
         keep = {item.item_id: item.nbytes for item in known}
         embeds = [extent_nbytes(spec.embed_nbytes) for spec in missing]
         data = [extent_nbytes(spec.data_nbytes) for spec in missing]
         needed = sum(embeds) + sum(data)
         if sum(keep.values()) + needed > self._extents.nbytes:
-            self.counters["mm_alloc_too_large",] += 1
             return "too_large"
         if needed > self._extents.free_nbytes + self._idle.nbytes:
             return "full"
@@ -207,6 +212,8 @@ class Slots:
         if new:
             self._held.setdefault(lease, {}).update(new)
         for item in new.values():
+            if not item.num_leases:
+                self.claims.hold(item)
             item.num_leases += 1
             if item.idle_since:
                 self._idle.discard(item)
@@ -218,6 +225,7 @@ class Slots:
             item.stage, item.writer = "vacant", None
         if item.num_leases:
             return ()
+        self.claims.let_go(item)
         if item.stage in ("vacant", "failed"):
             return self._forget(item)
         self._idle.add(item)
@@ -227,6 +235,8 @@ class Slots:
         assert item.data is not None, "an item to be encoded has its bytes"
         self._idle.discard(item)
         data, item.data = item.data, None
+        if item.num_leases:
+            self.claims.encoded(data)
         item.nbytes -= extent_nbytes(data.nbytes)
         item.stage = "ready"
         if not item.num_leases:

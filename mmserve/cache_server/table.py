@@ -5,6 +5,7 @@ Waiting is on conditions, never with the lock held. Knows no RPC.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import Counter, deque
@@ -14,7 +15,8 @@ from typing import TypeVar
 
 from mmserve.cache_server.item import Lease
 from mmserve.cache_server.slots import Slots
-from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState
+from mmserve.cache_server.turns import Claim, Turns
+from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, TurnClaim
 
 T = TypeVar("T")
 
@@ -34,19 +36,27 @@ class Snapshot:
     usage: dict[tuple[str, str], tuple[int, int]]
     num_leases: int
     num_waiting: int
+    num_turns: int
+    max_turns: int
+    """Most turns ever held at once."""
+    num_turns_waiting: int
+    budgets: dict[str, tuple[int, int, int]]
+    """Form of an image -> limit, taken, most ever taken, in bytes."""
     counters: Counter[tuple[str, ...]]
 
 
 class Table:
     """Thread-safe. An owner is alive while one of its connections is."""
 
-    def __init__(self, slots: Slots, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, slots: Slots, turns: Turns | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._slots = slots
+        self._turns = turns or Turns(0, sys.maxsize)
         self._clock = clock
         self._changed = threading.Condition()
         self._queue: deque[_Ticket] = deque()
         """Allocations that wait for space, in order of arrival."""
         self._connections: Counter[str] = Counter()
+        self._leaving: set[str] = set()
 
     def hello(self, owner: str) -> None:
         """A connection of ``owner`` begins."""
@@ -59,8 +69,16 @@ class Table:
             self._connections[owner] -= 1
             if self._connections[owner] <= 0:
                 del self._connections[owner]
-                self._slots.counters["mm_lease_leaks",] += self._slots.drop_owner(owner)
+                self._turns.drop_owner(owner)
+                metric = "mm_lease_leaks" if owner in self._leaving else "mm_leases_reclaimed"
+                self._leaving.discard(owner)
+                self._slots.counters[metric,] += self._slots.drop_owner(owner)
             self._changed.notify_all()
+
+    def leaving(self, owner: str) -> None:
+        """The owner is about to end in good order: what it still holds when its connections end, it has forgotten."""
+        with self._changed:
+            self._leaving.add(owner)
 
     def alloc(self, lease: Lease, items: Sequence[AllocItem], wait_s: float) -> AllocReply:
         """All or none; waits up to wait_s for space, behind those who came before."""
@@ -135,11 +153,48 @@ class Table:
                 return tuple("gone" for _ in item_ids)
             return self._slots.get_embed(owner, item_ids)
 
+    def begin_turns(self, owner: str, claims: Sequence[TurnClaim], wait_s: float) -> tuple[str, ...]:
+        """Whose of these requests' images may be decoded now? Waits up to wait_s for the first turns to come, which
+        then last until ``end_turn`` or the owner's end; an ``end_turn`` meanwhile ends a request's waiting."""
+        leases = {claim.name: Lease(owner, claim.name) for claim in claims}
+
+        def attempt() -> tuple[str, ...] | None:
+            come = tuple(name for name, lease in leases.items() if self._turns.has_come(lease))
+            return come or (() if any(self._turns.is_known(lease) for lease in leases.values()) else None)
+
+        with self._changed:
+            if owner not in self._connections:
+                return ()
+            for claim in claims:
+                self._turns.ask(Claim(claim.arrival_s, leases[claim.name], claim.pixel_nbytes))
+            come = self._wait(owner, wait_s, attempt, lambda result: result != (), None) or ()
+            for name in leases.keys() - set(come):
+                self._turns.end(leases[name])
+            self._changed.notify_all()  # others in line may begin as well
+            return come
+
+    def end_turn(self, lease: Lease) -> None:
+        """The request's pixels are the encoder's, or it wants none any more. Harmless without a turn."""
+        with self._changed:
+            if self._turns.end(lease):
+                self._changed.notify_all()
+
     def snapshot(self) -> Snapshot:
         """Takes the lock, so it also proves that the table is not stuck."""
         with self._changed:
             counters, self._slots.counters = self._slots.counters, Counter()
-            return Snapshot(self._slots.usage(), self._slots.num_leases, len(self._queue), counters)
+            turns, claims = self._turns, self._slots.claims
+            budgets = {"data": claims.data, "embeddings": claims.embeds, "pixels": turns.pixels}
+            return Snapshot(
+                self._slots.usage(),
+                self._slots.num_leases,
+                len(self._queue),
+                turns.num_held,
+                turns.peak,
+                turns.num_waiting,
+                {form: (one.limit_nbytes, one.used_nbytes, one.peak_nbytes) for form, one in budgets.items()},
+                counters,
+            )
 
     def _wait(
         self, owner: str, wait_s: float, attempt: Callable[[], T], settled: Callable[[T], bool], orphaned: T

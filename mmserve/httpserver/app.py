@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from mmserve.httpserver.api.models import model_routes
 from mmserve.httpserver.api.openai_errors import error_response
 from mmserve.httpserver.api.openai_fields import ChatRequest
 from mmserve.httpserver.api.operations import operation_routes
-from mmserve.httpserver.body import read_body
+from mmserve.httpserver.body import expected_nbytes, read_body
 from mmserve.httpserver.envelope import Envelope
 from mmserve.httpserver.front import Front
 
@@ -48,9 +49,14 @@ def _add_chat(app: FastAPI, front: Front) -> None:
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation, with pictures in it or not; streamed as server-sent events on request."""
         arrival_s = time.monotonic()
-        front.gate.check()
-        call = openai_chat.parse(await read_body(request, limit_nbytes), front.model, arrival_s)
-        return Answer(front.flights.start(call), openai_chat.send)
+        with ExitStack() as unowned:
+            holdings = front.hold()
+            unowned.callback(holdings.release)
+            await holdings.receive(expected_nbytes(request, limit_nbytes))
+            call = openai_chat.parse(await read_body(request, limit_nbytes), front.model, arrival_s)
+            flight = front.flights.start(call, holdings)
+            unowned.pop_all()
+        return Answer(flight, openai_chat.send)
 
     app.add_api_route(
         "/v1/chat/completions",

@@ -49,7 +49,9 @@ class BodyReceiver(asyncio.BufferedProtocol):
         finally:
             BodyReceiver.num_receiving -= 1
             self._give_back()
-        return self._body
+            # The transport may know its last BufferedProtocol for as long as it lives, so nothing may hang on that.
+            body, self._body, self._view = self._body, bytearray(), memoryview(b"")
+        return body
 
     def get_buffer(self, sizehint: int) -> memoryview:
         share = _TURN_NBYTES // max(1, BodyReceiver.num_receiving)

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from mmserve.cache_server.client import MediaCacheClient
@@ -21,21 +22,31 @@ from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
 from mmserve.metrics.client import MetricsClient
 
 _WAITING_THREADS = 16
+_RETRY_AFTER_S = 1.0
 B = TypeVar("B")
 Records = Sequence[MediaRecord]
 logger = logging.getLogger(__name__)
 
 
+class _Waiting:
+    """Threads that wait in the server, and who may have one: first come first served, and free to leave until then."""
+
+    def __init__(self, name: str) -> None:
+        self.threads = Threads(name, _WAITING_THREADS)
+        self.places = asyncio.Semaphore(_WAITING_THREADS)
+
+
 class CacheCalls:
-    """One per lane. ``threads`` are the lane's; calls that may wait have their own, so that those that end a wait
-    never queue behind it."""
+    """One per lane. ``threads`` are the lane's; calls that may wait have their own, so that those that end a wait never
+    queue behind it: who waits for space holds nothing, who waits for others may hold what others need."""
 
     def __init__(
         self, client: MediaCacheClient, threads: Threads, metrics: MetricsClient, generation: Generation
     ) -> None:
         self._client = client
         self._threads = threads
-        self._waiting = Threads(f"lease-wait-{generation}", _WAITING_THREADS)
+        self._for_space = _Waiting(f"lease-space-{generation}")
+        self._for_others = _Waiting(f"lease-others-{generation}")
         self._metrics = metrics
         self._generation = generation
 
@@ -59,8 +70,7 @@ class CacheCalls:
         try:
             records, seconds, result = await self._threads.run(call_and_go_on)
         except Overloaded:
-            wait_s = max(0.0, deadline_s - time.monotonic())
-            records, seconds = await self._patiently(request_id, lambda: call(wait_s))
+            records, seconds = await self._after_waiting(request_id, deadline_s, call)
             result = records
         self._metrics.add("mm_alloc_rpc_seconds", seconds, self._generation)
         for state, count in Counter(record.state for record in records).items():
@@ -69,9 +79,11 @@ class CacheCalls:
 
     async def await_others(self, request_id: str, item_ids: Sequence[int], deadline_s: float) -> Sequence[ItemState]:
         """States of items that others write, once one of them changes or it is too late."""
-        wait_s = max(0.0, deadline_s - time.monotonic())
         return await self._patiently(
-            request_id, lambda: self._client.get_items_data(request_id, item_ids, wait_s=wait_s)
+            self._for_others,
+            request_id,
+            deadline_s,
+            lambda wait_s: self._client.get_items_data(request_id, item_ids, wait_s=wait_s),
         )
 
     async def release(self, request_id: str) -> None:
@@ -83,19 +95,41 @@ class CacheCalls:
 
     async def aclose(self) -> None:
         """Close connections and the waiting threads; leases that are left end with the connections."""
+        with suppress(Unavailable):
+            await self._threads.run(self._client.leave)
         await self._threads.run(self._client.close)
-        self._waiting.close()
+        self._for_space.threads.close()
+        self._for_others.threads.close()
 
-    async def _patiently(self, request_id: str, call: Callable[[], B]) -> B:
-        """A call that may wait in the server. When it is cancelled, a release there ends its waiting."""
-        waiting = asyncio.ensure_future(self._waiting.run(call))
+    async def _after_waiting(self, request_id: str, deadline_s: float, call: Callable[[float], B]) -> B:
         try:
-            return await asyncio.shield(waiting)
-        except asyncio.CancelledError:
-            await to_completion(self._end(request_id, waiting))
-            raise
+            return await self._patiently(self._for_space, request_id, deadline_s, call)
+        except (Overloaded, TimeoutError):
+            raise Unavailable(
+                "no space for this request's images became free in time (--data-budget-mb, --mm-cache-gb)",
+                retry_after_s=_RETRY_AFTER_S,
+            ) from None
+
+    async def _patiently(self, line: _Waiting, request_id: str, deadline_s: float, call: Callable[[float], B]) -> B:
+        """A call that may wait in the server, so long. When it is cancelled, a release there ends its waiting."""
+        async with asyncio.timeout(_left_s(deadline_s)) as in_line:
+            await line.places.acquire()
+            in_line.reschedule(None)
+        try:
+            waiting = asyncio.ensure_future(line.threads.run(lambda: call(_left_s(deadline_s))))
+            try:
+                return await asyncio.shield(waiting)
+            except asyncio.CancelledError:
+                await to_completion(self._end(request_id, waiting))
+                raise
+        finally:
+            line.places.release()
 
     async def _end(self, request_id: str, waiting: asyncio.Future[B]) -> None:
         await self.release(request_id)
         await asyncio.wait([waiting])
         waiting.exception()  # looked at, so that asyncio does not report what nobody waits for any more
+
+
+def _left_s(deadline_s: float) -> float:
+    return max(0.0, deadline_s - time.monotonic())

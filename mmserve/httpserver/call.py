@@ -9,20 +9,31 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.reply import FinishReason
 from mmserve.messages.sampling import SamplingParams
 
 
-@dataclass(frozen=True)
-class MediaRef:
+class MediaRef(msgspec.Struct, frozen=True):
     """An image as the client named it; ``param`` is where (e.g. ``messages[1].content[0].image_url.url``)."""
 
     url: str
     param: str
     data: memoryview | None = None
     """Base64 text of a data: URL as it stands in the request's JSON; ``url`` then ends with the comma before it."""
+
+    @property
+    def scheme(self) -> str:
+        """Of the URL, in lower case."""
+        return self.url[:8].partition(":")[0].lower()
+
+    @property
+    def is_inline(self) -> bool:
+        """Did it come with the request's body?"""
+        return self.scheme == "data"
 
     @property
     def nbytes(self) -> int:
@@ -66,8 +77,7 @@ class GenerateCall:
     """Content keys of different salts never meet."""
 
 
-@dataclass(frozen=True)
-class MediaItem:
+class MediaItem(msgspec.Struct, frozen=True):
     """One image, read: compressed bytes as they came, facts from its header, content key. Nothing is decoded."""
 
     data: bytes
@@ -77,12 +87,12 @@ class MediaItem:
     param: str
 
 
-@dataclass(frozen=True)
-class LeasedItem:
+class LeasedItem(msgspec.Struct, frozen=True):
     """One image with its place in the arena, leased to the request."""
 
     record: MediaRecord
     num_tokens: int
+    decoded_nbytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ import xxhash
 from mmserve.config import MmHash
 from mmserve.processors.picture import Header
 
-_SCHEMA = b"mmserve-image-2"
+_SCHEMA = b"mmserve-image-3"
 _NUMBER = struct.Struct("<Q")
-_SIZE = struct.Struct("<QQ")
+_FACTS = struct.Struct("<QQQQQ")
+"""Width and height; the lengths of salt, mode and content, which follow in this order."""
 
 
 class ContentKeys:
@@ -30,10 +31,10 @@ class ContentKeys:
 
     def of(self, content: bytes, picture: Header, cache_salt: str) -> bytes:
         """16 bytes for xxh3; 32 for the cryptographic hashes, of which half would only be half as hard to break."""
-        shape = _SIZE.pack(picture.width, picture.height)
+        salt, mode = cache_salt.encode(), picture.mode.encode()
+        facts = _FACTS.pack(picture.width, picture.height, len(salt), len(mode), len(content))
         digest = self._new()
-        digest.update(self._fixed + framed(cache_salt.encode(), shape, picture.mode.encode()))
-        digest.update(_NUMBER.pack(len(content)))
+        digest.update(b"".join((self._fixed, facts, salt, mode)))
         digest.update(content)
         return bytes(digest.digest())
 

@@ -14,9 +14,10 @@ from typing import Any
 from mmserve.errors import MmserveError, Unavailable
 from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.delta_stream import DeltaStream
+from mmserve.httpserver.holdings import Holdings
 from mmserve.metrics.client import MetricsClient
 
-Generate = Callable[[GenerateCall, DeltaStream], Coroutine[Any, Any, None]]
+Generate = Callable[[GenerateCall, DeltaStream, Holdings], Coroutine[Any, Any, None]]
 
 _LETTING_GO_S = 5.0
 """At the end of the process; what is held longer than this ends with the process's connections."""
@@ -25,15 +26,19 @@ logger = logging.getLogger(__name__)
 
 
 class Flight:
-    """One request under way. ``deltas`` is its answer; the connection calls ``leave`` when it is done with it."""
+    """One request under way. ``deltas`` is its answer; the connection calls ``leave`` when it is done with it.
 
-    def __init__(self, generate: Generate, call: GenerateCall, metrics: MetricsClient) -> None:
+    Owns ``holdings``, and releases them when the task has ended.
+    """
+
+    def __init__(self, generate: Generate, call: GenerateCall, holdings: Holdings, metrics: MetricsClient) -> None:
         self.deltas = DeltaStream(call.n)
         self.call = replace(call, messages=(), media=())
         """What rendering needs; images as the client sent them are kept by no one but ``generate``."""
         self._metrics = metrics
+        self._holdings = holdings
         self._cancelled = False
-        self.task = asyncio.create_task(generate(call, self.deltas), name=f"request {call.request_id}")
+        self.task = asyncio.create_task(generate(call, self.deltas, holdings), name=f"request {call.request_id}")
         self.task.add_done_callback(self._end)
 
     def leave(self) -> None:
@@ -50,6 +55,7 @@ class Flight:
 
     def _end(self, task: asyncio.Task[None]) -> None:
         """The request boundary: whatever ended one request becomes its answer and never ends the worker."""
+        self._holdings.release()
         if task.cancelled():
             self.deltas.fail(Unavailable("the server is shutting down", retry_after_s=5.0))
         elif (error := task.exception()) is not None:
@@ -75,8 +81,8 @@ class Flights:
     def __len__(self) -> int:
         return len(self._flights)
 
-    def start(self, call: GenerateCall) -> Flight:
-        flight = Flight(self._generate, call, self._metrics)
+    def start(self, call: GenerateCall, holdings: Holdings) -> Flight:
+        flight = Flight(self._generate, call, holdings, self._metrics)
         self._flights[flight.task] = flight
         flight.task.add_done_callback(self._flights.pop)
         return flight

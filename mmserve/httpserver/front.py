@@ -6,10 +6,11 @@ Also reads the worker's inbox and keeps its heartbeat. Knows no HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from mmserve.budget import MIB
 from mmserve.deployment import Deployment
 from mmserve.health.client import INTERVAL_S, Pulse
 from mmserve.httpserver.admission import Gate
@@ -18,8 +19,10 @@ from mmserve.httpserver.detokenizer import Vocabulary
 from mmserve.httpserver.dispatcher import Dispatcher
 from mmserve.httpserver.flights import Flights
 from mmserve.httpserver.generate import Prompting, RequestPath
+from mmserve.httpserver.holdings import Holdings
 from mmserve.httpserver.lane import Lanes
 from mmserve.httpserver.loop_lag import watch_lag
+from mmserve.httpserver.reservations import Reservations
 from mmserve.httpserver.roads import Roads
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.ipc.channel import AsyncReceiver
@@ -50,6 +53,12 @@ class Front:
     flights: Flights
     lanes: Lanes
     metrics: MetricsClient
+    bodies: Reservations
+    fetches: Reservations
+
+    def hold(self) -> Holdings:
+        """For one request, at its beginning. Raises Unavailable or Overloaded."""
+        return Holdings(self.gate, self.bodies, self.fetches)
 
 
 @asynccontextmanager
@@ -60,10 +69,11 @@ async def open_front(process: Process, helpers: Helpers, metrics: MetricsClient)
     roads = Roads(endpoints, deployment.config.visual_workers)
     dispatcher = Dispatcher(process.index, roads, metrics)
     gate = Gate(deployment.config.max_queued_requests, metrics)
+    bodies, fetches = _reservations(deployment, metrics)
     path = RequestPath(
         worker=process.index,
         max_model_len=deployment.max_model_len,
-        gate=gate,
+        max_fetched_nbytes=int(deployment.config.max_body_mb * MIB),
         lanes=helpers.lanes,
         prompts=helpers.prompts,
         dispatcher=dispatcher,
@@ -76,11 +86,13 @@ async def open_front(process: Process, helpers: Helpers, metrics: MetricsClient)
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(_read_inbox(inbox, dispatcher, gate)),
-                tasks.create_task(_beat(process, flights, metrics)),
+                tasks.create_task(_beat(process, (bodies, fetches), metrics)),
                 tasks.create_task(watch_lag(metrics)),
             ]
             authorisation = Authorisation(deployment.config.api_key)
-            yield Front(deployment, endpoints, model, authorisation, gate, flights, helpers.lanes, metrics)
+            yield Front(
+                deployment, endpoints, model, authorisation, gate, flights, helpers.lanes, metrics, bodies, fetches
+            )
             for task in running:
                 task.cancel()
     finally:
@@ -98,12 +110,23 @@ async def _read_inbox(inbox: AsyncReceiver[HttpInbound], dispatcher: Dispatcher,
                 dispatcher.follow(message)
 
 
-async def _beat(process: Process, flights: Flights, metrics: MetricsClient) -> None:
+def _reservations(deployment: Deployment, metrics: MetricsClient) -> tuple[Reservations, Reservations]:
+    """Of bodies and of fetched images."""
+    budgets, patience_s = deployment.budgets, deployment.config.mm_queue_timeout
+    return (
+        Reservations("body", "--body-budget-mb", budgets.body_nbytes, metrics, patience_s),
+        Reservations("fetch", "--fetch-budget-mb", budgets.fetch_nbytes, metrics, patience_s),
+    )
+
+
+async def _beat(process: Process, budgets: Iterable[Reservations], metrics: MetricsClient) -> None:
     """From the same loop that serves: a stuck loop stops beating. Waiting for the engine is not this process's work."""
     pulse = Pulse(process.endpoints, process.name)
     try:
         while True:
             pulse.beat(busy=False)
+            for budget in budgets:
+                budget.report()
             metrics.flush()
             await asyncio.sleep(INTERVAL_S / 2)
     finally:

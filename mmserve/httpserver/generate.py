@@ -14,12 +14,12 @@ from typing import Protocol
 
 import msgspec
 
-from mmserve.errors import ContextLengthExceeded, MediaError, MmserveError, Unavailable
-from mmserve.httpserver.admission import Gate
+from mmserve.errors import ContextLengthExceeded, MediaError, MmserveError, Overloaded, Unavailable
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaRef, Prompt
 from mmserve.httpserver.delta_stream import DeltaStream
 from mmserve.httpserver.detokenizer import Detokenizer, Vocabulary
 from mmserve.httpserver.dispatcher import Dispatcher, MediaLost
+from mmserve.httpserver.holdings import Holdings
 from mmserve.httpserver.lane import Lane, Lanes
 from mmserve.httpserver.request_metrics import ChoiceMetrics, count_request
 from mmserve.messages.reply import TokenReply
@@ -56,28 +56,41 @@ class RequestPath:
 
     worker: int
     max_model_len: int
-    gate: Gate
+    max_fetched_nbytes: int
+    """Of one request's images in all."""
     lanes: Lanes
     prompts: Prompting
     dispatcher: Dispatcher
     vocabulary: Vocabulary
     metrics: MetricsClient
 
-    async def generate(self, call: GenerateCall, deltas: DeltaStream) -> None:
-        """Answer ``call`` into ``deltas``; returns when nothing is held any more. Raises MmserveError."""
-        with self.gate.admit():
-            lane = self.lanes.choose()
-            items = await lane.media.read(call.media, call.cache_salt) if call.media else []
-            call = replace(call, media=tuple(MediaRef("", ref.param) for ref in call.media))
-            async with _hold(lane, call.request_id, items) as leased:
-                prompt = await self._build(call, leased)
-                deltas.open(len(prompt.ids), sum(span.num_tokens for span in prompt.spans))
-                async with asyncio.TaskGroup() as choices:
-                    for index, request in enumerate(self._requests(call, prompt)):
-                        text = Detokenizer(self.vocabulary, index, call.stop, call.sampling.min_tokens)
-                        metrics = ChoiceMetrics(self.metrics, call)
-                        choice = _Choice(call, lane, items, request, text, deltas, metrics)
-                        choices.create_task(self._answer(choice))
+    async def generate(self, call: GenerateCall, deltas: DeltaStream, holdings: Holdings) -> None:
+        """Answer ``call`` into ``deltas``; returns when no lease is held any more. Raises MmserveError.
+
+        The caller keeps no images: what it brought in is let go here, form by form.
+        """
+        lane = self.lanes.choose()
+        items = await self._read(lane, call, holdings) if call.media else []
+        # From here on nobody holds the body with its base64 text.
+        call = replace(call, media=tuple(MediaRef("", ref.param) for ref in call.media))
+        async with _hold(lane, call.request_id, items) as leased:
+            prompt = await self._build(call, leased)
+            deltas.open(len(prompt.ids), sum(span.num_tokens for span in prompt.spans))
+            async with asyncio.TaskGroup() as choices:
+                for index, request in enumerate(self._requests(call, prompt)):
+                    text = Detokenizer(self.vocabulary, index, call.stop, call.sampling.min_tokens)
+                    metrics = ChoiceMetrics(self.metrics, call)
+                    choice = _Choice(call, lane, items, request, text, deltas, metrics)
+                    choices.create_task(self._answer(choice))
+
+    async def _read(self, lane: Lane, call: GenerateCall, holdings: Holdings) -> list[MediaItem]:
+        """The images. Before any of them is fetched there is room for as much as one request may fetch."""
+        if not all(ref.is_inline for ref in call.media):
+            await holdings.fetch(self.max_fetched_nbytes)
+        items = await lane.media.read(call.media, call.cache_salt)
+        inline = sum(len(item.data) for item, ref in zip(items, call.media, strict=True) if ref.is_inline)
+        holdings.keep(inline, sum(len(item.data) for item in items) - inline)
+        return items
 
     async def _answer(self, choice: _Choice) -> None:
         """One choice to its end, through lost images."""
@@ -159,5 +172,7 @@ def _raise_failure(call: GenerateCall, reply: TokenReply) -> None:
         raise MediaError(reply.message or "the image could not be decoded", param=param)
     if reply.finish == "error":
         raise MmserveError(reply.message or "the engine could not compute this request")
+    if reply.finish == "overloaded":
+        raise Overloaded(reply.message, retry_after_s=5.0)
     if reply.finish == "abort":
         raise Unavailable(reply.message or "the engine dropped this request", retry_after_s=1.0)

@@ -10,8 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from mmserve.deployment import Deployment
 from mmserve.errors import MediaError, MmserveError
@@ -30,8 +29,7 @@ from mmserve.processors.registry import processor_for
 A = TypeVar("A")
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(NamedTuple):
     """One image, and how long it took to get its bytes and to identify it."""
 
     item: MediaItem
@@ -131,7 +129,7 @@ class MediaReader:
 
     def _read_local(self, ref: MediaRef, budget: ByteBudget) -> bytes:
         try:
-            match _scheme(ref):
+            match ref.scheme:
                 case "data":
                     return read_data_url(ref, budget)
                 case "file":
@@ -167,9 +165,5 @@ def _turns(workers: int) -> int:
     return min(workers, max(1, len(os.sched_getaffinity(0)) // 2))
 
 
-def _scheme(ref: MediaRef) -> str:
-    return ref.url[:8].partition(":")[0].lower()
-
-
 def _is_remote(ref: MediaRef) -> bool:
-    return _scheme(ref) in ("http", "https")
+    return ref.scheme in ("http", "https")

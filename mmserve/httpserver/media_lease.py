@@ -24,6 +24,7 @@ from mmserve.httpserver.cache_calls import CacheCalls
 from mmserve.httpserver.call import LeasedItem, MediaItem
 from mmserve.httpserver.content_key import second_key
 from mmserve.httpserver.lane import Generation
+from mmserve.httpserver.media_budgets import check_can_pass
 from mmserve.httpserver.stored_bytes import differs, put
 from mmserve.httpserver.threads import MIN_BATCH_NBYTES, Threads
 from mmserve.ipc.arena import Arena
@@ -32,8 +33,6 @@ from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
 from mmserve.metrics.client import MetricsClient
 from mmserve.processors.registry import processor_for
 
-PATIENCE_S = 10.0
-"""How long one request waits for arena space, and for images that others write."""
 _RETRY_AFTER_S = 1.0
 _RECONNECT_S = 0.25
 B = TypeVar("B")
@@ -67,13 +66,14 @@ class MediaLeases:
         generation: Generation = "v2",
         *,
         client: MediaCacheClient | None = None,
-        patience_s: float = PATIENCE_S,
+        patience_s: float | None = None,
     ) -> None:
         concurrent, workers = generation == "v2", deployment.config.concurrent_alloc_workers
         self._deployment = deployment
+        self._budgets = deployment.budgets
         self._arena = arena
         self._metrics = metrics
-        self._patience_s = patience_s
+        self._patience_s = deployment.config.mm_queue_timeout if patience_s is None else patience_s
         self._generation = generation
         self._processor = processor_for(deployment.model)
         self._threads = Threads(f"lease-{generation}", workers, concurrent=concurrent)
@@ -99,10 +99,14 @@ class MediaLeases:
         if not items:
             yield []
             return
-        wanted = self._wanted(items)
+        wanted, decoded = self._wanted(items), [self._decoded_nbytes(item) for item in items]
+        check_can_pass(self._budgets, wanted, decoded)
         try:
             records = await self._acquire(request_id, items, wanted)
-            yield [LeasedItem(record, one.num_tokens) for record, one in zip(records, wanted, strict=True)]
+            yield [
+                LeasedItem(record, one.num_tokens, nbytes)
+                for record, one, nbytes in zip(records, wanted, decoded, strict=True)
+            ]
         finally:
             await self._cache.release(request_id)
 
@@ -153,6 +157,10 @@ class MediaLeases:
         except MmserveError as error:
             error.param = item.param
             raise
+
+    def _decoded_nbytes(self, item: MediaItem) -> int:
+        assert self._processor is not None, "a text model's request holds no images"
+        return self._processor.decoded_nbytes(item.width, item.height)
 
     def _write_little(self, holding: _Holding, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
         """Blocking. Leaves what is more than a little to ``_write``."""

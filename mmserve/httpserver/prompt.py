@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 
 from mmserve.deployment import Deployment
@@ -107,7 +108,7 @@ class Prompts:
         for at, (index, item) in zip(places, images, strict=True):
             prompt.extend(ids[done:at])
             spans.append(_span(len(prompt), index, item))
-            prompt.extend(range(item.record.token_start, item.record.token_start + item.num_tokens))
+            prompt.frombytes(_virtual_ids(item))
             done = at + 1
         prompt.extend(ids[done:])
         return Prompt(prompt, tuple(spans))
@@ -128,6 +129,12 @@ def _texts(messages: Sequence[Message]) -> list[TextPart]:
     return [part for message in messages for part in message.content if isinstance(part, TextPart)]
 
 
+def _virtual_ids(item: LeasedItem) -> bytes:
+    """int64. Made by numpy: one by one, those of four large pictures take tenths of a millisecond."""
+    first = item.record.token_start
+    return np.arange(first, first + item.num_tokens, dtype=np.int64).tobytes()
+
+
 def _span(start: int, index: int, item: LeasedItem) -> MediaSpan:
     record = item.record
     return MediaSpan(
@@ -137,4 +144,5 @@ def _span(start: int, index: int, item: LeasedItem) -> MediaSpan:
         data=record.data,
         embed=record.embed,
         media_index=index,
+        decoded_nbytes=item.decoded_nbytes,
     )

@@ -46,8 +46,13 @@ class Endpoints:
 
     @property
     def cache_rpc(self) -> Path:
-        """Unix socket of the cache server's RPC."""
+        """Unix socket of the cache server's v1 calls, over rpyc."""
         return self.run_dir / "cache.rpc"
+
+    @property
+    def cache_calls(self) -> Path:
+        """Unix socket of the cache server's v2 calls, in frames."""
+        return self.run_dir / "cache.calls"
 
     @property
     def alloc_share(self) -> Path:

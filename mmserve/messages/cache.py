@@ -1,4 +1,4 @@
-"""What HTTP workers and visual servers say to the cache server; v2 sends each of these as one msgpack blob."""
+"""What HTTP workers and visual servers say to the cache server by v2: one of these each way a call."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ EmbedState = Literal["ready", "pending", "gone"]
 """gone: the item is unknown (evicted, failed, or from before a restart)."""
 
 
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="hello"):
+    """The first of each connection, and only that: who is calling. What the owner holds ends with its last one."""
+
+    owner: str
+
+
 class AllocItem(msgspec.Struct, frozen=True, array_like=True, cache_hash=True, gc=False):
     """One image of a request. ``key``: content key, 16 bytes or more; sizes are payload bytes in the arena."""
 
@@ -24,7 +30,7 @@ class AllocItem(msgspec.Struct, frozen=True, array_like=True, cache_hash=True, g
     embed_nbytes: int
 
 
-class AllocRequest(msgspec.Struct, frozen=True, kw_only=True):
+class AllocRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="alloc"):
     """All images of one request, all or nothing, idempotent by request id."""
 
     request_id: str
@@ -46,20 +52,20 @@ class MediaRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 Refusal = Literal["", "full", "too_large"]
 
 
-class AllocReply(msgspec.Struct, frozen=True, kw_only=True):
+class AllocReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="allocated"):
     """``records`` in the order of the request's items, or why not: "full" (try again) | "too_large" (never)."""
 
     records: tuple[MediaRecord, ...] = ()
     refused: Refusal = ""
 
 
-class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="release"):
     """The request is over: its leases go, and items it was still to write are free for another writer."""
 
     request_id: str
 
 
-class SetDataRequest(msgspec.Struct, frozen=True, kw_only=True):
+class SetDataRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="set_items_data"):
     """The owner has written (ok) or failed to write the items' bytes."""
 
     request_id: str
@@ -67,7 +73,7 @@ class SetDataRequest(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool = True
 
 
-class GetDataRequest(msgspec.Struct, frozen=True, kw_only=True):
+class GetDataRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="get_items_data"):
     """Are the items' bytes ready? Waits up to wait_s for those that another is writing."""
 
     request_id: str
@@ -75,14 +81,62 @@ class GetDataRequest(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float = 0.0
 
 
-class SetEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
+class SetEmbedRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="set_items_embed"):
     """Rows are written (ok) or the image cannot be encoded (ok false: the item is forgotten)."""
 
     item_ids: tuple[int, ...]
     ok: tuple[bool, ...]
 
 
-class GetEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
+class GetEmbedRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="get_items_embed"):
     """Which items have their embedding already?"""
 
     item_ids: tuple[int, ...]
+
+
+class TurnClaim(msgspec.Struct, frozen=True, array_like=True):
+    """A request that has images to be decoded, of about so many bytes of pixels."""
+
+    name: str
+    pixel_nbytes: int
+    arrival_s: float
+    """CLOCK_MONOTONIC: turns come in this order."""
+
+
+class BeginTurnsRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="begin_turns"):
+    """Whose images may be decoded now? Waits up to wait_s for the first turns to come."""
+
+    claims: tuple[TurnClaim, ...]
+    wait_s: float = 0.0
+
+
+class EndTurnRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="end_turn"):
+    """The turn is over, or not wanted any more."""
+
+    name: str
+
+
+class LeavingRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="leaving"):
+    """The owner ends in good order: what it holds now, it has forgotten."""
+
+
+CacheRequest = (
+    Hello
+    | AllocRequest
+    | ReleaseRequest
+    | SetDataRequest
+    | GetDataRequest
+    | SetEmbedRequest
+    | GetEmbedRequest
+    | BeginTurnsRequest
+    | EndTurnRequest
+    | LeavingRequest
+)
+"""Answered, in this order, by None, AllocReply, None, None, tuples of ItemState, EmbedState, EmbedState, of names of
+turns, None, None."""
+
+
+class CallFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="failed"):
+    """Instead of any reply: the call made no sense, or ran into a bug; the connection goes on."""
+
+    message: str

@@ -27,3 +27,5 @@ class MediaSpan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="s
     """num_tokens rows of hidden_size in the deployment's dtype."""
     media_index: int
     """Which image of the request this is, for error messages."""
+    decoded_nbytes: int = 0
+    """About the memory that its decoding takes, by the size in its header."""

@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 
-FinishReason = Literal["stop", "length", "abort", "error", "media_error", "media_lost"]
+FinishReason = Literal["stop", "length", "abort", "error", "media_error", "media_lost", "overloaded"]
 """media_error: an image could not be decoded (the client's fault). media_lost: a handle had gone stale, the HTTP
-worker allocates, writes and sends again; the client notices nothing."""
+worker allocates, writes and sends again; the client notices nothing. overloaded: too many wait already."""
 
 
 class TokenReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="tokens"):

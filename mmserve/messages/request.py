@@ -28,7 +28,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
     """Raised by the HTTP worker each time it sends the request again; replies to older attempts are dropped."""
 
 
-AbortReason = Literal["client", "media_error", "media_lost", "internal_error"]
+AbortReason = Literal["client", "media_error", "media_lost", "internal_error", "queue_full", "queue_timeout"]
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="abort"):

@@ -68,7 +68,13 @@ METRICS: dict[str, Metric] = {
     "mm_images_encoded": Metric("counter", "Images encoded"),
     "mm_images_failed": Metric("counter", "Images that could not be decoded or encoded"),
     "mm_encoder_requests_waiting": Metric("gauge", "Requests held by the visual servers"),
-    "mm_decoding": Metric("gauge", "Requests whose images are being decoded"),
+    "mm_decoding": Metric("gauge", "Requests whose images are being decoded, or are decoded and wait for the encoder"),
+    "mm_decoding_peak": Metric("gauge", "Most of these at once"),
+    "mm_decode_waiting": Metric("gauge", "Requests for which a visual server waits to decode"),
+    # bytes: body, fetch (HTTP workers), data, embeddings (arena), pixels (visual servers)
+    "budget_limit_bytes": Metric("gauge", "Bytes that requests may hold in this form", ("budget",)),
+    "budget_used_bytes": Metric("gauge", "Bytes that requests hold in this form", ("budget",)),
+    "budget_peak_bytes": Metric("gauge", "Most bytes that requests ever held in this form", ("budget",)),
     # arena and cache server
     "mm_cache_queries": Metric("counter", "Images looked up"),
     "mm_cache_hits": Metric("counter", "Images whose embedding was there"),
@@ -78,7 +84,8 @@ METRICS: dict[str, Metric] = {
     "mm_slot_bytes": Metric("gauge", "Arena bytes by use", ("kind", "state")),
     "mm_arena_bytes": Metric("gauge", "Size of the arena"),
     "mm_leases": Metric("gauge", "Leases held"),
-    "mm_lease_leaks": Metric("counter", "Leases given back only because their owner died"),
+    "mm_leases_reclaimed": Metric("counter", "Leases given back because their owner was killed"),
+    "mm_lease_leaks": Metric("counter", "Leases and reservations that a living owner forgot: a bug, always 0"),
     "mm_alloc_too_large": Metric("counter", "Allocations of more than the whole arena"),
     "mm_alloc_waiting": Metric("gauge", "Requests waiting for arena space"),
     # router

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
+
+from mmserve.model_backend.native import kernels
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -16,6 +16,8 @@ def torch_device(kind: str, rank: int = 0) -> torch.device:
     return torch.device("cuda", rank % torch.cuda.device_count())
 
 
-def use_cores(sharers: int) -> None:
-    """Give this process its share of the cores it may run on, at least one thread."""
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // sharers))
+def use_threads(count: int) -> None:
+    """Let this process compute with so many threads, at least one."""
+    threads = max(1, count)
+    torch.set_num_threads(threads)
+    kernels.set_threads(threads)

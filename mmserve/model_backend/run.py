@@ -11,7 +11,8 @@ from mmserve.health.client import INTERVAL_S, Pulse
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan
 from mmserve.model_backend import parallel
-from mmserve.model_backend.device import DTYPES, torch_device, use_cores
+from mmserve.model_backend.device import DTYPES, torch_device, use_threads
+from mmserve.model_backend.native import kernels
 from mmserve.model_backend.runner import Runner
 from mmserve.process import Process
 
@@ -21,7 +22,7 @@ def run(process: Process) -> None:
     deployment, endpoints, rank = process.deployment, process.endpoints, process.index
     size = deployment.config.tp
     device = torch_device(deployment.device, rank)
-    use_cores(size)
+    use_threads(deployment.cpu_threads // size)
     with ExitStack() as stack:
         inbox: Receiver[StepPlan] = stack.enter_context(closing(Receiver(endpoints.rank(rank), RankInbound)))
         outbox: Sender[RankOutbound] = stack.enter_context(closing(Sender(endpoints.rank_results, RankOutbound)))
@@ -30,6 +31,9 @@ def run(process: Process) -> None:
         like = torch.empty(0, dtype=DTYPES[deployment.dtype], device=device)
         if process.arena is not None and deployment.config.arena_prefault:
             process.arena.map_all()
+        if kernels.usable(like):
+            # What is left to torch is small, and waiting for its other threads costs more than they save.
+            torch.set_num_threads(1)
         runner = Runner(deployment, tp, process.arena, like, process.progress)
         runner.warm_up()
         if rank == 0:

@@ -19,7 +19,7 @@ from mmserve.ipc.arena import Arena
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, SlotFailure, StepPlan, StepResult
 from mmserve.model_backend import kv_tensors, weights
-from mmserve.model_backend.attention.plain import plain_attention
+from mmserve.model_backend.attention.choice import attention_for
 from mmserve.model_backend.batch import Batch, build
 from mmserve.model_backend.layers.linear import pack_linears
 from mmserve.model_backend.models.registry import DECODERS
@@ -41,9 +41,10 @@ class Runner:
         spec = deployment.model
         check_tp(spec, tp.size)
         self._tp, self._like, self._vocab_size = tp, like, spec.text.vocab_size
-        self._model = DECODERS[spec.family](spec.text, plain_attention, tp=tp, like=like)
+        self._attention = attention_for(spec.text, like)
+        self._model = DECODERS[spec.family](spec.text, self._attention, tp=tp, like=like)
         weights.load(spec.path, ("text.",), self._model.targets(), progress)
-        pack_linears(self._model)
+        pack_linears(self._model, int8=deployment.config.quantization == "int8")
         self._kv = kv_tensors.allocate(deployment, tp, like)
         self._slots = SlotTable(
             deployment.config.max_num_seqs, deployment.max_model_len, self.num_blocks, self._vocab_size
@@ -84,7 +85,7 @@ class Runner:
         if not steps:
             return [], []
         try:
-            batch = build(self._slots, steps, self._vocab_size, self._like)
+            batch = build(self._slots, steps, self._vocab_size, self._like, self._attention)
             hidden = self._model.embed(batch.token_ids)
             if unread := self._splicer.place(self._slots, batch, hidden):
                 return self._compute_without(unread, steps)

@@ -111,6 +111,15 @@ def resized_size(settings: ClipSettings, width: int, height: int) -> tuple[int, 
     return width, height
 
 
+def decoded_nbytes(settings: ClipSettings, width: int, height: int) -> int:
+    """About the memory that a picture of this size takes until its pixels are there: Pillow's 4 bytes a pixel of the
+    picture, padded and resized, and float32 of the result. Raises MediaError."""
+    resized = resized_size(settings, width, height)
+    padded = max(width, height) ** 2 if settings.pads_to_square else 0
+    out_height, out_width = output_size(settings) or resized[::-1]
+    return 4 * (width * height + padded + resized[0] * resized[1]) + 12 * out_height * out_width
+
+
 def _check_working_pixels(width: int, height: int) -> None:
     if width * height > MAX_WORKING_PIXELS:
         raise MediaError("the image is too long and thin to be resized for this model")

@@ -25,6 +25,10 @@ class LlavaProcessor:
         clip_pixels.resized_size(self._settings, width, height)
         return self._num_tokens
 
+    def decoded_nbytes(self, width: int, height: int) -> int:
+        """About the memory its decoding takes. Raises MediaError."""
+        return clip_pixels.decoded_nbytes(self._settings, width, height)
+
     def pixels(self, data: bytes | memoryview) -> clip_pixels.Pixels:
         """Compressed bytes -> float32 [3, image_size, image_size]. Raises MediaError."""
         return clip_pixels.pixels(self._settings, decode(data))

@@ -5,6 +5,7 @@ Only Pillow's raster decoders for common formats are ever tried. Knows no model 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import IO, NamedTuple, cast
 
 import numpy as np
@@ -75,10 +76,10 @@ def _open(data: bytes | memoryview) -> Image.Image:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except (SyntaxError, ValueError, TypeError, KeyError, OSError):
-        return image  # unreadable metadata does not make the pixels wrong
+    # Unreadable metadata does not make the pixels wrong.
+    with suppress(SyntaxError, ValueError, TypeError, KeyError, OSError):
+        ImageOps.exif_transpose(image, in_place=True)
+    return image
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -89,7 +90,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         rgba = image.convert("RGBA")
         white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
         return Image.alpha_composite(white, rgba).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _grey_from_wide(image: Image.Image) -> Image.Image:

@@ -17,6 +17,10 @@ class ImageProcessor(Protocol):
         """Image tokens of a picture of this size. Raises MediaError."""
         ...
 
+    def decoded_nbytes(self, width: int, height: int) -> int:
+        """About the memory that decoding a picture of this size takes, its pixels included. Raises MediaError."""
+        ...
+
     def pixels(self, data: bytes | memoryview) -> Pixels:
         """Compressed bytes -> float32 [3, H, W]. Raises MediaError."""
         ...

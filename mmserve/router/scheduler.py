@@ -27,6 +27,8 @@ _FINISH_OF_ABORT: dict[AbortReason, FinishReason] = {
     "media_error": "media_error",
     "media_lost": "media_lost",
     "internal_error": "error",
+    "queue_full": "overloaded",
+    "queue_timeout": "abort",
 }
 
 

@@ -26,6 +26,8 @@ class Machine:
     limited_by: str
     has_cuda: bool
     fast_bfloat16: bool
+    num_cores: int = 1
+    """That this process may use: its affinity mask, and what the container's quota amounts to."""
 
 
 def look() -> Machine:
@@ -34,7 +36,25 @@ def look() -> Machine:
     limit = container_memory_bytes()
     if limit is not None and limit < memory_bytes:
         memory_bytes, limited_by = limit, "this container"
-    return Machine(memory_bytes, limited_by, _has_driver() and _torch_has_cuda(), _has_fast_bfloat16())
+    return Machine(memory_bytes, limited_by, _has_driver() and _torch_has_cuda(), _has_fast_bfloat16(), num_cores())
+
+
+def num_cores(root: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+    """Cores of the affinity mask, or fewer where a cgroup's quota gives less time; at least one."""
+    quotas = filter(None, map(_quota_cores, _directories(root, own)))
+    return max(1, min([len(os.sched_getaffinity(0)), *map(round, quotas)]))
+
+
+def _quota_cores(directory: Path) -> float | None:
+    """Of cgroup version 2 or 1; None without a quota."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        try:
+            quota_us, period_us = map(int, " ".join((directory / name).read_text() for name in names).split())
+        except (OSError, ValueError):
+            # No such cgroup, or "max".
+            continue
+        return quota_us / period_us if quota_us > 0 else None
+    return None
 
 
 def container_memory_bytes(root: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int | None:
@@ -45,14 +65,14 @@ def container_memory_bytes(root: Path = _CGROUPS, own: Path = Path("/proc/self/c
 
 def _directories(root: Path, own: Path) -> set[Path]:
     """Every cgroup directory that holds us; in a container our path is seen as the root."""
-    found = {root, root / "memory"}
+    found = {root, root / "memory", root / "cpu"}
     try:
         lines = own.read_text().splitlines()
     except OSError:
         return found
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers in ("", "memory"):
+        if {"", "memory", "cpu"} & set(controllers.split(",")):
             leaf = root / controllers / path.lstrip("/")
             found.update([leaf, *(parent for parent in leaf.parents if root in parent.parents)])
     return found

@@ -41,6 +41,7 @@ def make(config: Config, model: ModelSpec, machine: Machine, *, run_dir: str, ur
         served_name=config.served_model_name or _base_name(config.model),
         device=device,
         dtype=dtype,
+        cpu_threads=config.cpu_threads or machine.num_cores,
         max_model_len=max_model_len,
         kv_blocks=_kv_blocks(config, device, max_model_len, block_nbytes, machine),
         arena_nbytes=_arena_nbytes(config, model, element_nbytes),
@@ -76,6 +77,12 @@ def _device(config: Config, machine: Machine) -> Literal["cpu", "cuda"]:
 
 
 def _dtype(config: Config, device: str, machine: Machine) -> Literal["float32", "bfloat16", "float16"]:
+    if config.quantization != "none":
+        if device != "cpu" or config.dtype not in ("auto", "float32"):
+            raise StartupError(
+                f"--quantization {config.quantization} is for a CPU and float32: leave out --dtype and --device"
+            )
+        return "float32"
     if config.dtype == "auto":
         return "bfloat16" if device == "cuda" or machine.fast_bfloat16 else "float32"
     return config.dtype

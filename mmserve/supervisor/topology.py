@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mmserve.budget import MIB
 from mmserve.deployment import Deployment
 
 Listens = Literal["", "http", "health"]
@@ -118,4 +119,19 @@ def render(roles: Topology, deployment: Deployment) -> str:
         restarts = "with the engine" if role.engine else "alone"
         after = f", after {' and '.join(role.after)}" if role.after else ""
         lines.append(f"  {role.count} x {role.name:<14} {role.target:<32} restarts {restarts}{after}")
+    lines.append(f"  at most {_budgets(deployment)}")
     return "\n".join(lines)
+
+
+def _budgets(deployment: Deployment) -> str:
+    """What requests may hold, in words."""
+    budgets, workers = deployment.budgets, deployment.config.http_workers
+    limits = {"in request bodies": budgets.body_nbytes * workers}
+    if deployment.model.vision is not None:
+        limits |= {
+            "in fetched images": budgets.fetch_nbytes * workers,
+            "in compressed images": budgets.data_nbytes,
+            "in decoded pixels": budgets.pixel_nbytes,
+            "in embeddings": budgets.embed_nbytes,
+        }
+    return ", ".join(f"{nbytes / MIB:.0f} MiB {form}" for form, nbytes in limits.items())

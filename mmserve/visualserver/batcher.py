@@ -1,16 +1,20 @@
 """Which images to encode next, across requests, and which requests that completes. Pure: no clocks, no torch.
 
-An image that several requests wait for is one piece of work. Requests are served first come first served.
+An image that several requests wait for is one piece of work. Requests are served first come first served, and none of
+their images begins before their turn at decoding has come.
 """
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.request import AbortReason, AbortRequest, EngineInbound, GenerateRequest
+from mmserve.visualserver.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -41,30 +45,45 @@ class Held:
     received_s: float
     missing: dict[int, int] = field(default_factory=dict)
     begun: bool = False
+    has_turn: bool = False
+
+    @property
+    def turn(self) -> str:
+        """Name of its turn: a later attempt at the same request has another."""
+        return f"{self.request.id}/{self.request.attempt}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A request that has images to be decoded, of about so many bytes of pixels, and no turn yet."""
+
+    held: Held
+    nbytes: int
 
 
 @dataclass
 class _Work:
     image: Image
+    decoded_nbytes: int
     waiting: dict[str, Held] = field(default_factory=dict)
     in_flight: bool = False
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Distinct images to decode and encode together; requests whose first image this brings, and all it works for."""
+    """Distinct images to decode and encode together, and requests whose first image this brings."""
 
     images: tuple[Image, ...]
     begun: tuple[Held, ...]
-    num_requests: int
 
 
 class Batcher:
-    """``max_images`` in one batch, of at most ``max_requests`` requests (0: any number)."""
+    """``max_images`` in one batch; ``max_held`` requests wait, more are refused."""
 
-    def __init__(self, max_images: int, max_requests: int = 0) -> None:
+    def __init__(self, max_images: int, max_held: int = sys.maxsize) -> None:
         self._max_images = max_images
-        self._max_requests = max_requests
+        self._max_held = max_held
+        self.turns = Turns()
         self._held: dict[str, Held] = {}
         self._work: dict[int, _Work] = {}
 
@@ -72,13 +91,9 @@ class Batcher:
         """Requests held."""
         return len(self._held)
 
-    @property
-    def has_work(self) -> bool:
-        """Is there an image that nobody is encoding?"""
-        return any(not work.in_flight for work in self._work.values())
-
     def add(self, request: GenerateRequest, now_s: float) -> list[EngineInbound]:
-        """Hold the request until its images are encoded; what to send on at once (itself, if nothing is missing).
+        """Hold the request until its images are encoded; what to send on at once: itself, if nothing is missing, or
+        that it ends, if too many wait already.
 
         Of two attempts at one id the later counts; the same one twice counts once.
         """
@@ -94,38 +109,68 @@ class Batcher:
         if not held.missing:
             return [request]
         self._held[request.id] = held
+        if len(self._held) > self._max_held:
+            return [self.give_up(held, "queue_full", f"{self._max_held} requests wait for their images already")]
         return []
 
     def drop(self, request_id: str) -> None:
         """Forget the request, and images that nobody else waits for."""
         held = self._held.pop(request_id, None)
+        if held is not None:
+            self.turns.no_more(held.turn)
         for item_id in held.missing if held else ():
             work = self._work[item_id]
             del work.waiting[request_id]
             if not work.waiting and not work.in_flight:
                 del self._work[item_id]
 
+    def give_up(self, held: Held, reason: AbortReason, message: str) -> AbortRequest:
+        """Forget a request whose images do not get their turn; what the router is told."""
+        self.drop(held.request.id)
+        return _abort(held.request, reason, message, None)
+
+    def claims(self) -> list[Claim]:
+        """The oldest requests that have images which nobody is encoding, and no turn; some of them."""
+        waiting = (held for held in self._held.values() if not held.has_turn and self._idle(held))
+        return [Claim(held, self._decoded_nbytes(held)) for held in itertools.islice(waiting, self._max_images)]
+
+    def holds(self, held: Held) -> bool:
+        """Is it this attempt that is waiting?"""
+        return self._held.get(held.request.id) is held
+
+    def begin(self, held: Held) -> None:
+        """Its turn has come. One that was dropped meanwhile ends it at once."""
+        held.has_turn = True
+        self.turns.begin(held.turn)
+        if not self.holds(held) or not self._idle(held):
+            self.turns.no_more(held.turn)
+
     def next_batch(self) -> Batch | None:
-        """The oldest requests' images that nobody is encoding; they are in flight until ``finish``."""
+        """Images, which nobody is encoding, of the oldest requests that have a turn; in flight until ``finish``."""
         chosen: list[_Work] = []
-        served: list[Held] = []
-        for held in self._held.values():
-            mine = [work for item_id in held.missing if not (work := self._work[item_id]).in_flight]
-            mine = mine[: self._max_images - len(chosen)]
-            if not mine:
-                continue
-            served.append(held)
-            for work in mine:
-                work.in_flight = True
-            chosen += mine
-            if len(chosen) == self._max_images or len(served) == self._max_requests:
-                break
-        if not chosen:
-            return None
-        begun = tuple(held for held in served if not held.begun)
-        for held in begun:
-            held.begun = True
-        return Batch(tuple(work.image for work in chosen), begun, len(served))
+        begun: list[Held] = []
+        for held in [held for held in self._held.values() if held.has_turn]:
+            idle = self._idle(held)
+            mine = idle[: self._max_images - len(chosen)]
+            if mine:
+                self._decode(held, mine)
+                chosen += mine
+                begun += [] if held.begun else [held]
+                held.begun = True
+            if len(mine) == len(idle):
+                self.turns.no_more(held.turn)
+        return Batch(tuple(work.image for work in chosen), tuple(begun)) if chosen else None
+
+    def _decode(self, held: Held, works: Sequence[_Work]) -> None:
+        for work in works:
+            work.in_flight = True
+        self.turns.decode(held.turn, (work.image.item_id for work in works))
+
+    def _decoded_nbytes(self, held: Held) -> int:
+        return sum(work.decoded_nbytes for work in self._idle(held))
+
+    def _idle(self, held: Held) -> list[_Work]:
+        return [work for item_id in held.missing if not (work := self._work[item_id]).in_flight]
 
     def finish(self, outcomes: Mapping[int, Outcome]) -> list[EngineInbound]:
         """Item id -> how it ended. Returns what goes to the router: complete requests, aborts of failed ones."""
@@ -143,10 +188,10 @@ class Batcher:
 
     def _work_for(self, span: MediaSpan, data: Handle) -> _Work:
         image = Image(span.item_id, data, span.embed)
-        return self._work.setdefault(span.item_id, _Work(image))
+        return self._work.setdefault(span.item_id, _Work(image, span.decoded_nbytes))
 
 
-def _abort(request: GenerateRequest, reason: AbortReason, message: str, media_index: int) -> AbortRequest:
+def _abort(request: GenerateRequest, reason: AbortReason, message: str, media_index: int | None) -> AbortRequest:
     return AbortRequest(
         id=request.id,
         reply_to=request.reply_to,

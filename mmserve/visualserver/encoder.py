@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,6 @@ import torch
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.errors import Unavailable
 from mmserve.ipc.arena import Arena, StaleHandle
-from mmserve.processors.clip_pixels import Pixels
 from mmserve.visualserver.batcher import ENCODED, Image, Outcome
 from mmserve.visualserver.decoding import INTERNAL, LOST, Decoded
 
@@ -41,28 +40,33 @@ class Encoder:
         self._arena = arena
         self._cache = cache
 
-    def encode(self, decoded: Decoded) -> Encoded:
+    def take(self, decoded: Decoded) -> torch.Tensor:
+        """The batch's pixels, float32 [B, 3, H, W], taken over: ``decoded`` holds none any more."""
+        pixels, decoded.pixels = decoded.pixels, []
+        return torch.from_numpy(np.stack(pixels))
+
+    def encode(self, images: Sequence[Image], pixels: torch.Tensor) -> Encoded:
         """All at once; after an error (out of memory, say) one by one, so that only what really fails does."""
         started_s = time.monotonic()
         try:
-            outcomes = self._encode(decoded.images, decoded.pixels)
+            outcomes = self._encode(images, pixels)
         except Exception:  # the boundary of one batch
-            logger.exception("a batch of %d images failed, trying them one by one", len(decoded.images))
+            logger.exception("a batch of %d images failed, trying them one by one", len(images))
             outcomes = {}
-            for image, pixels in zip(decoded.images, decoded.pixels, strict=True):
-                outcomes |= self._encode_alone(image, pixels)
-        written_nbytes = sum(image.embed.nbytes for image in decoded.images if outcomes[image.item_id] is ENCODED)
+            for index, image in enumerate(images):
+                outcomes |= self._encode_alone(image, pixels[index : index + 1])
+        written_nbytes = sum(image.embed.nbytes for image in images if outcomes[image.item_id] is ENCODED)
         return Encoded(self._register(outcomes), time.monotonic() - started_s, written_nbytes)
 
-    def _encode_alone(self, image: Image, pixels: Pixels) -> dict[int, Outcome]:
+    def _encode_alone(self, image: Image, pixels: torch.Tensor) -> dict[int, Outcome]:
         try:
-            return self._encode([image], [pixels])
+            return self._encode([image], pixels)
         except Exception:  # the boundary of one image
             logger.exception("image %d could not be encoded", image.item_id)
             return {image.item_id: INTERNAL}
 
-    def _encode(self, images: list[Image], pixels: list[Pixels]) -> dict[int, Outcome]:
-        rows = self._tower(torch.from_numpy(np.stack(pixels)))
+    def _encode(self, images: Sequence[Image], pixels: torch.Tensor) -> dict[int, Outcome]:
+        rows = self._tower(pixels)
         return {image.item_id: self._write(image, rows[index]) for index, image in enumerate(images)}
 
     def _write(self, image: Image, rows: torch.Tensor) -> Outcome:

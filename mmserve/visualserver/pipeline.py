@@ -1,20 +1,20 @@
-"""Batches through decoding and the tower, one batch in each at a time, while messages keep coming in.
-
-Lives on the event loop; what blocks runs in two threads of its own. Knows no sockets: ``emit`` sends on.
+"""Requests to their turns, batches through decoding and the tower, one batch in each at a time, while messages keep
+coming in. Lives on the event loop; what blocks runs in threads of its own. Knows no sockets: ``emit`` sends on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from mmserve.messages.request import AbortRequest, EngineInbound
 from mmserve.metrics.client import MetricsClient
-from mmserve.visualserver.batcher import Batch, Batcher, Outcome
+from mmserve.visualserver.batcher import Batch, Batcher, Claim, Held, Outcome, item_ids
 from mmserve.visualserver.decoding import Decoded, Decoder
 from mmserve.visualserver.encoder import Encoder
+from mmserve.visualserver.turn_calls import TurnCalls
 
 
 class Pipeline:
@@ -23,17 +23,21 @@ class Pipeline:
     def __init__(
         self,
         batcher: Batcher,
+        turns: TurnCalls,
         decoder: Decoder,
         encoder: Encoder,
         metrics: MetricsClient,
         emit: Callable[[EngineInbound], object],
     ) -> None:
         self._batcher = batcher
+        self._turns = turns
+        self._asking: list[Held] = []
         self._decoder = decoder
         self._encoder = encoder
         self._metrics = metrics
         self._emit = emit
         self._arrived = asyncio.Event()
+        self._turn_came = asyncio.Event()
         self._decoded: asyncio.Queue[Decoded] = asyncio.Queue(maxsize=1)
         self._threads = (ThreadPoolExecutor(1, "decode"), ThreadPoolExecutor(1, "encode"))
         self.num_finished = 0
@@ -51,26 +55,45 @@ class Pipeline:
         else:
             for complete in self._batcher.add(message, time.monotonic()):
                 self._emit(complete)
-        self._metrics.add("mm_encoder_requests_waiting", len(self._batcher))
-        self._arrived.set()
+        self._changed()
 
     async def run(self) -> None:
         """Decode and encode for ever, side by side."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._take_turns())
             tasks.create_task(self._decode_batches())
             tasks.create_task(self._encode_batches())
 
     def close(self) -> None:
         """Waits for nothing: what is being computed is of no use any more."""
+        self._turns.close()
         for threads in self._threads:
             threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _take_turns(self) -> None:
+        """For the oldest requests first."""
+        while True:
+            claims = await self._next_claims()
+            self._asking = [claim.held for claim in claims]
+            come = await self._turns.come(claims)
+            asked, self._asking = self._asking, []
+            for held in asked:
+                if held.turn in come:
+                    self._batcher.begin(held)
+                elif self._batcher.holds(held) and self._turns.is_late(held):
+                    message = f"its images did not get their turn within {self._turns.patience_s:g} s"
+                    self._emit(self._batcher.give_up(held, "queue_timeout", message))
+            self._turn_came.set()
+            self._changed()
 
     async def _decode_batches(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             batch = await self._next_batch()
             decoded = await loop.run_in_executor(self._threads[0], self._decoder.decode, batch.images)
-            self._count_decoded(decoded)
+            for seconds in decoded.seconds:
+                self._metrics.add("mm_decode_seconds", seconds)
+            self._taken(decoded.outcomes)
             self._finish(decoded.outcomes)
             if decoded.images:
                 await self._decoded.put(decoded)
@@ -79,34 +102,51 @@ class Pipeline:
         loop = asyncio.get_running_loop()
         while True:
             decoded = await self._decoded.get()
-            encoded = await loop.run_in_executor(self._threads[1], self._encoder.encode, decoded)
+            pixels = await loop.run_in_executor(self._threads[1], self._encoder.take, decoded)
+            self._taken(item_ids(decoded.images))
+            encoded = await loop.run_in_executor(self._threads[1], self._encoder.encode, decoded.images, pixels)
+            del pixels
             self._metrics.add("mm_encode_seconds", encoded.seconds)
             self._metrics.add("mm_encode_batch_size", len(decoded.images))
             self._metrics.add("mm_copied_bytes", encoded.written_nbytes, "embed")
             self._metrics.add("mm_images_encoded", _count(encoded.outcomes, "encoded"))
             self._finish(encoded.outcomes)
 
+    async def _next_claims(self) -> list[Claim]:
+        while not (claims := self._batcher.claims()):
+            self._metrics.flush()
+            self._arrived.clear()
+            await self._arrived.wait()
+        return claims
+
     async def _next_batch(self) -> Batch:
         while (batch := self._batcher.next_batch()) is None:
-            self._arrived.clear()
-            self._metrics.flush()
-            await self._arrived.wait()
+            self._turn_came.clear()
+            await self._turn_came.wait()
         now_s = time.monotonic()
         for held in batch.begun:
             self._metrics.add("mm_queue_seconds", now_s - held.received_s)
-        self._metrics.add("mm_decoding", batch.num_requests)
         return batch
 
-    def _count_decoded(self, decoded: Decoded) -> None:
-        for seconds in decoded.seconds:
-            self._metrics.add("mm_decode_seconds", seconds)
-        self._metrics.add("mm_decoding", 0)
+    def _taken(self, images: Iterable[int]) -> None:
+        """Their pixels are the encoder's, or there are none: turns may be over."""
+        self._batcher.turns.taken(images)
+        self._changed()
 
     def _finish(self, outcomes: Mapping[int, Outcome]) -> None:
         for message in self._batcher.finish(outcomes):
             self._emit(message)
         self.num_finished += 1
         self._metrics.add("mm_images_failed", len(outcomes) - _count(outcomes, "encoded"))
+        self._changed()
+
+    def _changed(self) -> None:
+        """Whatever happened: there may be a turn to ask for, or to give back."""
+        for held in self._asking:
+            if not self._batcher.holds(held):
+                self._turns.end(held.turn)
+        for name in self._batcher.turns.ended():
+            self._turns.end(name)
         self._metrics.add("mm_encoder_requests_waiting", len(self._batcher))
         self._arrived.set()
 

@@ -9,14 +9,13 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import torch
-
 from mmserve.cache_server.client import MediaCacheClient, connect
+from mmserve.deployment import Deployment
 from mmserve.health.client import INTERVAL_S, Pulse
 from mmserve.ipc.channel import AsyncReceiver, Sender
 from mmserve.messages.request import EngineInbound
 from mmserve.metrics.client import MetricsClient
-from mmserve.model_backend.device import DTYPES, torch_device
+from mmserve.model_backend.device import DTYPES, torch_device, use_threads
 from mmserve.model_backend.vision.load import load_tower
 from mmserve.process import Process
 from mmserve.processors.registry import processor_for
@@ -24,10 +23,13 @@ from mmserve.visualserver.batcher import Batcher
 from mmserve.visualserver.decoding import Decoder
 from mmserve.visualserver.encoder import Encoder, Tower
 from mmserve.visualserver.pipeline import Pipeline
+from mmserve.visualserver.turn_calls import TurnCalls
 
 _MAX_DECODE_THREADS = 8
 _NICENESS = 4
 """On a CPU the ranks compute on the same cores: answers being written go before images yet to be seen."""
+_BATCH_IMAGES = {"cpu": 2, "cuda": 16}
+"""From how many on more do not make it faster: docs/performance.md. On a CPU each costs tens of MiB."""
 logger = logging.getLogger(__name__)
 
 
@@ -35,23 +37,24 @@ def run(process: Process) -> None:
     """Serve until SIGTERM. Raises StartupError (a text model, weights that do not fit)."""
     if process.deployment.device == "cpu":
         os.nice(_NICENESS)
-    torch.set_num_threads(_threads())
+    use_threads(_threads(process.deployment))
     serve(process, _load_tower(process))
 
 
 def serve(process: Process, tower: Tower) -> None:
     """Serve with this tower until SIGTERM, or until Stop is raised before the event loop has it."""
     cache = connect(process.endpoints, process.name, batched=process.deployment.config.enable_concurrent_alloc)
-    with ThreadPoolExecutor(min(_MAX_DECODE_THREADS, _threads()), "pixels") as pool:
+    decode_threads = min(_MAX_DECODE_THREADS, _threads(process.deployment))
+    with ThreadPoolExecutor(decode_threads, "pixels") as pool:
         try:
             asyncio.run(_serve(process, tower, cache, pool))
         finally:
             cache.close()
 
 
-def _threads() -> int:
-    """Half of the cores: the ranks compute at the same time."""
-    return max(1, len(os.sched_getaffinity(0)) // 2)
+def _threads(deployment: Deployment) -> int:
+    """Half of what the ranks have, who compute at the same time, for all visual servers together."""
+    return max(1, deployment.cpu_threads // (2 * deployment.config.visual_workers))
 
 
 def _load_tower(process: Process) -> Tower:
@@ -99,7 +102,8 @@ def _pipeline(
     if config.arena_prefault:
         arena.map_all()
     return Pipeline(
-        Batcher(config.visual_batch_size, config.max_mm_preprocess_concurrency),
+        Batcher(config.visual_batch_size or _BATCH_IMAGES[deployment.device], config.max_queued_mm_requests),
+        TurnCalls(cache, config.mm_queue_timeout),
         Decoder(processor, arena, cache, pool),
         Encoder(tower, DTYPES[deployment.dtype], arena, cache),
         metrics,

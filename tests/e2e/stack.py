@@ -46,6 +46,20 @@ class Stack:
             time.sleep(0.1)
         return seen
 
+    @property
+    def runs(self) -> bool:
+        """Or has the test ended it?"""
+        try:
+            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    def check_nothing_is_held(self) -> None:
+        """No request is under way: nothing is held, and nothing was ever forgotten."""
+        for gauge in ("num_requests_in_flight", "budget_used_bytes", "mm_decoding", "mm_decode_waiting", "mm_leases"):
+            assert self.eventually(gauge, 0) == 0, gauge
+        assert self.metric("mm_lease_leaks_total") == 0
+
     def processes(self, title: str = "mmserve") -> list[psutil.Process]:
         """Live processes of the tree whose title starts with ``title``."""
         found = []
@@ -61,7 +75,10 @@ def running(*arguments: str, model: str = "llava") -> Iterator[Stack]:
     """``mmserve serve`` on a free port; in float32, so that batch sizes and ranks cannot change an answer."""
     with serve("--dtype", "float32", *arguments, model=model) as target:
         assert target.pid is not None
-        yield Stack(target.url, target.pid)
+        stack = Stack(target.url, target.pid)
+        yield stack
+        if stack.runs:
+            stack.check_nothing_is_held()
 
 
 def ask(client: openai.OpenAI, messages: Sequence[dict[str, object]], **options: object) -> str:

@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from mmserve.cache_server.run import new_slots
-from mmserve.cache_server.service import CacheRpc
+from mmserve.cache_server.service import serving
 from mmserve.cache_server.table import Table
+from mmserve.cache_server.turns import Turns
 from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem
 
 
 @contextmanager
-def serving_cache(endpoints: Endpoints, arena: Arena) -> Iterator[Table]:
+def serving_cache(endpoints: Endpoints, arena: Arena, turns: Turns | None = None) -> Iterator[Table]:
     """Serves until the block ends; a second one afterwards is a restarted server."""
-    table = Table(new_slots(arena))
-    with CacheRpc(table, endpoints.cache_rpc):
+    table = Table(new_slots(arena), turns)
+    with serving(table, endpoints):
         yield table
 
 

@@ -7,10 +7,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
+from mmserve.cache_server import service_v2
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.cache_server.client_v1 import ItemwiseCalls
 from mmserve.cache_server.client_v2 import BatchedCalls
-from mmserve.cache_server.service import CacheService
+from mmserve.cache_server.guest import Guest
+from mmserve.cache_server.service_v1 import CacheService
 from mmserve.cache_server.table import Table
 from mmserve.httpserver.lane import Generation
 
@@ -20,36 +24,57 @@ class _NoHangups:
         return None
 
 
-class InProcessLink:
-    """In place of a Link: a connection a thread, as there. ``at_call(method, args)`` runs before each call."""
-
+class _V1Connection:
     def __init__(self, table: Table, owner: str) -> None:
-        self._table = table
-        self._owner = owner
-        self._local = threading.local()
-        self._connections: list[CacheService] = []
-        self.calls: list[str] = []
-        self.at_call: Callable[[str, tuple[Any, ...]], None] = lambda method, args: None
+        self._service = CacheService(table, _NoHangups())  # type: ignore[arg-type]
+        self._service._fd = -1
+        self._service.exposed_hello(owner)
 
     def call(self, method: str, *args: Any) -> Any:
-        self.calls.append(method)
-        self.at_call(method, args)
-        return getattr(self._connection(), f"exposed_{method}")(*args)
+        return getattr(self._service, f"exposed_{method}")(*args)
+
+    def close(self) -> None:
+        self._service.on_disconnect(None)
+
+
+class _V2Connection:
+    def __init__(self, table: Table, owner: str) -> None:
+        self._table = table
+        self._guest = Guest(table, _NoHangups(), owner, -1)  # type: ignore[arg-type]
+
+    def call(self, request: bytes) -> bytes:
+        return service_v2.reply_to(self._table, self._guest, request)
+
+    def close(self) -> None:
+        self._guest.leave()
+
+
+class InProcessLink:
+    """In place of a Link: a connection a thread, as there. ``at_call(name)`` runs before each call."""
+
+    def __init__(self, connect: Callable[[], _V1Connection | _V2Connection]) -> None:
+        self._connect = connect
+        self._local = threading.local()
+        self._connections: list[_V1Connection | _V2Connection] = []
+        self.calls: list[str] = []
+        self.at_call: Callable[[str], None] = lambda name: None
+
+    def call(self, *args: Any) -> Any:
+        name = msgspec.msgpack.decode(args[0])["t"] if isinstance(args[0], bytes) else args[0]
+        self.calls.append(name)
+        self.at_call(name)
+        if not hasattr(self._local, "connection"):
+            self._local.connection = self._connect()
+            self._connections.append(self._local.connection)
+        return self._local.connection.call(*args)
+
+    @property
+    def connected(self) -> bool:
+        return bool(self._connections)
 
     def close(self) -> None:
         for connection in self._connections:
-            connection.on_disconnect(None)
-
-    def _connection(self) -> CacheService:
-        if not hasattr(self._local, "connection"):
-            connection = CacheService(self._table, _NoHangups())  # type: ignore[arg-type]
-            connection._fd = -1
-            connection.exposed_hello(self._owner)
-            self._connections.append(connection)
-            self._local.connection = connection
-        connection = self._local.connection
-        assert isinstance(connection, CacheService)
-        return connection
+            connection.close()
 
 
 _numbers = itertools.count()
@@ -57,6 +82,7 @@ _numbers = itertools.count()
 
 def in_process_client(table: Table, generation: Generation) -> tuple[MediaCacheClient, InProcessLink]:
     """A client of the table, an owner of its own, and its link."""
-    link = InProcessLink(table, f"httpserver-0/{next(_numbers)}")
+    owner = f"httpserver-0/{next(_numbers)}"
+    link = InProcessLink(lambda: (_V2Connection if generation == "v2" else _V1Connection)(table, owner))
     calls = BatchedCalls(link) if generation == "v2" else ItemwiseCalls(link)  # type: ignore[arg-type]
     return MediaCacheClient(link, calls), link  # type: ignore[arg-type]

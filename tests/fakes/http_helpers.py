@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -106,12 +107,16 @@ class StubLeases:
         self.state = state
         self.held: list[str] = []
         self.released: list[str] = []
+        self.gate = asyncio.Event()
+        """``hold`` waits for it before it yields."""
+        self.gate.set()
 
     @asynccontextmanager
     async def hold(self, request_id: str, items: Sequence[MediaItem]) -> AsyncIterator[list[LeasedItem]]:
         generation = len(self.held) + 1
         self.held.append(request_id)
         try:
+            await self.gate.wait()
             yield [self._leased(generation, index, item) for index, item in enumerate(items)]
         finally:
             self.released.append(request_id)

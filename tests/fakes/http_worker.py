@@ -18,7 +18,7 @@ import uvloop
 from mmserve.httpserver.alloc_share import AllocShare
 from mmserve.httpserver.detokenizer import Vocabulary
 from mmserve.httpserver.front import Front, Helpers, open_front
-from mmserve.httpserver.lane import Lane, Lanes
+from mmserve.httpserver.lane import Lane, Lanes, MediaReading
 from mmserve.httpserver.server import serve
 from mmserve.metrics.client import MetricsClient
 from mmserve.process import Process
@@ -56,11 +56,14 @@ class Worker:
     async def idle(self) -> None:
         """Nothing is held any more."""
         await self.until(lambda: not len(self.front.flights) and not self.front.gate.in_flight)
+        assert (self.front.bodies.used_nbytes, self.front.fetches.used_nbytes) == (0, 0)
 
 
 @asynccontextmanager
-async def http_worker(*, ready: bool = True, vision: bool = True, **config: object) -> AsyncIterator[Worker]:
-    """Start, yield, then SIGTERM as the supervisor would."""
+async def http_worker(
+    *, ready: bool = True, vision: bool = True, media: MediaReading | None = None, **config: object
+) -> AsyncIterator[Worker]:
+    """Start, yield, then SIGTERM as the supervisor would. ``media``: a reader in place of the stub."""
     with tempfile.TemporaryDirectory(prefix="test-mmserve-") as run_dir:
         deployment = make_deployment(run_dir, vision=vision, **config)
         listener = socket.create_server(("127.0.0.1", 0))
@@ -72,7 +75,8 @@ async def http_worker(*, ready: bool = True, vision: bool = True, **config: obje
         metrics = MetricsClient(process.endpoints, process.name)
         v1, leases = StubLeases(), StubLeases()
         share = AllocShare(process.endpoints.alloc_share, 1.0)
-        lanes = Lanes(Lane(StubMedia(), v1), Lane(StubMedia(), leases), share)
+        media = media or StubMedia()
+        lanes = Lanes(Lane(media, v1), Lane(media, leases), share)
         helpers = Helpers(lanes, StubPrompts(), Vocabulary(byte_tokenizer()))
         async with (
             Upstream(process.endpoints, deployment.config.visual_workers) as upstream,

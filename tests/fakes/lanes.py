@@ -68,4 +68,4 @@ class BothLanes:
     def has_waited(self, generation: Generation) -> bool:
         """Does a request wait for space, or has one of this lane begun to wait for bytes?"""
         calls = self.links[generation].calls
-        return self.table.snapshot().num_waiting > 0 or any(call.startswith("get_items_data") for call in calls)
+        return self.table.snapshot().num_waiting > 0 or "get_items_data" in calls

@@ -73,6 +73,9 @@ class FakeMediaCache:
                     del self.items[key]
             self._changed.notify_all()
 
+    def leave(self) -> None:
+        self.calls.append(("leave", ""))
+
     def close(self) -> None:
         self.calls.append(("close", ""))
 

@@ -25,6 +25,10 @@ class Answer(Response):
         self._flight = flight
         self._write = write
 
+    def __del__(self) -> None:
+        """Dropped without ever being sent: nobody will read the answer."""
+        self._flight.leave()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writing = asyncio.ensure_future(self._write(self._flight, send))
         leaving = asyncio.ensure_future(_client_left(receive))

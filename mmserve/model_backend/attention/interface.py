@@ -3,50 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-
-@dataclass(frozen=True)
-class DecodeGroup:
-    """Consecutive rows of one new token each, of similar context length, computed as one batch."""
-
-    rows: slice
-    blocks: torch.Tensor
-    """int64 [n * blocks per row]: block tables, padded with any valid block."""
-    mask: torch.Tensor
-    """[n, 1, 1, tokens]: 0 within the context, -inf beyond, in the model's dtype."""
+Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class PrefillChunk:
-    """Consecutive rows that are consecutive tokens of one sequence."""
+class StepRows:
+    """How the T rows of one step belong to sequences: steps of one row first, longest context first, then chunks.
 
-    rows: slice
-    context: torch.Tensor | None
-    """int64 KV slots of all tokens up to the chunk's end; None when the chunk starts the sequence."""
-    mask: torch.Tensor | None
-    """[1, 1, chunk, context] as in DecodeGroup, causal; None when the chunk starts the sequence."""
+    Step i has ``counts[i]`` rows, for the tokens of ``slots[i]`` from position ``starts[i]`` on.
+    """
 
+    slots: Int64s
+    starts: Int64s
+    counts: Int64s
+    blocks: Int64s
+    """[slots, blocks]: KV blocks of every sequence."""
+    kv_slots: Int64s
+    """[T]: block * tokens per block + offset, where each row's K and V are kept."""
+    like: torch.Tensor
+    """Gives masks their dtype and all tensors their device."""
 
-@dataclass(frozen=True)
-class StepLayout:
-    """How the T rows of one step belong to sequences: decode rows first, then prefill chunks."""
-
-    kv_slots: torch.Tensor
-    """int64 [T]: block * tokens per block + offset, where each row's K and V are kept."""
-    decodes: tuple[DecodeGroup, ...]
-    chunks: tuple[PrefillChunk, ...]
+    @property
+    def num_decodes(self) -> int:
+        """Steps of one row."""
+        return int(np.count_nonzero(self.counts == 1))
 
 
 class Attention(Protocol):
     """Causal attention over the paged KV cache."""
 
-    def __call__(self, q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, layout: StepLayout) -> torch.Tensor:
+    def prepare(self, rows: StepRows) -> Any:
+        """What all layers of a step need, made once."""
+        ...
+
+    def __call__(self, q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, prepared: Any) -> torch.Tensor:
         """Store the new K and V, then attend.
 
-        q: [T, heads, dim]. kv: [T, 2, kv_heads, dim], K before V. layer_kv: [blocks, tokens, 2, kv_heads, dim], the
-        layer's cache, changed in place. Returns [T, heads, dim].
+        q: [T, heads, dim]. kv: [T, 2, kv_heads, dim], K before V; both are views into one [T, width]. layer_kv:
+        [blocks, tokens, 2, kv_heads, dim], the layer's cache, changed in place. Returns [T, heads, dim].
         """
         ...

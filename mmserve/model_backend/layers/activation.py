@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from mmserve.errors import StartupError
+from mmserve.model_backend.native import kernels
 
 
 def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
@@ -24,6 +25,19 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_new": partial(F.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
+
+
+def gate(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """[T, 2 * size], gate before up -> act(gate) * up [T, size]."""
+    act = activation(name)
+
+    def gated(x: torch.Tensor) -> torch.Tensor:
+        if act is F.silu and kernels.usable(x) and x.shape[-1] % 16 == 0:
+            return kernels.silu_gate(x)
+        opening, up = x.chunk(2, dim=-1)
+        return act(opening).mul_(up)
+
+    return gated
 
 
 def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:

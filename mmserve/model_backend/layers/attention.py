@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
 from mmserve.checkpoint.spec import TextSpec
-from mmserve.model_backend.attention.interface import Attention, StepLayout
+from mmserve.model_backend.attention.interface import Attention
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mmserve.model_backend.layers.rotary import rotate_
 from mmserve.model_backend.parallel import TpGroup
@@ -16,7 +17,7 @@ from mmserve.model_backend.weights import Target
 
 
 class SelfAttention(nn.Module):
-    """[T, hidden] -> [T, hidden]; this rank's heads only, summed by the output projection."""
+    """[T, hidden] -> added to [T, hidden]; this rank's heads only, summed by the output projection."""
 
     def __init__(self, spec: TextSpec, attention: Attention, *, tp: TpGroup, like: torch.Tensor) -> None:
         super().__init__()
@@ -28,14 +29,19 @@ class SelfAttention(nn.Module):
         self.out = RowParallelLinear("o_proj", q_size, spec.hidden_size, bias=spec.attention_bias, tp=tp, like=like)
 
     def forward(
-        self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], layer_kv: torch.Tensor, layout: StepLayout
+        self,
+        x: torch.Tensor,
+        angles: tuple[torch.Tensor, torch.Tensor],
+        layer_kv: torch.Tensor,
+        layout: Any,
+        onto: torch.Tensor,
     ) -> torch.Tensor:
         heads = self.qkv(x).view(x.shape[0], self._heads + 2 * self._kv_heads, self._dim)
         rotate_(heads[:, : self._heads + self._kv_heads], angles)
         # A row's K and V heads are adjacent, exactly as the cache stores a token: one write for both.
         kv = heads[:, self._heads :].unflatten(1, (2, self._kv_heads))
         mixed = self._attention(heads[:, : self._heads], kv, layer_kv, layout)
-        return self.out(mixed.flatten(1))  # type: ignore[no-any-return]
+        return self.out(mixed.flatten(1), onto)  # type: ignore[no-any-return]
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
         yield from self.qkv.targets(prefix)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from mmserve.model_backend.layers.linear import empty
+from mmserve.model_backend.layers.linear import empty, pack_weight
+from mmserve.model_backend.layers.packed import multiply, rows_of
 from mmserve.model_backend.parallel import TpGroup
 from mmserve.model_backend.weights import Target
 
 
 class VocabParallelTable(nn.Module):
     """One row per token id: looked up as the embedding, or multiplied with as the head (both when tied)."""
+
+    scale: nn.Parameter | None
 
     def __init__(self, vocab_size: int, hidden_size: int, *, tp: TpGroup, like: torch.Tensor) -> None:
         super().__init__()
@@ -23,21 +25,26 @@ class VocabParallelTable(nn.Module):
         self._first = min(tp.rank * shard_size, vocab_size)
         self._rows = min(shard_size, vocab_size - self._first)
         self.weight = empty(shard_size, hidden_size, like=like)
+        self.register_parameter("scale", None)
         self.weight[self._rows :].zero_()
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [T] within the vocabulary -> [T, hidden] on every rank."""
         if self._tp.size == 1:
-            return F.embedding(token_ids, self.weight)
+            return rows_of(self.weight, token_ids, self.scale)
         local = token_ids - self._first
         elsewhere = (local < 0) | (local >= self._rows)
-        rows = F.embedding(local.masked_fill_(elsewhere, 0), self.weight)
+        rows = rows_of(self.weight, local.masked_fill_(elsewhere, 0), self.scale)
         return self._tp.sum(rows.masked_fill_(elsewhere[:, None], 0))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """[S, hidden] -> [S, vocab] on rank 0, None on the others."""
-        gathered = self._tp.gather_columns(F.linear(hidden, self.weight))
+        gathered = self._tp.gather_columns(multiply(hidden, self.weight, None, scale=self.scale))
         return None if gathered is None else gathered[:, : self._vocab_size]
+
+    def pack(self, *, int8: bool) -> None:
+        """Bring the loaded rows into the layout that is fastest to multiply with, if they can still be looked up."""
+        pack_weight(self, int8=int8, look_up=True)
 
     def targets(self, name: str) -> Iterator[tuple[str, Target]]:
         shape = (self._vocab_size, self.weight.shape[1])

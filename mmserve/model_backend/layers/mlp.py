@@ -8,27 +8,26 @@ import torch
 from torch import nn
 
 from mmserve.checkpoint.spec import TextSpec
-from mmserve.model_backend.layers.activation import activation
+from mmserve.model_backend.layers.activation import gate
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mmserve.model_backend.parallel import TpGroup
 from mmserve.model_backend.weights import Target
 
 
 class GatedMlp(nn.Module):
-    """[T, hidden] -> [T, hidden]."""
+    """[T, hidden] -> added to [T, hidden]."""
 
     def __init__(self, spec: TextSpec, *, tp: TpGroup, like: torch.Tensor) -> None:
         super().__init__()
         inner, outs = spec.intermediate_size, ("gate_proj", "up_proj")
-        self._act = activation(spec.activation)
+        self._gate = gate(spec.activation)
         self.gate_up = ColumnParallelLinear(
             spec.hidden_size, [(name, inner) for name in outs], bias=spec.mlp_bias, tp=tp, like=like
         )
         self.down = RowParallelLinear("down_proj", inner, spec.hidden_size, bias=spec.mlp_bias, tp=tp, like=like)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(self._act(gate).mul_(up))  # type: ignore[no-any-return]
+    def forward(self, x: torch.Tensor, onto: torch.Tensor) -> torch.Tensor:
+        return self.down(self._gate(self.gate_up(x)), onto)  # type: ignore[no-any-return]
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
         yield from self.gate_up.targets(prefix)

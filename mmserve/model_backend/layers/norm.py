@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from mmserve.model_backend.layers.linear import empty
+from mmserve.model_backend.native import kernels
 from mmserve.model_backend.weights import Target
 
 
@@ -21,6 +22,8 @@ class RmsNorm(nn.Module):
         self.weight = empty(size, like=like)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if kernels.usable(x) and x.shape[-1] % 8 == 0:
+            return kernels.rms_norm(x, self.weight, self._eps)
         return F.rms_norm(x, self.weight.shape, self.weight, self._eps)
 
     def targets(self, name: str) -> Iterator[tuple[str, Target]]:

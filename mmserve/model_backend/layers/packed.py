@@ -1,7 +1,9 @@
-"""Weights packed once for oneDNN: on a CPU a third faster than torch's own product, for few rows and for many.
+"""Weights packed once for faster products on a CPU.
 
-The packed operators are private names of torch, so each dtype must pass a numeric self-test first; where they are
-missing, refuse the dtype or fail the test, weights stay as they are.
+In float32 for the C++ kernels, where there are any: panels [out / 16, in, 16], as bfloat16 when that loses nothing,
+so that a step reads half the memory. Else for oneDNN, a third faster than torch's own product. The packed operators
+are private names of torch, so each dtype must pass a numeric self-test first; where they are missing, refuse the
+dtype or fail the test, weights stay as they are.
 """
 
 from __future__ import annotations
@@ -11,22 +13,63 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
+from mmserve.errors import StartupError
+from mmserve.model_backend.native import kernels
+
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """Relative to the largest value of the result."""
 
 
-def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """[..., in] x (packed or plain) [out, in] -> [..., out]."""
+def multiply(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    onto: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """[..., in] x (packed or plain) [out, in] -> [..., out]; added to ``onto`` in place when that is given.
+
+    ``scale``: of quantized weights [out].
+    """
+    if weight.dim() == 3:
+        return kernels.linear(x, weight, bias, onto, scale)
     if weight.is_mkldnn:
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
-    return F.linear(x, weight, bias)
+        out = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    else:
+        out = F.linear(x, weight, bias)
+    return out if onto is None else onto.add_(out)
+
+
+def rows_of(weight: torch.Tensor, indices: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+    """int64 [T] -> those rows [T, in] of a plain [out, in], or of panels as float32."""
+    if weight.dim() == 3:
+        rows = weight[indices // kernels.PANEL, :, indices % kernels.PANEL].float()
+        return rows if scale is None else rows.mul_(scale[indices, None])
+    return F.embedding(indices, weight)
+
+
+def to_panels(weight: torch.Tensor) -> torch.Tensor:
+    """[out, in] in panels where the C++ kernels take it, else as it came."""
+    if kernels.usable(weight) and weight.shape[0] % kernels.PANEL == 0:
+        return kernels.to_panels(weight)
+    return weight
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
     """[out, in], packed for ``multiply`` where this CPU can, else as it came."""
-    if weight.device.type == "cpu" and _works(weight.dtype):
+    panels = to_panels(weight)
+    if panels is weight and weight.device.type == "cpu" and _works(weight.dtype):
         return torch.ops.mkldnn._reorder_linear_weight(weight)  # type: ignore[no-any-return]
-    return weight
+    return panels
+
+
+def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[out, in] -> int8 for ``multiply`` and its scale. Raises StartupError where the kernels are missing."""
+    if not kernels.usable(weight):
+        raise StartupError("--quantization needs a C++ compiler on this machine (c++ or g++): install one")
+    if weight.shape[0] % kernels.PANEL:
+        raise StartupError(f"--quantization needs layers of a multiple of {kernels.PANEL} outputs: leave it out")
+    return kernels.to_int8_panels(weight)
 
 
 @cache

@@ -7,6 +7,7 @@ import math
 import torch
 
 from mmserve.checkpoint.spec import RopeScaling, TextSpec
+from mmserve.model_backend.native import kernels
 
 
 def inverse_frequencies(spec: TextSpec) -> torch.Tensor:
@@ -37,15 +38,18 @@ class Rotary:
         self._frequencies = inverse_frequencies(spec).to(device)
 
     def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64 [T] -> cosines and signed sines, each [T, 1, head_dim], for ``rotate_``."""
+        """int64 [T] -> cosines and sines, each [T, head_dim / 2], for ``rotate_``."""
         radians = positions[:, None].float() * self._frequencies
-        cos, sin = radians.cos(), radians.sin()
-        return torch.cat((cos, cos), -1)[:, None].to(dtype), torch.cat((-sin, sin), -1)[:, None].to(dtype)
+        return radians.cos().to(dtype), radians.sin().to(dtype)
 
 
 def rotate_(x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Rotate [T, heads, head_dim] in place."""
-    cos, signed_sin = angles
+    """Rotate [T, heads, head_dim] in place, rows any distance apart."""
+    if kernels.usable(x):
+        kernels.rotate_(x, *angles)
+        return
+    cos, sin = (angle[:, None] for angle in angles)
     first, second = x.chunk(2, dim=-1)
-    swapped = torch.cat((second, first), dim=-1)
-    x.mul_(cos).addcmul_(swapped, signed_sin)
+    rotated = (first * cos).addcmul_(second, sin, value=-1)
+    second.mul_(cos).addcmul_(first, sin)
+    first.copy_(rotated)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
 from mmserve.checkpoint.spec import TextSpec
-from mmserve.model_backend.attention.interface import Attention, StepLayout
+from mmserve.model_backend.attention.interface import Attention
 from mmserve.model_backend.layers.attention import SelfAttention
 from mmserve.model_backend.layers.embedding import VocabParallelTable
 from mmserve.model_backend.layers.mlp import GatedMlp
@@ -33,10 +34,11 @@ class DecoderLayer(nn.Module):
         hidden: torch.Tensor,
         angles: tuple[torch.Tensor, torch.Tensor],
         layer_kv: torch.Tensor,
-        layout: StepLayout,
+        layout: Any,
     ) -> torch.Tensor:
-        hidden = hidden + self.attention(self.attention_norm(hidden), angles, layer_kv, layout)
-        return hidden + self.mlp(self.mlp_norm(hidden))  # type: ignore[no-any-return]
+        """Adds to ``hidden`` in place."""
+        hidden = self.attention(self.attention_norm(hidden), angles, layer_kv, layout, onto=hidden)
+        return self.mlp(self.mlp_norm(hidden), onto=hidden)  # type: ignore[no-any-return]
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
         yield from self.attention_norm.targets(f"{prefix}input_layernorm")
@@ -62,10 +64,8 @@ class Llama(nn.Module):
         """int64 [T] -> [T, hidden]."""
         return self.embedding.embed(token_ids)
 
-    def forward(
-        self, hidden: torch.Tensor, positions: torch.Tensor, kv: torch.Tensor, layout: StepLayout
-    ) -> torch.Tensor:
-        """[T, hidden] at int64 positions [T] -> [T, hidden]; kv: [layers, blocks, tokens, 2, kv_heads, dim]."""
+    def forward(self, hidden: torch.Tensor, positions: torch.Tensor, kv: torch.Tensor, layout: Any) -> torch.Tensor:
+        """[T, hidden] at int64 positions [T] -> the same, in place; kv: [layers, blocks, tokens, 2, kv_heads, dim]."""
         angles = self._rotary.angles(positions, hidden.dtype)
         for layer, layer_kv in zip(self.layers, kv, strict=True):
             hidden = layer(hidden, angles, layer_kv, layout)

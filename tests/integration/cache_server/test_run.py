@@ -72,4 +72,5 @@ def test_it_serves_reports_and_stops(tmp_path: Path, arena: Arena) -> None:
         link.close()
     assert not errors
     assert not endpoints.cache_rpc.exists()
+    assert not endpoints.cache_calls.exists()
     assert seen["mm_arena_bytes",] == arena.nbytes

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from mmserve.cache_server.client import connect
-from mmserve.errors import Overloaded, TooLarge, Unavailable
+from mmserve.errors import TooLarge, Unavailable
 from mmserve.httpserver.call import MediaItem
 from mmserve.httpserver.lane import Generation
 from mmserve.httpserver.media_lease import MediaLeases
@@ -53,7 +53,7 @@ def item(number: int, nbytes: int = 5000) -> MediaItem:
 
 
 def leases_of(model: Path, arena: Arena, endpoints: Endpoints, generation: Generation, **options: Any) -> MediaLeases:
-    deployment, samples = deployment_of(model), Samples()
+    deployment, samples = deployment_of(model, data_budget_mb=1), Samples()
     return MediaLeases(deployment, arena, endpoints, "httpserver-0", samples, generation, **options)  # type: ignore[arg-type]
 
 
@@ -199,7 +199,7 @@ async def bytes_of(leases: MediaLeases, arena: Arena, wanted: MediaItem) -> byte
 async def has_waited(leases: MediaLeases) -> None:
     """A call that waits for others' bytes is on its way."""
     async with asyncio.timeout(30):
-        while not leases._cache._waiting._pool._threads:  # noqa: ASYNC110 - announced to nobody
+        while not leases._cache._for_others.threads._started:  # noqa: ASYNC110 - announced to nobody
             await asyncio.sleep(0.002)
 
 
@@ -238,7 +238,7 @@ def test_what_does_not_fit(model: Path, arena: Arena, endpoints: Endpoints, gene
         with pytest.raises(TooLarge):
             await hold(leases, [item(1, 2 * ARENA_NBYTES)])
         async with leases.hold("first", [item(2, ARENA_NBYTES // 2)]):
-            with pytest.raises(Overloaded):
+            with pytest.raises(Unavailable):
                 await hold(leases, [item(3, ARENA_NBYTES // 2)])
         await hold(leases, [item(3, ARENA_NBYTES // 2)])
         await leases.aclose()

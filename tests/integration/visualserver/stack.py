@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 
 from mmserve.cache_server.client import MediaCacheClient, connect
+from mmserve.cache_server.table import Table
+from mmserve.cache_server.turns import Turns
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.channel import AsyncReceiver, Receiver, Sender
@@ -30,6 +32,7 @@ from tests.fakes.media import fake_process, model_spec, write_preprocessor
 
 HIDDEN, TOKENS = 8, 4
 TIMEOUT_S = 20.0
+PIXELS_NBYTES = 1 << 20
 
 
 class FakeTower:
@@ -61,6 +64,7 @@ class Stack:
     server: asyncio.Task[None]
     metrics: Receiver[MetricBatch]
     cache: ExitStack
+    table: Table
     sent: dict[str, GenerateRequest] = field(default_factory=dict)
 
     @property
@@ -87,6 +91,7 @@ class Stack:
                 data=record.data,
                 embed=record.embed,
                 media_index=index,
+                decoded_nbytes=PIXELS_NBYTES,
             )
             for index, record in enumerate(records)
         )
@@ -133,7 +138,9 @@ async def _running(tmp_path: Path, model: ModelSpec | None, **config: object) ->
     with ExitStack() as stack:
         stack.callback(arena.close)
         cache = stack.enter_context(ExitStack())
-        cache.enter_context(serving_cache(endpoints, arena))
+        deployment = process.deployment
+        turns = Turns(deployment.config.max_mm_preprocess_concurrency, deployment.budgets.pixel_nbytes)
+        table = cache.enter_context(serving_cache(endpoints, arena, turns))
         clients = [connect(endpoints, owner, batched=batched, patience_s=0.1) for owner in ("http-2", process.name)]
         router: AsyncReceiver[EngineInbound] = AsyncReceiver(endpoints.router, EngineInbound)
         metrics: Receiver[MetricBatch] = Receiver(endpoints.metrics, MetricBatch)
@@ -143,7 +150,7 @@ async def _running(tmp_path: Path, model: ModelSpec | None, **config: object) ->
         pool = stack.enter_context(ThreadPoolExecutor(2))
         server = asyncio.create_task(_serve(process, load_tower(process) if model else tower, clients[1], pool))
         try:
-            yield Stack(process, tower, arena, clients[0], visual, router, server, metrics, cache)
+            yield Stack(process, tower, arena, clients[0], visual, router, server, metrics, cache, table)
         finally:
             tower.gate.set()
             server.cancel()

@@ -85,10 +85,10 @@ def test_one_that_waited_for_the_others_bytes(lanes: BothLanes, generation: Gene
     """Compared when they have come."""
     has_waited, writes = threading.Event(), threading.Event()
 
-    def at_call(method: str, args: Any) -> None:
-        if method.startswith("get_items_data"):
+    def at_call(name: str) -> None:
+        if name == "get_items_data":
             has_waited.set()
-        elif method.startswith("set_items_data"):
+        elif name == "set_items_data":
             writes.set()
             assert has_waited.wait(20)
 

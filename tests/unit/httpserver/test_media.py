@@ -1,6 +1,5 @@
 import asyncio
 import os
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,14 +7,11 @@ from urllib.parse import quote
 
 import pybase64
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mmserve.errors import MediaError, MmserveError, TooLarge
 from mmserve.httpserver.call import MediaItem, MediaRef
 from mmserve.httpserver.lane import Generation
 from mmserve.httpserver.media import MediaReader
-from mmserve.httpserver.threads import MIN_BATCH_NBYTES, Threads, batches
 from mmserve.processors.picture import header
 from tests.fakes.chat_models import deployment_of, write_chat_model
 from tests.fakes.media import encoded, picture, png
@@ -219,52 +215,3 @@ def test_a_sibling_with_the_same_prefix_is_outside(model: Path, tmp_path: Path) 
     (tmp_path / "allowed-not").mkdir()
     (tmp_path / "allowed-not" / "a.png").write_bytes(png())
     refused(model, f"file://{tmp_path}/allowed-not/a.png", allowed_local_media_path=str(tmp_path / "allowed"))
-
-
-@given(st.lists(st.integers(0, 4 * MIN_BATCH_NBYTES), max_size=40), st.integers(1, 8))
-def test_batches_are_few_and_keep_the_order(sizes: list[int], threads: int) -> None:
-    found = batches(range(len(sizes)), sizes, threads)
-    assert [job for batch in found for job in batch] == list(range(len(sizes)))
-    assert len(found) <= threads
-    assert all(found)
-
-
-def test_small_jobs_share_a_task() -> None:
-    assert batches(range(128), [1000] * 128, 4) == [list(range(128))]
-    assert len(batches(range(8), [MIN_BATCH_NBYTES] * 8, 4)) == 4
-    few_large = [5 * MIN_BATCH_NBYTES] * 4
-    assert batches(range(4), few_large, 4) == [[0], [1], [2], [3]]
-    assert batches(range(4), few_large, 2) == [[0, 1], [2, 3]]
-    assert [0] in batches(range(9), [20 * MIN_BATCH_NBYTES] + [10] * 8, 4)
-
-
-def test_work_is_never_abandoned() -> None:
-    """A cancelled caller goes on only after its thread has returned, and only then."""
-
-    async def run() -> list[str]:
-        threads = Threads("test", 2)
-        loop = asyncio.get_running_loop()
-        started = asyncio.Event()
-        events: list[str] = []
-
-        proceed = threading.Event()
-
-        def work() -> None:
-            loop.call_soon_threadsafe(started.set)
-            proceed.wait(10)
-            events.append("returned")
-
-        task = asyncio.create_task(threads.run(work))
-        await started.wait()
-        for _ in range(3):
-            task.cancel()
-            await asyncio.sleep(0)
-        assert not task.done()
-        proceed.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        events.append("cancelled")
-        threads.close()
-        return events
-
-    assert asyncio.run(run()) == ["returned", "cancelled"]

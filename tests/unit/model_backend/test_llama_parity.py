@@ -24,6 +24,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "tied": {"tie_word_embeddings": True},
     "biased": {"attention_bias": True, "mlp_bias": True},
     "wide-heads": {"head_dim": 16},
+    "in-panels": {"head_dim": 16, "vocab_size": 272, "tie_word_embeddings": True, "dtype": torch.bfloat16},
     "rope-linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
     "rope-llama3": {
         "rope_parameters": {

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from mmserve.checkpoint.load import load
 from mmserve.errors import StartupError
 from mmserve.model_backend import weights
-from mmserve.model_backend.attention.plain import plain_attention
+from mmserve.model_backend.attention.plain import PlainAttention
 from mmserve.model_backend.models.llama import Llama
 from mmserve.model_backend.parallel import TpGroup
 from mmserve.model_backend.runner import Runner
@@ -64,7 +64,7 @@ def test_ranks_hold_disjoint_parts_that_make_up_the_checkpoint(tmp_path: Path, s
     spec = load(tmp_path).text
     models, reported = [], []
     for rank in range(size):
-        model = Llama(spec, plain_attention, tp=TpGroup(rank, size), like=torch.empty(0))
+        model = Llama(spec, PlainAttention(), tp=TpGroup(rank, size), like=torch.empty(0))
         weights.load(tmp_path, ("text.",), model.targets(), lambda *event: reported.append(event))
         assert reported[-1] == (reported[-1][1], reported[-1][1], "bytes")
         assert [done for done, *_ in reported] == sorted(done for done, *_ in reported)

@@ -1,16 +1,19 @@
-"""The container's memory limit, from either version of its files."""
+"""The container's limits of memory and cores, from either version of its files."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from mmserve.supervisor.machine import container_memory_bytes, look
+import pytest
+
+from mmserve.supervisor.machine import container_memory_bytes, look, num_cores
 
 
 def _cgroup(directory: Path, **files: str) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        (directory / name.replace("memory_", "memory.")).write_text(text)
+        (directory / name.replace("memory_", "memory.").replace("cpu_", "cpu.")).write_text(text)
 
 
 def test_version_2_at_the_root_of_a_container(tmp_path: Path) -> None:
@@ -38,3 +41,22 @@ def test_no_limit(tmp_path: Path) -> None:
 
 def test_this_machine_has_some_memory() -> None:
     assert look().memory_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu_max": "300000 100000\n"}, 3),
+        ({"cpu_max": "max 100000\n"}, 8),
+        ({"cpu_max": "20000 100000\n"}, 1),
+        ({"cpu_cfs_quota_us": "250000", "cpu_cfs_period_us": "100000"}, 2),
+        ({"cpu_cfs_quota_us": "-1", "cpu_cfs_period_us": "100000"}, 8),
+        ({}, 8),
+    ],
+    ids=str,
+)
+def test_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    _cgroup(tmp_path / "fs/cpu/job", **files)
+    (tmp_path / "own").write_text("5:cpu:/job\n")
+    assert num_cores(tmp_path / "fs", tmp_path / "own") == cores

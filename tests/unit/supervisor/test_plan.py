@@ -177,3 +177,15 @@ def test_a_text_model_needs_no_visual_server(model: ModelSpec) -> None:
     deployment = _make(text_only)
     assert "visualserver" not in {role.name for role in topology(deployment)}
     assert deployment.arena_nbytes == 1 << 20
+
+
+def test_threads_are_the_cores_unless_said_otherwise(model: ModelSpec) -> None:
+    machine = Machine(memory_bytes=8 * GIB, limited_by="this machine", has_cuda=False, fast_bfloat16=False, num_cores=6)
+    assert _make(model, machine).cpu_threads == 6
+    assert _make(model, machine, cpu_threads=4).cpu_threads == 4
+
+
+def test_quantized_weights_are_computed_in_float32_on_a_cpu(model: ModelSpec) -> None:
+    assert _make(model, XEON, quantization="int8").dtype == "float32"
+    assert "leave out" in _refused(model, GPU, quantization="int8")
+    assert "leave out" in _refused(model, XEON, quantization="int8", dtype="bfloat16")

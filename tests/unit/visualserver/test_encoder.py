@@ -14,7 +14,7 @@ from mmserve.errors import Unavailable
 from mmserve.ipc.arena import Arena
 from mmserve.messages.cache import EmbedState
 from mmserve.messages.media import Handle
-from mmserve.visualserver.batcher import ENCODED, Image
+from mmserve.visualserver.batcher import ENCODED, Image, Outcome
 from mmserve.visualserver.decoding import INTERNAL, LOST, Decoded
 from mmserve.visualserver.encoder import Encoder
 
@@ -58,33 +58,40 @@ def _encoder(arena: Arena, cache: _Cache) -> Encoder:
     return Encoder(_tower, torch.bfloat16, arena, cast(MediaCacheClient, cache))
 
 
+def _encode(encoder: Encoder, decoded: Decoded) -> dict[int, Outcome]:
+    pixels = encoder.take(decoded)
+    assert decoded.pixels == [], "the encoder has them now"
+    return encoder.encode(decoded.images, pixels).outcomes
+
+
 def _rows(arena: Arena, handle: Handle) -> Any:
     return torch.frombuffer(bytearray(arena.readable(handle)), dtype=torch.bfloat16).tolist()
 
 
 def test_rows_stand_sealed_in_the_arena_in_the_deployments_dtype(arena: Arena) -> None:
     cache, decoded = _Cache(), _decoded(5, 6)
-    assert _encoder(arena, cache).encode(decoded).outcomes == {5: ENCODED, 6: ENCODED}
+    assert _encode(_encoder(arena, cache), decoded) == {5: ENCODED, 6: ENCODED}
     assert [_rows(arena, image.embed) for image in decoded.images] == [[5.0] * 12, [6.0] * 12]
     assert cache.calls == [{5: True, 6: True}]
 
 
 def test_after_a_failed_batch_images_are_tried_one_by_one(arena: Arena) -> None:
     cache, decoded = _Cache(), _decoded(5, 13, 7)
-    assert _encoder(arena, cache).encode(decoded).outcomes == {5: ENCODED, 13: INTERNAL, 7: ENCODED}
+    assert _encode(_encoder(arena, cache), decoded) == {5: ENCODED, 13: INTERNAL, 7: ENCODED}
     assert _rows(arena, decoded.images[2].embed) == [7.0] * 12
     assert cache.calls == [{5: True, 13: False, 7: True}]
 
 
 def test_rows_are_copied_once_and_counted_so(arena: Arena) -> None:
-    assert _encoder(arena, _Cache()).encode(_decoded(5, 13, 7)).written_nbytes == 2 * TOKENS * HIDDEN * 2
+    encoder, decoded = _encoder(arena, _Cache()), _decoded(5, 13, 7)
+    assert encoder.encode(decoded.images, encoder.take(decoded)).written_nbytes == 2 * TOKENS * HIDDEN * 2
 
 
 def test_what_the_cache_server_does_not_take_is_lost(arena: Arena) -> None:
-    assert _encoder(arena, _Cache(gone=(5,))).encode(_decoded(5, 6)).outcomes == {5: LOST, 6: ENCODED}
-    assert _encoder(arena, _Cache(down=True)).encode(_decoded(5, 6)).outcomes == {5: LOST, 6: LOST}
+    assert _encode(_encoder(arena, _Cache(gone=(5,))), _decoded(5, 6)) == {5: LOST, 6: ENCODED}
+    assert _encode(_encoder(arena, _Cache(down=True)), _decoded(5, 6)) == {5: LOST, 6: LOST}
 
 
 def test_rows_for_a_handle_from_before_a_restart_are_written_nowhere(arena: Arena) -> None:
     arena.begin_epoch(1 << 60)
-    assert _encoder(arena, _Cache()).encode(_decoded(5)).outcomes == {5: LOST}
+    assert _encode(_encoder(arena, _Cache()), _decoded(5)) == {5: LOST}

@@ -1,0 +1,86 @@
+"""What is compared: mmserve with each gate, the pickling baseline beside it. Knows how to start each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.load.client import run
+from benchmarks.load.memory import available_nbytes
+from benchmarks.load.server import Target, serve
+from benchmarks.memory.floor import FLOOR_NBYTES
+from benchmarks.memory.pictures import Pictures
+
+_FRONT = ("benchmarks.memory.pickled.front",)
+_CALIBRATING = 6
+_COPIES_NBYTES = 110 << 20
+"""Of a picture's pixels, in front and engine together, and what comes with them."""
+_SPARE_NBYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Case:
+    """One server, started anew for each run."""
+
+    server: str
+    setting: str
+    tokens: int
+    arguments: tuple[str, ...]
+    baseline: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.server}, {self.setting}, {self.tokens} tokens"
+
+
+@contextlib.contextmanager
+def started(case: Case, model: str) -> Iterator[Target]:
+    """The case's server, ready."""
+    program = {"program": _FRONT} if case.baseline else {}
+    with serve(*case.arguments, model=model, **program) as target:
+        yield target
+
+
+def of_mmserve(gates: Sequence[int], tokens: Sequence[int], arguments: Sequence[str]) -> list[Case]:
+    """``gates``: --max-mm-preprocess-concurrency, 0 for off; ``arguments``: further flags."""
+    return [
+        Case(
+            "mmserve",
+            f"gate {gate or 'off'}",
+            count,
+            (*arguments, "--max-mm-preprocess-concurrency", str(gate)),
+        )
+        for count in tokens
+        for gate in gates
+    ]
+
+
+def of_baseline(tokens: Sequence[int], serial_ms: float) -> list[Case]:
+    """The encoder takes twice as long as all before it, or half; references kept to the end, or dropped."""
+    slow = ("--service-ms", f"{2 * serial_ms:.0f}")
+    fast = ("--service-ms", f"{serial_ms / 2:.0f}")
+    first = tokens[0]
+    return [
+        *(Case("baseline", "kept", count, slow, baseline=True) for count in tokens),
+        Case("baseline", "kept, fast encoder", first, fast, baseline=True),
+        Case("baseline", "kept, gate 1", first, (*slow, "--gate", "1"), baseline=True),
+        Case("baseline", "dropped", first, (*slow, "--drop"), baseline=True),
+        Case("baseline", "kept, 336 x 336 pixels", first, (*fast, "--pixels", "clip"), baseline=True),
+    ]
+
+
+def serial_ms(pictures: Pictures) -> float:
+    """What the baseline needs from socket to engine for one picture, alone and with an encoder that takes no time."""
+    with serve(program=_FRONT) as target:
+        bodies = pictures.bodies(target.model, 1, _CALIBRATING + 1)
+        asyncio.run(run(target.url, bodies[:1], 1, 60.0))
+        records, wall_s = asyncio.run(run(target.url, bodies[1:], 1, 60.0))
+    return wall_s / len(records) * 1e3
+
+
+def clients_that_fit(clients: int) -> int:
+    """How many of them the baseline can have in flight on this machine."""
+    room = available_nbytes() - FLOOR_NBYTES - _SPARE_NBYTES
+    return max(1, min(clients, room // _COPIES_NBYTES))

@@ -1,0 +1,45 @@
+"""Ends a server that is about to take the machine's last memory, before the kernel picks somebody else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import suppress
+from types import TracebackType
+
+from benchmarks.load.memory import INTERVAL_S, available_nbytes, tree
+
+FLOOR_NBYTES = 3 << 30
+
+
+class OutOfRoom(Exception):
+    """The server was killed because the machine had less than FLOOR_NBYTES to give."""
+
+
+class Floor:
+    """``with Floor(pid): ...`` watches; raises OutOfRoom on exit when it had to kill ``pid`` and all below it."""
+
+    def __init__(self, pid: int | None) -> None:
+        self._pid = pid
+        self._done = threading.Event()
+        self._broken = False
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._done.set()
+        self._thread.join()
+        if self._broken:
+            raise OutOfRoom(f"less than {FLOOR_NBYTES >> 30} GiB were available: killed") from error
+
+    def _watch(self) -> None:
+        while self._pid is not None and not self._done.wait(INTERVAL_S):
+            if available_nbytes() < FLOOR_NBYTES:
+                self._broken = True
+                for pid in tree(self._pid):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                return

@@ -1,0 +1,59 @@
+"""What a server says of itself on /metrics. Knows which of its gauges count something held for a request."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections.abc import Mapping
+
+from prometheus_client.parser import text_string_to_metric_families
+
+HELD = (
+    "mmserve:num_requests_in_flight",
+    "mmserve:mm_leases",
+    "mmserve:mm_decoding",
+    "mmserve:mm_encoder_requests_waiting",
+    "mmserve:mm_alloc_waiting",
+    "mmserve:num_requests_running",
+    "mmserve:num_requests_waiting",
+    "mmserve:budget_used_bytes",
+)
+"""Back at 0 when nothing is under way. Embeddings stay in the arena as a cache: what is used of that budget counts
+what requests hold."""
+LEAKS = "mmserve:mm_lease_leaks_total"
+PEAKS = "mmserve:budget_peak_bytes"
+_TIMEOUT_S = 30.0
+_INTERVAL_S = 0.5
+
+Samples = Mapping[str, float]
+"""``name{label="value"}`` -> value, labels as they come."""
+
+
+def scrape(url: str) -> dict[str, float]:
+    """All samples now."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=_TIMEOUT_S) as answer:
+        text = answer.read().decode()
+    return {
+        sample.name + _labels(sample.labels): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}" if labels else ""
+
+
+def held(samples: Samples) -> dict[str, float]:
+    """Those of HELD that this server has; its absent ones are left out."""
+    return {name: value for name, value in samples.items() if name.partition("{")[0] in HELD}
+
+
+def until_released(url: str, timeout_s: float) -> tuple[dict[str, float], float]:
+    """Ask until all of ``held`` are 0 or the time is over; what they are then, and the seconds it took."""
+    started_s = time.monotonic()
+    while True:
+        found, waited_s = held(scrape(url)), time.monotonic() - started_s
+        if not any(found.values()) or waited_s > timeout_s:
+            return found, waited_s
+        time.sleep(_INTERVAL_S)

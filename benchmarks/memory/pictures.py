@@ -1,0 +1,68 @@
+"""Request bodies with one large picture each; made once, and made new for each sending. Knows no server."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.load.workload import Workload, bodies
+
+Body = dict[str, Any]
+_NUMBER_NBYTES = 6
+"""Eight characters of base64."""
+
+
+class Pictures:
+    """``count`` chat bodies, a distinct photo-like JPEG of ``side`` x ``side`` each, from a seed."""
+
+    def __init__(self, count: int, side: int, seed: int) -> None:
+        load = Workload("pictures", count, count, prompt_words=4, output_tokens=1, images=1, image_size=(side, side))
+        self._bodies = [_padded(body) for body in bodies(load, "", seed, {"ignore_eos": True})]
+        self._numbers = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    @property
+    def jpeg_nbytes(self) -> float:
+        """Of one picture, on average."""
+        return sum(len(_url(body)["url"]) for body in self._bodies) * 3 / 4 / len(self._bodies)
+
+    def bodies(self, model: str, tokens: int, count: int | None = None) -> list[Body]:
+        """``count`` of them (all by default) that no server has seen."""
+        fresh = self.endless(model, tokens)
+        return [next(fresh) for _ in range(len(self) if count is None else count)]
+
+    def endless(self, model: str, tokens: int) -> Iterator[Body]:
+        """The same pictures over and over, with a number behind the end of each that makes its content new."""
+        for body in itertools.cycle(self._bodies):
+            number = base64.b64encode(next(self._numbers).to_bytes(_NUMBER_NBYTES, "big")).decode()
+            yield body | {
+                "model": model,
+                "max_tokens": tokens,
+                "messages": [_numbered(message, number) for message in body["messages"]],
+            }
+
+
+def _url(body: Body) -> dict[str, str]:
+    found: dict[str, str] = next(part["image_url"] for part in body["messages"][0]["content"] if "image_url" in part)
+    return found
+
+
+def _padded(body: Body) -> Body:
+    """With zeros behind the JPEG's end, which no decoder reads, so that more base64 can follow."""
+    head, _, data = _url(body)["url"].partition(",")
+    jpeg = base64.b64decode(data)
+    jpeg += bytes(-len(jpeg) % 3)
+    _url(body)["url"] = f"{head},{base64.b64encode(jpeg).decode()}"
+    return body
+
+
+def _numbered(message: Body, number: str) -> Body:
+    parts = [
+        part | {"image_url": {"url": part["image_url"]["url"] + number}} if "image_url" in part else part
+        for part in message["content"]
+    ]
+    return message | {"content": parts}

@@ -1,0 +1,49 @@
+"""What is asked for beside what was measured. Knows rows only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from benchmarks.load.memory import MIB
+from benchmarks.load.report import Row
+
+_OF_COMPRESSED, _PLUS_MIB = 2.0, 0.2
+_OF_BASELINE = 0.10
+_OF_OFF = 0.05
+
+Figures = Mapping[str, float]
+
+
+def at_most(figure: str, setting: str, got: float, wanted: float) -> Row:
+    """One line of the table of targets."""
+    return _line(figure, setting, got, f"at most {wanted:.3g}", got <= wanted)
+
+
+def at_least(figure: str, setting: str, got: float, wanted: float) -> Row:
+    """One line of the table of targets."""
+    return _line(figure, setting, got, f"at least {wanted:.3g}", got >= wanted)
+
+
+def _line(figure: str, setting: str, got: float, target: str, met: bool) -> Row:
+    return {"figure": figure, "setting": setting, "got": got, "target": target, "met": "yes" if met else "no"}
+
+
+def of_burst(rows: Sequence[tuple[str, int, Figures]], jpeg_nbytes: float, clients: int) -> list[Row]:
+    """``rows``: mmserve's, as (gate, tokens, figures), and the baseline's with references kept, gate "baseline"."""
+    baseline = {tokens: each for gate, tokens, each in rows if gate == "baseline"}
+    off = {tokens: each for gate, tokens, each in rows if gate == "gate off"}
+    found: list[Row] = []
+    for gate, tokens, each in rows:
+        if gate == "baseline":
+            continue
+        setting = f"{gate}, {tokens} tokens"
+        found.append(at_least("answered", setting, each["ok"], clients))
+        wanted = _OF_COMPRESSED * jpeg_nbytes / MIB + _PLUS_MIB
+        found.append(at_most("waiting MiB a request", setting, each["waiting_mib_per_request"], wanted))
+        if tokens in baseline:
+            share = each["growth_mib_per_request"] / baseline[tokens]["growth_mib_per_request"]
+            found.append(at_most("growth / baseline's", setting, share, _OF_BASELINE))
+        if tokens in off and gate != "gate off":
+            speed = each["requests_per_s"] / off[tokens]["requests_per_s"]
+            found.append(at_least("requests/s of off's", setting, speed, 1 - _OF_OFF))
+    return found

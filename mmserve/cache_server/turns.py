@@ -1,0 +1,77 @@
+"""Whose images may be decoded now: so many requests at once, of so many bytes of pixels; the earliest arrival first.
+
+Turns are asked for by visual servers, for requests. Pure: whoever waits is told to ask again after every change.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from typing import NamedTuple
+
+from mmserve.budget import Budget
+from mmserve.cache_server.item import Lease
+
+
+class Claim(NamedTuple):
+    """A request in line. The earliest arrival comes first, whenever it was asked for."""
+
+    arrival_s: float
+    lease: Lease
+    nbytes: int
+
+
+class Turns:
+    """``max_requests`` 0: as many as the budget of pixels lets."""
+
+    def __init__(self, max_requests: int, pixel_nbytes: int) -> None:
+        self._max_requests = max_requests
+        self.pixels = Budget(pixel_nbytes)
+        self.peak = 0
+        self._held: dict[Lease, int] = {}
+        self._line: list[Claim] = []
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._line)
+
+    def ask(self, claim: Claim) -> None:
+        """Into the line, unless it is there or its turn has come."""
+        if claim.lease not in self._held and all(other.lease != claim.lease for other in self._line):
+            insort(self._line, claim)
+
+    def has_come(self, lease: Lease) -> bool:
+        """Lets the first in line begin, as many as may; is ``lease`` among those who have?"""
+        while self._line and self._may_begin(self._line[0].nbytes):
+            first = self._line.pop(0)
+            self._held[first.lease] = first.nbytes
+            self.pixels.take(first.nbytes)
+            self.peak = max(self.peak, len(self._held))
+        return lease in self._held
+
+    def is_known(self, lease: Lease) -> bool:
+        """In line, or at its turn?"""
+        return lease in self._held or any(claim.lease == lease for claim in self._line)
+
+    def end(self, lease: Lease) -> bool:
+        """Its pixels are the encoder's, or it wants nothing any more. Was there anything to end?"""
+        waiting, self._line = len(self._line), [claim for claim in self._line if claim.lease != lease]
+        nbytes = self._held.pop(lease, None)
+        if nbytes is not None:
+            self.pixels.give(nbytes)
+        return nbytes is not None or len(self._line) < waiting
+
+    def drop_owner(self, owner: str) -> None:
+        """The visual server is gone, and its pixels with it."""
+        for lease in [*self._held, *(claim.lease for claim in self._line)]:
+            if lease.owner == owner:
+                self.end(lease)
+
+    def _may_begin(self, nbytes: int) -> bool:
+        """One that is larger than the whole budget, which its HTTP worker should have refused, runs alone."""
+        if self._max_requests and len(self._held) >= self._max_requests:
+            return False
+        return self.pixels.fits(nbytes) or not self._held

@@ -1,0 +1,97 @@
+// What Python calls, on plain addresses. Knows no torch: all tensors are contiguous float32 unless said otherwise.
+#include <cmath>
+#include <cstring>
+
+#include "attention.h"
+#include "linear.h"
+
+namespace {
+
+constexpr int64_t kPieceNumbers = 1 << 14;  // worth handing to another thread
+
+// work(row) for every row of so many numbers.
+template <class Work>
+void each_row(int64_t count, int64_t numbers, const Work& work) {
+    const int64_t in_piece = std::max<int64_t>(1, kPieceNumbers / numbers);
+    pool::each((count + in_piece - 1) / in_piece, [&](int64_t piece) {
+        const int64_t end = std::min(count, (piece + 1) * in_piece);
+        for (int64_t row = piece * in_piece; row < end; ++row) work(row);
+    });
+}
+
+}  // namespace
+
+extern "C" {
+
+void mm_set_threads(int count) {
+    pool::shared().set_threads(count);
+}
+
+// weights: 0 float32, 1 bfloat16, 2 int8 with a scale for each column.
+void mm_linear(const float* x, const void* panels, int weights, const float* scale, const float* bias, float* out,
+               int64_t M, int64_t K, int64_t N, int add) {
+    const linear::Job job{x, out, M, K, N, {scale, bias, add != 0}};
+    switch (weights) {
+        case 0:
+            return linear::run(job, static_cast<const float*>(panels));
+        case 1:
+            return linear::run(job, static_cast<const uint16_t*>(panels));
+        default:
+            return linear::run(job, static_cast<const int8_t*>(panels));
+    }
+}
+
+void mm_rms_norm(const float* x, const float* weight, float eps, float* out, int64_t rows, int64_t size) {
+    each_row(rows, size, [=](int64_t row) {
+        const float* from = x + row * size;
+        tile::f32x8 squares{};
+        for (int64_t i = 0; i < size; i += 8)
+            squares += tile::load<tile::f32x8>(from + i) * tile::load<tile::f32x8>(from + i);
+        float sum = 0.f;
+        for (int i = 0; i < 8; ++i) sum += squares[i];
+        const float scale = 1.f / std::sqrt(sum / static_cast<float>(size) + eps);
+        for (int64_t i = 0; i < size; ++i) out[row * size + i] = from[i] * scale * weight[i];
+    });
+}
+
+// Rotates the first `heads` heads of each row in place; cos and sin: [rows, dim / 2].
+void mm_rotate(float* x, int64_t stride, const float* cos, const float* sin, int64_t rows, int64_t heads, int64_t dim) {
+    const int64_t half = dim / 2;
+    each_row(rows, heads * dim, [=](int64_t row) {
+        const float *c = cos + row * half, *s = sin + row * half;
+        for (int64_t head = 0; head < heads; ++head) {
+            float *first = x + row * stride + head * dim, *second = first + half;
+            for (int64_t i = 0; i < half; ++i) {
+                const float a = first[i], b = second[i];
+                first[i] = a * c[i] - b * s[i];
+                second[i] = b * c[i] + a * s[i];
+            }
+        }
+    });
+}
+
+// [rows, 2 * size]: gate, then up -> silu(gate) * up [rows, size].
+void mm_silu_gate(const float* x, float* out, int64_t rows, int64_t size) {
+    each_row(rows, 4 * size, [=](int64_t row) {
+        const float *gate = x + row * 2 * size, *up = gate + size;
+        for (int64_t i = 0; i < size; i += 8) {
+            const tile::f32x8 g = tile::load<tile::f32x8>(gate + i), none{};
+            const tile::f32x8 e = attention::exponential(g < none ? g : -g);  // of -|g|: never overflows
+            tile::store(out + row * size + i,
+                        g * (g < none ? e : none + 1.f) / (1.f + e) * tile::load<tile::f32x8>(up + i));
+        }
+    });
+}
+
+// Keeps each row's K and V, then attends. kv: [rows, 2, kv_heads, dim], rows q_stride apart, to layer_kv[slots[row]].
+void mm_attention(const float* q, const float* kv, const int64_t* slots, float* layer_kv, const int64_t* tables,
+                  const int64_t* tiles, float* out, int64_t rows, int64_t num_tiles, int64_t q_stride,
+                  int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t dim) {
+    const int64_t numbers = 2 * kv_heads * dim;
+    each_row(rows, numbers, [=](int64_t row) {
+        std::memcpy(layer_kv + slots[row] * numbers, kv + row * q_stride, numbers * sizeof(float));
+    });
+    attention::run({q, layer_kv, tables, tiles, out, q_stride, table_stride, heads, kv_heads, dim}, num_tiles);
+}
+
+}  // extern "C"

@@ -1,0 +1,159 @@
+"""The C++ kernels as functions of torch tensors: float32 on a CPU, contiguous unless said otherwise.
+
+``usable`` says whether a tensor may be given to them; whoever is told no computes with torch. Knows no layer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from mmserve.model_backend.native.library import library
+
+PANEL = 16
+"""Rows of a weight matrix that lie side by side in memory; the kernels' own number, as are the next two."""
+BLOCK_TOKENS = 16
+MAX_TILE_ROWS = 48
+_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_INT8_MAX = 127
+_TOLERANCE = 1e-5
+logger = logging.getLogger(__name__)
+
+
+def usable(x: torch.Tensor) -> bool:
+    """Is this a tensor for the kernels, and are there any?"""
+    return x.dtype is torch.float32 and x.is_cpu and _library() is not None
+
+
+def set_threads(count: int) -> None:
+    """At least so many threads for what comes; the caller's counts as one."""
+    if (kernels := _library()) is not None:
+        kernels.mm_set_threads(count)
+
+
+def to_panels(weight: torch.Tensor) -> torch.Tensor:
+    """[out, in] -> [out / 16, in, 16], with out a multiple of 16; bfloat16 when that loses nothing."""
+    short = weight.bfloat16()
+    kept = short if torch.equal(short.to(weight.dtype), weight) else weight
+    return kept.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
+
+
+def to_int8_panels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[out, in] -> int8 panels, and float32 scales [out]: each row's largest value becomes 127."""
+    scale = weight.abs().amax(dim=1).clamp_(min=torch.finfo(weight.dtype).tiny) / _INT8_MAX
+    whole = (weight / scale[:, None]).round_().to(torch.int8)
+    return whole.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous(), scale
+
+
+def linear(
+    x: torch.Tensor,
+    panels: torch.Tensor,
+    bias: torch.Tensor | None,
+    onto: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """[..., in] -> [..., out], or added to ``onto`` in place. The same for a row whatever the others are."""
+    x, out_size = x.contiguous(), panels.shape[0] * PANEL
+    out = torch.empty(*x.shape[:-1], out_size) if onto is None else onto
+    _get().mm_linear(
+        x.data_ptr(),
+        panels.data_ptr(),
+        _FORMATS[panels.dtype],
+        None if scale is None else scale.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        x.numel() // x.shape[-1],
+        x.shape[-1],
+        out_size,
+        onto is not None,
+    )
+    return out
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """[T, size], size a multiple of 8."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    _get().mm_rms_norm(x.data_ptr(), weight.data_ptr(), eps, out.data_ptr(), *x.shape)
+    return out
+
+
+def rotate_(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """[T, heads, dim] in place, rows any distance apart; cos and sin [T, dim / 2]."""
+    _get().mm_rotate(x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), *x.shape)
+
+
+def silu_gate(x: torch.Tensor) -> torch.Tensor:
+    """[T, 2 * size], gate before up -> silu(gate) * up [T, size], size a multiple of 8."""
+    rows, width = x.shape
+    out = torch.empty(rows, width // 2)
+    _get().mm_silu_gate(x.data_ptr(), out.data_ptr(), rows, width // 2)
+    return out
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Rows of a step in pieces: int64 [n, 4] of first row, rows, position of the first, row of ``tables``.
+
+    ``tables``: int64 [slots, blocks], ``kv_slots``: int64 [T].
+    """
+
+    tiles: torch.Tensor
+    tables: torch.Tensor
+    kv_slots: torch.Tensor
+
+
+def attention(q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, layout: Tiles) -> torch.Tensor:
+    """Keep K and V, then attend: see ``attention.interface.Attention``. q and kv have rows equally far apart."""
+    rows, heads, dim = q.shape
+    out = torch.empty(rows, heads, dim)
+    _get().mm_attention(
+        q.data_ptr(),
+        kv.data_ptr(),
+        layout.kv_slots.data_ptr(),
+        layer_kv.data_ptr(),
+        layout.tables.data_ptr(),
+        layout.tiles.data_ptr(),
+        out.data_ptr(),
+        rows,
+        len(layout.tiles),
+        q.stride(0),
+        layout.tables.shape[1],
+        heads,
+        kv.shape[2],
+        dim,
+    )
+    return out
+
+
+def _get() -> ctypes.CDLL:
+    kernels = _library()
+    assert kernels is not None, "asked for without usable()"
+    return kernels
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    """The kernels if they compute what torch computes."""
+    kernels = library()
+    if kernels is None or _is_right(kernels):
+        return kernels
+    logger.warning("the C++ kernels compute wrong numbers on this machine: torch computes alone (slower)")
+    return None
+
+
+def _is_right(kernels: ctypes.CDLL) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    weight, x, bias = (torch.randn(*shape, generator=generator) for shape in ((32, 40), (9, 40), (32,)))
+    for kept in (weight, weight.bfloat16().float()):
+        panels, out = to_panels(kept), torch.empty(9, 32)
+        arguments = (x.data_ptr(), panels.data_ptr(), _FORMATS[panels.dtype], None, bias.data_ptr(), out.data_ptr())
+        kernels.mm_linear(*arguments, 9, 40, 32, 0)
+        expected = torch.nn.functional.linear(x, kept, bias)
+        if not torch.allclose(out, expected, rtol=_TOLERANCE, atol=_TOLERANCE * float(expected.abs().max())):
+            return False
+    return True

@@ -1,0 +1,102 @@
+"""The C++ kernels beside this file: built once for this CPU with the compiler at hand, kept in the user's cache.
+
+Without a compiler, or when they fail their self-test, there are none and torch computes everything. Knows no layer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import logging
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from ctypes import c_float, c_int, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+_SOURCES = ("kernels.cpp", "attention.h", "linear.h", "pool.h", "tile.h")
+_OPTIONS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
+_COMPILERS = ("c++", "g++", "clang++")
+_BUILD_WITHIN_S = 120
+_POINTER, _SIZE = c_void_p, c_int64
+_SIGNATURES = {
+    "mm_set_threads": (c_int,),
+    "mm_linear": (_POINTER, _POINTER, c_int, *(_POINTER,) * 3, *(_SIZE,) * 3, c_int),
+    "mm_rms_norm": (_POINTER, _POINTER, c_float, _POINTER, _SIZE, _SIZE),
+    "mm_rotate": (_POINTER, _SIZE, _POINTER, _POINTER, *(_SIZE,) * 3),
+    "mm_silu_gate": (_POINTER, _POINTER, _SIZE, _SIZE),
+    "mm_attention": (*(_POINTER,) * 7, *(_SIZE,) * 7),
+}
+logger = logging.getLogger(__name__)
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The loaded kernels, built first where that has not been done; None where they cannot be had."""
+    try:
+        loaded = ctypes.CDLL(str(_built()))
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("no C++ kernels, torch computes alone (slower): %s", " ".join(str(error).split()))
+        return None
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.argtypes, function.restype = arguments, None
+    return loaded
+
+
+def _built() -> Path:
+    """The shared object of these sources for this CPU. Raises OSError or SubprocessError."""
+    here = Path(__file__).parent
+    sources = b"".join((here / name).read_bytes() for name in _SOURCES)
+    name = hashlib.sha256(b"\0".join((sources, " ".join(_OPTIONS).encode(), _cpu()))).hexdigest()[:16]
+    path = _cache_directory() / f"kernels-{name}.so"
+    with _alone(path.with_suffix(".lock")):  # ranks and the vision tower start at the same time
+        if not path.exists():
+            _build(here / _SOURCES[0], path)
+    return path
+
+
+def _build(source: Path, path: Path) -> None:
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        raise FileNotFoundError("no C++ compiler is installed")
+    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        made = Path(directory) / path.name
+        command = [compiler, *_OPTIONS, str(source), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_WITHIN_S, check=False)
+        if done.returncode:
+            raise OSError(f"{compiler} fails: {done.stderr[-300:]}")
+        made.replace(path)
+
+
+def _cache_directory() -> Path:
+    """Ours alone: what lies there is run."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    directory = root / "mmserve"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if directory.stat().st_uid != os.getuid():
+        raise PermissionError(f"{directory} belongs to another user")
+    return directory
+
+
+def _cpu() -> bytes:
+    """What -march=native depends on: a cache may be shared by different machines."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^(flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return f"{platform.machine()} {found[2]}".encode()
+    return platform.processor().encode()
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

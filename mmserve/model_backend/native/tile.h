@@ -1,0 +1,128 @@
+// The innermost product: a few rows of A times panels of 16 columns of B, kept in registers. A result is the sum over k
+// in order, whatever the number of rows: a sequence's numbers do not depend on its neighbours in a batch.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+namespace tile {
+
+typedef float f32x8 __attribute__((vector_size(32)));
+typedef uint16_t u16x8 __attribute__((vector_size(16)));
+typedef uint32_t u32x8 __attribute__((vector_size(32)));
+typedef int32_t i32x8 __attribute__((vector_size(32)));
+typedef int8_t i8x8 __attribute__((vector_size(8)));
+
+constexpr int kColumns = 16;
+constexpr int kMaxRows = 6;  // 12 accumulators of 16 registers
+
+template <class V>
+inline V load(const void* from) {
+    V value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+inline void store(float* to, f32x8 value) {
+    std::memcpy(to, &value, sizeof value);
+}
+
+inline f32x8 splat(float x) {
+    return f32x8{x, x, x, x, x, x, x, x};
+}
+
+// How 8 neighbouring weights are stored, as float.
+inline f32x8 widen(const float* from) {
+    return load<f32x8>(from);
+}
+
+inline f32x8 widen(const uint16_t* from) {  // bfloat16: the upper half of a float
+#ifdef __AVX2__
+    return reinterpret_cast<f32x8>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(from)), 16));
+#else
+    return reinterpret_cast<f32x8>(__builtin_convertvector(load<u16x8>(from), u32x8) << 16);
+#endif
+}
+
+inline f32x8 widen(const int8_t* from) {
+#ifdef __AVX2__  // gcc 12 takes the portable line below apart
+    const i32x8 whole =
+        reinterpret_cast<i32x8>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#else
+    const i32x8 whole = __builtin_convertvector(load<i8x8>(from), i32x8);
+#endif
+    return __builtin_convertvector(whole, f32x8);
+}
+
+// What becomes of a sum before it is stored: times its column's scale, plus its column's bias, plus what is there.
+struct Finish {
+    const float* scale = nullptr;
+    const float* bias = nullptr;
+    bool add = false;
+
+    Finish at(int64_t column) const { return {scale ? scale + column : nullptr, bias ? bias + column : nullptr, add}; }
+
+    f32x8 operator()(f32x8 sum, int64_t column, const float* there) const {
+        if (scale) sum *= load<f32x8>(scale + column);
+        if (bias) sum += load<f32x8>(bias + column);
+        return add ? sum + load<f32x8>(there) : sum;
+    }
+};
+
+// C[M, 16 P] = A[M, K] B, finished: panel p's row k is at b + p * panel + k * ldb.
+// Ahead: what will be read next, fetched into the second-level cache meanwhile.
+template <int M, int P, class W, class Ahead = void>
+inline void product(int64_t K, const float* a, int64_t lda, const W* b, int64_t ldb, int64_t panel, float* c,
+                    int64_t ldc, const Finish& finish, const Ahead* ahead = nullptr) {
+    constexpr bool kAhead = !std::is_void_v<Ahead>;
+    f32x8 sum[M][2 * P];
+    for (int m = 0; m < M; ++m)
+        for (int p = 0; p < 2 * P; ++p) sum[m][p] = f32x8{};
+    for (int64_t k = 0; k < K; ++k) {
+        if constexpr (kAhead) __builtin_prefetch(ahead + k * kColumns, 0, 2);
+        f32x8 row[2 * P];
+#pragma GCC unroll 8
+        for (int p = 0; p < P; ++p) {
+            row[2 * p] = widen(b + p * panel + k * ldb);
+            row[2 * p + 1] = widen(b + p * panel + k * ldb + 8);
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) {
+            const f32x8 x = splat(a[m * lda + k]);
+#pragma GCC unroll 8
+            for (int p = 0; p < 2 * P; ++p) sum[m][p] += x * row[p];
+        }
+    }
+    for (int m = 0; m < M; ++m)
+        for (int p = 0; p < 2 * P; ++p) {
+            float* to = c + m * ldc + 8 * p;
+            store(to, finish(sum[m][p], 8 * p, to));
+        }
+}
+
+// The same for any number of rows up to kMaxRows, one panel.
+template <class W, class Ahead = void>
+inline void rows(int64_t M, int64_t K, const float* a, int64_t lda, const W* b, int64_t ldb, float* c, int64_t ldc,
+                 const Finish& finish, const Ahead* ahead = nullptr) {
+    switch (M) {
+        case 1:
+            return product<1, 1>(K, a, lda, b, ldb, 0, c, ldc, finish, ahead);
+        case 2:
+            return product<2, 1>(K, a, lda, b, ldb, 0, c, ldc, finish, ahead);
+        case 3:
+            return product<3, 1>(K, a, lda, b, ldb, 0, c, ldc, finish, ahead);
+        case 4:
+            return product<4, 1>(K, a, lda, b, ldb, 0, c, ldc, finish, ahead);
+        case 5:
+            return product<5, 1>(K, a, lda, b, ldb, 0, c, ldc, finish, ahead);
+        default:
+            return product<6, 1>(K, a, lda, b, ldb, 0, c, ldc, finish, ahead);
+    }
+}
+
+}  // namespace tile

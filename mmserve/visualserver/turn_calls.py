@@ -1,0 +1,59 @@
+"""Turns at decoding, asked of the cache server in threads: it alone knows how many requests decode in all processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from mmserve.cache_server.client import MediaCacheClient
+from mmserve.errors import Unavailable
+from mmserve.messages.cache import TurnClaim
+from mmserve.visualserver.batcher import Claim, Held
+
+logger = logging.getLogger(__name__)
+
+
+class TurnCalls:
+    """``patience_s``: how long a request waits for its turn in all."""
+
+    def __init__(self, cache: MediaCacheClient, patience_s: float) -> None:
+        self._cache = cache
+        self.patience_s = patience_s
+        self._asking, self._ending = ThreadPoolExecutor(1, "turn"), ThreadPoolExecutor(1, "turn-end")
+
+    async def come(self, claims: Sequence[Claim]) -> set[str]:
+        """Wait until turns have come; their names. None: all have been given up (``end``), or the first is late.
+
+        Without a cache server there is nothing to be decoded, and nothing to wait for: decoding will say so.
+        """
+        return set(await asyncio.get_running_loop().run_in_executor(self._asking, self._ask, claims))
+
+    def is_late(self, held: Held) -> bool:
+        """Has it waited long enough?"""
+        return time.monotonic() >= held.received_s + self.patience_s
+
+    def end(self, name: str) -> None:
+        """The turn is over, or not wanted any more. Does not wait for the cache server to hear of it."""
+        self._ending.submit(self._end, name)
+
+    def close(self) -> None:
+        """Waits for nothing; turns end with the process's connections."""
+        for threads in (self._asking, self._ending):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def _ask(self, claims: Sequence[Claim]) -> Iterable[str]:
+        left_s = max(0.0, claims[0].held.received_s + self.patience_s - time.monotonic())
+        wanted = [TurnClaim(claim.held.turn, claim.nbytes, claim.held.request.arrival_s) for claim in claims]
+        try:
+            return self._cache.begin_turns(wanted, wait_s=left_s)
+        except Unavailable:
+            return [claim.name for claim in wanted]
+
+    def _end(self, name: str) -> None:
+        try:
+            self._cache.end_turn(name)
+        except Unavailable:
+            logger.info("turn %s ended with the cache server that gave it", name)

@@ -1,0 +1,298 @@
+"""What one request holds of an HTTP worker, from its first byte on: bounded, let go form by form, given back once."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gc
+import json
+import tracemalloc
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import openai
+import pytest
+from PIL import Image
+
+from mmserve.errors import MediaError
+from mmserve.httpserver.api.answer import Answer
+from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaRef, Prompt
+from mmserve.httpserver.media import MediaReader
+from mmserve.messages.request import GenerateRequest
+from tests.fakes.chat_models import deployment_of, write_chat_model
+from tests.fakes.http_upstream import Upstream, say_then_hold
+from tests.fakes.http_worker import Worker, http_worker, run
+from tests.fakes.media import encoded
+from tests.fakes.samples import Samples
+
+MIB = 1 << 20
+
+
+def _body(nbytes: int, **fields: Any) -> bytes:
+    """A request with one image, about so long."""
+    url = "data:image/png;base64," + "A" * nbytes
+    content = [{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {"url": url}}]
+    return json.dumps({"model": "stub", "messages": [{"role": "user", "content": content}], **fields}).encode()
+
+
+async def _post(worker: Worker, body: bytes) -> httpx.Response:
+    async with httpx.AsyncClient(timeout=30) as client:
+        return await client.post(f"{worker.url}/v1/chat/completions", content=body)
+
+
+async def _say(worker: Worker, text: str = "hi") -> None:
+    async with worker.client() as client:
+        await client.chat.completions.create(model="stub", messages=[{"role": "user", "content": text}])
+
+
+class Decoded:
+    """Reads base64, as far as lengths go."""
+
+    async def read(self, refs: Sequence[MediaRef], cache_salt: str) -> list[MediaItem]:
+        return [MediaItem(bytes(ref.nbytes * 3 // 4), 8, 8, b"x", ref.param) for ref in refs]
+
+
+def test_bodies_that_do_not_fit_wait_while_text_goes_on() -> None:
+    async def test() -> None:
+        async with http_worker(media=Decoded(), body_budget_mb=2, max_body_mb=2) as worker:
+            worker.leases.gate.clear()
+            first = asyncio.create_task(_post(worker, _body(1_300_000)))
+            await worker.until(lambda: len(worker.leases.held) == 1)
+            second = asyncio.create_task(_post(worker, _body(1_300_000)))
+            await worker.until(lambda: worker.front.bodies.num_waiting == 1)
+            await _say(worker)
+            worker.leases.gate.set()
+            assert [(await one).status_code for one in (first, second)] == [200, 200]
+            await worker.idle()
+
+    run(test)
+
+
+def test_a_body_that_waits_too_long_is_told_to_come_again() -> None:
+    async def test() -> None:
+        async with http_worker(media=Decoded(), body_budget_mb=2, max_body_mb=2, mm_queue_timeout=0.2) as worker:
+            worker.leases.gate.clear()
+            first = asyncio.create_task(_post(worker, _body(1_300_000)))
+            await worker.until(lambda: len(worker.leases.held) == 1)
+            refused = await _post(worker, _body(1_300_000))
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+            assert "--body-budget-mb" in refused.json()["error"]["message"]
+            worker.leases.gate.set()
+            await first
+            await worker.idle()
+
+    run(test)
+
+
+def test_a_client_that_leaves_while_its_body_waits_leaves_the_line() -> None:
+    async def test() -> None:
+        async with http_worker(media=Decoded(), body_budget_mb=2, max_body_mb=2) as worker:
+            worker.leases.gate.clear()
+            first = asyncio.create_task(_post(worker, _body(1_300_000)))
+            await worker.until(lambda: len(worker.leases.held) == 1)
+            gone = asyncio.create_task(_post(worker, _body(1_300_000)))
+            await worker.until(lambda: worker.front.bodies.num_waiting == 1)
+            gone.cancel()
+            await asyncio.wait([gone])
+            worker.leases.gate.set()
+            assert (await first).status_code == 200
+            await worker.idle()
+
+    run(test)
+
+
+STEPS = ("read", "hold", "build", "engine")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_failure_at_any_step_gives_everything_back(step: str, stream: bool) -> None:
+    def fail(*args: object) -> LeasedItem:
+        raise RuntimeError("a bug")
+
+    async def behave(upstream: Upstream, request: GenerateRequest) -> None:
+        upstream.reply(request, finish="error", message="the engine gave up")
+
+    class Reader:
+        async def read(self, refs: Sequence[MediaRef], cache_salt: str) -> list[MediaItem]:
+            if step == "read" and next(calls) == 0:
+                raise MediaError("cannot read the image", param=refs[0].param)
+            return [MediaItem(b"x", 8, 8, b"x", ref.param) for ref in refs]
+
+    calls = iter((0, 1, 2, 3))
+
+    async def test() -> None:
+        async with http_worker(media=Reader()) as worker:
+            if step == "hold":
+                worker.leases._leased = fail  # type: ignore[method-assign]
+            if step == "build":
+                _break_prompts(worker)
+            if step == "engine":
+                worker.upstream.behave = behave
+            answer = await _post(worker, _body(100_000, stream=stream))
+            assert answer.status_code == (400 if step == "read" else 500)
+            await worker.idle()
+            assert worker.leases.held == worker.leases.released
+
+    run(test)
+
+
+def _break_prompts(worker: Worker) -> None:
+    def broken(call: GenerateCall, leased: Sequence[LeasedItem]) -> Prompt:
+        raise RuntimeError("a bug")
+
+    worker.front.flights._generate.__self__.prompts.build = broken  # type: ignore[attr-defined]
+
+
+def test_an_engine_that_refuses_after_all_was_held_frees_it_once() -> None:
+    async def test() -> None:
+        async with http_worker() as worker:
+            answer = await _post(worker, _body(100_000, max_tokens=100_000))
+            assert answer.status_code == 400
+            assert answer.json()["error"]["code"] == "context_length_exceeded"
+            await worker.idle()
+            assert worker.leases.held == worker.leases.released
+
+    run(test)
+
+
+def test_an_answer_that_is_dropped_before_it_is_sent_lets_go() -> None:
+    async def test() -> None:
+        async with http_worker() as worker:
+            worker.upstream.behave = say_then_hold("never")
+            holdings = worker.front.hold()
+            await holdings.receive(1000)
+            call = GenerateCall(
+                request_id="r", model="stub", messages=(), media=(), sampling=_greedy(), arrival_s=0.0, stream=True
+            )
+            answer = Answer(worker.front.flights.start(call, holdings), _send_nothing)
+            await worker.upstream.until(lambda: bool(worker.upstream.requests()))
+            del answer
+            gc.collect()
+            await worker.idle()
+            assert len(worker.upstream.aborts()) == 1
+
+    run(test)
+
+
+async def _send_nothing(flight: object, send: object) -> None:
+    raise AssertionError("nobody sends it")
+
+
+def _greedy() -> Any:
+    from mmserve.messages.sampling import SamplingParams
+
+    return SamplingParams(max_tokens=4, temperature=0)
+
+
+def test_n_streamed_choices_hold_once() -> None:
+    async def test() -> None:
+        async with http_worker() as worker:
+            answer = await _post(worker, _body(100_000, n=4, stream=True))
+            assert answer.status_code == 200
+            assert len(worker.upstream.requests()) == 4
+            await worker.idle()
+            assert len(worker.leases.held) == len(worker.leases.released) == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_too_many_waiting_is_429_and_too_long_is_503(stream: bool) -> None:
+    ends = {"overloaded": 429, "abort": 503}
+
+    async def test() -> None:
+        async with http_worker() as worker:
+            for finish, status in ends.items():
+                worker.upstream.behave = _ending(finish)
+                answer = await _post(worker, _body(100_000, stream=stream))
+                assert answer.status_code == status
+                assert int(answer.headers["retry-after"]) >= 1
+                await worker.idle()
+
+    def _ending(finish: str) -> Callable[[Upstream, GenerateRequest], Awaitable[None]]:
+        async def behave(upstream: Upstream, request: GenerateRequest) -> None:
+            upstream.reply(request, finish=finish, message="wait")
+
+        return behave
+
+    run(test)
+
+
+def test_text_goes_on_while_images_wait() -> None:
+    async def test() -> None:
+        async with http_worker() as worker:
+            worker.leases.gate.clear()
+            waiting = [asyncio.create_task(_post(worker, _body(50_000))) for _ in range(64)]
+            await worker.until(lambda: len(worker.leases.held) == 64)
+            await _say(worker)
+            assert not any(task.done() for task in waiting)
+            worker.leases.gate.set()
+            assert {(await task).status_code for task in waiting} == {200}
+            await worker.idle()
+
+    run(test)
+
+
+def test_while_a_request_waits_only_its_compressed_bytes_are_in_memory(tmp_path: Any) -> None:
+    """Not its body, nor its base64 text: of 10 MB there are 7.5 left."""
+    noise = np.random.default_rng(1).integers(0, 256, (1000, 2500, 3), np.uint8)
+    picture = encoded(Image.fromarray(noise), "PNG", compress_level=0)
+    body = _body(0).replace(b"base64,", b"base64," + base64.b64encode(picture))
+    reader = MediaReader(deployment_of(write_chat_model(tmp_path)), Samples())  # type: ignore[arg-type]
+
+    async def test() -> None:
+        async with http_worker(media=reader) as worker:
+            await _say(worker)
+            worker.leases.gate.clear()
+            in_, out = await asyncio.open_connection("127.0.0.1", worker.port)
+            tracemalloc.start()
+            out.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
+            for at in range(0, len(body), 1 << 16):
+                out.write(body[at : at + (1 << 16)])
+                await out.drain()
+            await worker.until(lambda: len(worker.leases.held) == 1)
+            await asyncio.sleep(0)
+            gc.collect()
+            held, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert len(picture) <= held < len(picture) + MIB
+            assert peak < len(picture) + len(body) + 2 * MIB, "the body and the picture, and nothing else"
+            assert worker.front.bodies.used_nbytes == len(picture)
+            worker.leases.gate.set()
+            assert (await in_.readline()).startswith(b"HTTP/1.1 200")
+            out.close()
+            await worker.idle()
+        await reader.aclose()
+
+    run(test)
+
+
+def test_fetched_images_have_a_budget_of_their_own() -> None:
+    class Reader:
+        def __init__(self) -> None:
+            self.fetching, self.gate = 0, asyncio.Event()
+
+        async def read(self, refs: Sequence[MediaRef], cache_salt: str) -> list[MediaItem]:
+            self.fetching += 1
+            await self.gate.wait()
+            return [MediaItem(b"x" * 1000, 8, 8, b"x", ref.param) for ref in refs]
+
+    async def ask(client: openai.AsyncOpenAI) -> None:
+        content = [{"type": "image_url", "image_url": {"url": "http://pictures.example/1.png"}}]
+        await client.chat.completions.create(model="stub", messages=[{"role": "user", "content": content}])  # type: ignore[call-overload]
+
+    async def test() -> None:
+        reader = Reader()
+        async with http_worker(media=reader, max_body_mb=1, fetch_budget_mb=2) as worker:
+            async with worker.client() as client:
+                asking = [asyncio.create_task(ask(client)) for _ in range(3)]
+                await worker.until(lambda: worker.front.fetches.num_waiting == 1)
+                assert reader.fetching == 2, "each may fetch as much as one request may"
+                reader.gate.set()
+                await asyncio.gather(*asking)
+            await worker.idle()
+
+    run(test)

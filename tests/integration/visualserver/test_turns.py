@@ -1,0 +1,204 @@
+"""Turns at decoding, from the visual server's side: who decodes now, and when that is over."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+
+from mmserve.messages.request import AbortRequest
+from mmserve.processors.clip_pixels import Pixels
+from mmserve.processors.llava import LlavaProcessor
+from tests.fakes.cache import until
+from tests.fakes.media import png
+from tests.integration.visualserver.stack import PIXELS_NBYTES, TIMEOUT_S, Stack, play
+
+
+class HeldDecoder:
+    """Decoding waits while ``gate`` is closed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.gate, self.entered = threading.Event(), threading.Event()
+        original = LlavaProcessor.pixels
+
+        def pixels(processor: LlavaProcessor, data: bytes) -> Pixels:
+            self.entered.set()
+            assert self.gate.wait(TIMEOUT_S)
+            return original(processor, data)
+
+        monkeypatch.setattr(LlavaProcessor, "pixels", pixels)
+
+
+async def _held(stack: Stack, turns: int, waiting: int) -> None:
+    """Until the cache server counts so many."""
+
+    def as_said() -> bool:
+        snapshot = stack.table.snapshot()
+        return (snapshot.num_turns, snapshot.num_turns_waiting) == (turns, waiting)
+
+    await asyncio.to_thread(until, as_said)
+
+
+@pytest.mark.parametrize("gate", [1, 2])
+def test_no_more_requests_decode_at_once_than_the_gate_lets(tmp_path: Path, gate: int) -> None:
+    async def scenario(stack: Stack) -> None:
+        for number in range(12):
+            stack.send(f"r{number}", png(number), png(100 + number))
+        assert await stack.received(12) == stack.sent
+        assert max(stack.tower.batches) <= 2 * gate
+        await _held(stack, 0, 0)
+        snapshot = stack.table.snapshot()
+        assert snapshot.max_turns == gate
+        assert snapshot.budgets["pixels"][1] == 0
+        assert snapshot.budgets["pixels"][2] <= gate * 2 * PIXELS_NBYTES
+
+    play(tmp_path, scenario, max_mm_preprocess_concurrency=gate)
+
+
+def test_bytes_alone_bound_decoding_too(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        for number in range(8):
+            stack.send(f"r{number}", png(number), png(100 + number))
+        assert await stack.received(8) == stack.sent
+        limit, _, peak = stack.table.snapshot().budgets["pixels"]
+        assert peak <= limit == 5 * PIXELS_NBYTES
+
+    play(tmp_path, scenario, pixel_budget_mb=5)
+
+
+def test_a_request_with_more_images_than_a_batch_is_not_in_its_own_way(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        stack.send("many", *(png(number) for number in range(7)))
+        stack.send("another", png(50))
+        assert await stack.received(2) == stack.sent
+        await _held(stack, 0, 0)
+
+    play(tmp_path, scenario, max_mm_preprocess_concurrency=1, visual_batch_size=2)
+
+
+def test_a_turn_ends_when_the_encoder_has_the_pixels_not_when_it_is_done(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        stack.tower.gate.clear()
+        stack.send("first", png(0))
+        await stack.encoding()
+        await _held(stack, 0, 0)
+        stack.send("second", png(1))
+        stack.send("third", png(2))
+        await _held(stack, 1, 1)  # second is decoded and waits for the encoder
+        stack.tower.gate.set()
+        assert await stack.received(3) == stack.sent
+
+    play(tmp_path, scenario, max_mm_preprocess_concurrency=1)
+
+
+def test_an_aborted_request_keeps_its_turn_until_its_decoding_thread_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = HeldDecoder(monkeypatch)
+
+    async def scenario(stack: Stack) -> None:
+        stack.send("gone", png(0))
+        assert await asyncio.to_thread(decoder.entered.wait, TIMEOUT_S)
+        stack.visual.send(AbortRequest(id="gone", reply_to=2))
+        assert isinstance((await stack.received(1))["gone"], AbortRequest)
+        stack.send("next", png(1))
+        await _held(stack, 1, 1)
+        decoder.gate.set()
+        assert set(await stack.received(1)) == {"next"}
+        await _held(stack, 0, 0)
+
+    play(tmp_path, scenario, max_mm_preprocess_concurrency=1)
+
+
+def test_who_is_aborted_while_waiting_for_a_turn_leaves_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = HeldDecoder(monkeypatch)
+
+    async def scenario(stack: Stack) -> None:
+        stack.send("first", png(0))
+        assert await asyncio.to_thread(decoder.entered.wait, TIMEOUT_S)
+        stack.send("gone", png(1))
+        await _held(stack, 1, 1)
+        stack.visual.send(AbortRequest(id="gone", reply_to=2))
+        assert isinstance((await stack.received(1))["gone"], AbortRequest)
+        await _held(stack, 1, 0)
+        decoder.gate.set()
+        assert set(await stack.received(1)) == {"first"}
+
+    play(tmp_path, scenario, max_mm_preprocess_concurrency=1)
+
+
+def test_a_picture_whose_decoding_fails_gives_its_turn_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(processor: LlavaProcessor, data: bytes) -> Pixels:
+        raise RuntimeError("a bug in a decoder")
+
+    monkeypatch.setattr(LlavaProcessor, "pixels", broken)
+
+    async def scenario(stack: Stack) -> None:
+        for number in range(3):
+            stack.send(f"r{number}", png(number))
+        received = await stack.received(3)
+        assert {message.reason for message in received.values() if isinstance(message, AbortRequest)} == {
+            "internal_error"
+        }
+        await _held(stack, 0, 0)
+
+    play(tmp_path, scenario, max_mm_preprocess_concurrency=1)
+
+
+def test_waiting_is_bounded_in_number_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = HeldDecoder(monkeypatch)
+
+    async def scenario(stack: Stack) -> None:
+        stack.send("first", png(0))
+        assert await asyncio.to_thread(decoder.entered.wait, TIMEOUT_S)
+        for name in ("late", "too many"):
+            stack.send(name, png(len(name)))
+        received = await stack.received(2)
+        reasons = {name: m.reason for name, m in received.items() if isinstance(m, AbortRequest)}
+        assert reasons == {"late": "queue_timeout", "too many": "queue_full"}
+        decoder.gate.set()
+        assert set(await stack.received(1)) == {"first"}
+        await _held(stack, 0, 0)
+
+    play(tmp_path, scenario, max_mm_preprocess_concurrency=1, max_queued_mm_requests=2, mm_queue_timeout=0.3)
+
+
+def test_n_children_of_a_request_share_one_turn(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        for child in range(4):
+            stack.send(f"r-{child}", png(1), png(2))
+        assert await stack.received(4) == stack.sent
+        assert sum(stack.tower.batches) == 2, "one preprocess for all"
+        await _held(stack, 0, 0)
+
+    play(tmp_path, scenario, max_mm_preprocess_concurrency=1)
+
+
+def test_decoded_pixels_are_let_go_when_the_encoder_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[weakref.ref[Pixels]] = []
+    original = LlavaProcessor.pixels
+
+    def pixels(processor: LlavaProcessor, data: bytes) -> Pixels:
+        result = original(processor, data)
+        decoded.append(weakref.ref(result))
+        return result
+
+    monkeypatch.setattr(LlavaProcessor, "pixels", pixels)
+
+    async def scenario(stack: Stack) -> None:
+        stack.tower.gate.clear()
+        stack.send("r", png(0), png(1))
+        await stack.encoding()
+        await _held(stack, 0, 0)
+        gc.collect()
+        assert [reference() for reference in decoded] == [None, None]
+        stack.tower.gate.set()
+        assert await stack.received(1) == stack.sent
+
+    play(tmp_path, scenario)

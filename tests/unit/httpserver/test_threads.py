@@ -1,0 +1,117 @@
+"""Work in threads: few hand-overs, results in order, nothing abandoned."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmserve.httpserver.threads import MIN_BATCH_NBYTES, Threads, batches
+
+
+@pytest.fixture(params=[True, False], ids=["concurrent", "sequential"])
+def threads(request: pytest.FixtureRequest) -> Iterator[Threads]:
+    threads = Threads("test", 3, concurrent=request.param)
+    yield threads
+    threads.close()
+
+
+@given(st.lists(st.integers(0, 4 * MIN_BATCH_NBYTES), max_size=40), st.integers(1, 8))
+def test_batches_are_few_and_keep_the_order(sizes: list[int], threads: int) -> None:
+    found = batches(range(len(sizes)), sizes, threads)
+    assert [job for batch in found for job in batch] == list(range(len(sizes)))
+    assert len(found) <= threads
+    assert all(found)
+
+
+def test_small_jobs_share_a_task() -> None:
+    assert batches(range(128), [1000] * 128, 4) == [list(range(128))]
+    assert len(batches(range(8), [MIN_BATCH_NBYTES] * 8, 4)) == 4
+    few_large = [5 * MIN_BATCH_NBYTES] * 4
+    assert batches(range(4), few_large, 4) == [[0], [1], [2], [3]]
+    assert batches(range(4), few_large, 2) == [[0, 1], [2, 3]]
+    assert [0] in batches(range(9), [20 * MIN_BATCH_NBYTES] + [10] * 8, 4)
+
+
+def test_work_is_never_abandoned(threads: Threads) -> None:
+    """A cancelled caller goes on only after its thread has returned, and only then."""
+
+    async def run() -> list[str]:
+        loop = asyncio.get_running_loop()
+        started = asyncio.Event()
+        events: list[str] = []
+
+        proceed = threading.Event()
+
+        def work() -> None:
+            loop.call_soon_threadsafe(started.set)
+            proceed.wait(10)
+            events.append("returned")
+
+        task = asyncio.create_task(threads.run(work))
+        await started.wait()
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0)
+        assert not task.done()
+        proceed.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        events.append("cancelled")
+        return events
+
+    assert asyncio.run(run()) == ["returned", "cancelled"]
+
+
+def test_results_come_in_the_order_of_the_jobs(threads: Threads) -> None:
+    sizes = [MIN_BATCH_NBYTES] * 20
+    assert asyncio.run(threads.map(lambda job: job * job, range(20), sizes)) == [job * job for job in range(20)]
+    assert asyncio.run(threads.map(lambda job: job, [], [])) == []
+
+
+def test_the_first_error_is_raised_when_all_have_returned(threads: Threads) -> None:
+    returned: list[int] = []
+
+    def work(job: int) -> None:
+        if job in (1, 2):
+            raise ValueError(job)
+        returned.append(job)
+
+    with pytest.raises(ValueError, match="1"):
+        asyncio.run(threads.map(work, range(3), [MIN_BATCH_NBYTES] * 3))
+    assert returned == [0]
+
+
+def test_nothing_of_a_job_stays_with_the_threads(threads: Threads) -> None:
+    class Picture:
+        pass
+
+    async def run() -> weakref.ref[Picture]:
+        picture = Picture()
+        assert await threads.run(lambda: picture) is picture
+        await threads.run(int)
+        return weakref.ref(picture)
+
+    gone = asyncio.run(run())
+    gc.collect()
+    assert gone() is None
+
+
+def test_closed_threads_finish_what_they_have_and_take_no_more(threads: Threads) -> None:
+    async def run() -> None:
+        proceed = threading.Event()
+        task = asyncio.create_task(threads.run(lambda: proceed.wait(10)))
+        await asyncio.sleep(0)
+        threads.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            await threads.run(int)
+        proceed.set()
+        assert await task
+
+    asyncio.run(run())

@@ -1,0 +1,154 @@
+"""The C++ kernels compute what torch computes, and a row's numbers do not depend on the rows beside it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mmserve.deployment import KV_BLOCK_TOKENS
+from mmserve.model_backend.attention.in_place import InPlaceAttention
+from mmserve.model_backend.attention.interface import StepRows
+from mmserve.model_backend.attention.plain import PlainAttention
+from mmserve.model_backend.layers.norm import RmsNorm
+from mmserve.model_backend.layers.packed import rows_of
+from mmserve.model_backend.layers.rotary import rotate_
+from mmserve.model_backend.native import kernels, library
+
+pytestmark = pytest.mark.skipif(not kernels.usable(torch.empty(0)), reason="no C++ compiler on this machine")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _threads() -> None:
+    kernels.set_threads(3)
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 13, 100, 700])
+def test_a_product(rows: int, short: bool) -> None:
+    weight, x, bias, onto = random(208, 90), random(rows, 90, seed=1), random(208, seed=2), random(rows, 208, seed=3)
+    if short:
+        weight = weight.bfloat16().float()
+    panels = kernels.to_panels(weight)
+    assert panels.dtype is (torch.bfloat16 if short else torch.float32)
+    expected = F.linear(x, weight, bias)
+    torch.testing.assert_close(kernels.linear(x, panels, bias), expected, rtol=1e-4, atol=1e-4)
+    added = onto.clone()
+    assert kernels.linear(x, panels, bias, added) is added
+    torch.testing.assert_close(added, onto + expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_a_quantized_product(rows: int) -> None:
+    weight, x, bias, onto = random(64, 90), random(rows, 90, seed=1), random(64, seed=2), random(rows, 64, seed=3)
+    weight[7] = 0
+    panels, scale = kernels.to_int8_panels(weight)
+    kept = rows_of(panels, torch.arange(64), scale)
+    assert (kept - weight).abs().max() <= weight.abs().max() / 127
+    expected = onto + F.linear(x, kept, bias)
+    torch.testing.assert_close(kernels.linear(x, panels, bias, onto, scale), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 6, 7, 300])
+def test_a_row_alone_and_among_others(rows: int) -> None:
+    panels, x = kernels.to_panels(random(64, 90).bfloat16().float()), random(rows, 90, seed=1)
+    together = kernels.linear(x, panels, None)
+    assert all(
+        torch.equal(kernels.linear(x[i : i + 1], panels, None)[0], together[i]) for i in (0, rows // 2, rows - 1)
+    )
+
+
+def test_small_operations() -> None:
+    x = random(70, 128)
+    norm = RmsNorm(128, 1e-5, like=torch.empty(0))
+    norm.weight.copy_(random(128, seed=1))
+    torch.testing.assert_close(norm(x), F.rms_norm(x, (128,), norm.weight, 1e-5))
+    wild = torch.cat((x, torch.full((1, 128), -200.0), torch.full((1, 128), 200.0)))
+    gate, up = wild.chunk(2, dim=-1)
+    torch.testing.assert_close(kernels.silu_gate(wild), F.silu(gate) * up)
+
+
+def test_rotation_of_some_heads() -> None:
+    heads, angle = random(40, 5, 16), random(40, 8, seed=1)
+    found, wanted = heads.clone(), heads.clone().double()
+    rotate_(found[:, :3], (angle.cos(), angle.sin()))
+    rotate_(wanted[:, :3], (angle.double().cos(), angle.double().sin()))
+    torch.testing.assert_close(found, wanted.float())
+    assert torch.equal(found[:, 3:], heads[:, 3:])
+
+
+def rows_of_steps(steps: list[tuple[int, int]]) -> StepRows:
+    """(start, count) of each sequence; blocks in random order."""
+    num_blocks = [-(-(start + count) // KV_BLOCK_TOKENS) for start, count in steps]
+    blocks = np.zeros((len(steps), max(num_blocks)), dtype=np.int64)
+    order = iter(np.random.default_rng(0).permutation(sum(num_blocks)))
+    for slot, count in enumerate(num_blocks):
+        blocks[slot, :count] = [next(order) for _ in range(count)]
+    slots = np.arange(len(steps))
+    starts, counts = (np.array(values) for values in zip(*steps, strict=True))
+    positions = np.concatenate([np.arange(start, start + count) for start, count in steps])
+    kv_slots = blocks[np.repeat(slots, counts), positions // KV_BLOCK_TOKENS] * KV_BLOCK_TOKENS
+    return StepRows(slots, starts, counts, blocks, kv_slots + positions % KV_BLOCK_TOKENS, torch.empty(0))
+
+
+@pytest.mark.parametrize("group", [1, 3, 7])
+@pytest.mark.parametrize(
+    "steps", [[(0, 1)], [(300, 1), (16, 1), (15, 1)], [(0, 100)], [(40, 1), (0, 17), (33, 90)]], ids=str
+)
+def test_attention(steps: list[tuple[int, int]], group: int) -> None:
+    rows = rows_of_steps(steps)
+    qkv = random(len(rows.kv_slots), (group + 2) * 2, 32)
+    cache = random(int(rows.blocks.max()) + 1, KV_BLOCK_TOKENS, 2, 2, 32, seed=1)
+    found, kept = [], []
+    for attention in (InPlaceAttention(group), PlainAttention()):
+        layer_kv, heads = cache.clone(), qkv.clone()
+        kv = heads[:, 2 * group :].unflatten(1, (2, 2))
+        found.append(attention(heads[:, : 2 * group], kv, layer_kv, attention.prepare(rows)))
+        kept.append(layer_kv)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+    assert torch.equal(kept[0], kept[1])
+
+
+def test_attention_never_looks_beyond_its_own_context() -> None:
+    """What other sequences left in the last block, NaN included, changes nothing."""
+    rows = rows_of_steps([(20, 1), (5, 20)])
+    qkv, attention = random(21, 4, 32), InPlaceAttention(2)
+    clean = random(4, KV_BLOCK_TOKENS, 2, 1, 32, seed=1)
+    spoiled = clean.clone()
+    spoiled[rows.blocks[0, 1], 5:] = torch.nan
+    spoiled[rows.blocks[1, 1], 9:] = torch.nan
+    first, second = (
+        attention(qkv[:, :2], qkv[:, 2:].unflatten(1, (2, 1)), cache, attention.prepare(rows))
+        for cache in (clean, spoiled)
+    )
+    assert torch.equal(first, second)
+
+
+@pytest.fixture
+def fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library.library.cache_clear()
+    yield tmp_path
+    library.library.cache_clear()
+
+
+def test_without_a_compiler_there_are_none(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert library.library() is None
+
+
+def test_built_once(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert library.library() is not None
+    library.library.cache_clear()
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert library.library() is not None
+    assert len(list(fresh_cache.glob("mmserve/*.so"))) == 1
