@@ -28,13 +28,6 @@ class Extents:
         if nbytes:
             self._insert(0, 0, nbytes)
 
-    def copy(self) -> Extents:
-        """An independent free list with the same holes, to plan on."""
-        twin = Extents(0)
-        twin.nbytes, twin.free_nbytes = self.nbytes, self.free_nbytes
-        twin._starts, twin._ends, twin._by_size = self._starts.copy(), self._ends.copy(), self._by_size.copy()
-        return twin
-
     def alloc(self, size: int) -> int | None:
         """Offset at the start of the smallest hole that fits (the lowest of equals); None when none does."""
         if (hole := self.smallest_hole(size)) is None:
@@ -54,6 +47,16 @@ class Extents:
             return None
         nbytes, start = self._by_size[index]
         return start, start + nbytes
+
+    def hole_from(self, start: int) -> int | None:
+        """End of the hole that starts there."""
+        index = bisect_left(self._starts, start)
+        return self._ends[index] if index < len(self._starts) and self._starts[index] == start else None
+
+    def hole_to(self, end: int) -> int | None:
+        """Start of the hole that ends there."""
+        index = bisect_left(self._ends, end)
+        return self._starts[index] if index < len(self._ends) and self._ends[index] == end else None
 
     def take(self, offset: int, size: int) -> None:
         """Occupy exactly [offset, offset + size), which must be free."""

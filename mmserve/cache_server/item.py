@@ -40,6 +40,8 @@ class Item(msgspec.Struct, eq=False, gc=False):
     priority: float = 0.0
     """What its eviction would lose, and since which use nobody holds it (0: it is held); both are Idle's."""
     idle_since: int = 0
+    num_uses: int = 0
+    """How often it has become idle; Idle's too."""
 
     def state_for(self, lease: Lease) -> ItemState:
         """What the holder of ``lease`` is told; makes it the writer when there is none."""

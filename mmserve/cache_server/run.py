@@ -6,6 +6,7 @@ import secrets
 
 from mmserve.cache_server.claims import Claims
 from mmserve.cache_server.service import serving
+from mmserve.cache_server.shortage import Shortage
 from mmserve.cache_server.slots import Slots
 from mmserve.cache_server.table import Snapshot, Table
 from mmserve.cache_server.turns import Turns
@@ -52,12 +53,14 @@ def run(process: Process) -> None:
     table = _table(process.deployment, process.arena)
     pulse = Pulse(process.endpoints, process.name)
     metrics = MetricsClient(process.endpoints, process.name)
+    shortage = Shortage(process.arena.nbytes)
     reported: set[tuple[str, str]] = set()
     try:
         with serving(table, process.endpoints) as wait:
             process.ready({"arena_nbytes": process.arena.nbytes})
             while True:
                 snapshot = table.snapshot()
+                shortage.look(snapshot)
                 _report(metrics, snapshot, process.arena.nbytes, reported)
                 pulse.beat(busy=snapshot.num_waiting > 0, progressed=True)
                 wait(_REPORT_INTERVAL_S)

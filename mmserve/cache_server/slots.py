@@ -16,6 +16,7 @@ from mmserve.cache_server.eviction import plan
 from mmserve.cache_server.extents import Extents
 from mmserve.cache_server.idle import Idle
 from mmserve.cache_server.item import Item, Lease, extent_of
+from mmserve.cache_server.occupants import Occupants
 from mmserve.cache_server.token_ranges import TokenRanges
 from mmserve.ipc.arena import ALIGNMENT, extent_nbytes
 from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, Refusal
@@ -39,6 +40,7 @@ class Slots:
         claims: Claims | None = None,
     ) -> None:
         self._extents = Extents(nbytes // ALIGNMENT * ALIGNMENT)
+        self._occupants: Occupants[Item] = Occupants()
         self._generations = itertools.count(first_generation)
         self._item_ids = itertools.count(first_item_id)
         self._ranges = TokenRanges(first_token)
@@ -58,6 +60,7 @@ class Slots:
         found = [item for item in map(self._by_spec.get, items) if item is not None]
         missing = [spec for spec in items if spec not in self._by_spec] if found else items
         if refused := self.claims.refusal(missing, found) or self._make(missing, found):
+            self.counters["mm_alloc_too_large",] += refused == "too_large"
             return AllocReply(refused=refused)
         if missing:
             found = [self._by_spec[spec] for spec in items]
@@ -169,22 +172,26 @@ class Slots:
             return "too_large"
         if needed > self._extents.free_nbytes + self._idle.nbytes:
             return "full"
+
+        def loss(item: Item) -> float | None:
+            return self._idle.loss(item) if item.idle_since and item.item_id not in keep else None
+
         with contextlib.closing(self._idle.ascending()) as idle:
-            placed = plan(self._extents, (embeds, data), (item for item in idle if item.item_id not in keep))
+            placed = plan(self._extents, self._occupants, (embeds, data), idle, loss)
         if placed is None:
             return "full"
         self._evict(placed.victims)
-        self._extents = placed.extents
         self._add(missing, map(operator.add, embeds, data), placed.offsets)
         return ""
 
     def _evict(self, victims: Sequence[Item]) -> None:
-        """Forget them; the plan's free list already counts them out."""
+        """Forget them; the plan has given their extents back."""
         self.counters["mm_cache_evictions", "embed"] += len(victims)
         self.counters["mm_cache_evictions", "data"] += sum(item.data is not None for item in victims)
         self.counters["mm_cache_evicted_bytes",] += sum(item.nbytes for item in victims)
         for item in victims:
             self._idle.evicted(item)
+            self._occupants.remove(item.extents)
             for handle in self._forget(item):
                 self._erase(handle)
 
@@ -194,6 +201,8 @@ class Slots:
         embeds = map(Handle, self._generations, offsets, embed_nbytes)
         data = map(Handle, self._generations, offsets[len(specs) :], data_nbytes)
         items = list(map(Item, self._item_ids, specs, self._ranges.starts_of(specs), embeds, data, nbytes))
+        for item in items:
+            self._occupants.add(item)
         self._by_spec.update(zip(specs, items, strict=True))
         self._items.update({item.item_id: item for item in items})
 
@@ -255,4 +264,6 @@ class Slots:
     def _give_back(self, handles: Sequence[Handle]) -> None:
         for handle in handles:
             self._erase(handle)
-        self._extents.free_all(extent_of(handle) for handle in handles)
+        extents = [extent_of(handle) for handle in handles]
+        self._occupants.remove(extents)
+        self._extents.free_all(extents)

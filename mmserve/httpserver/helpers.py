@@ -21,9 +21,10 @@ from mmserve.process import Process
 async def open_helpers(process: Process, metrics: MetricsClient) -> AsyncIterator[Helpers]:
     """The real helpers of this process."""
     assert process.arena is not None, "an http worker inherits the arena"
-    process.arena.map_all()
-    prompts = await asyncio.to_thread(Prompts, process.deployment)
     config = process.deployment.config
+    if config.arena_prefault:
+        process.arena.map_all()
+    prompts = await asyncio.to_thread(Prompts, process.deployment)
     initial = config.concurrent_alloc_fraction if config.enable_concurrent_alloc else 0.0
     with closing(AllocShare(process.endpoints.alloc_share, initial)) as share:
         async with open_lane("v1", process, metrics) as v1, open_lane("v2", process, metrics) as v2:

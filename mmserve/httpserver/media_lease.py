@@ -50,6 +50,7 @@ class _Holding:
     own: set[int] = field(default_factory=set)
     """Indices of items that are known to be what stands in the arena: this request has written them."""
     write_s: float = 0.0
+    written_nbytes: int = 0
 
 
 class MediaLeases:
@@ -189,7 +190,8 @@ class MediaLeases:
             records = _written(holding, records, jobs)
         if holding.write_s:
             self._metrics.add("mm_write_seconds", holding.write_s, self._generation)
-            holding.write_s = 0.0
+            self._metrics.add("mm_copied_bytes", holding.written_nbytes, "data")
+            holding.write_s, holding.written_nbytes = 0.0, 0
         return records
 
     def _put(self, holding: _Holding, records: Sequence[MediaRecord], index: int) -> None:
@@ -250,6 +252,7 @@ def _to_write(records: Sequence[MediaRecord]) -> dict[int, int]:
 
 def _written(holding: _Holding, records: Sequence[MediaRecord], jobs: Mapping[int, int]) -> list[MediaRecord]:
     holding.own.update(jobs.values())
+    holding.written_nbytes += sum(len(holding.items[index].data) for index in jobs.values())
     return _with_states(records, dict.fromkeys(jobs, "data"))
 
 

@@ -8,7 +8,8 @@ payload, so that a reader with an old handle gets a typed miss and never another
 Behind the extents stands the first generation of the cache server's present life: handles from an earlier life
 are misses for readers and writers alike.
 
-The memory file has no name: the kernel frees it with the last process, whatever kills them.
+The memory file has no name: the kernel frees it with the last process, whatever kills them. It is not in /dev/shm and
+not limited by its size, but by free memory and the limit of the control group (container).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _TRAILER = struct.Struct("<Q")
 _EPOCH = struct.Struct("<Q")
 _UP_TO_NEXT = ALIGNMENT + _TRAILER.size + ALIGNMENT - 1
 """Header and trailer, and what rounds up to the next multiple of ALIGNMENT, a power of two."""
+HUGE_PAGE_NBYTES = 2 << 20
+_HUGE_PAGES = os.MFD_HUGETLB | os.MFD_HUGE_2MB
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; not among mmap's own names
 GENERATIONS = 1 << 40
 """Generations of one epoch, from its first on."""
@@ -41,6 +44,12 @@ def extent_nbytes(payload_nbytes: int) -> int:
     return (payload_nbytes + _UP_TO_NEXT) & -ALIGNMENT
 
 
+def file_nbytes(arena_nbytes: int, *, huge_pages: bool) -> int:
+    """Bytes of the memory file of an arena of this size."""
+    page_nbytes = HUGE_PAGE_NBYTES if huge_pages else 1
+    return -(-(arena_nbytes + _EPOCH.size) // page_nbytes) * page_nbytes
+
+
 class Arena:
     """One mapping of the memory file. ``fd`` stays open and may be inherited by child processes."""
 
@@ -51,18 +60,19 @@ class Arena:
         self._view = memoryview(self._map)
 
     @classmethod
-    def create(cls, nbytes: int) -> Arena:
-        """Make the memory file. Raises OSError (ENOSPC, ENOMEM) when the machine cannot give that much.
+    def create(cls, nbytes: int, *, huge_pages: bool = False) -> Arena:
+        """Make the memory file. Raises OSError when the machine cannot give that much: ENOSPC, ENOMEM, or EFBIG where
+        the size of files is limited. Of huge pages, which must have been reserved, a whole number is taken.
 
         Memory files have no quota of their own: asking for more than is free ends in the kernel's OOM killer, so
         whoever calls this has looked at what is free; here only the impossible is refused.
         """
         if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        fd = os.memfd_create("mmserve-arena", os.MFD_CLOEXEC)
+        fd = os.memfd_create("mmserve-arena", os.MFD_CLOEXEC | (_HUGE_PAGES if huge_pages else 0))
         try:
-            os.posix_fallocate(fd, 0, nbytes + _EPOCH.size)
-            return cls(fd, nbytes)
+            os.posix_fallocate(fd, 0, file_nbytes(nbytes, huge_pages=huge_pages))
+            return cls.attach(fd)
         except BaseException:  # nothing is swallowed: whatever ends this, Ctrl-C too, must not leave the memory taken
             os.close(fd)
             raise
@@ -113,6 +123,10 @@ class Arena:
         start = handle.offset + ALIGNMENT
         return self._view[start : start + handle.nbytes].toreadonly()
 
+    def whole(self) -> memoryview:
+        """All of the mapping, for a device that is to know its pages; nobody reads or writes items through it."""
+        return self._view[:]
+
     def check(self, handle: Handle) -> None:
         """Raise StaleHandle unless the extent is sealed with this handle; call again after a long read."""
         self._check_bounds(handle)
@@ -122,9 +136,10 @@ class Arena:
             raise StaleHandle(f"extent at {handle.offset} does not carry generation {handle.generation}")
 
     def close(self) -> None:
-        """Unmap and close the descriptor. Views handed out must be gone."""
+        """Close the descriptor and unmap; while views that were handed out still live, that is left to the last."""
         self._view.release()
-        self._map.close()
+        with suppress(BufferError):
+            self._map.close()
         os.close(self.fd)
 
     def _trailer(self, handle: Handle) -> int:

@@ -58,6 +58,9 @@ METRICS: dict[str, Metric] = {
     "mm_write_seconds": _stage("Writing one request's images into the arena and saying so", "alloc"),
     "mm_compare_seconds": _stage("Comparing one request's images with the bytes that others wrote", "alloc"),
     "mm_hash_collisions": Metric("counter", "Images whose content key was found to be another image's", ("alloc",)),
+    "mm_copied_bytes": Metric(
+        "counter", "Payload bytes copied on the host: data into the arena, rows into it", ("kind",)
+    ),
     "mm_queue_seconds": _seconds("A request waiting in the visual server for its images' turn"),
     "mm_decode_seconds": _stage("Decoding and preprocessing one image"),
     "mm_encode_seconds": _stage("One vision tower batch"),
@@ -83,6 +86,7 @@ METRICS: dict[str, Metric] = {
     "mm_leases": Metric("gauge", "Leases held"),
     "mm_leases_reclaimed": Metric("counter", "Leases given back because their owner was killed"),
     "mm_lease_leaks": Metric("counter", "Leases and reservations that a living owner forgot: a bug, always 0"),
+    "mm_alloc_too_large": Metric("counter", "Allocations of more than the whole arena"),
     "mm_alloc_waiting": Metric("gauge", "Requests waiting for arena space"),
     # router
     "num_requests_running": Metric("gauge", "Sequences in slots"),

@@ -29,6 +29,8 @@ def run(process: Process) -> None:
         pulse = stack.enter_context(closing(Pulse(endpoints, process.name)))
         tp = stack.enter_context(parallel.join(rank, size, endpoints.tp_store(process.incarnation), device))
         like = torch.empty(0, dtype=DTYPES[deployment.dtype], device=device)
+        if process.arena is not None and deployment.config.arena_prefault:
+            process.arena.map_all()
         if kernels.usable(like):
             # What is left to torch is small, and waiting for its other threads costs more than they save.
             torch.set_num_threads(1)

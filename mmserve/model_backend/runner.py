@@ -26,7 +26,7 @@ from mmserve.model_backend.models.registry import DECODERS
 from mmserve.model_backend.parallel import TpGroup
 from mmserve.model_backend.sampler import NOT_FINITE, SampleRow, sample
 from mmserve.model_backend.slots import SlotTable
-from mmserve.model_backend.splice import Piece, Splicer
+from mmserve.model_backend.splice import Splicer
 from mmserve.model_backend.weights import Progress
 
 logger = logging.getLogger(__name__)
@@ -73,10 +73,7 @@ class Runner:
         refused = self._slots.apply(plan)
         failures = [_failure(step.slot, refused[step.slot]) for step in plan.steps if step.slot in refused]
         steps = [step for step in plan.steps if step.slot not in refused]
-        pieces, unread = self._splicer.read(self._slots, steps)
-        failures += unread
-        failed = {failure.slot for failure in unread}
-        tokens, uncomputed = self._compute([step for step in steps if step.slot not in failed], pieces)
+        tokens, uncomputed = self._compute(steps)
         return StepResult(
             step_id=plan.step_id,
             tokens=tuple(tokens),
@@ -84,14 +81,15 @@ class Runner:
             forward_s=time.perf_counter() - started_s,
         )
 
-    def _compute(
-        self, steps: Sequence[SequenceStep], pieces: Sequence[Piece]
-    ) -> tuple[list[tuple[int, int]], list[SlotFailure]]:
+    def _compute(self, steps: Sequence[SequenceStep]) -> tuple[list[tuple[int, int]], list[SlotFailure]]:
         if not steps:
             return [], []
         try:
             batch = build(self._slots, steps, self._vocab_size, self._like, self._attention)
-            chosen = self._choose(batch, self._forward(batch, pieces))
+            hidden = self._model.embed(batch.token_ids)
+            if unread := self._splicer.place(self._slots, batch, hidden):
+                return self._compute_without(unread, steps)
+            chosen = self._choose(batch, self._forward(batch, hidden))
         except Exception as error:
             # A request boundary: whatever the step met, the engine lives on. Only with several ranks it cannot: having
             # left the step at different places they would never meet again, so the engine restarts.
@@ -105,10 +103,16 @@ class Runner:
         broken = [slot for slot, token in zip(batch.sample_slots, chosen, strict=True) if token == NOT_FINITE]
         return tokens, [_failure(slot, "the model's output is not finite") for slot in broken]
 
-    def _forward(self, batch: Batch, pieces: Sequence[Piece]) -> torch.Tensor | None:
+    def _compute_without(
+        self, unread: Sequence[SlotFailure], steps: Sequence[SequenceStep]
+    ) -> tuple[list[tuple[int, int]], list[SlotFailure]]:
+        """Again for the steps that have all their images, on every rank alike."""
+        failed = {failure.slot for failure in unread}
+        tokens, failures = self._compute([step for step in steps if step.slot not in failed])
+        return tokens, [*unread, *failures]
+
+    def _forward(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor | None:
         """Logits [S, vocab] of the rows that sample, on rank 0; None on other ranks or when no row samples."""
-        hidden = self._model.embed(batch.token_ids)
-        self._splicer.place(pieces, batch, hidden)
         hidden = self._model(hidden, batch.positions, self._kv, batch.layout)
         return self._model.logits(hidden[batch.sample_rows]) if batch.sample_slots else None
 

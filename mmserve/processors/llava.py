@@ -29,7 +29,7 @@ class LlavaProcessor:
         """About the memory its decoding takes. Raises MediaError."""
         return clip_pixels.decoded_nbytes(self._settings, width, height)
 
-    def pixels(self, data: bytes) -> clip_pixels.Pixels:
+    def pixels(self, data: bytes | memoryview) -> clip_pixels.Pixels:
         """Compressed bytes -> float32 [3, image_size, image_size]. Raises MediaError."""
         return clip_pixels.pixels(self._settings, decode(data))
 

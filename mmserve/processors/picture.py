@@ -6,14 +6,14 @@ Only Pillow's raster decoders for common formats are ever tried. Knows no model 
 from __future__ import annotations
 
 from contextlib import suppress
-from io import BytesIO
-from typing import NamedTuple
+from typing import IO, NamedTuple, cast
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from mmserve.errors import MediaError
 from mmserve.processors.jpeg_header import jpeg_header
+from mmserve.processors.view_file import ViewFile
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """What is accepted. Pillow knows many more, some of which run interpreters or are rarely exercised."""
@@ -49,8 +49,11 @@ def _opened(data: bytes) -> tuple[int, int, str]:
         return (*image.size, image.mode)
 
 
-def decode(data: bytes) -> Image.Image:
-    """First frame, turned upright, mode RGB, transparency composited onto white. Raises MediaError."""
+def decode(data: bytes | memoryview) -> Image.Image:
+    """First frame, turned upright, mode RGB, transparency composited onto white. Raises MediaError.
+
+    A view is read where it is, and no more once this returns.
+    """
     with _open(data) as image:
         try:
             image.load()
@@ -61,11 +64,11 @@ def decode(data: bytes) -> Image.Image:
             raise MediaError("the image cannot be decoded: it is truncated or corrupt") from error
 
 
-def _open(data: bytes) -> Image.Image:
+def _open(data: bytes | memoryview) -> Image.Image:
     if not data:
         raise MediaError("the image is empty (0 bytes)")
     try:
-        return Image.open(BytesIO(data), formats=FORMATS)
+        return Image.open(cast(IO[bytes], ViewFile(memoryview(data))), formats=FORMATS)
     except MemoryError:
         raise
     except Exception as error:  # as in decode

@@ -21,7 +21,7 @@ class ImageProcessor(Protocol):
         """About the memory that decoding a picture of this size takes, its pixels included. Raises MediaError."""
         ...
 
-    def pixels(self, data: bytes) -> Pixels:
+    def pixels(self, data: bytes | memoryview) -> Pixels:
         """Compressed bytes -> float32 [3, H, W]. Raises MediaError."""
         ...
 

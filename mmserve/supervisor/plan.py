@@ -123,7 +123,7 @@ def _arena_nbytes(config: Config, model: ModelSpec, element_nbytes: int) -> int:
     nbytes = int(config.mm_cache_gb * GIB) // 4096 * 4096
     rows_nbytes = model.vision.num_image_tokens * model.text.hidden_size * element_nbytes
     needed = extent_nbytes(rows_nbytes) + extent_nbytes(_SMALLEST_IMAGE_NBYTES)
-    if nbytes < needed:
+    if 0 < nbytes < needed:
         raise StartupError(
             f"--mm-cache-gb {config.mm_cache_gb:g} cannot hold even one image's embedding: "
             f"raise it to {needed / GIB:.2g} or more"
@@ -136,11 +136,13 @@ def _check_memory(deployment: Deployment, block_nbytes: int, machine: Machine) -
     if deployment.device == "cpu":
         weights = _weights_nbytes(deployment)
         kv = (deployment.kv_blocks or 0) * block_nbytes * deployment.config.tp
-    needed = weights + kv + deployment.arena_nbytes
+    # Huge pages were set aside before, and are not among what is free.
+    arena = 0 if deployment.config.arena_huge_pages else deployment.arena_nbytes
+    needed = weights + kv + arena
     if needed > machine.memory_bytes:
         raise StartupError(
             f"too little memory: weights {_gib(weights)} + KV cache {_gib(kv)} + arena "
-            f"{_gib(deployment.arena_nbytes)} are more than the {_gib(machine.memory_bytes)} free on "
+            f"{_gib(arena)} are more than the {_gib(machine.memory_bytes)} free on "
             f"{machine.limited_by}; lower --kv-cache-gb, --max-model-len or --mm-cache-gb"
         )
 

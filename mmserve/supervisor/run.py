@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import signal
 import time
@@ -19,7 +21,7 @@ from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config import Config
 from mmserve.deployment import KV_BLOCK_TOKENS, Deployment
 from mmserve.errors import StartupError
-from mmserve.ipc.arena import Arena
+from mmserve.ipc.arena import HUGE_PAGE_NBYTES, Arena, file_nbytes
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.supervisor import machine, plan
 from mmserve.supervisor.announce import Announcer
@@ -30,6 +32,8 @@ from mmserve.supervisor.rundir import run_directory
 from mmserve.supervisor.supervisor import Interrupted, Supervisor
 from mmserve.supervisor.topology import Topology, render, topology
 from mmserve.supervisor.watch import Watch
+
+logger = logging.getLogger(__name__)
 
 
 def find_model(config: Config) -> ModelSpec:
@@ -75,11 +79,13 @@ def _supervise(
     model = find(config)
     run_dir = stack.enter_context(run_directory())
     deployment = plan.make(config, model, machine.look(), run_dir=str(run_dir), url=url_of(http))
+    if model.vision is not None and not deployment.arena_nbytes:
+        logger.warning("--mm-cache-gb 0: there is no room for any image, requests with images will be refused (413)")
     table = roles(deployment)
     print(render(table, deployment), flush=True)
     inheritance = Inheritance(
         lifeline_fd=stack.enter_context(_lifeline()),
-        arena_fd=stack.enter_context(arena_of(deployment.arena_nbytes)).fd,
+        arena_fd=stack.enter_context(arena_of(deployment.arena_nbytes, huge_pages=config.arena_huge_pages)).fd,
         listen_fds={"http": http.fileno(), "health": health.fileno()},
     )
     announcer = Announcer(Endpoints(run_dir), config.http_workers)
@@ -101,18 +107,28 @@ def _lifeline() -> Iterator[int]:
 
 
 @contextmanager
-def arena_of(nbytes: int) -> Iterator[Arena]:
+def arena_of(nbytes: int, *, huge_pages: bool = False) -> Iterator[Arena]:
     """The shared memory. Raises StartupError when the machine cannot give that much."""
     try:
-        arena = Arena.create(nbytes)
+        arena = Arena.create(nbytes, huge_pages=huge_pages)
     except OSError as error:
         raise StartupError(
-            f"--mm-cache-gb: no {nbytes / plan.GIB:.1f} GiB of shared memory to be had ({error.strerror}); lower it"
+            f"--mm-cache-gb: no {nbytes / plan.GIB:.1f} GiB of shared memory to be had ({error.strerror}); "
+            f"{_instead(error, nbytes, huge_pages)}"
         ) from None
     try:
         yield arena
     finally:
         arena.close()
+
+
+def _instead(error: OSError, nbytes: int, huge_pages: bool) -> str:
+    if error.errno == errno.EFBIG:
+        return "raise the limit on the size of files (ulimit -f), or lower it"
+    if huge_pages:
+        num_pages = file_nbytes(nbytes, huge_pages=True) // HUGE_PAGE_NBYTES
+        return f"reserve huge pages first (sysctl vm.nr_hugepages={num_pages}), or leave out --arena-huge-pages"
+    return "lower it"
 
 
 def _print_ready(deployment: Deployment, reports: list[Ready], took_s: float, health_url: str) -> None:

@@ -1,5 +1,6 @@
 """Images of a batch from the arena to pixels, in a thread pool. What is encoded already is left out.
 
+Bytes are decoded where they lie; only afterwards it is asked whether they were still the image's, so nothing is copied.
 Pillow and numpy release the GIL, so decoding runs beside the tower and the event loop. Knows no torch.
 """
 
@@ -69,17 +70,20 @@ class Decoder:
     def _pixels(self, image: Image) -> tuple[Pixels | Outcome, float]:
         started_s = time.monotonic()
         try:
-            data = bytes(self._arena.readable(image.data))
+            result = self._processed(image.item_id, self._arena.readable(image.data))
             self._arena.check(image.data)
-            result: Pixels | Outcome = self._processor.pixels(data)
         except StaleHandle:
             result = LOST
-        except MediaError as error:
-            result = Outcome("media_error", error.message)
-        except Exception:  # the boundary of one image: whatever went wrong, the others go on
-            logger.exception("image %d could not be decoded", image.item_id)
-            result = INTERNAL
         return result, time.monotonic() - started_s
+
+    def _processed(self, item_id: int, data: memoryview) -> Pixels | Outcome:
+        try:
+            return self._processor.pixels(data)
+        except MediaError as error:
+            return Outcome("media_error", error.message)
+        except Exception:  # the boundary of one image: whatever went wrong, the others go on
+            logger.exception("image %d could not be decoded", item_id)
+            return INTERNAL
 
     def _sort(self, image: Image, result: Pixels | Outcome, decoded: Decoded) -> None:
         if isinstance(result, Outcome):

@@ -24,10 +24,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Encoded:
-    """How every image of the batch ended; ``seconds``: tower and copy together."""
+    """How every image of the batch ended; ``seconds``: tower and copy together; bytes of rows put into the arena."""
 
     outcomes: dict[int, Outcome]
     seconds: float
+    written_nbytes: int
 
 
 class Encoder:
@@ -54,7 +55,8 @@ class Encoder:
             outcomes = {}
             for index, image in enumerate(images):
                 outcomes |= self._encode_alone(image, pixels[index : index + 1])
-        return Encoded(self._register(outcomes), time.monotonic() - started_s)
+        written_nbytes = sum(image.embed.nbytes for image in images if outcomes[image.item_id] is ENCODED)
+        return Encoded(self._register(outcomes), time.monotonic() - started_s, written_nbytes)
 
     def _encode_alone(self, image: Image, pixels: torch.Tensor) -> dict[int, Outcome]:
         try:

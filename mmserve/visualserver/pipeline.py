@@ -108,6 +108,7 @@ class Pipeline:
             del pixels
             self._metrics.add("mm_encode_seconds", encoded.seconds)
             self._metrics.add("mm_encode_batch_size", len(decoded.images))
+            self._metrics.add("mm_copied_bytes", encoded.written_nbytes, "embed")
             self._metrics.add("mm_images_encoded", _count(encoded.outcomes, "encoded"))
             self._finish(encoded.outcomes)
 

@@ -99,6 +99,8 @@ def _pipeline(
     assert arena is not None, "a visual server needs the arena"
     assert processor is not None, "a text model has no visual server"
     config = deployment.config
+    if config.arena_prefault:
+        arena.map_all()
     return Pipeline(
         Batcher(config.visual_batch_size or _BATCH_IMAGES[deployment.device], config.max_queued_mm_requests),
         TurnCalls(cache, config.mm_queue_timeout),

@@ -102,6 +102,22 @@ def test_an_odd_picture_is_answered(default_stack: Stack, name: str) -> None:
     _alive(default_stack)
 
 
+def test_pixels_and_embeddings_are_copied_once(default_stack: Stack) -> None:
+    """Compressed bytes into the arena, rows into the arena; an image that is there already costs neither."""
+
+    def copied() -> tuple[float, float]:
+        return tuple(default_stack.metric("mm_copied_bytes_total", kind=kind) for kind in ("data", "embed"))  # type: ignore[return-value]
+
+    data = _encode(_picture()[0].rotate(7), "PNG")
+    before = copied()
+    with default_stack.client() as client:
+        for _ in range(2):
+            ask(client, _messages(data), n=2)
+    rows_nbytes = 64 * 256 * 4
+    assert default_stack.eventually("mm_copied_bytes_total", before[1] + rows_nbytes, kind="embed")
+    assert copied() == (before[0] + len(data), before[1] + rows_nbytes)
+
+
 def test_conversions_do_not_change_the_answer(default_stack: Stack) -> None:
     picture, messages, answer = _picture()
     question = messages[-1]["content"][-1]["text"]  # type: ignore[index]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import tempfile
@@ -110,6 +111,31 @@ def test_a_signal_while_loading_leaves_nothing(signum: signal.Signals, code: int
         assert all_gone(family)
         assert not server.run_dirs()
         assert "Traceback" not in server.output
+
+
+def test_kill_9_of_all_at_once_leaves_no_memory_and_the_next_start_sweeps_the_sockets() -> None:
+    with tempfile.TemporaryDirectory(prefix="rt", dir="/tmp") as runtime, supervised(runtime=Path(runtime)) as server:
+        server.until_ready()
+        family, arenas = server.family(), _arenas(str(server.popen.pid))
+        assert arenas
+        server.signal(signal.SIGKILL)
+        assert all_gone(family)
+        assert not arenas & _arenas(), "nobody holds its memory"
+        (left,) = server.run_dirs() or [None]
+        with supervised(runtime=Path(runtime)) as successor:
+            successor.until_ready()
+            assert len(successor.run_dirs()) == 1
+            assert left not in successor.run_dirs()
+
+
+def _arenas(pid: str = "[0-9]*") -> set[int]:
+    """Inodes of servers' memory files that the process, or any, has open."""
+    found = set()
+    for link in Path("/proc").glob(f"{pid}/fd/*"):
+        with contextlib.suppress(OSError):
+            if str(link.readlink()).startswith("/memfd:mmserve-arena"):
+                found.add(link.stat().st_ino)
+    return found
 
 
 def test_a_failed_start_names_the_first_cause_and_leaves_nothing() -> None:

@@ -150,7 +150,9 @@ def test_metrics_tell_every_stage(tmp_path: Path) -> None:
                     seen[sample.name] = seen.get(sample.name, 0) + sample.value
             wanted = {"mm_queue_seconds", "mm_decode_seconds", "mm_encode_seconds"}
             counted = seen.get("mm_images_encoded") == 2 and seen.get("mm_images_failed") == 1
-            return wanted <= set(seen) and counted and seen.get("mm_encode_batch_size") == 2
+            rows_nbytes = 2 * stack.num_tokens * stack.process.deployment.embed_row_nbytes
+            copied = seen.get("mm_copied_bytes") == rows_nbytes
+            return wanted <= set(seen) and counted and copied and seen.get("mm_encode_batch_size") == 2
 
         await asyncio.to_thread(until, all_there)
 

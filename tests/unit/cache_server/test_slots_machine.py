@@ -1,4 +1,5 @@
-"""Random lives of the table: whatever happens, extents never overlap and nothing held is touched."""
+"""Random lives of the table: whatever happens, extents never overlap, every lease has a live owner, and nothing held
+is touched."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mmserve.cache_server.item import Lease
 from mmserve.cache_server.slots import ENCODER, Slots
+from mmserve.cache_server.table import Table
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem, MediaRecord
 from mmserve.messages.media import Handle
@@ -32,6 +34,10 @@ class SlotsMachine(RuleBasedStateMachine):
         self.slots = Slots(
             NBYTES, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: self.erase(handle)
         )
+        self.table = Table(self.slots)
+        self.alive: Counter[str] = Counter()
+        for owner in OWNERS + VISUALS:
+            self.connect(owner)
         self.held: dict[Lease, dict[int, MediaRecord]] = {}
         self.encoding: dict[Lease, set[int]] = {}
         self.known: dict[int, MediaRecord] = {}
@@ -41,10 +47,17 @@ class SlotsMachine(RuleBasedStateMachine):
         assert handle not in self.erased
         self.erased.add(handle)
 
+    @rule(owner=st.sampled_from(OWNERS + VISUALS))
+    def connect(self, owner: str) -> None:
+        self.table.hello(owner)
+        self.alive[owner] += 1
+
     @rule(owner=owners, request=requests, items=some_items)
     def alloc(self, owner: str, request: str, items: list[AllocItem]) -> None:
         lease, before = Lease(owner, request), self.slots.held(Lease(owner, request))
-        reply = self.slots.alloc(lease, items)
+        reply = self.table.alloc(lease, items, 0.0)
+        if not self.alive[owner]:
+            assert reply.refused == "full"
         if reply.refused:
             assert self.slots.held(lease) == before
             return
@@ -58,36 +71,38 @@ class SlotsMachine(RuleBasedStateMachine):
     @rule(owner=owners, request=requests)
     def release(self, owner: str, request: str) -> None:
         self.held.pop(Lease(owner, request), None)
-        self.slots.release(Lease(owner, request))
+        self.table.release(Lease(owner, request))
         assert self.slots.held(Lease(owner, request)) == ()
 
     @rule(owner=owners, request=requests, ok=st.booleans())
     def set_data(self, owner: str, request: str, ok: bool) -> None:
         lease = Lease(owner, request)
-        self.slots.set_data(lease, list(self.held.get(lease, {})), ok)
+        self.table.set_data(lease, list(self.held.get(lease, {})), ok)
 
     @rule(owner=owners, request=requests)
     def get_data(self, owner: str, request: str) -> None:
         lease = Lease(owner, request)
-        self.slots.get_data(lease, list(self.held.get(lease, {})))
+        self.table.get_data(lease, list(self.held.get(lease, {})), 0.0)
 
     @rule(visual=visuals)
     def get_embed(self, visual: str) -> None:
         ids = list(self.known)
-        self.slots.get_embed(visual, ids)
+        self.table.get_embed(visual, ids)
         lease = Lease(visual, ENCODER)
         self.encoding[lease] = set(self.slots._held.get(lease, {}))
 
     @rule(visual=visuals, ok=st.booleans())
     def set_embed(self, visual: str, ok: bool) -> None:
         ids = sorted(self.encoding.pop(Lease(visual, ENCODER), ()))
-        for item_id, state in zip(ids, self.slots.set_embed(visual, ids, [ok] * len(ids)), strict=True):
+        for item_id, state in zip(ids, self.table.set_embed(visual, ids, [ok] * len(ids)), strict=True):
             assert state != "pending"
             assert state == "gone" or self.known[item_id].embed not in self.erased
 
     @rule(owner=st.sampled_from(OWNERS + VISUALS))
     def die(self, owner: str) -> None:
-        self.slots.drop_owner(owner)
+        """All its connections end, one after another: with the last all it held is given back."""
+        for _ in range(self.alive.pop(owner, 0)):
+            self.table.goodbye(owner)
         for table in (self.held, self.encoding):
             for lease in [lease for lease in table if lease.owner == owner]:
                 del table[lease]  # type: ignore[attr-defined]
@@ -99,9 +114,10 @@ class SlotsMachine(RuleBasedStateMachine):
         assert self.slots.num_leases == 0
         assert self.slots.needs_space([AllocItem(b"whole arena" * 2, 1, 0, NBYTES - 300)])
         lease = Lease("http-0", "whole")
+        self.connect("http-0")
         reply = self.slots.alloc(lease, [AllocItem(b"whole arena" * 2, 1, 0, NBYTES - 300)])
         assert reply.refused == "", "all is evictable"
-        self.slots.release(lease)
+        self.table.release(lease)
 
     @invariant()
     def extents_tile_the_arena(self) -> None:
@@ -114,6 +130,10 @@ class SlotsMachine(RuleBasedStateMachine):
             end = stop
         assert end == NBYTES
         assert sum(nbytes for _, nbytes in self.slots.usage().values()) == NBYTES
+
+    @invariant()
+    def every_lease_has_a_live_owner(self) -> None:
+        assert all(self.alive[lease.owner] for lease in self.slots._held)
 
     @invariant()
     def what_is_held_is_not_erased(self) -> None:

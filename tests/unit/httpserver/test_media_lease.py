@@ -127,8 +127,20 @@ def test_metrics_tell_states_and_stages(worker: Worker) -> None:
     assert sorted((name, labels) for name, _, labels in worker.samples.taken if name != "mm_items") == [
         ("mm_alloc_rpc_seconds", (generation,)),
         ("mm_alloc_seconds", (generation,)),
+        ("mm_copied_bytes", ("data",)),
         ("mm_write_seconds", (generation,)),
     ]
+
+
+def test_each_image_is_copied_once_and_counted_so(worker: Worker) -> None:
+    worker.cache.hits.add(item(9).key)
+
+    async def scenario() -> None:
+        async with worker.leases.hold("r", [item(1), item(9), item(2, 300_000), item(1)]):
+            pass
+
+    worker.run(scenario)
+    assert worker.samples.total("mm_copied_bytes", "data") == len(item(1).data) + 300_000
 
 
 def test_hits_write_nothing(worker: Worker) -> None:

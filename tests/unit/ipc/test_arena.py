@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -86,6 +87,36 @@ def test_extents_are_aligned_and_hold_header_payload_and_trailer(nbytes: int) ->
 def test_more_than_the_machine_has_is_an_error_at_once() -> None:
     with pytest.raises(OSError, match=r".+"):
         Arena.create(1 << 60)
+
+
+def test_an_arena_without_room_refuses_every_handle() -> None:
+    arena = Arena.create(0)
+    assert arena.nbytes == 0
+    with pytest.raises(StaleHandle):
+        arena.readable(Handle(1, 0, 0))
+    arena.close()
+
+
+def _free_huge_pages() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("HugePages_Free")), 0)
+
+
+@pytest.mark.skipif(_free_huge_pages() < 3, reason="no huge pages are reserved here")
+def test_an_arena_of_huge_pages() -> None:
+    arena = Arena.create(4 << 20, huge_pages=True)
+    other = Arena.attach(os.dup(arena.fd))
+    assert arena.nbytes == other.nbytes == (6 << 20) - 8
+    handle = Handle(5, (4 << 20) + 64, 1 << 20)
+    arena.write(handle, bytes(1 << 20))
+    assert bytes(other.readable(handle)) == bytes(1 << 20)
+    arena.close()
+    other.close()
+
+
+def test_huge_pages_that_are_not_there_are_an_error_at_once() -> None:
+    with pytest.raises(OSError, match=r".+"):
+        Arena.create((_free_huge_pages() + 8) << 21, huge_pages=True)
 
 
 def test_an_erased_extent_is_stale_even_where_only_its_middle_is_reused(arena: Arena) -> None:

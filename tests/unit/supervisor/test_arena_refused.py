@@ -13,9 +13,25 @@ from mmserve.supervisor.run import arena_of
 
 
 def test_too_little_shared_memory_names_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(nbytes: int) -> Arena:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    _refuse(monkeypatch, errno.ENOSPC)
+    with pytest.raises(StartupError, match=r"--mm-cache-gb: no 2\.0 GiB of shared memory .*No space left.*; lower it"):
+        arena_of(2 << 30).__enter__()
+
+
+def test_too_few_huge_pages_says_how_many_there_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    _refuse(monkeypatch, errno.ENOMEM)
+    with pytest.raises(StartupError, match=r"vm\.nr_hugepages=1025\)"):
+        arena_of(2 << 30, huge_pages=True).__enter__()
+
+
+def test_a_limit_on_the_size_of_files_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    _refuse(monkeypatch, errno.EFBIG)
+    with pytest.raises(StartupError, match=r"ulimit -f"):
+        arena_of(2 << 30).__enter__()
+
+
+def _refuse(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def refuse(nbytes: int, *, huge_pages: bool) -> Arena:
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(Arena, "create", refuse)
-    with pytest.raises(StartupError, match=r"--mm-cache-gb: no 2\.0 GiB of shared memory .*No space left"):
-        arena_of(2 << 30).__enter__()

@@ -142,6 +142,15 @@ def test_an_arena_too_small_for_one_image_is_refused(model: ModelSpec) -> None:
     assert "--mm-cache-gb 0.001" in _refused(model, mm_cache_gb=0.001)
 
 
+def test_no_arena_at_all_is_a_choice(model: ModelSpec) -> None:
+    assert _make(model, mm_cache_gb=0.0).arena_nbytes == 0
+
+
+def test_huge_pages_are_not_taken_from_what_is_free(model: ModelSpec) -> None:
+    assert _make(model, mm_cache_gb=9.0, arena_huge_pages=True).arena_nbytes == 9 * GIB
+    assert "--mm-cache-gb" in _refused(model, mm_cache_gb=9.0)
+
+
 def test_two_starts_have_two_hash_seeds(model: ModelSpec) -> None:
     assert _make(model).hash_seed != _make(model).hash_seed
 

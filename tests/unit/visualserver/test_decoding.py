@@ -62,9 +62,9 @@ def _image(arena: Arena, item_id: int, data: bytes | None) -> Image:
     return Image(item_id, handle, handle)
 
 
-def _decode(arena: Arena, cache: _Cache, images: list[Image]) -> Any:
+def _decode(arena: Arena, cache: _Cache, images: list[Image], processor: _Processor | None = None) -> Any:
     with ThreadPoolExecutor(2) as pool:
-        decoder = Decoder(cast(Any, _Processor()), arena, cast(MediaCacheClient, cache), pool)
+        decoder = Decoder(cast(Any, processor or _Processor()), arena, cast(MediaCacheClient, cache), pool)
         return decoder.decode(images)
 
 
@@ -78,6 +78,39 @@ def test_what_fails_fails_alone(arena: Arena) -> None:
     assert reasons == {1: "media_error", 2: "internal_error", 3: "media_lost"}
     assert decoded.outcomes[1].message == "it is broken"
     assert sorted(cache.failed) == [1, 2, 3]
+
+
+def test_bytes_are_read_where_they_lie(arena: Arena) -> None:
+    """What the processor is given is the arena's own memory, and cannot be written to."""
+    seen: list[memoryview] = []
+    image = _image(arena, 1, b"\x05abc")
+
+    class Processor(_Processor):
+        def pixels(self, data: memoryview) -> np.ndarray[Any, Any]:  # type: ignore[override]
+            arena.writable(image.data)[1:2] = b"\x06"
+            seen.append(data)
+            return super().pixels(data[1:])  # type: ignore[arg-type]
+
+    decoded = _decode(arena, _Cache({}), [image], Processor())
+    assert decoded.pixels[0][0, 0, 0] == 6
+    assert seen[0].readonly
+
+
+@pytest.mark.parametrize("ends", ["pixels", "error", "bug"])
+def test_bytes_that_are_replaced_while_they_are_decoded_are_lost(arena: Arena, ends: str) -> None:
+    """Whatever was decoded: pixels of nobody's picture, or an error that is nobody's fault."""
+    image = _image(arena, 1, b"\x05abc")
+
+    class Processor(_Processor):
+        def pixels(self, data: memoryview) -> np.ndarray[Any, Any]:  # type: ignore[override]
+            arena.write(Handle(2, image.data.offset, 1), b"\x09")
+            return super().pixels({"pixels": b"\x05", "error": b"bad", "bug": b"bug"}[ends])
+
+    cache = _Cache({})
+    decoded = _decode(arena, cache, [image], Processor())
+    assert decoded.outcomes == {1: LOST}
+    assert decoded.pixels == []
+    assert cache.failed == [1]
 
 
 def test_what_is_ready_or_unknown_is_not_decoded(arena: Arena) -> None:

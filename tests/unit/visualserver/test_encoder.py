@@ -82,6 +82,11 @@ def test_after_a_failed_batch_images_are_tried_one_by_one(arena: Arena) -> None:
     assert cache.calls == [{5: True, 13: False, 7: True}]
 
 
+def test_rows_are_copied_once_and_counted_so(arena: Arena) -> None:
+    encoder, decoded = _encoder(arena, _Cache()), _decoded(5, 13, 7)
+    assert encoder.encode(decoded.images, encoder.take(decoded)).written_nbytes == 2 * TOKENS * HIDDEN * 2
+
+
 def test_what_the_cache_server_does_not_take_is_lost(arena: Arena) -> None:
     assert _encode(_encoder(arena, _Cache(gone=(5,))), _decoded(5, 6)) == {5: LOST, 6: ENCODED}
     assert _encode(_encoder(arena, _Cache(down=True)), _decoded(5, 6)) == {5: LOST, 6: LOST}

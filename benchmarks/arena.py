@@ -1,0 +1,169 @@
+"""The arena's table alone: what an operation costs, how much of the arena can be used, and what eviction is worth.
+
+A million operations of the cache server's own table, without sockets and without memory behind it:
+
+- cost: calls for a new image and for a cached one, by the number of images in the arena;
+- fill: extents of 20 KB to 60 MB that come and go while 90 % of the arena is leased, which nothing can evict: how much
+  of the rest is in use as cache, how often something finds no place in one piece; and how full it gets from empty;
+- hits: a Zipf trace of images through an arena that holds a tenth of them, beside LRU and FIFO of the same size.
+
+    python -m benchmarks.arena
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Sequence
+
+from benchmarks.load import report
+from benchmarks.slots.images import catalogue, image, zipf
+from benchmarks.slots.rivals import fifo, lru
+from benchmarks.slots.table import Lives
+from mmserve.cache_server.item import Lease
+from mmserve.ipc.arena import extent_nbytes
+
+GIB = 1 << 30
+LIVE = (100, 1_000, 10_000, 100_000)
+ARENAS_GIB = (4, 16, 64)
+ALPHAS = (0.7, 0.9, 1.1)
+FILL = 0.9
+CATALOGUE = 20_000
+CACHED_SHARE = 0.1
+CALLS_OF_A_MISS, CALLS_OF_A_HIT = 5, 2
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--operations", type=int, default=1_000_000, help="calls to the table in all, about")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", metavar="PATH", help="write the rows")
+    return parser.parse_args()
+
+
+def cost(num_live: int, lives: int, seed: int) -> report.Row:
+    """Microseconds a call with so many images in a full arena; each new one needs others to be evicted."""
+    images = catalogue(num_live, seed)
+    table = Lives(sum(extent_nbytes(item.embed_nbytes) for item in images))
+    rng = random.Random(seed + 1)
+    new = [image(num_live + number, rng) for number in range(lives)]
+    for item in images:
+        table.ask(item)
+    started_s = time.perf_counter()
+    for item in new:
+        table.ask(item)
+    missed_s = time.perf_counter() - started_s
+    cached = [item for item in new if item in table.slots._by_spec][-1_000:]
+    asked = random.Random(seed).choices(cached, k=lives)
+    started_s = time.perf_counter()
+    hits = sum(table.ask(item) for item in asked)
+    hit_s = time.perf_counter() - started_s
+    return {
+        "images in the arena": len(table.slots._items),
+        "new image us": missed_s / lives * 1e6,
+        "of it evictions": table.slots.counters["mm_cache_evictions", "embed"] / (lives + num_live),
+        "cached image us": hit_s / lives * 1e6,
+        "hits": hits / lives,
+        "allocations/s": lives / missed_s,
+    }
+
+
+class _Leased:
+    """Images that are all leased, added and taken away at random."""
+
+    def __init__(self, nbytes: int, seed: int) -> None:
+        self.table = Lives(nbytes)
+        self.leased_nbytes = 0
+        self.calls = 0
+        self._rng = random.Random(seed)
+        self._held: list[tuple[Lease, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, *, leave_nbytes: int = 0) -> bool:
+        """One more, when others have made way for it down to what is to be left; False: it was refused all the same."""
+        item = image(self.calls, self._rng)
+        nbytes = extent_nbytes(item.embed_nbytes)
+        while leave_nbytes and self.leased_nbytes + nbytes > self.table.nbytes - leave_nbytes:
+            self._take_away()
+        lease, state = self.table.begin(item)
+        self.calls += CALLS_OF_A_MISS
+        if state == "full":
+            return False
+        self.leased_nbytes += nbytes
+        self._held.append((lease, nbytes))
+        return True
+
+    def _take_away(self) -> None:
+        """One at random; it stays as a cached image."""
+        place = self._rng.randrange(len(self._held))
+        self._held[place], self._held[-1] = self._held[-1], self._held[place]
+        lease, nbytes = self._held.pop()
+        self.table.end(lease)
+        self.leased_nbytes -= nbytes
+
+
+def fill(arena_gib: int, calls: int, seed: int) -> report.Row:
+    """From empty until something is refused; then comings and goings at FILL."""
+    nbytes = arena_gib * GIB
+    leased, adds, refused, occupied = _Leased(nbytes, seed), 0, 0, list[float]()
+    while leased.add():
+        pass
+    full = leased.leased_nbytes / nbytes
+    started_s, calls = time.perf_counter(), calls + leased.calls
+    begun = leased.calls
+    while leased.calls < calls:
+        adds += 1
+        refused += not leased.add(leave_nbytes=int((1 - FILL) * nbytes))
+        occupied.append(1 - leased.table.slots._extents.free_nbytes / nbytes)
+    return {
+        "arena GiB": arena_gib,
+        "images leased": len(leased),
+        "leased % at the first refusal": 100 * full,
+        "refused % at 90 % leased": 100 * refused / adds,
+        "leased or cached % then": 100 * statistics.fmean(occupied),
+        "calls/s": (leased.calls - begun) / (time.perf_counter() - started_s),
+    }
+
+
+def hits(alpha: float, requests: int, seed: int) -> report.Row:
+    """Shares of requests, and of the image tokens asked for, that need no encoding, after the arena has filled up."""
+    images = catalogue(CATALOGUE, seed)
+    random.Random(seed).shuffle(images)
+    nbytes = int(CACHED_SHARE * sum(extent_nbytes(item.embed_nbytes) for item in images))
+    caches = {"mmserve": Lives(nbytes), "LRU": lru(nbytes), "FIFO": fifo(nbytes)}
+    trace = list(zipf(images, alpha, requests, seed))
+    row: report.Row = {"alpha": alpha}
+    tokens = {}
+    for name, cache in caches.items():
+        found = [cache.ask(item) for item in trace][requests // 2 :]
+        counted = trace[requests // 2 :]
+        row[f"{name} hits %"] = 100 * sum(found) / len(found)
+        saved = sum(item.num_tokens for item, hit in zip(counted, found, strict=True) if hit)
+        tokens[name] = 100 * saved / sum(item.num_tokens for item in counted)
+    return row | {f"{name} tokens %": share for name, share in tokens.items()}
+
+
+def show(title: str, rows: Sequence[report.Row]) -> None:
+    print(f"\n{title}\n\n{report.table(rows)}", flush=True)
+
+
+def main() -> None:
+    options = arguments()
+    cost_calls, fill_calls, hit_calls = (int(share * options.operations) for share in (0.25, 0.1, 0.65))
+    seed = options.seed
+    print(report.machine())
+    costs = [cost(live, cost_calls // len(LIVE) // (CALLS_OF_A_MISS + CALLS_OF_A_HIT), seed) for live in LIVE]
+    show("What a call costs", costs)
+    fills = [fill(gib, fill_calls // len(ARENAS_GIB), seed) for gib in ARENAS_GIB]
+    show("How much can be used", fills)
+    found = [hits(alpha, hit_calls // len(ALPHAS) // CALLS_OF_A_HIT, seed) for alpha in ALPHAS]
+    show(f"Hits on a Zipf trace over {CATALOGUE} images, of which a tenth of the bytes fits", found)
+    report.write_json(options.json, [*costs, *fills, *found])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""A reader's process: python -m ... INBOX OUTBOX WAY ARENA_FD. Answers each payload with what it cost this process."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import zmq
+
+from benchmarks.handover.ways import ends
+from mmserve.ipc.arena import Arena
+
+
+def main() -> None:
+    inbox_path, outbox_path, way, fd = sys.argv[1:]
+    context = zmq.Context()
+    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    inbox.bind(inbox_path)
+    outbox.connect(outbox_path)
+    arena = Arena.attach(int(fd))
+    outbox.send(b"")
+    while True:
+        started_s = time.process_time()
+        found = ends(way, arena, inbox)
+        outbox.send_json([*found, time.process_time() - started_s])
+
+
+if __name__ == "__main__":
+    main()

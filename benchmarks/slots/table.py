@@ -1,0 +1,44 @@
+"""The cache server's table without its socket: the calls of HTTP workers and visual servers, made here."""
+
+from __future__ import annotations
+
+import itertools
+
+from mmserve.cache_server.item import Lease
+from mmserve.cache_server.slots import Slots
+from mmserve.messages.cache import AllocItem
+
+_VISUAL = "visual"
+
+
+class Lives:
+    """Requests with one image each, in a table over ``nbytes`` of no memory at all."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.slots = Slots(nbytes, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None)
+        self._numbers = itertools.count()
+
+    def begin(self, item: AllocItem) -> tuple[Lease, str]:
+        """Allocate, write and have it encoded; the lease that holds it, and what allocation said."""
+        lease = Lease("http", str(next(self._numbers)))
+        reply = self.slots.alloc(lease, (item,))
+        if reply.refused:
+            return lease, reply.refused
+        (record,) = reply.records
+        if record.state != "hit":
+            ids = (record.item_id,)
+            self.slots.set_data(lease, ids, True)
+            self.slots.get_embed(_VISUAL, ids)
+            self.slots.set_embed(_VISUAL, ids, (True,))
+        return lease, record.state
+
+    def end(self, lease: Lease) -> None:
+        """Its request is over."""
+        self.slots.release(lease)
+
+    def ask(self, item: AllocItem) -> bool:
+        """A whole life; was its embedding there?"""
+        lease, state = self.begin(item)
+        self.end(lease)
+        return state == "hit"

@@ -1,0 +1,50 @@
+"""Who lies where in the arena: every extent in use by both its ends, so that its neighbours are found at once.
+
+Knows no free space (Extents does) and no values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from mmserve.cache_server.extents import Extent
+
+
+class Occupant(Protocol):
+    """Whatever has extents."""
+
+    @property
+    def extents(self) -> Sequence[Extent]: ...
+
+
+O = TypeVar("O", bound=Occupant)  # noqa: E741
+
+
+class Occupants(Generic[O]):
+    """Changes cost the same however many there are."""
+
+    def __init__(self) -> None:
+        self._by_start: dict[int, tuple[int, O]] = {}
+        self._starts: dict[int, int] = {}
+        """End -> start."""
+
+    def add(self, occupant: O) -> None:
+        """With all its extents."""
+        for offset, size in occupant.extents:
+            self._by_start[offset] = offset + size, occupant
+            self._starts[offset + size] = offset
+
+    def remove(self, extents: Iterable[Extent]) -> None:
+        """Nobody lies there any more."""
+        for offset, size in extents:
+            del self._by_start[offset], self._starts[offset + size]
+
+    def from_(self, start: int) -> tuple[int, O] | None:
+        """(end, who) of the extent that starts there."""
+        return self._by_start.get(start)
+
+    def to(self, end: int) -> tuple[int, O] | None:
+        """(start, who) of the extent that ends there."""
+        start = self._starts.get(end)
+        return None if start is None else (start, self._by_start[start][1])

@@ -1,0 +1,26 @@
+"""The arena made known to the CUDA driver, so that copies from it to a GPU are asynchronous and need no staging."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from mmserve.ipc.arena import Arena
+
+_PORTABLE = 1
+"""cudaHostRegisterPortable: for every context of this process."""
+
+logger = logging.getLogger(__name__)
+
+
+def pin(arena: Arena) -> None:
+    """Register the whole arena (cudaHostRegister) for as long as this process lives; once, as it takes a while.
+
+    Where the driver refuses (a limit on locked memory, say), copies still work, through its own staging buffer.
+    """
+    whole = torch.frombuffer(arena.whole(), dtype=torch.uint8)
+    driver = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    error = int(driver.cudaHostRegister(whole.data_ptr(), whole.numel(), _PORTABLE))
+    if error:
+        logger.warning("the arena could not be registered with the GPU's driver (error %d): copies are slower", error)

@@ -1,0 +1,48 @@
+"""Servers with next to no room for images: served one after another, or refused in so many words; never a hang."""
+
+from __future__ import annotations
+
+import asyncio
+
+import openai
+import pytest
+
+from tests.e2e.stack import Stack, ask, running
+from training.sample import Sample, samples
+
+CLIENTS = 24
+
+
+def test_without_an_arena_text_is_answered_and_images_are_413() -> None:
+    sample = next(samples(1, seed=5, kinds=("colour",)))
+    with running("--mm-cache-gb", "0") as stack, stack.client() as client:
+        assert ask(client, [{"role": "user", "content": "What can you do?"}])
+        for _ in range(2):
+            with pytest.raises(openai.APIStatusError) as refused:
+                ask(client, sample.messages)
+            assert refused.value.status_code == 413
+        assert ask(client, [{"role": "user", "content": "What can you do?"}])
+
+
+async def _all_at_once(stack: Stack, questions: list[Sample]) -> list[str]:
+    async with stack.async_client() as client:
+
+        async def one(sample: Sample) -> str:
+            reply = await client.chat.completions.create(model="llava", messages=sample.messages, temperature=0)
+            return (reply.choices[0].message.content or "").strip()
+
+        return list(await asyncio.gather(*(one(sample) for sample in questions)))
+
+
+def test_an_arena_for_two_images_serves_many_clients_one_after_another() -> None:
+    questions = list(samples(CLIENTS, seed=6, kinds=("colour",)))
+    with running("--mm-cache-gb", "0.0005") as stack:
+        answers = asyncio.run(_all_at_once(stack, questions))
+        assert sum(a == sample.answer for a, sample in zip(answers, questions, strict=True)) >= 0.8 * CLIENTS
+        assert stack.metric("mm_cache_evictions_total") > 0
+        others = [part for sample in questions[:12] for part in sample.messages[-1]["content"]]
+        with stack.client() as client, pytest.raises(openai.APIStatusError) as refused:
+            ask(client, [{"role": "user", "content": others}])
+        assert refused.value.status_code == 413
+        assert stack.eventually("mm_leases", 0) == 0
+        assert stack.metric("mm_alloc_too_large_total") >= 1

@@ -1,0 +1,283 @@
+"""Eight ways in which shared-memory caches of other servers have failed (rings with reader counts, pickled handles,
+unchecked sizes), each once, against the real table, arena and rank.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmserve.cache_server.item import Lease
+from mmserve.cache_server.run import new_slots
+from mmserve.cache_server.slots import Slots
+from mmserve.errors import StartupError
+from mmserve.ipc.arena import Arena, StaleHandle
+from mmserve.messages.cache import MediaRecord
+from mmserve.messages.media import Handle
+from mmserve.supervisor.run import arena_of
+from tests.fakes.cache import alloc_item, arena_for
+from tests.fakes.checkpoints import IMAGE, make_llava
+from tests.fakes.embeddings import put_rows, spliced_prompt
+from tests.fakes.engine import Driver, make_runner
+
+NUM_ITEMS = 20
+MIB = 1 << 20
+
+
+class Cache:
+    """A table over an arena with room for NUM_ITEMS images whose bytes and embedding are there at once."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.slots: Slots = new_slots(arena)
+
+    def write(self, request: str, *names: str) -> tuple[MediaRecord, ...]:
+        """As an HTTP worker: allocate and write what is to be written. Nothing is released."""
+        lease = Lease("http", request)
+        reply = self.slots.alloc(lease, [alloc_item(name) for name in names])
+        assert not reply.refused
+        for name, record in zip(names, reply.records, strict=True):
+            if record.state == "write":
+                assert record.data is not None
+                self.arena.write(record.data, content(name))
+        self.slots.set_data(lease, [record.item_id for record in reply.records], True)
+        return reply.records
+
+    def encode(self, records: tuple[MediaRecord, ...]) -> None:
+        """As a visual server."""
+        for record in records:
+            if self.slots.get_embed("visual", [record.item_id]) == ("pending",):
+                self.arena.write(record.embed, content(f"rows of {record.item_id}"))
+                self.slots.set_embed("visual", [record.item_id], [True])
+
+    def release(self, request: str) -> None:
+        self.slots.release(Lease("http", request))
+
+    def cached(self, *names: str) -> None:
+        for name in names:
+            self.encode(self.write(f"made {name}", name))
+            self.release(f"made {name}")
+
+    def churn(self, times: int = 5 * NUM_ITEMS) -> None:
+        """Many other images come and go."""
+        for number in range(times):
+            self.cached(f"churn {number}")
+
+    def rows(self, record: MediaRecord) -> bytes:
+        return bytes(self.arena.readable(record.embed))
+
+
+def content(name: str) -> bytes:
+    return name.encode().ljust(100, b".")
+
+
+@pytest.fixture
+def cache() -> Iterator[Cache]:
+    arena = arena_for(NUM_ITEMS)
+    yield Cache(arena)
+    arena.close()
+
+
+def _only_allocated(cache: Cache, request: str) -> None:
+    cache.slots.alloc(Lease("http", request), [alloc_item(request)])
+
+
+def _only_written(cache: Cache, request: str) -> None:
+    cache.write(request, request)
+
+
+def _encoded_but_never_read(cache: Cache, request: str) -> None:
+    cache.encode(cache.write(request, request))
+
+
+def _dead_while_encoding(cache: Cache, request: str) -> None:
+    (record,) = cache.write(request, request)
+    cache.slots.get_embed("visual", [record.item_id])
+    cache.slots.drop_owner("visual")
+
+
+@pytest.mark.parametrize("got_to", [_only_allocated, _only_written, _encoded_but_never_read, _dead_while_encoding])
+def test_d1_what_is_put_and_never_read_pins_nothing(cache: Cache, got_to: Callable[[Cache, str], None]) -> None:
+    """The client has gone, the prompt was too long, the queue was full: the next hundred get their space."""
+    for number in range(NUM_ITEMS):
+        got_to(cache, f"unread {number}")
+        cache.release(f"unread {number}")
+    assert cache.slots.num_leases == 0
+    cache.churn(100)
+
+
+def test_d2_every_child_of_one_request_reads_under_its_one_lease(cache: Cache) -> None:
+    (record,) = cache.write("n = 4", "cat")
+    cache.encode((record,))
+    seen = []
+    for _ in range(4):
+        seen.append(cache.rows(record))
+        cache.churn()
+    assert seen == [seen[0]] * 4
+    cache.release("n = 4")
+    cache.churn()
+    with pytest.raises(StaleHandle):
+        cache.rows(record)
+
+
+def test_d3_a_request_that_comes_again_takes_nothing_from_another(cache: Cache) -> None:
+    """Preempted, resumed, sent again after a restart, given up twice: the victim's reference is its own."""
+    (record,) = cache.write("victim", "cat")
+    cache.encode((record,))
+    for _ in range(5):
+        assert cache.write("preempted", "cat")[0].embed == record.embed
+        cache.rows(record)
+    cache.release("preempted")
+    cache.release("preempted")
+    cache.churn()
+    assert cache.rows(record) == content(f"rows of {record.item_id}")
+
+
+@pytest.mark.parametrize("wrong", ["stale", "forged", "beyond", "misshapen"])
+def test_d4_a_wrong_handle_in_a_step_costs_only_its_own_request(tmp_path: Path, wrong: str) -> None:
+    """And that one is "media lost", which the HTTP worker answers by allocating again."""
+    directory, arena = make_llava(tmp_path), Arena.create(MIB)
+    right, end = put_rows(arena, torch.randn(16, 64), 0)
+    handle = {
+        "stale": Handle(right.generation - 1, right.offset, right.nbytes),
+        "forged": Handle(right.generation, end, right.nbytes),
+        "beyond": Handle(right.generation, 1 << 40, right.nbytes),
+        "misshapen": Handle(right.generation, right.offset, 64),
+    }[wrong]
+    driver = Driver(make_runner(directory, arena).step)
+    for slot, embed in enumerate((right, handle, right)):
+        prompt, spans = spliced_prompt([5, *[IMAGE] * 16, 6], [embed], image_id=IMAGE, num_tokens=16)
+        driver.add(slot, prompt, spans=spans)
+    healthy = [driver.running[0], driver.running[2]]
+    driver.run(5)
+    assert {slot: failure.media_lost for slot, failure in driver.failures.items()} == {1: True}
+    assert healthy[0].output == healthy[1].output
+    arena.close()
+
+
+def test_d5_no_more_is_evicted_than_is_needed_and_the_hottest_last(cache: Cache) -> None:
+    names = [f"old {number}" for number in range(2 * NUM_ITEMS - 1)]
+    cache.cached(*names)
+    for _ in range(100):
+        cache.write("hot", names[0])
+        cache.release("hot")
+    for number in range(3):
+        cache.cached(f"new {number}")
+    assert cache.slots.counters["mm_cache_evictions", "embed"] <= 6, "three pairs of extents, where embeddings were"
+    (record,) = cache.slots.alloc(Lease("http", "look"), [alloc_item(names[0])]).records
+    assert record.state == "hit"
+
+
+class _Watched(Arena):
+    reads = 0
+
+    def check(self, handle: Handle) -> None:
+        self.reads += 1
+        super().check(handle)
+
+
+def test_d6_a_rank_touches_no_image_that_the_prefix_cache_covers(tmp_path: Path) -> None:
+    directory, made = make_llava(tmp_path), Arena.create(MIB)
+    arena = _Watched.attach(made.fd)
+    handle, _ = put_rows(arena, torch.randn(16, 64), 0)
+    prompt, spans = spliced_prompt([*[IMAGE] * 16, *range(5, 25)], [handle], image_id=IMAGE, num_tokens=16)
+    driver = Driver(make_runner(directory, arena).step)
+    first = driver.add(0, prompt, spans=spans)
+    driver.step()
+    after_prefill = arena.reads
+    assert after_prefill > 0
+    second = driver.add(1, prompt, spans=spans, shared=tuple(first.blocks[:1]))
+    driver.run(5)
+    assert arena.reads == after_prefill
+    assert first.output[:5] == second.output[:5]
+    made.close()
+
+
+OWNER = """
+import sys
+from mmserve.ipc.arena import Arena
+from mmserve.messages.media import Handle
+arena = Arena.create(64 << 20)
+arena.write(Handle(1, 0, 32 << 20), bytes(32 << 20))
+print("written", flush=True)
+sys.stdin.read()
+"""
+
+
+def _shared_memory() -> set[Path]:
+    return set(Path("/dev/shm").iterdir())
+
+
+def test_d7_killed_owners_leave_nothing_and_two_do_not_clash() -> None:
+    before = _shared_memory()
+    owners = [
+        subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    for owner in owners:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"written\n"
+    assert not any("mmserve" in path.name for path in _shared_memory() - before), "it has no name"
+    for owner in owners:
+        owner.send_signal(signal.SIGKILL)
+        owner.communicate()
+    assert not any("mmserve" in path.name for path in _shared_memory() - before)
+
+
+SMALL_SHM = """
+mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$0" -c '
+from mmserve.ipc.arena import Arena
+from mmserve.messages.media import Handle
+import os
+assert os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize == 1 << 20
+arena = Arena.create(16 << 20)
+handle = Handle(1, 0, 15 << 20)
+arena.write(handle, bytes(15 << 20))
+print(len(arena.readable(handle)))
+'
+"""
+
+
+def test_d8_a_small_dev_shm_does_not_matter() -> None:
+    """As in a container that is given 64 MB of it: the arena is a memory file, which does not live there."""
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", SMALL_SHM, sys.executable],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip("this machine lets nobody make a namespace")
+    assert done.stdout == f"{15 << 20}\n", done.stderr
+
+
+def test_d8_memory_that_is_not_there_is_an_error_at_start_and_no_bus_error() -> None:
+    with pytest.raises(StartupError, match="--mm-cache-gb"):
+        arena_of(1 << 60).__enter__()
+
+
+def test_d8_a_limit_on_file_sizes_is_named() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4 * MIB, hard))
+    try:
+        with pytest.raises(StartupError, match="ulimit -f"):
+            arena_of(16 * MIB).__enter__()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_what_is_asked_for_again_after_a_loss_is_written_again(cache: Cache) -> None:
+    (old,) = cache.write("r", "cat")
+    cache.encode((old,))
+    cache.slots = new_slots(cache.arena)
+    with pytest.raises(StaleHandle):
+        cache.rows(old)
+    (new,) = cache.write("r", "cat")
+    cache.encode((new,))
+    assert cache.rows(new) == content(f"rows of {new.item_id}")

@@ -1,0 +1,74 @@
+"""Whoever fits into an empty arena gets in, whatever the others ask for, as long as they end."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmserve.cache_server.item import Lease
+from mmserve.cache_server.slots import Slots
+from mmserve.cache_server.table import Table
+from mmserve.messages.cache import AllocItem
+from tests.fakes.cache import until
+
+NBYTES = 64 * 64
+LONG_S = 60.0
+
+sizes = st.lists(st.integers(0, 600), min_size=1, max_size=3)
+
+
+def new_table() -> Table:
+    table = Table(Slots(NBYTES, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None))
+    table.hello("http")
+    return table
+
+
+def items_of(request: int, data_nbytes: list[int]) -> list[AllocItem]:
+    return [AllocItem(f"{request}-{n}".encode(), 4, size, 64) for n, size in enumerate(data_nbytes)]
+
+
+def live(table: Table, request: int, data_nbytes: list[int], encode: bool) -> str:
+    """Allocate with patience, write, perhaps have it encoded, release; why it was refused."""
+    lease = Lease("http", str(request))
+    reply = table.alloc(lease, items_of(request, data_nbytes), LONG_S)
+    ids = [record.item_id for record in reply.records]
+    table.set_data(lease, ids, True)
+    if encode:
+        table.set_embed("visual", ids, [True] * len(ids))
+    table.release(lease)
+    return reply.refused
+
+
+@settings(max_examples=25, deadline=None)
+@given(requests=st.lists(st.tuples(sizes, st.booleans()), min_size=2, max_size=12))
+def test_all_get_in_however_many_threads_ask_at_once(requests: list[tuple[list[int], bool]]) -> None:
+    table = new_table()
+    with ThreadPoolExecutor(len(requests)) as pool:
+        lives = [pool.submit(live, table, number, *request) for number, request in enumerate(requests)]
+        assert [each.result(LONG_S) for each in lives] == [""] * len(requests)
+    assert table.snapshot().num_leases == 0
+    assert live(table, 1000, [NBYTES - 400], encode=False) == ""
+
+
+def test_a_large_request_gets_in_though_small_ones_never_cease() -> None:
+    """Each small one is there before the one before it has ended, so that there is never room for the large one: it is
+    next all the same, and the small ones wait behind it."""
+    table, entered = new_table(), threading.Event()
+
+    def large() -> None:
+        assert live(table, 0, [NBYTES - 400], encode=False) == ""
+        entered.set()
+
+    first = Lease("http", "first")
+    assert not table.alloc(first, items_of(1, [500]), 0.0).refused
+    thread = threading.Thread(target=large)
+    thread.start()
+    until(lambda: table.snapshot().num_waiting == 1)
+    assert table.alloc(Lease("http", "second"), items_of(2, [500]), 0.0).refused == "full"
+    table.release(first)
+    assert entered.wait(LONG_S)
+    thread.join()
+    assert table.alloc(Lease("http", "third"), items_of(3, [500]), 0.0).refused == ""

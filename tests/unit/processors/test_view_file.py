@@ -1,0 +1,64 @@
+"""A file over a view reads like io.BytesIO over the same bytes."""
+
+from __future__ import annotations
+
+import io
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from mmserve.processors.picture import decode
+from mmserve.processors.view_file import ViewFile
+from tests.fakes.media import encoded
+
+CONTENT = bytes(range(40))
+_seeks = st.one_of(
+    st.tuples(st.integers(0, 50), st.just(io.SEEK_SET)),
+    st.tuples(st.integers(-50, 50), st.sampled_from([io.SEEK_CUR, io.SEEK_END])),
+)
+_reads = st.one_of(st.none(), st.integers(-1, 60))
+
+
+@given(st.lists(st.one_of(_seeks, _reads), max_size=12))
+def test_it_reads_like_bytesio(steps: list[tuple[int, int] | int | None]) -> None:
+    file, expected = ViewFile(memoryview(CONTENT)), io.BytesIO(CONTENT)
+    for step in steps:
+        if isinstance(step, tuple):
+            assert file.seek(*step) == expected.seek(*step)
+        else:
+            assert file.read(step) == expected.read(step)
+        assert file.tell() == expected.tell()
+
+
+def test_it_has_no_descriptor() -> None:
+    with pytest.raises(OSError, match="fileno"):
+        ViewFile(memoryview(b"")).fileno()
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_every_format_is_decoded_from_a_view(format: str) -> None:
+    rng = np.random.default_rng(3)
+    data = encoded(Image.fromarray(rng.integers(0, 255, (70, 90, 3), np.uint8)), format)
+    view = memoryview(bytearray(data)).toreadonly()
+    assert np.array_equal(np.asarray(decode(view)), np.asarray(decode(data)))
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "BMP"])
+def test_compressed_bytes_are_never_copied_as_a_whole(format: str) -> None:
+    """Python's memory, in which such a copy would be, does not grow by nearly as much while decoding."""
+    rng = np.random.default_rng(4)
+    data = encoded(Image.fromarray(rng.integers(0, 255, (1600, 1600, 3), np.uint8)), format)
+    assert len(data) > 1 << 20
+    view = memoryview(data)
+    decode(view)
+    tracemalloc.start()
+    try:
+        decode(view)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < len(data) / 2
