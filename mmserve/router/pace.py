@@ -10,8 +10,8 @@ from collections.abc import Sequence as Run
 from mmserve.messages.step import SequenceStep
 
 MIN_CHUNK_TOKENS = 16
-_SHARE = 0.5
-"""A chunk may always cost this share of the step's decoding part: when that part alone is beyond the limit, prompts
+_SHARE = 2.0
+"""A chunk may always cost so many times the step's decoding part: where many decode, a step is long anyway, and prompts
 must still get on."""
 _WEIGHT = 0.2
 _OUTLIER = 3.0
