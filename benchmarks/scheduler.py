@@ -15,7 +15,6 @@ import statistics
 import time
 import tracemalloc
 from array import array
-from collections.abc import Sequence
 
 from benchmarks.load.report import Row, table, write_json
 from mmserve.messages.request import GenerateRequest
@@ -84,7 +83,7 @@ def _step(scheduler: Scheduler) -> float:
     return planned_s + time.thread_time() - started_s
 
 
-def _tokens(plan: StepPlan) -> Sequence[tuple[int, int]]:
+def _tokens(plan: StepPlan) -> tuple[tuple[int, int], ...]:
     return tuple((step.slot, 7) for step in plan.steps if step.sample)
 
 
