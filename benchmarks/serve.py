@@ -4,6 +4,7 @@ Without --target it starts ``mmserve serve`` itself. Several targets are measure
 a machine whose speed drifts treats them alike.
 
     python -m benchmarks.serve
+    mmserve bench --url http://127.0.0.1:8000 --plot bench.png
     python -m benchmarks.serve --load images --target mmserve=http://127.0.0.1:8000,model=llava,pid=123 \\
                                --target other=http://127.0.0.1:9000,model=llava,pid=456
 """
@@ -14,16 +15,23 @@ import argparse
 import asyncio
 import dataclasses
 import json
+from collections.abc import Sequence
 
-from benchmarks.load import report
+from benchmarks.load import plot, report
 from benchmarks.load.client import run
 from benchmarks.load.memory import Sampler
 from benchmarks.load.server import Target, given_or_own, parse_target
 from benchmarks.load.workload import NAMED, Workload, bodies
 
+_PLOTTED = ("tokens_per_s", "requests_per_s", "ttft_p50_ms", "itl_p50_ms")
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+def arguments(argv: Sequence[str] | None, prog: str | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--url", help="the one server to measure, in place of --target")
+    parser.add_argument("--model", default="llava", help="its model's name, with --url or when a server is started")
     parser.add_argument("--target", action="append", type=parse_target, help="name=URL[,model=M][,pid=P]; repeatable")
     parser.add_argument("--serve-args", default="", help="flags for the server that is started when no target is given")
     parser.add_argument("--load", action="append", choices=sorted(NAMED), help="named load; repeatable; default: all")
@@ -38,6 +46,7 @@ def arguments() -> argparse.Namespace:
         help='fields of every request, JSON; default: {"ignore_eos": true}',
     )
     parser.add_argument("--json", metavar="PATH", help="write the rows")
+    parser.add_argument("--plot", metavar="PNG", help="draw tokens/s and times")
     for field, help in (
         ("concurrency", "clients at once"),
         ("requests", "requests in one run"),
@@ -47,7 +56,10 @@ def arguments() -> argparse.Namespace:
         ("image-pool", "different images in all; 0: every one is new"),
     ):
         parser.add_argument(f"--{field}", type=int, help=f"{help}; overrides the named load")
-    return parser.parse_args()
+    options = parser.parse_args(argv)
+    if options.url:
+        options.target = [*(options.target or []), Target("server", options.url.rstrip("/"), options.model)]
+    return options
 
 
 def loads(options: argparse.Namespace) -> list[Workload]:
@@ -67,10 +79,11 @@ def measure(target: Target, load: Workload, seed: int, options: argparse.Namespa
     return report.row(records, wall_s, peak)
 
 
-def main() -> None:
-    options = arguments()
+def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
+    """Measure, print, write. ``argv``: without the program's name."""
+    options = arguments(argv, prog)
     rows: list[report.Row] = []
-    with given_or_own(options.target, options.serve_args) as servers:
+    with given_or_own(options.target, options.serve_args, options.model) as servers:
         for load in loads(options):
             runs: dict[str, list[dict[str, float]]] = {server.name: [] for server in servers}
             for server in servers:
@@ -82,6 +95,8 @@ def main() -> None:
             print(f"{load.name}: done", flush=True)
     print(f"\n{report.machine()}; medians of {options.repeats}\n\n{report.table(rows)}")
     report.write_json(options.json, rows)
+    if options.plot:
+        plot.draw(options.plot, rows, labels=("load", "server"), figures=_PLOTTED)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -46,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
+    if argv[:1] == ["bench"]:
+        return _bench(argv[1:])
     parser = _parser()
     arguments, unknown = parser.parse_known_args(argv)
     if arguments.command is None:
@@ -65,6 +68,16 @@ def _run(argv: Sequence[str]) -> int:
     return serve(config)
 
 
+def _bench(argv: Sequence[str]) -> int:
+    try:
+        # The benchmarks are in the repository and not in the package, as is the HTTP client they need.
+        module = importlib.import_module("benchmarks.serve")
+    except ImportError as error:
+        raise StartupError(f"mmserve bench needs the repository, installed with make install: {error}") from None
+    module.main(argv, prog="mmserve bench")
+    return 0
+
+
 def _parser() -> _Parser:
     parser = _Parser(prog="mmserve", description="A multi-process server for vision-language models.")
     parser.add_argument("--version", action="version", version=f"mmserve {metadata.version('mmserve')}")
@@ -79,6 +92,7 @@ def _parser() -> _Parser:
         add_help=False,
         formatter_class=_formatter,
     )
+    commands.add_parser("bench", help="measure a server with several loads (all options: mmserve bench --help)")
     _add_options(serve)
     general = serve.add_argument_group("general")
     general.add_argument("--config", metavar="FILE", help="YAML or TOML file with options")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack, closing
 
 import torch
@@ -13,8 +14,11 @@ from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan
 from mmserve.model_backend import parallel
 from mmserve.model_backend.device import DTYPES, torch_device, use_threads
 from mmserve.model_backend.native import kernels
+from mmserve.model_backend.phases import Phases
 from mmserve.model_backend.runner import Runner
 from mmserve.process import Process
+
+logger = logging.getLogger(__name__)
 
 
 def run(process: Process) -> None:
@@ -22,6 +26,8 @@ def run(process: Process) -> None:
     deployment, endpoints, rank = process.deployment, process.endpoints, process.index
     size = deployment.config.tp
     device = torch_device(deployment.device, rank)
+    phases = Phases()
+    phases.end("process and imports")
     use_threads(deployment.cpu_threads // size)
     with ExitStack() as stack:
         inbox: Receiver[StepPlan] = stack.enter_context(closing(Receiver(endpoints.rank(rank), RankInbound)))
@@ -29,13 +35,16 @@ def run(process: Process) -> None:
         pulse = stack.enter_context(closing(Pulse(endpoints, process.name)))
         tp = stack.enter_context(parallel.join(rank, size, endpoints.tp_store(process.incarnation), device))
         like = torch.empty(0, dtype=DTYPES[deployment.dtype], device=device)
+        phases.end("kernels and links")
         if process.arena is not None and deployment.config.arena_prefault:
             process.arena.map_all()
         if kernels.usable(like):
             # What is left to torch is small, and waiting for its other threads costs more than they save.
             torch.set_num_threads(1)
-        runner = Runner(deployment, tp, process.arena, like, process.progress)
+        runner = Runner(deployment, tp, process.arena, like, process.progress, phases)
         runner.warm_up()
+        phases.end("warm-up")
+        logger.info("started within %s", phases)
         if rank == 0:
             outbox.send(RankReady(num_blocks=runner.num_blocks))
         process.ready(_details(process, runner, device))

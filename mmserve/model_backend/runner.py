@@ -24,6 +24,7 @@ from mmserve.model_backend.batch import Batch, build
 from mmserve.model_backend.layers.linear import pack_linears
 from mmserve.model_backend.models.registry import DECODERS
 from mmserve.model_backend.parallel import TpGroup
+from mmserve.model_backend.phases import Phases
 from mmserve.model_backend.sampler import NOT_FINITE, SampleRow, sample
 from mmserve.model_backend.slots import SlotTable
 from mmserve.model_backend.splice import Splicer
@@ -36,15 +37,24 @@ class Runner:
     """Weights, KV cache and slots of one rank. ``like`` gives dtype and device of everything."""
 
     def __init__(
-        self, deployment: Deployment, tp: TpGroup, arena: Arena | None, like: torch.Tensor, progress: Progress
+        self,
+        deployment: Deployment,
+        tp: TpGroup,
+        arena: Arena | None,
+        like: torch.Tensor,
+        progress: Progress,
+        phases: Phases | None = None,
     ) -> None:
+        phases = phases or Phases()
         spec = deployment.model
         check_tp(spec, tp.size)
         self._tp, self._like, self._vocab_size = tp, like, spec.text.vocab_size
         self._attention = attention_for(spec.text, like)
         self._model = DECODERS[spec.family](spec.text, self._attention, tp=tp, like=like)
         weights.load(spec.path, ("text.",), self._model.targets(), progress)
+        phases.end("weights")
         pack_linears(self._model, int8=deployment.config.quantization == "int8")
+        phases.end("packing")
         self._kv = kv_tensors.allocate(deployment, tp, like)
         self._slots = SlotTable(
             deployment.config.max_num_seqs, deployment.max_model_len, self.num_blocks, self._vocab_size

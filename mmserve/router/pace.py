@@ -10,8 +10,8 @@ from collections.abc import Sequence as Run
 from mmserve.messages.step import SequenceStep
 
 MIN_CHUNK_TOKENS = 16
-_SHARE = 0.5
-"""A chunk may always cost this share of the step's decoding part: when that part alone is beyond the limit, prompts
+_SHARE = 2.0
+"""A chunk may always cost so many times the step's decoding part: where many decode, a step is long anyway, and prompts
 must still get on."""
 _WEIGHT = 0.2
 _OUTLIER = 3.0
@@ -21,20 +21,22 @@ _OUTLIER = 3.0
 class Pace:
     """``max_step_s``: about how long a step may take while somebody decodes; 0: no limit.
 
-    Model: decoding costs d, each prompt token p on top; both are moving averages, p over mixed steps, d over steps
-    without prompt tokens.
+    Model: decoding costs d with n sequences, each prompt token and each further sequence p on top. All are moving
+    averages, d and n over steps without prompt tokens, p over mixed steps.
     """
 
     def __init__(self, max_step_s: float) -> None:
         self._max_step_s = max_step_s
         self._decode_s = 0.0
+        self._decode_rows = 0.0
         self._token_s = 0.0
 
     def budget_tokens(self, num_decoding: int, most: int) -> int:
         """Tokens of the next step, at most ``most``, when ``num_decoding`` sequences decode in it."""
         if not (num_decoding and self._max_step_s and self._token_s):
             return most
-        room_s = max(self._max_step_s - self._decode_s, self._decode_s * _SHARE)
+        decode_s = self._decode_s + self._token_s * self._rows_beyond(num_decoding)
+        room_s = max(self._max_step_s - decode_s, decode_s * _SHARE)
         return min(most, num_decoding + max(MIN_CHUNK_TOKENS, int(room_s / self._token_s)))
 
     def observe(self, steps: Run[SequenceStep], seconds: float) -> None:
@@ -46,9 +48,13 @@ class Pace:
             return
         if not num_prompt:
             self._decode_s = _moved(self._decode_s, seconds)
+            self._decode_rows = _moved(self._decode_rows, num_decoding)
         elif num_prompt >= MIN_CHUNK_TOKENS // 2:
             decode_s = min(self._decode_s, 0.9 * seconds) if num_decoding else 0.0
-            self._token_s = _moved(self._token_s, (seconds - decode_s) / num_prompt)
+            self._token_s = _moved(self._token_s, (seconds - decode_s) / (num_prompt + self._rows_beyond(num_decoding)))
+
+    def _rows_beyond(self, num_decoding: int) -> float:
+        return max(0.0, num_decoding - self._decode_rows)
 
 
 def _moved(average: float, value: float) -> float:

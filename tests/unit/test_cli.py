@@ -34,6 +34,14 @@ def test_help_names_every_option_its_default_and_the_environment(capsys: pytest.
     assert "MMSERVE_MAX_NUM_SEQS" in printed
 
 
+def test_bench_shows_the_load_generators_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["bench", "--help"])
+    assert stopped.value.code == 0
+    assert "usage: mmserve bench" in (printed := capsys.readouterr().out)
+    assert "--url" in printed
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--version"])

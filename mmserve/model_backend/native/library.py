@@ -14,6 +14,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -68,6 +69,7 @@ def _build(source: Path, path: Path) -> None:
     if compiler is None:
         raise FileNotFoundError("no C++ compiler is installed")
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        logger.info("building the C++ kernels for this CPU, once, in %s", path.parent)
         made = Path(directory) / path.name
         command = [compiler, *_OPTIONS, str(source), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_WITHIN_S, check=False)
@@ -77,13 +79,15 @@ def _build(source: Path, path: Path) -> None:
 
 
 def _cache_directory() -> Path:
-    """Ours alone: what lies there is run."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    directory = root / "mmserve"
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if directory.stat().st_uid != os.getuid():
-        raise PermissionError(f"{directory} belongs to another user")
-    return directory
+    """The first place that can be written; ours alone, as what lies there is run. Raises OSError."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - never raises
+    for directory in (Path(home) / "mmserve", Path(tempfile.gettempdir()) / f"mmserve-{os.getuid()}"):
+        with contextlib.suppress(OSError):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = directory.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and os.access(directory, os.W_OK):
+                return directory
+    raise PermissionError("there is no directory of our own to build them in")
 
 
 def _cpu() -> bytes:

@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -30,8 +31,9 @@ public:
 
     int threads() const { return static_cast<int>(helpers_.size()) + 1; }
 
-    // piece(job, index) for every index below count; returns when all are done.
+    // piece(job, index) for every index below count; returns when all are done. Callers take turns.
     void run(Piece piece, const void* job, int64_t count) {
+        const std::lock_guard turn(running_);
         if (count == 1 || helpers_.empty()) {
             for (int64_t i = 0; i < count; ++i) piece(job, i);
             return;
@@ -70,6 +72,7 @@ private:
         }
     }
 
+    std::mutex running_;
     std::vector<std::thread> helpers_;
     alignas(64) std::atomic<uint64_t> left_{0};
     alignas(64) std::atomic<uint32_t> epoch_{0};

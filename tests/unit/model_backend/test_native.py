@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -152,3 +153,13 @@ def test_built_once(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert library.library() is not None
     assert len(list(fresh_cache.glob("mmserve/*.so"))) == 1
+
+
+def test_a_home_that_cannot_be_written(
+    fresh_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("tmp")
+    (fresh_cache / "mmserve").write_text("no directory")
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(elsewhere))
+    assert library.library() is not None
+    assert list(elsewhere.glob("mmserve-*/*.so"))

@@ -36,8 +36,17 @@ def test_a_chunk_fills_what_decoding_leaves_of_the_step() -> None:
 
 
 def test_prompts_get_on_when_decoding_alone_takes_longer_than_the_limit() -> None:
-    assert abs(_taught(0.1, 0.4, 0.002).budget_tokens(8, 2048) - 108) <= 2
+    assert abs(_taught(0.1, 0.4, 0.002).budget_tokens(2, 2048) - 402) <= 2
     assert _taught(0.1, 0.4, 0.2).budget_tokens(8, 2048) == 8 + MIN_CHUNK_TOKENS
+
+
+def test_more_sequences_than_decoding_was_seen_with() -> None:
+    """Prompts come one behind the other, no step is without one: what 30 more decode is not the prompts' cost."""
+    pace = Pace(0.1)
+    pace.observe(_steps(1, 1), 0.02)
+    for _ in range(50):
+        pace.observe(_steps(*[1] * 32, 16), 0.02 + (30 + 16) * 0.002)
+    assert abs(pace.budget_tokens(32, 2048) - (32 + 80)) <= 2
 
 
 def test_one_slow_step_does_not_upset_it() -> None:
