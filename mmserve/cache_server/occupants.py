@@ -18,18 +18,18 @@ class Occupant(Protocol):
     def extents(self) -> Sequence[Extent]: ...
 
 
-O = TypeVar("O", bound=Occupant)  # noqa: E741
+Who = TypeVar("Who", bound=Occupant)
 
 
-class Occupants(Generic[O]):
+class Occupants(Generic[Who]):
     """Changes cost the same however many there are."""
 
     def __init__(self) -> None:
-        self._by_start: dict[int, tuple[int, O]] = {}
+        self._by_start: dict[int, tuple[int, Who]] = {}
         self._starts: dict[int, int] = {}
         """End -> start."""
 
-    def add(self, occupant: O) -> None:
+    def add(self, occupant: Who) -> None:
         """With all its extents."""
         for offset, size in occupant.extents:
             self._by_start[offset] = offset + size, occupant
@@ -40,11 +40,11 @@ class Occupants(Generic[O]):
         for offset, size in extents:
             del self._by_start[offset], self._starts[offset + size]
 
-    def from_(self, start: int) -> tuple[int, O] | None:
+    def from_(self, start: int) -> tuple[int, Who] | None:
         """(end, who) of the extent that starts there."""
         return self._by_start.get(start)
 
-    def to(self, end: int) -> tuple[int, O] | None:
+    def to(self, end: int) -> tuple[int, Who] | None:
         """(start, who) of the extent that ends there."""
         start = self._starts.get(end)
         return None if start is None else (start, self._by_start[start][1])

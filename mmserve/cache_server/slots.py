@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import operator
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from mmserve.cache_server.claims import Claims
@@ -18,6 +18,7 @@ from mmserve.cache_server.idle import Idle
 from mmserve.cache_server.item import Item, Lease, extent_of
 from mmserve.cache_server.occupants import Occupants
 from mmserve.cache_server.token_ranges import TokenRanges
+from mmserve.cache_server.usage import Usage, usage_of
 from mmserve.ipc.arena import ALIGNMENT, extent_nbytes
 from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, Refusal
 from mmserve.messages.media import Handle
@@ -115,8 +116,7 @@ class Slots:
         held = self._held.get(lease, {})
         freed: list[Handle] = []
         for item_id, item_ok in zip(item_ids, ok, strict=True):
-            item = self._items.get(item_id)
-            if item is None:
+            if (item := self._items.get(item_id)) is None:
                 continue
             if item.stage == "data":
                 freed += self._finish_embed(item) if item_ok else self._fail(item)
@@ -137,17 +137,9 @@ class Slots:
     def num_leases(self) -> int:
         return sum(len(items) for items in self._held.values())
 
-    def usage(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """(kind, state) -> (extents, bytes); kind data | embed | hole, state writing | ready | free."""
-        items = self._items.values()
-        sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
-        sizes["embed", "ready"] = [item.nbytes for item in items if item.data is None]
-        for item in [item for item in items if item.data is not None]:
-            embed_nbytes = extent_nbytes(item.embed.nbytes)
-            sizes["embed", "writing"].append(embed_nbytes)
-            sizes["data", "ready" if item.stage in ("data", "failed") else "writing"].append(item.nbytes - embed_nbytes)
-        sizes["hole", "free"] = [end - start for start, end in self._extents.holes()]
-        return {label: (len(each), sum(each)) for label, each in sizes.items() if each}
+    def usage(self) -> Usage:
+        """Extents and bytes by what they are used for."""
+        return usage_of(self._items.values(), self._extents)
 
     # inside
 
@@ -155,8 +147,7 @@ class Slots:
         return [self._items[item_id] for item_id in item_ids if item_id in self._items]
 
     def _embed_state(self, item_id: int) -> EmbedState:
-        item = self._items.get(item_id)
-        if item is None or item.stage == "failed":
+        if (item := self._items.get(item_id)) is None or item.stage == "failed":
             return "gone"
         return "ready" if item.stage == "ready" else "pending"
 

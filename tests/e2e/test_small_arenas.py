@@ -34,15 +34,14 @@ async def _all_at_once(stack: Stack, questions: list[Sample]) -> list[str]:
         return list(await asyncio.gather(*(one(sample) for sample in questions)))
 
 
-def test_an_arena_for_two_images_serves_many_clients_one_after_another() -> None:
+def test_an_arena_for_a_few_images_serves_many_clients_one_after_another() -> None:
     questions = list(samples(CLIENTS, seed=6, kinds=("colour",)))
-    with running("--mm-cache-gb", "0.0005") as stack:
+    with running("--mm-cache-gb", "0.001") as stack:
         answers = asyncio.run(_all_at_once(stack, questions))
         assert sum(a == sample.answer for a, sample in zip(answers, questions, strict=True)) >= 0.8 * CLIENTS
         assert stack.metric("mm_cache_evictions_total") > 0
-        others = [part for sample in questions[:12] for part in sample.messages[-1]["content"]]
+        others = [part for sample in questions[:16] for part in sample.messages[-1]["content"]]
         with stack.client() as client, pytest.raises(openai.APIStatusError) as refused:
             ask(client, [{"role": "user", "content": others}])
         assert refused.value.status_code == 413
         assert stack.eventually("mm_leases", 0) == 0
-        assert stack.metric("mm_alloc_too_large_total") >= 1

@@ -1,0 +1,17 @@
+"""Each way of handing over brings the payload to every reader."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.handover.ways import WAYS
+from benchmarks.ipc import measure
+from mmserve.ipc.arena import Arena
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_reader_gets_it(way: str) -> None:
+    arena = Arena.create(1 << 16)
+    row = measure(way, 2, b"\x01" + bytes(9_998) + b"\x02", 2, arena)
+    arena.close()
+    assert row["MB copied"] == pytest.approx(0.01 * row["copies"])  # type: ignore[operator]
