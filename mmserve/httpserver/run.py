@@ -7,8 +7,8 @@ import sys
 
 import uvloop
 
+from mmserve.heap import keep_freed_memory
 from mmserve.httpserver.front import open_front
-from mmserve.httpserver.heap import keep_freed_memory
 from mmserve.httpserver.helpers import open_helpers
 from mmserve.httpserver.server import serve
 from mmserve.metrics.client import MetricsClient

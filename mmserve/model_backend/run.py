@@ -11,7 +11,7 @@ from mmserve.deployment import KV_BLOCK_TOKENS
 from mmserve.health.client import INTERVAL_S, Pulse
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan
-from mmserve.model_backend import parallel
+from mmserve.model_backend import parallel, workspace
 from mmserve.model_backend.device import DTYPES, torch_device, use_threads
 from mmserve.model_backend.native import kernels
 from mmserve.model_backend.phases import Phases
@@ -43,6 +43,7 @@ def run(process: Process) -> None:
             torch.set_num_threads(1)
         runner = Runner(deployment, tp, process.arena, like, process.progress, phases)
         runner.warm_up()
+        workspace.take_for_steps(deployment)
         phases.end("warm-up")
         logger.info("started within %s", phases)
         if rank == 0:

@@ -15,6 +15,7 @@ from mmserve.health.client import INTERVAL_S, Pulse
 from mmserve.ipc.channel import AsyncReceiver, Sender
 from mmserve.messages.request import EngineInbound
 from mmserve.metrics.client import MetricsClient
+from mmserve.model_backend import workspace
 from mmserve.model_backend.device import DTYPES, torch_device, use_threads
 from mmserve.model_backend.vision.load import load_tower
 from mmserve.process import Process
@@ -38,7 +39,9 @@ def run(process: Process) -> None:
     if process.deployment.device == "cpu":
         os.nice(_NICENESS)
     use_threads(_threads(process.deployment))
-    serve(process, _load_tower(process))
+    tower = _load_tower(process)
+    workspace.take_for_images(process.deployment, _batch_images(process.deployment))
+    serve(process, tower)
 
 
 def serve(process: Process, tower: Tower) -> None:
@@ -55,6 +58,10 @@ def serve(process: Process, tower: Tower) -> None:
 def _threads(deployment: Deployment) -> int:
     """Half of what the ranks have, who compute at the same time, for all visual servers together."""
     return max(1, deployment.cpu_threads // (2 * deployment.config.visual_workers))
+
+
+def _batch_images(deployment: Deployment) -> int:
+    return deployment.config.visual_batch_size or _BATCH_IMAGES[deployment.device]
 
 
 def _load_tower(process: Process) -> Tower:
@@ -102,7 +109,7 @@ def _pipeline(
     if config.arena_prefault:
         arena.map_all()
     return Pipeline(
-        Batcher(config.visual_batch_size or _BATCH_IMAGES[deployment.device], config.max_queued_mm_requests),
+        Batcher(_batch_images(deployment), config.max_queued_mm_requests),
         TurnCalls(cache, config.mm_queue_timeout),
         Decoder(processor, arena, cache, pool),
         Encoder(tower, DTYPES[deployment.dtype], arena, cache),

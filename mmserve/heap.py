@@ -8,6 +8,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's mallo
 _KEPT_NBYTES = 256 << 20
 _LARGEST_KEPT_NBYTES = 32 << 20
 """The most that glibc takes."""
+_PIECE_NBYTES = 16 << 20
 
 
 def keep_freed_memory() -> None:
@@ -21,3 +22,11 @@ def keep_freed_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_NBYTES)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_NBYTES)
         mallopt(_M_ARENA_MAX, 1)
+
+
+def take_workspace(nbytes: int) -> None:
+    """From the kernel now what computing will need, so that it is not taken page by page in the middle of a request:
+    written once and freed, to be used again. After ``keep_freed_memory``."""
+    pieces = [bytes(min(_PIECE_NBYTES, nbytes - at)) for at in range(0, nbytes, _PIECE_NBYTES)]
+    for piece in pieces:
+        ctypes.memset(ctypes.c_char_p(piece), 0, len(piece))
