@@ -137,6 +137,8 @@ def test_attention_never_looks_beyond_its_own_context() -> None:
 @pytest.fixture
 def fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    quick = tuple(option.replace("-O3", "-O0") for option in library._OPTIONS)
+    monkeypatch.setattr(library, "_OPTIONS", quick)
     library.library.cache_clear()
     yield tmp_path
     library.library.cache_clear()
