@@ -10,7 +10,7 @@ import time
 
 from mmserve.metrics.client import MetricsClient
 
-INTERVAL_S = 0.02
+INTERVAL_S = 0.05
 
 
 async def watch_lag(metrics: MetricsClient) -> None:

@@ -66,7 +66,7 @@ class Pipeline:
 
     def close(self) -> None:
         """Waits for nothing: what is being computed is of no use any more."""
-        self._turns.close()
+        self._turns.close(self._asking)
         for threads in self._threads:
             threads.shutdown(wait=False, cancel_futures=True)
 

@@ -39,8 +39,10 @@ class TurnCalls:
         """The turn is over, or not wanted any more. Does not wait for the cache server to hear of it."""
         self._ending.submit(self._end, name)
 
-    def close(self) -> None:
-        """Waits for nothing; turns end with the process's connections."""
+    def close(self, asked: Iterable[Held]) -> None:
+        """Nobody waits for a turn any more, ``asked`` neither: a thread that still did would keep the process alive."""
+        for held in asked:
+            self._end(held.turn)
         for threads in (self._asking, self._ending):
             threads.shutdown(wait=False, cancel_futures=True)
 

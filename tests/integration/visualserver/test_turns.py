@@ -202,3 +202,19 @@ def test_decoded_pixels_are_let_go_when_the_encoder_has_them(tmp_path: Path, mon
         assert await stack.received(1) == stack.sent
 
     play(tmp_path, scenario)
+
+
+def test_a_server_that_ends_waits_for_no_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = HeldDecoder(monkeypatch)
+
+    async def scenario(stack: Stack) -> None:
+        stack.send("first", png(0))
+        assert await asyncio.to_thread(decoder.entered.wait, TIMEOUT_S)
+        stack.send("second", png(1))
+        await _held(stack, 1, 1)
+        stack.server.cancel()
+        await asyncio.gather(stack.server, return_exceptions=True)
+        await _held(stack, 1, 0)
+        decoder.gate.set()
+
+    play(tmp_path, scenario, max_mm_preprocess_concurrency=1)
