@@ -8,14 +8,15 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's mallo
 _KEPT_NBYTES = 256 << 20
 _LARGEST_KEPT_NBYTES = 32 << 20
 """The most that glibc takes."""
-_PIECE_NBYTES = 16 << 20
+_PIECE_NBYTES = _LARGEST_KEPT_NBYTES - (1 << 20)
 
 
 def keep_freed_memory() -> None:
     """Freed memory of large blocks is used again, up to _KEPT_NBYTES of it, instead of going back at once.
 
     By default each body and each picture is new memory, and the page faults cost more than all that is done with it.
-    One heap for all threads, for what one thread allocates another one frees. Without glibc nothing is changed.
+    One heap for all threads, for what one thread allocates another one frees; so this comes before the first thread.
+    Without glibc nothing is changed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -26,7 +27,10 @@ def keep_freed_memory() -> None:
 
 def take_workspace(nbytes: int) -> None:
     """From the kernel now what computing will need, so that it is not taken page by page in the middle of a request:
-    written once and freed, to be used again. After ``keep_freed_memory``."""
+    written once and freed, to be used again. What loading has left goes back. After ``keep_freed_memory``."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
     pieces = [bytes(min(_PIECE_NBYTES, nbytes - at)) for at in range(0, nbytes, _PIECE_NBYTES)]
     for piece in pieces:
         ctypes.memset(ctypes.c_char_p(piece), 0, len(piece))

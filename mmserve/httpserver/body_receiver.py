@@ -16,6 +16,8 @@ from typing import Protocol, cast
 from starlette.requests import ClientDisconnect
 
 _READ_NBYTES = 1 << 20
+_ROUNDED_TO_NBYTES = 64 * 1024
+"""Where one body was, the next one fits, though it be a little longer."""
 _READS_IN_A_TURN = 4
 """A millisecond or two of the loop."""
 
@@ -67,7 +69,8 @@ class BodyReceiver(asyncio.BufferedProtocol):
     def __init__(self, http: Reads, transport: asyncio.Transport, begun: bytes, nbytes: int) -> None:
         self._http = http
         self._transport = transport
-        self._body: bytearray = _unwritten(None, nbytes)
+        self._body: bytearray = _unwritten(None, -(-nbytes // _ROUNDED_TO_NBYTES) * _ROUNDED_TO_NBYTES)
+        del self._body[nbytes:]  # the memory stays its own
         self._view = memoryview(self._body)
         self._view[: len(begun)] = begun
         self._filled = len(begun)

@@ -7,7 +7,6 @@ import sys
 
 import uvloop
 
-from mmserve.heap import keep_freed_memory
 from mmserve.httpserver.front import open_front
 from mmserve.httpserver.helpers import open_helpers
 from mmserve.httpserver.server import serve
@@ -20,7 +19,6 @@ _SWITCH_INTERVAL_S = 0.0005
 
 def run(process: Process) -> None:
     """Serve until SIGTERM."""
-    keep_freed_memory()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(process))

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from mmserve.deployment import DTYPE_BYTES, Deployment
-from mmserve.heap import keep_freed_memory, take_workspace
+from mmserve.heap import take_workspace
+
+_PICTURE_NBYTES = 32 << 20
+"""One of 8 megapixels, as Pillow keeps it; larger ones come and go."""
 
 
 def take_for_steps(deployment: Deployment) -> None:
-    """For a rank: the residual, an input and an output of each token of the largest step, and the two halves of its
-    MLP."""
+    """For a rank: of each token of the largest step the residual, what goes into and comes out of a layer, and the
+    halves of its MLP before and after the gate; with what the allocator loses between them, as measured."""
     text, config = deployment.model.text, deployment.config
-    width = 3 * text.hidden_size + 2 * text.intermediate_size // config.tp
+    width = 6 * text.hidden_size + 5 * text.intermediate_size // config.tp
     _take(deployment, config.max_num_batched_tokens * width)
 
 
 def take_for_images(deployment: Deployment, images: int) -> None:
-    """For a visual server: the same for the patches of a batch of so many images."""
+    """For a visual server: the same for the patches of a batch of so many images, and a picture being decoded."""
     vision = deployment.model.vision
     assert vision is not None, "a text model has no vision tower"
     patches = (vision.image_size // vision.patch_size) ** 2
-    _take(deployment, images * patches * (4 * vision.hidden_size + vision.intermediate_size))
+    _take(deployment, images * patches * (4 * vision.hidden_size + vision.intermediate_size), _PICTURE_NBYTES)
 
 
-def _take(deployment: Deployment, elements: int) -> None:
+def _take(deployment: Deployment, elements: int, more_nbytes: int = 0) -> None:
     if deployment.device == "cpu":
-        keep_freed_memory()
-        take_workspace(elements * DTYPE_BYTES[deployment.dtype])
+        take_workspace(elements * DTYPE_BYTES[deployment.dtype] + more_nbytes)

@@ -24,6 +24,7 @@ import setproctitle
 
 from mmserve import log
 from mmserve.errors import StartupError
+from mmserve.heap import keep_freed_memory
 from mmserve.ipc.arena import Arena
 from mmserve.process import Process, Stop
 from mmserve.supervisor.launch import Failed, Launch, Progress, Ready, Report, encode_report
@@ -47,6 +48,7 @@ def main() -> None:
 
 
 def _become(launch: Launch) -> int:
+    keep_freed_memory()
     setproctitle.setproctitle(f"mmserve: {launch.title}")
     log.setup(launch.title, launch.deployment.config.log_level)
     _hang_on(launch)
