@@ -15,8 +15,8 @@ import time
 
 from benchmarks.load import report
 from benchmarks.load.client import Record, run
-from benchmarks.load.memory import MIB, Sampler
-from benchmarks.load.probes import Asked, Probes, Seen
+from benchmarks.load.memory import MIB, sampled
+from benchmarks.load.probes import Asked, Seen, probes
 from benchmarks.load.server import Target, given_or_own, parse_target
 from benchmarks.load.workload import Workload, bodies
 
@@ -47,9 +47,9 @@ def measure(target: Target, seed: int, options: argparse.Namespace) -> dict[str,
     )  # fmt: skip
     requests = bodies(load, target.model, seed, {})
     asked = Asked(target.url, target.model, options.health_path, {"ignore_eos": True})
-    with Probes(asked) as idle:
+    with probes(asked) as idle:
         time.sleep(IDLE_S)
-    with Probes(asked) as flooded, Sampler(target.pid) as peak:
+    with probes(asked) as flooded, sampled(target.pid) as peak:
         records, wall_s = asyncio.run(run(target.url, requests, options.clients, TIMEOUT_S))
     return _row(records, wall_s, idle, flooded) | {"growth_mib_per_request": peak.growth_nbytes / MIB / len(records)}
 

@@ -21,7 +21,7 @@ from benchmarks.frontend import limit
 from benchmarks.frontend.bodies import IMAGES, Body, make
 from benchmarks.frontend.flood import WARM_UP_S, Flood, Flooded
 from benchmarks.frontend.histogram import Buckets, buckets, quantile
-from benchmarks.load.probes import Asked, Probes, Seen
+from benchmarks.load.probes import Asked, Seen, probes
 from benchmarks.load.report import Row, machine, percentile, table, write_json
 from benchmarks.load.server import Target, serve
 
@@ -47,10 +47,10 @@ def measure(target: Target, bodies: Sequence[Body], image_nbytes: int, options: 
     cut = limit.requests_per_s(bodies, limit.cut)
     plain = limit.requests_per_s(bodies, limit.plain)
     asked = Asked(target.url, target.model)
-    with Probes(asked) as idle:
+    with probes(asked) as idle:
         time.sleep(options.idle_seconds)
     before = buckets(target.url, _LAG)
-    with Probes(asked) as busy:
+    with probes(asked) as busy:
         flooded = uvloop.run(_flood(target, bodies, options.seconds))
     lag = before, buckets(target.url, _LAG)
     for error in sorted(set(flooded.errors))[:3]:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from benchmarks.load import plot, report
 from benchmarks.load.client import run
-from benchmarks.load.memory import Sampler
+from benchmarks.load.memory import sampled
 from benchmarks.load.server import Target, given_or_own, parse_target
 from benchmarks.load.workload import NAMED, Workload, bodies
 
@@ -72,7 +72,7 @@ def loads(options: argparse.Namespace) -> list[Workload]:
 def measure(target: Target, load: Workload, seed: int, options: argparse.Namespace) -> dict[str, float]:
     """One run of one load against one target."""
     requests = bodies(load, target.model, seed, options.extra)
-    with Sampler(target.pid) as peak:
+    with sampled(target.pid) as peak:
         records, wall_s = asyncio.run(run(target.url, requests, load.concurrency, options.timeout, options.api_key))
     for error in {record.error for record in records if record.error}:
         print(f"  {target.name}: {error}")

@@ -1,4 +1,4 @@
-"""Memory of a process tree while a load runs, sampled by a process of its own so that a busy client misses nothing.
+"""Memory of a process tree while a load runs, sampled by a process of its own.
 
 PSS shares a page's size among those who map it, so the sum over the tree counts every page once. Pages of a
 shared-memory file that nobody has mapped or touched are in nobody's PSS: the larger of mapped and allocated shared
@@ -8,15 +8,16 @@ server and every tmpfs of the machine.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
+
+from benchmarks.load.beside import beside
 
 INTERVAL_S = 0.1
 MIB = 1024 * 1024
@@ -110,7 +111,7 @@ def _title(pid: int) -> str:
 
 @dataclass
 class Peak:
-    """Result of a Sampler: bytes before the load, the highest seen during it, and every sample."""
+    """Of a tree while something ran: bytes before the load, the highest seen during it, and every sample."""
 
     idle: Usage = field(default_factory=lambda: Usage({}))
     peak: Usage = field(default_factory=lambda: Usage({}))
@@ -135,34 +136,22 @@ class Peak:
         return dict(sorted(grown.items(), key=lambda entry: -entry[1]))
 
 
-def _sample(pid: int, connection: Connection) -> None:
-    started_s, series, ending = time.monotonic(), [], False
-    while not ending:
-        ending = connection.poll(INTERVAL_S)
+@contextmanager
+def sampled(pid: int | None) -> Iterator[Peak]:
+    """Filled on exit; without a pid nothing is measured."""
+    peak = Peak()
+    if pid is None:
+        yield peak
+        return
+    peak.idle = usage(pid)
+    with beside(_sample, pid, peak.series.extend):
+        yield peak
+    peak.peak = max((each for _, each in peak.series), key=lambda each: each.nbytes)
+
+
+def _sample(pid: int, connection: Connection) -> list[tuple[float, Usage]]:
+    started_s, series = time.monotonic(), [(0.0, usage(pid))]
+    connection.send(None)
+    while not connection.poll(INTERVAL_S):
         series.append((time.monotonic() - started_s, usage(pid)))
-    connection.send(series)
-
-
-class Sampler:
-    """``with Sampler(pid) as peak: ...`` fills ``peak`` on exit; without a pid it measures nothing."""
-
-    def __init__(self, pid: int | None) -> None:
-        self._pid = pid
-        self._peak = Peak()
-
-    def __enter__(self) -> Peak:
-        if self._pid is not None:
-            self._peak.idle = usage(self._pid)
-            context = multiprocessing.get_context("spawn")
-            self._connection, theirs = context.Pipe()
-            self._process = context.Process(target=_sample, args=(self._pid, theirs), daemon=True)
-            self._process.start()
-            time.sleep(INTERVAL_S)
-        return self._peak
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._pid is not None:
-            self._connection.send(None)
-            self._peak.series = self._connection.recv()
-            self._peak.peak = max((each for _, each in self._peak.series), key=lambda each: each.nbytes)
-            self._process.join()
+    return [*series, (time.monotonic() - started_s, usage(pid))]

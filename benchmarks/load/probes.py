@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from types import TracebackType
 
 import aiohttp
+
+from benchmarks.load.beside import beside
 
 _HEALTH_INTERVAL_S = 0.05
 _TOKENS = 400
@@ -39,29 +40,20 @@ class Asked:
     extra: Mapping[str, object] = field(default_factory=dict)
 
 
-class Probes:
-    """``with Probes(asked) as seen: ...`` fills ``seen`` on exit; the stream flows when the block begins."""
+@contextmanager
+def probes(asked: Asked) -> Iterator[Seen]:
+    """Filled on exit; the stream flows when the block begins."""
+    seen = Seen()
 
-    def __init__(self, asked: Asked) -> None:
-        self._asked, self._seen = asked, Seen()
+    def keep(found: Seen) -> None:
+        seen.gaps_s, seen.health_s = found.gaps_s, found.health_s
 
-    def __enter__(self) -> Seen:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_main, args=(self._asked, theirs), daemon=True)
-        self._process.start()
-        self._connection.recv()
-        return self._seen
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._connection.send(None)
-        self._seen.gaps_s, self._seen.health_s = self._connection.recv()
-        self._process.join()
+    with beside(_measure, asked, keep):
+        yield seen
 
 
-def _main(asked: Asked, connection: Connection) -> None:
-    seen = asyncio.run(_probe(asked, connection))
-    connection.send((seen.gaps_s, seen.health_s))
+def _measure(asked: Asked, connection: Connection) -> Seen:
+    return asyncio.run(_probe(asked, connection))
 
 
 async def _probe(asked: Asked, connection: Connection) -> Seen:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.load.client import Record, run
-from benchmarks.load.memory import MIB, Peak, Sampler
+from benchmarks.load.memory import MIB, Peak, sampled
 from benchmarks.load.report import percentile
 from benchmarks.load.server import Target
 from benchmarks.memory.floor import Floor
 from benchmarks.memory.gauges import LEAKS, PEAKS, scrape
 from benchmarks.memory.pictures import Body, Pictures
-from benchmarks.memory.text_probe import TextProbe
+from benchmarks.memory.text_probe import text_probe
 
 TIMEOUT_S = 600.0
 IDLE_S = 4.0
@@ -75,9 +75,9 @@ def warm_up(target: Target, pictures: Pictures) -> None:
 
 def measure(target: Target, bodies: Sequence[Body]) -> Burst:
     """A warm, idle server takes all ``bodies`` at once. Raises OutOfRoom."""
-    with TextProbe(target) as idle_texts:
+    with text_probe(target) as idle_texts:
         time.sleep(IDLE_S)
-    with Floor(target.pid), TextProbe(target) as texts, Sampler(target.pid) as peak:
+    with Floor(target.pid), text_probe(target) as texts, sampled(target.pid) as peak:
         records, wall_s = asyncio.run(run(target.url, bodies, len(bodies), TIMEOUT_S))
     return Burst(records, wall_s, idle_texts, texts, peak)
 

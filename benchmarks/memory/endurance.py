@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.load.client import Record, run
-from benchmarks.load.memory import MIB, SHARED, Peak, Sampler, Usage
+from benchmarks.load.memory import MIB, SHARED, Peak, Usage, sampled
 from benchmarks.load.report import Row
 from benchmarks.load.server import Target
 from benchmarks.memory.burst import TIMEOUT_S
@@ -40,7 +40,7 @@ async def closed_loop(target: Target, pictures: Pictures, clients: int, until_s:
 
 def check(target: Target, pictures: Pictures, clients: int, minutes: float) -> tuple[list[Row], list[Row]]:
     """The series of memory in MiB, by process; and the one target: within 3 % of the first minute's."""
-    with Floor(target.pid), Sampler(target.pid) as peak:
+    with Floor(target.pid), sampled(target.pid) as peak:
         started_s = time.monotonic()
         records = asyncio.run(closed_loop(target, pictures, clients, started_s + minutes * 60))
     failed = {record.error for record in records if record.error}

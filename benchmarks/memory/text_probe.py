@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from types import TracebackType
 
+from benchmarks.load.beside import beside
 from benchmarks.load.client import Record, run
 from benchmarks.load.server import Target
 from benchmarks.load.workload import Workload, bodies
@@ -17,30 +18,17 @@ _PROMPTS = 64
 _TOKENS = 2
 
 
-class TextProbe:
-    """``with TextProbe(target) as records: ...`` fills ``records`` on exit, when the last stream has ended."""
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._records: list[Record] = []
-
-    def __enter__(self) -> list[Record]:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_main, args=(self._target, theirs), daemon=True)
-        self._process.start()
-        self._connection.recv()
-        return self._records
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._connection.send(None)
-        self._records += self._connection.recv()
-        self._process.join()
+@contextmanager
+def text_probe(target: Target) -> Iterator[list[Record]]:
+    """Filled on exit, when the last stream has ended."""
+    records: list[Record] = []
+    with beside(_measure, target, records.extend):
+        yield records
 
 
-def _main(target: Target, connection: Connection) -> None:
+def _measure(target: Target, connection: Connection) -> list[Record]:
     connection.send(None)
-    connection.send(asyncio.run(_probe(target, connection)))
+    return asyncio.run(_probe(target, connection))
 
 
 async def _probe(target: Target, connection: Connection) -> list[Record]:

@@ -67,7 +67,7 @@ class Listener:
                     _hang_up(connected)
         except (EOFError, ConnectionError) as error:
             logger.debug("%s: a connection has ended (%s)", self._path.name, error)
-        except Exception:
+        except Exception:  # one client's trouble ends its connection, not the others'
             logger.exception("%s: a connection was ended", self._path.name)
         finally:
             del self._connections[threading.current_thread()]

@@ -91,8 +91,6 @@ def _report(metrics: MetricsClient, snapshot: Snapshot, arena_nbytes: int, repor
     metrics.add("mm_decoding", snapshot.num_turns)
     metrics.add("mm_decoding_peak", snapshot.max_turns)
     metrics.add("mm_decode_waiting", snapshot.num_turns_waiting)
-    for form, (limit_nbytes, used_nbytes, peak_nbytes) in snapshot.budgets.items():
-        metrics.add("budget_limit_bytes", limit_nbytes, form)
-        metrics.add("budget_used_bytes", used_nbytes, form)
-        metrics.add("budget_peak_bytes", peak_nbytes, form)
+    for form, budget in snapshot.budgets.items():
+        metrics.add_budget(form, budget)
     metrics.flush()

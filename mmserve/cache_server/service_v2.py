@@ -60,7 +60,7 @@ def reply_to(table: Table, guest: Guest, message: bytes) -> bytes:
     """A call that fails has its answer like any other: nothing else of the connection suffers."""
     try:
         return _encode(answer(table, guest, _REQUESTS.decode(message)))
-    except Exception as error:
+    except Exception as error:  # the boundary of one call: its caller is told
         logger.exception("a call of %s failed", guest.owner)
         return _encode(CallFailed(message=f"{type(error).__name__}: {error}"))
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from mmserve.budget import MIB
 from mmserve.cache_server.table import Snapshot
-
-_MIB = 1 << 20
 
 logger = logging.getLogger(__name__)
 
@@ -28,4 +27,4 @@ class Shortage:
     def _say(self, what: str) -> None:
         if what not in self._said:
             self._said.add(what)
-            logger.warning("arena of %.0f MiB: %s; raise --mm-cache-gb", self._arena_nbytes / _MIB, what)
+            logger.warning("arena of %.0f MiB: %s; raise --mm-cache-gb", self._arena_nbytes / MIB, what)

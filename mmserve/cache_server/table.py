@@ -10,9 +10,11 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TypeVar
 
+from mmserve.budget import Budget
 from mmserve.cache_server.item import Lease
 from mmserve.cache_server.slots import Slots
 from mmserve.cache_server.turns import Claim, Turns
@@ -40,8 +42,8 @@ class Snapshot:
     max_turns: int
     """Most turns ever held at once."""
     num_turns_waiting: int
-    budgets: dict[str, tuple[int, int, int]]
-    """Form of an image -> limit, taken, most ever taken, in bytes."""
+    budgets: dict[str, Budget]
+    """Form of an image -> as it was then."""
     counters: Counter[tuple[str, ...]]
 
 
@@ -192,7 +194,7 @@ class Table:
                 turns.num_held,
                 turns.peak,
                 turns.num_waiting,
-                {form: (one.limit_nbytes, one.used_nbytes, one.peak_nbytes) for form, one in budgets.items()},
+                {form: copy(budget) for form, budget in budgets.items()},
                 counters,
             )
 

@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from mmserve.budget import MIB
 from mmserve.errors import ERROR_KINDS, InvalidRequest, MmserveError, NotFound
 from mmserve.httpserver.api import openai_chat
 from mmserve.httpserver.api.admin import admin_routes
@@ -25,8 +26,6 @@ from mmserve.httpserver.body import expected_nbytes, read_body
 from mmserve.httpserver.envelope import Envelope
 from mmserve.httpserver.front import Front
 from mmserve.httpserver.local_media import with_small_ones_decoded
-
-_MIB = 1 << 20
 
 
 def make_app(front: Front) -> ASGIApp:
@@ -45,7 +44,7 @@ def make_app(front: Front) -> ASGIApp:
 
 
 def _add_chat(app: FastAPI, front: Front) -> None:
-    limit_nbytes = int(front.deployment.config.max_body_mb * _MIB)
+    limit_nbytes = int(front.deployment.config.max_body_mb * MIB)
 
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation, with pictures in it or not; streamed as server-sent events on request."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from mmserve.budget import MIB
 from mmserve.errors import TooLarge
 
 
@@ -12,7 +13,7 @@ class ByteBudget:
 
     def __init__(self, nbytes: int) -> None:
         self.left = nbytes
-        self.message = f"the request's images exceed {nbytes / 2**20:g} MiB in all"
+        self.message = f"the request's images exceed {nbytes / MIB:g} MiB in all"
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> None:

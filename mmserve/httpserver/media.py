@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
+from mmserve.budget import MIB
 from mmserve.deployment import Deployment
 from mmserve.errors import MediaError, MmserveError
 from mmserve.httpserver.addresses import AddressPolicy
@@ -69,7 +70,7 @@ class MediaReader:
             return []
         if not self._takes_images:
             raise MediaError("this model takes no images", param=refs[0].param)
-        found = await self._read_all(refs, ByteBudget(int(self._config.max_body_mb * 2**20)), cache_salt)
+        found = await self._read_all(refs, ByteBudget(int(self._config.max_body_mb * MIB)), cache_salt)
         self._metrics.add("mm_fetch_seconds", sum(one.read_s for one in found), self._generation)
         self._metrics.add("mm_hash_seconds", sum(one.hash_s for one in found), self._generation)
         return [one.item for one in found]

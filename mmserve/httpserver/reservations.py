@@ -101,9 +101,7 @@ class Reservations:
 
     def report(self) -> None:
         """Gauges of this budget."""
-        self._metrics.add("budget_limit_bytes", self._budget.limit_nbytes, self.name)
-        self._metrics.add("budget_used_bytes", self._budget.used_nbytes, self.name)
-        self._metrics.add("budget_peak_bytes", self._budget.peak_nbytes, self.name)
+        self._metrics.add_budget(self.name, self._budget)
 
     @property
     def used_nbytes(self) -> int:

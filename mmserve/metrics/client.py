@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from mmserve.budget import Budget
 from mmserve.ipc.channel import Sender
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.status import MetricBatch, MetricSample
@@ -27,6 +28,12 @@ class MetricsClient:
         self._samples.append(MetricSample(name, value, labels))
         if len(self._samples) >= _FLUSH_SAMPLES or time.monotonic() - self._flushed_s > _FLUSH_AFTER_S:
             self.flush()
+
+    def add_budget(self, name: str, budget: Budget) -> None:
+        """The three gauges of a budget, under this label."""
+        self.add("budget_limit_bytes", budget.limit_nbytes, name)
+        self.add("budget_used_bytes", budget.used_nbytes, name)
+        self.add("budget_peak_bytes", budget.peak_nbytes, name)
 
     def flush(self) -> None:
         """Push what is gathered; loops call it before they go to sleep."""

@@ -9,9 +9,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from mmserve.budget import MIB
 from mmserve.supervisor.launch import Progress
-
-_MIB = 1 << 20
 
 
 class WeightsBar:
@@ -56,4 +55,4 @@ class WeightsBar:
             self._bar.close()
         elif self._said and error is None:
             loaded = sum(report.done for report in self._reports.values())
-            print(f"loaded weights: {loaded / _MIB:.0f} MiB", file=sys.stderr, flush=True)
+            print(f"loaded weights: {loaded / MIB:.0f} MiB", file=sys.stderr, flush=True)

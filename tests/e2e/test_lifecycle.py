@@ -148,11 +148,14 @@ def test_a_port_in_use_says_so_before_anything_loads(default_stack: Stack) -> No
 
 def test_ctrl_c_while_loading_leaves_nothing() -> None:
     process = _start("--port", "0")
-    root = psutil.Process(process.pid)
-    deadline = time.monotonic() + 30
-    while len(children := root.children(recursive=True)) < 4 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=30)
-    assert "Traceback" not in printed
-    assert _gone(children)
+    try:
+        root = psutil.Process(process.pid)
+        deadline = time.monotonic() + 30
+        while len(children := root.children(recursive=True)) < 4 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=30)
+        assert "Traceback" not in printed
+        assert _gone(children)
+    finally:
+        process.kill()

@@ -21,7 +21,12 @@ from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
 from tests.fakes.embeddings import put_rows, spliced_prompt
 from tests.fakes.engine import Driver, make_runner
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="needs a CUDA device; on a CPU: integration/model_backend"
+    ),
+]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from functools import cache
 
 import torch
 
-from mmserve.model_backend.native.library import library
+from mmserve.model_backend.native.build import loaded
 
 PANEL = 16
 """Rows of a weight matrix that lie side by side in memory; the kernels' own number, as are the next two."""
@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 
 def usable(x: torch.Tensor) -> bool:
     """Is this a tensor for the kernels, and are there any?"""
-    return x.dtype is torch.float32 and x.is_cpu and _library() is not None
+    return x.dtype is torch.float32 and x.is_cpu and _kernels() is not None
 
 
 def set_threads(count: int) -> None:
     """At least so many threads for what comes; the caller's counts as one."""
-    if (kernels := _library()) is not None:
+    if (kernels := _kernels()) is not None:
         kernels.mm_set_threads(count)
 
 
@@ -131,15 +131,15 @@ def attention(q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, layout:
 
 
 def _get() -> ctypes.CDLL:
-    kernels = _library()
+    kernels = _kernels()
     assert kernels is not None, "asked for without usable()"
     return kernels
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
+def _kernels() -> ctypes.CDLL | None:
     """The kernels if they compute what torch computes."""
-    kernels = library()
+    kernels = loaded()
     if kernels is None or _is_right(kernels):
         return kernels
     logger.warning("the C++ kernels compute wrong numbers on this machine: torch computes alone (slower)")

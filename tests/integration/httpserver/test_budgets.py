@@ -7,7 +7,8 @@ import base64
 import gc
 import json
 import tracemalloc
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2 as httpx
@@ -54,51 +55,48 @@ class Decoded:
         return [MediaItem(bytes(ref.nbytes * 3 // 4), 8, 8, b"x", ref.param) for ref in refs]
 
 
+@asynccontextmanager
+async def _full_worker(**options: Any) -> AsyncIterator[tuple[Worker, asyncio.Task[httpx.Response]]]:
+    """A first request holds most of the budget for bodies until ``leases.gate`` is set; idle again at the end."""
+    async with http_worker(media=Decoded(), body_budget_mb=2, max_body_mb=2, **options) as worker:
+        worker.leases.gate.clear()
+        first = asyncio.create_task(_post(worker, _body(1_300_000)))
+        await worker.until(lambda: len(worker.leases.held) == 1)
+        yield worker, first
+        worker.leases.gate.set()
+        assert (await first).status_code == 200
+        await worker.idle()
+
+
 def test_bodies_that_do_not_fit_wait_while_text_goes_on() -> None:
     async def test() -> None:
-        async with http_worker(media=Decoded(), body_budget_mb=2, max_body_mb=2) as worker:
-            worker.leases.gate.clear()
-            first = asyncio.create_task(_post(worker, _body(1_300_000)))
-            await worker.until(lambda: len(worker.leases.held) == 1)
+        async with _full_worker() as (worker, first):
             second = asyncio.create_task(_post(worker, _body(1_300_000)))
             await worker.until(lambda: worker.front.bodies.num_waiting == 1)
             await _say(worker)
             worker.leases.gate.set()
             assert [(await one).status_code for one in (first, second)] == [200, 200]
-            await worker.idle()
 
     run(test)
 
 
 def test_a_body_that_waits_too_long_is_told_to_come_again() -> None:
     async def test() -> None:
-        async with http_worker(media=Decoded(), body_budget_mb=2, max_body_mb=2, mm_queue_timeout=0.2) as worker:
-            worker.leases.gate.clear()
-            first = asyncio.create_task(_post(worker, _body(1_300_000)))
-            await worker.until(lambda: len(worker.leases.held) == 1)
+        async with _full_worker(mm_queue_timeout=0.2) as (worker, _):
             refused = await _post(worker, _body(1_300_000))
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
             assert "--body-budget-mb" in refused.json()["error"]["message"]
-            worker.leases.gate.set()
-            await first
-            await worker.idle()
 
     run(test)
 
 
 def test_a_client_that_leaves_while_its_body_waits_leaves_the_line() -> None:
     async def test() -> None:
-        async with http_worker(media=Decoded(), body_budget_mb=2, max_body_mb=2) as worker:
-            worker.leases.gate.clear()
-            first = asyncio.create_task(_post(worker, _body(1_300_000)))
-            await worker.until(lambda: len(worker.leases.held) == 1)
+        async with _full_worker() as (worker, _):
             gone = asyncio.create_task(_post(worker, _body(1_300_000)))
             await worker.until(lambda: worker.front.bodies.num_waiting == 1)
             gone.cancel()
             await asyncio.wait([gone])
-            worker.leases.gate.set()
-            assert (await first).status_code == 200
-            await worker.idle()
 
     run(test)
 

@@ -32,6 +32,16 @@ class HeldDecoder:
 
         monkeypatch.setattr(LlavaProcessor, "pixels", pixels)
 
+    async def holds(self, stack: Stack, request_id: str) -> None:
+        """A request with a picture, sent now and held here."""
+        stack.send(request_id, png(0))
+        assert await asyncio.to_thread(self.entered.wait, TIMEOUT_S)
+
+
+async def _abort(stack: Stack, request_id: str) -> None:
+    stack.visual.send(AbortRequest(id=request_id, reply_to=2))
+    assert isinstance((await stack.received(1))[request_id], AbortRequest)
+
 
 async def _held(stack: Stack, turns: int, waiting: int) -> None:
     """Until the cache server counts so many."""
@@ -53,8 +63,8 @@ def test_no_more_requests_decode_at_once_than_the_gate_lets(tmp_path: Path, gate
         await _held(stack, 0, 0)
         snapshot = stack.table.snapshot()
         assert snapshot.max_turns == gate
-        assert snapshot.budgets["pixels"][1] == 0
-        assert snapshot.budgets["pixels"][2] <= gate * 2 * PIXELS_NBYTES
+        assert snapshot.budgets["pixels"].used_nbytes == 0
+        assert snapshot.budgets["pixels"].peak_nbytes <= gate * 2 * PIXELS_NBYTES
 
     play(tmp_path, scenario, max_mm_preprocess_concurrency=gate)
 
@@ -64,8 +74,8 @@ def test_bytes_alone_bound_decoding_too(tmp_path: Path) -> None:
         for number in range(8):
             stack.send(f"r{number}", png(number), png(100 + number))
         assert await stack.received(8) == stack.sent
-        limit, _, peak = stack.table.snapshot().budgets["pixels"]
-        assert peak <= limit == 5 * PIXELS_NBYTES
+        pixels = stack.table.snapshot().budgets["pixels"]
+        assert pixels.peak_nbytes <= pixels.limit_nbytes == 5 * PIXELS_NBYTES
 
     play(tmp_path, scenario, pixel_budget_mb=5)
 
@@ -101,10 +111,8 @@ def test_an_aborted_request_keeps_its_turn_until_its_decoding_thread_returns(
     decoder = HeldDecoder(monkeypatch)
 
     async def scenario(stack: Stack) -> None:
-        stack.send("gone", png(0))
-        assert await asyncio.to_thread(decoder.entered.wait, TIMEOUT_S)
-        stack.visual.send(AbortRequest(id="gone", reply_to=2))
-        assert isinstance((await stack.received(1))["gone"], AbortRequest)
+        await decoder.holds(stack, "gone")
+        await _abort(stack, "gone")
         stack.send("next", png(1))
         await _held(stack, 1, 1)
         decoder.gate.set()
@@ -120,12 +128,10 @@ def test_who_is_aborted_while_waiting_for_a_turn_leaves_the_line(
     decoder = HeldDecoder(monkeypatch)
 
     async def scenario(stack: Stack) -> None:
-        stack.send("first", png(0))
-        assert await asyncio.to_thread(decoder.entered.wait, TIMEOUT_S)
+        await decoder.holds(stack, "first")
         stack.send("gone", png(1))
         await _held(stack, 1, 1)
-        stack.visual.send(AbortRequest(id="gone", reply_to=2))
-        assert isinstance((await stack.received(1))["gone"], AbortRequest)
+        await _abort(stack, "gone")
         await _held(stack, 1, 0)
         decoder.gate.set()
         assert set(await stack.received(1)) == {"first"}
@@ -155,8 +161,7 @@ def test_waiting_is_bounded_in_number_and_time(tmp_path: Path, monkeypatch: pyte
     decoder = HeldDecoder(monkeypatch)
 
     async def scenario(stack: Stack) -> None:
-        stack.send("first", png(0))
-        assert await asyncio.to_thread(decoder.entered.wait, TIMEOUT_S)
+        await decoder.holds(stack, "first")
         for name in ("late", "too many"):
             stack.send(name, png(len(name)))
         received = await stack.received(2)
@@ -208,8 +213,7 @@ def test_a_server_that_ends_waits_for_no_turn(tmp_path: Path, monkeypatch: pytes
     decoder = HeldDecoder(monkeypatch)
 
     async def scenario(stack: Stack) -> None:
-        stack.send("first", png(0))
-        assert await asyncio.to_thread(decoder.entered.wait, TIMEOUT_S)
+        await decoder.holds(stack, "first")
         stack.send("second", png(1))
         await _held(stack, 1, 1)
         stack.server.cancel()

@@ -102,7 +102,10 @@ def _free_huge_pages() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("HugePages_Free")), 0)
 
 
-@pytest.mark.skipif(_free_huge_pages() < 3, reason="no huge pages are reserved here")
+@pytest.mark.skipif(
+    _free_huge_pages() < 3,
+    reason="no huge pages here, and only root can reserve them; the other tests ask the same of small pages",
+)
 def test_an_arena_of_huge_pages() -> None:
     arena = Arena.create(4 << 20, huge_pages=True)
     other = Arena.attach(os.dup(arena.fd))

@@ -19,9 +19,12 @@ from mmserve.model_backend.attention.plain import PlainAttention
 from mmserve.model_backend.layers.norm import RmsNorm
 from mmserve.model_backend.layers.packed import rows_of
 from mmserve.model_backend.layers.rotary import rotate_
-from mmserve.model_backend.native import kernels, library
+from mmserve.model_backend.native import build, kernels
 
-pytestmark = pytest.mark.skipif(not kernels.usable(torch.empty(0)), reason="no C++ compiler on this machine")
+pytestmark = pytest.mark.skipif(
+    not kernels.usable(torch.empty(0)),
+    reason="no C++ compiler on this machine: torch computes, which every other test of the model then asks",
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -137,23 +140,23 @@ def test_attention_never_looks_beyond_its_own_context() -> None:
 @pytest.fixture
 def fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    quick = tuple(option.replace("-O3", "-O0") for option in library._OPTIONS)
-    monkeypatch.setattr(library, "_OPTIONS", quick)
-    library.library.cache_clear()
+    quick = tuple(option.replace("-O3", "-O0") for option in build._OPTIONS)
+    monkeypatch.setattr(build, "_OPTIONS", quick)
+    build.loaded.cache_clear()
     yield tmp_path
-    library.library.cache_clear()
+    build.loaded.cache_clear()
 
 
 def test_without_a_compiler_there_are_none(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert library.library() is None
+    assert build.loaded() is None
 
 
 def test_built_once(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert library.library() is not None
-    library.library.cache_clear()
+    assert build.loaded() is not None
+    build.loaded.cache_clear()
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert library.library() is not None
+    assert build.loaded() is not None
     assert len(list(fresh_cache.glob("mmserve/*.so"))) == 1
 
 
@@ -163,5 +166,5 @@ def test_a_home_that_cannot_be_written(
     elsewhere = tmp_path_factory.mktemp("tmp")
     (fresh_cache / "mmserve").write_text("no directory")
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(elsewhere))
-    assert library.library() is not None
+    assert build.loaded() is not None
     assert list(elsewhere.glob("mmserve-*/*.so"))

@@ -39,20 +39,20 @@ logger = logging.getLogger(__name__)
 
 
 @cache
-def library() -> ctypes.CDLL | None:
+def loaded() -> ctypes.CDLL | None:
     """The loaded kernels, built first where that has not been done; None where they cannot be had."""
     try:
-        loaded = ctypes.CDLL(str(_built()))
+        kernels = ctypes.CDLL(str(_shared_object()))
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("no C++ kernels, torch computes alone (slower): %s", " ".join(str(error).split()))
         return None
     for name, arguments in _SIGNATURES.items():
-        function = getattr(loaded, name)
+        function = getattr(kernels, name)
         function.argtypes, function.restype = arguments, None
-    return loaded
+    return kernels
 
 
-def _built() -> Path:
+def _shared_object() -> Path:
     """The shared object of these sources for this CPU. Raises OSError or SubprocessError."""
     here = Path(__file__).parent
     sources = b"".join((here / name).read_bytes() for name in _SOURCES)
