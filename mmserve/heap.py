@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 _KEPT_NBYTES = 256 << 20
 _LARGEST_KEPT_NBYTES = 32 << 20
 """The most that glibc takes."""
+_LEAST_APART_NBYTES = 64 << 10
 _PIECE_NBYTES = _LARGEST_KEPT_NBYTES - (1 << 20)
 
 
@@ -18,11 +21,25 @@ def keep_freed_memory() -> None:
     One heap for all threads, for what one thread allocates another one frees; so this comes before the first thread.
     Without glibc nothing is changed.
     """
+    _set((_M_ARENA_MAX, 1), (_M_MMAP_THRESHOLD, _LARGEST_KEPT_NBYTES), (_M_TRIM_THRESHOLD, _KEPT_NBYTES))
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Whatever is freed within goes back, and leaves no holes among what stays: pages of holes would be taken again
+    one by one later, by whatever fits them, while the workspace lies beside them."""
+    _set((_M_MMAP_THRESHOLD, _LEAST_APART_NBYTES))
+    try:
+        yield
+    finally:
+        keep_freed_memory()
+
+
+def _set(*options: tuple[int, int]) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_NBYTES)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_NBYTES)
-        mallopt(_M_ARENA_MAX, 1)
+        for option, value in options:
+            mallopt(option, value)
 
 
 def take_workspace(nbytes: int) -> None:

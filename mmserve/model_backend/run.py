@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 
 import torch
 
+from mmserve import heap
 from mmserve.deployment import KV_BLOCK_TOKENS
 from mmserve.health.client import INTERVAL_S, Pulse
 from mmserve.ipc.channel import Receiver, Sender
@@ -41,7 +42,8 @@ def run(process: Process) -> None:
         if kernels.usable(like):
             # What is left to torch is small, and waiting for its other threads costs more than they save.
             torch.set_num_threads(1)
-        runner = Runner(deployment, tp, process.arena, like, process.progress, phases)
+        with heap.loading():
+            runner = Runner(deployment, tp, process.arena, like, process.progress, phases)
         runner.warm_up()
         workspace.take_for_steps(deployment)
         phases.end("warm-up")

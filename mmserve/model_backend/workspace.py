@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from mmserve.deployment import DTYPE_BYTES, Deployment
 from mmserve.heap import take_workspace
+from mmserve.model_backend.layers.mlp import CPU_ROWS
 
 _PICTURE_NBYTES = 32 << 20
 """One of 8 megapixels, as Pillow keeps it; larger ones come and go."""
 
 
 def take_for_steps(deployment: Deployment) -> None:
-    """For a rank: of each token of the largest step the residual, what goes into and comes out of a layer, and the
-    halves of its MLP before and after the gate; with what the allocator loses between them, as measured."""
-    text, config = deployment.model.text, deployment.config
-    width = 6 * text.hidden_size + 5 * text.intermediate_size // config.tp
-    _take(deployment, config.max_num_batched_tokens * width)
+    """For a rank: of each token of the largest step the residual, what goes into and comes out of attention, and of
+    some rows the halves of an MLP before and after the gate; with what the allocator loses between, as measured."""
+    text, tokens = deployment.model.text, deployment.config.max_num_batched_tokens
+    between = 5 * text.intermediate_size // deployment.config.tp
+    _take(deployment, tokens * 6 * text.hidden_size + min(tokens, CPU_ROWS) * between)
 
 
 def take_for_images(deployment: Deployment, images: int) -> None:

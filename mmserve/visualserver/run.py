@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from mmserve import heap
 from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.deployment import Deployment
 from mmserve.health.client import INTERVAL_S, Pulse
@@ -39,7 +40,8 @@ def run(process: Process) -> None:
     if process.deployment.device == "cpu":
         os.nice(_NICENESS)
     use_threads(_threads(process.deployment))
-    tower = _load_tower(process)
+    with heap.loading():
+        tower = _load_tower(process)
     workspace.take_for_images(process.deployment, _batch_images(process.deployment))
     serve(process, tower)
 

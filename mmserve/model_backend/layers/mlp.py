@@ -13,6 +13,9 @@ from mmserve.model_backend.layers.linear import ColumnParallelLinear, RowParalle
 from mmserve.model_backend.parallel import TpGroup
 from mmserve.model_backend.weights import Target
 
+CPU_ROWS = 512
+"""What is between the two products is several times as wide as a row, and in memory for so many rows only."""
+
 
 class GatedMlp(nn.Module):
     """[T, hidden] -> added to [T, hidden]."""
@@ -21,13 +24,19 @@ class GatedMlp(nn.Module):
         super().__init__()
         inner, outs = spec.intermediate_size, ("gate_proj", "up_proj")
         self._gate = gate(spec.activation)
+        self._rows_at_once = CPU_ROWS if like.device.type == "cpu" else None
         self.gate_up = ColumnParallelLinear(
             spec.hidden_size, [(name, inner) for name in outs], bias=spec.mlp_bias, tp=tp, like=like
         )
         self.down = RowParallelLinear("down_proj", inner, spec.hidden_size, bias=spec.mlp_bias, tp=tp, like=like)
 
     def forward(self, x: torch.Tensor, onto: torch.Tensor) -> torch.Tensor:
-        return self.down(self._gate(self.gate_up(x)), onto)  # type: ignore[no-any-return]
+        """Returns ``onto``, to which the result was added in place."""
+        rows = self._rows_at_once or max(1, len(x))
+        for first in range(0, len(x), rows):
+            some = slice(first, first + rows)
+            self.down(self._gate(self.gate_up(x[some])), onto[some])
+        return onto
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
         yield from self.gate_up.targets(prefix)
