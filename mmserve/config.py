@@ -13,7 +13,7 @@ from msgspec import Meta
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
-Quantization = Literal["none", "int8"]
+Quantization = Literal["none", "int8", "int4"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 MmHash = Literal["xxh3", "blake3", "sha256"]
 
@@ -36,7 +36,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     )
     quantization: Annotated[
         Quantization,
-        _field("model", "language model's weights as int8 with a scale for each output, on a CPU; computed in float32"),
+        _field("model", "language model's weights in 8 or 4 bits, 32 to a scale, on a CPU; the rest in float32"),
     ] = "none"
     tp: Annotated[int, _field("model", "tensor-parallel ranks, one process each", ge=1, le=64)] = 1
     cpu_threads: Annotated[

@@ -53,7 +53,7 @@ class Runner:
         self._model = DECODERS[spec.family](spec.text, self._attention, tp=tp, like=like)
         weights.load(spec.path, ("text.",), self._model.targets(), progress)
         phases.end("weights")
-        pack_linears(self._model, int8=deployment.config.quantization == "int8")
+        pack_linears(self._model, deployment.config.quantization)
         phases.end("packing")
         self._kv = kv_tensors.allocate(deployment, tp, like)
         self._slots = SlotTable(

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from mmserve.config import Quantization
 from mmserve.model_backend.layers.packed import multiply, pack, quantize, to_panels
 from mmserve.model_backend.parallel import TpGroup
 from mmserve.model_backend.weights import Target
@@ -22,23 +23,26 @@ def empty(*shape: int, like: torch.Tensor) -> nn.Parameter:
 class Packable(Protocol):
     """A layer whose weight may change its layout once it is loaded."""
 
-    def pack(self, *, int8: bool) -> None: ...
+    def pack(self, quantization: Quantization) -> None: ...
 
 
 @torch.inference_mode()
-def pack_linears(model: nn.Module, *, int8: bool = False) -> None:
+def pack_linears(model: nn.Module, quantization: Quantization = "none") -> None:
     """Bring the loaded weights of all layers into the layout that is fastest to multiply with, or quantize them."""
     for module in model.modules():
         if isinstance(module, Packable):
-            module.pack(int8=int8)
+            module.pack(quantization)
 
 
-def pack_weight(layer: nn.Module, *, int8: bool, look_up: bool = False) -> None:
-    """Replace ``layer.weight``, and ``layer.scale`` if it is quantized. ``look_up``: its rows are still needed."""
+def pack_weight(layer: nn.Module, quantization: Quantization, *, look_up: bool = False) -> None:
+    """Replace ``layer.weight``. ``look_up``: its rows are still needed, which int4 would cost too much."""
     assert isinstance(layer.weight, nn.Parameter)
-    weight, scale = quantize(layer.weight.data) if int8 else ((to_panels if look_up else pack)(layer.weight.data), None)
-    layer.weight = nn.Parameter(weight, requires_grad=False)
-    layer.register_parameter("scale", scale if scale is None else nn.Parameter(scale, requires_grad=False))
+    weight = layer.weight.data
+    if quantization != "none":
+        packed = quantize(weight, "int8" if look_up else quantization)
+    else:
+        packed = to_panels(weight) if look_up else pack(weight)
+    layer.weight = nn.Parameter(packed, requires_grad=False)
 
 
 class ColumnParallelLinear(nn.Module):
@@ -47,8 +51,6 @@ class ColumnParallelLinear(nn.Module):
     ``outs``: (checkpoint name, full output size) in the order of the result's columns.
     """
 
-    scale: nn.Parameter | None
-
     def __init__(
         self, in_size: int, outs: Sequence[tuple[str, int]], *, bias: bool, tp: TpGroup, like: torch.Tensor
     ) -> None:
@@ -56,14 +58,13 @@ class ColumnParallelLinear(nn.Module):
         self._in_size, self._outs, self._tp = in_size, tuple(outs), tp
         rows = sum(tp.share(size) for _, size in outs)
         self.weight = empty(rows, in_size, like=like)
-        self.register_parameter("scale", None)
         self.bias = empty(rows, like=like) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return multiply(x, self.weight, self.bias, scale=self.scale)
+        return multiply(x, self.weight, self.bias)
 
-    def pack(self, *, int8: bool) -> None:
-        pack_weight(self, int8=int8)
+    def pack(self, quantization: Quantization) -> None:
+        pack_weight(self, quantization)
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
         row = 0
@@ -79,24 +80,21 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """[T, in / ranks] -> added to [T, out], summed over ranks; the bias is added once, after the sum."""
 
-    scale: nn.Parameter | None
-
     def __init__(self, name: str, in_size: int, out_size: int, *, bias: bool, tp: TpGroup, like: torch.Tensor) -> None:
         super().__init__()
         self._name, self._shape, self._tp = name, (out_size, in_size), tp
         self.weight = empty(out_size, tp.share(in_size), like=like)
-        self.register_parameter("scale", None)
         self.bias = empty(out_size, like=like) if bias else None
 
     def forward(self, x: torch.Tensor, onto: torch.Tensor) -> torch.Tensor:
         """Returns ``onto`` [T, out], to which the result was added in place."""
         if self._tp.size == 1:
-            return multiply(x, self.weight, self.bias, onto, self.scale)
-        onto.add_(self._tp.sum(multiply(x, self.weight, None, scale=self.scale)))
+            return multiply(x, self.weight, self.bias, onto)
+        onto.add_(self._tp.sum(multiply(x, self.weight, None)))
         return onto if self.bias is None else onto.add_(self.bias)
 
-    def pack(self, *, int8: bool) -> None:
-        pack_weight(self, int8=int8)
+    def pack(self, quantization: Quantization) -> None:
+        pack_weight(self, quantization)
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
         start = self._tp.rank * self.weight.shape[1]

@@ -13,8 +13,9 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
+from mmserve.config import Quantization
 from mmserve.errors import StartupError
-from mmserve.model_backend.native import kernels
+from mmserve.model_backend.native import kernels, quantized
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """Relative to the largest value of the result."""
@@ -25,14 +26,10 @@ def multiply(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     onto: torch.Tensor | None = None,
-    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[..., in] x (packed or plain) [out, in] -> [..., out]; added to ``onto`` in place when that is given.
-
-    ``scale``: of quantized weights [out].
-    """
+    """[..., in] x (packed or plain) [out, in] -> [..., out]; added to ``onto`` in place when that is given."""
     if weight.dim() == 3:
-        return kernels.linear(x, weight, bias, onto, scale)
+        return kernels.linear(x, weight, bias, onto)
     if weight.is_mkldnn:
         out = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     else:
@@ -40,11 +37,12 @@ def multiply(
     return out if onto is None else onto.add_(out)
 
 
-def rows_of(weight: torch.Tensor, indices: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
-    """int64 [T] -> those rows [T, in] of a plain [out, in], or of panels as float32."""
+def rows_of(weight: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """int64 [T] -> those rows [T, in] of a plain [out, in], or of panels (int4 excepted) as float32."""
+    if weight.dtype is torch.uint8:
+        return quantized.int8_rows(weight, indices)
     if weight.dim() == 3:
-        rows = weight[indices // kernels.PANEL, :, indices % kernels.PANEL].float()
-        return rows if scale is None else rows.mul_(scale[indices, None])
+        return weight[indices // kernels.PANEL, :, indices % kernels.PANEL].float()
     return F.embedding(indices, weight)
 
 
@@ -63,13 +61,16 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     return panels
 
 
-def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[out, in] -> int8 for ``multiply`` and its scale. Raises StartupError where the kernels are missing."""
+def quantize(weight: torch.Tensor, form: Quantization) -> torch.Tensor:
+    """[out, in] -> int8 or int4 for ``multiply``. Raises StartupError where the kernels are missing."""
     if not kernels.usable(weight):
         raise StartupError("--quantization needs a C++ compiler on this machine (c++ or g++): install one")
-    if weight.shape[0] % kernels.PANEL:
-        raise StartupError(f"--quantization needs layers of a multiple of {kernels.PANEL} outputs: leave it out")
-    return kernels.to_int8_panels(weight)
+    if weight.shape[0] % kernels.PANEL or weight.shape[1] % quantized.GROUP:
+        raise StartupError(
+            f"--quantization needs layers of a multiple of {kernels.PANEL} outputs and {quantized.GROUP} inputs "
+            f"on each rank, not {weight.shape[0]} and {weight.shape[1]}: leave it out"
+        )
+    return quantized.to_int8(weight) if form == "int8" else quantized.to_int4(weight)
 
 
 @cache

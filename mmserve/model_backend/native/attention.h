@@ -158,7 +158,7 @@ inline void one_tile(const Job& job, const int64_t* t, int64_t kv_head) {
         for (int64_t r = 0; r < rows; r += tile::kMaxRows)
             for (int64_t i = 0; i < dim; i += tile::kColumns)
                 tile::rows(std::min<int64_t>(tile::kMaxRows, rows - r), present, scores + r * kBlock, kBlock,
-                           values + i, token_stride, mixed + r * dim + i, dim, {nullptr, nullptr, true});
+                           values + i, token_stride, mixed + r * dim + i, dim, {nullptr, true});
     }
     for (int64_t r = 0; r < rows; ++r) {
         float* to = job.out + ((t[0] + r / group) * job.heads + kv_head * group + r % group) * dim;

@@ -22,14 +22,14 @@ from ctypes import c_float, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
-_SOURCES = ("kernels.cpp", "attention.h", "linear.h", "pool.h", "tile.h")
+_SOURCES = ("kernels.cpp", "attention.h", "linear.h", "pool.h", "quantized.h", "tile.h")
 _OPTIONS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 _COMPILERS = ("c++", "g++", "clang++")
 _BUILD_WITHIN_S = 120
 _POINTER, _SIZE = c_void_p, c_int64
 _SIGNATURES = {
     "mm_set_threads": (c_int,),
-    "mm_linear": (_POINTER, _POINTER, c_int, *(_POINTER,) * 3, *(_SIZE,) * 3, c_int),
+    "mm_linear": (_POINTER, _POINTER, c_int, *(_POINTER,) * 2, *(_SIZE,) * 3, c_int),
     "mm_rms_norm": (_POINTER, _POINTER, c_float, _POINTER, _SIZE, _SIZE),
     "mm_rotate": (_POINTER, _SIZE, _POINTER, _POINTER, *(_SIZE,) * 3),
     "mm_silu_gate": (_POINTER, _POINTER, _SIZE, _SIZE),

@@ -4,6 +4,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "quantized.h"
 
 namespace {
 
@@ -27,17 +28,19 @@ void mm_set_threads(int count) {
     pool::shared().set_threads(count);
 }
 
-// weights: 0 float32, 1 bfloat16, 2 int8 with a scale for each column.
-void mm_linear(const float* x, const void* panels, int weights, const float* scale, const float* bias, float* out,
-               int64_t M, int64_t K, int64_t N, int add) {
-    const linear::Job job{x, out, M, K, N, {scale, bias, add != 0}};
+// weights: 0 float32, 1 bfloat16, 2 int8, 3 int4.
+void mm_linear(const float* x, const void* panels, int weights, const float* bias, float* out, int64_t M, int64_t K,
+               int64_t N, int add) {
+    const linear::Job job{x, out, M, K, N, {bias, add != 0}};
     switch (weights) {
         case 0:
             return linear::run(job, static_cast<const float*>(panels));
         case 1:
             return linear::run(job, static_cast<const uint16_t*>(panels));
+        case 2:
+            return quantized::run<quantized::Int8>(job, static_cast<const uint8_t*>(panels));
         default:
-            return linear::run(job, static_cast<const int8_t*>(panels));
+            return quantized::run<quantized::Int4>(job, static_cast<const uint8_t*>(panels));
     }
 }
 

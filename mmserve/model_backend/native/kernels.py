@@ -12,15 +12,14 @@ from functools import cache
 
 import torch
 
+from mmserve.model_backend.native import quantized
 from mmserve.model_backend.native.build import loaded
 
 PANEL = 16
 """Rows of a weight matrix that lie side by side in memory; the kernels' own number, as are the next two."""
 BLOCK_TOKENS = 16
 MAX_TILE_ROWS = 48
-_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-_INT8_MAX = 127
-_TOLERANCE = 1e-5
+_TOLERANCE = 1e-4
 logger = logging.getLogger(__name__)
 
 
@@ -42,28 +41,22 @@ def to_panels(weight: torch.Tensor) -> torch.Tensor:
     return kept.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
 
 
-def to_int8_panels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[out, in] -> int8 panels, and float32 scales [out]: each row's largest value becomes 127."""
-    scale = weight.abs().amax(dim=1).clamp_(min=torch.finfo(weight.dtype).tiny) / _INT8_MAX
-    whole = (weight / scale[:, None]).round_().to(torch.int8)
-    return whole.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous(), scale
-
-
 def linear(
     x: torch.Tensor,
     panels: torch.Tensor,
     bias: torch.Tensor | None,
     onto: torch.Tensor | None = None,
-    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[..., in] -> [..., out], or added to ``onto`` in place. The same for a row whatever the others are."""
+    """[..., in] -> [..., out], or added to ``onto`` in place. The same for a row whatever the others are.
+
+    ``panels``: of ``to_panels`` or of native/quantized.py.
+    """
     x, out_size = x.contiguous(), panels.shape[0] * PANEL
     out = torch.empty(*x.shape[:-1], out_size) if onto is None else onto
     _get().mm_linear(
         x.data_ptr(),
         panels.data_ptr(),
-        _FORMATS[panels.dtype],
-        None if scale is None else scale.data_ptr(),
+        _format(panels),
         None if bias is None else bias.data_ptr(),
         out.data_ptr(),
         x.numel() // x.shape[-1],
@@ -130,6 +123,13 @@ def attention(q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, layout:
     return out
 
 
+def _format(panels: torch.Tensor) -> int:
+    """The kernels' number for how weights are stored."""
+    if panels.dtype is torch.uint8:
+        return 2 if panels.shape[-1] == quantized.INT8_NBYTES else 3
+    return 1 if panels.dtype is torch.bfloat16 else 0
+
+
 def _get() -> ctypes.CDLL:
     kernels = _kernels()
     assert kernels is not None, "asked for without usable()"
@@ -148,12 +148,14 @@ def _kernels() -> ctypes.CDLL | None:
 
 def _is_right(kernels: ctypes.CDLL) -> bool:
     generator = torch.Generator().manual_seed(0)
-    weight, x, bias = (torch.randn(*shape, generator=generator) for shape in ((32, 40), (9, 40), (32,)))
-    for kept in (weight, weight.bfloat16().float()):
-        panels, out = to_panels(kept), torch.empty(9, 32)
-        arguments = (x.data_ptr(), panels.data_ptr(), _FORMATS[panels.dtype], None, bias.data_ptr(), out.data_ptr())
-        kernels.mm_linear(*arguments, 9, 40, 32, 0)
-        expected = torch.nn.functional.linear(x, kept, bias)
+    weight, x, bias = (torch.randn(*shape, generator=generator) for shape in ((32, 64), (9, 64), (32,)))
+    short, int8 = weight.bfloat16().float(), quantized.to_int8(weight)
+    kept = {to_panels(weight): weight, to_panels(short): short, int8: quantized.int8_rows(int8, torch.arange(32))}
+    for panels, meant in kept.items():
+        out = torch.empty(9, 32)
+        arguments = (x.data_ptr(), panels.data_ptr(), _format(panels), bias.data_ptr(), out.data_ptr())
+        kernels.mm_linear(*arguments, 9, 64, 32, 0)
+        expected = torch.nn.functional.linear(x, meant, bias)
         if not torch.allclose(out, expected, rtol=_TOLERANCE, atol=_TOLERANCE * float(expected.abs().max())):
             return False
     return True

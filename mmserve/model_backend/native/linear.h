@@ -1,4 +1,4 @@
-// out[M, N] = x[M, K] W^T, with W stored as panels of 16 of its rows: [N / 16, K, 16], in float32, bfloat16 or int8.
+// out[M, N] = x[M, K] W^T, with W stored as panels of 16 of its rows: [N / 16, K, 16], in float32 or bfloat16.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ struct Job {
     const float* x;
     float* out;
     int64_t M, K, N;
-    tile::Finish finish;  // its scale and bias: [N] or null
+    tile::Finish finish;  // its bias: [N] or null
 };
 
 constexpr int64_t kGroup = 4;               // panels in one piece of work
@@ -79,14 +79,21 @@ void many(const Job& job, const W* panels, int64_t first, int64_t end, int64_t r
     }
 }
 
-template <class W>
-void run(const Job& job, const W* panels) {
+// work(first panel, end, first row, rows) for all of a product, where a number of x takes so many bytes.
+template <class Work>
+void each_piece(const Job& job, int64_t number_nbytes, const Work& work) {
     const int64_t count = job.N / 16, groups = (count + kGroup - 1) / kGroup;
-    const int64_t most = std::max<int64_t>(24, kRowsNbytes / 4 / job.K);
+    const int64_t most = std::max<int64_t>(24, kRowsNbytes / number_nbytes / job.K);
     const int64_t blocks = (job.M + most - 1) / most;
     pool::each(groups * blocks, [&](int64_t piece) {
-        const int64_t first = piece % groups * kGroup, end = std::min(first + kGroup, count);
-        const int64_t row = job.M * (piece / groups) / blocks, rows = job.M * (piece / groups + 1) / blocks - row;
+        const int64_t first = piece % groups * kGroup, row = job.M * (piece / groups) / blocks;
+        work(first, std::min(first + kGroup, count), row, job.M * (piece / groups + 1) / blocks - row);
+    });
+}
+
+template <class W>
+void run(const Job& job, const W* panels) {
+    each_piece(job, sizeof(float), [&](int64_t first, int64_t end, int64_t row, int64_t rows) {
         if (job.M <= tile::kMaxRows)
             few(job, panels, first, end);
         else

@@ -16,7 +16,6 @@ typedef float f32x8 __attribute__((vector_size(32)));
 typedef uint16_t u16x8 __attribute__((vector_size(16)));
 typedef uint32_t u32x8 __attribute__((vector_size(32)));
 typedef int32_t i32x8 __attribute__((vector_size(32)));
-typedef int8_t i8x8 __attribute__((vector_size(8)));
 
 constexpr int kColumns = 16;
 constexpr int kMaxRows = 6;  // 12 accumulators of 16 registers
@@ -49,26 +48,14 @@ inline f32x8 widen(const uint16_t* from) {  // bfloat16: the upper half of a flo
 #endif
 }
 
-inline f32x8 widen(const int8_t* from) {
-#ifdef __AVX2__  // gcc 12 takes the portable line below apart
-    const i32x8 whole =
-        reinterpret_cast<i32x8>(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
-#else
-    const i32x8 whole = __builtin_convertvector(load<i8x8>(from), i32x8);
-#endif
-    return __builtin_convertvector(whole, f32x8);
-}
-
-// What becomes of a sum before it is stored: times its column's scale, plus its column's bias, plus what is there.
+// What becomes of a sum before it is stored: plus its column's bias, plus what is there.
 struct Finish {
-    const float* scale = nullptr;
     const float* bias = nullptr;
     bool add = false;
 
-    Finish at(int64_t column) const { return {scale ? scale + column : nullptr, bias ? bias + column : nullptr, add}; }
+    Finish at(int64_t column) const { return {bias ? bias + column : nullptr, add}; }
 
     f32x8 operator()(f32x8 sum, int64_t column, const float* there) const {
-        if (scale) sum *= load<f32x8>(scale + column);
         if (bias) sum += load<f32x8>(bias + column);
         return add ? sum + load<f32x8>(there) : sum;
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +17,9 @@ from mmserve.model_backend.attention.in_place import InPlaceAttention
 from mmserve.model_backend.attention.interface import StepRows
 from mmserve.model_backend.attention.plain import PlainAttention
 from mmserve.model_backend.layers.norm import RmsNorm
-from mmserve.model_backend.layers.packed import rows_of
 from mmserve.model_backend.layers.rotary import rotate_
-from mmserve.model_backend.native import build, kernels
+from mmserve.model_backend.native import build, kernels, quantized
+from tests.fakes.quantized import meant
 
 pytestmark = pytest.mark.skipif(
     not kernels.usable(torch.empty(0)),
@@ -51,20 +51,34 @@ def test_a_product(rows: int, short: bool) -> None:
     torch.testing.assert_close(added, onto + expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 40])
-def test_a_quantized_product(rows: int) -> None:
-    weight, x, bias, onto = random(64, 90), random(rows, 90, seed=1), random(64, seed=2), random(rows, 64, seed=3)
+@pytest.mark.parametrize("rows", [1, 5, 6, 7, 40])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_quantized_product(rows: int, bits: int) -> None:
+    weight, x, bias, onto = random(64, 96), random(rows, 96, seed=1), random(64, seed=2), random(rows, 64, seed=3)
     weight[7] = 0
-    panels, scale = kernels.to_int8_panels(weight)
-    kept = rows_of(panels, torch.arange(64), scale)
-    assert (kept - weight).abs().max() <= weight.abs().max() / 127
+    x[:, :32] *= 1000
+    panels = quantized.to_int8(weight) if bits == 8 else quantized.to_int4(weight)
+    kept = meant(weight, f"int{bits}")
+    step = weight.abs().max() * 2 / (2**bits - 1)
+    assert (kept - weight).abs().max() <= step * 0.55
     expected = onto + F.linear(x, kept, bias)
-    torch.testing.assert_close(kernels.linear(x, panels, bias, onto, scale), expected, rtol=1e-4, atol=1e-4)
+    assert (kernels.linear(x, panels, bias, onto) - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize("quantize", [quantized.to_int8, quantized.to_int4])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_what_is_not_finite_does_not_become_a_number(quantize: Callable[..., torch.Tensor], wrong: float) -> None:
+    x = random(2, 64)
+    x[1, 40] = wrong
+    found = kernels.linear(x, quantize(random(16, 64, seed=1)), None)
+    assert found[0].isfinite().all()
+    assert not found[1].isfinite().any()
 
 
 @pytest.mark.parametrize("rows", [2, 3, 6, 7, 300])
-def test_a_row_alone_and_among_others(rows: int) -> None:
-    panels, x = kernels.to_panels(random(64, 90).bfloat16().float()), random(rows, 90, seed=1)
+@pytest.mark.parametrize("pack", [kernels.to_panels, quantized.to_int8, quantized.to_int4])
+def test_a_row_alone_and_among_others(rows: int, pack: Callable[..., torch.Tensor]) -> None:
+    panels, x = pack(random(64, 96).bfloat16().float()), random(rows, 96, seed=1)
     together = kernels.linear(x, panels, None)
     assert all(
         torch.equal(kernels.linear(x[i : i + 1], panels, None)[0], together[i]) for i in (0, rows // 2, rows - 1)

@@ -1,0 +1,66 @@
+"""Weights rounded to 8 or 4 bits, laid out as the C++ kernels read them. Knows no layer.
+
+Every 32 neighbouring weights of an output share a scale, and for 4 bits a least value, in bfloat16: 8.5 and 5 bits a
+weight. int8 is symmetric about zero; int4 divides the range from the least to the largest weight into 15 steps.
+"""
+
+from __future__ import annotations
+
+import torch
+
+GROUP = 32
+"""Weights that share a scale; the kernels' own number, as are the panels' 16 outputs."""
+_PANEL = 16
+_INT8_MAX, _INT4_MAX = 127, 15
+_HEAD = 2 * _PANEL
+"""Bytes of a group's scales."""
+INT8_NBYTES = _HEAD + GROUP * _PANEL
+INT4_NBYTES = 2 * _HEAD + GROUP * _PANEL // 2
+"""Of a group of a panel."""
+
+
+def to_int8(weight: torch.Tensor) -> torch.Tensor:
+    """float32 [out, in], multiples of 16 and 32 -> uint8 [out / 16, in / 32, 544]."""
+    grouped = _grouped(weight)
+    scale = _rounded(grouped.abs().amax(-1) / _INT8_MAX)
+    whole = (grouped / scale[..., None]).round_().clamp_(-_INT8_MAX, _INT8_MAX)
+    return _joined((scale,), _paired(whole.to(torch.int8)))
+
+
+def to_int4(weight: torch.Tensor) -> torch.Tensor:
+    """float32 [out, in], multiples of 16 and 32 -> uint8 [out / 16, in / 32, 320]."""
+    grouped = _grouped(weight)
+    least = grouped.amin(-1).bfloat16().float()
+    scale = _rounded((grouped.amax(-1) - least) / _INT4_MAX)
+    whole = ((grouped - least[..., None]) / scale[..., None]).round_().clamp_(0, _INT4_MAX)
+    below, above = _paired(whole.to(torch.uint8)).chunk(2, dim=-1)
+    return _joined((scale, least), below | above << 4)
+
+
+def int8_rows(panels: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Rows int64 [T] of what ``to_int8`` returned, as float32 [T, in]."""
+    groups, column = panels[indices // _PANEL], indices % _PANEL
+    every = torch.arange(len(indices))
+    scale = groups[..., :_HEAD].contiguous().view(torch.bfloat16)[every, :, column]
+    whole = groups[..., _HEAD:].contiguous().view(torch.int8).view(*groups.shape[:2], GROUP // 2, _PANEL, 2)
+    return torch.mul(whole[every, :, :, column].flatten(-2), scale[..., None].float()).flatten(-2)
+
+
+def _grouped(weight: torch.Tensor) -> torch.Tensor:
+    """-> [out / 16, groups, 16, 32]"""
+    return weight.view(-1, _PANEL, weight.shape[1] // GROUP, GROUP).transpose(1, 2)
+
+
+def _rounded(scale: torch.Tensor) -> torch.Tensor:
+    """To what is kept of it; never zero."""
+    kept: torch.Tensor = scale.clamp(min=torch.finfo(torch.bfloat16).tiny).bfloat16().float()
+    return kept
+
+
+def _paired(whole: torch.Tensor) -> torch.Tensor:
+    """[panels, groups, 16, 32] -> [panels, groups, 512]: pairs of neighbours, of 16 outputs side by side."""
+    return whole.view(*whole.shape[:3], GROUP // 2, 2).transpose(2, 3).flatten(2)
+
+
+def _joined(heads: tuple[torch.Tensor, ...], body: torch.Tensor) -> torch.Tensor:
+    return torch.cat([*(head.bfloat16().view(torch.uint8) for head in heads), body.view(torch.uint8)], dim=-1)

@@ -1,0 +1,19 @@
+"""What quantized weights mean, read back from their bytes in plain torch."""
+
+from __future__ import annotations
+
+import torch
+
+from mmserve.model_backend.native import quantized
+
+
+def meant(weight: torch.Tensor, form: str) -> torch.Tensor:
+    """[out, in] as it is after rounding to int8 or int4."""
+    panels = quantized.to_int8(weight) if form == "int8" else quantized.to_int4(weight)
+    if form == "int8":
+        return quantized.int8_rows(panels, torch.arange(len(weight)))
+    scale, least = panels[..., :64].contiguous().view(torch.bfloat16).float().chunk(2, dim=-1)
+    below, above = panels[..., 64:] & 15, panels[..., 64:] >> 4
+    whole = torch.cat((below, above), dim=-1).unflatten(-1, (16, 16, 2)).transpose(2, 3).flatten(-2)
+    rows = whole * scale[..., None] + least[..., None]
+    return rows.transpose(1, 2).flatten(2).flatten(0, 1)
