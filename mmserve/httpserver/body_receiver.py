@@ -64,27 +64,25 @@ _line = _Line()
 
 
 class BodyReceiver(asyncio.BufferedProtocol):
-    """One body; it is the transport's protocol, in the place of ``http``, while it receives."""
+    """One body, of which a part is still to come; it is the transport's protocol, in the place of ``http``, while it
+    receives."""
 
     def __init__(self, http: Reads, transport: asyncio.Transport, begun: bytes, nbytes: int) -> None:
         self._http = http
         self._transport = transport
-        self._body: bytearray = _unwritten(None, -(-nbytes // _ROUNDED_TO_NBYTES) * _ROUNDED_TO_NBYTES)
-        del self._body[nbytes:]  # the memory stays its own
-        self._view = memoryview(self._body)
-        self._view[: len(begun)] = begun
+        self._begun, self._nbytes = begun, nbytes
         self._filled = len(begun)
+        self._body, self._view = bytearray(), memoryview(b"")
         self._ended = asyncio.get_running_loop().create_future()
         self._number = _line.number()
 
     async def receive(self) -> bytearray:
         """The body, when all of it is here. Raises ClientDisconnect."""
         try:
-            if self._filled < len(self._view):
-                self._transport.set_protocol(self)
-                self._wait_in_line()
-                await self._ended
-            if self._filled < len(self._view):
+            self._transport.set_protocol(self)
+            self._wait_in_line()
+            await self._ended
+            if self._filled < self._nbytes:
                 raise ClientDisconnect
         finally:
             self._give_back()
@@ -93,6 +91,8 @@ class BodyReceiver(asyncio.BufferedProtocol):
         return body
 
     def get_buffer(self, sizehint: int) -> memoryview:
+        if not self._view:
+            self._take_memory()
         return self._view[self._filled : self._filled + _READ_NBYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -100,7 +100,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self._filled += nbytes
         # It is shown every byte, for it knows where the message ends.
         self._http.data_received(part)
-        if self._filled == len(self._view):
+        if self._filled == self._nbytes:
             self._give_back()
             self._end()
         else:
@@ -123,6 +123,14 @@ class BodyReceiver(asyncio.BufferedProtocol):
         """It is this body's turn."""
         if not self._transport.is_closing():
             self._transport.resume_reading()
+
+    def _take_memory(self) -> None:
+        """Not before something comes: so the next body in line finds a place that one before it has left, instead of
+        places for all of them that, once left, lie scattered between what became of them."""
+        self._body = _unwritten(None, -(-self._nbytes // _ROUNDED_TO_NBYTES) * _ROUNDED_TO_NBYTES)
+        del self._body[self._nbytes :]  # the memory stays its own
+        self._view = memoryview(self._body)
+        self._view[: self._filled], self._begun = self._begun, b""
 
     def _wait_in_line(self) -> None:
         """The loop would read on from this connection as long as there is something to read."""

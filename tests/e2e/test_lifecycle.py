@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import httpx2
@@ -111,6 +113,42 @@ def test_kill_9_of_the_supervisor_ends_everything(tp: str) -> None:
         psutil.Process(stack.pid).kill()
         assert _gone(family)
         assert not any(path.exists() for path in run_dirs)
+
+
+def test_kill_9_of_all_at_once_under_load_leaves_nothing() -> None:
+    pictures = [sample.messages for sample in samples(24, seed=8, kinds=("colour",))]
+    with running() as stack:
+        family = [psutil.Process(stack.pid), *stack.processes()]
+        run_dirs, memory = _run_dirs(family), _memory_files(family)
+        assert run_dirs
+        assert memory
+
+        async def scenario() -> list[BaseException | object]:
+            async with stack.async_client() as client:
+                started = asyncio.Event()
+                asked = [client.chat.completions.create(model="llava", messages=each, **LONG) for each in pictures]
+                live = [asyncio.create_task(task) for task in (*asked, _long_answer(stack, client, started))]
+                await started.wait()
+                for process in family:
+                    process.kill()
+                return await asyncio.gather(*live, return_exceptions=True)
+
+        assert all(isinstance(end, openai.APIError | httpx2.HTTPError) for end in asyncio.run(scenario()))
+        assert _gone(family)
+        assert not memory & _memory_files(psutil.process_iter())
+    with running():  # nobody was left to remove the sockets: the next start does
+        assert not any(path.exists() for path in run_dirs)
+
+
+def _memory_files(processes: Iterable[psutil.Process]) -> set[int]:
+    """Inodes of the memory that they have open as files: the arena."""
+    found = set()
+    for process in processes:
+        for link in Path(f"/proc/{process.pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                if str(link.readlink()).startswith(("/memfd:", "/dev/shm/")):
+                    found.add(link.stat().st_ino)
+    return found
 
 
 def _start(*arguments: str) -> subprocess.Popen[str]:
