@@ -54,6 +54,7 @@ class Runner:
         weights.load(spec.path, ("text.",), self._model.targets(), progress)
         phases.end("weights")
         pack_linears(self._model, deployment.config.quantization)
+        self._model.fuse()
         phases.end("packing")
         self._kv = kv_tensors.allocate(deployment, tp, like)
         self._slots = SlotTable(

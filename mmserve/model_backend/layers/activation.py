@@ -27,6 +27,9 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+SILU = frozenset(name for name, act in _ACTIVATIONS.items() if act is F.silu)
+
+
 def gate(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
     """[T, 2 * size], gate before up -> act(gate) * up [T, size]."""
     act = activation(name)

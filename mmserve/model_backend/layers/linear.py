@@ -55,7 +55,7 @@ class ColumnParallelLinear(nn.Module):
         self, in_size: int, outs: Sequence[tuple[str, int]], *, bias: bool, tp: TpGroup, like: torch.Tensor
     ) -> None:
         super().__init__()
-        self._in_size, self._outs, self._tp = in_size, tuple(outs), tp
+        self.in_size, self._outs, self._tp = in_size, tuple(outs), tp
         rows = sum(tp.share(size) for _, size in outs)
         self.weight = empty(rows, in_size, like=like)
         self.bias = empty(rows, like=like) if bias else None
@@ -71,7 +71,7 @@ class ColumnParallelLinear(nn.Module):
         for name, size in self._outs:
             share = self._tp.share(size)
             rows, start = slice(row, row + share), self._tp.rank * share
-            yield f"{prefix}{name}.weight", Target(self.weight[rows], (size, self._in_size), start=start)
+            yield f"{prefix}{name}.weight", Target(self.weight[rows], (size, self.in_size), start=start)
             if self.bias is not None:
                 yield f"{prefix}{name}.bias", Target(self.bias[rows], (size,), start=start)
             row += share
@@ -83,7 +83,8 @@ class RowParallelLinear(nn.Module):
     def __init__(self, name: str, in_size: int, out_size: int, *, bias: bool, tp: TpGroup, like: torch.Tensor) -> None:
         super().__init__()
         self._name, self._shape, self._tp = name, (out_size, in_size), tp
-        self.weight = empty(out_size, tp.share(in_size), like=like)
+        self.in_size = tp.share(in_size)
+        self.weight = empty(out_size, self.in_size, like=like)
         self.bias = empty(out_size, like=like) if bias else None
 
     def forward(self, x: torch.Tensor, onto: torch.Tensor) -> torch.Tensor:

@@ -9,12 +9,15 @@ import torch
 from torch import nn
 
 from mmserve.checkpoint.spec import TextSpec
+from mmserve.model_backend.attention.in_place import InPlaceAttention
 from mmserve.model_backend.attention.interface import Attention
+from mmserve.model_backend.layers.activation import SILU
 from mmserve.model_backend.layers.attention import SelfAttention
 from mmserve.model_backend.layers.embedding import VocabParallelTable
-from mmserve.model_backend.layers.mlp import GatedMlp
+from mmserve.model_backend.layers.mlp import CPU_ROWS, GatedMlp
 from mmserve.model_backend.layers.norm import RmsNorm
 from mmserve.model_backend.layers.rotary import Rotary
+from mmserve.model_backend.native.decoder import DecoderLayers, DecoderShape, LayerWeights, Weights
 from mmserve.model_backend.parallel import TpGroup
 from mmserve.model_backend.weights import Target
 
@@ -40,6 +43,16 @@ class DecoderLayer(nn.Module):
         hidden = self.attention(self.attention_norm(hidden), angles, layer_kv, layout, onto=hidden)
         return self.mlp(self.mlp_norm(hidden), onto=hidden)  # type: ignore[no-any-return]
 
+    def weights(self) -> LayerWeights:
+        """As they are now."""
+        attention, mlp = self.attention, self.mlp
+        return LayerWeights(
+            self.attention_norm.weight,
+            self.mlp_norm.weight,
+            *(Weights(part.weight, part.bias, part.in_size) for part in (attention.qkv, attention.out)),
+            *(Weights(part.weight, part.bias, part.in_size) for part in (mlp.gate_up, mlp.down)),
+        )
+
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
         yield from self.attention_norm.targets(f"{prefix}input_layernorm")
         yield from self.attention.targets(f"{prefix}self_attn.")
@@ -59,6 +72,27 @@ class Llama(nn.Module):
         if not spec.tie_embeddings:
             self.head = VocabParallelTable(spec.vocab_size, spec.hidden_size, tp=tp, like=like)
         self._rotary = Rotary(spec, like.device)
+        self._spec, self._tp, self._attention = spec, tp, attention
+        self._whole: DecoderLayers | None = None
+
+    def fuse(self) -> None:
+        """Once the weights are packed: all layers as one call, where the C++ kernels can compute every part of them."""
+        spec = self._spec
+        weights = [layer.weights() for layer in self.layers if isinstance(layer, DecoderLayer)]
+        products = [product.panels for layer in weights for product in layer[2:]]
+        if (
+            self._tp.size == 1
+            and isinstance(self._attention, InPlaceAttention)
+            and spec.activation in SILU
+            and spec.hidden_size % 8 == spec.intermediate_size % 8 == 0
+            and all(panels.dim() == 3 for panels in products)
+        ):
+            self._whole = DecoderLayers(
+                weights,
+                DecoderShape(
+                    spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim, CPU_ROWS, spec.rms_eps
+                ),
+            )
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [T] -> [T, hidden]."""
@@ -67,6 +101,9 @@ class Llama(nn.Module):
     def forward(self, hidden: torch.Tensor, positions: torch.Tensor, kv: torch.Tensor, layout: Any) -> torch.Tensor:
         """[T, hidden] at int64 positions [T] -> the same, in place; kv: [layers, blocks, tokens, 2, kv_heads, dim]."""
         angles = self._rotary.angles(positions, hidden.dtype)
+        if self._whole is not None:
+            self._whole(hidden, angles, kv, layout)
+            return hidden
         for layer, layer_kv in zip(self.layers, kv, strict=True):
             hidden = layer(hidden, angles, layer_kv, layout)
         return hidden

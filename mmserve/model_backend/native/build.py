@@ -22,7 +22,7 @@ from ctypes import c_float, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
-_SOURCES = ("kernels.cpp", "attention.h", "linear.h", "pool.h", "quantized.h", "tile.h")
+_SOURCES = ("kernels.cpp", "attention.h", "decoder.h", "linear.h", "pool.h", "quantized.h", "tile.h")
 _OPTIONS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 _COMPILERS = ("c++", "g++", "clang++")
 _BUILD_WITHIN_S = 120
@@ -34,6 +34,7 @@ _SIGNATURES = {
     "mm_rotate": (_POINTER, _SIZE, _POINTER, _POINTER, *(_SIZE,) * 3),
     "mm_silu_gate": (_POINTER, _POINTER, _SIZE, _SIZE),
     "mm_attention": (*(_POINTER,) * 7, *(_SIZE,) * 7),
+    "mm_decoder": (_POINTER, _POINTER, _POINTER),
 }
 logger = logging.getLogger(__name__)
 

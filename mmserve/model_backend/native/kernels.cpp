@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "attention.h"
+#include "decoder.h"
 #include "linear.h"
 #include "quantized.h"
 
@@ -98,3 +99,27 @@ void mm_attention(const float* q, const float* kv, const int64_t* slots, float* 
 }
 
 }  // extern "C"
+
+namespace {
+
+struct Ops {
+    static constexpr auto norm = mm_rms_norm;
+    static constexpr auto rotate = mm_rotate;
+    static constexpr auto gate = mm_silu_gate;
+
+    static void multiply(const decoder::Matrix& by, const float* x, float* out, int64_t rows, bool add) {
+        mm_linear(x, by.panels, static_cast<int>(by.weights), by.bias, out, rows, by.in, by.out, add);
+    }
+
+    static void attend(const float* heads, int64_t stride, float* kv, const decoder::Shape& shape,
+                       const decoder::Step& step, float* out) {
+        mm_attention(heads, heads + shape.heads * shape.dim, step.slots, kv, step.tables, step.tiles, out, step.rows,
+                     step.num_tiles, stride, step.table_stride, shape.heads, shape.kv_heads, shape.dim);
+    }
+};
+
+}  // namespace
+
+extern "C" void mm_decoder(const decoder::Layer* layers, const decoder::Shape* shape, const decoder::Step* step) {
+    decoder::run<Ops>(layers, *shape, *step);
+}

@@ -9,6 +9,7 @@ import ctypes
 import logging
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -56,7 +57,7 @@ def linear(
     _get().mm_linear(
         x.data_ptr(),
         panels.data_ptr(),
-        _format(panels),
+        stored_as(panels),
         None if bias is None else bias.data_ptr(),
         out.data_ptr(),
         x.numel() // x.shape[-1],
@@ -123,7 +124,12 @@ def attention(q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, layout:
     return out
 
 
-def _format(panels: torch.Tensor) -> int:
+def decode(layers: ctypes.Array[Any], shape: ctypes.Structure, step: ctypes.Structure) -> None:
+    """See native/decoder.py, which knows what is in them."""
+    _get().mm_decoder(layers, ctypes.byref(shape), ctypes.byref(step))
+
+
+def stored_as(panels: torch.Tensor) -> int:
     """The kernels' number for how weights are stored."""
     if panels.dtype is torch.uint8:
         return 2 if panels.shape[-1] == quantized.INT8_NBYTES else 3
@@ -153,7 +159,7 @@ def _is_right(kernels: ctypes.CDLL) -> bool:
     kept = {to_panels(weight): weight, to_panels(short): short, int8: quantized.int8_rows(int8, torch.arange(32))}
     for panels, meant in kept.items():
         out = torch.empty(9, 32)
-        arguments = (x.data_ptr(), panels.data_ptr(), _format(panels), bias.data_ptr(), out.data_ptr())
+        arguments = (x.data_ptr(), panels.data_ptr(), stored_as(panels), bias.data_ptr(), out.data_ptr())
         kernels.mm_linear(*arguments, 9, 64, 32, 0)
         expected = torch.nn.functional.linear(x, meant, bias)
         if not torch.allclose(out, expected, rtol=_TOLERANCE, atol=_TOLERANCE * float(expected.abs().max())):
