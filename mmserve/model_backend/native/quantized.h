@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "linear.h"
@@ -16,19 +18,41 @@ namespace quantized {
 using tile::f32x8;
 using tile::i32x8;
 typedef int16_t i16x16 __attribute__((vector_size(32)));
+typedef int8_t i8x16 __attribute__((vector_size(16)));
+typedef uint8_t u8x16 __attribute__((vector_size(16)));
 
 constexpr int64_t kGroup = 32;
 constexpr int64_t kPairs = kGroup / 2;                   // neighbouring numbers lie side by side, 16 outputs in a row
 constexpr int64_t kNumbers = kGroup * tile::kColumns;    // of a group of a panel
+constexpr int64_t kAhead = 4096;                          // bytes
 constexpr float kMostOfX = 32767.f;
+
+inline i16x16 signed_words(const uint8_t* from) {
+#ifdef __AVX2__
+    return reinterpret_cast<i16x16>(_mm256_cvtepi8_epi16(tile::load<__m128i>(from)));
+#else
+    return __builtin_convertvector(tile::load<i8x16>(from), i16x16);
+#endif
+}
+
+inline i16x16 words(const uint8_t* from) {
+#ifdef __AVX2__
+    return reinterpret_cast<i16x16>(_mm256_cvtepu8_epi16(tile::load<__m128i>(from)));
+#else
+    return __builtin_convertvector(tile::load<u8x16>(from), i16x16);
+#endif
+}
 
 // A group in memory: 16 scales in bfloat16, then [16 pairs, 16 outputs, 2] int8.
 struct Int8 {
     static constexpr int64_t kNbytes = 2 * tile::kColumns + kNumbers;
 
-    static void unpack(const uint8_t* group, int16_t* to) {
-        const auto* from = reinterpret_cast<const int8_t*>(group + 2 * tile::kColumns);
-        for (int64_t i = 0; i < kNumbers; ++i) to[i] = from[i];
+    template <class Take>
+    static inline void each_pair(const uint8_t* group, const Take& take) {
+        const uint8_t* from = group + 2 * tile::kColumns;
+#pragma GCC unroll 1
+        for (int64_t pair = 0; pair < kPairs; ++pair)
+            take(pair, signed_words(from + pair * 32), signed_words(from + pair * 32 + 16));
     }
 
     // What a group's dots with a row of x add to the row's sums, for 8 outputs from `column` on.
@@ -41,10 +65,15 @@ struct Int8 {
 struct Int4 {
     static constexpr int64_t kNbytes = 4 * tile::kColumns + kNumbers / 2;
 
-    static void unpack(const uint8_t* group, int16_t* to) {
+    template <class Take>
+    static inline void each_pair(const uint8_t* group, const Take& take) {
         const uint8_t* from = group + 4 * tile::kColumns;
-        for (int64_t i = 0; i < kNumbers / 2; ++i) to[i] = from[i] & 15;
-        for (int64_t i = 0; i < kNumbers / 2; ++i) to[kNumbers / 2 + i] = from[i] >> 4;
+#pragma GCC unroll 1
+        for (int64_t pair = 0; pair < kPairs / 2; ++pair) {
+            const i16x16 low = words(from + pair * 32), high = words(from + pair * 32 + 16);
+            take(pair, low & 15, high & 15);
+            take(pair + kPairs / 2, low >> 4, high >> 4);
+        }
     }
 
     static f32x8 value(const uint8_t* group, int64_t column, f32x8 dots, float scale, float sum) {
@@ -93,26 +122,40 @@ inline i32x8 pair_products(i16x16 a, i16x16 b) {
 #endif
 }
 
-// M rows times one panel, whose groups' numbers `unpacked(group)` returns.
-template <int M, class W, class Unpacked>
-inline void product(const Rows& x, const uint8_t* panel, const Unpacked& unpacked, float* out, int64_t ldc,
+// Numbers of a group that were made words before.
+struct Words {
+    template <class Take>
+    static inline void each_pair(const int16_t* group, const Take& take) {
+#pragma GCC unroll 1
+        for (int64_t pair = 0; pair < kPairs; ++pair)
+            take(pair, tile::load<i16x16>(group + pair * 32), tile::load<i16x16>(group + pair * 32 + 16));
+    }
+};
+
+// What is read soon: a panel is one stream, and the CPU looks no further ahead than the end of a page.
+inline void fetch(const uint8_t* from, int64_t nbytes) {
+    for (int64_t at = 0; at < nbytes; at += 64) __builtin_prefetch(from + at);
+}
+
+// M rows times one panel. Numbers: how those of a group, which group(g) points at, are read. Loops over pairs stay
+// loops: unrolled, the compiler keeps products of several pairs and has no registers left for the sums.
+template <int M, class W, class Numbers, class Group>
+inline void product(const Rows& x, const uint8_t* panel, const Group& group, float* out, int64_t ldc,
                     const tile::Finish& finish) {
     const int64_t groups = x.K / kGroup;
     f32x8 sums[M][2]{};
     for (int64_t g = 0; g < groups; ++g) {
-        const int16_t* weights = unpacked(g);
         i32x8 dots[M][2]{};
-        for (int64_t pair = 0; pair < kPairs; ++pair) {
-            const i16x16 low = tile::load<i16x16>(weights + pair * 32);
-            const i16x16 high = tile::load<i16x16>(weights + pair * 32 + 16);
+        if constexpr (std::is_same_v<W, Numbers>) fetch(group(g) + kAhead, W::kNbytes);
+        Numbers::each_pair(group(g), [&](int64_t pair, i16x16 low, i16x16 high) {
 #pragma GCC unroll 8
             for (int m = 0; m < M; ++m) {
-                const int32_t both = tile::load<int32_t>(x.numbers + m * x.K + g * kGroup + pair * 2);
+                const auto both = tile::load<int32_t>(x.numbers + m * x.K + g * kGroup + pair * 2);
                 const i16x16 pairs = reinterpret_cast<i16x16>(i32x8{both, both, both, both, both, both, both, both});
                 dots[m][0] += pair_products(pairs, low);
                 dots[m][1] += pair_products(pairs, high);
             }
-        }
+        });
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m)
             for (int half = 0; half < 2; ++half)
@@ -127,45 +170,54 @@ inline void product(const Rows& x, const uint8_t* panel, const Unpacked& unpacke
         }
 }
 
-template <class W, class Unpacked>
-void rows(int64_t M, const Rows& x, const uint8_t* panel, const Unpacked& unpacked, float* out, int64_t ldc,
+template <class W, class Numbers, class Group>
+void rows(int64_t M, const Rows& x, const uint8_t* panel, const Group& group, float* out, int64_t ldc,
           const tile::Finish& finish) {
     switch (M) {
         case 1:
-            return product<1, W>(x, panel, unpacked, out, ldc, finish);
+            return product<1, W, Numbers>(x, panel, group, out, ldc, finish);
         case 2:
-            return product<2, W>(x, panel, unpacked, out, ldc, finish);
+            return product<2, W, Numbers>(x, panel, group, out, ldc, finish);
         case 3:
-            return product<3, W>(x, panel, unpacked, out, ldc, finish);
+            return product<3, W, Numbers>(x, panel, group, out, ldc, finish);
         case 4:
-            return product<4, W>(x, panel, unpacked, out, ldc, finish);
+            return product<4, W, Numbers>(x, panel, group, out, ldc, finish);
         case 5:
-            return product<5, W>(x, panel, unpacked, out, ldc, finish);
+            return product<5, W, Numbers>(x, panel, group, out, ldc, finish);
         default:
-            return product<6, W>(x, panel, unpacked, out, ldc, finish);
+            return product<6, W, Numbers>(x, panel, group, out, ldc, finish);
     }
 }
 
-// One panel times rows [row, row + count): a group at a time for few rows, else the whole panel is unpacked once.
+template <class W>
+const int16_t* as_words(const uint8_t* panel, int64_t groups) {
+    static thread_local std::vector<int16_t> memory;
+    memory.resize(std::max<size_t>(memory.size(), groups * kNumbers));
+    int16_t* to = memory.data();
+    for (int64_t g = 0; g < groups; ++g)
+        W::each_pair(panel + g * W::kNbytes, [&](int64_t pair, i16x16 low, i16x16 high) {
+            std::memcpy(to + g * kNumbers + pair * 32, &low, sizeof low);
+            std::memcpy(to + g * kNumbers + pair * 32 + 16, &high, sizeof high);
+        });
+    return to;
+}
+
+// One panel times rows [row, row + count): from memory into registers for few, else it is made words once for all.
 template <class W>
 void panel_rows(const linear::Job& job, const Rows& x, const uint8_t* panel, int64_t column, int64_t row,
                 int64_t count) {
-    static thread_local std::vector<int16_t> memory;
-    const int64_t groups = job.K / kGroup, tiles = (count + tile::kMaxRows - 1) / tile::kMaxRows;
-    memory.resize(std::max<size_t>(memory.size(), groups * kNumbers));
-    int16_t* numbers = memory.data();
-    float* out = job.out + column;
-    if (tiles == 1)
-        return rows<W>(
-            count, x.from(row), panel,
-            [=](int64_t g) { return W::unpack(panel + g * W::kNbytes, numbers), numbers; }, out + row * job.N, job.N,
-            job.finish.at(column));
-    for (int64_t g = 0; g < groups; ++g) W::unpack(panel + g * W::kNbytes, numbers + g * kNumbers);
+    const int64_t tiles = (count + tile::kMaxRows - 1) / tile::kMaxRows;
+    const tile::Finish finish = job.finish.at(column);
+    float* out = job.out + row * job.N + column;
+    if (tiles == 1) {
+        const auto group = [=](int64_t g) { return panel + g * W::kNbytes; };
+        return rows<W, W>(count, x.from(row), panel, group, out, job.N, finish);
+    }
+    const int16_t* words = as_words<W>(panel, job.K / kGroup);
+    const auto group = [=](int64_t g) { return words + g * kNumbers; };
     for (int64_t t = 0; t < tiles; ++t) {
-        const int64_t from = row + count * t / tiles, end = row + count * (t + 1) / tiles;
-        rows<W>(
-            end - from, x.from(from), panel, [=](int64_t g) { return numbers + g * kNumbers; }, out + from * job.N,
-            job.N, job.finish.at(column));
+        const int64_t from = count * t / tiles, some = count * (t + 1) / tiles - from;
+        rows<W, Words>(some, x.from(row + from), panel, group, out + from * job.N, job.N, finish);
     }
 }
 
