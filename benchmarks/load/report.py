@@ -60,6 +60,20 @@ def _cell(value: object) -> str:
     return str(value)
 
 
+def at_most(what: str, measured: float, limit: float) -> Row:
+    """A figure beside the limit that is aimed at, as a row of a table."""
+    return _beside(what, measured, f"at most {limit:g}", measured <= limit)
+
+
+def at_least(what: str, measured: float, limit: float) -> Row:
+    """The same for what should be large."""
+    return _beside(what, measured, f"at least {limit:g}", measured >= limit)
+
+
+def _beside(what: str, measured: float, limit: str, met: bool) -> Row:
+    return {"what": what, "measured": measured, "limit": limit, "met": "yes" if met else "no"}
+
+
 def machine() -> str:
     """One line that says where the figures come from."""
     models = [line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")]
