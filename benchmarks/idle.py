@@ -84,13 +84,13 @@ def judged(processes: list[report.Row]) -> list[report.Row]:
     """The whole tree beside its limits; PSS's is for SmolLM2-135M with 1 GiB of KV cache."""
     whole = processes[-1]
     return [
-        report.at_most("idle, % of a core", float(str(whole["cpu_percent"])), CPU_PERCENT),
-        report.at_most("PSS, MiB", float(str(whole["pss_mib"])), PSS_MIB),
+        report.at_most("% of a core", "idle", float(str(whole["cpu_percent"])), CPU_PERCENT),
+        report.at_most("PSS MiB", "idle", float(str(whole["pss_mib"])), PSS_MIB),
     ]
 
 
 def _beside_limit(start: report.Row) -> report.Row:
-    return report.at_most(f"ready after s, {start['start']}", float(str(start["ready_s"])), READY_S)
+    return report.at_most("ready after s", str(start["start"]), float(str(start["ready_s"])), READY_S)
 
 
 @contextlib.contextmanager

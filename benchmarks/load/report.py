@@ -60,18 +60,18 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-def at_most(what: str, measured: float, limit: float) -> Row:
-    """A figure beside the limit that is aimed at, as a row of a table."""
-    return _beside(what, measured, f"at most {limit:g}", measured <= limit)
+def at_most(figure: str, setting: str, got: float, wanted: float) -> Row:
+    """One line of a table of targets."""
+    return _target(figure, setting, got, f"at most {wanted:.3g}", got <= wanted)
 
 
-def at_least(what: str, measured: float, limit: float) -> Row:
-    """The same for what should be large."""
-    return _beside(what, measured, f"at least {limit:g}", measured >= limit)
+def at_least(figure: str, setting: str, got: float, wanted: float) -> Row:
+    """One line of a table of targets."""
+    return _target(figure, setting, got, f"at least {wanted:.3g}", got >= wanted)
 
 
-def _beside(what: str, measured: float, limit: str, met: bool) -> Row:
-    return {"what": what, "measured": measured, "limit": limit, "met": "yes" if met else "no"}
+def _target(figure: str, setting: str, got: float, target: str, met: bool) -> Row:
+    return {"figure": figure, "setting": setting, "got": got, "target": target, "met": "yes" if met else "no"}
 
 
 def machine() -> str:

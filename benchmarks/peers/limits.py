@@ -45,9 +45,9 @@ def judged(rows: Sequence[Row], mixed: Sequence[Row]) -> list[Row]:
         for (load, peer, figure), limit in _LIMITS.items():
             if (load, peer) == (row["load"], row["ours over"]):
                 judge = at_least if figure in _HIGHER_IS_BETTER else at_most
-                found.append(judge(f"{load}: {figure} over {peer}'s", _number(row, figure), limit))
+                found.append(judge(f"{figure} over {peer}'s", load, _number(row, figure), limit))
     return found + [
-        at_most("W6: text itl_p50 over its own alone", _number(row, "itl_over_alone"), _ITL_BESIDE_PICTURES)
+        at_most("text itl_p50_ms over its own alone", "W6", _number(row, "itl_over_alone"), _ITL_BESIDE_PICTURES)
         for row in mixed
         if row["server"] == OURS
     ]
