@@ -19,7 +19,10 @@ def prompts(count: int, seed: int) -> list[str]:
     four long beginnings. The same seed gives the same texts."""
     rng = random.Random(f"answers-{seed}")
     beginnings = [words(rng, _PREFIX_WORDS) for _ in range(_NUM_PREFIXES)]
-    return [_prompt(rng, beginnings) for _ in range(count)]
+    made: dict[str, None] = {}
+    while len(made) < count:
+        made[_prompt(rng, beginnings)] = None
+    return list(made)
 
 
 def _prompt(rng: random.Random, beginnings: list[str]) -> str:
