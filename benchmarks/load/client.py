@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -25,10 +25,11 @@ class Record:
 
 
 async def run(
-    base_url: str, bodies: Sequence[dict[str, object]], concurrency: int, timeout_s: float, api_key: str | None = None
+    base_url: str, bodies: Iterable[dict[str, object]], concurrency: int, timeout_s: float, api_key: str | None = None
 ) -> tuple[list[Record], float]:
-    """Send all bodies to /v1/chat/completions; the records, and the wall time in seconds."""
-    waiting = list(reversed(bodies))
+    """Send all bodies to /v1/chat/completions, each drawn when a client is free; the records, and the wall time in
+    seconds."""
+    waiting = iter(bodies)
     records: list[Record] = []
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     async with aiohttp.ClientSession(
@@ -36,8 +37,8 @@ async def run(
     ) as session:
 
         async def worker() -> None:
-            while waiting:
-                records.append(await _one(session, f"{base_url}/v1/chat/completions", waiting.pop()))
+            for body in waiting:
+                records.append(await _one(session, f"{base_url}/v1/chat/completions", body))
 
         started = time.perf_counter()
         await asyncio.gather(*(worker() for _ in range(concurrency)))

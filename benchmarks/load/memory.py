@@ -91,7 +91,7 @@ def usage(pid: int) -> Usage:
     found: dict[str, int] = {}
     for each in pids:
         try:
-            fields, name = _rollup(each), _title(each)
+            fields, name = _rollup(each), title(each)
         except OSError:
             continue
         shared = fields.get("Pss_Shmem", 0)
@@ -100,7 +100,7 @@ def usage(pid: int) -> Usage:
     return Usage(found | {SHARED: max(mapped, _memory_files(pids))})
 
 
-def _title(pid: int) -> str:
+def title(pid: int) -> str:
     """``mmserve: httpserver 0`` -> ``httpserver 0``; the program's name for those that set no title."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     title = words[0].decode(errors="replace")

@@ -60,6 +60,20 @@ def _cell(value: object) -> str:
     return str(value)
 
 
+def at_most(figure: str, setting: str, got: float, wanted: float) -> Row:
+    """One line of a table of targets."""
+    return _target(figure, setting, got, f"at most {wanted:.3g}", got <= wanted)
+
+
+def at_least(figure: str, setting: str, got: float, wanted: float) -> Row:
+    """One line of a table of targets."""
+    return _target(figure, setting, got, f"at least {wanted:.3g}", got >= wanted)
+
+
+def _target(figure: str, setting: str, got: float, target: str, met: bool) -> Row:
+    return {"figure": figure, "setting": setting, "got": got, "target": target, "met": "yes" if met else "no"}
+
+
 def machine() -> str:
     """One line that says where the figures come from."""
     models = [line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")]

@@ -58,7 +58,8 @@ def jpeg(rng: random.Random, size: tuple[int, int]) -> bytes:
     return buffer.getvalue()
 
 
-def _words(rng: random.Random, count: int) -> str:
+def words(rng: random.Random, count: int) -> str:
+    """So many random ones, with a space between."""
     return " ".join(rng.choice(_WORDS) for _ in range(count))
 
 
@@ -67,7 +68,7 @@ def bodies(workload: Workload, model: str, seed: int, extra: dict[str, object]) 
 
     The same seed gives the same bodies."""
     rng = random.Random(f"{workload.name}-{seed}")
-    prefix = _words(rng, workload.shared_prefix_words)
+    prefix = words(rng, workload.shared_prefix_words)
     pool = [_data_url(jpeg(rng, workload.image_size)) for _ in range(workload.image_pool)]
     return [_body(workload, model, rng, prefix, pool) | extra for _ in range(workload.requests)]
 
@@ -81,7 +82,7 @@ def _body(workload: Workload, model: str, rng: random.Random, prefix: str, pool:
     for _ in range(workload.images):
         url = rng.choice(pool) if pool else _data_url(jpeg(rng, workload.image_size))
         content.append({"type": "image_url", "image_url": {"url": url}})
-    content.append({"type": "text", "text": f"{prefix} {_words(rng, workload.prompt_words)}".strip()})
+    content.append({"type": "text", "text": f"{prefix} {words(rng, workload.prompt_words)}".strip()})
     return {
         "model": model,
         "messages": [{"role": "user", "content": content}],

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 
 from benchmarks.load.client import Record, run
 from benchmarks.load.memory import MIB, SHARED, Peak, Usage, sampled
-from benchmarks.load.report import Row
+from benchmarks.load.report import Row, at_most
 from benchmarks.load.server import Target
 from benchmarks.memory.burst import TIMEOUT_S
 from benchmarks.memory.floor import Floor
 from benchmarks.memory.pictures import Pictures
-from benchmarks.memory.targets import at_most
 
 _REQUESTS_A_CONNECTION = 4
 _FIRST_S = 60.0

@@ -15,10 +15,12 @@ _NUMBER_NBYTES = 6
 
 
 class Pictures:
-    """``count`` chat bodies, a distinct photo-like JPEG of ``side`` x ``side`` each, from a seed."""
+    """``count`` chat bodies, a distinct photo-like JPEG of ``side`` x ``height`` (``side`` x ``side``) each, from a
+    seed."""
 
-    def __init__(self, count: int, side: int, seed: int) -> None:
-        load = Workload("pictures", count, count, prompt_words=4, output_tokens=1, images=1, image_size=(side, side))
+    def __init__(self, count: int, side: int, seed: int, *, height: int | None = None) -> None:
+        size = (side, height or side)
+        load = Workload("pictures", count, count, prompt_words=4, output_tokens=1, images=1, image_size=size)
         self._bodies = [_padded(body) for body in bodies(load, "", seed, {"ignore_eos": True})]
         self._numbers = itertools.count(1)
 

@@ -9,13 +9,12 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import suppress
 
 from benchmarks.load.client import Record, run
-from benchmarks.load.report import Row, percentile
+from benchmarks.load.report import Row, at_most, percentile
 from benchmarks.load.server import Target
 from benchmarks.memory.burst import TIMEOUT_S
 from benchmarks.memory.endurance import closed_loop
 from benchmarks.memory.gauges import Samples, scrape
 from benchmarks.memory.pictures import Pictures
-from benchmarks.memory.targets import at_most
 from benchmarks.memory.text_probe import text_bodies
 
 _TEXTS = 100

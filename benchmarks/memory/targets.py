@@ -5,27 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from benchmarks.load.memory import MIB
-from benchmarks.load.report import Row
+from benchmarks.load.report import Row, at_least, at_most
 
 _OF_COMPRESSED, _PLUS_MIB = 2.0, 0.2
 _OF_BASELINE = 0.10
 _OF_OFF = 0.05
 
 Figures = Mapping[str, float]
-
-
-def at_most(figure: str, setting: str, got: float, wanted: float) -> Row:
-    """One line of the table of targets."""
-    return _line(figure, setting, got, f"at most {wanted:.3g}", got <= wanted)
-
-
-def at_least(figure: str, setting: str, got: float, wanted: float) -> Row:
-    """One line of the table of targets."""
-    return _line(figure, setting, got, f"at least {wanted:.3g}", got >= wanted)
-
-
-def _line(figure: str, setting: str, got: float, target: str, met: bool) -> Row:
-    return {"figure": figure, "setting": setting, "got": got, "target": target, "met": "yes" if met else "no"}
 
 
 def of_burst(rows: Sequence[tuple[str, int, Figures]], jpeg_nbytes: float, clients: int) -> list[Row]:

@@ -66,7 +66,8 @@ async def open_front(process: Process, helpers: Helpers, metrics: MetricsClient)
     """A working front: inbox read, heart beating. On exit nothing of it is left; live requests should have ended."""
     deployment, endpoints = process.deployment, process.endpoints
     model = ServedModel.of(deployment)
-    roads = Roads(endpoints, deployment.config.visual_workers)
+    # A text model has no visual servers, and connecting to what is never there costs 30 wake-ups a second.
+    roads = Roads(endpoints, deployment.config.visual_workers if deployment.model.vision is not None else 0)
     dispatcher = Dispatcher(process.index, roads, metrics)
     gate = Gate(deployment.config.max_queued_requests, metrics)
     bodies, fetches = _reservations(deployment, metrics)

@@ -25,9 +25,13 @@ class MetricsClient:
 
     def add(self, name: str, value: float, *labels: str) -> None:
         """One sample; goes out at once or with the next ones, at the latest at ``flush``."""
-        self._samples.append(MetricSample(name, value, labels))
+        self.add_later(name, value, *labels)
         if len(self._samples) >= _FLUSH_SAMPLES or time.monotonic() - self._flushed_s > _FLUSH_AFTER_S:
             self.flush()
+
+    def add_later(self, name: str, value: float, *labels: str) -> None:
+        """One sample that is worth no message of its own: it goes out with others, at the latest at ``flush``."""
+        self._samples.append(MetricSample(name, value, labels))
 
     def add_budget(self, name: str, budget: Budget) -> None:
         """The three gauges of a budget, under this label."""

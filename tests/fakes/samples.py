@@ -15,6 +15,9 @@ class Samples:
         assert len(labels) == len(METRICS[name].labels)
         self.taken.append((name, value, labels))
 
+    def add_later(self, name: str, value: float, *labels: str) -> None:
+        self.add(name, value, *labels)
+
     def flush(self) -> None:
         return None
 

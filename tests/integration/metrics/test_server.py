@@ -59,6 +59,15 @@ def test_what_a_client_adds_is_scraped(endpoints: Endpoints) -> None:
         assert "mmserve:num_requests_running 3.0" in text.splitlines()
 
 
+def test_what_can_wait_comes_with_the_next_flush(endpoints: Endpoints) -> None:
+    inbox: Receiver[MetricBatch] = Receiver(endpoints.metrics, MetricBatch)
+    with closing(inbox), closing(MetricsClient(endpoints, "http-0")) as client:
+        client.add_later("event_loop_lag_seconds", 0.25)
+        client.add_later("event_loop_lag_seconds", 0.5)
+        client.flush()
+        assert [sample.value for sample in inbox.receive().samples] == [0.25, 0.5]
+
+
 def test_other_paths_and_head(endpoints: Endpoints) -> None:
     with answering(endpoints.metrics_http, Series()):
         assert _ask(endpoints.metrics_http, "GET", "/secrets")[0] == 404

@@ -1,0 +1,109 @@
+"""One rank's engine in this process, read a text token by token: how likely it finds each, and how long a step takes.
+
+Each step is a decode step, so that what is measured is what answers are written with. Knows no server.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mmserve.checkpoint.load import load
+from mmserve.checkpoint.locate import locate
+from mmserve.config import Config
+from mmserve.deployment import KV_BLOCK_TOKENS, Deployment
+from mmserve.messages.sampling import SamplingParams
+from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
+from mmserve.model_backend.batch import Batch
+from mmserve.model_backend.device import DTYPES, torch_device, use_threads
+from mmserve.model_backend.native import kernels
+from mmserve.model_backend.parallel import TpGroup
+from mmserve.model_backend.runner import Runner
+from mmserve.supervisor import machine, plan
+
+_GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+@dataclass(frozen=True)
+class Read:
+    """``nll``: of each token after the first, in nats; ``step_s``: the median step."""
+
+    nll: list[float]
+    step_s: float
+
+
+class Engine:
+    """A model in one process, one rank."""
+
+    def __init__(self, config: Config) -> None:
+        """Loads it. Raises StartupError."""
+        deployment = plan.make(config, load(locate(config.model)), machine.look(), run_dir="", url="")
+        like = torch.empty(0, dtype=DTYPES[deployment.dtype], device=torch_device(deployment.device))
+        use_threads(deployment.cpu_threads)
+        if kernels.usable(like):
+            torch.set_num_threads(1)  # as in a rank
+        self._runner = _Observed(deployment, like)
+        self._runner.warm_up()
+        self.dtype = deployment.dtype
+
+    def read(self, texts: Sequence[Sequence[int]]) -> Read:
+        """Texts of equal length, side by side in one batch; ``nll`` is that of the first."""
+        nll, times_s = [], []
+        for position in range(len(texts[0]) - 1):
+            step = _step(texts, position)
+            started_s = time.perf_counter()
+            result = self._runner.step(step)
+            times_s.append(time.perf_counter() - started_s)
+            assert not result.failures, result.failures
+            logits = self._runner.logits[0].float()
+            nll.append(float(logits.logsumexp(dim=-1) - logits[texts[0][position + 1]]))
+        self._runner.step(StepPlan(step_id=0, free=tuple(range(len(texts)))))
+        return Read(nll, statistics.median(times_s))
+
+
+class _Observed(Runner):
+    """Keeps the logits [S, vocab] of its last step."""
+
+    logits: torch.Tensor
+
+    def __init__(self, deployment: Deployment, like: torch.Tensor) -> None:
+        super().__init__(deployment, TpGroup(), None, like, lambda done, total, what: None)
+
+    def _forward(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor | None:
+        logits = super()._forward(batch, hidden)
+        assert logits is not None
+        # The order of a batch among equally long contexts is that of its plan. A copy: sampling edits in place.
+        self.logits = logits.clone()
+        return logits
+
+
+def _step(texts: Sequence[Sequence[int]], position: int) -> StepPlan:
+    """All of them enter again with the true token where one was sampled; their KV stays in the blocks it is in."""
+    num_blocks = position // KV_BLOCK_TOKENS + 1
+    most_blocks = -(-len(texts[0]) // KV_BLOCK_TOKENS)
+    new = tuple(
+        NewSequence(
+            slot=slot,
+            token_ids=array("q", text[: position + 1]).tobytes(),
+            num_prompt_tokens=position + 1,
+            spans=(),
+            sampling=_GREEDY,
+        )
+        for slot, text in enumerate(texts)
+    )
+    steps = tuple(
+        SequenceStep(
+            slot=slot,
+            start=position,
+            num_tokens=1,
+            new_blocks=tuple(range(slot * most_blocks, slot * most_blocks + num_blocks)),
+            sample=True,
+        )
+        for slot in range(len(texts))
+    )
+    return StepPlan(step_id=0, new=new, steps=steps)

@@ -1,0 +1,148 @@
+"""What a server costs that has nothing to do, and how long it takes to be ready.
+
+Starts ``mmserve serve`` --starts times, the first time without the kernels that it compiles once, sends the last one
+some prompts so that its KV cache is in use, and then watches it being idle: CPU time and wake-ups of every process,
+PSS of every process. --cold-files also drops the checkpoint and torch from the machine's file cache before the first
+start, as far as no other process uses them. With --pid a server that runs is watched, nothing is started or sent.
+
+    python -m benchmarks.idle --model DIR --serve-args "--kv-cache-gb 1" --seconds 60
+    python -m benchmarks.idle --pid 1234 --json idle.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib.util
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.load import report
+from benchmarks.load.client import run
+from benchmarks.load.cpu import busy
+from benchmarks.load.memory import MIB, usage
+from benchmarks.load.server import Target, serve
+from benchmarks.load.workload import Workload, bodies
+
+READY_S = 10.0
+CPU_PERCENT = 1.0
+PSS_MIB = 2.2 * 1024
+SETTLE_S = 3.0
+_TIMEOUT_S = 300.0
+_KERNELS_BELOW = "XDG_CACHE_HOME"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pid", type=int, help="root of a server's process tree, in place of one started here")
+    parser.add_argument("--model", default="llava", help="of the server that is started")
+    parser.add_argument("--serve-args", default="--kv-cache-gb 1", help="flags for it; default: --kv-cache-gb 1")
+    parser.add_argument("--starts", type=int, default=2, help="how often it is started")
+    parser.add_argument("--cold-files", action="store_true", help="read checkpoint and torch from disk at first")
+    parser.add_argument("--prompts", type=int, default=64, help="of 400 words each, sent before it is idle")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long it is watched")
+    parser.add_argument("--json", metavar="PATH", help="write the rows")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Start, watch, print."""
+    options = arguments()
+    starts: list[report.Row] = []
+    with contextlib.nullcontext(options.pid) if options.pid else _last_started(options, starts) as pid:
+        time.sleep(SETTLE_S)
+        processes = watched(pid, options.seconds)
+    limits = [_beside_limit(row) for row in starts] + judged(processes)
+    print(f"\n{report.machine()}; {options.model}, idle for {options.seconds:g} s")
+    for rows in (processes, limits):
+        print(f"\n{report.table(rows)}")
+    report.write_json(options.json, [*starts, *processes, *limits])
+
+
+def watched(pid: int, seconds: float) -> list[report.Row]:
+    """One row for each process, the busiest first, and one for all; memory at the end."""
+    found = busy(pid, seconds)
+    memory = usage(pid).by_process
+    rows: list[report.Row] = [
+        {
+            "process": name,
+            "cpu_percent": 100 * found[name].cpu_share if name in found else 0.0,
+            "wakeups_per_s": found[name].wakeups_per_s if name in found else 0.0,
+            "pss_mib": memory.get(name, 0) / MIB,
+        }
+        for name in sorted({**memory, **found}, key=lambda name: -found[name].cpu_share if name in found else 0.0)
+    ]
+    figures = ("cpu_percent", "wakeups_per_s", "pss_mib")
+    return [*rows, {"process": "all"} | {name: sum(float(str(row[name])) for row in rows) for name in figures}]
+
+
+def judged(processes: list[report.Row]) -> list[report.Row]:
+    """The whole tree beside its limits; PSS's is for SmolLM2-135M with 1 GiB of KV cache."""
+    whole = processes[-1]
+    return [
+        report.at_most("% of a core", "idle", float(str(whole["cpu_percent"])), CPU_PERCENT),
+        report.at_most("PSS MiB", "idle", float(str(whole["pss_mib"])), PSS_MIB),
+    ]
+
+
+def _beside_limit(start: report.Row) -> report.Row:
+    return report.at_most("ready after s", str(start["start"]), float(str(start["ready_s"])), READY_S)
+
+
+@contextlib.contextmanager
+def _last_started(options: argparse.Namespace, starts: list[report.Row]) -> Iterator[int]:
+    """Root of the server that was started last, after its prompts; ``starts`` is given a row for each start."""
+    if options.cold_files:
+        _forget_files(options.model)
+    with contextlib.ExitStack() as stack:
+        for number in range(options.starts):
+            name = f"start {number + 1}" + (", kernels not compiled yet" if number == 0 else "")
+            with contextlib.ExitStack() as server:
+                with _no_kernels() if number == 0 else contextlib.nullcontext():
+                    started_s = time.perf_counter()
+                    target = server.enter_context(serve(*options.serve_args.split(), model=options.model))
+                starts.append({"start": name, "ready_s": time.perf_counter() - started_s})
+                print(f"{name}: ready", flush=True)
+                if number == options.starts - 1:
+                    stack.push(server.pop_all())
+        _work(target, options.prompts)
+        assert target.pid is not None
+        yield target.pid
+
+
+@contextlib.contextmanager
+def _no_kernels() -> Iterator[None]:
+    """A server that is started here finds no kernels compiled before."""
+    before = os.environ.get(_KERNELS_BELOW)
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ[_KERNELS_BELOW] = directory
+        try:
+            yield
+        finally:
+            del os.environ[_KERNELS_BELOW]
+            if before is not None:
+                os.environ[_KERNELS_BELOW] = before
+
+
+def _forget_files(model: str) -> None:
+    """The checkpoint and torch's libraries leave the file cache, but for pages that some process has mapped."""
+    torch = importlib.util.find_spec("torch")
+    folders = [Path(model), *map(Path, torch.submodule_search_locations or () if torch else ())]
+    for path in (path for folder in folders if folder.is_dir() for path in folder.rglob("*") if path.is_file()):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _work(target: Target, num_prompts: int) -> None:
+    load = Workload("before", min(8, num_prompts), num_prompts, prompt_words=400, output_tokens=1)
+    records, _ = asyncio.run(run(target.url, bodies(load, target.model, 0, {}), load.concurrency, _TIMEOUT_S))
+    for error in {record.error for record in records if record.error}:
+        print(f"  {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""CPU time and wake-ups of a process tree between two moments, by process. Knows no server.
+
+From the scheduler's own counts of nanoseconds: the ticks of /proc/*/stat miss work that is over before the next tick.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.load.memory import title, tree
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Of one process: seconds of CPU per second, and how often per second one of its threads was woken."""
+
+    cpu_share: float
+    wakeups_per_s: float
+
+
+def busy(pid: int, seconds: float) -> Mapping[str, Busy]:
+    """The process and all its descendants, watched for so long: title -> figures, processes of one title together."""
+    before, started_s = _threads(pid), time.monotonic()
+    time.sleep(seconds)
+    after, took_s = _threads(pid), time.monotonic() - started_s
+    found: dict[str, tuple[int, int]] = {}
+    for thread, (name, cpu_ns, switches) in after.items():
+        # A thread that began meanwhile did all of its work meanwhile.
+        _, old_ns, old_switches = before.get(thread, (name, 0, 0))
+        so_far = found.get(name, (0, 0))
+        found[name] = (so_far[0] + cpu_ns - old_ns, so_far[1] + switches - old_switches)
+    return {name: Busy(cpu_ns / 1e9 / took_s, switches / took_s) for name, (cpu_ns, switches) in found.items()}
+
+
+def _threads(pid: int) -> dict[int, tuple[str, int, int]]:
+    """Thread id -> its process's title, nanoseconds on a CPU, voluntary context switches."""
+    return {thread: counts for each in tree(pid) for thread, counts in _of_process(each)}
+
+
+def _of_process(pid: int) -> Iterator[tuple[int, tuple[str, int, int]]]:
+    try:
+        name = title(pid)
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            cpu_ns = int((task / "schedstat").read_text().split()[0])
+            switches = re.search(r"^voluntary_ctxt_switches:\s+(\d+)", (task / "status").read_text(), re.MULTILINE)
+            assert switches, "every Linux counts them"
+            yield int(task.name), (name, cpu_ns, int(switches.group(1)))
+    except (FileNotFoundError, ProcessLookupError):
+        return  # it has ended

@@ -1,0 +1,59 @@
+"""Ours over the others', and what those ratios should be. Knows rows, not how they were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.load.report import Row, at_least, at_most
+from benchmarks.peers.servers import OURS
+
+_HIGHER_IS_BETTER = ("tokens_per_s", "requests_per_s")
+_FIGURES = (*_HIGHER_IS_BETTER, "ttft_p50_ms", "itl_p50_ms", "start_s", "pss_mib")
+_LIMITS = {
+    ("W1", "vllm", "tokens_per_s"): 1.6,
+    ("W1", "vllm", "start_s"): 0.2,
+    ("W1", "vllm", "pss_mib"): 0.7,
+    ("W1", "llama.cpp", "tokens_per_s"): 1.0,
+    ("W2", "vllm", "tokens_per_s"): 1.6,
+    ("W2", "vllm", "ttft_p50_ms"): 0.7,
+    ("W3", "vllm", "tokens_per_s"): 1.5,
+    ("W3", "vllm", "ttft_p50_ms"): 0.6,
+    ("W4", "vllm", "requests_per_s"): 1.25,
+    ("W4", "vllm", "ttft_p50_ms"): 0.7,
+    ("W5", "vllm", "requests_per_s"): 1.5,
+    ("W5", "vllm", "ttft_p50_ms"): 0.5,
+}
+"""(load, other server, figure) -> what ours over theirs should be at least or, where lower is better, at most."""
+_ITL_BESIDE_PICTURES = 1.3
+
+
+def ratios(rows: Sequence[Row]) -> list[Row]:
+    """Ours over each other server's, for every load that both have; nan where one was not measured."""
+    ours = {row["load"]: row for row in rows if row["server"] == OURS}
+    return [
+        {"load": row["load"], "ours over": row["server"]}
+        | {figure: _number(ours[row["load"]], figure) / (_number(row, figure) or float("nan")) for figure in _FIGURES}
+        for row in rows
+        if row["server"] != OURS and row["load"] in ours
+    ]
+
+
+def judged(rows: Sequence[Row], mixed: Sequence[Row]) -> list[Row]:
+    """Every ratio that has a limit, beside it. ``rows``: of the loads; ``mixed``: of W6."""
+    found = []
+    for row in ratios(rows):
+        for (load, peer, figure), limit in _LIMITS.items():
+            if (load, peer) == (row["load"], row["ours over"]):
+                judge = at_least if figure in _HIGHER_IS_BETTER else at_most
+                found.append(judge(f"{figure} over {peer}'s", load, _number(row, figure), limit))
+    return found + [
+        at_most("text itl_p50_ms over its own alone", "W6", _number(row, "itl_over_alone"), _ITL_BESIDE_PICTURES)
+        for row in mixed
+        if row["server"] == OURS
+    ]
+
+
+def _number(row: Row, figure: str) -> float:
+    value = row.get(figure, float("nan"))
+    assert isinstance(value, float | int)
+    return float(value)

@@ -1,0 +1,108 @@
+"""The servers to compare with: how each is started, with room for a load, and stopped again. Knows no load."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.load.server import STOP_TIMEOUT_S, Target
+
+MODELS = {"text": "models/smollm2-noeos", "llava": "models/llava-rand"}
+START_WITHIN_S = 300
+_LLAMA_KV_TOKENS = 32_768
+"""llama.cpp takes its KV cache whole at start and cuts it into slots of equal length."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a server is started for: tokens of the longest sequence, sequences at once."""
+
+    context_tokens: int = 2048
+    sequences: int = 32
+
+
+@dataclass(frozen=True)
+class Peer:
+    """How a server is started: ``command`` is formatted with home, model, port, dtype, the room's fields, and slots (of
+    llama.cpp); its first word must exist."""
+
+    name: str
+    command: str
+    models: tuple[str, ...] = ("text", "llava")
+    environment: dict[str, str] = field(default_factory=dict)
+    preload: tuple[str, ...] = ()
+    """Libraries it is meant to run with, those that exist."""
+
+    def is_installed(self, home: Path) -> bool:
+        return Path(self.command.split()[0].format(home=home)).exists()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where servers find things and listen."""
+
+    home: Path
+    port: int
+    dtype: str
+    serve_args: str = ""
+    """More flags for mmserve."""
+
+
+OURS = "mmserve"
+PEERS = (
+    Peer(
+        OURS,
+        f"{sys.executable} -m mmserve serve --model {{home}}/{{model}} --served-model-name m --port {{port}} "
+        "--dtype {dtype} --kv-cache-gb 1 --max-model-len {context_tokens} {serve_args}",
+    ),
+    Peer(
+        "vllm",
+        "{home}/venv-vllm/bin/vllm serve {home}/{model} --served-model-name m --port {port} --host 127.0.0.1 "
+        "--dtype {dtype} --max-model-len {context_tokens} --max-num-seqs {sequences} --enforce-eager",
+        environment={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},
+        preload=("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "{home}/venv-vllm/lib/libiomp5.so"),
+    ),
+    Peer(
+        "llama.cpp",
+        "{home}/llamacpp/build/bin/llama-server -m {home}/models/smollm2-f16.gguf --host 127.0.0.1 --port {port} "
+        f"-np {{slots}} -c {_LLAMA_KV_TOKENS} --no-webui",
+        models=("text",),
+    ),
+)
+
+
+@contextlib.contextmanager
+def started(peer: Peer, kind: str, room: Room, place: Place) -> Iterator[tuple[Target, float]]:
+    """The server with the model of that kind, and how long its start took, in seconds. Raises RuntimeError when it does
+    not come up."""
+    values = {**vars(place), **vars(room), "model": MODELS[kind], "slots": _LLAMA_KV_TOKENS // room.context_tokens}
+    preload = [path for path in (text.format(**values) for text in peer.preload) if Path(path).exists()]
+    environment = os.environ | peer.environment | ({"LD_PRELOAD": ":".join(preload)} if preload else {})
+    command, url = peer.command.format(**values).split(), f"http://127.0.0.1:{place.port}"
+    began_s = time.perf_counter()
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            while not _answers(f"{url}/health"):
+                if process.poll() is not None or time.perf_counter() - began_s > START_WITHIN_S:
+                    raise RuntimeError(f"{peer.name} does not start: {' '.join(command)}")
+                time.sleep(0.1)
+            yield Target(peer.name, url, "m", process.pid), time.perf_counter() - began_s
+        finally:
+            process.terminate()
+            process.wait(STOP_TIMEOUT_S)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
