@@ -18,11 +18,10 @@ from mmserve.router.waiting import WaitingQueue
 class Admission:
     """The way from the waiting queue into a slot."""
 
-    def __init__(self, waiting: WaitingQueue, running: RunningSet, kv: KvLedger, context_tokens: int) -> None:
+    def __init__(self, waiting: WaitingQueue, running: RunningSet, kv: KvLedger) -> None:
         self._waiting = waiting
         self._running = running
         self._kv = kv
-        self._context_tokens = context_tokens
         self.outputs = OutputLengths()
 
     def enter(self) -> Iterator[Sequence]:
@@ -75,8 +74,8 @@ class Admission:
 
     def _growth(self, sequence: Sequence, num_blocks: int) -> int:
         """Blocks that the sequence will still need beyond the ``num_blocks`` that it has or reserves."""
-        remaining_tokens = self.outputs.remaining_tokens(sequence, self._context_tokens)
-        return max(0, blocks_for(len(sequence.tokens) + remaining_tokens) - num_blocks)
+        growth = blocks_for(self.outputs.final_length(sequence)) - num_blocks
+        return growth if growth > 0 else 0
 
     def _being_computed(self) -> set[Place | None]:
         prefilling = (sequence for sequence in self._running.sequences if sequence.num_remaining > 1)

@@ -32,17 +32,12 @@ class Draft:
             )
         )
 
-    def step(self, sequence: Sequence, new_blocks: tuple[int, ...] = ()) -> None:
-        """Compute the sequence's next tokens, as many as the budget has."""
-        num_tokens = min(sequence.num_remaining, self.budget_tokens)
+    def step(self, sequence: Sequence, num_tokens: int, new_blocks: tuple[int, ...] = ()) -> None:
+        """Compute the sequence's next ``num_tokens`` tokens."""
+        start = sequence.computed
+        sample = start + num_tokens == len(sequence.tokens)
         self.budget_tokens -= num_tokens
         self.sequences.append(sequence)
         self.steps.append(
-            SequenceStep(
-                slot=sequence.slot,
-                start=sequence.computed,
-                num_tokens=num_tokens,
-                new_blocks=new_blocks,
-                sample=num_tokens == sequence.num_remaining,
-            )
+            SequenceStep(slot=sequence.slot, start=start, num_tokens=num_tokens, new_blocks=new_blocks, sample=sample)
         )

@@ -47,7 +47,7 @@ class Scheduler:
         self._pace = Pace(limits.max_step_s)
         self._running = RunningSet(limits.max_num_seqs)
         self._waiting = WaitingQueue()
-        self._admission = Admission(self._waiting, self._running, self.kv, self._context_tokens)
+        self._admission = Admission(self._waiting, self._running, self.kv)
         self._attempts = Attempts()
         self._timeline = Timeline(now, record)
         self._now = now
@@ -95,7 +95,7 @@ class Scheduler:
 
     def _begin(self, request: GenerateRequest) -> None:
         try:
-            sequence = Sequence(request, self._num_received, self._now())
+            sequence = Sequence(request, self._num_received, self._now(), self._context_tokens)
         except ValueError as error:
             self._reply(request, "error", text=f"malformed request: {error}")
             return
@@ -103,7 +103,7 @@ class Scheduler:
         if sequence.num_prompt_tokens >= self._context_tokens:
             too_long = f"a prompt of {sequence.num_prompt_tokens} tokens leaves no room in {self._context_tokens}"
             self._reply(request, "error", text=f"{too_long} (context length or KV cache)")
-        elif sequence.num_output_tokens and (finish := finish_reason(sequence, self._context_tokens)):
+        elif sequence.num_output_tokens and (finish := finish_reason(sequence)):
             self._reply(request, finish)
         else:
             self._attempts.begin(sequence)
@@ -113,8 +113,10 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when there is nothing to tell the ranks. Cost does not depend on how many wait."""
-        draft = Draft(self._pace.budget_tokens(self._running.num_decoding, self._budget_tokens))
-        self._plan_running(draft)
+        decoding, prefilling = self._running.split()
+        draft = Draft(self._pace.budget_tokens(len(decoding), self._budget_tokens))
+        self._plan_decoding(decoding, draft)
+        self._plan_chunks(prefilling, draft)
         if draft.budget_tokens and not draft.preempted:
             self._plan_waiting(draft)
         if not (draft.steps or self._running.has_left_slots):
@@ -128,20 +130,22 @@ class Scheduler:
             steps=tuple(draft.steps),
         )
 
-    def _plan_running(self, draft: Draft) -> None:
-        """One token for each decoding sequence, oldest first; what is left of the budget for chunks of prompts."""
-        prefilling: list[Sequence] = []
-        running, index = self._running.sequences, 0
-        while index < len(running):  # preemption shortens the list from its end
-            sequence = running[index]
-            index += 1
-            if sequence.num_remaining > 1:
-                prefilling.append(sequence)
-            elif (new_blocks := self._extend(sequence, draft)) is not None:
-                draft.step(sequence, new_blocks)
+    def _plan_decoding(self, decoding: list[Sequence], draft: Draft) -> None:
+        """One token for each, oldest first. A block lasts for some tokens, so few of them need one."""
+        for sequence in decoding:
+            if sequence.phase is not Phase.RUNNING:
+                return  # preempted for an older one, and with it all that are newer
+            new_blocks: tuple[int, ...] | None = ()
+            if sequence.computed % KV_BLOCK_TOKENS == 0:
+                new_blocks = self._extend(sequence, draft)
+            if new_blocks is not None:
+                draft.step(sequence, 1, new_blocks)
+
+    def _plan_chunks(self, prefilling: list[Sequence], draft: Draft) -> None:
+        """What is left of the budget for chunks of prompts, oldest first."""
         for sequence in prefilling:
-            if draft.budget_tokens:
-                draft.step(sequence)
+            if draft.budget_tokens and sequence.phase is Phase.RUNNING:
+                draft.step(sequence, min(sequence.num_remaining, draft.budget_tokens))
 
     def _extend(self, sequence: Sequence, draft: Draft) -> tuple[int, ...] | None:
         """Blocks for the sequence's next token, at the cost of the newest ones; None when it is the newest itself."""
@@ -168,7 +172,8 @@ class Scheduler:
                 sequence.num_cached_tokens = min(sequence.computed, sequence.num_prompt_tokens)
             self._timeline.started(sequence)
             draft.enter(sequence)
-            draft.step(sequence, tuple(sequence.holding.blocks))
+            num_tokens = min(sequence.num_remaining, draft.budget_tokens)
+            draft.step(sequence, num_tokens, tuple(sequence.holding.blocks))
             if not draft.budget_tokens:
                 return
 
@@ -193,14 +198,16 @@ class Scheduler:
                 self._append(sequence, sampled[step.slot])
 
     def _advance(self, sequence: Sequence, num_tokens: int) -> None:
-        assert sequence.holding is not None
         sequence.computed += num_tokens
-        self.kv.commit(sequence.holding, sequence.tokens, sequence.computed)
+        if sequence.computed % KV_BLOCK_TOKENS < num_tokens:  # the last token of a block is among them
+            assert sequence.holding is not None
+            self.kv.commit(sequence.holding, sequence.tokens, sequence.computed)
 
     def _append(self, sequence: Sequence, token_id: int) -> None:
         sequence.tokens.append(token_id)
-        self._timeline.sampled(sequence)
-        finish = finish_reason(sequence, self._context_tokens)
+        if sequence.first_token_s is None:
+            self._timeline.sampled(sequence)
+        finish = finish_reason(sequence)
         cached, sequence.num_cached_tokens = sequence.num_cached_tokens, 0
         self._reply(sequence.request, finish, token_ids=(token_id,), num_cached_tokens=cached)
         if finish:

@@ -26,6 +26,7 @@ class Sequence:
         "computed",
         "first_token_s",
         "holding",
+        "max_length",
         "num_cached_tokens",
         "num_prompt_tokens",
         "number",
@@ -39,8 +40,9 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, request: GenerateRequest, number: int, received_s: float) -> None:
-        """Raises ValueError when the ids are no int64 or there is no prompt."""
+    def __init__(self, request: GenerateRequest, number: int, received_s: float, context_tokens: int) -> None:
+        """``context_tokens``: most that any sequence may have. Raises ValueError when the ids are no int64 or there is
+        no prompt."""
         self.request = request
         self.number = number
         self.received_s = received_s
@@ -54,6 +56,8 @@ class Sequence:
         if not self.tokens:
             raise ValueError("the prompt is empty")
         self.tokens.frombytes(request.output_ids)
+        self.max_length = min(self.num_prompt_tokens + request.sampling.max_tokens, context_tokens)
+        """Prompt plus output at which it ends, whatever it says."""
 
         self.phase = Phase.WAITING
         self.slot = -1
