@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mmserve.messages.step import NewSequence, SequenceStep
+from mmserve.router.prefix_tree import Node
 from mmserve.router.sequence import Sequence
 
 
@@ -17,6 +18,8 @@ class Draft:
     steps: list[SequenceStep] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     """Whose steps they are."""
+    published: dict[int, Node] = field(default_factory=dict)
+    """By slot: the first block that its step fills and others may use from now on."""
     preempted: bool = False
 
     def enter(self, sequence: Sequence) -> None:
