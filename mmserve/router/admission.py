@@ -62,7 +62,8 @@ class Admission:
         """Memory for all tokens that the sequence has so far, if it may enter. One that is alone always may."""
         nodes = self._kv.match(sequence.tokens)
         num_blocks = blocks_for(len(sequence.tokens))
-        growth, held = self._growth(sequence, num_blocks), num_blocks - len(nodes)
+        growth = blocks_for(self.outputs.final_length(sequence)) - num_blocks
+        held = num_blocks - len(nodes)
         shared = self._kv.num_idle(nodes)
         if not forecast.fits(growth=growth, held=held, shared=shared):
             sequence.refused_after = self._kv.num_frees
@@ -71,16 +72,13 @@ class Admission:
         return self._kv.reserve(len(sequence.tokens), nodes)
 
     def _forecast(self) -> KvForecast:
-        running = []
+        final_length, running = self.outputs.final_length, []
+        held_by_all = 0
         for sequence in self._running.sequences:
             holding = sequence.holding
             assert holding is not None
-            held = len(holding.blocks) - holding.num_hit_blocks
-            running.append((self._growth(sequence, len(holding.blocks)), held))
-        shared = self._kv.num_held - sum(held for _, held in running)
-        return KvForecast(self._kv.num_blocks, shared, running)
-
-    def _growth(self, sequence: Sequence, num_blocks: int) -> int:
-        """Blocks that the sequence will still need beyond the ``num_blocks`` that it has or reserves."""
-        growth = blocks_for(self.outputs.final_length(sequence)) - num_blocks
-        return growth if growth > 0 else 0
+            num_blocks = len(holding.blocks)
+            held = num_blocks - holding.num_hit_blocks
+            running.append((blocks_for(final_length(sequence)) - num_blocks, held))
+            held_by_all += held
+        return KvForecast(self._kv.num_blocks, self._kv.num_held - held_by_all, running)

@@ -8,7 +8,7 @@ Knows no queue and no blocks by id. A forecast may be wrong: then the scheduler 
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect_left, insort
 from operator import ge
 
 from mmserve.router.sequence import Sequence
@@ -46,6 +46,10 @@ def _expected(mean_tokens: float) -> int:
     return math.ceil(max(_MARGIN * mean_tokens, _FLOOR_TOKENS)) + 1
 
 
+def _shortness(entry: tuple[int, int]) -> int:
+    return -entry[0]
+
+
 class KvForecast:
     """Peak of KV use in blocks, given what each sequence holds for itself now and will still add.
 
@@ -59,7 +63,7 @@ class KvForecast:
         """``shared``: blocks held by several sequences; ``sequences``: (growth, held) of the running ones."""
         self._num_blocks = num_blocks
         self._shared = shared
-        self._longest_first = sorted([(-growth, held) for growth, held in sequences])
+        self._longest_first = sorted(sequences, reverse=True)
         self._refused: tuple[int, int, int] | None = None
 
     def fits(self, *, growth: int, held: int, shared: int) -> bool:
@@ -69,24 +73,24 @@ class KvForecast:
         """
         if self._refused and all(map(ge, (growth, held, shared), self._refused)):
             return False
-        entry = (-growth, held)
-        insort(self._longest_first, entry)
+        index = bisect_left(self._longest_first, -growth, key=_shortness)
+        self._longest_first.insert(index, (growth, held))
         peak = self._shared + shared + self._peak()
-        self._longest_first.remove(entry)
+        del self._longest_first[index]
         if peak > self._num_blocks:
             self._refused = growth, held, shared
         return peak <= self._num_blocks
 
     def add(self, *, growth: int, held: int, shared: int) -> None:
         """The sequence has entered."""
-        insort(self._longest_first, (-growth, held))
+        insort(self._longest_first, (growth, held), key=_shortness)
         self._shared += shared
 
     def _peak(self) -> int:
         peak = held_by_longer = 0
-        for count, (negative_growth, held) in enumerate(self._longest_first, start=1):
+        for count, (growth, held) in enumerate(self._longest_first, start=1):
             held_by_longer += held
-            now = held_by_longer - negative_growth * count
+            now = held_by_longer + growth * count
             if now > peak:
                 peak = now
         return peak

@@ -29,6 +29,16 @@ def test_the_peak_is_that_of_a_simulation(
         assert forecast.fits(growth=growth, held=held, shared=more_shared) == fits, "asking changes nothing"
 
 
+@given(sequences, st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20), st.integers(0, 10)), max_size=5))
+def test_one_that_did_not_fit_changes_nothing_for_others(
+    running: list[tuple[int, int]], others: list[tuple[int, int, int]]
+) -> None:
+    forecast = KvForecast(60, 0, running)
+    for growth, held, shared in others:
+        expected = KvForecast(60, 0, running).fits(growth=growth, held=held, shared=shared)
+        assert forecast.fits(growth=growth, held=held, shared=shared) == expected
+
+
 def test_what_has_entered_counts() -> None:
     forecast = KvForecast(10, 0, [])
     assert forecast.fits(growth=2, held=4, shared=0)
