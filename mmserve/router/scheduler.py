@@ -134,8 +134,8 @@ class Scheduler:
     def _plan_decoding(self, decoding: list[Sequence], draft: Draft) -> None:
         """One token for each, oldest first. A block lasts for some tokens: few of them begin or fill one."""
         for sequence in decoding:
-            if sequence.phase is not Phase.RUNNING:
-                return  # preempted for an older one, and with it all that are newer
+            if draft.preempted and sequence.phase is not Phase.RUNNING:
+                return  # it had to go for an older one, and with it all that are newer
             offset = sequence.computed % KV_BLOCK_TOKENS
             new_blocks = () if offset else self._extend(sequence, draft)
             if new_blocks is None:
@@ -194,7 +194,7 @@ class Scheduler:
         """Take in what the ranks have computed of the plan that ``schedule`` gave last."""
         self._pace.observe(plan.steps, result.forward_s)
         sampled = dict(result.tokens)
-        if failures := failures_of(plan, result):
+        if failures := failures_of(plan, result, sampled):
             self._take_out(failures)
         for sequence, step in zip(self._in_flight.sequences, plan.steps, strict=True):
             if sequence.phase is not Phase.RUNNING:
@@ -220,10 +220,10 @@ class Scheduler:
 
     def _append(self, sequence: Sequence, token_id: int) -> None:
         sequence.tokens.append(token_id)
+        finish, cached = finish_reason(sequence), 0
         if sequence.first_token_s is None:
             self._timeline.sampled(sequence)
-        finish = finish_reason(sequence)
-        cached, sequence.num_cached_tokens = sequence.num_cached_tokens, 0
+            cached = sequence.num_cached_tokens
         self._replies.add(sequence.request, finish, token_ids=(token_id,), num_cached_tokens=cached)
         if finish:
             self._timeline.ended(sequence)

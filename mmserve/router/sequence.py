@@ -68,7 +68,7 @@ class Sequence:
         self.refused_after = -1
         """The ledger's num_frees when the sequence did not fit."""
         self.num_cached_tokens = 0
-        """Prompt tokens found in the prefix cache at first; 0 again once the client has been told."""
+        """Prompt tokens found in the prefix cache at first; the client is told with its first token."""
 
     @property
     def num_output_tokens(self) -> int:
