@@ -67,8 +67,8 @@ def _loaded(num_waiting: int, *, full: bool) -> tuple[Scheduler, int]:
     )
     for index in range(RUNNING):
         # Of a full cache some end during the measurement, so that others may enter.
-        scheduler.receive(_request(f"running-{index}", max_tokens=50 + index if full else 100_000))
-    for _ in range(20):
+        scheduler.receive(_request(f"running-{index}", max_tokens=60 + index if full else 100_000))
+    for _ in range(36):  # eight enter in each
         _step(scheduler)
     waiting = [_request(f"waiting-{index}", max_tokens=200) for index in range(num_waiting)]
     gc.collect()
