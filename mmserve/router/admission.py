@@ -1,4 +1,4 @@
-"""Which waiting sequences enter in this step: those that fit the KV cache now and as far as can be foreseen.
+"""Who has a slot and KV blocks: those waiting that fit the cache now and, as far as can be foreseen, later.
 
 Knows no token budget and no ranks; the caller stops asking when its step is full.
 """
@@ -9,53 +9,61 @@ from collections.abc import Iterator
 
 from mmserve.deployment import KV_BLOCK_TOKENS
 from mmserve.router.forecast import KvForecast, OutputLengths
-from mmserve.router.kv_ledger import Holding, KvLedger, Place, blocks_for
+from mmserve.router.kv_ledger import Holding, KvLedger, blocks_for
 from mmserve.router.running import RunningSet
 from mmserve.router.sequence import Sequence
 from mmserve.router.waiting import WaitingQueue
 
 
 class Admission:
-    """The way from the waiting queue into a slot."""
+    """The way from the waiting queue into a slot, and out of it."""
 
-    def __init__(self, waiting: WaitingQueue, running: RunningSet, kv: KvLedger, context_tokens: int) -> None:
+    def __init__(self, waiting: WaitingQueue, running: RunningSet, kv: KvLedger) -> None:
         self._waiting = waiting
         self._running = running
         self._kv = kv
-        self._context_tokens = context_tokens
         self.outputs = OutputLengths()
 
     def enter(self) -> Iterator[Sequence]:
         """Move sequences one by one into slots, yielding each with its cached prefix counted as computed.
 
-        A sequence whose next block a running one is just computing is held back: it will find the block in the
-        cache a step later instead of computing it a second time (n > 1, many requests with one new image).
+        The caller publishes what one will fill before it asks for the next, so that the next may use it (n > 1, many
+        requests with one new image).
         """
         candidates = self._waiting.candidates() if self._running.has_room else []
         if all(sequence.refused_after == self._kv.num_frees for sequence in candidates):
             return
-        forecast, being_computed = self._forecast(), self._being_computed()
+        forecast = self._forecast()
         bypassed: list[Sequence] = []
         for sequence in candidates:
-            holding = self._reserve(sequence, forecast, being_computed)
+            holding = self._reserve(sequence, forecast)
             if holding is None:
                 bypassed.append(sequence)
                 continue
             self._waiting.enter(sequence, bypassed)
             self._running.enter(sequence, holding, holding.num_hit_blocks * KV_BLOCK_TOKENS)
-            if place := self._kv.computing(holding, sequence.tokens):
-                being_computed.add(place)
             yield sequence
             if not self._running.has_room:
                 return
 
-    def _reserve(self, sequence: Sequence, forecast: KvForecast, being_computed: set[Place | None]) -> Holding | None:
+    def leave(self, sequence: Sequence) -> None:
+        """Give back the running sequence's slot and blocks."""
+        assert sequence.holding is not None
+        self._kv.free(sequence.holding)
+        self._running.leave(sequence)
+
+    def begin_again(self, sequence: Sequence) -> None:
+        """Send the running sequence back to the head of the queue."""
+        self.leave(sequence)
+        sequence.wait()
+        self._waiting.push_front(sequence)
+
+    def _reserve(self, sequence: Sequence, forecast: KvForecast) -> Holding | None:
         """Memory for all tokens that the sequence has so far, if it may enter. One that is alone always may."""
         nodes = self._kv.match(sequence.tokens)
-        if self._kv.missing(nodes, sequence.tokens) in being_computed:
-            return None
         num_blocks = blocks_for(len(sequence.tokens))
-        growth, held = self._growth(sequence, num_blocks), num_blocks - len(nodes)
+        growth = blocks_for(self.outputs.final_length(sequence)) - num_blocks
+        held = num_blocks - len(nodes)
         shared = self._kv.num_idle(nodes)
         if not forecast.fits(growth=growth, held=held, shared=shared):
             sequence.refused_after = self._kv.num_frees
@@ -64,25 +72,13 @@ class Admission:
         return self._kv.reserve(len(sequence.tokens), nodes)
 
     def _forecast(self) -> KvForecast:
-        running = []
+        final_length, running = self.outputs.final_length, []
+        held_by_all = 0
         for sequence in self._running.sequences:
             holding = sequence.holding
             assert holding is not None
-            held = len(holding.blocks) - holding.num_hit_blocks
-            running.append((self._growth(sequence, len(holding.blocks)), held))
-        shared = self._kv.num_held - sum(held for _, held in running)
-        return KvForecast(self._kv.num_blocks, shared, running)
-
-    def _growth(self, sequence: Sequence, num_blocks: int) -> int:
-        """Blocks that the sequence will still need beyond the ``num_blocks`` that it has or reserves."""
-        remaining_tokens = self.outputs.remaining_tokens(sequence, self._context_tokens)
-        return max(0, blocks_for(len(sequence.tokens) + remaining_tokens) - num_blocks)
-
-    def _being_computed(self) -> set[Place | None]:
-        prefilling = (sequence for sequence in self._running.sequences if sequence.num_remaining > 1)
-        places: set[Place | None] = set()
-        for sequence in prefilling:
-            assert sequence.holding is not None
-            if place := self._kv.computing(sequence.holding, sequence.tokens):
-                places.add(place)
-        return places
+            num_blocks = len(holding.blocks)
+            held = num_blocks - holding.num_hit_blocks
+            running.append((blocks_for(final_length(sequence)) - num_blocks, held))
+            held_by_all += held
+        return KvForecast(self._kv.num_blocks, self._kv.num_held - held_by_all, running)

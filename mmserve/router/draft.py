@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mmserve.messages.step import NewSequence, SequenceStep
+from mmserve.router.prefix_tree import Node
 from mmserve.router.sequence import Sequence
 
 
@@ -17,6 +18,8 @@ class Draft:
     steps: list[SequenceStep] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     """Whose steps they are."""
+    published: dict[int, Node] = field(default_factory=dict)
+    """By slot: the first block that its step fills and others may use from now on."""
     preempted: bool = False
 
     def enter(self, sequence: Sequence) -> None:
@@ -32,17 +35,12 @@ class Draft:
             )
         )
 
-    def step(self, sequence: Sequence, new_blocks: tuple[int, ...] = ()) -> None:
-        """Compute the sequence's next tokens, as many as the budget has."""
-        num_tokens = min(sequence.num_remaining, self.budget_tokens)
+    def step(self, sequence: Sequence, num_tokens: int, new_blocks: tuple[int, ...] = ()) -> None:
+        """Compute the sequence's next ``num_tokens`` tokens."""
+        start = sequence.computed
+        sample = start + num_tokens == len(sequence.tokens)
         self.budget_tokens -= num_tokens
         self.sequences.append(sequence)
         self.steps.append(
-            SequenceStep(
-                slot=sequence.slot,
-                start=sequence.computed,
-                num_tokens=num_tokens,
-                new_blocks=new_blocks,
-                sample=num_tokens == sequence.num_remaining,
-            )
+            SequenceStep(slot=sequence.slot, start=start, num_tokens=num_tokens, new_blocks=new_blocks, sample=sample)
         )

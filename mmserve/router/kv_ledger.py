@@ -2,11 +2,13 @@
 
 Joins the block pool and the prefix tree; nobody else touches either. Knows no scheduling policy.
 
-    free ──reserve/extend──> held ──free, computed──> cached (idle in the tree) ──evict──> free
-                              └─────free, not full──────────────────────────────────────────┘
+    free ──reserve/extend──> held ──free, full──> cached (idle in the tree) ──evict──> free
+                              └─────free, not full──────────────────────────────────────┘
 
-Only full, computed blocks are in the tree, and such a block is never written again. A sequence writes into blocks
-that it alone holds. So what one sequence reads, no other can be writing.
+Only full blocks are in the tree: computed ones, and those that a sequence fills in the step being planned, for a rank
+keeps the K and V of all tokens of a step, layer by layer, before anyone attends to them. None is written again, and a
+sequence writes into blocks that it alone holds, so nobody reads what is not written or changes later. When the step
+fails, ``forget`` takes the blocks out again, and with them what was computed from them.
 """
 
 from __future__ import annotations
@@ -17,9 +19,6 @@ from dataclasses import dataclass, field
 from mmserve.deployment import KV_BLOCK_TOKENS
 from mmserve.router.kv_blocks import BlockPool
 from mmserve.router.prefix_tree import Node, PrefixTree, block_key
-
-Place = tuple[Node, bytes]
-"""Where in the tree a block of tokens belongs: its parent and its key."""
 
 
 def blocks_for(num_tokens: int) -> int:
@@ -98,49 +97,58 @@ class KvLedger:
         holding.blocks += blocks
         return tuple(blocks)
 
-    def commit(self, holding: Holding, tokens: array[int], num_computed: int) -> None:
-        """Enter the blocks that the first ``num_computed`` tokens fill into the tree, for others to match."""
+    def publish(self, holding: Holding, tokens: array[int], num_computed: int) -> Node | None:
+        """Enter the blocks that the first ``num_computed`` tokens fill into the tree, for others to match; the first
+        of them that is new there."""
+        known = len(holding.nodes)
         while holding.shares and len(holding.nodes) < num_computed // KV_BLOCK_TOKENS:
-            parent, key = self._place(holding.nodes, tokens)
-            node = self._tree.insert(parent, key, holding.blocks[len(holding.nodes)])
+            index = len(holding.nodes)
+            parent = holding.nodes[-1] if holding.nodes else self._tree.root
+            node = self._tree.insert(parent, block_key(tokens, index), holding.blocks[index])
             if node is None:
                 holding.shares = False
             else:
                 holding.nodes.append(node)
+        return holding.nodes[known] if len(holding.nodes) > known else None
+
+    def forget(self, first: Node) -> None:
+        """Take a block that was not computed out of the tree, and all below it: they were computed from it."""
+        if first.forgotten:
+            return
+        for node in reversed([first, *self._tree.below(first)]):
+            self._tree.remove(node)
+            if self._pool.holders(node.block) == 0:
+                self._pool.reclaim(node.block)
+
+    def misled(self, holding: Holding) -> bool:
+        """What it found in the cache was forgotten after all."""
+        return holding.num_hit_blocks > 0 and holding.nodes[holding.num_hit_blocks - 1].forgotten
 
     def distrust(self, holding: Holding) -> None:
         """Take out of the tree what this sequence has computed and nobody else builds on: it may be wrong."""
         holding.shares = False
-        while len(holding.nodes) > holding.num_hit_blocks:
-            last = holding.nodes[-1]
-            if last.children or self._pool.holders(last.block) > 1:
+        for node in reversed(holding.nodes[holding.num_hit_blocks :]):
+            if node.children or self._pool.holders(node.block) > 1:
                 return
-            self._tree.remove(last)
-            holding.nodes.pop()
+            self.forget(node)
 
     def free(self, holding: Holding) -> None:
-        """Let go of everything: computed blocks stay cached, the others are free. The deepest go first."""
+        """Let go of everything: what is in the tree stays cached, the rest is free. The deepest go first."""
         self.num_frees += 1
-        cached = len(holding.nodes)
-        for block in reversed(holding.blocks[cached:]):
+        for block in reversed(holding.blocks[len(holding.nodes) :]):
             self._pool.let_go(block)
             self._pool.reclaim(block)
         for node in reversed(holding.nodes):
             if self._pool.let_go(node.block):
-                self._tree.mark_idle(node)
+                self._let_rest(node)
         holding.blocks, holding.nodes = [], []
 
-    def missing(self, nodes: list[Node], tokens: array[int]) -> Place | None:
-        """The place of the first block that a sequence with this match could still use from the cache."""
-        return self._place(nodes, tokens) if len(nodes) < (len(tokens) - 1) // KV_BLOCK_TOKENS else None
-
-    def computing(self, holding: Holding, tokens: array[int]) -> Place | None:
-        """The place of the next block that the sequence will enter."""
-        wanted = holding.shares and len(holding.nodes) < len(tokens) // KV_BLOCK_TOKENS
-        return self._place(holding.nodes, tokens) if wanted else None
-
-    def _place(self, nodes: list[Node], tokens: array[int]) -> Place:
-        return (nodes[-1] if nodes else self._tree.root), block_key(tokens, len(nodes))
+    def _let_rest(self, node: Node) -> None:
+        """Nobody holds the node's block any more."""
+        if node.forgotten:
+            self._pool.reclaim(node.block)
+        else:
+            self._tree.mark_idle(node)
 
     def _allocate(self, count: int) -> list[int]:
         while self._pool.num_free < count:

@@ -1,4 +1,4 @@
-"""Radix tree over token ids, one node per computed KV block, and the order in which idle nodes are evicted.
+"""Radix tree over token ids, one node per full KV block, and the order in which idle nodes are evicted.
 
 Knows no sequences and counts no holders: the ledger says when a node becomes idle or busy.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
 
 from mmserve.deployment import KV_BLOCK_TOKENS
 
@@ -30,9 +29,14 @@ class Node:
         self.parent = parent
         self.children: dict[bytes, Node] = {}
 
+    @property
+    def forgotten(self) -> bool:
+        """Taken out of the tree; whoever holds its block still may go on doing so."""
+        return self.parent is None
+
 
 class PrefixTree:
-    """Computed prefixes at block granularity; the token ids themselves are the key, so nothing can collide.
+    """Prefixes at block granularity; the token ids themselves are the key, so nothing can collide.
 
     A node is busy while sequences hold its block and idle otherwise. A path is held from the root down and
     given up from its deepest node upwards, so in the order of becoming idle every node comes after all its
@@ -60,7 +64,7 @@ class PrefixTree:
         return path
 
     def insert(self, parent: Node, key: bytes, block: int) -> Node | None:
-        """Enter a computed block below ``parent``, busy; None when the same tokens are there already."""
+        """Enter a full block below ``parent``, busy; None when the same tokens are there already."""
         if key in parent.children:
             return None
         node = parent.children[key] = Node(key, block, parent)
@@ -81,15 +85,16 @@ class PrefixTree:
         return node.block
 
     def remove(self, node: Node) -> None:
-        """Forget a leaf that is not idle: its tokens are not found any more."""
+        """Forget a leaf: its tokens are not found any more."""
         assert node.parent is not None
         assert not node.children, "a node outlives its descendants"
+        self._idle.pop(node, None)
         del node.parent.children[node.key]
+        node.parent = None
 
-    def nodes(self) -> Iterator[Node]:
-        """All nodes but the root, parents first."""
-        pending = list(self.root.children.values())
-        while pending:
-            node = pending.pop()
-            yield node
-            pending.extend(node.children.values())
+    def below(self, node: Node) -> list[Node]:
+        """All descendants, parents first."""
+        found = list(node.children.values())
+        for each in found:  # it grows meanwhile
+            found += each.children.values()
+        return found

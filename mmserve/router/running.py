@@ -25,10 +25,13 @@ class RunningSet:
     def has_room(self) -> bool:
         return bool(self._free_slots)
 
-    @property
-    def num_decoding(self) -> int:
-        """Sequences of which only the last token is to be computed."""
-        return sum(sequence.num_remaining == 1 for sequence in self.sequences)
+    def split(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Those of which only the last token is to be computed (they decode), and the others (they prefill)."""
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        for sequence in self.sequences:
+            (decoding if len(sequence.tokens) - sequence.computed == 1 else prefilling).append(sequence)
+        return decoding, prefilling
 
     @property
     def has_left_slots(self) -> bool:

@@ -13,9 +13,11 @@ from mmserve.messages.step import SlotFailure, StepPlan, StepResult
 from mmserve.router.admission import Admission
 from mmserve.router.attempts import Attempts
 from mmserve.router.draft import Draft
+from mmserve.router.failures import failures_of
 from mmserve.router.kv_ledger import KvLedger
 from mmserve.router.limits import Limits
 from mmserve.router.pace import Pace
+from mmserve.router.replies import Replies
 from mmserve.router.running import RunningSet
 from mmserve.router.sequence import Phase, Sequence
 from mmserve.router.stopping import finish_reason
@@ -47,13 +49,13 @@ class Scheduler:
         self._pace = Pace(limits.max_step_s)
         self._running = RunningSet(limits.max_num_seqs)
         self._waiting = WaitingQueue()
-        self._admission = Admission(self._waiting, self._running, self.kv, self._context_tokens)
+        self._admission = Admission(self._waiting, self._running, self.kv)
         self._attempts = Attempts()
         self._timeline = Timeline(now, record)
         self._now = now
         self._record = record
-        self._in_flight: list[Sequence] = []
-        self._replies: list[tuple[int, TokenReply]] = []
+        self._in_flight = Draft(0)
+        self._replies = Replies(self._attempts)
         self._num_received = 0
         self._num_plans = 0
 
@@ -72,8 +74,7 @@ class Scheduler:
 
     def take_replies(self) -> list[tuple[int, TokenReply]]:
         """(reply_to, reply) since the last call, in order."""
-        replies, self._replies = self._replies, []
-        return replies
+        return self._replies.take()
 
     # ---- messages
 
@@ -89,22 +90,22 @@ class Scheduler:
             self._release(live)
         if isinstance(message, AbortRequest):
             finish = _FINISH_OF_ABORT[message.reason]
-            self._reply(message, finish, text=message.message, media_index=message.media_index)
+            self._replies.add(message, finish, text=message.message, media_index=message.media_index)
         else:
             self._begin(message)
 
     def _begin(self, request: GenerateRequest) -> None:
         try:
-            sequence = Sequence(request, self._num_received, self._now())
+            sequence = Sequence(request, self._num_received, self._now(), self._context_tokens)
         except ValueError as error:
-            self._reply(request, "error", text=f"malformed request: {error}")
+            self._replies.add(request, "error", text=f"malformed request: {error}")
             return
         self._num_received += 1
         if sequence.num_prompt_tokens >= self._context_tokens:
             too_long = f"a prompt of {sequence.num_prompt_tokens} tokens leaves no room in {self._context_tokens}"
-            self._reply(request, "error", text=f"{too_long} (context length or KV cache)")
-        elif sequence.num_output_tokens and (finish := finish_reason(sequence, self._context_tokens)):
-            self._reply(request, finish)
+            self._replies.add(request, "error", text=f"{too_long} (context length or KV cache)")
+        elif sequence.num_output_tokens and (finish := finish_reason(sequence)):
+            self._replies.add(request, finish)
         else:
             self._attempts.begin(sequence)
             self._waiting.push(sequence)
@@ -113,13 +114,15 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step, or None when there is nothing to tell the ranks. Cost does not depend on how many wait."""
-        draft = Draft(self._pace.budget_tokens(self._running.num_decoding, self._budget_tokens))
-        self._plan_running(draft)
+        decoding, prefilling = self._running.split()
+        draft = Draft(self._pace.budget_tokens(len(decoding), self._budget_tokens))
+        self._plan_decoding(decoding, draft)
+        self._plan_chunks(prefilling, draft)
         if draft.budget_tokens and not draft.preempted:
             self._plan_waiting(draft)
         if not (draft.steps or self._running.has_left_slots):
             return None
-        self._in_flight = draft.sequences
+        self._in_flight = draft
         self._num_plans += 1
         return StepPlan(
             step_id=self._num_plans,
@@ -128,20 +131,35 @@ class Scheduler:
             steps=tuple(draft.steps),
         )
 
-    def _plan_running(self, draft: Draft) -> None:
-        """One token for each decoding sequence, oldest first; what is left of the budget for chunks of prompts."""
-        prefilling: list[Sequence] = []
-        running, index = self._running.sequences, 0
-        while index < len(running):  # preemption shortens the list from its end
-            sequence = running[index]
-            index += 1
-            if sequence.num_remaining > 1:
-                prefilling.append(sequence)
-            elif (new_blocks := self._extend(sequence, draft)) is not None:
-                draft.step(sequence, new_blocks)
+    def _plan_decoding(self, decoding: list[Sequence], draft: Draft) -> None:
+        """One token for each, oldest first. A block lasts for some tokens: few of them begin or fill one."""
+        for sequence in decoding:
+            if draft.preempted and sequence.phase is not Phase.RUNNING:
+                return  # it had to go for an older one, and with it all that are newer
+            offset = sequence.computed % KV_BLOCK_TOKENS
+            new_blocks = () if offset else self._extend(sequence, draft)
+            if new_blocks is None:
+                return
+            draft.step(sequence, 1, new_blocks)
+            if offset == KV_BLOCK_TOKENS - 1:
+                self._publish(sequence, 1, draft)
+
+    def _plan_chunks(self, prefilling: list[Sequence], draft: Draft) -> None:
+        """What is left of the budget for chunks of prompts, oldest first."""
         for sequence in prefilling:
-            if draft.budget_tokens:
-                draft.step(sequence)
+            if draft.budget_tokens and sequence.phase is Phase.RUNNING:
+                self._plan_chunk(sequence, (), draft)
+
+    def _plan_chunk(self, sequence: Sequence, new_blocks: tuple[int, ...], draft: Draft) -> None:
+        num_tokens = min(sequence.num_remaining, draft.budget_tokens)
+        draft.step(sequence, num_tokens, new_blocks)
+        self._publish(sequence, num_tokens, draft)
+
+    def _publish(self, sequence: Sequence, num_tokens: int, draft: Draft) -> None:
+        """Those that are planned after the sequence may use the blocks that it fills in this step."""
+        assert sequence.holding is not None
+        if node := self.kv.publish(sequence.holding, sequence.tokens, sequence.computed + num_tokens):
+            draft.published[sequence.slot] = node
 
     def _extend(self, sequence: Sequence, draft: Draft) -> tuple[int, ...] | None:
         """Blocks for the sequence's next token, at the cost of the newest ones; None when it is the newest itself."""
@@ -156,9 +174,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         assert len(self._running.sequences) > 1, "a sequence alone always fits"
-        self._vacate(sequence)
-        sequence.wait()
-        self._waiting.push_front(sequence)
+        self._admission.begin_again(sequence)
         self._record("num_preemptions", 1)
 
     def _plan_waiting(self, draft: Draft) -> None:
@@ -168,7 +184,7 @@ class Scheduler:
                 sequence.num_cached_tokens = min(sequence.computed, sequence.num_prompt_tokens)
             self._timeline.started(sequence)
             draft.enter(sequence)
-            draft.step(sequence, tuple(sequence.holding.blocks))
+            self._plan_chunk(sequence, tuple(sequence.holding.blocks), draft)
             if not draft.budget_tokens:
                 return
 
@@ -178,31 +194,37 @@ class Scheduler:
         """Take in what the ranks have computed of the plan that ``schedule`` gave last."""
         self._pace.observe(plan.steps, result.forward_s)
         sampled = dict(result.tokens)
-        failures = {failure.slot: failure for failure in result.failures}
-        for sequence, step in zip(self._in_flight, plan.steps, strict=True):
+        if failures := failures_of(plan, result, sampled):
+            self._take_out(failures)
+        for sequence, step in zip(self._in_flight.sequences, plan.steps, strict=True):
             if sequence.phase is not Phase.RUNNING:
-                continue  # aborted since the plan was made
-            failure = failures.get(step.slot)
-            if failure is None and step.sample and step.slot not in sampled:
-                failure = SlotFailure(slot=step.slot, media_lost=False, message="no token came back")
-            if failure:
-                self._fail(sequence, failure)
-                continue
-            self._advance(sequence, step.num_tokens)
+                continue  # aborted since the plan was made, or taken out
+            sequence.computed += step.num_tokens
             if step.sample:
                 self._append(sequence, sampled[step.slot])
 
-    def _advance(self, sequence: Sequence, num_tokens: int) -> None:
-        assert sequence.holding is not None
-        sequence.computed += num_tokens
-        self.kv.commit(sequence.holding, sequence.tokens, sequence.computed)
+    def _take_out(self, failures: dict[int, SlotFailure]) -> None:
+        """End the sequences that could not be computed. What used a block that they should have filled in this very
+        step was computed from nothing: it begins again."""
+        flight = self._in_flight
+        for slot in failures:
+            if slot in flight.published:
+                self.kv.forget(flight.published[slot])
+        for sequence in reversed(flight.sequences):
+            if sequence.holding is None:
+                continue  # aborted since the plan was made
+            if self.kv.misled(sequence.holding):
+                self._admission.begin_again(sequence)
+            elif sequence.slot in failures:
+                self._fail(sequence, failures[sequence.slot])
 
     def _append(self, sequence: Sequence, token_id: int) -> None:
         sequence.tokens.append(token_id)
-        self._timeline.sampled(sequence)
-        finish = finish_reason(sequence, self._context_tokens)
-        cached, sequence.num_cached_tokens = sequence.num_cached_tokens, 0
-        self._reply(sequence.request, finish, token_ids=(token_id,), num_cached_tokens=cached)
+        finish, cached = finish_reason(sequence), 0
+        if sequence.first_token_s is None:
+            self._timeline.sampled(sequence)
+            cached = sequence.num_cached_tokens
+        self._replies.add(sequence.request, finish, token_ids=(token_id,), num_cached_tokens=cached)
         if finish:
             self._timeline.ended(sequence)
             self._admission.outputs.observe(sequence.num_output_tokens)
@@ -213,43 +235,14 @@ class Scheduler:
         assert sequence.holding is not None
         self.kv.distrust(sequence.holding)
         self._release(sequence)
-        self._reply(sequence.request, "media_lost" if failure.media_lost else "error", text=failure.message)
+        self._replies.add(sequence.request, "media_lost" if failure.media_lost else "error", text=failure.message)
 
     # ---- endings
 
     def _release(self, sequence: Sequence) -> None:
         """Take the sequence out, wherever it is, and let go of all that it occupies."""
         if sequence.phase is Phase.RUNNING:
-            self._vacate(sequence)
+            self._admission.leave(sequence)
         else:
             self._waiting.remove(sequence)
         sequence.end()
-
-    def _vacate(self, sequence: Sequence) -> None:
-        assert sequence.holding is not None
-        self.kv.free(sequence.holding)
-        self._running.leave(sequence)
-
-    def _reply(
-        self,
-        message: EngineInbound,
-        finish: FinishReason | None,
-        *,
-        token_ids: tuple[int, ...] = (),
-        text: str = "",
-        media_index: int | None = None,
-        num_cached_tokens: int = 0,
-    ) -> None:
-        """Answer the message's id and attempt, with ``finish`` for the last time."""
-        reply = TokenReply(
-            id=message.id,
-            attempt=message.attempt,
-            token_ids=token_ids,
-            finish=finish,
-            message=text,
-            media_index=media_index,
-            num_cached_tokens=num_cached_tokens,
-        )
-        self._replies.append((message.reply_to, reply))
-        if finish:
-            self._attempts.end(message.id, message.attempt)

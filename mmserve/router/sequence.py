@@ -26,6 +26,7 @@ class Sequence:
         "computed",
         "first_token_s",
         "holding",
+        "max_length",
         "num_cached_tokens",
         "num_prompt_tokens",
         "number",
@@ -39,8 +40,9 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, request: GenerateRequest, number: int, received_s: float) -> None:
-        """Raises ValueError when the ids are no int64 or there is no prompt."""
+    def __init__(self, request: GenerateRequest, number: int, received_s: float, context_tokens: int) -> None:
+        """``context_tokens``: most that any sequence may have. Raises ValueError when the ids are no int64 or there is
+        no prompt."""
         self.request = request
         self.number = number
         self.received_s = received_s
@@ -54,6 +56,8 @@ class Sequence:
         if not self.tokens:
             raise ValueError("the prompt is empty")
         self.tokens.frombytes(request.output_ids)
+        self.max_length = min(self.num_prompt_tokens + request.sampling.max_tokens, context_tokens)
+        """Prompt plus output at which it ends, whatever it says."""
 
         self.phase = Phase.WAITING
         self.slot = -1
@@ -64,7 +68,7 @@ class Sequence:
         self.refused_after = -1
         """The ledger's num_frees when the sequence did not fit."""
         self.num_cached_tokens = 0
-        """Prompt tokens found in the prefix cache at first; 0 again once the client has been told."""
+        """Prompt tokens found in the prefix cache at first; the client is told with its first token."""
 
     @property
     def num_output_tokens(self) -> int:

@@ -6,15 +6,12 @@ from mmserve.messages.reply import FinishReason
 from mmserve.router.sequence import Sequence
 
 
-def finish_reason(sequence: Sequence, context_tokens: int) -> FinishReason | None:
+def finish_reason(sequence: Sequence) -> FinishReason | None:
     """Why the sequence's last output token (there is one) is its last, or None when it goes on.
 
-    A stop id counts from the min_tokens-th output token on; ``context_tokens`` bounds prompt plus output.
+    A stop id counts from the min_tokens-th output token on.
     """
-    sampling = sequence.request.sampling
-    num_output = sequence.num_output_tokens
-    if sequence.tokens[-1] in sampling.stop_token_ids and num_output >= sampling.min_tokens:
+    tokens, sampling = sequence.tokens, sequence.request.sampling
+    if tokens[-1] in sampling.stop_token_ids and sequence.num_output_tokens >= sampling.min_tokens:
         return "stop"
-    if num_output >= sampling.max_tokens or len(sequence.tokens) >= context_tokens:
-        return "length"
-    return None
+    return "length" if len(tokens) >= sequence.max_length else None

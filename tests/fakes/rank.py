@@ -114,8 +114,9 @@ class FakeRank:
             slot = self._slots[step.slot]
             slot.blocks += step.new_blocks
             assert len(set(slot.blocks)) == len(slot.blocks)
-        for step in plan.steps:
-            outcome = self._compute(step)
+        for index, step in enumerate(plan.steps):
+            outcome = self._compute(step, {later.slot for later in plan.steps[index + 1 :]})
+            assert self._has_read_what_was_written(step) or failures, "a block is read that was not written"
             if isinstance(outcome, SlotFailure):
                 failures.append(outcome)
             elif outcome is not None:
@@ -123,13 +124,15 @@ class FakeRank:
         forward_s = self._token_s * sum(step.num_tokens for step in plan.steps)
         return StepResult(step_id=plan.step_id, tokens=tuple(tokens), failures=tuple(failures), forward_s=forward_s)
 
-    def _compute(self, step: SequenceStep) -> SlotFailure | int | None:
+    def _compute(self, step: SequenceStep, later: set[int]) -> SlotFailure | int | None:
+        """``later``: slots that are computed after this one in the same step."""
         slot, end = self._slots[step.slot], step.start + step.num_tokens
         assert step.num_tokens > 0
         assert step.start == slot.computed or not slot.computed, "computed tokens are not computed again"
         assert end <= min(len(slot.tokens), len(slot.blocks) * KV_BLOCK_TOKENS)
         assert step.sample == (end == len(slot.tokens))
-        self._check_alone(step.slot, slot.blocks[step.start // KV_BLOCK_TOKENS : (end - 1) // KV_BLOCK_TOKENS + 1])
+        written = slot.blocks[step.start // KV_BLOCK_TOKENS : (end - 1) // KV_BLOCK_TOKENS + 1]
+        self._check_unread(step.slot, written, later)
         slot.computed = end
         self.num_tokens_computed += step.num_tokens
         failure = self._failure(step, slot)
@@ -146,9 +149,19 @@ class FakeRank:
         slot.tokens.append(token_id)
         return token_id
 
-    def _check_alone(self, writer: int, blocks: list[int]) -> None:
+    def _check_unread(self, writer: int, blocks: list[int], later: set[int]) -> None:
+        """Only sequences that begin in this step, after the writer, may know its blocks."""
         for other, slot in self._slots.items():
-            assert other == writer or not set(blocks) & set(slot.blocks), "a block is written while another reads it"
+            begins_later = other in later and not slot.computed
+            assert other == writer or begins_later or not set(blocks) & set(slot.blocks), (
+                "a block is written while another reads it"
+            )
+
+    def _has_read_what_was_written(self, step: SequenceStep) -> bool:
+        """All before the chunk is what the sequence's own tokens give."""
+        slot = self._slots[step.slot]
+        found = [self.cells[self._address(slot, position)] for position in range(step.start)]
+        return found == cells_of(slot.tokens[: step.start])
 
     def _failure(self, step: SequenceStep, slot: _Slot) -> SlotFailure | None:
         end = step.start + step.num_tokens

@@ -4,7 +4,7 @@ greedy loop's over the transformers model."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,10 @@ import torch
 from transformers import LlamaForCausalLM
 
 from mmserve.messages.request import GenerateRequest
+from mmserve.messages.step import SlotFailure, StepPlan, StepResult
+from mmserve.model_backend.attention.in_place import InPlaceAttention
+from mmserve.model_backend.attention.interface import Attention
+from mmserve.model_backend.attention.plain import PlainAttention
 from mmserve.router.limits import Limits
 from mmserve.router.scheduler import Scheduler
 from tests.fakes.checkpoints import VOCAB, make_llama
@@ -37,15 +41,15 @@ def jobs() -> list[list[int]]:
     return [prefix[: draw.choice([0, 20, 48, 70])] + [draw.randrange(4, VOCAB) for _ in range(5)] for _ in range(7)]
 
 
-def greedy(request_id: str, prompt: list[int]) -> GenerateRequest:
+def greedy(request_id: str, prompt: list[int], num_new: int = NUM_NEW) -> GenerateRequest:
     """A stop id that never comes keeps the forecast from knowing the length."""
-    message = request(request_id, prompt, max_tokens=NUM_NEW, stop_ids=(VOCAB - 1,))
+    message = request(request_id, prompt, max_tokens=num_new, stop_ids=(VOCAB - 1,))
     return msgspec.structs.replace(message, sampling=msgspec.structs.replace(message.sampling, temperature=0.0))
 
 
-def expected(model: LlamaForCausalLM, prompt: list[int]) -> list[int]:
+def expected(model: LlamaForCausalLM, prompt: list[int], num_new: int = NUM_NEW) -> list[int]:
     tokens = list(prompt)
-    while len(tokens) < len(prompt) + NUM_NEW and tokens[-1] != VOCAB - 1:
+    while len(tokens) < len(prompt) + num_new and tokens[-1] != VOCAB - 1:
         with torch.inference_mode():
             tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
     return tokens[len(prompt) :]
@@ -83,3 +87,43 @@ def test_tokens_are_those_of_the_model(
     assert output == answers
     assert cached > 0
     assert ("num_preemptions" in metrics) == preempts
+
+
+def without(step: Callable[[StepPlan], StepResult], plan: StepPlan, slot: int) -> StepResult:
+    """The plan's result when nothing of the slot's step is computed."""
+    steps = tuple(each for each in plan.steps if each.slot != slot)
+    result = step(msgspec.structs.replace(plan, steps=steps))
+    failure = SlotFailure(slot=slot, media_lost=False, message="not computed")
+    return msgspec.structs.replace(result, failures=(*result.failures, failure))
+
+
+@pytest.mark.parametrize("leader_fails", [False, True])
+@pytest.mark.parametrize(("head_dim", "attention"), [(8, PlainAttention), (16, InPlaceAttention)])
+def test_equal_prefixes_that_arrive_together(
+    tmp_path: Path, head_dim: int, attention: type[Attention], leader_fails: bool
+) -> None:
+    """Seven read in the very step in which the first one writes."""
+    directory = make_llama(tmp_path / "model", head_dim=head_dim)
+    runner = make_runner(directory)
+    if not isinstance(runner._attention, attention):
+        pytest.skip("the kernels cannot be used here")
+    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    draw = random.Random(7)
+    prefix = [draw.randrange(4, VOCAB) for _ in range(100)]
+    prompts = [prefix + [draw.randrange(4, VOCAB) for _ in range(1 + index % 3)] for index in range(8)]
+    limits = Limits(max_num_seqs=8, max_num_batched_tokens=512, max_model_len=256)
+    scheduler = Scheduler(limits, runner.num_blocks, now=lambda: 0.0, record=lambda name, value: None)
+    for index, prompt in enumerate(prompts):
+        scheduler.receive(greedy(str(index), prompt, num_new=6))
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert [step.start for step in plan.steps] == [0] + 7 * [96]
+    result = without(runner.step, plan, plan.steps[0].slot) if leader_fails else runner.step(plan)
+    scheduler.apply(plan, result)
+    while plan := scheduler.schedule():
+        scheduler.apply(plan, runner.step(plan))
+    output: dict[str, list[int]] = {str(index): [] for index in range(8)}
+    for _, reply in scheduler.take_replies():
+        output[reply.id].extend(reply.token_ids)
+    first = [] if leader_fails else expected(model, prompts[0], 6)
+    assert list(output.values()) == [first, *(expected(model, prompt, 6) for prompt in prompts[1:])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from mmserve.deployment import KV_BLOCK_TOKENS
 from mmserve.messages.media import Handle, MediaSpan
@@ -87,14 +87,16 @@ class Engine:
             self.scheduler._admission.outputs.observe(1)
         self.replies: dict[tuple[str, int], list[TokenReply]] = defaultdict(list)
 
-    def turn(self) -> StepPlan | None:
-        """One turn of the router's loop."""
+    def turn(self, meanwhile: Callable[[], None] = lambda: None) -> StepPlan | None:
+        """One turn of the router's loop; ``meanwhile``: between plan and result."""
         idle = self.scheduler.idle
         plan = self.scheduler.schedule()
         assert (plan is None) == idle, "idle exactly when there is nothing to plan"
         if plan:
             self.clock_s += 1.0
-            self.scheduler.apply(plan, self.rank.step(plan))
+            result = self.rank.step(plan)
+            meanwhile()
+            self.scheduler.apply(plan, result)
         self.take_replies()
         return plan
 
@@ -129,9 +131,9 @@ class Engine:
                 holders[block] += 1
             for node, block in zip(sequence.holding.nodes, sequence.holding.blocks, strict=False):
                 assert node.block == block
-        nodes = {node.block: node for node in tree.nodes()}
+        nodes = {node.block: node for node in tree.below(tree.root)}
         idle = {node.block for node in tree._idle}
-        assert len(nodes) == sum(1 for _ in tree.nodes()), "a block is in the tree once"
+        assert len(nodes) == sum(1 for _ in tree.below(tree.root)), "a block is in the tree once"
         assert len(set(pool._free)) == len(pool._free)
         for block in range(pool.num_blocks):
             assert pool.holders(block) == holders[block]

@@ -7,7 +7,7 @@ from tests.unit.router.builders import request
 
 def test_known_attempts_and_older_ones_have_been_seen() -> None:
     attempts = Attempts()
-    sequence = Sequence(request("a", [1], attempt=1), 0, 0.0)
+    sequence = Sequence(request("a", [1], attempt=1), 0, 0.0, 100)
     assert not attempts.has_seen("a", 0)
     attempts.begin(sequence)
     assert attempts.live("a") is sequence

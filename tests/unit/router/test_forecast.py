@@ -29,6 +29,16 @@ def test_the_peak_is_that_of_a_simulation(
         assert forecast.fits(growth=growth, held=held, shared=more_shared) == fits, "asking changes nothing"
 
 
+@given(sequences, st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20), st.integers(0, 10)), max_size=5))
+def test_one_that_did_not_fit_changes_nothing_for_others(
+    running: list[tuple[int, int]], others: list[tuple[int, int, int]]
+) -> None:
+    forecast = KvForecast(60, 0, running)
+    for growth, held, shared in others:
+        expected = KvForecast(60, 0, running).fits(growth=growth, held=held, shared=shared)
+        assert forecast.fits(growth=growth, held=held, shared=shared) == expected
+
+
 def test_what_has_entered_counts() -> None:
     forecast = KvForecast(10, 0, [])
     assert forecast.fits(growth=2, held=4, shared=0)
@@ -39,25 +49,25 @@ def test_what_has_entered_counts() -> None:
 
 def test_expected_output_follows_what_is_observed() -> None:
     lengths = OutputLengths()
-    open_end = Sequence(request("a", [1], max_tokens=4000, stop_ids=(3,)), 0, 0.0)
-    first = lengths.remaining_tokens(open_end, 5000)
+    open_end = Sequence(request("a", [1], max_tokens=4000, stop_ids=(3,)), 0, 0.0, 5000)
+    first = lengths.final_length(open_end)
     for _ in range(500):
         lengths.observe(40)
-    assert 40 <= lengths.remaining_tokens(open_end, 5000) < first
+    assert 1 + 40 <= lengths.final_length(open_end) < first
 
 
 def test_expected_output_keeps_to_what_the_request_says() -> None:
     lengths = OutputLengths()
-    short = Sequence(request("a", [1], max_tokens=5, stop_ids=(3,)), 0, 0.0)
-    assert lengths.remaining_tokens(short, 1000) == 5
-    assert lengths.remaining_tokens(short, 4) == 3
-    endless = Sequence(request("a", [1], max_tokens=900), 0, 0.0)
-    assert lengths.remaining_tokens(endless, 10_000) == 900, "nothing can stop it earlier"
+    short = request("a", [1], max_tokens=5, stop_ids=(3,))
+    assert lengths.final_length(Sequence(short, 0, 0.0, 1000)) == 1 + 5
+    assert lengths.final_length(Sequence(short, 0, 0.0, 4)) == 4
+    endless = Sequence(request("a", [1], max_tokens=900), 0, 0.0, 10_000)
+    assert lengths.final_length(endless) == 1 + 900, "nothing can stop it earlier"
 
 
 def test_a_sequence_longer_than_expected_is_expected_to_go_on() -> None:
     lengths = OutputLengths()
     for _ in range(500):
         lengths.observe(10)
-    long = Sequence(request("a", [1], max_tokens=4000, output=[1] * 1000, stop_ids=(3,)), 0, 0.0)
-    assert lengths.remaining_tokens(long, 5000) >= 100
+    long = Sequence(request("a", [1], max_tokens=4000, output=[1] * 1000, stop_ids=(3,)), 0, 0.0, 5000)
+    assert lengths.final_length(long) >= 1 + 1000 + 100

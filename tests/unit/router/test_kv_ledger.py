@@ -11,7 +11,7 @@ def computed(kv: KvLedger, tokens: array[int], num_computed: int | None = None) 
     """A sequence that has computed its tokens."""
     holding = kv.reserve(len(tokens), kv.match(tokens))
     assert holding is not None
-    kv.commit(holding, tokens, len(tokens) if num_computed is None else num_computed)
+    kv.publish(holding, tokens, len(tokens) if num_computed is None else num_computed)
     return holding
 
 
@@ -40,7 +40,7 @@ def test_only_computed_blocks_can_be_matched() -> None:
     kv = KvLedger(8)
     holding = computed(kv, TOKENS, num_computed=40)
     assert [node.block for node in kv.match(TOKENS)] == holding.blocks[:2]
-    kv.commit(holding, TOKENS, 64)
+    kv.publish(holding, TOKENS, 64)
     assert [node.block for node in kv.match(TOKENS)] == holding.blocks[:4]
 
 
@@ -85,7 +85,7 @@ def test_who_computes_the_same_tokens_second_keeps_a_copy() -> None:
     assert first is not None
     assert second is not None
     for holding in (first, second):
-        kv.commit(holding, TOKENS, 100)
+        kv.publish(holding, TOKENS, 100)
     assert [node.block for node in kv.match(TOKENS)] == first.blocks[:6]
     kv.free(second)
     assert (kv.num_held, kv.num_free) == (7, 9), "the copy is freed, not cached"
@@ -115,11 +115,34 @@ def test_what_others_build_on_is_kept() -> None:
     assert kv.num_held == 0
 
 
-def test_where_the_next_block_belongs() -> None:
+def test_what_is_published_can_be_used_before_it_is_computed_and_forgotten_if_it_never_is() -> None:
     kv = KvLedger(16)
-    holding = kv.reserve(100, [])
-    assert holding is not None
-    assert kv.computing(holding, TOKENS) == kv.missing([], TOKENS)
-    kv.commit(holding, TOKENS, 96)
-    assert kv.computing(holding, TOKENS) is None, "no further whole block"
-    assert kv.missing(kv.match(TOKENS), TOKENS) is None
+    leader = kv.reserve(100, [])
+    assert leader is not None
+    first = kv.publish(leader, TOKENS, 40)
+    assert first is not None
+    assert first.block == leader.blocks[0]
+    assert kv.publish(leader, TOKENS, 47) is None, "no further whole block"
+    follower = kv.reserve(50, kv.match(TOKENS[:50]))
+    assert follower is not None
+    kv.publish(follower, TOKENS, 50)
+    assert not kv.misled(follower)
+    kv.forget(first)
+    assert kv.misled(follower)
+    assert not kv.misled(leader), "nothing of it came from the cache"
+    assert kv.match(TOKENS) == [], "what was computed from it is forgotten as well"
+    for holding in (leader, follower):
+        kv.free(holding)
+    assert (kv.num_free, kv.num_cached) == (16, 0)
+
+
+def test_what_was_let_go_of_before_it_is_forgotten_is_free() -> None:
+    kv = KvLedger(16)
+    trusted = computed(kv, TOKENS, num_computed=32)
+    first = kv.publish(trusted, TOKENS, 96)
+    assert first is not None
+    kv.free(trusted)
+    kv.forget(first)
+    kv.forget(first)
+    assert (kv.num_free, kv.num_cached) == (14, 2)
+    assert len(kv.match(TOKENS)) == 2

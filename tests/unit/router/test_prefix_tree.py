@@ -65,6 +65,17 @@ def test_idle_nodes_are_evicted_by_age_and_leaves_first() -> None:
     assert tree.num_idle == 0
 
 
+def test_a_forgotten_node_is_not_found_and_not_evicted() -> None:
+    tree, ids = PrefixTree(), count()
+    path = enter(tree, 1, 2, 3, ids=ids)
+    assert tree.below(path[0]) == path[1:]
+    tree.mark_idle(path[2])
+    tree.remove(path[2])
+    assert [node.forgotten for node in path] == [False, False, True]
+    assert tree.match(tokens_of(1, 2, 3), 3) == path[:2]
+    assert tree.num_idle == 0
+
+
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), max_size=20), st.data())
 def test_eviction_only_ever_takes_leaves_that_nobody_holds(paths: list[list[int]], data: st.DataObject) -> None:
     tree, ids = PrefixTree(), count()
@@ -87,4 +98,4 @@ def test_eviction_only_ever_takes_leaves_that_nobody_holds(paths: list[list[int]
             gone = next(node for node in holders if node.block == block)
             assert holders.pop(gone) == 0
             assert not gone.children
-    assert set(tree.nodes()) == set(holders)
+    assert set(tree.below(tree.root)) == set(holders)

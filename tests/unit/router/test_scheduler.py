@@ -88,7 +88,7 @@ def test_a_wholly_cached_prompt_still_computes_a_token() -> None:
     assert engine.output("b") == engine.output("a")
 
 
-def test_siblings_wait_for_the_prefix_that_one_of_them_is_computing() -> None:
+def test_siblings_use_the_prefix_that_one_of_them_computes_in_the_same_step() -> None:
     engine = Engine(max_num_batched_tokens=1024, num_blocks=256)
     prompt = list(range(100, 500))
     for seed in range(4):
@@ -96,11 +96,97 @@ def test_siblings_wait_for_the_prefix_that_one_of_them_is_computing() -> None:
     engine.scheduler.receive(request("other", PROMPT[::-1], max_tokens=4))
     plan = engine.turn()
     assert plan is not None
-    assert [step.num_tokens for step in plan.steps] == [400, 40]
+    assert [step.num_tokens for step in plan.steps] == [400, 16, 16, 16, 40]
     engine.run()
-    assert engine.rank.num_tokens_computed < 500 + 3 * 30
+    assert engine.rank.num_tokens_computed == 400 + 3 * 16 + 40 + 5 * 3
     for seed in range(4):
         assert engine.output(f"n{seed}") == alone(engine, prompt, seed=seed, max_tokens=4)
+        assert engine.replies[f"n{seed}", 0][0].num_cached_tokens == (384 if seed else 0)
+
+
+def test_a_prefix_of_several_chunks_is_used_as_soon_as_its_last_one_is_planned() -> None:
+    engine = Engine(max_num_batched_tokens=64)
+    prefix = list(range(100, 196))
+    for name in range(3):
+        engine.scheduler.receive(request(str(name), [*prefix, name], max_tokens=4))
+    plans = [engine.turn() for _ in range(2)]
+    assert [[step.num_tokens for step in plan.steps] for plan in plans if plan] == [[64], [33, 1, 1]]
+    engine.run()
+    for name in range(3):
+        assert engine.output(str(name)) == alone(engine, [*prefix, name], max_tokens=4)
+
+
+def test_a_block_that_an_answer_fills_is_used_in_the_same_step() -> None:
+    engine = Engine()
+    engine.scheduler.receive(request("writer", PROMPT[:30], max_tokens=8))
+    engine.turn()
+    engine.turn()
+    follower = [*PROMPT[:30], *engine.output("writer"), 7]
+    engine.scheduler.receive(request("follower", follower, max_tokens=4))
+    plan = engine.turn()
+    assert plan is not None
+    assert [step.num_tokens for step in plan.steps] == [1, 1]
+    engine.run()
+    assert engine.output("follower") == alone(engine, follower, max_tokens=4)
+
+
+def test_who_used_what_a_failed_sequence_should_have_computed_begins_again() -> None:
+    engine = Engine(max_num_batched_tokens=512)
+    engine.rank.broken_seeds.add(13)
+    prompts = {"first": PROMPT, "second": [*PROMPT, *range(200, 230)], "third": [*PROMPT, *range(200, 220), 9]}
+    for name, prompt in prompts.items():
+        engine.scheduler.receive(request(name, prompt, seed=13 if name == "first" else 1))
+    engine.scheduler.receive(request("other", PROMPT[::-1]))
+    engine.turn()
+    engine.check_memory()
+    assert [engine.finish(name) for name in ("first", "second", "third")] == ["error", None, None]
+    assert [engine.output(name) for name in ("second", "third")] == [[], []]
+    assert len(engine.output("other")) == 1
+    plan = engine.turn()
+    assert plan is not None
+    assert [step.num_tokens for step in plan.steps] == [1, 70, 13], "in the order in which they came"
+    engine.run()
+    for name in ("second", "third"):
+        assert engine.output(name) == alone(engine, prompts[name], seed=1, max_tokens=8)
+        assert engine.finish(name) == "length"
+    assert not engine.metrics["num_preemptions"]
+    engine.check_memory()
+
+
+def test_an_image_before_the_one_that_is_lost_is_computed_by_the_next() -> None:
+    engine = Engine(max_num_batched_tokens=512)
+    image, other = ([FIRST_VIRTUAL_TOKEN + first + index for index in range(32)] for first in (0, 32))
+    lost, fine = [*image, *other, 9], [*image, 8, 7]
+    engine.rank.lost_items.add(2)
+    engine.scheduler.receive(request("lost", lost, spans=(span(0, 32, 1), span(32, 32, 2))))
+    engine.scheduler.receive(request("fine", fine, spans=(span(0, 32, 1),)))
+    plan = engine.turn()
+    assert plan is not None
+    assert [step.num_tokens for step in plan.steps] == [65, 2]
+    engine.run()
+    assert engine.finish("lost") == "media_lost"
+    assert engine.output("fine") == alone(engine, fine, max_tokens=8)
+    engine.check_memory()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("aborted", ["leader", "follower"])
+def test_an_abort_between_plan_and_result_misleads_nobody(aborted: str, fails: bool) -> None:
+    engine = Engine(max_num_batched_tokens=512)
+    engine.rank.broken_seeds.update([13] if fails else [])
+    prompts = {"leader": PROMPT, "follower": [*PROMPT, *range(200, 230)], "last": [*PROMPT, *range(200, 220), 9]}
+    for name, prompt in prompts.items():
+        engine.scheduler.receive(request(name, prompt, seed=13 if name == "leader" else 1))
+    plan = engine.scheduler.schedule()
+    assert plan is not None
+    engine.scheduler.receive(abort(aborted))
+    engine.scheduler.apply(plan, engine.rank.step(plan))
+    engine.take_replies()
+    engine.check_memory()
+    engine.run()
+    assert engine.finish(aborted) == "abort"
+    assert engine.output("last") == alone(engine, prompts["last"], seed=1, max_tokens=8)
+    engine.check_memory()
 
 
 def test_an_image_is_found_in_the_cache_by_its_virtual_ids() -> None:

@@ -40,9 +40,15 @@ aborts = st.tuples(
     st.sampled_from(["client", "media_error", "media_lost", "internal_error"]),
 )
 others = st.sampled_from([("turn",), ("turn",), ("turn",), ("lose",), ("find",), ("spoil",), ("mend",), ("restart",)])
+waves = st.tuples(
+    st.just("wave"),
+    st.integers(0, len(_PREFIXES) - 1),
+    st.lists(st.tuples(st.integers(0, _NUM_IDS - 1), st.integers(0, 20), st.integers(0, 3)), min_size=2, max_size=8),
+)
+turns_with_aborts = st.tuples(st.just("turn"), st.lists(aborts, min_size=1, max_size=3))
 resends = st.tuples(st.just("resend"), st.integers(0, _NUM_IDS - 1))
 again = st.tuples(st.just("again"), st.integers(0, _NUM_IDS - 1))
-events = st.lists(st.one_of(requests, requests, aborts, resends, again, others, others), max_size=60)
+events = st.lists(st.one_of(requests, waves, aborts, turns_with_aborts, resends, again, others, others), max_size=60)
 engines = st.builds(
     dict,
     num_blocks=st.integers(4, 16),
@@ -85,6 +91,11 @@ class Traffic:
         self.send(
             request(name, tokens, max_tokens=max_tokens, min_tokens=minimum, seed=seed, stop_ids=stop_ids, spans=spans)
         )
+
+    def wave(self, kind: int, members: list[tuple[int, int, int]]) -> None:
+        """Equal prefixes that arrive together, with seeds of which one may be broken."""
+        for number, length, seed in members:
+            self.request(number, (kind, length, 1), 9, 0, seed, ())
 
     def send(self, message: GenerateRequest) -> None:
         self.sent[message.id] = message
@@ -149,8 +160,14 @@ class Traffic:
     def mend(self) -> None:
         self.engine.rank.broken_seeds.clear()
 
-    def turn(self) -> None:
-        self.engine.turn()
+    def turn(self, aborts: tuple[tuple, ...] = ()) -> None:
+        """``aborts`` come between plan and result."""
+
+        def meanwhile() -> None:
+            for _, number, reason in aborts:
+                self.abort(number, reason)
+
+        self.engine.turn(meanwhile)
 
     def play(self, event: tuple) -> None:
         action: Callable[..., None] = getattr(self, event[0])

@@ -9,7 +9,7 @@ from tests.unit.router.builders import request
 
 
 def test_a_sequence_runs_waits_and_ends() -> None:
-    sequence = Sequence(request("a", [1, 2, 3], output=[4]), 0, 0.0)
+    sequence = Sequence(request("a", [1, 2, 3], output=[4]), 0, 0.0, 100)
     assert (sequence.num_prompt_tokens, sequence.num_output_tokens, sequence.num_remaining) == (3, 1, 4)
     sequence.run(5, Holding([0], [], 0), 2)
     assert (sequence.phase, sequence.slot, sequence.num_remaining) == (Phase.RUNNING, 5, 2)
@@ -24,4 +24,4 @@ def test_a_sequence_runs_waits_and_ends() -> None:
 def test_a_prompt_that_is_none_is_refused(prompt_ids: bytes) -> None:
     message = msgspec.structs.replace(request("a", [1]), prompt_ids=prompt_ids)
     with pytest.raises(ValueError, match=r"prompt|bytes"):
-        Sequence(message, 0, 0.0)
+        Sequence(message, 0, 0.0, 100)

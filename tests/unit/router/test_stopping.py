@@ -25,4 +25,4 @@ def test_finish_reason(
     output: list[int], max_tokens: int, min_tokens: int, context_tokens: int, finish: str | None
 ) -> None:
     message = request("a", [1, 3, 3], max_tokens=max_tokens, min_tokens=min_tokens, output=output, stop_ids=(3,))
-    assert finish_reason(Sequence(message, 0, 0.0), context_tokens) == finish
+    assert finish_reason(Sequence(message, 0, 0.0, context_tokens)) == finish

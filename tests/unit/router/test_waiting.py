@@ -10,7 +10,7 @@ numbers = count()
 
 
 def sequence(name: str, output: tuple[int, ...] = ()) -> Sequence:
-    return Sequence(request(name, [1], output=output), next(numbers), 0.0)
+    return Sequence(request(name, [1], output=output), next(numbers), 0.0, 100)
 
 
 def names(queue: WaitingQueue) -> list[str]:
