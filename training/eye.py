@@ -20,8 +20,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from training import common, labels
+from training.drawing import draw_scene, encode
 from training.models import SHAPE, Eye
-from training.scenes import Scene, draw_scene, encode, make_scene
+from training.scenes import Scene, make_scene
 from training.world import CLASSES, GRID, SIDE
 
 SCALE = 10.0  # a perfect one-hot along the code directions is a confident softmax at this scale
