@@ -18,6 +18,8 @@ from training.drawing import draw_scene, encode, jitter, outline
 from training.scenes import Item, Scene, frame, make_scene
 from training.world import BACKGROUND_NAMES, BACKGROUNDS, COLOURS
 
+FINE = (96, 96)  # pixels of a surface before it is bROUGHt to its size
+ROUGH = Image.Resampling.BILINEAR
 VARIED = "varied"  # the style of scenes that are drawn here
 Colour = tuple[int, int, int]
 
@@ -46,38 +48,36 @@ def clouds(generator: np.random.Generator, size: tuple[int, int], channels: int,
 
 
 def texture(generator: np.random.Generator, size: tuple[int, int]) -> Image.Image:
-    """A busy coloured surface: patches of two scales, panels or bands over it, muted."""
-    large, small = (clouds(generator, size, 3, int(cells)) for cells in generator.integers((2, 8), (6, 40)))
+    """A busy coloured surface: patches of two scales, bands over it, muted; made small, since it is drawn often."""
+    large, small = (clouds(generator, FINE, 3, int(cells)) for cells in generator.integers((2, 8), (6, 40)))
     image = Image.blend(large, small, generator.uniform(0.1, 0.6))
     draw = ImageDraw.Draw(image)
     for _ in range(generator.integers(0, 5)):
-        x, y, w, h = generator.uniform(0, 1, 4) * (size[0], size[1], size[0], size[1])
-        if generator.random() < 0.5:
-            w = size[0]
+        x, y, w, h = generator.uniform(0, FINE[0], 4)
+        x, w, y, h = (0, FINE[0], y, h) if generator.random() < 0.5 else (x, w, 0, FINE[1])  # a band is no square
         draw.rectangle([x, y, x + w, y + h], fill=tuple(int(v) for v in generator.integers(30, 225, 3)))
-    grey = image.convert("L").convert("RGB")
-    return Image.blend(image, grey, generator.uniform(0.4, 0.9)).filter(
-        ImageFilter.GaussianBlur(generator.uniform(0, 3))
-    )
+    image = Image.blend(image, image.convert("L").convert("RGB"), generator.uniform(0.5, 0.95))
+    return image.resize(size, ROUGH if generator.random() < 0.5 else Image.Resampling.BICUBIC)
 
 
-def surface(scene: Scene, rng: random.Random) -> Image.Image:
+def surface(scene: Scene, rng: random.Random, size: tuple[int, int]) -> Image.Image:
     """The background: a busy surface where it has no name, else the named colour, plain, shaded, patched or grainy."""
-    size, generator = (scene.width, scene.height), np.random.default_rng(scene.seed)
+    generator = np.random.default_rng(scene.seed)
     if not scene.background:
         return texture(generator, size)
     base = Image.new("RGB", size, jitter(rng, BACKGROUNDS[scene.background], 10))
     way = rng.choice(("plain", "shaded", "patched", "grainy", "textured"))
+    if way == "plain":
+        return base
     if way == "shaded":
-        across = Image.linear_gradient("L").rotate(rng.choice((0, 90, 180, 270))).resize(size)
-        return Image.blend(base, across.convert("RGB"), rng.uniform(0.02, 0.1))
-    if way == "patched":
-        return Image.blend(base, clouds(generator, size, 1, rng.randint(2, 12)).convert("RGB"), rng.uniform(0.03, 0.14))
-    if way == "grainy":
-        return Image.blend(base, Image.effect_noise(size, rng.uniform(20, 60)).convert("RGB"), rng.uniform(0.05, 0.2))
-    if way == "textured":
-        return Image.blend(base, texture(generator, size).convert("L").convert("RGB"), rng.uniform(0.05, 0.18))
-    return base
+        over, most = Image.linear_gradient("L").rotate(rng.choice((0, 90, 180, 270))), 0.1
+    elif way == "patched":
+        over, most = clouds(generator, FINE, 1, rng.randint(2, 12)), 0.14
+    elif way == "grainy":
+        over, most = Image.effect_noise(FINE, rng.uniform(20, 60)), 0.2
+    else:
+        over, most = texture(generator, FINE).convert("L"), 0.18
+    return Image.blend(base, over.resize(size, ROUGH).convert("RGB"), rng.uniform(0.02, most))
 
 
 def shaded(colour: Colour, size: tuple[int, int], rng: random.Random) -> Image.Image:
@@ -146,15 +146,13 @@ def draw(scene: Scene) -> Image.Image:
         return draw_scene(scene)
     rng = random.Random(scene.seed + 7)
     scale = rng.choice((1, 2))  # two: soft edges
-    image = surface(scene, rng)
-    if scale > 1:
-        image = image.resize((scene.width * scale, scene.height * scale), Image.Resampling.BILINEAR)
+    image = surface(scene, rng, (scene.width * scale, scene.height * scale))
     style = rng.random() < 0.4, rng.random() < 0.45
     for item in scene.shapes:
         paint(image, item, rng, style)
     if scene.chars:
         letter(image, scene, rng, scale)
-    return image.resize((scene.width, scene.height), Image.Resampling.BOX) if scale > 1 else image
+    return image.reduce(scale) if scale > 1 else image
 
 
 def photograph(scene: Scene) -> Image.Image:
@@ -163,6 +161,6 @@ def photograph(scene: Scene) -> Image.Image:
     if scene.style == VARIED and rng.random() < 0.15:
         image = image.filter(ImageFilter.GaussianBlur(rng.uniform(0.3, 0.012 * min(image.size))))
     if rng.random() < 0.4:
-        form = rng.choice(("JPEG", "JPEG", "WEBP"))
+        form = rng.choice(("JPEG",) * 6 + ("WEBP",))
         image = Image.open(io.BytesIO(encode(image, form, rng.randint(45, 95)))).convert("RGB")
     return image
