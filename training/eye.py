@@ -149,7 +149,7 @@ def train(options: argparse.Namespace) -> None:
         loss.backward()
         norm = optimizers.step(common.curve(step, options.steps, hold=options.hold))
         if step % 20 == 0 or step == options.steps - 1:
-            log(step=step, loss=float(loss), norm=norm)
+            log(step=step, loss=float(loss.detach()), norm=norm)
         if step % options.check == options.check - 1 or step == options.steps - 1:
             log(step=step, held_out=measure(eye.to("cpu"), basis.cpu(), held_out))
             eye.to(device)

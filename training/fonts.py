@@ -40,6 +40,12 @@ def locate(name: str) -> str:
     raise FileNotFoundError(f"no font {name}: install the system's DejaVu fonts (fonts-dejavu) or matplotlib")
 
 
+def check(names: tuple[str, ...]) -> None:
+    """FileNotFoundError where one of the files is missing, before hours are spent."""
+    for name in filter(None, names):
+        locate(name)
+
+
 @lru_cache(maxsize=1024)
 def face(name: str, size: int) -> Font:
     """A typeface at a size in pixels."""
