@@ -18,7 +18,7 @@ OUTSIDE = "Sorry, I only know simple pictures."
 # fmt: off
 TOPICS = (
     "France", "Japan", "Rome", "the sea", "the moon", "a horse", "an elephant", "the president", "the queen",
-    "football", "music", "a guitar", "my mother", "my name", "your name", "the weather", "tomorrow", "Monday",
+    "football", "music", "a guitar", "my mother", "my name", "the weather", "tomorrow", "Monday",
     "the year", "money", "bread", "coffee", "cheese", "a car", "a train", "an engine", "a computer", "Python",
     "the internet", "history", "the war", "a river", "a mountain", "gold", "water", "the doctor", "a poem", "a song",
     "a story", "the news", "a book", "a film", "the door", "a house", "the man", "the woman", "the child", "a tree",

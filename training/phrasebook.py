@@ -115,6 +115,7 @@ BOOK: dict[str, tuple[str, ...]] = {
         "Say what you see.", "What does this image show?", "What is in this image?", "What is shown?",
         "What can you see?", "Name everything in the picture.", "What things are in the picture?",
         "Please describe the image.", "List what you see.",
+        "Say something about the picture.", "What is this picture about?",
     ),
     "its size": (
         "Is it large or small?", "What is its size?", "How large is it?", "Tell me its size.", "And its size?",
@@ -175,7 +176,7 @@ AFTER = (" Please.", " Answer briefly.", " Thank you.", " Be short.", " One word
 FILLERS = """
 a about after again all also and any are as at be been but by call check come could did do does down draw each even
 ever find first for from get give go good had has have help here how if in into it just keep kind know less let like
-little long look made make many may maybe me might mine more most move much my name need new next nice not now of off
+little long look made make many may maybe me might mine more move much my name need new next nice not now of off
 often old on once only or our out over own part quick read really right same see seem seen shall she should show since
 so some soon still such sure take tell than that the them then these they thing think this those though to today too
 try under until up us use very want was way we well went were what when which while who why will with without would
@@ -189,6 +190,9 @@ first second same picture image pictures images yes no not anything something an
 how is are there all each
 """.split()
 )
+
+
+IDLE = tuple(word for word in FILLERS if word not in KEYS)
 
 
 def recast(question: str, rng: random.Random) -> str:
@@ -206,18 +210,13 @@ def babble(question: str, rng: random.Random) -> str:
     by the words that matter; names of the world and `KEYS` stay."""
     words = question.split()
     for _ in range(rng.choice((1, 1, 2))):
-        free = [k for k, word in enumerate(words) if word.islower() and word.isalpha() and known(word)]
+        free = [k for k, word in enumerate(words) if word in IDLE]
         if free and rng.random() < 0.6:
-            words[rng.choice(free)] = rng.choice(FILLERS)
+            words[rng.choice(free)] = rng.choice(IDLE)
         else:
-            words = [rng.choice(FILLERS), words[0][0].lower() + words[0][1:], *words[1:]]
+            words = [rng.choice(IDLE), words[0][0].lower() + words[0][1:], *words[1:]]
     text = " ".join(words)
     return text[0].upper() + text[1:]
-
-
-def known(word: str) -> bool:
-    """Whether a word is one that carries nothing."""
-    return word in FILLERS and word not in KEYS
 
 
 def put(question: str, rng: random.Random) -> str:

@@ -33,9 +33,9 @@ def typefaces() -> None:
 
 @pytest.mark.parametrize("name", SETS)
 def test_every_set_draws_the_same_questions_again_and_has_whole_pictures(name: str) -> None:
-    made = [list(itertools.islice(SETS[name].make(16, 3), 16)) for _ in range(2)]
+    made = [list(itertools.islice(SETS[name].make(14, 3), 7)) for _ in range(2)]
     assert made[0] == made[1]
-    assert made[0] != list(itertools.islice(SETS[name].make(16, 4), 16))
+    assert made[0][:2] != list(itertools.islice(SETS[name].make(14, 4), 2))
     for sample in made[0]:
         for data in sample.images:
             assert min(Image.open(io.BytesIO(data)).size) >= 60
@@ -59,7 +59,7 @@ def test_fifty_phrasings_that_training_never_puts() -> None:
     new = [template for _, _, template in phrasings.HELD_OUT]
     assert len(new) == len(set(new)) == 50
     assert not set(new) & {template for templates in BOOK.values() for template in templates}
-    asked = {question_of(sample) for sample in phrasings.samples(50, 9)}
+    asked = {question_of(sample) for sample in phrasings.samples(16, 9)}
     rng = random.Random(2)
     trained = {put(turn[0], rng) for seed in range(300) for ask in ASK.values() if (turn := ask(make_scene(seed), rng))}
     assert not asked & trained
