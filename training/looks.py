@@ -74,7 +74,8 @@ def surface(scene: Scene, rng: random.Random, size: tuple[int, int]) -> Image.Im
     elif way == "patched":
         over, most = clouds(generator, FINE, 1, rng.randint(2, 12)), 0.14
     elif way == "grainy":
-        over, most = Image.effect_noise(FINE, rng.uniform(20, 60)), 0.2
+        speckles = np.clip(generator.normal(128, rng.uniform(20, 60), FINE), 0, 255)
+        over, most = Image.fromarray(speckles.astype(np.uint8)), 0.2
     else:
         over, most = texture(generator, FINE).convert("L"), 0.18
     return Image.blend(base, over.resize(size, ROUGH).convert("RGB"), rng.uniform(0.02, most))

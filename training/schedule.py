@@ -34,9 +34,9 @@ class Stage:
 
 
 TOGETHER: tuple[tuple[Stage, ...], ...] = (  # stages of one group run at the same time
-    (Stage("eye", 4400), Stage("language", 4400, "--batch 14 --muon 4e-3 --adam 2e-3 --hold 0.2")),
-    (Stage("tally", 1300, "--hold 0"),),
-    (Stage("joint", 3600, "--muon 2e-3 --adam 1e-3"),),
+    (Stage("eye", 3600), Stage("language", 4200, "--batch 14 --muon 4e-3 --adam 2e-3 --hold 0.2")),
+    (Stage("tally", 1000, "--hold 0"),),
+    (Stage("joint", 2600, "--muon 2e-3 --adam 1e-3"),),
 )
 
 
