@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from training.conversations import NO_PICTURE
+from training.conversations import NO_PICTURE, two_pictures
 from training.phrases import named, noun, spelled, tally
 from training.questions import ASK, Turn
 from training.scenes import Scene
@@ -75,7 +75,9 @@ def outside(rng: random.Random) -> Turn:
 
 
 def without_picture(scene: Scene, rng: random.Random) -> Turn:
-    """A question about a picture that never came."""
+    """A question about a picture, or two, that never came."""
+    if rng.random() < 0.2:
+        return two_pictures(scene, scene, rng)[0], NO_PICTURE
     while True:
         turn = ASK[rng.choice(list(ASK))](scene, rng)
         if turn:
