@@ -8,7 +8,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check format docs bench clean
+.PHONY: help install serve test check format docs bench train clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -55,6 +55,9 @@ docs: $(INSTALLED) ## Write docs/configuration.md from the options
 bench: $(INSTALLED) ## Run every benchmark that needs no arguments
 	@set -e; for file in $$(grep -L 'required=True' benchmarks/[a-z]*.py); do \
 		name=$$(basename $$file .py); echo "benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name $(ARGS); done
+
+train: $(INSTALLED) ## Train the packaged model anew into runs/; started again, it goes on where it was
+	@$(BIN)/python -m training.schedule $(ARGS)
 
 clean: ## Remove the environment and caches
 	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

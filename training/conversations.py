@@ -117,6 +117,8 @@ def of_both(a: Scene, b: Scene, rng: random.Random) -> Turn | None:
         first = (len(a.shapes) > len(b.shapes)) == more
         return f"Which picture has {'more' if more else 'fewer'} shapes?", "the first" if first else "the second"
     if way == "ground":
+        if not (a.background and b.background):
+            return None
         return "Do both pictures have the same background?", "yes" if a.background == b.background else "no"
     name = rng.choice(SHAPES)
     here, there = tally(a, None, name) > 0, tally(b, None, name) > 0

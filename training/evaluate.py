@@ -1,105 +1,28 @@
-"""Asks the packaged model held-out questions, through a running server, through transformers, or both.
+"""Examines the packaged model, through any OpenAI-style server, through transformers, or both.
 
-Makes the pictures and conversations of a seed (`training.sample`), compares every answer with the exact one, and prints
-a table per kind: share of exact answers either way and how many answers differ between the two.
+Draws the questions of the sets asked for (`training.exam.sets`), judges every answer, and prints a table per set: right
+answers of each kind with a 95 % confidence interval, and how many answers differ between the two ways.
 
-    python -m training.evaluate --transformers mmserve/packaged/llava --limit 280
-    python -m training.evaluate --base-url http://127.0.0.1:8000/v1 --transformers mmserve/packaged/llava
+    python -m training.evaluate --base-url http://127.0.0.1:8000/v1 --sets heldout brush --limit 200
+    python -m training.evaluate --transformers mmserve/packaged/llava --sets all --json answers.json
 """
 
 from __future__ import annotations
 
 import argparse
-import io
+import itertools
 import json
-import math
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from training.sample import KINDS, Sample, samples
+from tqdm import tqdm
 
-LONGEST = 48  # tokens an answer may have
-Row = dict[str, Any]
+from training.exam import ask, confusion, photographs, report
+from training.exam.sets import SETS, ExamSet
+from training.sample import Sample
 
-
-def ask_server(base_url: str, model: str | None, api_key: str, concurrency: int, asked: list[Sample]) -> list[str]:
-    """Answers of an OpenAI-style server, several requests at a time."""
-    from openai import OpenAI
-
-    client = OpenAI(base_url=base_url, api_key=api_key, max_retries=2)
-    name = model or client.models.list().data[0].id
-
-    def ask(sample: Sample) -> str:
-        messages: Any = sample.messages
-        reply = client.chat.completions.create(model=name, messages=messages, max_tokens=LONGEST, temperature=0)
-        return reply.choices[0].message.content or ""
-
-    with ThreadPoolExecutor(concurrency) as pool:
-        return list(progress(pool.map(ask, asked), len(asked), "server"))
-
-
-def load_transformers(directory: Path, dtype: str, device: str) -> Callable[[Sample], str]:
-    """A function that answers one sample with transformers' own LLaVA."""
-    import torch
-    from PIL import Image
-    from transformers import AutoProcessor, LlavaForConditionalGeneration
-
-    processor = AutoProcessor.from_pretrained(directory)
-    model = LlavaForConditionalGeneration.from_pretrained(directory, dtype=getattr(torch, dtype)).to(device).eval()
-
-    @torch.inference_mode()
-    def ask(sample: Sample) -> str:
-        prompt = processor.apply_chat_template(sample.messages, add_generation_prompt=True)
-        pictures = [Image.open(io.BytesIO(data)).convert("RGB") for data in sample.images]
-        # The template already writes <s>.
-        inputs = processor(text=prompt, images=pictures or None, return_tensors="pt", add_special_tokens=False).to(
-            device
-        )
-        if "pixel_values" in inputs:
-            inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
-        out = model.generate(**inputs, max_new_tokens=LONGEST)
-        text: str = processor.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        return text
-
-    return ask
-
-
-def progress(answers: Iterator[str], total: int, what: str) -> Iterator[str]:
-    """Passes answers on and says every few seconds how many came."""
-    last = time.monotonic()
-    for done, answer in enumerate(answers, 1):
-        yield answer
-        if time.monotonic() - last > 10:
-            last = time.monotonic()
-            print(f"{what}: {done} of {total}", flush=True)
-
-
-def half_width(share: float, count: int) -> float:
-    """Half of the 95 % interval of a share (Wilson)."""
-    z = 1.96
-    return z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
-
-
-def table(rows: list[Row], ways: list[str]) -> str:
-    """The markdown table: a line a kind, then all."""
-    differing = len(ways) == 2
-    head = ["kind", "questions", *ways, *(["differing answers"] if differing else [])]
-    lines = [head, ["---"] * len(head)]
-    for kind in (*KINDS, "all"):
-        mine = [row for row in rows if kind in ("all", row["kind"])]
-        if not mine:
-            continue
-        cells = [kind, str(len(mine))]
-        for way in ways:
-            share = sum(row[way] == row["expected"] for row in mine) / len(mine)
-            cells.append(f"{100 * share:.1f} % ± {100 * half_width(share, len(mine)):.1f}")
-        if differing:
-            cells.append(str(sum(row[ways[0]] != row[ways[1]] for row in mine)))
-        lines.append(cells)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+BLOCK = 64  # questions drawn, then asked
 
 
 def question_of(sample: Sample) -> str:
@@ -108,25 +31,35 @@ def question_of(sample: Sample) -> str:
     return content if isinstance(content, str) else next(part["text"] for part in content if part["type"] == "text")
 
 
-def collect(options: argparse.Namespace) -> tuple[list[Row], list[str]]:
-    """Asks every way that was wished for."""
-    asked = list(samples(options.limit or options.count, options.seed, options.kinds))
-    rows: list[Row] = [{"kind": s.kind, "question": question_of(s), "expected": s.answer} for s in asked]
-    found: dict[str, list[str]] = {}
-    if options.base_url:
-        found["server"] = ask_server(options.base_url, options.model, options.api_key, options.concurrency, asked)
-    if options.transformers:
-        ask = load_transformers(options.transformers, options.dtype, options.device)
-        found["transformers"] = list(progress(map(ask, asked), len(asked), "transformers"))
-    for way, answers in found.items():
-        for row, answer in zip(rows, answers, strict=True):
-            row[way] = answer.strip()
-    return rows, list(found)
+def drawn(asked: ExamSet, count: int, options: argparse.Namespace) -> Iterator[list[Sample]]:
+    """The set's questions, a few pictures in memory at a time."""
+    wanted = (s for s in asked.make(count, options.seed) if not options.kinds or s.kind in options.kinds)
+    while block := list(itertools.islice(wanted, BLOCK)):
+        yield block
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def examine(name: str, asked: ExamSet, ways: dict[str, ask.Ask], options: argparse.Namespace) -> list[report.Row]:
+    """Draws, asks every way and judges, under a progress bar."""
+    count = options.limit or asked.count
+    rows: list[report.Row] = []
+    with tqdm(desc=name, total=count * len(ways), unit=" answers", mininterval=1, dynamic_ncols=True) as bar:
+        for block in drawn(asked, count, options):
+            found: list[report.Row] = [
+                {"kind": s.kind, "question": question_of(s), "expected": s.answer} for s in block
+            ]
+            for way, ask_all in ways.items():
+                for row, sample, answer in zip(found, block, ask_all(block), strict=True):
+                    right = asked.right(sample, answer)
+                    row[way] = {"text": answer.text.strip(), "ended": answer.ended, "right": right}
+                    bar.update()
+            rows += found
+    return rows
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=list_of_sets(),
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--base-url", help="of a running server, for example http://127.0.0.1:8000/v1")
     parser.add_argument("--model", help="served name (default: the server's first)")
     parser.add_argument("--api-key", default="none")
@@ -134,18 +67,52 @@ def main() -> None:
     parser.add_argument("--transformers", type=Path, metavar="DIR", help="checkpoint directory to ask directly")
     parser.add_argument("--dtype", default="float32", help="for transformers")
     parser.add_argument("--device", default="cpu", help="for transformers")
-    parser.add_argument("--count", type=int, default=2000)
-    parser.add_argument("--limit", type=int, help="ask only this many")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS)
+    parser.add_argument("--sets", nargs="+", default=["classic"], choices=[*SETS, "all"], metavar="SET")
+    parser.add_argument("--limit", "--count", type=int, help="draw and ask only this many of each set")
+    parser.add_argument("--kinds", nargs="+", help="ask only these kinds")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write every question and answer here")
+    parser.add_argument("--json", type=Path, help="write the tables, every question and every answer here")
+    parser.add_argument("--picture", type=Path, help="write the first set's confusion of kinds here (SVG)")
     options = parser.parse_args()
     if not (options.base_url or options.transformers):
         parser.error("nothing to ask: give --base-url, --transformers or both")
-    rows, ways = collect(options)
-    print(table(rows, ways))
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return options
+
+
+def list_of_sets() -> str:
+    """The sets, for --help."""
+    return "sets:\n" + "\n".join(f"  {name:10} {asked.about} ({asked.count})" for name, asked in SETS.items())
+
+
+def ways_of(options: argparse.Namespace) -> dict[str, ask.Ask]:
+    """What to ask, by name."""
+    ways: dict[str, ask.Ask] = {}
+    if options.base_url:
+        ways["server"] = ask.server(options.base_url, options.model, options.api_key, options.concurrency)
+    if options.transformers:
+        ways["transformers"] = ask.directory(options.transformers, options.dtype, options.device)
+    return ways
+
+
+def main() -> None:
+    """Examines set by set; results so far are kept when it is stopped."""
+    options = parse()
+    ways = ways_of(options)
+    names = list(SETS) if "all" in options.sets else options.sets
+    found: dict[str, Any] = {}
+    for name in names:
+        rows = examine(name, SETS[name], ways, options)
+        if not rows:
+            continue
+        print(f"\n{name}: {SETS[name].about}" + (f", {photographs.source()}" if name == "brush" else ""))
+        print(report.table(rows, list(ways)))
+        for way in ways:
+            print(f"{way}: {report.verdict(SETS[name], rows, way)}")
+        found[name] = {"summary": report.summary(rows, list(ways)), "answers": rows}
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        if options.picture and name == names[0]:
+            options.picture.write_text(confusion.draw(rows, next(iter(ways)), f"{name}: {SETS[name].about}"))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ whole token) and adds dense class heads on the tower's output, which are thrown 
 from __future__ import annotations
 
 import argparse
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -19,11 +18,12 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from training import common, labels
+from training import common, labels, looks
 from training.models import SHAPE, Eye
-from training.scenes import Scene, draw_scene, encode, make_scene
+from training.scenes import Scene
 from training.world import CLASSES, GRID, SIDE
 
+HELD_OUT = 900_000_000  # seeds from here on examine a stage while it runs
 SCALE = 10.0  # a perfect one-hot along the code directions is a confident softmax at this scale
 Batch = tuple[Tensor, Tensor, Tensor]
 
@@ -36,14 +36,8 @@ def pixels(image: Image.Image) -> np.ndarray:
 
 
 def photograph(scene: Scene) -> np.ndarray:
-    """Draws a scene, as a JPEG of some quality a third of the time: (P, 768)."""
-    image = draw_scene(scene)
-    rng = random.Random(scene.seed + 2)
-    if rng.random() < 0.33:
-        import io
-
-        image = Image.open(io.BytesIO(encode(image, "JPEG", rng.randint(55, 95))))
-    return pixels(image)
+    """Draws a scene, as the processor sees it: (P, 768)."""
+    return pixels(looks.photograph(scene))
 
 
 def batch(scenes: list[Scene]) -> Batch:
@@ -88,8 +82,11 @@ def code_loss(tokens: Tensor, index: Tensor, code: Tensor, basis: Tensor, tallie
     for name in labels.TALLIES if tallies else ():
         none = F.pad(read[..., labels.GROUPS[name]], (1, 0), value=0.5)  # nothing has no direction of its own
         total = total + tallies * sparse_loss(SCALE * none, index[:, labels.CHANNELS.index(name)], 0.15)
-    grounds = code[..., labels.GROUPS["ground"]].argmax(-1)
-    total = total + 0.1 * F.cross_entropy(SCALE * read[..., labels.GROUPS["ground"]].flatten(0, 1), grounds.flatten())
+    known, grounds = code[..., labels.GROUPS["ground"]].max(-1)
+    unlike = F.cross_entropy(
+        SCALE * read[..., labels.GROUPS["ground"]].flatten(0, 1), grounds.flatten(), reduction="none"
+    )
+    total = total + 0.1 * (unlike * known.flatten()).sum() / known.sum().clamp(min=1)  # not every one has a name
     weight = torch.where(index[:, 0] > 0, 1.0, 0.1)
     axes = slice(labels.GROUPS["x"].start, labels.GROUPS["y"].stop)
     place = (read[..., axes] - code[..., axes]).square().sum(-1)
@@ -120,9 +117,8 @@ def measure(eye: nn.Module, basis: Tensor, data: Batch) -> dict[str, float]:
     for name in labels.TALLIES:
         found = read[..., labels.GROUPS[name]].argmax(-1) + 1
         out[name] = (found == index[:, labels.CHANNELS.index(name)])[shape].float().mean()
-    out["ground"] = (
-        (read[..., labels.GROUPS["ground"]].argmax(-1) == code[..., labels.GROUPS["ground"]].argmax(-1)).float().mean()
-    )
+    known, grounds = code[..., labels.GROUPS["ground"]].max(-1)
+    out["ground"] = (read[..., labels.GROUPS["ground"]].argmax(-1) == grounds)[known > 0].float().mean()
     out["picture"] = (kind == index[:, 0]).all(1).float().mean()
     middles = torch.arange(GRID).float().add(0.5).div(GRID)
     places = torch.stack(
@@ -145,15 +141,15 @@ def train(options: argparse.Namespace) -> None:
         eye.load_state_dict(state["eye"]), heads.load_state_dict(state["heads"]), optimizers.load(state["optimizers"])
         start, log = state["step"], common.Log(options.out / "eye.jsonl", state["minutes"])
     run = torch.compile(eye_loss) if options.compile else eye_loss
-    held_out = batch([make_scene(900_000_000 + index) for index in range(256)])
+    held_out = batch([looks.scene(HELD_OUT + index) for index in range(256)])
     for step in range(start, options.steps):
         first = options.seed * 1_000_000_000 + step * options.batch
-        data = batch([make_scene(first + index, loose=0.3) for index in range(options.batch)])
+        data = batch([looks.scene(first + index, loose=0.3) for index in range(options.batch)])
         loss = run(eye, heads, basis, tuple(part.to(device) for part in data))
         loss.backward()
         norm = optimizers.step(common.curve(step, options.steps, hold=options.hold))
         if step % 20 == 0 or step == options.steps - 1:
-            log(step=step, loss=float(loss), norm=norm)
+            log(step=step, loss=float(loss.detach()), norm=norm)
         if step % options.check == options.check - 1 or step == options.steps - 1:
             log(step=step, held_out=measure(eye.to("cpu"), basis.cpu(), held_out))
             eye.to(device)

@@ -87,8 +87,8 @@ def positions(scene: Scene) -> Array:
 
 
 def ground(scene: Scene) -> int:
-    """The background's index."""
-    return BACKGROUND_NAMES.index(scene.background)
+    """The background's index, -1 where it has no name."""
+    return BACKGROUND_NAMES.index(scene.background) if scene.background else -1
 
 
 def assemble(index: Ints, place: Array, grounds: Ints) -> Array:
@@ -103,7 +103,7 @@ def assemble(index: Ints, place: Array, grounds: Ints) -> Array:
         out[:, :, GROUPS[name]] = values == np.arange(1, 8)
     for axis, name in enumerate("xy"):
         out[:, :, GROUPS[name]] = bins(place[:, :, axis].reshape(-1)).reshape(count, patches, GRID)
-    out[rows, cols, GROUPS["ground"].start + grounds[:, None]] = 1
+    out[:, :, GROUPS["ground"]] = (grounds[:, None] == np.arange(len(BACKGROUND_NAMES)))[:, None]
     return out
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.world import GRID, SIDE
+from training.world import GRID, SIDE, VOCABULARY
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Shape:
     width: int = 256
     heads: int = 4
     feed_forward: int = 704
-    vocabulary: int = 640
+    vocabulary: int = VOCABULARY
     theta: float = 10000.0
 
 

@@ -151,7 +151,9 @@ def word(scene: Scene, rng: random.Random) -> Turn | None:
 
 
 def background(scene: Scene, rng: random.Random) -> Turn | None:
-    """The background's colour."""
+    """The background's colour, where it has one."""
+    if not scene.background:
+        return None
     tint = spelled(rng)
     forms = (
         f"What {tint} is the background?",

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from training import conversations, tokens
+from training import conversations, honest, looks, tokens
+from training.phrasebook import put
 from training.questions import Turn
-from training.scenes import Scene, make_scene
-from training.tokens import ASSISTANT, BOS, EOS, IMAGE, SYSTEM, USER, Coder
+from training.scenes import Scene
+from training.tokens import ASSISTANT, BOS, EOS, FIRST, IMAGE, SECOND, SYSTEM, USER, Coder
 from training.world import PATCHES
 
 LENGTH = 256
@@ -35,7 +36,7 @@ KINDS = {
     "describe": 8.0,
 }
 PICTURE = [IMAGE] * PATCHES
-ALL_KINDS = (*KINDS, "follow-up", "two", "text")
+UNMARKED = 0.05  # share of single pictures without their mark, as when a client writes <image> itself
 
 
 @dataclass
@@ -69,14 +70,6 @@ class Row:
         return end
 
 
-def vary(question: str, rng: random.Random) -> str:
-    """A question as people type it: now and then without its mark or its capital."""
-    roll = rng.random()
-    if roll < 0.06:
-        return question.rstrip("?.")
-    return question[0].lower() + question[1:] if roll < 0.1 else question
-
-
 def one_segment(scenes: list[Scene], rng: random.Random, newest: int) -> list[tuple[str, Turn]]:
     """The turns of one segment with their kinds: mostly one, sometimes a chain; `newest`: the picture last seen."""
     turns: list[tuple[str, Turn]] = []
@@ -84,6 +77,10 @@ def one_segment(scenes: list[Scene], rng: random.Random, newest: int) -> list[tu
         if rng.random() < 0.04:
             phrasings, answer = rng.choice(conversations.SMALL_TALK)
             turns.append(("text", (rng.choice(phrasings), answer)))
+        elif rng.random() < 0.07:
+            turns.append(
+                ("honest", honest.about_picture(scenes[newest], rng) if len(scenes) == 1 else honest.outside(rng))
+            )
         elif len(scenes) == 2 and rng.random() < 0.85:
             turns.append(("two", conversations.two_pictures(scenes[0], scenes[1], rng)))
         elif len(scenes) == 2 and newest == 0:
@@ -95,6 +92,14 @@ def one_segment(scenes: list[Scene], rng: random.Random, newest: int) -> list[tu
     return turns
 
 
+def blind(rng: random.Random) -> tuple[str, Turn]:
+    """A turn without any picture: small talk, a question on a picture that never came, or something outside."""
+    scene = looks.scene(rng.randrange(10**6))
+    if rng.random() < 0.3:
+        return "honest", honest.outside(rng)
+    return "text", honest.without_picture(scene, rng) if rng.random() < 0.5 else conversations.text_turn(rng, scene)
+
+
 def open_row(coder: Coder, rng: random.Random) -> tuple[Row, int]:
     """`<s>` and sometimes a system turn."""
     row = Row()
@@ -104,13 +109,13 @@ def open_row(coder: Coder, rng: random.Random) -> tuple[Row, int]:
 
 def prefix_of_two(row: Row, start: int, scenes: list[Scene], coder: Coder, rng: random.Random) -> tuple[int, int]:
     """Two pictures after the opening of a user turn: together, or the second one in a later turn."""
-    start = row.add(PICTURE, 0, start)
+    start = row.add([FIRST, *PICTURE], 0, start)
     if rng.random() < 0.5:
-        return row.add(PICTURE, 0, start), 0
+        return row.add([SECOND, *PICTURE], 0, start), 0
     kind, (question, answer) = conversations.single(scenes[0], rng, KINDS)
-    start = row.add(coder.ids(vary(question, rng)), 0, start)
+    start = row.add(coder.ids(put(question, rng)), 0, start)
     start = row.answer(coder, kind, answer, 0, start)
-    return row.add([USER, *PICTURE], 0, start), 1
+    return row.add([USER, SECOND, *PICTURE], 0, start), 1
 
 
 def prefix(row: Row, start: int, scenes: list[Scene], coder: Coder, rng: random.Random) -> tuple[int, int]:
@@ -120,7 +125,7 @@ def prefix(row: Row, start: int, scenes: list[Scene], coder: Coder, rng: random.
     start = row.add([USER], 0, start)
     if len(scenes) == 2:
         return prefix_of_two(row, start, scenes, coder, rng)
-    return row.add(PICTURE, 0, start), 0
+    return row.add([FIRST, *PICTURE] if rng.random() > UNMARKED else PICTURE, 0, start), 0
 
 
 def fill(row: Row, start: int, newest: int, coder: Coder, rng: random.Random, length: int) -> None:
@@ -128,13 +133,11 @@ def fill(row: Row, start: int, newest: int, coder: Coder, rng: random.Random, le
     segment = 0
     while True:
         segment += 1
-        turns = one_segment(row.scenes, rng, newest) if row.scenes else [("text", ("", ""))]
-        if not row.scenes:
-            turns = [
-                ("text", conversations.text_turn(rng, make_scene(rng.randrange(10**6))))
-                for _ in range(rng.choice((1, 1, 2)))
-            ]
-        coded = [(kind, coder.ids(vary(question, rng)), answer) for kind, (question, answer) in turns]
+        if row.scenes:
+            turns = one_segment(row.scenes, rng, newest)
+        else:
+            turns = [blind(rng) for _ in range(rng.choice((1, 1, 2)))]
+        coded = [(kind, coder.ids(put(question, rng)), answer) for kind, (question, answer) in turns]
         need = sum(len(ids) + 3 + len(coder.ids(answer)) for _, ids, answer in coded)
         if len(row.tokens) + need > length:
             return
@@ -149,11 +152,11 @@ def fill(row: Row, start: int, newest: int, coder: Coder, rng: random.Random, le
 
 
 def make_row(seed: int, coder: Coder, loose: float = 0.0, length: int = LENGTH) -> Row:
-    """The row of a seed: 72 % one picture, 25 % two, 3 % none."""
+    """The row of a seed: 68 % one picture, 28 % two, 4 % none."""
     rng = random.Random(seed)
     roll = rng.random()
-    count = 1 if roll < 0.72 else 2 if roll < 0.97 else 0
-    scenes = [make_scene(seed * 2 + index, loose=loose) for index in range(count)]
+    count = 1 if roll < 0.68 else 2 if roll < 0.96 else 0
+    scenes = [looks.scene(seed * 2 + index, loose) for index in range(count)]
     if count == 2:
         scenes[1] = conversations.second_scene(scenes[0], rng, scenes[1])
     row, start = open_row(coder, rng)

@@ -1,26 +1,20 @@
-"""Scenes: what is in a picture, sampled from a seed, and how Pillow draws it.
+"""Scenes: what is in a picture, sampled from a seed.
 
 A `Scene` is a plain description (objects, text, background, size in pixels).  Positions are fractions of width and
-height.  At most one object or character has its centre in any cell of the 8 x 8 grid the vision tower sees, never
-close to a cell's border.  This module knows nothing about questions, tokens or torch.
+height.  At most one object or character has its centre in any cell of the 8 x 8 grid the vision tower sees.  This
+module knows nothing about drawing, questions, tokens or torch.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
-
-import numpy as np
-from PIL import Image, ImageDraw, ImageFont
 
 from training.world import (
     BACKGROUND_NAMES,
-    BACKGROUNDS,
     COLOUR_NAMES,
-    COLOURS,
     GRID,
     LARGE_RADIUS,
     LETTERS,
@@ -54,7 +48,8 @@ class Item:
 
 @dataclass
 class Scene:
-    """A picture's description: size in pixels, background, shapes, the text's characters, and a seed for details."""
+    """A picture's description: size in pixels, background ("" where it has no name), shapes, the text's characters, a
+    seed for details, and how much of a cell centres keep free around its edges."""
 
     width: int
     height: int
@@ -64,6 +59,7 @@ class Scene:
     shapes: list[Item] = field(default_factory=list)
     chars: list[Item] = field(default_factory=list)
     stroke: int = 0
+    border: float = BORDER
 
     @property
     def text(self) -> str:
@@ -76,10 +72,10 @@ class Scene:
         return self.shapes + self.chars
 
 
-def clear_of_borders(x: float, y: float) -> bool:
+def clear_of_borders(x: float, y: float, border: float = BORDER) -> bool:
     """Whether a centre lies well inside its grid cell."""
     fx, fy = x * GRID % 1, y * GRID % 1
-    return BORDER < fx < 1 - BORDER and BORDER < fy < 1 - BORDER
+    return border < fx < 1 - border and border < fy < 1 - border
 
 
 def fits(scene: Scene, item: Item) -> bool:
@@ -103,7 +99,7 @@ def place(scene: Scene, rng: random.Random, name: str, colour: str, size: str, t
     for _ in range(tries):
         x, y = rng.uniform(rx + 0.01, 0.99 - rx), rng.uniform(ry + 0.01, 0.99 - ry)
         item = Item(name, colour, size, x, y, rx, ry)
-        if clear_of_borders(x, y) and fits(scene, item):
+        if clear_of_borders(x, y, scene.border) and fits(scene, item):
             scene.shapes.append(item)
             return True
     return False
@@ -112,14 +108,15 @@ def place(scene: Scene, rng: random.Random, name: str, colour: str, size: str, t
 def write(scene: Scene, rng: random.Random, text: str, colour: str) -> bool:
     """Adds a line of characters, one per grid cell, on one row of cells; False when it does not fit."""
     aspect = scene.width / scene.height
+    widest = 29.0 if aspect >= 0.6 else min(29.0 * 0.6 / aspect, 0.9 * SIDE / len(text))
     for _ in range(60):
-        pitch = rng.uniform(17.0, 29.0) / SIDE  # distance of characters, fraction of the width
+        pitch = rng.uniform(17.0, widest) / SIDE  # distance of characters, fraction of the width
         ry = pitch * aspect * rng.uniform(0.42, 0.55)  # half a capital's height
         if not 6.5 / SIDE < ry < 0.22 or pitch * len(text) > 0.95:
             continue
         x0, y = rng.uniform(pitch / 2, 1 - pitch * (len(text) - 0.5)), rng.uniform(ry + 0.02, 0.98 - ry)
         xs = [x0 + pitch * index for index in range(len(text))]
-        if all(clear_of_borders(x, y) for x in xs):
+        if all(clear_of_borders(x, y, scene.border) for x in xs):
             scene.chars = [Item(c, colour, "", x, y, pitch * 0.45, ry) for c, x in zip(text, xs, strict=True)]
             return True
     return False
@@ -164,91 +161,24 @@ def fill(scene: Scene, rng: random.Random, kind: str, loose: float) -> bool:
     return bool(scene.shapes)
 
 
-def make_scene(seed: int, kind: str | None = None, loose: float = 0.0) -> Scene:
-    """The scene of a seed.  `kind`: "text", "mix" or "groups" (by chance when None); `loose`: see `random_text`."""
+def frame(rng: random.Random, seed: int) -> Scene:
+    """An empty scene of the first world: sides 0.6 to 1.65, four styles of background."""
+    short, aspect = rng.randint(110, 260), math.exp(rng.uniform(-0.5, 0.5))
+    width, height = (short, round(short / aspect)) if aspect < 1 else (round(short * aspect), short)
+    scene = Scene(width, height, rng.choice(BACKGROUND_NAMES), rng.choice(("plain", "noise", "lines", "fade")), seed)
+    scene.stroke = rng.choice((0, 1, 1, 2))
+    return scene
+
+
+Frame = Callable[[random.Random, int], Scene]
+
+
+def make_scene(seed: int, kind: str | None = None, loose: float = 0.0, empty: Frame = frame) -> Scene:
+    """The scene of a seed.  `kind`: "text", "mix" or "groups" (by chance when None); `loose`: see `random_text`;
+    `empty`: makes the frame to be filled."""
     rng = random.Random(seed)
     kind = kind or rng.choices(("text", "mix", "groups"), (30, 35, 35))[0]
     while True:
-        short, aspect = rng.randint(110, 260), math.exp(rng.uniform(-0.5, 0.5))
-        width, height = (short, round(short / aspect)) if aspect < 1 else (round(short * aspect), short)
-        scene = Scene(
-            width, height, rng.choice(BACKGROUND_NAMES), rng.choice(("plain", "noise", "lines", "fade")), seed
-        )
-        scene.stroke = rng.choice((0, 1, 1, 2))
+        scene = empty(rng, seed)
         if fill(scene, rng, kind, loose):
             return scene
-
-
-@lru_cache(maxsize=512)
-def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Pillow's built-in typeface, so that every machine draws the same picture."""
-    return ImageFont.load_default(size)
-
-
-def jitter(rng: random.Random, colour: tuple[int, int, int], by: int = 14) -> tuple[int, int, int]:
-    """A colour a little off."""
-    return tuple(min(255, max(0, channel + rng.randint(-by, by))) for channel in colour)  # type: ignore[return-value]
-
-
-def outline(name: str, x: float, y: float, r: float) -> list[tuple[float, float]]:
-    """Corners of a shape (all but the circle) with centre (x, y) and half extent r, in pixels."""
-    if name == "square":
-        s = r * 0.86
-        return [(x - s, y - s), (x + s, y - s), (x + s, y + s), (x - s, y + s)]
-    if name == "diamond":
-        return [(x, y - r), (x + r * 0.8, y), (x, y + r), (x - r * 0.8, y)]
-    if name == "triangle":
-        return [(x, y - r), (x + r, y + r * 0.85), (x - r, y + r * 0.85)]
-    if name == "cross":
-        t = r * 0.34
-        arm = [(t, -r), (t, -t), (r, -t)]
-        arms = [arm, [(-b, a) for a, b in arm], [(-a, -b) for a, b in arm], [(b, -a) for a, b in arm]]
-        return [(x + a, y + b) for corners in arms for a, b in corners]
-    turns = [math.pi * index / 5 for index in range(10)]
-    reach = [r * (1.05 if index % 2 == 0 else 0.45) for index in range(10)]
-    return [(x + d * math.sin(turn), y - d * math.cos(turn)) for d, turn in zip(reach, turns, strict=True)]
-
-
-def paper(scene: Scene, rng: random.Random) -> Image.Image:
-    """The empty background: plain, noisy, with thin lines, or fading from top to bottom."""
-    base = jitter(rng, BACKGROUNDS[scene.background], 7)
-    if scene.style in ("plain", "lines"):
-        image = Image.new("RGB", (scene.width, scene.height), base)
-        if scene.style == "lines":
-            draw, shade = ImageDraw.Draw(image), jitter(rng, base, 12)
-            for y in range(rng.randint(4, 12), scene.height, rng.randint(9, 20)):
-                draw.line([(0, y), (scene.width, y)], fill=shade)
-        return image
-    generator = np.random.default_rng(scene.seed)
-    if scene.style == "noise":
-        change = generator.integers(-10, 11, (scene.height, scene.width, 1))
-    else:
-        change = np.linspace(-9, 9, scene.height)[:, None, None] * np.ones((1, scene.width, 1))
-    return Image.fromarray(np.clip(np.array(base) + change, 0, 255).astype(np.uint8))
-
-
-def draw_scene(scene: Scene) -> Image.Image:
-    """The picture of a scene, RGB, at its own size."""
-    rng = random.Random(scene.seed + 1)
-    image = paper(scene, rng)
-    draw = ImageDraw.Draw(image)
-    for item in scene.shapes:
-        x, y, r = item.x * scene.width, item.y * scene.height, item.rx * scene.width
-        fill_colour = jitter(rng, COLOURS[item.colour])
-        if item.name == "circle":
-            draw.ellipse([x - r, y - r, x + r, y + r], fill=fill_colour)
-        else:
-            draw.polygon(outline(item.name, x, y, r), fill=fill_colour)
-    ink = jitter(rng, COLOURS[scene.chars[0].colour]) if scene.chars else (0, 0, 0)
-    for char in scene.chars:
-        size = max(10, round(2 * char.ry * scene.height / 0.72))
-        middle = (char.x * scene.width, char.y * scene.height)
-        draw.text(middle, char.name, fill=ink, font=font(size), anchor="mm", stroke_width=scene.stroke, stroke_fill=ink)
-    return image
-
-
-def encode(image: Image.Image, kind: str = "PNG", quality: int = 85) -> bytes:
-    """The picture as the bytes of a PNG or JPEG file."""
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **({"quality": quality} if kind == "JPEG" else {}))
-    return buffer.getvalue()

@@ -16,10 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training import common, labels
-from training.eye import Batch, batch, code_loss, measure
+from training import common, labels, looks
+from training.eye import HELD_OUT, Batch, batch, code_loss, measure
 from training.models import SHAPE, Eye, VisionLayer
-from training.scenes import make_scene
 from training.world import SHAPES
 
 UNDER = SHAPE.vision_layers - 1
@@ -44,7 +43,7 @@ def above(eye: Eye, x: Tensor) -> Tensor:
 def probes(eye: Eye, count: int = 384) -> tuple[Tensor, Tensor]:
     """Ridge regression from normed features to (1 + 6 + 8 + 1): a shape's centre, its class, its colour; the class
     token.  Returns weights (16, Dv) and biases (16,)."""
-    patches, index, _ = batch([make_scene(700_000_000 + number) for number in range(count)])
+    patches, index, _ = batch([looks.scene(700_000_000 + number) for number in range(count)])
     x = torch.cat([under(eye, part) for part in patches.split(64)])
     x = F.layer_norm(x, x.shape[-1:]).flatten(0, 1).double()
     kind, colour = index[:, 0], index[:, 1]
@@ -109,10 +108,10 @@ def train(options: argparse.Namespace) -> None:
         start = saved["step"]
     basis = torch.from_numpy(labels.basis()).to(device)
     read = torch.compile(above) if options.compile else above
-    held_out: Batch = batch([make_scene(900_000_000 + index) for index in range(256)])
+    held_out: Batch = batch([looks.scene(HELD_OUT + index) for index in range(256)])
     for step in range(start, options.steps):
         first = options.seed * 1_000_000_000 + step * options.batch
-        patches, index, code = batch([make_scene(first + number, loose=0.2) for number in range(options.batch)])
+        patches, index, code = batch([looks.scene(first + number, loose=0.2) for number in range(options.batch)])
         with torch.no_grad():
             features = under(eye, patches.to(device))
         loss = code_loss(read(eye, features), index.to(device), code.to(device), basis, options.tallies)

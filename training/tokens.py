@@ -13,17 +13,20 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from training import honest
 from training.conversations import SMALL_TALK, SYSTEMS, follow_up, text_turn, two_pictures
+from training.phrasebook import put
 from training.questions import ASK
 from training.scenes import make_scene
+from training.world import VOCABULARY
 
-SPECIALS = ("<pad>", "<s>", "</s>", "<image>", "<|user|>", "<|assistant|>", "<|system|>")
-PAD, BOS, EOS, IMAGE, USER, ASSISTANT, SYSTEM = range(len(SPECIALS))
-VOCABULARY = 640
+SPECIALS = ("<pad>", "<s>", "</s>", "<image>", "<|user|>", "<|assistant|>", "<|system|>",
+            "<|first|>", "<|second|>", "<|next|>")  # fmt: skip
+PAD, BOS, EOS, IMAGE, USER, ASSISTANT, SYSTEM, FIRST, SECOND, NEXT = range(len(SPECIALS))
 # A turn's pictures come before its text, as in LLaVA-1.5's own template, whatever their order in the message; every
 # text is trimmed, several are joined by a space.  A picture given in OpenAI's form ("image_url"), in Hugging Face's
 # ("image") or as text holding <image> becomes one <image>.
-TEMPLATE = """\
+UNMARKED = """\
 {%- macro parts(content) -%}
 {%- if content is string -%}{{ content | trim }}
 {%- elif content is not none -%}
@@ -47,6 +50,14 @@ TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}
 """
+# Picture tokens do not say which picture they belong to; a mark before each picture does.
+TEMPLATE = """\
+{%- set seen = namespace(pictures=0) -%}
+{%- macro mark() -%}
+{%- set seen.pictures = seen.pictures + 1 -%}
+{{ '<|first|>' if seen.pictures == 1 else '<|second|>' if seen.pictures == 2 else '<|next|>' }}
+{%- endmacro -%}
+""" + UNMARKED.replace("-%}<image>\n", "-%}{{ mark() }}<image>\n")
 
 
 def corpus(count: int = 4000) -> list[str]:
@@ -56,9 +67,13 @@ def corpus(count: int = 4000) -> list[str]:
         scene, other = make_scene(800_000_000 + seed), make_scene(801_000_000 + seed)
         turns = [ask(scene, rng) for kind, ask in ASK.items() if kind not in ("number", "word")]
         turns += follow_up(scene, rng) or []
-        turns += [two_pictures(scene, other, rng), text_turn(rng, scene)]
-        for turn in filter(None, turns):
-            out += [text for text in turn if not any(part.isupper() and len(part) > 1 for part in text.split())]
+        turns += [two_pictures(scene, other, rng), text_turn(rng, scene), honest.about_picture(scene, rng)]
+        for question, answer in filter(None, turns):
+            out += [
+                text
+                for text in (question, put(question, rng), answer)
+                if not any(part.isupper() and len(part) > 1 for part in text.split())
+            ]
     return out + [text for phrases, answer in SMALL_TALK for text in (*phrases, answer)] * 20 + list(SYSTEMS) * 20
 
 

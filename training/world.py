@@ -35,6 +35,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 CLASSES: tuple[str, ...] = ("", *SHAPES, *DIGITS, *LETTERS)
 CLASS_INDEX = {name: index for index, name in enumerate(CLASSES)}
 
+VOCABULARY = 768  # tokens at most
 SIDE = 128  # pixels of the squashed picture, both ways
 GRID = 8  # patches a side
 PATCHES = GRID * GRID

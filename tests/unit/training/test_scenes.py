@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from training import labels
-from training.scenes import clear_of_borders, draw_scene, make_scene
+from training.drawing import draw_scene
+from training.scenes import clear_of_borders, make_scene
 from training.world import CLASSES, COLOUR_NAMES, COLOURS, PATCHES
 
 

@@ -12,7 +12,7 @@ from mmserve.httpserver.chat_template import ChatTemplate
 
 pytest.importorskip("tokenizers")
 
-from training.tokens import TEMPLATE
+from training.tokens import TEMPLATE, UNMARKED
 
 IMAGE = {"type": "image"}
 
@@ -27,7 +27,13 @@ def rendered(*messages: tuple[str, Any]) -> str:
 
 def test_the_packaged_checkpoint_has_it() -> None:
     path = Path(mmserve.__file__).parent / "packaged" / "llava" / "chat_template.jinja"
-    assert path.read_text() == TEMPLATE
+    assert path.read_text() in (TEMPLATE, UNMARKED)  # marked from its next training on
+
+
+def test_without_marks_a_picture_is_just_its_token() -> None:
+    assert (
+        ChatTemplate(UNMARKED, {}).render([{"role": "user", "content": [IMAGE]}]) == "<s><|user|><image><|assistant|>"
+    )
 
 
 @pytest.mark.parametrize(
@@ -36,16 +42,19 @@ def test_the_packaged_checkpoint_has_it() -> None:
         [IMAGE, text("What?")],
         [text(" What? "), IMAGE],
         [{"type": "image_url", "image_url": {"url": "data:,"}}, text("What?")],
-        "<image>What?",
     ],
 )
-def test_a_turns_picture_comes_before_its_text(content: Any) -> None:
-    assert rendered(("user", content)) == "<s><|user|><image>What?<|assistant|>"
+def test_a_turns_picture_comes_before_its_text_with_its_mark(content: Any) -> None:
+    assert rendered(("user", content)) == "<s><|user|><|first|><image>What?<|assistant|>"
+
+
+def test_an_image_written_as_text_stays_as_it_is() -> None:
+    assert rendered(("user", "<image>What?")) == "<s><|user|><image>What?<|assistant|>"
 
 
 def test_texts_between_pictures_are_joined_in_order() -> None:
     content = [text("Look."), IMAGE, text("And at this."), IMAGE]
-    assert rendered(("user", content)) == "<s><|user|><image><image>Look. And at this.<|assistant|>"
+    assert rendered(("user", content)) == "<s><|user|><|first|><image><|second|><image>Look. And at this.<|assistant|>"
 
 
 def test_turns_keep_their_own_pictures() -> None:
@@ -55,5 +64,8 @@ def test_turns_keep_their_own_pictures() -> None:
         ("assistant", "a star"),
         ("user", [text("And here?"), IMAGE]),
     ]
-    expected = "<s><|system|>Be polite.<|user|><image>What?<|assistant|>a star</s><|user|><image>And here?<|assistant|>"
+    expected = (
+        "<s><|system|>Be polite.<|user|><|first|><image>What?<|assistant|>a star</s>"
+        "<|user|><|second|><image>And here?<|assistant|>"
+    )
     assert rendered(*conversation) == expected
