@@ -21,6 +21,8 @@ from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
 from tests.fakes.embeddings import put_rows, spliced_prompt
 from tests.fakes.engine import Driver, make_runner
 
+# There is nothing to run these on without a GPU. What they ask (equality with transformers, rows read from the arena)
+# unit/model_backend and integration/model_backend ask of the same code on a CPU, in every run.
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(

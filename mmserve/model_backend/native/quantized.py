@@ -15,8 +15,7 @@ _INT8_MAX, _INT4_MAX = 127, 15
 _HEAD = 2 * _PANEL
 """Bytes of a group's scales."""
 INT8_NBYTES = _HEAD + GROUP * _PANEL
-INT4_NBYTES = 2 * _HEAD + GROUP * _PANEL // 2
-"""Of a group of a panel."""
+"""Of a group of a panel; int4's are fewer."""
 
 
 def to_int8(weight: torch.Tensor) -> torch.Tensor:

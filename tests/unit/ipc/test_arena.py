@@ -102,6 +102,8 @@ def _free_huge_pages() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("HugePages_Free")), 0)
 
 
+# The kernel gives huge pages only where an administrator has set some aside, which a test must not do to a machine.
+# All else about the arena is tested on ordinary pages above, and the refusal where there are none just below.
 @pytest.mark.skipif(
     _free_huge_pages() < 3,
     reason="no huge pages here, and only root can reserve them; the other tests ask the same of small pages",

@@ -21,6 +21,8 @@ from mmserve.model_backend.layers.rotary import rotate_
 from mmserve.model_backend.native import build, kernels, quantized
 from tests.fakes.quantized import meant
 
+# The compiled kernels are an option: where nothing can compile them mmserve computes with torch. Then there is nothing
+# to test here, and the parity tests beside this file ask the same answers of torch.
 pytestmark = pytest.mark.skipif(
     not kernels.usable(torch.empty(0)),
     reason="no C++ compiler on this machine: torch computes, which every other test of the model then asks",

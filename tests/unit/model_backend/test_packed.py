@@ -6,8 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from mmserve.errors import StartupError
 from mmserve.model_backend.layers import packed
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, pack_linears
+from mmserve.model_backend.native import kernels
 from mmserve.model_backend.parallel import TpGroup
 
 
@@ -35,3 +37,9 @@ def test_a_failed_self_test_leaves_plain_weights(monkeypatch: pytest.MonkeyPatch
     linear = layer(torch.float32)
     pack_linears(linear)
     assert not linear.weight.is_mkldnn
+
+
+def test_without_kernels_quantized_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "usable", lambda x: False)
+    with pytest.raises(StartupError, match="compiler"):
+        pack_linears(layer(torch.float32), "int4")

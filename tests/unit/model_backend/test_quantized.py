@@ -16,8 +16,9 @@ from tests.fakes.checkpoints import VOCAB, make_llama
 from tests.fakes.engine import Driver, make_runner
 from tests.fakes.quantized import meant
 
+# Quantized weights exist for the compiled kernels only: that they are refused without is asked in test_packed.
 pytestmark = pytest.mark.skipif(
-    not kernels.usable(torch.empty(0)), reason="no C++ compiler on this machine, without which a start is refused"
+    not kernels.usable(torch.empty(0)), reason="no C++ compiler on this machine, so no quantized weights either"
 )
 SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 272}
 
