@@ -1,6 +1,6 @@
 """All layers of a Llama decoder in one call of the C++ kernels: a step of one token is 270 calls less.
 
-Knows addresses and sizes; the tensors belong to the model's layers, which must outlive it.
+Knows addresses and sizes, and keeps the tensors behind them; the model's layers must not replace theirs afterwards.
 """
 
 from __future__ import annotations
