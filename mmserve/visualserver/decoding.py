@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.errors import MediaError, Unavailable
 from mmserve.ipc.arena import Arena, StaleHandle
@@ -27,10 +29,11 @@ INTERNAL = Outcome("internal_error", "the image could not be encoded")
 
 @dataclass
 class Decoded:
-    """What became of a batch: pixels to encode, and images that ended here. ``seconds``: decoding time of each."""
+    """What became of a batch: pixels to encode, float32 [B, 3, H, W] until they are taken, and images that ended here.
+    ``seconds``: decoding time of each."""
 
     images: list[Image] = field(default_factory=list)
-    pixels: list[Pixels] = field(default_factory=list)
+    pixels: Pixels | None = None
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
 
@@ -51,10 +54,7 @@ class Decoder:
         """
         decoded = Decoded()
         try:
-            pending = self._pending(images, decoded)
-            for image, (result, seconds) in zip(pending, self._pool.map(self._pixels, pending), strict=True):
-                decoded.seconds.append(seconds)
-                self._sort(image, result, decoded)
+            self._decode(self._pending(images, decoded), decoded)
             self._report_failures(decoded)
         except Unavailable:
             return Decoded(outcomes=dict.fromkeys(item_ids(images), LOST))
@@ -66,6 +66,20 @@ class Decoder:
             if state != "pending":
                 decoded.outcomes[image.item_id] = ENCODED if state == "ready" else LOST
         return [image for image, state in zip(images, states, strict=True) if state == "pending"]
+
+    def _decode(self, pending: Sequence[Image], decoded: Decoded) -> None:
+        """One image alone is decoded by this thread: waking another one takes longer than it seems on busy cores."""
+        results = self._pool.map(self._pixels, pending) if len(pending) > 1 else map(self._pixels, pending)
+        pixels: list[Pixels] = []
+        for image, (result, seconds) in zip(pending, results, strict=True):
+            decoded.seconds.append(seconds)
+            if isinstance(result, Outcome):
+                decoded.outcomes[image.item_id] = result
+            else:
+                decoded.images.append(image)
+                pixels.append(result)
+        if pixels:
+            decoded.pixels = np.stack(pixels) if len(pixels) > 1 else pixels[0][None]
 
     def _pixels(self, image: Image) -> tuple[Pixels | Outcome, float]:
         started_s = time.monotonic()
@@ -84,13 +98,6 @@ class Decoder:
         except Exception:  # the boundary of one image: whatever went wrong, the others go on
             logger.exception("image %d could not be decoded", item_id)
             return INTERNAL
-
-    def _sort(self, image: Image, result: Pixels | Outcome, decoded: Decoded) -> None:
-        if isinstance(result, Outcome):
-            decoded.outcomes[image.item_id] = result
-        else:
-            decoded.images.append(image)
-            decoded.pixels.append(result)
 
     def _report_failures(self, decoded: Decoded) -> None:
         """Another visual server may have encoded an image, and its bytes gone, while this one was about to read."""

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from mmserve.cache_server.client import MediaCacheClient
@@ -32,7 +31,7 @@ class Encoded:
 
 
 class Encoder:
-    """Called from one thread at a time, never the event loop's: it computes and makes an RPC."""
+    """``encode`` computes and makes an RPC: from one thread at a time, never the event loop's."""
 
     def __init__(self, tower: Tower, dtype: torch.dtype, arena: Arena, cache: MediaCacheClient) -> None:
         self._tower = tower
@@ -41,9 +40,10 @@ class Encoder:
         self._cache = cache
 
     def take(self, decoded: Decoded) -> torch.Tensor:
-        """The batch's pixels, float32 [B, 3, H, W], taken over: ``decoded`` holds none any more."""
-        pixels, decoded.pixels = decoded.pixels, []
-        return torch.from_numpy(np.stack(pixels))
+        """The batch's pixels, float32 [B, 3, H, W], taken over without a copy: ``decoded`` holds none any more."""
+        pixels, decoded.pixels = decoded.pixels, None
+        assert pixels is not None, "nothing was decoded, or it was taken before"
+        return torch.from_numpy(pixels)
 
     def encode(self, images: Sequence[Image], pixels: torch.Tensor) -> Encoded:
         """All at once; after an error (out of memory, say) one by one, so that only what really fails does."""

@@ -102,7 +102,7 @@ class Pipeline:
         loop = asyncio.get_running_loop()
         while True:
             decoded = await self._decoded.get()
-            pixels = await loop.run_in_executor(self._threads[1], self._encoder.take, decoded)
+            pixels = self._encoder.take(decoded)
             self._taken(item_ids(decoded.images))
             encoded = await loop.run_in_executor(self._threads[1], self._encoder.encode, decoded.images, pixels)
             del pixels

@@ -51,7 +51,7 @@ def arena() -> Iterator[Arena]:
 
 def _decoded(*values: int) -> Decoded:
     images = [Image(v, Handle(v, 0, 1), Handle(100 + v, 512 * n, TOKENS * HIDDEN * 2)) for n, v in enumerate(values)]
-    return Decoded(images=images, pixels=[np.full((3, 2, 2), value, np.float32) for value in values])
+    return Decoded(images=images, pixels=np.stack([np.full((3, 2, 2), value, np.float32) for value in values]))
 
 
 def _encoder(arena: Arena, cache: _Cache) -> Encoder:
@@ -60,7 +60,7 @@ def _encoder(arena: Arena, cache: _Cache) -> Encoder:
 
 def _encode(encoder: Encoder, decoded: Decoded) -> dict[int, Outcome]:
     pixels = encoder.take(decoded)
-    assert decoded.pixels == [], "the encoder has them now"
+    assert decoded.pixels is None, "the encoder has them now"
     return encoder.encode(decoded.images, pixels).outcomes
 
 
