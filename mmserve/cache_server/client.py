@@ -14,7 +14,7 @@ from mmserve.cache_server.client_v2 import BatchedCalls, FramedConnection
 from mmserve.cache_server.link import Link
 from mmserve.errors import Overloaded, TooLarge
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, MediaRecord, TurnClaim
+from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, MediaRecord, TurnClaim, TurnsReply
 
 PATIENCE_S = 5.0
 """How long a call waits for a server that is being started again."""
@@ -30,7 +30,7 @@ class Calls(Protocol):
     def get_items_data(self, request_id: str, item_ids: Sequence[int], wait_s: float) -> Sequence[ItemState]: ...
     def set_items_embed(self, item_ids: Sequence[int], ok: Sequence[bool]) -> Sequence[EmbedState]: ...
     def get_items_embed(self, item_ids: Sequence[int]) -> Sequence[EmbedState]: ...
-    def begin_turns(self, claims: Sequence[TurnClaim], wait_s: float) -> Sequence[str]: ...
+    def begin_turns(self, claims: Sequence[TurnClaim], wait_s: float) -> TurnsReply: ...
     def end_turn(self, name: str) -> None: ...
     def leaving(self) -> None: ...
 
@@ -112,12 +112,12 @@ class MediaCacheClient:
         states = dict(zip(unique, self._calls.get_items_embed(unique), strict=True))
         return tuple(states[item_id] for item_id in item_ids)
 
-    def begin_turns(self, claims: Sequence[TurnClaim], *, wait_s: float) -> tuple[str, ...]:
-        """Whose images may be decoded now? Waits up to wait_s until at least one's turn has come; see Turns.
+    def begin_turns(self, claims: Sequence[TurnClaim], *, wait_s: float) -> TurnsReply:
+        """Whose images may be decoded now, whose next? Waits up to wait_s for either; see Turns.
 
         What has begun lasts until ``end_turn``, which also ends the waiting for a turn.
         """
-        return tuple(self._calls.begin_turns(claims, wait_s)) if claims else ()
+        return self._calls.begin_turns(claims, wait_s) if claims else TurnsReply()
 
     def end_turn(self, name: str) -> None:
         """The pixels are the encoder's now, or nobody wants them; twice, or without a turn, is harmless."""

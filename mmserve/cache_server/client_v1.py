@@ -13,7 +13,7 @@ from rpyc.core.channel import Channel
 from rpyc.core.stream import SocketStream
 
 from mmserve.cache_server.link import CALL_TIMEOUT_S, LOST, MAX_WAIT_S, Link
-from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, MediaRecord, TurnClaim
+from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, MediaRecord, TurnClaim, TurnsReply
 from mmserve.messages.media import Handle
 
 _CONFIG = {"sync_request_timeout": CALL_TIMEOUT_S, "allow_pickle": False, "close_catchall": True}
@@ -87,9 +87,10 @@ class ItemwiseCalls:
     def get_items_embed(self, item_ids: Sequence[int]) -> Sequence[EmbedState]:
         return [self._link.call("get_items_embed", item_id) for item_id in item_ids]
 
-    def begin_turns(self, claims: Sequence[TurnClaim], wait_s: float) -> Sequence[str]:
+    def begin_turns(self, claims: Sequence[TurnClaim], wait_s: float) -> TurnsReply:
         wanted = tuple((claim.name, claim.pixel_nbytes, claim.arrival_s) for claim in claims)
-        return self._link.call("begin_turns", wanted, wait_s)  # type: ignore[no-any-return]
+        come, following = self._link.call("begin_turns", wanted, wait_s)
+        return TurnsReply(come=come, following=following)
 
     def end_turn(self, name: str) -> None:
         self._link.call("end_turn", name)

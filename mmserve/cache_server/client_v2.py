@@ -29,6 +29,7 @@ from mmserve.messages.cache import (
     SetDataRequest,
     SetEmbedRequest,
     TurnClaim,
+    TurnsReply,
 )
 
 R = TypeVar("R")
@@ -36,7 +37,7 @@ _REQUESTS: Codec[CacheRequest] = Codec(CacheRequest)
 _ALLOC: Codec[AllocReply | CallFailed] = Codec(AllocReply | CallFailed)
 _ITEM_STATES: Codec[tuple[ItemState, ...] | CallFailed] = Codec(tuple[ItemState, ...] | CallFailed)
 _EMBED_STATES: Codec[tuple[EmbedState, ...] | CallFailed] = Codec(tuple[EmbedState, ...] | CallFailed)
-_NAMES: Codec[tuple[str, ...] | CallFailed] = Codec(tuple[str, ...] | CallFailed)
+_TURNS: Codec[TurnsReply | CallFailed] = Codec(TurnsReply | CallFailed)
 _NOTHING: Codec[CallFailed | None] = Codec(CallFailed | None)
 
 
@@ -89,8 +90,8 @@ class BatchedCalls:
     def get_items_embed(self, item_ids: Sequence[int]) -> Sequence[EmbedState]:
         return self._call(GetEmbedRequest(item_ids=tuple(item_ids)), _EMBED_STATES)
 
-    def begin_turns(self, claims: Sequence[TurnClaim], wait_s: float) -> Sequence[str]:
-        return self._call(BeginTurnsRequest(claims=tuple(claims), wait_s=wait_s), _NAMES)
+    def begin_turns(self, claims: Sequence[TurnClaim], wait_s: float) -> TurnsReply:
+        return self._call(BeginTurnsRequest(claims=tuple(claims), wait_s=wait_s), _TURNS)
 
     def end_turn(self, name: str) -> None:
         self._call(EndTurnRequest(name=name), _NOTHING)

@@ -91,10 +91,13 @@ class CacheService(rpyc.Service):  # type: ignore[misc]
     def exposed_get_items_embed(self, item_id: int) -> str:
         return self._table.get_embed(self._guest.owner, (item_id,))[0]
 
-    def exposed_begin_turns(self, claims: tuple[tuple[str, int, float], ...], wait_s: float) -> tuple[str, ...]:
-        """``claims``: the fields of TurnClaim."""
+    def exposed_begin_turns(
+        self, claims: tuple[tuple[str, int, float], ...], wait_s: float
+    ) -> tuple[tuple[str, ...], str]:
+        """``claims``: the fields of TurnClaim. Returns those of TurnsReply."""
         wanted = [TurnClaim(*claim) for claim in claims]
-        return self._table.begin_turns(self._guest.owner, wanted, min(wait_s, MAX_WAIT_S))
+        reply = self._table.begin_turns(self._guest.owner, wanted, min(wait_s, MAX_WAIT_S))
+        return reply.come, reply.following
 
     def exposed_end_turn(self, name: str) -> None:
         self._table.end_turn(self._guest.lease(name))

@@ -34,6 +34,7 @@ from mmserve.messages.cache import (
     ReleaseRequest,
     SetDataRequest,
     SetEmbedRequest,
+    TurnsReply,
 )
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def reply_to(table: Table, guest: Guest, message: bytes) -> bytes:
 
 def answer(
     table: Table, guest: Guest, request: CacheRequest
-) -> AllocReply | tuple[ItemState, ...] | tuple[EmbedState, ...] | tuple[str, ...] | None:
+) -> AllocReply | tuple[ItemState, ...] | tuple[EmbedState, ...] | TurnsReply | None:
     """Carry out one call. Raises ValueError for one that makes no sense."""
     match request:
         case AllocRequest():

@@ -18,7 +18,7 @@ from mmserve.budget import Budget
 from mmserve.cache_server.item import Lease
 from mmserve.cache_server.slots import Slots
 from mmserve.cache_server.turns import Claim, Turns
-from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, TurnClaim
+from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, TurnClaim, TurnsReply
 
 T = TypeVar("T")
 
@@ -155,25 +155,27 @@ class Table:
                 return tuple("gone" for _ in item_ids)
             return self._slots.get_embed(owner, item_ids)
 
-    def begin_turns(self, owner: str, claims: Sequence[TurnClaim], wait_s: float) -> tuple[str, ...]:
-        """Whose of these requests' images may be decoded now? Waits up to wait_s for the first turns to come, which
-        then last until ``end_turn`` or the owner's end; an ``end_turn`` meanwhile ends a request's waiting."""
+    def begin_turns(self, owner: str, claims: Sequence[TurnClaim], wait_s: float) -> TurnsReply:
+        """Whose of these requests' images may be decoded now, and whose next? Waits up to wait_s until there is
+        something to say. Turns last until ``end_turn`` or the owner's end; an ``end_turn`` meanwhile ends the wait."""
         leases = {claim.name: Lease(owner, claim.name) for claim in claims}
 
-        def attempt() -> tuple[str, ...] | None:
+        def attempt() -> TurnsReply | None:
             come = tuple(name for name, lease in leases.items() if self._turns.has_come(lease))
-            return come or (() if any(self._turns.is_known(lease) for lease in leases.values()) else None)
+            following = next((name for name, lease in leases.items() if self._turns.follows(lease)), "")
+            waits = any(self._turns.is_known(lease) for lease in leases.values())
+            return TurnsReply(come=come, following=following) if waits else None
 
         with self._changed:
             if owner not in self._connections:
-                return ()
+                return TurnsReply()
             for claim in claims:
                 self._turns.ask(Claim(claim.arrival_s, leases[claim.name], claim.pixel_nbytes))
-            come = self._wait(owner, wait_s, attempt, lambda result: result != (), None) or ()
-            for name in leases.keys() - set(come):
+            reply = self._wait(owner, wait_s, attempt, lambda result: result != TurnsReply(), None) or TurnsReply()
+            for name in leases.keys() - {*reply.come, reply.following}:
                 self._turns.end(leases[name])
             self._changed.notify_all()  # others in line may begin as well
-            return come
+            return reply
 
     def end_turn(self, lease: Lease) -> None:
         """The request's pixels are the encoder's, or it wants none any more. Harmless without a turn."""

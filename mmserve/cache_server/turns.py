@@ -29,6 +29,8 @@ class Turns:
         self.peak = 0
         self._held: dict[Lease, int] = {}
         self._line: list[Claim] = []
+        self._following: Claim | None = None
+        """Told that its turn begins when the only one held ends; of the same owner as that one."""
 
     @property
     def num_held(self) -> int:
@@ -36,42 +38,64 @@ class Turns:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._line)
+        return len(self._line) + (self._following is not None)
 
     def ask(self, claim: Claim) -> None:
         """Into the line, unless it is there or its turn has come."""
-        if claim.lease not in self._held and all(other.lease != claim.lease for other in self._line):
+        if not self.is_known(claim.lease):
             insort(self._line, claim)
 
     def has_come(self, lease: Lease) -> bool:
         """Lets the first in line begin, as many as may; is ``lease`` among those who have?"""
         while self._line and self._may_begin(self._line[0].nbytes):
-            first = self._line.pop(0)
-            self._held[first.lease] = first.nbytes
-            self.pixels.take(first.nbytes)
-            self.peak = max(self.peak, len(self._held))
+            self._begin(self._line.pop(0))
         return lease in self._held
+
+    def follows(self, lease: Lease) -> bool:
+        """Is it first in line, and the only turn held its owner's too? Then it begins with the end of that turn, which
+        its owner sees before anybody here: nothing stands still while word of it goes round."""
+        alone = [held.owner for held in self._held] == [lease.owner]
+        if alone and self._following is None and self._line and self._line[0].lease == lease:
+            self._following = self._line.pop(0)
+        return self._following is not None and self._following.lease == lease
 
     def is_known(self, lease: Lease) -> bool:
         """In line, or at its turn?"""
-        return lease in self._held or any(claim.lease == lease for claim in self._line)
+        return lease in self._held or any(claim.lease == lease for claim in self._waiting())
 
     def end(self, lease: Lease) -> bool:
         """Its pixels are the encoder's, or it wants nothing any more. Was there anything to end?"""
-        waiting, self._line = len(self._line), [claim for claim in self._line if claim.lease != lease]
+        if not self.is_known(lease):
+            return False
+        self._line = [claim for claim in self._line if claim.lease != lease]
+        following = self._following
+        if following is not None and (following.lease == lease or lease in self._held):
+            self._following = None
         nbytes = self._held.pop(lease, None)
         if nbytes is not None:
             self.pixels.give(nbytes)
-        return nbytes is not None or len(self._line) < waiting
+            if following is not None:
+                self._begin(following)
+        return True
 
     def drop_owner(self, owner: str) -> None:
         """The visual server is gone, and its pixels with it."""
-        for lease in [*self._held, *(claim.lease for claim in self._line)]:
+        for lease in [*self._held, *(claim.lease for claim in self._waiting())]:
             if lease.owner == owner:
                 self.end(lease)
 
+    def _waiting(self) -> list[Claim]:
+        return self._line if self._following is None else [self._following, *self._line]
+
+    def _begin(self, claim: Claim) -> None:
+        self._held[claim.lease] = claim.nbytes
+        self.pixels.take(claim.nbytes)
+        self.peak = max(self.peak, len(self._held))
+
     def _may_begin(self, nbytes: int) -> bool:
         """One that is larger than the whole budget, which its HTTP worker should have refused, runs alone."""
+        if self._following is not None:
+            return False
         if self._max_requests and len(self._held) >= self._max_requests:
             return False
         return self.pixels.fits(nbytes) or not self._held

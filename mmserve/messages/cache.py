@@ -110,6 +110,14 @@ class BeginTurnsRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t"
     wait_s: float = 0.0
 
 
+class TurnsReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="turns"):
+    """Names of the turns that have come. ``following``: the one that begins when the caller's only turn ends; its end
+    is still to be told, but nobody is to be asked any more."""
+
+    come: tuple[str, ...] = ()
+    following: str = ""
+
+
 class EndTurnRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="end_turn"):
     """The turn is over, or not wanted any more."""
 
@@ -132,8 +140,8 @@ CacheRequest = (
     | EndTurnRequest
     | LeavingRequest
 )
-"""Answered, in this order, by None, AllocReply, None, None, tuples of ItemState, EmbedState, EmbedState, of names of
-turns, None, None."""
+"""Answered, in this order, by None, AllocReply, None, None, tuples of ItemState, EmbedState, EmbedState, TurnsReply,
+None, None."""
 
 
 class CallFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="failed"):

@@ -45,6 +45,8 @@ class Held:
     received_s: float
     missing: dict[int, int] = field(default_factory=dict)
     begun: bool = False
+    asks: bool = True
+    """Has no turn, and has not been told when it comes."""
     has_turn: bool = False
 
     @property
@@ -84,6 +86,8 @@ class Batcher:
         self._max_images = max_images
         self._max_held = max_held
         self.turns = Turns()
+        self.following: Held | None = None
+        """Knows that its turn comes when the one that is on is over."""
         self._held: dict[str, Held] = {}
         self._work: dict[int, _Work] = {}
 
@@ -118,6 +122,9 @@ class Batcher:
         held = self._held.pop(request_id, None)
         if held is not None:
             self.turns.no_more(held.turn)
+        if held is not None and held is self.following:
+            self.following = None
+            self.turns.give_up(held.turn)
         for item_id in held.missing if held else ():
             work = self._work[item_id]
             del work.waiting[request_id]
@@ -131,7 +138,7 @@ class Batcher:
 
     def claims(self) -> list[Claim]:
         """The oldest requests that have images which nobody is encoding, and no turn; some of them."""
-        waiting = (held for held in self._held.values() if not held.has_turn and self._idle(held))
+        waiting = (held for held in self._held.values() if held.asks and self._idle(held))
         return [Claim(held, self._decoded_nbytes(held)) for held in itertools.islice(waiting, self._max_images)]
 
     def holds(self, held: Held) -> bool:
@@ -140,10 +147,24 @@ class Batcher:
 
     def begin(self, held: Held) -> None:
         """Its turn has come. One that was dropped meanwhile ends it at once."""
-        held.has_turn = True
+        held.has_turn, held.asks = True, False
         self.turns.begin(held.turn)
         if not self.holds(held) or not self._idle(held):
             self.turns.no_more(held.turn)
+
+    def follow(self, held: Held) -> None:
+        """Its turn comes when the one that is on is over. One that was dropped meanwhile gives it up at once."""
+        held.asks = False
+        if self.holds(held):
+            self.following = held
+        else:
+            self.turns.give_up(held.turn)
+
+    def begin_following(self) -> None:
+        """If that is so by now."""
+        if self.following is not None and self.turns.none_on:
+            held, self.following = self.following, None
+            self.begin(held)
 
     def next_batch(self) -> Batch | None:
         """Images, which nobody is encoding, of the oldest requests that have a turn; in flight until ``finish``."""

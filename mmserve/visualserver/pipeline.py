@@ -66,7 +66,8 @@ class Pipeline:
 
     def close(self) -> None:
         """Waits for nothing: what is being computed is of no use any more."""
-        self._turns.close(self._asking)
+        following = self._batcher.following
+        self._turns.close(self._asking if following is None else [*self._asking, following])
         for threads in self._threads:
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -75,16 +76,26 @@ class Pipeline:
         while True:
             claims = await self._next_claims()
             self._asking = [claim.held for claim in claims]
-            come = await self._turns.come(claims)
+            reply = await self._turns.come(claims)
             asked, self._asking = self._asking, []
             for held in asked:
-                if held.turn in come:
+                if held.turn in reply.come:
                     self._batcher.begin(held)
-                elif self._batcher.holds(held) and self._turns.is_late(held):
-                    message = f"its images did not get their turn within {self._turns.patience_s:g} s"
-                    self._emit(self._batcher.give_up(held, "queue_timeout", message))
-            self._turn_came.set()
+                elif held.turn == reply.following:
+                    self._batcher.follow(held)
+                    asyncio.get_running_loop().call_later(self._turns.left_s(held), self._still_follows, held)
+                elif self._batcher.holds(held) and not self._turns.left_s(held):
+                    self._late(held)
             self._changed()
+
+    def _still_follows(self, held: Held) -> None:
+        if self._batcher.following is held:
+            self._late(held)
+            self._changed()
+
+    def _late(self, held: Held) -> None:
+        message = f"its images did not get their turn within {self._turns.patience_s:g} s"
+        self._emit(self._batcher.give_up(held, "queue_timeout", message))
 
     async def _decode_batches(self) -> None:
         loop = asyncio.get_running_loop()
@@ -141,12 +152,14 @@ class Pipeline:
         self._changed()
 
     def _changed(self) -> None:
-        """Whatever happened: there may be a turn to ask for, or to give back."""
+        """Whatever happened: there may be a turn to ask for, to begin, or to give back."""
         for held in self._asking:
             if not self._batcher.holds(held):
                 self._turns.end(held.turn)
+        self._batcher.begin_following()
         for name in self._batcher.turns.ended():
             self._turns.end(name)
+        self._turn_came.set()
         self._metrics.add("mm_encoder_requests_waiting", len(self._batcher))
         self._arrived.set()
 

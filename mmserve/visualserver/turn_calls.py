@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.errors import Unavailable
-from mmserve.messages.cache import TurnClaim
+from mmserve.messages.cache import TurnClaim, TurnsReply
 from mmserve.visualserver.batcher import Claim, Held
 
 logger = logging.getLogger(__name__)
@@ -24,16 +24,16 @@ class TurnCalls:
         self.patience_s = patience_s
         self._asking, self._ending = ThreadPoolExecutor(1, "turn"), ThreadPoolExecutor(1, "turn-end")
 
-    async def come(self, claims: Sequence[Claim]) -> set[str]:
-        """Wait until turns have come; their names. None: all have been given up (``end``), or the first is late.
+    async def come(self, claims: Sequence[Claim]) -> TurnsReply:
+        """Wait until turns have come. None have: all have been given up (``end``), or the first is late.
 
         Without a cache server there is nothing to be decoded, and nothing to wait for: decoding will say so.
         """
-        return set(await asyncio.get_running_loop().run_in_executor(self._asking, self._ask, claims))
+        return await asyncio.get_running_loop().run_in_executor(self._asking, self._ask, claims)
 
-    def is_late(self, held: Held) -> bool:
-        """Has it waited long enough?"""
-        return time.monotonic() >= held.received_s + self.patience_s
+    def left_s(self, held: Held) -> float:
+        """Seconds for which it may wait on; 0 when it has waited long enough."""
+        return max(0.0, held.received_s + self.patience_s - time.monotonic())
 
     def end(self, name: str) -> None:
         """The turn is over, or not wanted any more. Does not wait for the cache server to hear of it."""
@@ -46,13 +46,13 @@ class TurnCalls:
         for threads in (self._asking, self._ending):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _ask(self, claims: Sequence[Claim]) -> Iterable[str]:
-        left_s = max(0.0, claims[0].held.received_s + self.patience_s - time.monotonic())
+    def _ask(self, claims: Sequence[Claim]) -> TurnsReply:
+        left_s = self.left_s(claims[0].held)
         wanted = [TurnClaim(claim.held.turn, claim.nbytes, claim.held.request.arrival_s) for claim in claims]
         try:
             return self._cache.begin_turns(wanted, wait_s=left_s)
         except Unavailable:
-            return [claim.name for claim in wanted]
+            return TurnsReply(come=tuple(claim.name for claim in wanted))
 
     def _end(self, name: str) -> None:
         try:

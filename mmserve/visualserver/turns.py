@@ -17,6 +17,11 @@ class Turns:
         """Turns under which no more images begin."""
         self._ended: list[str] = []
 
+    @property
+    def none_on(self) -> bool:
+        """Are all over that have begun?"""
+        return not self._images
+
     def begin(self, name: str) -> None:
         self._images[name] = set()
 
@@ -29,6 +34,10 @@ class Turns:
         if name in self._images:
             self._last.add(name)
             self._end_if_over(name)
+
+    def give_up(self, name: str) -> None:
+        """One that has not begun."""
+        self._ended.append(name)
 
     def taken(self, item_ids: Iterable[int]) -> None:
         """The pixels are the encoder's, or there are none."""

@@ -12,7 +12,7 @@ from mmserve.cache_server.table import Table
 from mmserve.cache_server.turns import Turns
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.messages.cache import TurnClaim
+from mmserve.messages.cache import TurnClaim, TurnsReply
 from tests.fakes.cache import alloc_item, serving_cache, until
 
 FIRST, SECOND = TurnClaim("first", 100, 1.0), TurnClaim("second", 100, 2.0)
@@ -37,38 +37,53 @@ def _in_thread(work: Callable[[], object]) -> tuple[threading.Thread, list[objec
 
 def test_one_turn_for_all_processes(table: Table, client_of: Callable[..., MediaCacheClient]) -> None:
     one, other = client_of("visual-0"), client_of("visual-1")
-    assert one.begin_turns([FIRST], wait_s=0.0) == ("first",)
-    assert other.begin_turns([SECOND], wait_s=0.0) == ()
+    assert one.begin_turns([FIRST], wait_s=0.0).come == ("first",)
+    assert other.begin_turns([SECOND], wait_s=0.0) == TurnsReply()
     thread, results = _in_thread(lambda: other.begin_turns([SECOND], wait_s=30.0))
     until(_waiting(table))
     one.end_turn("first")
     thread.join(20)
-    assert results == [("second",)]
+    assert results == [TurnsReply(come=("second",))]
     assert table.snapshot().max_turns == 1
 
 
 def test_the_turn_of_a_dead_process_is_free(table: Table, client_of: Callable[..., MediaCacheClient]) -> None:
     dying, other = client_of("visual-0"), client_of("visual-1")
-    assert dying.begin_turns([FIRST], wait_s=0.0) == ("first",)
+    assert dying.begin_turns([FIRST], wait_s=0.0).come == ("first",)
     thread, results = _in_thread(lambda: other.begin_turns([SECOND], wait_s=30.0))
     until(_waiting(table))
     dying.close()
     thread.join(20)
-    assert results == [("second",)]
+    assert results == [TurnsReply(come=("second",))]
 
 
 def test_a_request_that_is_dropped_waits_no_more(table: Table, client_of: Callable[..., MediaCacheClient]) -> None:
-    client = client_of("visual-0")
-    assert client.begin_turns([FIRST], wait_s=0.0) == ("first",)
-    thread, results = _in_thread(lambda: client.begin_turns([SECOND], wait_s=30.0))
+    one, other = client_of("visual-0"), client_of("visual-1")
+    assert one.begin_turns([FIRST], wait_s=0.0).come == ("first",)
+    thread, results = _in_thread(lambda: other.begin_turns([SECOND], wait_s=30.0))
     until(_waiting(table))
-    client.end_turn("second")
+    other.end_turn("second")
     thread.join(20)
-    assert results == [()]
+    assert results == [TurnsReply()]
     snapshot = table.snapshot()
     assert (snapshot.num_turns, snapshot.num_turns_waiting) == (1, 0)
-    client.end_turn("first")
+    one.end_turn("first")
     assert table.snapshot().budgets["pixels"].used_nbytes == 0
+
+
+def test_who_holds_the_only_turn_is_told_which_of_its_requests_comes_next(
+    table: Table, client_of: Callable[..., MediaCacheClient]
+) -> None:
+    client, other = client_of("visual-0"), client_of("visual-1")
+    assert client.begin_turns([FIRST, SECOND], wait_s=0.0) == TurnsReply(come=("first",), following="second")
+    thread, results = _in_thread(lambda: other.begin_turns([TurnClaim("third", 100, 3.0)], wait_s=30.0))
+    until(lambda: table.snapshot().num_turns_waiting == 2)
+    client.end_turn("first")
+    assert (table.snapshot().num_turns, table.snapshot().num_turns_waiting) == (1, 1)
+    client.end_turn("second")
+    thread.join(20)
+    assert results == [TurnsReply(come=("third",))]
+    assert table.snapshot().max_turns == 1
 
 
 def test_what_a_process_forgot_is_told_from_what_a_killed_one_held(

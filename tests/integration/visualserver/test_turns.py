@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mmserve.cache_server.client import MediaCacheClient
 from mmserve.messages.request import AbortRequest
 from mmserve.processors.clip_pixels import Pixels
 from mmserve.processors.llava import LlavaProcessor
@@ -101,6 +102,32 @@ def test_a_turn_ends_when_the_encoder_has_the_pixels_not_when_it_is_done(tmp_pat
         await _held(stack, 1, 1)  # second is decoded and waits for the encoder
         stack.tower.gate.set()
         assert await stack.received(3) == stack.sent
+
+    play(tmp_path, scenario, max_mm_preprocess_concurrency=1)
+
+
+def test_the_next_begins_before_word_of_the_last_ones_end_has_gone_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = threading.Event()
+    end_turn = MediaCacheClient.end_turn
+
+    def held_up(client: MediaCacheClient, name: str) -> None:
+        assert told.wait(TIMEOUT_S)
+        end_turn(client, name)
+
+    monkeypatch.setattr(MediaCacheClient, "end_turn", held_up)
+    decoder = HeldDecoder(monkeypatch)
+
+    async def scenario(stack: Stack) -> None:
+        await decoder.holds(stack, "first")
+        stack.send("second", png(1))
+        await _held(stack, 1, 1)
+        decoder.gate.set()
+        assert await stack.received(2) == stack.sent
+        told.set()
+        await _held(stack, 0, 0)
+        assert stack.table.snapshot().max_turns == 1
 
     play(tmp_path, scenario, max_mm_preprocess_concurrency=1)
 

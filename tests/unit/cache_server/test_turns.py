@@ -72,6 +72,55 @@ def test_a_dead_owner_holds_and_wants_nothing() -> None:
     assert (turns.num_held, turns.num_waiting) == (1, 0)
 
 
+def test_the_first_in_line_follows_a_turn_of_its_own_owner_which_is_the_only_one() -> None:
+    turns, claims = Turns(1, 100), [_claim(0), _claim(1), _claim(2)]
+    for claim in claims:
+        turns.ask(claim)
+    assert turns.has_come(claims[0].lease)
+    assert not turns.follows(claims[2].lease), "it is not the first"
+    assert turns.follows(claims[1].lease)
+    assert not turns.has_come(claims[1].lease)
+    assert (turns.num_held, turns.num_waiting) == (1, 2)
+    turns.end(claims[0].lease)
+    assert turns.has_come(claims[1].lease), "nobody had to ask again"
+    assert (turns.num_held, turns.num_waiting, turns.peak) == (1, 1, 1)
+
+
+def test_nobody_follows_a_turn_of_another_owner_or_one_of_two() -> None:
+    turns, mine, others, last = Turns(2, 100), _claim(0), _claim(1, owner="visual-1"), _claim(2, owner="visual-1")
+    for claim in (mine, others, last):
+        turns.ask(claim)
+        turns.has_come(claim.lease)
+    assert not turns.follows(last.lease)
+    turns.end(others.lease)
+    assert turns.has_come(last.lease)
+
+
+def test_who_follows_is_not_overtaken_by_one_that_would_fit() -> None:
+    turns, first, large, small = Turns(0, 100), _claim(0, 60), _claim(1, 70), _claim(2, 10)
+    for claim in (first, large, small):
+        turns.ask(claim)
+    assert turns.has_come(first.lease)
+    assert turns.follows(large.lease)
+    assert not turns.has_come(small.lease)
+    turns.end(first.lease)
+    assert turns.has_come(small.lease)
+    assert turns.pixels.used_nbytes == 80
+
+
+def test_who_follows_may_give_up_or_die() -> None:
+    for is_over in (lambda turns: turns.end(_claim(1).lease), lambda turns: turns.drop_owner("visual-0")):
+        turns, other = Turns(1, 100), _claim(2, owner="visual-1")
+        for claim in (_claim(0), _claim(1), other):
+            turns.ask(claim)
+        assert turns.has_come(_claim(0).lease)
+        assert turns.follows(_claim(1).lease)
+        is_over(turns)
+        turns.end(_claim(0).lease)
+        assert turns.has_come(other.lease)
+        assert (turns.num_held, turns.num_waiting, turns.pixels.used_nbytes) == (1, 0, 10)
+
+
 @given(limit=st.integers(0, 3), seed=st.integers(0, 1 << 30))
 def test_never_more_than_allowed_and_everybody_in_the_end(limit: int, seed: int) -> None:
     draw, turns = random.Random(seed), Turns(limit, 100)
@@ -83,6 +132,8 @@ def test_never_more_than_allowed_and_everybody_in_the_end(limit: int, seed: int)
         come = {number: claim for number, claim in waiting.items() if turns.has_come(claim.lease)}
         running |= come
         waiting = {number: claim for number, claim in waiting.items() if number not in come}
+        following = {number for number, claim in waiting.items() if turns.follows(claim.lease)}
+        assert following <= {min(waiting, default=-1)}, "only the first in line"
         assert running, "somebody's turn has come"
         assert not limit or len(running) <= limit
         assert turns.pixels.used_nbytes == sum(claim.nbytes for claim in running.values()) <= 100

@@ -188,6 +188,36 @@ def test_a_turn_that_nobody_needs_any_more_is_over_at_once() -> None:
     assert batcher.turns.ended() == ["c/0"], "its image is decoded for another request"
 
 
+def test_who_follows_begins_when_the_turn_that_is_on_is_over() -> None:
+    batcher = Batcher(8)
+    for name, number in (("a", 1), ("b", 2), ("c", 3)):
+        batcher.add(_request(name, number), 0.0)
+    first, second, _ = batcher.claims()
+    batcher.begin(first.held)
+    batcher.follow(second.held)
+    assert [claim.held.request.id for claim in batcher.claims()] == ["c"], "the others need not ask any more"
+    assert _ids(batcher.next_batch()) == [1]
+    batcher.begin_following()
+    assert batcher.next_batch() is None
+    batcher.turns.taken([1])
+    batcher.begin_following()
+    assert _ids(batcher.next_batch()) == [2]
+    assert batcher.turns.ended() == ["a/0"]
+
+
+def test_who_was_dropped_before_it_followed_gives_its_turn_back() -> None:
+    batcher = Batcher(8)
+    for name, number in (("a", 1), ("b", 2)):
+        batcher.add(_request(name, number), 0.0)
+    first, second = batcher.claims()
+    batcher.begin(first.held)
+    batcher.follow(second.held)
+    batcher.drop("b")
+    assert batcher.turns.ended() == ["b/0"]
+    batcher.follow(second.held)
+    assert batcher.turns.ended() == ["b/0"], "it was dropped before the word came"
+
+
 def test_more_than_may_wait_are_refused() -> None:
     batcher = Batcher(8, max_held=2)
     for name in ("a", "b"):
