@@ -1,6 +1,7 @@
 """Memory bounded in bytes: many clients at once with one large picture each, every gate, and the pickling baseline.
 
-Each run has a fresh server; runs are in random order; medians. The baseline (benchmarks/memory/pickled) is what
+Each run has a fresh server; each repeat has all cases, in random order; medians, and of a gate's rate the median of what
+it was of that without a gate in the same repeat. The baseline (benchmarks/memory/pickled) is what
 servers did that send fp32 pixels to their engine, in the same run.
 
     python -m benchmarks.mm_memory                          # all gates and the baseline
@@ -59,16 +60,30 @@ def compare(options: argparse.Namespace, pictures: Pictures) -> list[report.Row]
         print(
             f"baseline: {serial_ms:.0f} ms from socket to engine for one picture; its encoder takes 2 x or 0.5 x that"
         )
-    runs = gated * options.repeats + baseline * options.baseline_repeats
-    random.Random(options.seed).shuffle(runs)
     done: dict[Case, list[Figures]] = {case: [] for case in gated + baseline}
-    for number, case in enumerate(runs, 1):
-        figures = measure(case, pictures, options)
-        done[case] += [figures] if figures else []
-        print(f"{number} of {len(runs)}: {case.name}", flush=True)
+    order = random.Random(options.seed)
+    for repeat in range(max(options.repeats, options.baseline_repeats)):
+        wanted = gated * (repeat < options.repeats) + baseline * (repeat < options.baseline_repeats)
+        for case, figures in one_repeat(order.sample(wanted, len(wanted)), pictures, options).items():
+            done[case].append(figures)
+        print(f"{repeat + 1} of {options.repeats} repeats", flush=True)
     medians = {case: report.median_row(found) for case, found in done.items() if found}
     print_targets(medians, pictures, options.clients)
     return _rows(medians)
+
+
+def one_repeat(wanted: Sequence[Case], pictures: Pictures, options: argparse.Namespace) -> dict[Case, Figures]:
+    """All these cases once, those left out for which the machine had no room."""
+    found: dict[Case, Figures] = {}
+    for case in wanted:
+        print(f"  {case.name}", flush=True)
+        if figures := measure(case, pictures, options):
+            found[case] = figures
+    rate_off = {case.tokens: figures["requests_per_s"] for case, figures in found.items() if case.setting == cases.OFF}
+    for case, figures in found.items():
+        if not case.baseline and case.tokens in rate_off:
+            figures["of_off"] = figures["requests_per_s"] / rate_off[case.tokens]
+    return found
 
 
 def measure(case: Case, pictures: Pictures, options: argparse.Namespace) -> Figures | None:

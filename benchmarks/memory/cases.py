@@ -13,6 +13,7 @@ from benchmarks.load.server import Target, serve
 from benchmarks.memory.floor import FLOOR_NBYTES
 from benchmarks.memory.pictures import Pictures
 
+OFF = "gate off"
 _FRONT = ("benchmarks.memory.pickled.front",)
 _CALIBRATING = 6
 _COPIES_NBYTES = 110 << 20
@@ -48,7 +49,7 @@ def of_mmserve(gates: Sequence[int], tokens: Sequence[int], arguments: Sequence[
     return [
         Case(
             "mmserve",
-            f"gate {gate or 'off'}",
+            f"gate {gate}" if gate else OFF,
             count,
             (*arguments, "--max-mm-preprocess-concurrency", str(gate)),
         )

@@ -115,6 +115,7 @@ class Pipeline:
             decoded = await self._decoded.get()
             pixels = self._encoder.take(decoded)
             self._taken(item_ids(decoded.images))
+            await asyncio.sleep(0)  # whose turn that is begins to decode before the tower keeps the interpreter busy
             encoded = await loop.run_in_executor(self._threads[1], self._encoder.encode, decoded.images, pixels)
             del pixels
             self._metrics.add("mm_encode_seconds", encoded.seconds)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks import mm_memory
 from benchmarks.load.memory import SHARED, usage
-from benchmarks.memory import gauges, targets
+from benchmarks.memory import cases, gauges, targets
 from benchmarks.memory.pickled.pixels import clip, decoded, native
 from benchmarks.memory.pictures import Pictures
 
@@ -70,22 +71,36 @@ def test_only_gauges_of_something_held_are_asked_for() -> None:
     assert gauges.held(samples) == {"mmserve:mm_leases": 0.0, 'mmserve:budget_used_bytes{budget="body"}': 5.0}
 
 
+def test_a_gates_rate_is_compared_within_its_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {("gate off", 1): 20.0, ("gate 1", 1): 19.0, ("gate off", 64): 10.0, ("gate 1", 64): 11.0}
+
+    def measured(case: cases.Case, *_: object) -> dict[str, float]:
+        return {"requests_per_s": rates[case.setting, case.tokens]}
+
+    monkeypatch.setattr(mm_memory, "measure", measured)
+    found = mm_memory.one_repeat(cases.of_mmserve([1, 0], [1, 64], []), None, None)  # type: ignore[arg-type]
+    of_off = {(case.setting, case.tokens): figures["of_off"] for case, figures in found.items()}
+    assert of_off == {("gate off", 1): 1.0, ("gate 1", 1): 0.95, ("gate off", 64): 1.0, ("gate 1", 64): 1.1}
+
+
 def test_gates_are_compared_with_off_and_with_the_baseline() -> None:
-    def figures(speed: float, growth: float) -> dict[str, float]:
+    def figures(of_off: float, growth: float) -> dict[str, float]:
         return {
             "ok": 4,
-            "requests_per_s": speed,
+            "of_off": of_off,
             "growth_mib_per_request": growth,
             "waiting_mib_per_request": growth / 2,
         }
 
     rows = [
-        ("gate off", 1, figures(10, 2)),
-        ("gate 1", 1, figures(9, 1)),
-        ("baseline", 1, figures(1, 15)),
+        ("gate off", 1, figures(1, 2)),
+        ("gate 1", 1, figures(0.9, 1)),
+        ("gate 2", 1, figures(0.96, 1)),
+        ("baseline", 1, figures(0.1, 15)),
     ]
     found = {(row["figure"], row["setting"]): row["met"] for row in targets.of_burst(rows, 0.5 * MIB, 4)}
     assert found[("growth / baseline's", "gate off, 1 tokens")] == "no"
     assert found[("growth / baseline's", "gate 1, 1 tokens")] == "yes"
     assert found[("requests/s of off's", "gate 1, 1 tokens")] == "no"
+    assert found[("requests/s of off's", "gate 2, 1 tokens")] == "yes"
     assert found[("waiting MiB a request", "gate off, 1 tokens")] == "yes"
