@@ -1,8 +1,8 @@
 """Handing a payload to other processes: the arena beside a segment for each, ZeroMQ's own frames, and pickles.
 
 One producer has the payload as bytes; it is done when every reader has looked at both ends of it, by the clock that all
-processes share: the way of their answers does not count. "whole" is from the bytes, "hand-over" from when they are where
-the readers will find them. README.md says how to read the figures.
+processes share: the way of their answers does not count. "whole" is from the bytes, "hand-over" from when they are
+where the readers will find them. README.md says how to read the figures.
 
     python -m benchmarks.ipc
 """

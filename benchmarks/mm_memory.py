@@ -1,8 +1,8 @@
 """Memory bounded in bytes: many clients at once with one large picture each, every gate, and the pickling baseline.
 
-Each run has a fresh server; each repeat has all cases, in random order; medians, and of a gate's rate the median of what
-it was of that without a gate in the same repeat. The baseline (benchmarks/memory/pickled) is what
-servers did that send fp32 pixels to their engine, in the same run.
+Each run has a fresh server; each repeat has all cases, in random order; medians, and of a gate's rate the median of
+what it was of that without a gate in the same repeat. The baseline (benchmarks/memory/pickled) is what servers did that
+send fp32 pixels to their engine, in the same run.
 
     python -m benchmarks.mm_memory                          # all gates and the baseline
     python -m benchmarks.mm_memory --aborts 0.2             # a fifth hangs up: what is still held afterwards?
