@@ -141,6 +141,16 @@ class Batcher:
         waiting = (held for held in self._held.values() if held.asks and self._idle(held))
         return [Claim(held, self._decoded_nbytes(held)) for held in itertools.islice(waiting, self._max_images)]
 
+    def wanted(self, images: Sequence[Image]) -> bool:
+        """Does any request still wait for any of them?"""
+        return any(self._work[image.item_id].waiting for image in images)
+
+    def withdraw(self, images: Sequence[Image]) -> None:
+        """Nobody wants any of them, and nobody is going to decode them."""
+        for image in images:
+            del self._work[image.item_id]
+        self.turns.taken(item_ids(images))
+
     def holds(self, held: Held) -> bool:
         """Is it this attempt that is waiting?"""
         return self._held.get(held.request.id) is held
@@ -160,14 +170,16 @@ class Batcher:
         else:
             self.turns.give_up(held.turn)
 
-    def begin_following(self) -> None:
-        """If that is so by now."""
-        if self.following is not None and self.turns.none_on:
+    def next_batch(self, *, ahead: bool = False) -> Batch | None:
+        """Images, which nobody is encoding, of the oldest requests that have a turn; in flight until ``finish``.
+
+        ``ahead``: of who follows alone, to be decoded when what is being decoded is with the encoder.
+        """
+        if self.following is not None and self.turns.none_to_begin:
             held, self.following = self.following, None
             self.begin(held)
-
-    def next_batch(self) -> Batch | None:
-        """Images, which nobody is encoding, of the oldest requests that have a turn; in flight until ``finish``."""
+        elif ahead:
+            return None
         chosen: list[_Work] = []
         begun: list[Held] = []
         for held in [held for held in self._held.values() if held.has_turn]:

@@ -1,17 +1,20 @@
 """Requests to their turns, batches through decoding and the tower, one batch in each at a time, while messages keep
 coming in. Lives on the event loop; what blocks runs in threads of its own. Knows no sockets: ``emit`` sends on.
+
+A batch is handed over between the two threads themselves, so that whose turn is next is decoded without a pause.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from mmserve.messages.request import AbortRequest, EngineInbound
 from mmserve.metrics.client import MetricsClient
-from mmserve.visualserver.batcher import Batch, Batcher, Claim, Held, Outcome, item_ids
+from mmserve.visualserver.batcher import Batch, Batcher, Claim, Held, Image, Outcome, item_ids
 from mmserve.visualserver.decoding import Decoded, Decoder
 from mmserve.visualserver.encoder import Encoder
 from mmserve.visualserver.turn_calls import TurnCalls
@@ -38,8 +41,11 @@ class Pipeline:
         self._emit = emit
         self._arrived = asyncio.Event()
         self._turn_came = asyncio.Event()
-        self._decoded: asyncio.Queue[Decoded] = asyncio.Queue(maxsize=1)
         self._threads = (ThreadPoolExecutor(1, "decode"), ThreadPoolExecutor(1, "encode"))
+        self._line: dict[Future[Decoded], Batch] = {}
+        """With the decoding thread: the batch that it decodes, or cannot hand over yet, and at most one behind it."""
+        self._encoder_free = threading.Semaphore(1)
+        """Taken by the decoding thread with each hand-over, given back when the batch is encoded."""
         self.num_finished = 0
         """Batches and images that got somewhere: a stuck tower is seen by it standing still."""
 
@@ -58,11 +64,10 @@ class Pipeline:
         self._changed()
 
     async def run(self) -> None:
-        """Decode and encode for ever, side by side."""
+        """For ever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._take_turns())
-            tasks.create_task(self._decode_batches())
-            tasks.create_task(self._encode_batches())
+            tasks.create_task(self._begin_batches())
 
     def close(self) -> None:
         """Waits for nothing: what is being computed is of no use any more."""
@@ -70,6 +75,7 @@ class Pipeline:
         self._turns.close(self._asking if following is None else [*self._asking, following])
         for threads in self._threads:
             threads.shutdown(wait=False, cancel_futures=True)
+        self._encoder_free.release()  # a thread that waited for it would keep the process alive
 
     async def _take_turns(self) -> None:
         """For the oldest requests first."""
@@ -89,7 +95,8 @@ class Pipeline:
             self._changed()
 
     def _still_follows(self, held: Held) -> None:
-        if self._batcher.following is held:
+        in_line = any(held in batch.begun and not _has_begun(future) for future, batch in self._line.items())
+        if self._batcher.holds(held) and (in_line or self._batcher.following is held):
             self._late(held)
             self._changed()
 
@@ -97,32 +104,51 @@ class Pipeline:
         message = f"its images did not get their turn within {self._turns.patience_s:g} s"
         self._emit(self._batcher.give_up(held, "queue_timeout", message))
 
-    async def _decode_batches(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            batch = await self._next_batch()
-            decoded = await loop.run_in_executor(self._threads[0], self._decoder.decode, batch.images)
-            for seconds in decoded.seconds:
-                self._metrics.add("mm_decode_seconds", seconds)
-            self._taken(decoded.outcomes)
-            self._finish(decoded.outcomes)
-            if decoded.images:
-                await self._decoded.put(decoded)
+    async def _begin_batches(self) -> None:
+        async with asyncio.TaskGroup() as begun:
+            while True:
+                batch = await self._next_batch()
+                future = self._threads[0].submit(self._decode_and_hand_over, batch.images)
+                self._line[future] = batch
+                begun.create_task(self._work(future))
 
-    async def _encode_batches(self) -> None:
+    async def _work(self, future: Future[Decoded]) -> None:
+        """One batch from its bytes to its rows, unless it is taken out of the line."""
+        try:
+            decoded = await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if not future.cancelled() or _is_cancelled():
+                raise
+            return
+        finally:
+            del self._line[future]
+        for seconds in decoded.seconds:
+            self._metrics.add("mm_decode_seconds", seconds)
+        self._taken(decoded.outcomes)
+        self._finish(decoded.outcomes)
+        if decoded.images:
+            try:
+                await self._encode(decoded)
+            finally:
+                self._encoder_free.release()
+
+    def _decode_and_hand_over(self, images: Sequence[Image]) -> Decoded:
+        """In the decoding thread, which begins nothing else before the encoder has taken these over."""
+        decoded = self._decoder.decode(images)
+        if decoded.images:
+            self._encoder_free.acquire()
+        return decoded
+
+    async def _encode(self, decoded: Decoded) -> None:
+        pixels = self._encoder.take(decoded)
+        self._taken(item_ids(decoded.images))
         loop = asyncio.get_running_loop()
-        while True:
-            decoded = await self._decoded.get()
-            pixels = self._encoder.take(decoded)
-            self._taken(item_ids(decoded.images))
-            await asyncio.sleep(0)  # whose turn that is begins to decode before the tower keeps the interpreter busy
-            encoded = await loop.run_in_executor(self._threads[1], self._encoder.encode, decoded.images, pixels)
-            del pixels
-            self._metrics.add("mm_encode_seconds", encoded.seconds)
-            self._metrics.add("mm_encode_batch_size", len(decoded.images))
-            self._metrics.add("mm_copied_bytes", encoded.written_nbytes, "embed")
-            self._metrics.add("mm_images_encoded", _count(encoded.outcomes, "encoded"))
-            self._finish(encoded.outcomes)
+        encoded = await loop.run_in_executor(self._threads[1], self._encoder.encode, decoded.images, pixels)
+        self._metrics.add("mm_encode_seconds", encoded.seconds)
+        self._metrics.add("mm_encode_batch_size", len(decoded.images))
+        self._metrics.add("mm_copied_bytes", encoded.written_nbytes, "embed")
+        self._metrics.add("mm_images_encoded", _count(encoded.outcomes, "encoded"))
+        self._finish(encoded.outcomes)
 
     async def _next_claims(self) -> list[Claim]:
         while not (claims := self._batcher.claims()):
@@ -132,7 +158,7 @@ class Pipeline:
         return claims
 
     async def _next_batch(self) -> Batch:
-        while (batch := self._batcher.next_batch()) is None:
+        while len(self._line) > 1 or (batch := self._batcher.next_batch(ahead=bool(self._line))) is None:
             self._turn_came.clear()
             await self._turn_came.wait()
         now_s = time.monotonic()
@@ -157,12 +183,25 @@ class Pipeline:
         for held in self._asking:
             if not self._batcher.holds(held):
                 self._turns.end(held.turn)
-        self._batcher.begin_following()
+        for future, batch in self._line.items():
+            # None of it is done, so what nobody wants is still known to the batcher.
+            if not future.done() and not self._batcher.wanted(batch.images) and future.cancel():
+                self._batcher.withdraw(batch.images)
         for name in self._batcher.turns.ended():
             self._turns.end(name)
         self._turn_came.set()
         self._metrics.add("mm_encoder_requests_waiting", len(self._batcher))
         self._arrived.set()
+
+
+def _has_begun(future: Future[Decoded]) -> bool:
+    return future.running() or future.done()
+
+
+def _is_cancelled() -> bool:
+    """Is the task itself, and not only what it waits for?"""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _count(outcomes: Mapping[int, Outcome], state: str) -> int:

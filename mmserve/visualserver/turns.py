@@ -18,9 +18,9 @@ class Turns:
         self._ended: list[str] = []
 
     @property
-    def none_on(self) -> bool:
-        """Are all over that have begun?"""
-        return not self._images
+    def none_to_begin(self) -> bool:
+        """Is every image that has a turn decoded, or being decoded?"""
+        return all(name in self._last for name in self._images)
 
     def begin(self, name: str) -> None:
         self._images[name] = set()

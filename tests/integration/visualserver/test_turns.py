@@ -242,10 +242,11 @@ def test_a_server_that_ends_waits_for_no_turn(tmp_path: Path, monkeypatch: pytes
     async def scenario(stack: Stack) -> None:
         await decoder.holds(stack, "first")
         stack.send("second", png(1))
-        await _held(stack, 1, 1)
+        stack.send("third", png(2))
+        await _held(stack, 1, 2)
         stack.server.cancel()
         await asyncio.gather(stack.server, return_exceptions=True)
-        await _held(stack, 1, 0)
+        await _held(stack, 1, 1)  # second's turn is bound to first's, third asked
         decoder.gate.set()
 
     play(tmp_path, scenario, max_mm_preprocess_concurrency=1)

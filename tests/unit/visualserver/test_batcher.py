@@ -197,12 +197,39 @@ def test_who_follows_begins_when_the_turn_that_is_on_is_over() -> None:
     batcher.follow(second.held)
     assert [claim.held.request.id for claim in batcher.claims()] == ["c"], "the others need not ask any more"
     assert _ids(batcher.next_batch()) == [1]
-    batcher.begin_following()
-    assert batcher.next_batch() is None
+    assert _ids(batcher.next_batch(ahead=True)) == [2]
+    assert batcher.next_batch(ahead=True) is None
     batcher.turns.taken([1])
-    batcher.begin_following()
-    assert _ids(batcher.next_batch()) == [2]
     assert batcher.turns.ended() == ["a/0"]
+
+
+def test_who_follows_goes_behind_all_images_of_the_turn_that_is_on() -> None:
+    batcher = Batcher(max_images=2)
+    batcher.add(_request("a", 1, 2, 3), 0.0)
+    batcher.add(_request("b", 4), 0.0)
+    first, second = batcher.claims()
+    batcher.begin(first.held)
+    batcher.follow(second.held)
+    assert _ids(batcher.next_batch()) == [1, 2]
+    assert batcher.next_batch(ahead=True) is None
+    assert _ids(batcher.next_batch()) == [3]
+    assert _ids(batcher.next_batch(ahead=True)) == [4]
+
+
+def test_an_image_is_wanted_as_long_as_a_request_waits_for_it() -> None:
+    batcher = Batcher(8)
+    batcher.add(_request("a", 1), 0.0)
+    batcher.add(_request("b", 1), 0.0)
+    batch = _next(batcher)
+    assert batch is not None
+    batcher.drop("a")
+    assert batcher.wanted(batch.images)
+    batcher.drop("b")
+    assert not batcher.wanted(batch.images)
+    batcher.withdraw(batch.images)
+    assert set(batcher.turns.ended()) == {"a/0", "b/0"}
+    batcher.add(_request("c", 1), 0.0)
+    assert _ids(_next(batcher)) == [1], "somebody wants it again"
 
 
 def test_who_was_dropped_before_it_followed_gives_its_turn_back() -> None:
