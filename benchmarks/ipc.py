@@ -28,7 +28,7 @@ from mmserve.ipc.arena import Arena, extent_nbytes
 MB = 1_000_000
 SIZES_MB = (0.1, 1.0, 16.0, 64.0, 256.0)
 READERS = (1, 2, 4)
-WARM_UPS = 2
+WARM_UPS = 5
 
 
 def arguments() -> argparse.Namespace:
