@@ -250,3 +250,22 @@ def test_a_server_that_ends_waits_for_no_turn(tmp_path: Path, monkeypatch: pytes
         decoder.gate.set()
 
     play(tmp_path, scenario, max_mm_preprocess_concurrency=1)
+
+
+def test_a_server_that_ends_waits_for_no_hand_over(tmp_path: Path) -> None:
+    def decoding_threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
+
+    async def scenario(stack: Stack) -> None:
+        stack.tower.gate.clear()
+        stack.send("first", png(0))
+        await stack.encoding()
+        stack.send("second", png(1))
+        await _held(stack, 1, 0)
+        assert decoding_threads()
+        stack.server.cancel()
+        await asyncio.gather(stack.server, return_exceptions=True)
+        await asyncio.to_thread(until, lambda: not decoding_threads())
+        stack.tower.gate.set()
+
+    play(tmp_path, scenario)

@@ -3,14 +3,18 @@ from __future__ import annotations
 from itertools import count
 
 from mmserve.router.sequence import Sequence
-from mmserve.router.waiting import MAX_BYPASSES, WINDOW, WaitingQueue
-from tests.unit.router.builders import request
+from mmserve.router.waiting import MAX_BYPASSES, TEXTS_FIRST, WINDOW, WaitingQueue
+from tests.unit.router.builders import request, span
 
 numbers = count()
 
 
 def sequence(name: str, output: tuple[int, ...] = ()) -> Sequence:
     return Sequence(request(name, [1], output=output), next(numbers), 0.0, 100)
+
+
+def picture(name: str) -> Sequence:
+    return Sequence(request(name, [1, 7, 7], spans=(span(1, 2, 7),)), next(numbers), 0.0, 100)
 
 
 def names(queue: WaitingQueue) -> list[str]:
@@ -53,3 +57,39 @@ def test_who_was_bypassed_often_is_bypassed_no_more() -> None:
     assert names(queue) == ["big"]
     queue.enter(big, [])
     assert names(queue) == ["late"]
+
+
+def test_text_does_not_wait_for_pictures() -> None:
+    queue = WaitingQueue()
+    for number in range(WINDOW):
+        queue.push(picture(f"picture {number}"))
+    queue.push(sequence("text"))
+    assert names(queue)[0] == "text"
+
+
+def test_pictures_do_not_wait_for_ever_for_text() -> None:
+    queue = WaitingQueue()
+    queue.push(earlier := sequence("earlier"))
+    queue.push(first := picture("first"))
+    queue.push(picture("second"))
+    queue.enter(earlier, [])
+    for number in range(TEXTS_FIRST):
+        queue.push(text := sequence(f"text {number}"))
+        assert names(queue) == [f"text {number}", "first", "second"]
+        queue.enter(text, [])
+    queue.push(sequence("late"))
+    assert names(queue) == ["first", "late", "second"]
+    queue.enter(first, [])
+    assert names(queue) == ["late", "second"]
+
+
+def test_a_picture_that_is_given_up_leaves_its_turn_to_nobody() -> None:
+    queue = WaitingQueue()
+    queue.push(first := picture("first"))
+    for number in range(TEXTS_FIRST):
+        queue.push(text := sequence(f"text {number}"))
+        queue.enter(text, [])
+    queue.push(picture("second"))
+    queue.remove(first)
+    queue.push(sequence("late"))
+    assert names(queue) == ["late", "second"]
