@@ -19,8 +19,8 @@ WINDOW = 8
 """Sequences looked at in one step, however many wait."""
 MAX_BYPASSES = 64
 TEXTS_FIRST = 8
-"""Later requests without pictures that enter before the oldest with pictures: about as many short questions as cost what
-one picture costs."""
+"""Later requests without pictures that enter before the oldest with pictures: about as many short questions as cost
+what one picture costs."""
 
 
 class WaitingQueue:
