@@ -163,8 +163,8 @@ class Table:
         def attempt() -> TurnsReply | None:
             come = tuple(name for name, lease in leases.items() if self._turns.has_come(lease))
             following = next((name for name, lease in leases.items() if self._turns.follows(lease)), "")
-            waits = any(self._turns.is_known(lease) for lease in leases.values())
-            return TurnsReply(come=come, following=following) if waits else None
+            known = any(self._turns.is_known(lease) for lease in leases.values())
+            return TurnsReply(come=come, following=following) if known else None
 
         with self._changed:
             if owner not in self._connections:

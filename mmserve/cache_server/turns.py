@@ -65,18 +65,17 @@ class Turns:
 
     def end(self, lease: Lease) -> bool:
         """Its pixels are the encoder's, or it wants nothing any more. Was there anything to end?"""
-        if not self.is_known(lease):
-            return False
-        self._line = [claim for claim in self._line if claim.lease != lease]
-        following = self._following
-        if following is not None and (following.lease == lease or lease in self._held):
-            self._following = None
-        nbytes = self._held.pop(lease, None)
-        if nbytes is not None:
-            self.pixels.give(nbytes)
+        if lease in self._held:
+            self.pixels.give(self._held.pop(lease))
+            following, self._following = self._following, None
             if following is not None:
                 self._begin(following)
-        return True
+            return True
+        known = self.is_known(lease)
+        self._line = [claim for claim in self._line if claim.lease != lease]
+        if self._following is not None and self._following.lease == lease:
+            self._following = None
+        return known
 
     def drop_owner(self, owner: str) -> None:
         """The visual server is gone, and its pixels with it."""

@@ -45,8 +45,6 @@ class Held:
     received_s: float
     missing: dict[int, int] = field(default_factory=dict)
     begun: bool = False
-    asks: bool = True
-    """Has no turn, and has not been told when it comes."""
     has_turn: bool = False
 
     @property
@@ -138,8 +136,9 @@ class Batcher:
 
     def claims(self) -> list[Claim]:
         """The oldest requests that have images which nobody is encoding, and no turn; some of them."""
-        waiting = (held for held in self._held.values() if held.asks and self._idle(held))
-        return [Claim(held, self._decoded_nbytes(held)) for held in itertools.islice(waiting, self._max_images)]
+        waiting = (held for held in self._held.values() if not held.has_turn and held is not self.following)
+        idle = filter(self._idle, waiting)
+        return [Claim(held, self._decoded_nbytes(held)) for held in itertools.islice(idle, self._max_images)]
 
     def wanted(self, images: Sequence[Image]) -> bool:
         """Does any request still wait for any of them?"""
@@ -157,14 +156,13 @@ class Batcher:
 
     def begin(self, held: Held) -> None:
         """Its turn has come. One that was dropped meanwhile ends it at once."""
-        held.has_turn, held.asks = True, False
+        held.has_turn = True
         self.turns.begin(held.turn)
         if not self.holds(held) or not self._idle(held):
             self.turns.no_more(held.turn)
 
     def follow(self, held: Held) -> None:
         """Its turn comes when the one that is on is over. One that was dropped meanwhile gives it up at once."""
-        held.asks = False
         if self.holds(held):
             self.following = held
         else:

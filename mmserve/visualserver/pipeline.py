@@ -44,6 +44,8 @@ class Pipeline:
         self._threads = (ThreadPoolExecutor(1, "decode"), ThreadPoolExecutor(1, "encode"))
         self._line: dict[Future[Decoded], Batch] = {}
         """With the decoding thread: the batch that it decodes, or cannot hand over yet, and at most one behind it."""
+        self._deadline: asyncio.TimerHandle | None = None
+        """Of who follows; without effect once that is being decoded."""
         self._encoder_free = threading.Semaphore(1)
         """Taken by the decoding thread with each hand-over, given back when the batch is encoded."""
         self.num_finished = 0
@@ -64,7 +66,7 @@ class Pipeline:
         self._changed()
 
     async def run(self) -> None:
-        """For ever."""
+        """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._take_turns())
             tasks.create_task(self._begin_batches())
@@ -88,11 +90,18 @@ class Pipeline:
                 if held.turn in reply.come:
                     self._batcher.begin(held)
                 elif held.turn == reply.following:
-                    self._batcher.follow(held)
-                    asyncio.get_running_loop().call_later(self._turns.left_s(held), self._still_follows, held)
+                    self._follow(held)
                 elif self._batcher.holds(held) and not self._turns.left_s(held):
                     self._late(held)
             self._changed()
+
+    def _follow(self, held: Held) -> None:
+        """Who followed before is being decoded by now, so one deadline at a time is enough, and keeps one request."""
+        self._batcher.follow(held)
+        if self._deadline is not None:
+            self._deadline.cancel()
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(self._turns.left_s(held), self._still_follows, held)
 
     def _still_follows(self, held: Held) -> None:
         in_line = any(held in batch.begun and not _has_begun(future) for future, batch in self._line.items())
@@ -114,14 +123,14 @@ class Pipeline:
 
     async def _work(self, future: Future[Decoded]) -> None:
         """One batch from its bytes to its rows, unless it is taken out of the line."""
+        ended = asyncio.wrap_future(future)
         try:
-            decoded = await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            if not future.cancelled() or _is_cancelled():
-                raise
-            return
+            await asyncio.wait((ended,))
         finally:
             del self._line[future]
+        if ended.cancelled():
+            return
+        decoded = ended.result()
         for seconds in decoded.seconds:
             self._metrics.add("mm_decode_seconds", seconds)
         self._taken(decoded.outcomes)
@@ -196,12 +205,6 @@ class Pipeline:
 
 def _has_begun(future: Future[Decoded]) -> bool:
     return future.running() or future.done()
-
-
-def _is_cancelled() -> bool:
-    """Is the task itself, and not only what it waits for?"""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _count(outcomes: Mapping[int, Outcome], state: str) -> int:
