@@ -65,17 +65,22 @@ def _shared_object() -> Path:
     return path
 
 
+def compiler() -> str | None:
+    """The C++ compiler at hand."""
+    return next(filter(None, map(shutil.which, _COMPILERS)), None)
+
+
 def _build(source: Path, path: Path) -> None:
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if compiler is None:
+    program = compiler()
+    if program is None:
         raise FileNotFoundError("no C++ compiler is installed")
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
         logger.info("building the C++ kernels for this CPU, once, in %s", path.parent)
         made = Path(directory) / path.name
-        command = [compiler, *_OPTIONS, str(source), "-o", str(made)]
+        command = [program, *_OPTIONS, str(source), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_WITHIN_S, check=False)
         if done.returncode:
-            raise OSError(f"{compiler} fails: {done.stderr[-300:]}")
+            raise OSError(f"{program} fails: {done.stderr[-300:]}")
         made.replace(path)
 
 
