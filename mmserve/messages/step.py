@@ -19,6 +19,14 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     sampling: SamplingParams
 
 
+class BlockCopy(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The keys and values of a KV block's first ``num_tokens`` tokens, in all layers, into another block."""
+
+    source: int
+    target: int
+    num_tokens: int
+
+
 class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Compute ``num_tokens`` tokens of a slot from position ``start`` on (decode: the one sampled last)."""
 
@@ -32,11 +40,12 @@ class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="plan"):
-    """One forward step for every rank. Applied in order: free, new, steps."""
+    """One forward step for every rank. Applied in order: free, new, copies (all read before one is written), steps."""
 
     step_id: int
     free: tuple[int, ...] = ()
     new: tuple[NewSequence, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
     steps: tuple[SequenceStep, ...] = ()
 
 

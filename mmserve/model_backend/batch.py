@@ -33,7 +33,7 @@ class Batch:
     """What the attention has prepared for all layers."""
     sample_slots: tuple[int, ...]
     sample_rows: torch.Tensor
-    """int64 [S]: the last row of each step that samples."""
+    """int64 [S], ascending: the last row of each step that samples."""
 
 
 def build(

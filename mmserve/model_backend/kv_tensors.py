@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from mmserve.deployment import KV_BLOCK_TOKENS, Deployment
 from mmserve.errors import StartupError
+from mmserve.messages.step import BlockCopy
 from mmserve.model_backend.parallel import TpGroup
 
 _FREE_SHARE = 0.85
@@ -39,6 +42,13 @@ def allocate(deployment: Deployment, tp: TpGroup, like: torch.Tensor) -> torch.T
         )
     shape = (num_layers, num_blocks, *shape)
     return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+
+def copy_beginnings(kv: torch.Tensor, copies: Sequence[BlockCopy]) -> None:
+    """In all layers of ``kv`` (as allocated) at once; a block may be read for one copy and written by another."""
+    read = [kv[:, copy.source, : copy.num_tokens].clone() for copy in copies]
+    for copy, beginning in zip(copies, read, strict=True):
+        kv[:, copy.target, : copy.num_tokens] = beginning
 
 
 def _blocks_that_fit(deployment: Deployment, tp: TpGroup, device: torch.device, block_nbytes: int) -> int:

@@ -84,6 +84,7 @@ class Runner:
         refused = self._slots.apply(plan)
         failures = [_failure(step.slot, refused[step.slot]) for step in plan.steps if step.slot in refused]
         steps = [step for step in plan.steps if step.slot not in refused]
+        kv_tensors.copy_beginnings(self._kv, plan.copies)
         tokens, uncomputed = self._compute(steps)
         return StepResult(
             step_id=plan.step_id,
@@ -124,8 +125,8 @@ class Runner:
 
     def _forward(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor | None:
         """Logits [S, vocab] of the rows that sample, on rank 0; None on other ranks or when no row samples."""
-        hidden = self._model(hidden, batch.positions, self._kv, batch.layout)
-        return self._model.logits(hidden[batch.sample_rows]) if batch.sample_slots else None
+        hidden = self._model(hidden, batch.positions, self._kv, batch.layout, batch.sample_rows)
+        return self._model.logits(hidden) if batch.sample_slots else None
 
     def _choose(self, batch: Batch, logits: torch.Tensor | None) -> list[int]:
         """A token id (or NOT_FINITE) for each slot that samples, the same on every rank."""

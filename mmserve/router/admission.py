@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mmserve.deployment import KV_BLOCK_TOKENS
 from mmserve.router.forecast import KvForecast, OutputLengths
 from mmserve.router.kv_ledger import Holding, KvLedger, blocks_for
 from mmserve.router.running import RunningSet
@@ -41,7 +40,7 @@ class Admission:
                 bypassed.append(sequence)
                 continue
             self._waiting.enter(sequence, bypassed)
-            self._running.enter(sequence, holding, holding.num_hit_blocks * KV_BLOCK_TOKENS)
+            self._running.enter(sequence, holding, holding.num_hit_tokens)
             yield sequence
             if not self._running.has_room:
                 return
@@ -60,16 +59,16 @@ class Admission:
 
     def _reserve(self, sequence: Sequence, forecast: KvForecast) -> Holding | None:
         """Memory for all tokens that the sequence has so far, if it may enter. One that is alone always may."""
-        nodes = self._kv.match(sequence.tokens)
+        match = self._kv.match(sequence.tokens)
         num_blocks = blocks_for(len(sequence.tokens))
         growth = blocks_for(self.outputs.final_length(sequence)) - num_blocks
-        held = num_blocks - len(nodes)
-        shared = self._kv.num_idle(nodes)
+        held = num_blocks - len(match.nodes)
+        shared = self._kv.num_idle(match.nodes)
         if not forecast.fits(growth=growth, held=held, shared=shared):
             sequence.refused_after = self._kv.num_frees
             return None
         forecast.add(growth=growth, held=held, shared=shared)
-        return self._kv.reserve(len(sequence.tokens), nodes)
+        return self._kv.reserve(len(sequence.tokens), match)
 
     def _forecast(self) -> KvForecast:
         final_length, running = self.outputs.final_length, []

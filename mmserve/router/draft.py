@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mmserve.messages.step import NewSequence, SequenceStep
+from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep
 from mmserve.router.prefix_tree import Node
 from mmserve.router.sequence import Sequence
 
@@ -15,6 +15,7 @@ class Draft:
 
     budget_tokens: int
     new: list[NewSequence] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
     steps: list[SequenceStep] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     """Whose steps they are."""
@@ -34,6 +35,11 @@ class Draft:
                 sampling=request.sampling,
             )
         )
+        holding = sequence.holding
+        assert holding is not None
+        if holding.num_copied:
+            own = holding.blocks[holding.num_hit_blocks]
+            self.copies.append(BlockCopy(source=holding.copied_block, target=own, num_tokens=holding.num_copied))
 
     def step(self, sequence: Sequence, num_tokens: int, new_blocks: tuple[int, ...] = ()) -> None:
         """Compute the sequence's next ``num_tokens`` tokens."""

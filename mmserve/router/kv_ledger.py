@@ -9,6 +9,10 @@ Only full blocks are in the tree: computed ones, and those that a sequence fills
 keeps the K and V of all tokens of a step, layer by layer, before anyone attends to them. None is written again, and a
 sequence writes into blocks that it alone holds, so nobody reads what is not written or changes later. When the step
 fails, ``forget`` takes the blocks out again, and with them what was computed from them.
+
+Where the cached prefix ends within a block, the tokens that are the same are copied into the sequence's own block. The
+ranks copy before they compute anything, so only from blocks of earlier steps, and it does not matter who is given the
+block that was copied from.
 """
 
 from __future__ import annotations
@@ -26,6 +30,17 @@ def blocks_for(num_tokens: int) -> int:
     return -(-num_tokens // KV_BLOCK_TOKENS)
 
 
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What is cached of a sequence's beginning. Holds nothing."""
+
+    nodes: list[Node]
+    """Of whole blocks, from the root down."""
+    copied_block: int = -1
+    """A block of which ``num_copied`` tokens come next; -1: none."""
+    num_copied: int = 0
+
+
 @dataclass(slots=True)
 class Holding:
     """One sequence's KV blocks in the order of its tokens."""
@@ -35,8 +50,16 @@ class Holding:
     """Tree nodes of the first len(nodes) blocks; the rest is the sequence's own."""
     num_hit_blocks: int
     """Blocks that were found in the cache, not computed for this holding."""
+    copied_block: int = -1
+    """From which the first ``num_copied`` tokens of the next block are copied; -1: none."""
+    num_copied: int = 0
     shares: bool = field(default=True)
     """False once another sequence has entered the same tokens first: this one keeps its copy for itself."""
+
+    @property
+    def num_hit_tokens(self) -> int:
+        """Tokens that need not be computed."""
+        return self.num_hit_blocks * KV_BLOCK_TOKENS + self.num_copied
 
 
 class KvLedger:
@@ -67,16 +90,20 @@ class KvLedger:
         """Blocks that sequences hold, shared ones counted once."""
         return self.num_blocks - self.num_free - self.num_cached
 
-    def match(self, tokens: array[int]) -> list[Node]:
-        """The longest cached prefix that leaves at least one token to compute. Holds nothing yet."""
-        return self._tree.match(tokens, (len(tokens) - 1) // KV_BLOCK_TOKENS)
+    def match(self, tokens: array[int]) -> Match:
+        """The longest cached prefix that leaves at least one token to compute."""
+        nodes = self._tree.match(tokens, (len(tokens) - 1) // KV_BLOCK_TOKENS)
+        end = len(nodes) * KV_BLOCK_TOKENS
+        rest = tokens[end : min(end + KV_BLOCK_TOKENS, len(tokens) - 1)]
+        return Match(nodes, *(self._tree.alike(nodes[-1] if nodes else self._tree.root, rest) or ()))
 
     def num_idle(self, nodes: list[Node]) -> int:
         """How many of the matched blocks no sequence holds yet."""
         return sum(self._pool.holders(node.block) == 0 for node in nodes)
 
-    def reserve(self, num_tokens: int, nodes: list[Node]) -> Holding | None:
+    def reserve(self, num_tokens: int, match: Match) -> Holding | None:
         """Hold a matched prefix and new blocks for the rest of ``num_tokens``; None when too few are left."""
+        nodes = match.nodes
         num_new = blocks_for(num_tokens) - len(nodes)
         if num_new > self.num_free + self.num_cached - self.num_idle(nodes):
             return None
@@ -84,7 +111,7 @@ class KvLedger:
             if self._pool.hold(node.block):
                 self._tree.mark_busy(node)
         blocks = [node.block for node in nodes] + self._allocate(num_new)
-        return Holding(blocks, list(nodes), len(nodes))
+        return Holding(blocks, list(nodes), len(nodes), match.copied_block, match.num_copied)
 
     def extend(self, holding: Holding, num_tokens: int) -> tuple[int, ...] | None:
         """New blocks so that the holding can take ``num_tokens`` in all; None when too few are left."""

@@ -1,5 +1,7 @@
 """Radix tree over token ids, one node per full KV block, and the order in which idle nodes are evicted.
 
+Besides whole blocks it finds one that begins alike: its first tokens are worth a copy.
+
 Knows no sequences and counts no holders: the ledger says when a node becomes idle or busy.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from itertools import takewhile
 
 from mmserve.deployment import KV_BLOCK_TOKENS
 
@@ -21,13 +24,21 @@ def block_key(tokens: array[int], index: int) -> bytes:
 class Node:
     """One full block of tokens after its parent's; ``block`` holds their keys and values on every rank."""
 
-    __slots__ = ("block", "children", "key", "parent")
+    __slots__ = ("block", "children", "key", "parent", "rested")
 
     def __init__(self, key: bytes, block: int, parent: Node | None) -> None:
         self.key = key
         self.block = block
         self.parent = parent
         self.children: dict[bytes, Node] = {}
+        self.rested: dict[int, Node] = {}
+        """By first token: the child that became idle last. One alone, so that a search does not depend on how many
+        there are; and one that rests has been computed."""
+
+    @property
+    def tokens(self) -> array[int]:
+        """Its block's token ids."""
+        return array("q", self.key)
 
     @property
     def forgotten(self) -> bool:
@@ -63,6 +74,13 @@ class PrefixTree:
             node = child
         return path
 
+    def alike(self, parent: Node, tokens: array[int]) -> tuple[int, int] | None:
+        """A block below ``parent`` that begins as ``tokens`` do, and how many of its tokens are the same."""
+        if not tokens or (node := parent.rested.get(tokens[0])) is None:
+            return None
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(node.tokens, tokens, strict=False))
+        return node.block, sum(1 for _ in same)
+
     def insert(self, parent: Node, key: bytes, block: int) -> Node | None:
         """Enter a full block below ``parent``, busy; None when the same tokens are there already."""
         if key in parent.children:
@@ -77,6 +95,8 @@ class PrefixTree:
     def mark_idle(self, node: Node) -> None:
         """The last holder is gone; from now on the node may be evicted, after all that are idle already."""
         self._idle[node] = None
+        assert node.parent is not None
+        node.parent.rested[node.tokens[0]] = node
 
     def evict(self) -> int:
         """Forget the least recently used idle node (at least one is idle) and give its block."""
@@ -90,6 +110,8 @@ class PrefixTree:
         assert not node.children, "a node outlives its descendants"
         self._idle.pop(node, None)
         del node.parent.children[node.key]
+        if node.parent.rested.get(node.tokens[0]) is node:
+            del node.parent.rested[node.tokens[0]]
         node.parent = None
 
     def below(self, node: Node) -> list[Node]:

@@ -128,6 +128,7 @@ class Scheduler:
             step_id=self._num_plans,
             free=self._running.take_left_slots(),
             new=tuple(draft.new),
+            copies=tuple(draft.copies),
             steps=tuple(draft.steps),
         )
 

@@ -17,7 +17,7 @@ from mmserve.deployment import KV_BLOCK_TOKENS, Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.sampling import SamplingParams
-from mmserve.messages.step import NewSequence, SequenceStep, StepPlan, StepResult
+from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep, StepPlan, StepResult
 from mmserve.model_backend.device import DTYPES
 from mmserve.model_backend.parallel import TpGroup
 from mmserve.model_backend.runner import Runner
@@ -69,6 +69,8 @@ class Running:
     """Blocks of ended sequences, used before new ones."""
     shared: tuple[int, ...] = ()
     """Blocks of a prefix-cache hit, named in its first step."""
+    copied: tuple[int, int] = (-1, 0)
+    """A block, and how many of its tokens come after the shared ones."""
 
     @property
     def output(self) -> list[int]:
@@ -88,7 +90,7 @@ class Driver:
 
     def add(self, slot: int, prompt: Sequence[int], **settings: Any) -> Running:
         sequence = Running(slot, list(prompt), settings.pop("num_prompt", len(prompt)), **settings)
-        sequence.computed = len(sequence.shared) * KV_BLOCK_TOKENS
+        sequence.computed = len(sequence.shared) * KV_BLOCK_TOKENS + sequence.copied[1]
         self.running.append(sequence)
         return sequence
 
@@ -99,13 +101,18 @@ class Driver:
 
     def step(self) -> StepResult:
         """One step for every running sequence: its next chunk or its next token."""
-        new, steps = [], []
+        new, copies, steps = [], [], []
         for sequence in self.running:
+            steps.append(self._advance(sequence))
             if not sequence.known:
                 new.append(self._new(sequence))
-            steps.append(self._advance(sequence))
+                source, num_tokens = sequence.copied
+                target = sequence.blocks[len(sequence.shared)]
+                copies += [BlockCopy(source=source, target=target, num_tokens=num_tokens)] if num_tokens else []
             sequence.known = True
-        plan = StepPlan(step_id=self._step_id, free=tuple(self.freed), new=tuple(new), steps=tuple(steps))
+        plan = StepPlan(
+            step_id=self._step_id, free=tuple(self.freed), new=tuple(new), copies=tuple(copies), steps=tuple(steps)
+        )
         self._step_id += 1
         self.freed = []
         result = self._step(plan)

@@ -109,6 +109,10 @@ class FakeRank:
             self._slots[new.slot] = _Slot(new)
         assert len({step.slot for step in plan.steps}) == len(plan.steps)
         assert sum(step.num_tokens for step in plan.steps) <= self._max_tokens
+        beginnings = [self._beginning(copy.source, copy.num_tokens) for copy in plan.copies]
+        for copy, cells in zip(plan.copies, beginnings, strict=True):
+            start = copy.target * KV_BLOCK_TOKENS
+            self.cells[start : start + copy.num_tokens] = cells
         tokens, failures = [], []
         for step in plan.steps:
             slot = self._slots[step.slot]
@@ -123,6 +127,10 @@ class FakeRank:
                 tokens.append((step.slot, outcome))
         forward_s = self._token_s * sum(step.num_tokens for step in plan.steps)
         return StepResult(step_id=plan.step_id, tokens=tuple(tokens), failures=tuple(failures), forward_s=forward_s)
+
+    def _beginning(self, block: int, num_tokens: int) -> list[int]:
+        assert 0 < num_tokens < KV_BLOCK_TOKENS
+        return self.cells[block * KV_BLOCK_TOKENS : block * KV_BLOCK_TOKENS + num_tokens]
 
     def _compute(self, step: SequenceStep, later: set[int]) -> SlotFailure | int | None:
         """``later``: slots that are computed after this one in the same step."""

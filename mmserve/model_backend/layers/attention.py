@@ -17,7 +17,7 @@ from mmserve.model_backend.weights import Target
 
 
 class SelfAttention(nn.Module):
-    """[T, hidden] -> added to [T, hidden]; this rank's heads only, summed by the output projection."""
+    """``mix``, then ``out``: this rank's heads only, summed by the output projection."""
 
     def __init__(self, spec: TextSpec, attention: Attention, *, tp: TpGroup, like: torch.Tensor) -> None:
         super().__init__()
@@ -28,20 +28,15 @@ class SelfAttention(nn.Module):
         self.qkv = ColumnParallelLinear(spec.hidden_size, outs, bias=spec.attention_bias, tp=tp, like=like)
         self.out = RowParallelLinear("o_proj", q_size, spec.hidden_size, bias=spec.attention_bias, tp=tp, like=like)
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
-        layer_kv: torch.Tensor,
-        layout: Any,
-        onto: torch.Tensor,
+    def mix(
+        self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], layer_kv: torch.Tensor, layout: Any
     ) -> torch.Tensor:
+        """[T, hidden] -> [T, heads * dim], what ``out`` projects; keeps K and V in ``layer_kv``."""
         heads = self.qkv(x).view(x.shape[0], self._heads + 2 * self._kv_heads, self._dim)
         rotate_(heads[:, : self._heads + self._kv_heads], angles)
         # A row's K and V heads are adjacent, exactly as the cache stores a token: one write for both.
         kv = heads[:, self._heads :].unflatten(1, (2, self._kv_heads))
-        mixed = self._attention(heads[:, : self._heads], kv, layer_kv, layout)
-        return self.out(mixed.flatten(1), onto)  # type: ignore[no-any-return]
+        return self._attention(heads[:, : self._heads], kv, layer_kv, layout).flatten(1)
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
         yield from self.qkv.targets(prefix)

@@ -38,9 +38,13 @@ class DecoderLayer(nn.Module):
         angles: tuple[torch.Tensor, torch.Tensor],
         layer_kv: torch.Tensor,
         layout: Any,
+        wanted: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Adds to ``hidden`` in place."""
-        hidden = self.attention(self.attention_norm(hidden), angles, layer_kv, layout, onto=hidden)
+        """Adds to ``hidden`` in place; to a copy of its ``wanted`` rows when only they go on."""
+        mixed = self.attention.mix(self.attention_norm(hidden), angles, layer_kv, layout)
+        if wanted is not None:
+            mixed, hidden = mixed[wanted], hidden[wanted]
+        hidden = self.attention.out(mixed, hidden)
         return self.mlp(self.mlp_norm(hidden), onto=hidden)  # type: ignore[no-any-return]
 
     def weights(self) -> LayerWeights:
@@ -98,15 +102,20 @@ class Llama(nn.Module):
         """int64 [T] -> [T, hidden]."""
         return self.embedding.embed(token_ids)
 
-    def forward(self, hidden: torch.Tensor, positions: torch.Tensor, kv: torch.Tensor, layout: Any) -> torch.Tensor:
-        """[T, hidden] at int64 positions [T] -> the same, in place; kv: [layers, blocks, tokens, 2, kv_heads, dim]."""
+    def forward(
+        self, hidden: torch.Tensor, positions: torch.Tensor, kv: torch.Tensor, layout: Any, wanted: torch.Tensor
+    ) -> torch.Tensor:
+        """[T, hidden] at int64 positions [T] -> [S, hidden] for the ascending rows int64 [S], of which logits are
+        wanted; kv: [layers, blocks, tokens, 2, kv_heads, dim]. Writes over ``hidden``. Of the other rows the last layer
+        needs K and V alone."""
         angles = self._rotary.angles(positions, hidden.dtype)
         if self._whole is not None:
-            self._whole(hidden, angles, kv, layout)
-            return hidden
-        for layer, layer_kv in zip(self.layers, kv, strict=True):
+            return self._whole(hidden, angles, kv, layout, wanted)
+        *others, last = zip(self.layers, kv, strict=True)
+        for layer, layer_kv in others:
             hidden = layer(hidden, angles, layer_kv, layout)
-        return hidden
+        layer, layer_kv = last
+        return layer(hidden, angles, layer_kv, layout, wanted)  # type: ignore[no-any-return]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """[S, hidden] -> [S, vocab] on rank 0, None on the others."""

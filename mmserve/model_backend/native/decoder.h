@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 
 namespace decoder {
@@ -31,13 +32,21 @@ struct Step {
     const float *cos, *sin;                  // [rows, dim / 2]
     float* kv;                               // of layer 0; the next one's is kv_stride further
     const int64_t *slots, *tables, *tiles;   // see mm_attention
-    int64_t rows, num_tiles, table_stride, kv_stride;
+    const int64_t* wanted;                   // rows that go on once K and V of all are kept, in ascending order
+    int64_t rows, num_tiles, num_wanted, table_stride, kv_stride;
 };
+
+// Wanted rows move to the front, in place: none is written over before it has moved.
+inline void gather(const Step& step, float* values, int64_t width) {
+    for (int64_t i = 0; i < step.num_wanted; ++i)
+        std::memmove(values + i * width, values + step.wanted[i] * width, width * sizeof(float));
+}
 
 // Ops: the operations of kernels.cpp.
 template <class Ops>
 void run(const Layer* layers, const Shape& shape, const Step& step) {
-    const int64_t rows = step.rows, size = shape.hidden, qkv = layers->qkv.out, inner = layers->down.in;
+    const int64_t size = shape.hidden, qkv = layers->qkv.out, inner = layers->down.in;
+    int64_t rows = step.rows;
     const int64_t mlp_rows = std::min(rows, shape.mlp_rows);
     const auto memory = [](int64_t count) { return std::unique_ptr<float[]>(new float[count]); };
     const auto normed = memory(rows * size), heads = memory(rows * qkv), mixed = memory(rows * layers->mixed.in);
@@ -49,6 +58,11 @@ void run(const Layer* layers, const Shape& shape, const Step& step) {
         Ops::multiply(layer.qkv, normed.get(), heads.get(), rows, false);
         Ops::rotate(heads.get(), qkv, step.cos, step.sin, rows, shape.heads + shape.kv_heads, shape.dim);
         Ops::attend(heads.get(), qkv, step.kv + l * step.kv_stride, shape, step, mixed.get());
+        if (l + 1 == shape.layers) {
+            gather(step, mixed.get(), layer.mixed.in);
+            gather(step, hidden, size);
+            rows = step.num_wanted;
+        }
         Ops::multiply(layer.mixed, mixed.get(), hidden, rows, true);
         Ops::norm(hidden, layer.mlp_norm, shape.eps, normed.get(), rows, size);
         for (int64_t first = 0; first < rows; first += mlp_rows) {

@@ -72,8 +72,8 @@ class _Shape(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("hidden", "cos", "sin", "kv", "slots", "tables", "tiles")),
-        *((name, c_int64) for name in ("rows", "num_tiles", "table_stride", "kv_stride")),
+        *((name, c_void_p) for name in ("hidden", "cos", "sin", "kv", "slots", "tables", "tiles", "wanted")),
+        *((name, c_int64) for name in ("rows", "num_tiles", "num_wanted", "table_stride", "kv_stride")),
     )
 
 
@@ -96,10 +96,13 @@ class DecoderLayers:
         angles: tuple[torch.Tensor, torch.Tensor],
         kv: torch.Tensor,
         layout: kernels.Tiles,
-    ) -> None:
-        """[T, hidden] in place; angles [T, dim / 2] each; kv: [layers, blocks, tokens, 2, kv_heads, dim]."""
+        wanted: torch.Tensor,
+    ) -> torch.Tensor:
+        """[T, hidden] -> [S, hidden], a view of it, for the ascending rows int64 [S]; angles [T, dim / 2] each; kv:
+        [layers, blocks, tokens, 2, kv_heads, dim]."""
         cos, sin = angles
-        tensors = (hidden, cos, sin, kv, layout.kv_slots, layout.tables, layout.tiles)
-        sizes = (len(hidden), len(layout.tiles), layout.tables.shape[1], kv.stride(0))
+        tensors = (hidden, cos, sin, kv, layout.kv_slots, layout.tables, layout.tiles, wanted)
+        sizes = (len(hidden), len(layout.tiles), len(wanted), layout.tables.shape[1], kv.stride(0))
         step = _Step(*(tensor.data_ptr() for tensor in tensors), *sizes)
         kernels.decode(self._layers, self._shape, step)
+        return hidden[: len(wanted)]

@@ -92,6 +92,23 @@ def test_prefix_cache_hit(checkpoints: Checkpoints) -> None:
     assert hits[1].output[:10] == expected(directory, shared + tail, 10)
 
 
+def test_prefix_cache_hit_that_ends_within_a_block(checkpoints: Checkpoints) -> None:
+    directory = checkpoints("grouped")
+    driver = Driver(make_runner(directory).step, chunk=30)
+    shared, tail, other_tail = prompts(39, 12, 7)
+    first = driver.add(0, shared + tail)
+    driver.run(5)
+    source = first.blocks[2]
+    hits = [
+        driver.add(slot, shared + end, shared=tuple(first.blocks[:2]), copied=(source, 7))
+        for slot, end in ((1, other_tail), (2, tail))
+    ]
+    driver.run(10)
+    assert hits[0].output[:10] == expected(directory, shared + other_tail, 10)
+    assert hits[1].output[:10] == expected(directory, shared + tail, 10)
+    assert [s.blocks[2] for s in hits].count(source) == 0
+
+
 def test_preempted_and_resumed(checkpoints: Checkpoints) -> None:
     directory = checkpoints("grouped")
     driver = Driver(make_runner(directory).step, chunk=16)

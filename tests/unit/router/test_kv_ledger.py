@@ -2,9 +2,10 @@ from __future__ import annotations
 
 from array import array
 
-from mmserve.router.kv_ledger import Holding, KvLedger, blocks_for
+from mmserve.router.kv_ledger import Holding, KvLedger, Match, blocks_for
 
 TOKENS = array("q", range(100))
+NOTHING = Match([])
 
 
 def computed(kv: KvLedger, tokens: array[int], num_computed: int | None = None) -> Holding:
@@ -30,18 +31,18 @@ def test_a_sequence_takes_blocks_and_gives_all_back() -> None:
 def test_a_match_leaves_one_token_to_compute() -> None:
     kv = KvLedger(8)
     kv.free(computed(kv, TOKENS))
-    assert len(kv.match(TOKENS)) == 6
-    assert len(kv.match(TOKENS[:97])) == 6
-    assert len(kv.match(TOKENS[:96])) == 5
-    assert len(kv.match(TOKENS[:1])) == 0
+    assert len(kv.match(TOKENS).nodes) == 6
+    assert len(kv.match(TOKENS[:97]).nodes) == 6
+    assert len(kv.match(TOKENS[:96]).nodes) == 5
+    assert len(kv.match(TOKENS[:1]).nodes) == 0
 
 
 def test_only_computed_blocks_can_be_matched() -> None:
     kv = KvLedger(8)
     holding = computed(kv, TOKENS, num_computed=40)
-    assert [node.block for node in kv.match(TOKENS)] == holding.blocks[:2]
+    assert [node.block for node in kv.match(TOKENS).nodes] == holding.blocks[:2]
     kv.publish(holding, TOKENS, 64)
-    assert [node.block for node in kv.match(TOKENS)] == holding.blocks[:4]
+    assert [node.block for node in kv.match(TOKENS).nodes] == holding.blocks[:4]
 
 
 def test_a_running_sequence_shares_its_prefix() -> None:
@@ -61,17 +62,17 @@ def test_a_running_sequence_shares_its_prefix() -> None:
 def test_the_cache_gives_way_but_not_the_matched_part_of_it() -> None:
     kv = KvLedger(8)
     kv.free(computed(kv, TOKENS))
-    nodes = kv.match(TOKENS[:49])
-    assert len(nodes) == 3
-    assert kv.reserve(16 * 9, nodes) is None, "five blocks besides the match, not six"
-    holding = kv.reserve(16 * 8, nodes)
+    match = kv.match(TOKENS[:49])
+    assert len(match.nodes) == 3
+    assert kv.reserve(16 * 9, match) is None, "five blocks besides the match, not six"
+    holding = kv.reserve(16 * 8, match)
     assert holding is not None
     assert sorted(holding.blocks) == list(range(8))
 
 
 def test_extending_takes_blocks_only_when_needed() -> None:
     kv = KvLedger(3)
-    holding = kv.reserve(16, [])
+    holding = kv.reserve(16, NOTHING)
     assert holding is not None
     assert kv.extend(holding, 16) == ()
     assert len(kv.extend(holding, 33) or ()) == 2
@@ -81,12 +82,12 @@ def test_extending_takes_blocks_only_when_needed() -> None:
 
 def test_who_computes_the_same_tokens_second_keeps_a_copy() -> None:
     kv = KvLedger(16)
-    first, second = kv.reserve(100, []), kv.reserve(100, [])
+    first, second = kv.reserve(100, NOTHING), kv.reserve(100, NOTHING)
     assert first is not None
     assert second is not None
     for holding in (first, second):
         kv.publish(holding, TOKENS, 100)
-    assert [node.block for node in kv.match(TOKENS)] == first.blocks[:6]
+    assert [node.block for node in kv.match(TOKENS).nodes] == first.blocks[:6]
     kv.free(second)
     assert (kv.num_held, kv.num_free) == (7, 9), "the copy is freed, not cached"
     kv.free(first)
@@ -98,7 +99,7 @@ def test_what_a_failed_sequence_computed_is_forgotten() -> None:
     kv.free(computed(kv, TOKENS[:40]))
     failed = computed(kv, TOKENS)
     kv.distrust(failed)
-    assert len(kv.match(TOKENS)) == 2, "what others have computed stays"
+    assert len(kv.match(TOKENS).nodes) == 2, "what others have computed stays"
     kv.free(failed)
     assert (kv.num_free, kv.num_cached) == (14, 2)
 
@@ -110,14 +111,14 @@ def test_what_others_build_on_is_kept() -> None:
     assert other is not None
     kv.distrust(failed)
     kv.free(failed)
-    assert len(kv.match(TOKENS)) == 3
+    assert len(kv.match(TOKENS).nodes) == 3
     kv.free(other)
     assert kv.num_held == 0
 
 
 def test_what_is_published_can_be_used_before_it_is_computed_and_forgotten_if_it_never_is() -> None:
     kv = KvLedger(16)
-    leader = kv.reserve(100, [])
+    leader = kv.reserve(100, NOTHING)
     assert leader is not None
     first = kv.publish(leader, TOKENS, 40)
     assert first is not None
@@ -130,7 +131,7 @@ def test_what_is_published_can_be_used_before_it_is_computed_and_forgotten_if_it
     kv.forget(first)
     assert kv.misled(follower)
     assert not kv.misled(leader), "nothing of it came from the cache"
-    assert kv.match(TOKENS) == [], "what was computed from it is forgotten as well"
+    assert kv.match(TOKENS) == NOTHING, "what was computed from it is forgotten as well"
     for holding in (leader, follower):
         kv.free(holding)
     assert (kv.num_free, kv.num_cached) == (16, 0)
@@ -145,4 +146,28 @@ def test_what_was_let_go_of_before_it_is_forgotten_is_free() -> None:
     kv.forget(first)
     kv.forget(first)
     assert (kv.num_free, kv.num_cached) == (14, 2)
-    assert len(kv.match(TOKENS)) == 2
+    assert len(kv.match(TOKENS).nodes) == 2
+
+
+def test_what_is_alike_within_a_block_is_copied_from_where_it_rests() -> None:
+    kv = KvLedger(16)
+    first = computed(kv, TOKENS)
+    similar = TOKENS[:40] + array("q", [7] * 20)
+    assert kv.match(similar).num_copied == 0, "its block may only be being computed"
+    third = first.blocks[2]
+    kv.free(first)
+    match = kv.match(similar)
+    assert (len(match.nodes), match.copied_block, match.num_copied) == (2, third, 8)
+    holding = kv.reserve(len(similar), match)
+    assert holding is not None
+    assert (holding.num_hit_tokens, kv.num_held) == (40, 4), "the block that was copied from is not held"
+    assert kv.match(TOKENS[:40]).num_copied == 7, "one token is left to compute"
+
+
+def test_nothing_is_copied_from_a_block_that_is_gone() -> None:
+    kv = KvLedger(7)
+    kv.free(computed(kv, TOKENS))
+    assert kv.match(TOKENS[:20]).num_copied == 3
+    other = kv.reserve(16 * 6, NOTHING)
+    assert other is not None
+    assert kv.match(TOKENS[:20]) == kv.match(TOKENS[:17]), "only the first block is left"

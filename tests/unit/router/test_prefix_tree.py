@@ -99,3 +99,19 @@ def test_eviction_only_ever_takes_leaves_that_nobody_holds(paths: list[list[int]
             assert holders.pop(gone) == 0
             assert not gone.children
     assert set(tree.below(tree.root)) == set(holders)
+
+
+def test_the_child_that_rested_last_is_compared_token_by_token() -> None:
+    tree, ids = PrefixTree(), count()
+    tokens = array("q", [1] * 10 + [2] * 6)
+    assert tree.alike(tree.root, tokens) is None
+    older, newer = enter(tree, 1, ids=ids)[0], tree.insert(tree.root, tokens.tobytes(), next(ids))
+    assert newer is not None
+    for node in (older, newer):
+        tree.mark_idle(node)
+    asked = array("q", [1] * 12 + [2] * 3)
+    assert tree.alike(tree.root, asked) == (newer.block, 10)
+    assert tree.alike(tree.root, asked[:4]) == (newer.block, 4)
+    assert tree.alike(tree.root, tokens_of(3)) is None
+    tree.remove(newer)
+    assert tree.alike(tree.root, asked) is None
