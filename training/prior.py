@@ -1,8 +1,10 @@
 """A head start for the text model: a word begins by looking up the patches that show it.
 
 First layer: the query of "red", "star" or "7" equals the key of the patches whose oracle code says so, and all that the
-code says there is copied to the word.  Second layer: the token that opens the answer gathers from such words.  The
-head's rows of the answer words hold the code's directions.  Only initial values; everything is trained from there.
+code says there is copied to the word, the position more strongly: up and down can be told from the order of the tokens
+as well, left and right cannot, and stayed unread when the code was all there was and quiet.  Second layer: the token
+that opens the answer gathers from such words, and so do "top" and "bottom", after which the side is said.  The head's
+rows of the answer words hold the code's directions.  Only initial values; everything is trained from there.
 """
 
 from __future__ import annotations
@@ -59,8 +61,9 @@ def slow(text: Text) -> Tensor:
 Match = tuple[Tensor, Tensor]  # directions that ask (n, D), directions that are found (m, D)
 
 
-def attend(text: Text, layer: int, matches: list[Match], copy: float, generator: torch.Generator) -> None:
-    """Makes every head of a layer look from the asking to the found directions, and copy what is there."""
+def attend(text: Text, layer: int, matches: list[Match], copy: Tensor, generator: torch.Generator) -> None:
+    """Makes every head of a layer look from the asking to the found directions, and copy what is there, as changed by
+    `copy` (D, D)."""
     attn = text.model["layers"][layer].self_attn  # type: ignore[index,union-attr]
     rows = slow(text)
     codes = rotation(rows.shape[1], generator)
@@ -71,7 +74,7 @@ def attend(text: Text, layer: int, matches: list[Match], copy: float, generator:
                 weight[head] += 0.75 * code[:, None] * match[side].sum(0)[None]
     carry = rotation(text.shape.width, generator)
     attn["v_proj"].weight.data.copy_(carry)
-    attn["o_proj"].weight.data.copy_(copy * carry.T)
+    attn["o_proj"].weight.data.copy_(copy @ carry.T)
 
 
 def basis_free(embedding: Tensor) -> Tensor:
@@ -91,6 +94,9 @@ def plant(text: Text, coder: Coder) -> None:
     spellings = [[name, plural(name)] for name in SHAPES] + [[name] for name in COLOUR_NAMES]
     tokens = [[token for name in names for token in single(name, coder)] for names in spellings]
     found = [torch.from_numpy(known[names[0]]).float()[None] for names in spellings]
-    attend(text, 0, [(unit[ids], shown) for ids, shown in zip(tokens, found, strict=True)], 0.15, generator)
+    place = torch.from_numpy(np.stack([known["right"], known["top"]])).float()
+    copy = 0.15 * torch.eye(text.shape.width) + 0.85 * place.T @ place
+    attend(text, 0, [(unit[ids], shown) for ids, shown in zip(tokens, found, strict=True)], copy, generator)
     words = unit[[token for ids in tokens for token in ids]]
-    attend(text, 1, [(unit[[ASSISTANT]] / 2, words)], 0.15, generator)
+    asking = unit[[ASSISTANT, *single("top", coder), *single("bottom", coder)]] / 2
+    attend(text, 1, [(asking, words)], copy, generator)

@@ -1,4 +1,4 @@
-"""The whole training as one command that can be stopped and started again: stages A and B together, then A2, then C.
+"""The whole training as one command that can be stopped and started again: stages A and A2 beside B, then C.
 
 Each stage is a module of its own with its own checkpoint; this one starts them with the cores shared out, follows what
 they print, shows a bar for each, and draws the learning curves anew after every examination.  At the end the checkpoint
@@ -33,11 +33,11 @@ class Stage:
     settings: str = ""
 
 
-TOGETHER: tuple[tuple[Stage, ...], ...] = (  # stages of one group run at the same time
-    (Stage("eye", 3600), Stage("language", 4200, "--batch 14 --muon 4e-3 --adam 2e-3 --hold 0.2")),
-    (Stage("tally", 1000, "--hold 0"),),
-    (Stage("joint", 2600, "--muon 2e-3 --adam 1e-3"),),
+BESIDE: tuple[tuple[Stage, ...], ...] = (  # chains that run at the same time: the pictures' and the words'
+    (Stage("eye", 2160), Stage("tally", 600, "--hold 0")),
+    (Stage("language", 2520, "--batch 14 --muon 4e-3 --adam 2e-3 --hold 0.2"),),
 )
+LAST = Stage("joint", 1560, "--muon 2e-3 --adam 1e-3")
 
 
 class Failed(Exception):
@@ -79,6 +79,12 @@ def follow(stage: Stage, position: int, threads: int, options: argparse.Namespac
         bar.update(steps - bar.n)
 
 
+def in_turn(chain: tuple[Stage, ...], position: int, threads: int, options: argparse.Namespace) -> None:
+    """One stage after the other, at one place of the screen."""
+    for stage in chain:
+        follow(stage, position, threads, options)
+
+
 def show(bar: tqdm[None], line: str) -> None:
     """Moves a bar to the step that a stage told; its first line of a resumed run moves the start too."""
     try:
@@ -97,16 +103,15 @@ def show(bar: tqdm[None], line: str) -> None:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Group after group; a stage that is finished only looks at its checkpoint."""
+    """Both chains, then the join of what they have made; a stage that is finished only looks at its checkpoint."""
     fonts.check(fonts.TRAINING)
     options.out.mkdir(parents=True, exist_ok=True)
     cores = options.threads or os.cpu_count() or 1
-    for group in TOGETHER:
-        with ThreadPoolExecutor(len(group)) as pool:
-            share = max(1, cores // len(group))
-            running = [pool.submit(follow, stage, place, share, options) for place, stage in enumerate(group)]
-            for stage in running:
-                stage.result()
+    share = max(1, cores // len(BESIDE))
+    with ThreadPoolExecutor(len(BESIDE)) as pool:
+        for chain in [pool.submit(in_turn, chain, place, share, options) for place, chain in enumerate(BESIDE)]:
+            chain.result()
+    follow(LAST, 0, cores, options)
     made = options.out / "llava"
     written = [sys.executable, "-m", "training.export", "--weights", str(options.out / "joint.pt"), "--out", str(made)]
     subprocess.run([*written, "--tokenizer", str(options.out / "tokenizer.json")], check=True)

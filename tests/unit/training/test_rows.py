@@ -11,17 +11,6 @@ from training.tokens import EOS, IMAGE, Coder
 from training.world import PATCHES
 
 
-@pytest.fixture(scope="module")
-def coder() -> Coder:
-    tokens_of = {"count": 200}
-    original = tokens.corpus
-    try:
-        tokens.corpus = lambda: original(**tokens_of)
-        return Coder(tokens.build())
-    finally:
-        tokens.corpus = original
-
-
 def test_one_segment_is_plain_causal() -> None:
     segments = np.array([[0, 0, 0, 1, 1, 1]])
     assert np.array_equal(tree_mask(segments)[0], np.tril(np.ones((6, 6), bool)))

@@ -32,8 +32,8 @@ def test_a_resumed_stage_starts_its_bar_where_it_was() -> None:
 
 def test_every_stage_gets_its_steps_and_the_options() -> None:
     options = argparse.Namespace(out=Path("o"), scale=0.5, check=3, device="cpu", compile=False)
-    stages = [stage for group in schedule.TOGETHER for stage in group]
-    assert [stage.module for stage in stages] == ["eye", "language", "tally", "joint"]
+    stages = [stage for chain in schedule.BESIDE for stage in chain] + [schedule.LAST]
+    assert [stage.module for stage in stages] == ["eye", "tally", "language", "joint"]
     for stage in stages:
         said = schedule.command(stage, options)
         assert said[said.index("--steps") + 1] == str(round(stage.steps / 2))
