@@ -7,6 +7,7 @@ given; answers are exact.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from training import questions
 from training.phrases import only, plural, quarter, spelled, tally
@@ -35,6 +36,9 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
         "Sorry, I only know simple pictures.",
     ),
 )
+COMPARISONS = ("more", "has", "ground", "shape")
+WHICH = COMPARISONS[:2]
+"""Those that ask for a picture, not for what is in it."""
 SYSTEMS = ("You are a helpful assistant.", "Answer briefly.", "You answer questions about pictures.", "Be polite.")
 
 
@@ -107,9 +111,9 @@ def of_one(scene: Scene, rng: random.Random, place: str) -> Turn | None:
     return question, answer
 
 
-def of_both(a: Scene, b: Scene, rng: random.Random) -> Turn | None:
-    """A question that compares two pictures."""
-    way = rng.choice(("more", "has", "ground", "shape"))
+def of_both(a: Scene, b: Scene, rng: random.Random, ways: Sequence[str] = COMPARISONS) -> Turn | None:
+    """A question that compares two pictures in one of some ways; None where the scenes do not allow it."""
+    way = rng.choice(ways)
     if way == "more":
         more = rng.random() < 0.5
         if len(a.shapes) == len(b.shapes):

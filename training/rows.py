@@ -82,7 +82,10 @@ def one_segment(scenes: list[Scene], rng: random.Random, newest: int) -> list[tu
                 ("honest", honest.about_picture(scenes[newest], rng) if len(scenes) == 1 else honest.outside(rng))
             )
         elif len(scenes) == 2 and rng.random() < 0.85:
-            turns.append(("two", conversations.two_pictures(scenes[0], scenes[1], rng)))
+            which = (
+                conversations.of_both(scenes[0], scenes[1], rng, conversations.WHICH) if rng.random() < 0.4 else None
+            )
+            turns.append(("two", which or conversations.two_pictures(scenes[0], scenes[1], rng)))
         elif len(scenes) == 2 and newest == 0:
             continue
         elif rng.random() < 0.25 and (pair := conversations.follow_up(scenes[newest], rng)):
