@@ -1,10 +1,12 @@
 """A head start for the text model: a word begins by looking up the patches that show it.
 
 First layer: the query of "red", "star" or "7" equals the key of the patches whose oracle code says so, and all that the
-code says there is copied to the word, the position more strongly: up and down can be told from the order of the tokens
-as well, left and right cannot, and stayed unread when the code was all there was and quiet.  Second layer: the token
-that opens the answer gathers from such words, and so do "top" and "bottom", after which the side is said.  The head's
-rows of the answer words hold the code's directions.  Only initial values; everything is trained from there.
+code says there is copied to the word, the position most loudly: up and down can be told from the order of the tokens as
+well, left and right cannot, and stayed unread when the code was quiet.  Patches look up their picture's mark.  Second
+layer: words look up patches again, which now know their picture; "more" and "fewer" look for the picture with the
+larger and the smaller tally; the token that opens the answer gathers from such words, and so do "top" and "bottom",
+after which the side is said.  Third layer: so does "the", after which the picture is said.  The head's rows of the
+answer words hold the directions of what they mean.  Only initial values; everything is trained from there.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from torch import Tensor
 from training.labels import GROUPS, basis
 from training.models import Text
 from training.phrases import plural
-from training.tokens import ASSISTANT, Coder
+from training.tokens import ASSISTANT, FIRST, SECOND, Coder
 from training.world import BACKGROUND_NAMES, CLASSES, COLOUR_NAMES, GRID, SHAPES, SIZES
 
 
@@ -77,26 +79,56 @@ def attend(text: Text, layer: int, matches: list[Match], copy: Tensor, generator
     attn["o_proj"].weight.data.copy_(copy @ carry.T)
 
 
-def basis_free(embedding: Tensor) -> Tensor:
-    """Takes the code's directions out of the embedding (in place); returns its rows at length one."""
-    rows = torch.from_numpy(basis())
-    embedding -= embedding @ rows.T @ rows
-    return embedding / embedding.norm(dim=1, keepdim=True)
+def copying(*directions: Tensor, quietly: float = 0.15) -> Tensor:
+    """(D, D) what is copied of everything quietly, of some orthonormal directions in full."""
+    loud = torch.stack(directions)
+    return quietly * torch.eye(loud.shape[1]) + (1 - quietly) * loud.T @ loud
+
+
+def clear(embedding: Tensor, directions: Tensor) -> None:
+    """Takes orthonormal directions (n, D) out of the embedding (rows, D), in place."""
+    embedding -= embedding @ directions.T @ directions
+
+
+def apart(directions: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """(count, D) random orthonormal directions, orthogonal to some (n, D)."""
+    drawn = torch.randn(count, directions.shape[1], generator=generator)
+    clear(drawn, directions)
+    return torch.linalg.qr(drawn.T)[0].T
 
 
 def plant(text: Text, coder: Coder) -> None:
     """The whole head start."""
     generator = torch.Generator().manual_seed(5)
-    unit = basis_free(text.model["embed_tokens"].weight.data)  # type: ignore[arg-type,union-attr]
-    known = meanings()
+    rows, embedding = torch.from_numpy(basis()), text.model["embed_tokens"].weight.data  # type: ignore[union-attr]
+    first, second, content = own = apart(rows, 3, generator)
+    which = (second - first) / 2**0.5
+    known = {name: torch.from_numpy(direction).float() for name, direction in meanings().items()}
+    known |= {"first": -which, "second": which}
     for name, direction in known.items():
-        text.lm_head.weight.data[single(name, coder)] += 0.3 * torch.from_numpy(direction).float()
+        text.lm_head.weight.data[single(name, coder)] += 0.3 * direction
     spellings = [[name, plural(name)] for name in SHAPES] + [[name] for name in COLOUR_NAMES]
-    tokens = [[token for name in names for token in single(name, coder)] for names in spellings]
-    found = [torch.from_numpy(known[names[0]]).float()[None] for names in spellings]
-    place = torch.from_numpy(np.stack([known["right"], known["top"]])).float()
-    copy = 0.15 * torch.eye(text.shape.width) + 0.85 * place.T @ place
-    attend(text, 0, [(unit[ids], shown) for ids, shown in zip(tokens, found, strict=True)], copy, generator)
-    words = unit[[token for ids in tokens for token in ids]]
-    asking = unit[[ASSISTANT, *single("top", coder), *single("bottom", coder)]] / 2
-    attend(text, 1, [(asking, words)], copy, generator)
+    named = [[token for name in names for token in single(name, coder)] for names in spellings]
+    amounts = [single(word, coder) for word in ("more", "fewer")]
+    unit = embed_anew(embedding, torch.cat([rows, own]), own, [token for ids in (*named, *amounts) for token in ids])
+    looks = [(unit[ids], known[names[0]][None]) for names, ids in zip(spellings, named, strict=True)]
+    marks = (rows[GROUPS["kind"]], own[:2])
+    attend(text, 0, [*looks, marks], copying(known["right"], known["top"]), generator)
+    count = torch.arange(1, 8)[:, None]
+    tallies = [(rows[GROUPS["total"]] * by).sum(0)[None] / 2 for by in (count, 8 - count)]
+    compare = [(unit[ids], tally) for ids, tally in zip(amounts, tallies, strict=True)]
+    opening = unit[[ASSISTANT, *single("top", coder), *single("bottom", coder)]] / 2
+    copy = copying(known["right"], known["top"], which)
+    attend(text, 1, [*looks, *compare, (opening, 2 * content[None])], copy, generator)
+    attend(text, 2, [(unit[single("the", coder)], 3 * content[None])], copy, generator)
+
+
+def embed_anew(embedding: Tensor, taken: Tensor, own: Tensor, named: list[int]) -> Tensor:
+    """Frees an embedding (in place) of the `taken` directions; gives the marks the first two of `own` and the named
+    words a share of the third.  Returns its rows at length one, without that share."""
+    size = embedding.norm(dim=1).mean()
+    clear(embedding, taken)
+    embedding[[FIRST, SECOND]] = size * own[:2]
+    unit = embedding / embedding.norm(dim=1, keepdim=True)
+    embedding[named] += 0.6 * size * own[2]
+    return unit

@@ -6,24 +6,39 @@ import torch
 
 pytest.importorskip("tokenizers")
 
-from training import labels, prior, rows
+from training import conversations, labels, prior, rows
 from training.language import logits_of, oracle_tokens, rows_of
 from training.models import Text
 from training.tokens import Coder
 
 
 @torch.no_grad()
-def test_the_side_of_a_thing_can_be_read_before_any_training(coder: Coder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(rows.KINDS, "where", 3000.0)
+def leaning(coder: Coder, kind: str, words: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
+    """Of all answers of a kind that end in one of two words: how much more the second is expected, and whether it is
+    the right one."""
     torch.manual_seed(2)
     text = Text()
     prior.plant(text, coder)
-    batch = rows_of(930_000_000, 24, coder)
-    logits, targets, places = logits_of(text, text, batch, oracle_tokens(batch, torch.from_numpy(labels.basis()), None))
-    left, right = (coder.ids(f"top {side}")[1] for side in ("left", "right"))
-    said = np.isin(targets, (left, right)) & np.isin(
-        places, [last - 1 for kind, _, last in batch.answers if kind == "where"]
-    )
-    found = (logits[said, right] > logits[said, left]) == (targets[said] == right)
-    assert said.sum() > 30
-    assert found.float().mean() > 0.75, "chance is a half"
+    batch = rows_of(930_000_000, 72, coder)
+    logits, target, places = logits_of(text, text, batch, oracle_tokens(batch, torch.from_numpy(labels.basis()), None))
+    one, other = (coder.ids(f"the {word}")[1] for word in words)
+    ends = [last - 1 for name, _, last in batch.answers if name == kind]
+    said = np.isin(target, (one, other)) & np.isin(places, ends)
+    return (logits[said, other] - logits[said, one]).numpy(), (target[said] == other).numpy()
+
+
+def test_the_side_of_a_thing_can_be_read_before_any_training(coder: Coder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(rows.KINDS, "where", 3000.0)
+    leans, right = leaning(coder, "where", ("left", "right"))
+    assert len(right) > 30
+    assert np.mean((leans > 0) == right) > 0.9, "chance is a half"
+
+
+@pytest.mark.parametrize("way", conversations.WHICH)
+def test_which_picture_is_meant_can_be_told_before_any_training(
+    coder: Coder, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(conversations, "WHICH", (way,))
+    leans, second = leaning(coder, "two", ("first", "second"))
+    assert len(second) > 20
+    assert np.mean(leans[second][:, None] > leans[~second]) > 0.6, "of all pairs; chance is a half"
