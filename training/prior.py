@@ -112,7 +112,7 @@ def plant(text: Text, coder: Coder) -> None:
     amounts = [single(word, coder) for word in ("more", "fewer")]
     unit = embed_anew(embedding, torch.cat([rows, own]), own, [token for ids in (*named, *amounts) for token in ids])
     looks = [(unit[ids], known[names[0]][None]) for names, ids in zip(spellings, named, strict=True)]
-    marks = (rows[GROUPS["kind"]], own[:2])
+    marks = (rows[GROUPS["kind"]], torch.stack([first, 2 * second]))  # the second picture's patches see both
     attend(text, 0, [*looks, marks], copying(known["right"], known["top"]), generator)
     count = torch.arange(1, 8)[:, None]
     tallies = [(rows[GROUPS["total"]] * by).sum(0)[None] / 2 for by in (count, 8 - count)]
