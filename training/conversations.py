@@ -148,7 +148,7 @@ def two_pictures(a: Scene, b: Scene, rng: random.Random) -> Turn:
 
 def second_scene(first: Scene, rng: random.Random, scene: Scene) -> Scene:
     """The second scene of a pair, half of the time on the first one's background colour."""
-    if rng.random() < 0.4 and not scene.chars:
+    if rng.random() < 0.4 and first.background and not scene.chars:
         scene.background = first.background
     return scene
 

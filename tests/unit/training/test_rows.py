@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from training import rows, tokens
+from training.looks import VARIED
 from training.rows import make_row, stack, tree_mask
 from training.tokens import EOS, IMAGE, Coder
 from training.world import PATCHES
@@ -66,3 +67,9 @@ def test_pieces_tokenise_like_the_whole(coder: Coder) -> None:
         EOS,
     ]
     assert whole == pieces
+
+
+def test_every_scene_of_a_row_can_be_drawn(coder: Coder) -> None:
+    """Only varied papers go without a name; a second picture that takes the first one's colour takes a named one."""
+    for seed in range(600):
+        assert all(scene.background or scene.style == VARIED for scene in make_row(seed, coder, loose=0.05).scenes)
