@@ -26,11 +26,18 @@ PAD, BOS, EOS, IMAGE, USER, ASSISTANT, SYSTEM, FIRST, SECOND, NEXT = range(len(S
 # A turn's pictures come before its text, as in LLaVA-1.5's own template, whatever their order in the message; every
 # text is trimmed, several are joined by a space.  A picture given in OpenAI's form ("image_url"), in Hugging Face's
 # ("image") or as text holding <image> becomes one <image>.
-UNMARKED = """\
+# Picture tokens do not say which picture they belong to; a mark before each picture does.
+TEMPLATE = """\
+{%- set seen = namespace(pictures=0) -%}
+{%- macro mark() -%}
+{%- set seen.pictures = seen.pictures + 1 -%}
+{{ '<|first|>' if seen.pictures == 1 else '<|second|>' if seen.pictures == 2 else '<|next|>' }}
+{%- endmacro -%}
 {%- macro parts(content) -%}
 {%- if content is string -%}{{ content | trim }}
 {%- elif content is not none -%}
-{%- for part in content if part is not string and part.type in ['image', 'image_url', 'input_image'] -%}<image>
+{%- for part in content if part is not string and part.type in ['image', 'image_url', 'input_image'] -%}
+{{ mark() }}<image>
 {%- endfor -%}
 {%- set texts = namespace(all=[]) -%}
 {%- for part in content -%}
@@ -50,14 +57,6 @@ UNMARKED = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}
 """
-# Picture tokens do not say which picture they belong to; a mark before each picture does.
-TEMPLATE = """\
-{%- set seen = namespace(pictures=0) -%}
-{%- macro mark() -%}
-{%- set seen.pictures = seen.pictures + 1 -%}
-{{ '<|first|>' if seen.pictures == 1 else '<|second|>' if seen.pictures == 2 else '<|next|>' }}
-{%- endmacro -%}
-""" + UNMARKED.replace("-%}<image>\n", "-%}{{ mark() }}<image>\n")
 
 
 def corpus(count: int = 4000) -> list[str]:

@@ -12,7 +12,7 @@ from mmserve.httpserver.chat_template import ChatTemplate
 
 pytest.importorskip("tokenizers")
 
-from training.tokens import TEMPLATE, UNMARKED
+from training.tokens import TEMPLATE
 
 IMAGE = {"type": "image"}
 
@@ -27,13 +27,7 @@ def rendered(*messages: tuple[str, Any]) -> str:
 
 def test_the_packaged_checkpoint_has_it() -> None:
     path = Path(mmserve.__file__).parent / "packaged" / "llava" / "chat_template.jinja"
-    assert path.read_text() in (TEMPLATE, UNMARKED)  # marked from its next training on
-
-
-def test_without_marks_a_picture_is_just_its_token() -> None:
-    assert (
-        ChatTemplate(UNMARKED, {}).render([{"role": "user", "content": [IMAGE]}]) == "<s><|user|><image><|assistant|>"
-    )
+    assert path.read_text() == TEMPLATE
 
 
 @pytest.mark.parametrize(
