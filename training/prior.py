@@ -110,7 +110,7 @@ def plant(text: Text, coder: Coder) -> None:
     spellings = [[name, plural(name)] for name in SHAPES] + [[name] for name in COLOUR_NAMES]
     named = [[token for name in names for token in single(name, coder)] for names in spellings]
     amounts = [single(word, coder) for word in ("more", "fewer")]
-    unit = embed_anew(embedding, torch.cat([rows, own]), own, [token for ids in (*named, *amounts) for token in ids])
+    unit = embed_anew(embedding, rows, own, [token for ids in (*named, *amounts) for token in ids])
     looks = [(unit[ids], known[names[0]][None]) for names, ids in zip(spellings, named, strict=True)]
     marks = (rows[GROUPS["kind"]], torch.stack([first, 2 * second]))  # the second picture's patches see both
     attend(text, 0, [*looks, marks], copying(known["right"], known["top"]), generator)
@@ -123,11 +123,11 @@ def plant(text: Text, coder: Coder) -> None:
     attend(text, 2, [(unit[single("the", coder)], 3 * content[None])], copy, generator)
 
 
-def embed_anew(embedding: Tensor, taken: Tensor, own: Tensor, named: list[int]) -> Tensor:
-    """Frees an embedding (in place) of the `taken` directions; gives the marks the first two of `own` and the named
-    words a share of the third.  Returns its rows at length one, without that share."""
+def embed_anew(embedding: Tensor, code: Tensor, own: Tensor, named: list[int]) -> Tensor:
+    """Frees an embedding (in place) of the code's directions and three more; gives the marks two of these and the
+    named words a share of the third.  Returns its rows at length one, without that share."""
     size = embedding.norm(dim=1).mean()
-    clear(embedding, taken)
+    clear(embedding, torch.cat([code, own]))
     embedding[[FIRST, SECOND]] = size * own[:2]
     unit = embedding / embedding.norm(dim=1, keepdim=True)
     embedding[named] += 0.6 * size * own[2]

@@ -109,8 +109,9 @@ def train(options: argparse.Namespace) -> None:
     cores = options.threads or os.cpu_count() or 1
     share = max(1, cores // len(BESIDE))
     with ThreadPoolExecutor(len(BESIDE)) as pool:
-        for chain in [pool.submit(in_turn, chain, place, share, options) for place, chain in enumerate(BESIDE)]:
-            chain.result()
+        running = [pool.submit(in_turn, chain, place, share, options) for place, chain in enumerate(BESIDE)]
+        for chain_run in running:
+            chain_run.result()
     follow(LAST, 0, cores, options)
     made = options.out / "llava"
     written = [sys.executable, "-m", "training.export", "--weights", str(options.out / "joint.pt"), "--out", str(made)]

@@ -40,7 +40,7 @@ class Admission:
                 bypassed.append(sequence)
                 continue
             self._waiting.enter(sequence, bypassed)
-            self._running.enter(sequence, holding, holding.num_hit_tokens)
+            self._running.enter(sequence, holding, holding.hit.num_tokens)
             yield sequence
             if not self._running.has_room:
                 return

@@ -37,9 +37,9 @@ class Draft:
         )
         holding = sequence.holding
         assert holding is not None
-        if holding.num_copied:
+        if (hit := holding.hit).num_copied:
             own = holding.blocks[holding.num_hit_blocks]
-            self.copies.append(BlockCopy(source=holding.copied_block, target=own, num_tokens=holding.num_copied))
+            self.copies.append(BlockCopy(source=hit.copied_block, target=own, num_tokens=hit.num_copied))
 
     def step(self, sequence: Sequence, num_tokens: int, new_blocks: tuple[int, ...] = ()) -> None:
         """Compute the sequence's next ``num_tokens`` tokens."""

@@ -40,6 +40,11 @@ class Match:
     """A block of which ``num_copied`` tokens come next; -1: none."""
     num_copied: int = 0
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that need not be computed."""
+        return len(self.nodes) * KV_BLOCK_TOKENS + self.num_copied
+
 
 @dataclass(slots=True)
 class Holding:
@@ -48,18 +53,15 @@ class Holding:
     blocks: list[int]
     nodes: list[Node]
     """Tree nodes of the first len(nodes) blocks; the rest is the sequence's own."""
-    num_hit_blocks: int
-    """Blocks that were found in the cache, not computed for this holding."""
-    copied_block: int = -1
-    """From which the first ``num_copied`` tokens of the next block are copied; -1: none."""
-    num_copied: int = 0
+    hit: Match
+    """What was found in the cache, not computed for this holding."""
     shares: bool = field(default=True)
     """False once another sequence has entered the same tokens first: this one keeps its copy for itself."""
 
     @property
-    def num_hit_tokens(self) -> int:
-        """Tokens that need not be computed."""
-        return self.num_hit_blocks * KV_BLOCK_TOKENS + self.num_copied
+    def num_hit_blocks(self) -> int:
+        """Of the first blocks: how many are shared with who computed them."""
+        return len(self.hit.nodes)
 
 
 class KvLedger:
@@ -111,7 +113,7 @@ class KvLedger:
             if self._pool.hold(node.block):
                 self._tree.mark_busy(node)
         blocks = [node.block for node in nodes] + self._allocate(num_new)
-        return Holding(blocks, list(nodes), len(nodes), match.copied_block, match.num_copied)
+        return Holding(blocks, list(nodes), match)
 
     def extend(self, holding: Holding, num_tokens: int) -> tuple[int, ...] | None:
         """New blocks so that the holding can take ``num_tokens`` in all; None when too few are left."""

@@ -13,7 +13,8 @@ from itertools import takewhile
 
 from mmserve.deployment import KV_BLOCK_TOKENS
 
-_BLOCK_NBYTES = KV_BLOCK_TOKENS * 8
+_TOKEN_NBYTES = 8
+_BLOCK_NBYTES = KV_BLOCK_TOKENS * _TOKEN_NBYTES
 
 
 def block_key(tokens: array[int], index: int) -> bytes:
@@ -31,14 +32,14 @@ class Node:
         self.block = block
         self.parent = parent
         self.children: dict[bytes, Node] = {}
-        self.rested: dict[int, Node] = {}
+        self.rested: dict[bytes, Node] = {}
         """By first token: the child that became idle last. One alone, so that a search does not depend on how many
         there are; and one that rests has been computed."""
 
     @property
-    def tokens(self) -> array[int]:
-        """Its block's token ids."""
-        return array("q", self.key)
+    def first_token(self) -> bytes:
+        """The id of its block's first token, as in its key."""
+        return self.key[:_TOKEN_NBYTES]
 
     @property
     def forgotten(self) -> bool:
@@ -76,9 +77,9 @@ class PrefixTree:
 
     def alike(self, parent: Node, tokens: array[int]) -> tuple[int, int] | None:
         """A block below ``parent`` that begins as ``tokens`` do, and how many of its tokens are the same."""
-        if not tokens or (node := parent.rested.get(tokens[0])) is None:
+        if (node := parent.rested.get(tokens[:1].tobytes())) is None:
             return None
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(node.tokens, tokens, strict=False))
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(array("q", node.key), tokens, strict=False))
         return node.block, sum(1 for _ in same)
 
     def insert(self, parent: Node, key: bytes, block: int) -> Node | None:
@@ -96,7 +97,7 @@ class PrefixTree:
         """The last holder is gone; from now on the node may be evicted, after all that are idle already."""
         self._idle[node] = None
         assert node.parent is not None
-        node.parent.rested[node.tokens[0]] = node
+        node.parent.rested[node.first_token] = node
 
     def evict(self) -> int:
         """Forget the least recently used idle node (at least one is idle) and give its block."""
@@ -110,8 +111,8 @@ class PrefixTree:
         assert not node.children, "a node outlives its descendants"
         self._idle.pop(node, None)
         del node.parent.children[node.key]
-        if node.parent.rested.get(node.tokens[0]) is node:
-            del node.parent.rested[node.tokens[0]]
+        if node.parent.rested.get(node.first_token) is node:
+            del node.parent.rested[node.first_token]
         node.parent = None
 
     def below(self, node: Node) -> list[Node]:

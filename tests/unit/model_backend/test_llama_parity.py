@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
+from mmserve.deployment import KV_BLOCK_TOKENS
 from mmserve.model_backend.runner import Runner
 from tests.fakes.checkpoints import VOCAB, make_llama
 from tests.fakes.engine import Driver, Running, make_runner
@@ -78,35 +79,23 @@ def test_long_and_short_contexts_decode_together(checkpoints: Checkpoints) -> No
     assert [s.output[:12] for s in sequences] == [expected(directory, prompt, 12) for prompt in texts]
 
 
-def test_prefix_cache_hit(checkpoints: Checkpoints) -> None:
+@pytest.mark.parametrize("lengths", [(48, 9, 1), (39, 12, 7)], ids=["of whole blocks", "that ends within a block"])
+def test_prefix_cache_hit(checkpoints: Checkpoints, lengths: tuple[int, int, int]) -> None:
     directory = checkpoints("grouped")
     driver = Driver(make_runner(directory).step, chunk=30)
-    shared, tail, other_tail = prompts(48, 9, 1)
+    shared, tail, other_tail = prompts(*lengths)
     first = driver.add(0, shared + tail)
     driver.run(5)
+    num_whole, num_copied = divmod(len(shared), KV_BLOCK_TOKENS)
+    source = first.blocks[num_whole]
     hits = [
-        driver.add(slot, shared + end, shared=tuple(first.blocks[:3])) for slot, end in ((1, other_tail), (2, tail))
-    ]
-    driver.run(10)
-    assert hits[0].output[:10] == expected(directory, shared + other_tail, 10)
-    assert hits[1].output[:10] == expected(directory, shared + tail, 10)
-
-
-def test_prefix_cache_hit_that_ends_within_a_block(checkpoints: Checkpoints) -> None:
-    directory = checkpoints("grouped")
-    driver = Driver(make_runner(directory).step, chunk=30)
-    shared, tail, other_tail = prompts(39, 12, 7)
-    first = driver.add(0, shared + tail)
-    driver.run(5)
-    source = first.blocks[2]
-    hits = [
-        driver.add(slot, shared + end, shared=tuple(first.blocks[:2]), copied=(source, 7))
+        driver.add(slot, shared + end, shared=tuple(first.blocks[:num_whole]), copied=(source, num_copied))
         for slot, end in ((1, other_tail), (2, tail))
     ]
     driver.run(10)
     assert hits[0].output[:10] == expected(directory, shared + other_tail, 10)
     assert hits[1].output[:10] == expected(directory, shared + tail, 10)
-    assert [s.blocks[2] for s in hits].count(source) == 0
+    assert [s.blocks[num_whole] for s in hits].count(source) == 0
 
 
 def test_preempted_and_resumed(checkpoints: Checkpoints) -> None:

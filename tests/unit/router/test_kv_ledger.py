@@ -160,7 +160,7 @@ def test_what_is_alike_within_a_block_is_copied_from_where_it_rests() -> None:
     assert (len(match.nodes), match.copied_block, match.num_copied) == (2, third, 8)
     holding = kv.reserve(len(similar), match)
     assert holding is not None
-    assert (holding.num_hit_tokens, kv.num_held) == (40, 4), "the block that was copied from is not held"
+    assert (holding.hit.num_tokens, kv.num_held) == (40, 4), "the block that was copied from is not held"
     assert kv.match(TOKENS[:40]).num_copied == 7, "one token is left to compute"
 
 

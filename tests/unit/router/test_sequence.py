@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mmserve.router.kv_ledger import Holding
+from mmserve.router.kv_ledger import Holding, Match
 from mmserve.router.sequence import Phase, Sequence
 from tests.unit.router.builders import request
 
@@ -11,7 +11,7 @@ from tests.unit.router.builders import request
 def test_a_sequence_runs_waits_and_ends() -> None:
     sequence = Sequence(request("a", [1, 2, 3], output=[4]), 0, 0.0, 100)
     assert (sequence.num_prompt_tokens, sequence.num_output_tokens, sequence.num_remaining) == (3, 1, 4)
-    sequence.run(5, Holding([0], [], 0), 2)
+    sequence.run(5, Holding([0], [], Match([])), 2)
     assert (sequence.phase, sequence.slot, sequence.num_remaining) == (Phase.RUNNING, 5, 2)
     sequence.wait()
     assert (sequence.phase, sequence.holding, sequence.num_remaining) == (Phase.WAITING, None, 4)

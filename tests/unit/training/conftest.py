@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,9 +14,6 @@ def coder() -> Coder:
     """The training's tokenizer, learned from a smaller corpus."""
     from training import tokens
 
-    original = tokens.corpus
-    try:
-        tokens.corpus = lambda: original(count=200)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens, "corpus", partial(tokens.corpus, count=200))
         return tokens.Coder(tokens.build())
-    finally:
-        tokens.corpus = original
