@@ -39,10 +39,8 @@ def multiply(
 
 def rows_of(weight: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """int64 [T] -> those rows [T, in] of a plain [out, in], or of panels (int4 excepted) as float32."""
-    if weight.dtype is torch.uint8:
-        return quantized.int8_rows(weight, indices)
     if weight.dim() == 3:
-        return weight[indices // kernels.PANEL, :, indices % kernels.PANEL].float()
+        return kernels.rows_of(weight, indices)
     return F.embedding(indices, weight)
 
 

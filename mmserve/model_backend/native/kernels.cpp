@@ -45,6 +45,15 @@ void mm_linear(const float* x, const void* panels, int weights, const float* bia
     }
 }
 
+// Rows `indices` of the matrix as floats, [rows, K]. weights: 0, 1 or 2, see mm_linear.
+void mm_rows(const void* panels, int weights, const int64_t* indices, float* out, int64_t rows, int64_t K) {
+    each_row(rows, K, [=](int64_t row) {
+        if (weights == 0) return linear::row(static_cast<const float*>(panels), indices[row], K, out + row * K);
+        if (weights == 1) return linear::row(static_cast<const uint16_t*>(panels), indices[row], K, out + row * K);
+        quantized::row(static_cast<const uint8_t*>(panels), indices[row], K, out + row * K);
+    });
+}
+
 void mm_rms_norm(const float* x, const float* weight, float eps, float* out, int64_t rows, int64_t size) {
     each_row(rows, size, [=](int64_t row) {
         const float* from = x + row * size;

@@ -69,6 +69,14 @@ def linear(
     return out
 
 
+def rows_of(panels: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """int64 [T] -> those rows of the matrix [out, in], float32 [T, in]. Not for int4."""
+    indices, size = indices.contiguous(), in_size(panels)
+    out = torch.empty(len(indices), size)
+    _get().mm_rows(panels.data_ptr(), stored_as(panels), indices.data_ptr(), out.data_ptr(), *out.shape)
+    return out
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """[T, size], size a multiple of 8."""
     x = x.contiguous()
@@ -130,6 +138,11 @@ def decode(layers: ctypes.Array[Any], shape: ctypes.Structure, step: ctypes.Stru
     _get().mm_decoder(layers, ctypes.byref(shape), ctypes.byref(step))
 
 
+def in_size(panels: torch.Tensor) -> int:
+    """Columns of the matrix that the panels stand for."""
+    return panels.shape[1] * (quantized.GROUP if panels.dtype is torch.uint8 else 1)
+
+
 def stored_as(panels: torch.Tensor) -> int:
     """The kernels' number for how weights are stored."""
     if panels.dtype is torch.uint8:
@@ -155,7 +168,7 @@ def _kernels() -> ctypes.CDLL | None:
 
 def _is_right(kernels: ctypes.CDLL) -> bool:
     generator = torch.Generator().manual_seed(0)
-    weight, x, bias = (torch.randn(*shape, generator=generator) for shape in ((32, 64), (9, 64), (32,)))
+    weight, x, bias = (torch.randn(*shape, generator=generator) for shape in ((80, 64), (9, 64), (80,)))
     floats, int8 = weight[:, :40].contiguous(), quantized.to_int8(weight)
     short, meant = floats.bfloat16().float(), quantized.int8_rows(int8, torch.arange(len(weight)))
     return (
@@ -174,8 +187,11 @@ def _multiplies(
     tolerance: float,
 ) -> bool:
     """Is x times the panels what it is times ``meant``, which they stand for?"""
-    x, out = x.contiguous(), torch.empty(len(x), len(bias))
-    arguments = (x.data_ptr(), panels.data_ptr(), stored_as(panels), bias.data_ptr(), out.data_ptr())
-    kernels.mm_linear(*arguments, *x.shape, len(bias), 0)
     expected = torch.nn.functional.linear(x, meant, bias)
-    return torch.allclose(out, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
+    for rows in (1, len(x)):
+        some, out = x[:rows].contiguous(), torch.empty(rows, len(bias))
+        arguments = (some.data_ptr(), panels.data_ptr(), stored_as(panels), bias.data_ptr(), out.data_ptr())
+        kernels.mm_linear(*arguments, *some.shape, len(bias), 0)
+        if not torch.allclose(out, expected[:rows], rtol=tolerance, atol=tolerance * float(expected.abs().max())):
+            return False
+    return True

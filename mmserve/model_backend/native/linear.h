@@ -91,6 +91,13 @@ void each_piece(const Job& job, int64_t number_nbytes, const Work& work) {
     });
 }
 
+// One output's weights as floats: [K].
+template <class W>
+void row(const W* panels, int64_t index, int64_t K, float* out) {
+    const W* from = panels + index / 16 * K * 16 + index % 16;
+    for (int64_t k = 0; k < K; ++k) out[k] = tile::widen_one(from + k * 16);
+}
+
 template <class W>
 void run(const Job& job, const W* panels) {
     each_piece(job, sizeof(float), [&](int64_t first, int64_t end, int64_t row, int64_t rows) {

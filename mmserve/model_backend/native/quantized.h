@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "attention.h"
 #include "linear.h"
 #include "pool.h"
 #include "tile.h"
@@ -18,6 +19,7 @@ namespace quantized {
 using tile::f32x8;
 using tile::i32x8;
 typedef int16_t i16x16 __attribute__((vector_size(32)));
+typedef int16_t i16x8 __attribute__((vector_size(16)));
 typedef int8_t i8x16 __attribute__((vector_size(16)));
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
 
@@ -47,39 +49,64 @@ inline i16x16 words(const uint8_t* from) {
 struct Int8 {
     static constexpr int64_t kNbytes = 2 * tile::kColumns + kNumbers;
 
-    template <class Take>
-    static inline void each_pair(const uint8_t* group, const Take& take) {
+    // take(panel, pair, 8 outputs, the other 8) for the same group of P panels that lie `size` bytes apart.
+    template <int P, class Take>
+    static inline void each_pair(const uint8_t* group, int64_t size, const Take& take) {
         const uint8_t* from = group + 2 * tile::kColumns;
 #pragma GCC unroll 1
-        for (int64_t pair = 0; pair < kPairs; ++pair)
-            take(pair, signed_words(from + pair * 32), signed_words(from + pair * 32 + 16));
+        for (int64_t pair = 0; pair < kPairs; ++pair, from += 32)
+#pragma GCC unroll 8
+            for (int p = 0; p < P; ++p) take(p, pair, signed_words(from + p * size), signed_words(from + p * size + 16));
     }
 
-    // What a group's dots with a row of x add to the row's sums, for 8 outputs from `column` on.
-    static f32x8 value(const uint8_t* group, int64_t column, f32x8 dots, float scale, float) {
-        return dots * (scale * tile::widen(reinterpret_cast<const uint16_t*>(group) + column));
+    static void numbers(const uint8_t* group, int64_t column, float* out) {
+        const float scale = tile::widen_one(reinterpret_cast<const uint16_t*>(group) + column);
+        const auto* from = reinterpret_cast<const int8_t*>(group) + 2 * tile::kColumns + 2 * column;
+        for (int64_t i = 0; i < kGroup; ++i) out[i] = scale * from[i / 2 * 32 + i % 2];
     }
+
+    // What a group's dots with a row of x, for 8 outputs of two, add to the row's sums.
+    struct Value {
+        f32x8 scales[2];
+
+        explicit Value(const uint8_t* group) {
+            for (int half = 0; half < 2; ++half)
+                scales[half] = tile::widen(reinterpret_cast<const uint16_t*>(group) + half * 8);
+        }
+
+        f32x8 operator()(int half, f32x8 dots, float scale, float) const { return dots * (scale * scales[half]); }
+    };
 };
 
 // 16 scales and 16 least values in bfloat16, then [8 pairs, 16 outputs, 2] bytes: pair p below, pair p + 8 above.
 struct Int4 {
     static constexpr int64_t kNbytes = 4 * tile::kColumns + kNumbers / 2;
 
-    template <class Take>
-    static inline void each_pair(const uint8_t* group, const Take& take) {
+    template <int P, class Take>
+    static inline void each_pair(const uint8_t* group, int64_t size, const Take& take) {
         const uint8_t* from = group + 4 * tile::kColumns;
 #pragma GCC unroll 1
-        for (int64_t pair = 0; pair < kPairs / 2; ++pair) {
-            const i16x16 low = words(from + pair * 32), high = words(from + pair * 32 + 16);
-            take(pair, low & 15, high & 15);
-            take(pair + kPairs / 2, low >> 4, high >> 4);
-        }
+        for (int64_t pair = 0; pair < kPairs / 2; ++pair, from += 32)
+#pragma GCC unroll 8
+            for (int p = 0; p < P; ++p) {
+                const i16x16 low = words(from + p * size), high = words(from + p * size + 16);
+                take(p, pair, low & 15, high & 15);
+                take(p, pair + kPairs / 2, low >> 4, high >> 4);
+            }
     }
 
-    static f32x8 value(const uint8_t* group, int64_t column, f32x8 dots, float scale, float sum) {
-        const auto* scales = reinterpret_cast<const uint16_t*>(group) + column;
-        return dots * (scale * tile::widen(scales)) + sum * tile::widen(scales + tile::kColumns);
-    }
+    struct Value : Int8::Value {
+        f32x8 least[2];
+
+        explicit Value(const uint8_t* group) : Int8::Value(group) {
+            for (int half = 0; half < 2; ++half)
+                least[half] = tile::widen(reinterpret_cast<const uint16_t*>(group) + tile::kColumns + half * 8);
+        }
+
+        f32x8 operator()(int half, f32x8 dots, float scale, float sum) const {
+            return Int8::Value::operator()(half, dots, scale, sum) + sum * least[half];
+        }
+    };
 };
 
 struct Rows {
@@ -94,21 +121,28 @@ struct Rows {
 
 // 32 numbers as whole ones times a scale. A number that is not finite makes the scale NaN, and so every result.
 inline void round_group(const float* x, int16_t* numbers, float* scale, float* sum) {
-    float largest = 0.f, finite = 0.f;
-    for (int64_t i = 0; i < kGroup; ++i) {
-        largest = std::max(largest, std::fabs(x[i]));
-        finite += x[i] * 0.f;
+    f32x8 most{}, finite{};
+    for (int64_t i = 0; i < kGroup; i += 8) {
+        const f32x8 some = tile::load<f32x8>(x + i);
+        most = attention::larger(most, some < 0.f ? -some : some);
+        finite += some * 0.f;
     }
-    const float inverse = largest > 0.f && finite == 0.f ? kMostOfX / largest : 0.f;
-    int32_t total = 0;
-    for (int64_t i = 0; i < kGroup; ++i) {
-        const float scaled = finite == 0.f ? x[i] * inverse : 0.f;
-        const auto whole = static_cast<int32_t>(scaled + (scaled < 0.f ? -0.5f : 0.5f));
-        numbers[i] = static_cast<int16_t>(whole);
+    float unknown = 0.f;
+    for (int i = 0; i < 8; ++i) unknown += finite[i];
+    const float largest = attention::largest_of(most);
+    const float inverse = largest > 0.f && unknown == 0.f ? kMostOfX / largest : 0.f;
+    i32x8 total{};
+    for (int64_t i = 0; i < kGroup; i += 8) {
+        const f32x8 scaled = unknown == 0.f ? tile::load<f32x8>(x + i) * inverse : f32x8{};
+        const i32x8 whole = __builtin_convertvector(scaled + (scaled < 0.f ? tile::splat(-.5f) : tile::splat(.5f)), i32x8);
+        const i16x8 kept = __builtin_convertvector(whole, i16x8);
+        std::memcpy(numbers + i, &kept, sizeof kept);
         total += whole;
     }
-    *scale = largest / kMostOfX + finite;
-    *sum = static_cast<float>(total) * *scale;
+    int32_t whole_sum = 0;
+    for (int i = 0; i < 8; ++i) whole_sum += total[i];
+    *scale = largest / kMostOfX + unknown;
+    *sum = static_cast<float>(whole_sum) * *scale;
 }
 
 // Sums of the products of neighbours.
@@ -124,11 +158,12 @@ inline i32x8 pair_products(i16x16 a, i16x16 b) {
 
 // Numbers of a group that were made words before.
 struct Words {
-    template <class Take>
-    static inline void each_pair(const int16_t* group, const Take& take) {
+    template <int P, class Take>
+    static inline void each_pair(const int16_t* group, int64_t, const Take& take) {
+        static_assert(P == 1);
 #pragma GCC unroll 1
         for (int64_t pair = 0; pair < kPairs; ++pair)
-            take(pair, tile::load<i16x16>(group + pair * 32), tile::load<i16x16>(group + pair * 32 + 16));
+            take(0, pair, tile::load<i16x16>(group + pair * 32), tile::load<i16x16>(group + pair * 32 + 16));
     }
 };
 
@@ -137,37 +172,43 @@ inline void fetch(const uint8_t* from, int64_t nbytes) {
     for (int64_t at = 0; at < nbytes; at += 64) __builtin_prefetch(from + at);
 }
 
-// M rows times one panel. Numbers: how those of a group, which group(g) points at, are read. Loops over pairs stay
-// loops: unrolled, the compiler keeps products of several pairs and has no registers left for the sums.
-template <int M, class W, class Numbers, class Group>
+// M rows times P panels, one behind the other. Several side by side are several streams, which the CPU reads ahead
+// better than it can be told to. Numbers: how those of a group, which group(g) points at, are read. Loops over pairs
+// stay loops: unrolled, the compiler keeps products of several pairs and has no registers left for the sums.
+template <int M, int P, class W, class Numbers, class Group>
 inline void product(const Rows& x, const uint8_t* panel, const Group& group, float* out, int64_t ldc,
                     const tile::Finish& finish) {
-    const int64_t groups = x.K / kGroup;
-    f32x8 sums[M][2]{};
+    const int64_t groups = x.K / kGroup, size = groups * W::kNbytes;
+    f32x8 sums[P][M][2]{};
     for (int64_t g = 0; g < groups; ++g) {
-        i32x8 dots[M][2]{};
-        if constexpr (std::is_same_v<W, Numbers>) fetch(group(g) + kAhead, W::kNbytes);
-        Numbers::each_pair(group(g), [&](int64_t pair, i16x16 low, i16x16 high) {
+        i32x8 dots[P][M][2]{};
+        if constexpr (P == 1 && std::is_same_v<W, Numbers>) fetch(group(g) + kAhead, W::kNbytes);
+        Numbers::template each_pair<P>(group(g), size, [&](int p, int64_t pair, i16x16 low, i16x16 high) {
 #pragma GCC unroll 8
             for (int m = 0; m < M; ++m) {
                 const auto both = tile::load<int32_t>(x.numbers + m * x.K + g * kGroup + pair * 2);
                 const i16x16 pairs = reinterpret_cast<i16x16>(i32x8{both, both, both, both, both, both, both, both});
-                dots[m][0] += pair_products(pairs, low);
-                dots[m][1] += pair_products(pairs, high);
+                dots[p][m][0] += pair_products(pairs, low);
+                dots[p][m][1] += pair_products(pairs, high);
             }
         });
 #pragma GCC unroll 8
-        for (int m = 0; m < M; ++m)
-            for (int half = 0; half < 2; ++half)
-                sums[m][half] += W::value(panel + g * W::kNbytes, half * 8,
-                                          __builtin_convertvector(dots[m][half], f32x8), x.scales[m * groups + g],
-                                          x.sums[m * groups + g]);
-    }
-    for (int m = 0; m < M; ++m)
-        for (int half = 0; half < 2; ++half) {
-            float* to = out + m * ldc + half * 8;
-            tile::store(to, finish(sums[m][half], half * 8, to));
+        for (int p = 0; p < P; ++p) {
+            const typename W::Value value(panel + p * size + g * W::kNbytes);
+#pragma GCC unroll 8
+            for (int m = 0; m < M; ++m)
+                for (int half = 0; half < 2; ++half)
+                    sums[p][m][half] += value(half, __builtin_convertvector(dots[p][m][half], f32x8),
+                                              x.scales[m * groups + g], x.sums[m * groups + g]);
         }
+    }
+    for (int p = 0; p < P; ++p)
+        for (int m = 0; m < M; ++m)
+            for (int half = 0; half < 2; ++half) {
+                const int64_t column = p * tile::kColumns + half * 8;
+                float* to = out + m * ldc + column;
+                tile::store(to, finish(sums[p][m][half], column, to));
+            }
 }
 
 template <class W, class Numbers, class Group>
@@ -175,18 +216,24 @@ void rows(int64_t M, const Rows& x, const uint8_t* panel, const Group& group, fl
           const tile::Finish& finish) {
     switch (M) {
         case 1:
-            return product<1, W, Numbers>(x, panel, group, out, ldc, finish);
+            return product<1, 1, W, Numbers>(x, panel, group, out, ldc, finish);
         case 2:
-            return product<2, W, Numbers>(x, panel, group, out, ldc, finish);
+            return product<2, 1, W, Numbers>(x, panel, group, out, ldc, finish);
         case 3:
-            return product<3, W, Numbers>(x, panel, group, out, ldc, finish);
+            return product<3, 1, W, Numbers>(x, panel, group, out, ldc, finish);
         case 4:
-            return product<4, W, Numbers>(x, panel, group, out, ldc, finish);
+            return product<4, 1, W, Numbers>(x, panel, group, out, ldc, finish);
         case 5:
-            return product<5, W, Numbers>(x, panel, group, out, ldc, finish);
+            return product<5, 1, W, Numbers>(x, panel, group, out, ldc, finish);
         default:
-            return product<6, W, Numbers>(x, panel, group, out, ldc, finish);
+            return product<6, 1, W, Numbers>(x, panel, group, out, ldc, finish);
     }
+}
+
+// One output's weights as floats: [K].
+inline void row(const uint8_t* panels, int64_t index, int64_t K, float* out) {
+    const uint8_t* group = panels + index / tile::kColumns * (K / kGroup) * Int8::kNbytes;
+    for (int64_t k = 0; k < K; k += kGroup, group += Int8::kNbytes) Int8::numbers(group, index % tile::kColumns, out + k);
 }
 
 template <class W>
@@ -195,7 +242,7 @@ const int16_t* as_words(const uint8_t* panel, int64_t groups) {
     memory.resize(std::max<size_t>(memory.size(), groups * kNumbers));
     int16_t* to = memory.data();
     for (int64_t g = 0; g < groups; ++g)
-        W::each_pair(panel + g * W::kNbytes, [&](int64_t pair, i16x16 low, i16x16 high) {
+        W::template each_pair<1>(panel + g * W::kNbytes, 0, [&](int, int64_t pair, i16x16 low, i16x16 high) {
             std::memcpy(to + g * kNumbers + pair * 32, &low, sizeof low);
             std::memcpy(to + g * kNumbers + pair * 32 + 16, &high, sizeof high);
         });
@@ -221,6 +268,31 @@ void panel_rows(const linear::Job& job, const Rows& x, const uint8_t* panel, int
     }
 }
 
+// P panels at a time, as long as there are so many; returns the first that is left.
+template <int M, int P, class W>
+int64_t side_by_side(const linear::Job& job, const Rows& x, const uint8_t* panels, int64_t first, int64_t end) {
+    const int64_t size = job.K / kGroup * W::kNbytes;
+    for (; first + P <= end; first += P) {
+        const uint8_t* panel = panels + first * size;
+        const int64_t column = first * tile::kColumns;
+        product<M, P, W, W>(x, panel, [=](int64_t g) { return panel + g * W::kNbytes; }, job.out + column, job.N,
+                            job.finish.at(column));
+    }
+    return first;
+}
+
+template <class W>
+int64_t few(const linear::Job& job, const Rows& x, const uint8_t* panels, int64_t first, int64_t end) {
+    switch (job.M) {
+        case 1:
+            return side_by_side<1, 4, W>(job, x, panels, first, end);
+        case 2:
+            return side_by_side<2, 2, W>(job, x, panels, first, end);
+        default:
+            return side_by_side<3, 2, W>(job, x, panels, first, end);
+    }
+}
+
 template <class W>
 void run(const linear::Job& job, const uint8_t* panels) {
     const int64_t groups = job.K / kGroup;
@@ -238,6 +310,7 @@ void run(const linear::Job& job, const uint8_t* panels) {
     });
     const Rows x{whole, scale, sum, job.K};
     linear::each_piece(job, 2, [&](int64_t first, int64_t end, int64_t row, int64_t count) {
+        if (job.M <= 3) first = few<W>(job, x, panels, first, end);
         for (; first < end; ++first)
             panel_rows<W>(job, x, panels + first * groups * W::kNbytes, first * tile::kColumns, row, count);
     });

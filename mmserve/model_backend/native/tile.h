@@ -48,6 +48,15 @@ inline f32x8 widen(const uint16_t* from) {  // bfloat16: the upper half of a flo
 #endif
 }
 
+inline float widen_one(const float* from) {
+    return *from;
+}
+
+inline float widen_one(const uint16_t* from) {
+    const uint32_t bits = uint32_t{*from} << 16;
+    return load<float>(&bits);
+}
+
 // What becomes of a sum before it is stored: plus its column's bias, plus what is there.
 struct Finish {
     const float* bias = nullptr;

@@ -53,10 +53,10 @@ def test_a_product(rows: int, short: bool) -> None:
     torch.testing.assert_close(added, onto + expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 6, 7, 40])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 40])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_quantized_product(rows: int, bits: int) -> None:
-    weight, x, bias, onto = random(64, 96), random(rows, 96, seed=1), random(64, seed=2), random(rows, 64, seed=3)
+    weight, x, bias, onto = random(112, 96), random(rows, 96, seed=1), random(112, seed=2), random(rows, 112, seed=3)
     weight[7] = 0
     x[:, :32] *= 1000
     panels = quantized.to_int8(weight) if bits == 8 else quantized.to_int4(weight)
@@ -80,11 +80,22 @@ def test_what_is_not_finite_does_not_become_a_number(quantize: Callable[..., tor
 @pytest.mark.parametrize("rows", [2, 3, 6, 7, 300])
 @pytest.mark.parametrize("pack", [kernels.to_panels, quantized.to_int8, quantized.to_int4])
 def test_a_row_alone_and_among_others(rows: int, pack: Callable[..., torch.Tensor]) -> None:
-    panels, x = pack(random(64, 96).bfloat16().float()), random(rows, 96, seed=1)
+    panels, x = pack(random(112, 96).bfloat16().float()), random(rows, 96, seed=1)
     together = kernels.linear(x, panels, None)
     assert all(
         torch.equal(kernels.linear(x[i : i + 1], panels, None)[0], together[i]) for i in (0, rows // 2, rows - 1)
     )
+
+
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "int8"])
+def test_rows_that_are_looked_up(form: str) -> None:
+    weight, indices = random(64, 96), torch.tensor([63, 0, 17, 17, 5] * 90)
+    if form == "bfloat16":
+        weight = weight.bfloat16().float()
+    panels = quantized.to_int8(weight) if form == "int8" else kernels.to_panels(weight)
+    expected = meant(weight, form) if form == "int8" else weight
+    assert torch.equal(kernels.rows_of(panels, indices), expected[indices])
+    assert kernels.rows_of(panels, indices[:0]).shape == (0, 96)
 
 
 def test_small_operations() -> None:
