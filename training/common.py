@@ -8,16 +8,18 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from training.muon import Muon
 
 State = dict[str, Any]
+T = TypeVar("T")
 
 
 def options(doc: str, *, check: int, **defaults: int | float) -> argparse.Namespace:
@@ -29,6 +31,7 @@ def options(doc: str, *, check: int, **defaults: int | float) -> argparse.Namesp
         parser.add_argument(f"--{name}", type=type(value), default=value)
     parser.add_argument("--check", type=int, default=check, help="steps between examinations and checkpoints")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=1, help="processes that draw ahead; more for a GPU (0: none)")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     return parser.parse_args()
 
@@ -74,6 +77,23 @@ def curve(step: int, total: int, warm: int = 100, hold: float = 0.4, floor: floa
         return (step + 1) / warm
     left = (total - step) / max(1.0, total * (1 - hold))
     return max(floor, min(1.0, left))
+
+
+class Steps(Dataset[T]):
+    """What each step trains on, by the step's number."""
+
+    def __init__(self, make: Callable[[int], T]) -> None:
+        self.make = make
+
+    def __getitem__(self, step: int) -> T:
+        return self.make(step)
+
+
+def ahead(make: Callable[[int], T], start: int, options: argparse.Namespace) -> Iterator[tuple[int, T]]:
+    """The steps from `start` on, each with what `make` gives for it, made in other processes while a step computes."""
+    steps = range(start, options.steps)
+    made = DataLoader(Steps(make), batch_size=None, sampler=steps, num_workers=options.workers)
+    return zip(steps, made, strict=True)
 
 
 def save(path: Path, state: State) -> None:

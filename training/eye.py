@@ -130,10 +130,10 @@ def measure(eye: nn.Module, basis: Tensor, data: Batch) -> dict[str, float]:
 
 
 def lesson(seed: int) -> Scene:
-    """A training scene; of every three, one must have a text: characters take the longest to learn."""
+    """A training scene; of every six, one must have a word and one a number: characters take the longest to learn."""
     scene = looks.scene(seed, loose=0.3)
     for further in range(1, 50 if seed % 3 == 0 else 1):
-        if scene.chars:
+        if scene.chars and scene.text.isdigit() == (seed % 2 == 0):
             break
         scene = looks.scene(seed + further * SEEDS_APART, loose=0.3)
     return scene
@@ -153,9 +153,12 @@ def train(options: argparse.Namespace) -> None:
         start, log = state["step"], common.Log(options.out / "eye.jsonl", state["minutes"])
     run = torch.compile(eye_loss) if options.compile else eye_loss
     held_out = batch([looks.scene(HELD_OUT + index) for index in range(256)])
-    for step in range(start, options.steps):
-        first = options.seed * 1_000_000_000 + step * options.batch
-        data = batch([lesson(first + index) for index in range(options.batch)])
+    first = options.seed * 1_000_000_000
+
+    def lessons(step: int) -> Batch:
+        return batch([lesson(first + step * options.batch + index) for index in range(options.batch)])
+
+    for step, data in common.ahead(lessons, start, options):
         loss = run(eye, heads, basis, tuple(part.to(device) for part in data))
         loss.backward()
         norm = optimizers.step(common.curve(step, options.steps, hold=options.hold))

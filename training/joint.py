@@ -17,6 +17,7 @@ from training import common, labels
 from training.eye import batch, measure, photograph
 from training.language import answer_loss, exact, logits_of, rows_of
 from training.models import Eye, Text
+from training.rows import Batch
 from training.scenes import Scene
 from training.tokens import Coder
 from training.world import PATCHES
@@ -27,12 +28,16 @@ def rate(step: int, total: int, warm: int = 40) -> float:
     return min((step + 1) / warm, max(0.0, 1 - step / total))
 
 
+def pictures(scenes: list[Scene]) -> Tensor:
+    """(scenes, P, 768): the scenes' pictures."""
+    return torch.from_numpy(np.array([photograph(scene) for scene in scenes], np.float32).reshape(-1, PATCHES, 768))
+
+
 @torch.no_grad()
-def look(eye: Eye, scenes: list[Scene], device: str) -> Tensor:
-    """(scenes, P, D): what the eye says of the scenes' pictures."""
-    if not scenes:
+def look(eye: Eye, patches: Tensor, device: str) -> Tensor:
+    """(n, P, 768) -> (n, P, D): what the eye says of pictures."""
+    if not len(patches):
         return torch.zeros(0, PATCHES, labels.WIDTH, device=device)
-    patches = torch.from_numpy(np.stack([photograph(scene) for scene in scenes]))
     return torch.cat([eye(part.to(device))[1] for part in patches.split(32)])
 
 
@@ -58,13 +63,17 @@ def train(options: argparse.Namespace) -> None:
         begin = state["step"]
     read = torch.compile(text) if options.compile else text
     held = [rows_of(900_000_000 + index * 16, 16, coder) for index in range(10)]
-    tests = [(rows, look(eye, rows.scenes, device)) for rows in held]
+    tests = [(rows, look(eye, pictures(rows.scenes), device)) for rows in held]
     scenes = [scene for rows in held for scene in rows.scenes]
     log(step=begin, eye=measure(eye.cpu(), torch.from_numpy(labels.basis()), batch(scenes)))
     eye.to(device)
-    for step in range(begin, options.steps):
-        rows = rows_of(options.seed * 1_000_000_000 + step * options.batch, options.batch, coder, loose=0.05)
-        logits, target, _ = logits_of(text, read, rows, look(eye, rows.scenes, device))
+
+    def lessons(step: int) -> tuple[Batch, Tensor]:
+        rows = rows_of(options.seed * 1_000_000_000 + step * options.batch, options.batch, coder, loose=0.15)
+        return rows, pictures(rows.scenes)
+
+    for step, (rows, patches) in common.ahead(lessons, begin, options):
+        logits, target, _ = logits_of(text, read, rows, look(eye, patches, device))
         loss = answer_loss(logits, target)
         loss.backward()
         optimizers.step(rate(step, options.steps))

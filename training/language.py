@@ -127,10 +127,14 @@ def train(options: argparse.Namespace) -> None:
     run = torch.compile(text) if options.compile else text
     held = [rows_of(900_000_000 + index * 16, 16, coder) for index in range(6)]
     tests = [(batch, oracle_tokens(batch, basis, index).to(device)) for index, batch in enumerate(held)]
-    for step in range(start, options.steps):
+
+    def lessons(step: int) -> tuple[Batch, Tensor]:
         seed = options.seed * 1_000_000_000 + step * options.batch
         batch = rows_of(seed, options.batch, coder, loose=0.15)
-        logits, target, _ = logits_of(text, run, batch, oracle_tokens(batch, basis, seed % 2**31).to(device))
+        return batch, oracle_tokens(batch, basis, seed % 2**31)
+
+    for step, (batch, pictures) in common.ahead(lessons, start, options):
+        logits, target, _ = logits_of(text, run, batch, pictures.to(device))
         loss = answer_loss(logits, target)
         loss.backward()
         norm = optimizers.step(common.curve(step, options.steps, hold=options.hold))

@@ -24,16 +24,23 @@ VARIED = "varied"  # the style of scenes that are drawn here
 Colour = tuple[int, int, int]
 
 
-def wide_frame(rng: random.Random, seed: int) -> Scene:
-    """An empty scene: of the first world, or varied, up to 3:1 either way, centres nearly anywhere in their cells,
-    sometimes without a background that has a name."""
-    if rng.random() < 0.33:
-        return frame(rng, seed)
+def sides(rng: random.Random) -> tuple[int, int]:
+    """Width and height: half of them up to 1.8:1, half from 1.5:1 to 3:1, either way."""
     short = rng.randint(64, 120) if rng.random() < 0.25 else rng.randint(110, 260)
-    aspect = math.exp(rng.uniform(-0.6, 0.6) if rng.random() < 0.6 else rng.uniform(-1.1, 1.1))
-    width, height = (short, round(short / aspect)) if aspect < 1 else (round(short * aspect), short)
+    long = round(short * math.exp(rng.uniform(0.0, 0.6) if rng.random() < 0.5 else rng.uniform(0.4, 1.15)))
+    return (short, long) if rng.random() < 0.5 else (long, short)
+
+
+def wide_frame(rng: random.Random, seed: int) -> Scene:
+    """An empty scene: of the first world, or varied, centres nearly anywhere in their cells, sometimes without a
+    background that has a name."""
+    if rng.random() < 0.33:
+        made = frame(rng, seed)
+        if rng.random() < 0.4:
+            made.width, made.height = sides(rng)
+        return made
     ground = "" if rng.random() < 0.25 else rng.choice(BACKGROUND_NAMES)
-    return Scene(width, height, ground, VARIED, seed, border=0.02, stroke=rng.choice((0, 0, 1, 2)))
+    return Scene(*sides(rng), ground, VARIED, seed, border=0.02, stroke=rng.choice((0, 0, 1, 2)))
 
 
 def scene(seed: int, loose: float = 0.0) -> Scene:

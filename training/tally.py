@@ -109,9 +109,12 @@ def train(options: argparse.Namespace) -> None:
     basis = torch.from_numpy(labels.basis()).to(device)
     read = torch.compile(above) if options.compile else above
     held_out: Batch = batch([looks.scene(HELD_OUT + index) for index in range(256)])
-    for step in range(start, options.steps):
-        first = options.seed * 1_000_000_000 + step * options.batch
-        patches, index, code = batch([looks.scene(first + number, loose=0.2) for number in range(options.batch)])
+    first = options.seed * 1_000_000_000
+
+    def lessons(step: int) -> Batch:
+        return batch([looks.scene(first + step * options.batch + number, 0.2) for number in range(options.batch)])
+
+    for step, (patches, index, code) in common.ahead(lessons, start, options):
         with torch.no_grad():
             features = under(eye, patches.to(device))
         loss = code_loss(read(eye, features), index.to(device), code.to(device), basis, options.tallies)
