@@ -39,16 +39,6 @@ inline tile::f32x8 exponential(tile::f32x8 x) {
     return underflow ? tile::f32x8{} : y;
 }
 
-inline tile::f32x8 larger(tile::f32x8 a, tile::f32x8 b) {
-    return a > b ? a : b;
-}
-
-inline float largest_of(tile::f32x8 x) {
-    x = larger(x, __builtin_shuffle(x, tile::i32x8{4, 5, 6, 7, 0, 1, 2, 3}));
-    x = larger(x, __builtin_shuffle(x, tile::i32x8{2, 3, 0, 1, 6, 7, 4, 5}));
-    return std::max(x[0], x[1]);
-}
-
 // Scores of one row and 16 tokens -> weights, against the largest score so far; older sums and outputs are scaled to
 // it.
 struct Softmax {
@@ -58,7 +48,7 @@ struct Softmax {
     void take(float* scores, int64_t visible, float* out, int64_t dim) {
         for (int64_t j = visible; j < kBlock; ++j) scores[j] = -std::numeric_limits<float>::infinity();
         const tile::f32x8 low = tile::load<tile::f32x8>(scores), high = tile::load<tile::f32x8>(scores + 8);
-        const float highest = largest_of(larger(low, high));
+        const float highest = tile::largest_of(tile::larger(low, high));
         if (highest > largest) {
             const float scale = std::exp(largest - highest);
             for (int64_t i = 0; i < dim; ++i) out[i] *= scale;

@@ -35,6 +35,16 @@ inline f32x8 splat(float x) {
     return f32x8{x, x, x, x, x, x, x, x};
 }
 
+inline f32x8 larger(f32x8 a, f32x8 b) {
+    return a > b ? a : b;
+}
+
+inline float largest_of(f32x8 x) {
+    x = larger(x, __builtin_shuffle(x, i32x8{4, 5, 6, 7, 0, 1, 2, 3}));
+    x = larger(x, __builtin_shuffle(x, i32x8{2, 3, 0, 1, 6, 7, 4, 5}));
+    return std::max(x[0], x[1]);
+}
+
 // How 8 neighbouring weights are stored, as float.
 inline f32x8 widen(const float* from) {
     return load<f32x8>(from);
