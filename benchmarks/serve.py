@@ -1,10 +1,12 @@
 """Load generator for OpenAI-style servers: TTFT, ITL, tokens/s, requests/s and peak memory of the server's processes.
 
-Without --target it starts ``mmserve serve`` itself. Several targets are measured in turn within each repeat, so that
-a machine whose speed drifts treats them alike.
+Without --url and --target it starts ``mmserve serve`` itself. Several targets are measured in turn within each repeat,
+so that a machine whose speed drifts treats them alike. Loads with pictures are left out where a server refuses them.
+Words are as many as make the tokens meant. single, text, prefix, images and repeated are the like of W1 to W5, mostly
+shorter.
 
-    python -m benchmarks.serve
     mmserve bench --url http://127.0.0.1:8000 --plot bench.png
+    mmserve bench --url http://127.0.0.1:8000 --load W1 --load W4 --json bench.json
     python -m benchmarks.serve --load images --target mmserve=http://127.0.0.1:8000,model=llava,pid=123 \\
                                --target other=http://127.0.0.1:9000,model=llava,pid=456
 """
@@ -12,88 +14,140 @@ a machine whose speed drifts treats them alike.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import dataclasses
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 
-from benchmarks.load import plot, report
-from benchmarks.load.client import run
+from benchmarks.load import named, plot, report
+from benchmarks.load.measure import TIMEOUT_S, Asking, mixed, once
 from benchmarks.load.memory import sampled
+from benchmarks.load.named import MIXED, NAMED, WORKLOADS, Mixed
+from benchmarks.load.offer import Offer, offer_of, served_model
 from benchmarks.load.server import Target, given_or_own, parse_target
-from benchmarks.load.workload import NAMED, Workload, bodies
+from benchmarks.load.workload import Workload
+from benchmarks.memory.pictures import IGNORE_EOS
 
+Loads = Mapping[Target, Workload | Mixed]
+"""One load as each server gets it."""
+_OWN_MODEL = "llava"
 _PLOTTED = ("tokens_per_s", "requests_per_s", "ttft_p50_ms", "itl_p50_ms")
+_OVERRIDES = {
+    "concurrency": "clients at once",
+    "requests": "requests in one run",
+    "prompt-words": "words of each prompt, however many tokens they are",
+    "output-tokens": "tokens generated for each (eos is ignored)",
+    "images": "images in each request",
+    "image-pool": "different images in all; 0: every one is new",
+}
 
 
 def arguments(argv: Sequence[str] | None, prog: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=prog,
+        description=f"{__doc__}\n{named.__doc__}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--url", help="the one server to measure, in place of --target")
-    parser.add_argument("--model", default="llava", help="its model's name, with --url or when a server is started")
+    parser.add_argument(
+        "--model", help=f"its model's name [the first it lists], or of the server that is started [{_OWN_MODEL}]"
+    )
     parser.add_argument("--target", action="append", type=parse_target, help="name=URL[,model=M][,pid=P]; repeatable")
     parser.add_argument("--serve-args", default="", help="flags for the server that is started when no target is given")
-    parser.add_argument("--load", action="append", choices=sorted(NAMED), help="named load; repeatable; default: all")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each load; medians are printed")
+    parser.add_argument("--load", action="append", choices=NAMED, help="repeatable [W1 to W6]")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each load; medians are printed [%(default)s]")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds one request may take")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds one request may take [%(default)g]")
     parser.add_argument("--api-key")
     parser.add_argument(
         "--extra",
         type=json.loads,
-        default={"ignore_eos": True},
-        help='fields of every request, JSON; default: {"ignore_eos": true}',
+        default=IGNORE_EOS,
+        help=f"fields of every request, JSON [{json.dumps(dict(IGNORE_EOS))}]",
     )
     parser.add_argument("--json", metavar="PATH", help="write the rows")
     parser.add_argument("--plot", metavar="PNG", help="draw tokens/s and times")
-    for field, help in (
-        ("concurrency", "clients at once"),
-        ("requests", "requests in one run"),
-        ("prompt-words", "words of each prompt"),
-        ("output-tokens", "tokens generated for each (eos is ignored)"),
-        ("images", "images in each request"),
-        ("image-pool", "different images in all; 0: every one is new"),
-    ):
-        parser.add_argument(f"--{field}", type=int, help=f"{help}; overrides the named load")
+    for name, help in _OVERRIDES.items():
+        parser.add_argument(f"--{name}", type=int, help=f"{help}; overrides the named load, of W6 its text")
     options = parser.parse_args(argv)
     if options.url:
-        options.target = [*(options.target or []), Target("server", options.url.rstrip("/"), options.model)]
+        options.target = [*(options.target or []), _server(options, parser)]
     return options
 
 
-def loads(options: argparse.Namespace) -> list[Workload]:
-    """The named loads with the overrides of the command line."""
-    names = ("concurrency", "requests", "prompt_words", "output_tokens", "images", "image_pool")
-    changes = {name: value for name in names if (value := getattr(options, name)) is not None}
-    return [dataclasses.replace(NAMED[name], **changes) for name in options.load or NAMED]
+def _server(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Target:
+    url = options.url.rstrip("/")
+    try:
+        return Target("server", url, options.model or served_model(url, options.api_key))
+    except (OSError, LookupError, ValueError) as error:
+        parser.error(f"{url} does not say which models it serves ({error}); name one with --model")
 
 
-def measure(target: Target, load: Workload, seed: int, options: argparse.Namespace) -> dict[str, float]:
-    """One run of one load against one target."""
-    requests = bodies(load, target.model, seed, options.extra)
+def planned(offers: Mapping[Target, Offer], options: argparse.Namespace) -> Iterator[Loads]:
+    """Of every load that was asked for, by those servers that can take it; the others are told to the user."""
+    for name in options.load or (*WORKLOADS, MIXED.name):
+        loads = {server: _load_for(offer, name, options) for server, offer in offers.items()}
+        blind = [server for server, load in loads.items() if _shows(load) and not offers[server].takes_pictures]
+        for server in blind:
+            print(f"{server.name}: {name} left out, it takes no pictures", flush=True)
+        yield {server: load for server, load in loads.items() if server not in blind}
+
+
+def _shows(load: Workload | Mixed) -> bool:
+    return isinstance(load, Mixed) or load.images > 0
+
+
+def _load_for(offer: Offer, name: str, options: argparse.Namespace) -> Workload | Mixed:
+    """The named load with prompts as long as they are meant to be there, and the overrides of the command line."""
+    fields = (option.replace("-", "_") for option in _OVERRIDES)
+    changes = {field: value for field in fields if (value := getattr(options, field)) is not None}
+
+    def changed(load: Workload) -> Workload:
+        return dataclasses.replace(named.fitted(load, offer.tokens_per_word), **changes)
+
+    load = NAMED[name]
+    return dataclasses.replace(load, text=changed(load.text)) if isinstance(load, Mixed) else changed(load)
+
+
+def measure(target: Target, load: Workload | Mixed, seed: int, asking: Asking) -> dict[str, float]:
+    """One run of one load against one target; with seed -1 for warming up."""
+    if isinstance(load, Mixed):
+        return mixed(target, load, seed, asking)
     with sampled(target.pid) as peak:
-        records, wall_s = asyncio.run(run(target.url, requests, load.concurrency, options.timeout, options.api_key))
-    for error in {record.error for record in records if record.error}:
-        print(f"  {target.name}: {error}")
-    return report.row(records, wall_s, peak)
+        figures = once(target, load, seed, asking)
+    return figures | report.memory(peak)
+
+
+def measured(loads: Loads, options: argparse.Namespace, asking: Asking) -> list[report.Row]:
+    """A row for each server; they have their runs in turn."""
+    runs: dict[Target, list[dict[str, float]]] = {server: [] for server in loads}
+    for repeat in range(-1, options.repeats):
+        for server, load in loads.items():
+            what = f"run {repeat + 1} of {options.repeats}" if repeat >= 0 else "warm-up"
+            print(f"{server.name}: {load.name}, {what}", flush=True)
+            runs[server].append(measure(server, load, options.seed + repeat if repeat >= 0 else repeat, asking))
+    return [
+        {"load": load.name, "server": server.name, **report.median_row(runs[server][1:])}
+        for server, load in loads.items()
+    ]
 
 
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     """Measure, print, write. ``argv``: without the program's name."""
     options = arguments(argv, prog)
+    asking = Asking(options.extra, options.timeout, options.api_key)
     rows: list[report.Row] = []
-    with given_or_own(options.target, options.serve_args, options.model) as servers:
-        for load in loads(options):
-            runs: dict[str, list[dict[str, float]]] = {server.name: [] for server in servers}
-            for server in servers:
-                measure(server, dataclasses.replace(load, requests=load.concurrency), -1, options)  # warm-up
-            for repeat in range(options.repeats):
-                for server in servers:
-                    runs[server.name].append(measure(server, load, options.seed + repeat, options))
-            rows += [{"load": load.name, "server": name, **report.median_row(done)} for name, done in runs.items()]
-            print(f"{load.name}: done", flush=True)
-    print(f"\n{report.machine()}; medians of {options.repeats}\n\n{report.table(rows)}")
+    with given_or_own(options.target, options.serve_args, options.model or _OWN_MODEL) as servers:
+        try:
+            offers = {server: offer_of(server, asking) for server in servers}
+        except ConnectionError as error:
+            sys.exit(f"no answer: {error}")
+        for loads in planned(offers, options):
+            rows += measured(loads, options, asking)
+    print(f"\n{report.machine()}; medians of {options.repeats}")
+    for is_mixed in (False, True):  # they have other columns
+        if table := [row for row in rows if (row["load"] == MIXED.name) is is_mixed]:
+            print(f"\n{report.table(table)}")
     report.write_json(options.json, rows)
     if options.plot:
         plot.draw(options.plot, rows, labels=("load", "server"), figures=_PLOTTED)

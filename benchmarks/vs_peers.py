@@ -9,10 +9,8 @@ DIR holds models/smollm2-noeos and models/llava-rand, and whichever peers are in
 llamacpp/build/bin/llama-server with models/smollm2-f16.gguf. A peer that is missing is left out and named. Servers that
 run already can be named with --target (of the text model) and --picture-target (of LLaVA).
 
-W1 one client, 128 words in and 128 tokens out. W2 16 clients, 256 in, 64 out. W3 8 clients, a shared prefix of 1,000
-words, 16 out. W4 8 clients, 32 different 640x480 JPEGs, 16 out. W5 the same with 4 pictures. W6: W2 alone, then W2
-while W4's clients go on, at the same server. clients: 1 to 64 of them, 128 in, 64 out. prompts: of 128 to 4,096 tokens
-from one client, 16 out. Ratios are ours over the peer's.
+The loads are W1 to W6 and, of the text model, clients: 1 to 64 of them, 128 in, 64 out; prompts: of 128 to 4,096
+tokens from one client, 16 out. Ratios are ours over the peer's.
 """
 
 from __future__ import annotations
@@ -20,20 +18,24 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.load import report
+from benchmarks.load import named, report
+from benchmarks.load.measure import Asking, mixed, once
 from benchmarks.load.memory import MIB, usage
+from benchmarks.load.named import MIXED
 from benchmarks.load.server import Target, parse_target
 from benchmarks.load.workload import Workload
 from benchmarks.peers.limits import judged, ratios
-from benchmarks.peers.loads import CHOICES, MIXED, PICTURES, TEXT, Group, groups
-from benchmarks.peers.measure import mixed, once
+from benchmarks.peers.loads import CHOICES, Group, groups
 from benchmarks.peers.servers import PEERS, Peer, Place, started
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=f"{__doc__}\n{named.__doc__}", formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peers", required=True, type=Path, metavar="DIR", help="where models and peers are")
     parser.add_argument("--only", action="append", choices=CHOICES, help="repeatable; default: W1 to W6")
     parser.add_argument("--server", action="append", choices=[peer.name for peer in PEERS], help="repeatable")
@@ -69,7 +71,7 @@ def main() -> None:
                 together += [_mixed_row(target, options)] if group.mixed else []
         _print(group.title, rows, ratios(rows))
         every += rows
-    _print(f"{MIXED}: {TEXT} alone, and beside {PICTURES}", together)
+    _print(f"{MIXED.name}: {MIXED.text.name} alone, and beside {MIXED.pictures.name}", together)
     limits = judged(every, together)
     _print("limits", limits)
     report.write_json(options.json, [*every, *together, *limits])
@@ -105,15 +107,20 @@ def _servers(
 
 def _row(target: Target, load: Workload, start_s: float, options: argparse.Namespace) -> report.Row:
     print(f"{target.name}: {load.name}", flush=True)
-    figures = _medians(lambda seed: once(target, load, seed, options.requests), options.repeats)
+    figures = _medians(lambda seed: once(target, _counted(load, options), seed, Asking()), options.repeats)
     pss_mib = usage(target.pid).nbytes / MIB if target.pid else float("nan")
     return {"load": load.name, "server": target.name, **figures, "start_s": start_s, "pss_mib": pss_mib}
 
 
 def _mixed_row(target: Target, options: argparse.Namespace) -> report.Row:
-    print(f"{target.name}: {MIXED}", flush=True)
-    figures = _medians(lambda seed: mixed(target, seed, options.requests), options.repeats)
-    return {"load": MIXED, "server": target.name, **figures}
+    print(f"{target.name}: {MIXED.name}", flush=True)
+    load = replace(MIXED, text=_counted(MIXED.text, options))
+    figures = _medians(lambda seed: mixed(target, load, seed, Asking()), options.repeats)
+    return {"load": MIXED.name, "server": target.name, **figures}
+
+
+def _counted(load: Workload, options: argparse.Namespace) -> Workload:
+    return replace(load, requests=options.requests or load.requests)
 
 
 def _medians(measure: Callable[[int], dict[str, float]], repeats: int) -> dict[str, float]:

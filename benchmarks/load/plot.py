@@ -24,7 +24,7 @@ def draw(path: str | Path, rows: Sequence[Row], *, labels: Sequence[str], figure
 
 def _panel(canvas: ImageDraw.ImageDraw, top: int, rows: Sequence[Row], labels: Sequence[str], figure: str) -> None:
     font = ImageFont.load_default()
-    values = [float(str(row.get(figure, 0) or 0)) for row in rows]
+    values = [float(str(row.get(figure, "nan"))) for row in rows]
     largest = max([value for value in values if value == value], default=0) or 1
     kinds = list(dict.fromkeys(row.get(labels[-1]) for row in rows))
     canvas.text((_MARGIN, top), figure, fill="black", font=font)

@@ -20,8 +20,8 @@ def percentile(values: Sequence[float], q: float) -> float:
     return ordered[min(len(ordered) - 1, round(q * (len(ordered) - 1)))] if ordered else float("nan")
 
 
-def row(records: Sequence[Record], wall_s: float, peak: Peak) -> dict[str, float]:
-    """The figures of one run; times in ms, memory in MiB."""
+def row(records: Sequence[Record], wall_s: float) -> dict[str, float]:
+    """The figures of one run; times in ms."""
     good = [record for record in records if not record.error]
     gaps = [gap * 1e3 for record in good for gap in record.gaps_s]
     ttft = [record.ttft_s * 1e3 for record in good]
@@ -36,9 +36,12 @@ def row(records: Sequence[Record], wall_s: float, peak: Peak) -> dict[str, float
         "requests_per_s": len(good) / wall_s,
         "prompt_tokens": statistics.fmean(record.prompt_tokens for record in good) if good else 0.0,
         "cached_tokens": statistics.fmean(record.cached_tokens for record in good) if good else 0.0,
-        "peak_mib": peak.peak_nbytes / MIB,
-        "growth_mib": peak.growth_nbytes / MIB,
     }
+
+
+def memory(peak: Peak) -> dict[str, float]:
+    """The memory of one run, in MiB."""
+    return {"peak_mib": peak.peak_nbytes / MIB, "growth_mib": peak.growth_nbytes / MIB}
 
 
 def median_row(rows: Sequence[dict[str, float]]) -> dict[str, float]:

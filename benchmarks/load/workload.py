@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,18 +35,6 @@ class Workload:
     image_size: tuple[int, int] = (640, 480)
 
 
-NAMED = {
-    workload.name: workload
-    for workload in (
-        Workload("single", concurrency=1, requests=8, prompt_words=32, output_tokens=64),
-        Workload("text", concurrency=16, requests=64, prompt_words=64, output_tokens=48),
-        Workload("prefix", concurrency=8, requests=32, prompt_words=8, output_tokens=16, shared_prefix_words=150),
-        Workload("images", concurrency=8, requests=32, prompt_words=6, output_tokens=16, images=1),
-        Workload("repeated", concurrency=8, requests=32, prompt_words=6, output_tokens=16, images=1, image_pool=4),
-    )
-}
-
-
 def jpeg(rng: random.Random, size: tuple[int, int]) -> bytes:
     """A picture that compresses about as a photograph does: smooth large shapes plus sensor-like noise."""
     noise = np.random.default_rng(rng.getrandbits(32))
@@ -63,14 +52,14 @@ def words(rng: random.Random, count: int) -> str:
     return " ".join(rng.choice(_WORDS) for _ in range(count))
 
 
-def bodies(workload: Workload, model: str, seed: int, extra: dict[str, object]) -> list[dict[str, object]]:
+def bodies(workload: Workload, model: str, seed: int, extra: Mapping[str, object]) -> list[dict[str, object]]:
     """Chat-completion bodies, streamed with usage, each with its own prompt; ``extra`` fields go into every one.
 
     The same seed gives the same bodies."""
     rng = random.Random(f"{workload.name}-{seed}")
     prefix = words(rng, workload.shared_prefix_words)
     pool = [_data_url(jpeg(rng, workload.image_size)) for _ in range(workload.image_pool)]
-    return [_body(workload, model, rng, prefix, pool) | extra for _ in range(workload.requests)]
+    return [{**_body(workload, model, rng, prefix, pool), **extra} for _ in range(workload.requests)]
 
 
 def _data_url(data: bytes) -> str:

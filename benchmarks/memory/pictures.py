@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.load.workload import Workload, bodies
 
 Body = dict[str, Any]
+IGNORE_EOS: Mapping[str, object] = {"ignore_eos": True}
+"""So that every answer has the length that was asked for."""
 _NUMBER_NBYTES = 6
 """Eight characters of base64."""
 
 
 class Pictures:
     """``count`` chat bodies, a distinct photo-like JPEG of ``side`` x ``height`` (``side`` x ``side``) each, from a
-    seed."""
+    seed; ``extra``: fields of every one."""
 
-    def __init__(self, count: int, side: int, seed: int, *, height: int | None = None) -> None:
+    def __init__(
+        self, count: int, side: int, seed: int, *, height: int | None = None, extra: Mapping[str, object] = IGNORE_EOS
+    ) -> None:
         size = (side, height or side)
         load = Workload("pictures", count, count, prompt_words=4, output_tokens=1, images=1, image_size=size)
-        self._bodies = [_padded(body) for body in bodies(load, "", seed, {"ignore_eos": True})]
+        self._bodies = [_padded(body) for body in bodies(load, "", seed, extra)]
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:

@@ -7,24 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.load.named import MIXED, WORKLOADS
 from benchmarks.load.workload import Workload
 from benchmarks.peers.servers import MODELS, Room
 
-MIXED = "W6"
 CLIENTS, PROMPTS = "clients", "prompts"
-TEXT, PICTURES = "W2", "W4"
-"""What W6 consists of."""
-LOADS = {
-    load.name: load
-    for load in (
-        Workload("W1", concurrency=1, requests=2, prompt_words=128, output_tokens=128),
-        Workload("W2", concurrency=16, requests=64, prompt_words=256, output_tokens=64),
-        Workload("W3", concurrency=8, requests=32, prompt_words=16, output_tokens=16, shared_prefix_words=1000),
-        Workload("W4", concurrency=8, requests=32, prompt_words=6, output_tokens=16, images=1),
-        Workload("W5", concurrency=8, requests=32, prompt_words=6, output_tokens=16, images=1, image_pool=4),
-    )
-}
-CHOICES = (*LOADS, MIXED, CLIENTS, PROMPTS)
+CHOICES = (*WORKLOADS, MIXED.name, CLIENTS, PROMPTS)
 _CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 _PROMPT_TOKENS = (128, 256, 512, 1024, 2048, 4096)
 _TEMPLATE_TOKENS = 32
@@ -46,9 +34,10 @@ class Group:
 
 def groups(only: list[str] | None, home: Path) -> Iterator[Group]:
     """Those that hold what is asked for, W1 to W6 by default. ``home``: where the models are."""
-    chosen = set(only or (*LOADS, MIXED))
-    for kind, names, mixed in (("text", ("W1", "W2", "W3"), False), ("llava", ("W4", "W5"), MIXED in chosen)):
-        loads = tuple(LOADS[name] for name in names if name in chosen)
+    chosen = set(only or (*WORKLOADS, MIXED.name))
+    asked = [load for load in WORKLOADS.values() if load.name in chosen]
+    for kind, mixed in (("text", False), ("llava", MIXED.name in chosen)):
+        loads = tuple(load for load in asked if (load.images > 0) == (kind == "llava"))
         if loads or mixed:
             yield Group(f"workloads, {kind}", kind, Room(), loads, mixed)
     if CLIENTS in chosen:

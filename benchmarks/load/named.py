@@ -1,0 +1,56 @@
+"""The loads by name. A word of a prompt is meant to be a token, as it is in vocabularies of tens of thousands.
+
+W1 one client, 128 words in and 128 tokens out. W2 16 clients, 256 in, 64 out. W3 8 clients, a shared prefix of 1,000
+words, 16 out. W4 8 clients, 32 different 640x480 JPEGs, 16 out. W5 the same with 4 pictures. W6: W2 alone, then W2
+while W4's clients go on, at the same server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from benchmarks.load.workload import Workload
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """``text`` alone, then once more while the clients of ``pictures`` go on for as long as it lasts."""
+
+    name: str
+    text: Workload
+    pictures: Workload
+
+
+def _by_name(*loads: Workload) -> dict[str, Workload]:
+    return {load.name: load for load in loads}
+
+
+WORKLOADS = _by_name(
+    Workload("W1", concurrency=1, requests=2, prompt_words=128, output_tokens=128),
+    Workload("W2", concurrency=16, requests=64, prompt_words=256, output_tokens=64),
+    Workload("W3", concurrency=8, requests=32, prompt_words=16, output_tokens=16, shared_prefix_words=1000),
+    Workload("W4", concurrency=8, requests=32, prompt_words=6, output_tokens=16, images=1),
+    Workload("W5", concurrency=8, requests=32, prompt_words=6, output_tokens=16, images=1, image_pool=4),
+)
+MIXED = Mixed("W6", WORKLOADS["W2"], WORKLOADS["W4"])
+NAMED: Mapping[str, Workload | Mixed] = {
+    **WORKLOADS,
+    MIXED.name: MIXED,
+    **_by_name(
+        Workload("single", concurrency=1, requests=8, prompt_words=32, output_tokens=64),
+        Workload("text", concurrency=16, requests=64, prompt_words=64, output_tokens=48),
+        Workload("prefix", concurrency=8, requests=32, prompt_words=8, output_tokens=16, shared_prefix_words=150),
+        replace(WORKLOADS["W4"], name="images"),
+        replace(WORKLOADS["W5"], name="repeated"),
+    ),
+}
+
+
+def fitted(load: Workload, tokens_per_word: float) -> Workload:
+    """With fewer words where a word is more than a token, so that prompts are as long as they are meant to be."""
+
+    def words(count: int) -> int:
+        return max(1, round(count / tokens_per_word)) if count else 0
+
+    return replace(load, prompt_words=words(load.prompt_words), shared_prefix_words=words(load.shared_prefix_words))
