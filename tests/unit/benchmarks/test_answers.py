@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from pathlib import Path
@@ -75,6 +76,11 @@ def test_a_busy_thread_shows_and_the_sum_is_the_last_row() -> None:
     assert rows[-1]["process"] == "all"
     assert rows[-1]["pss_mib"] == pytest.approx(sum(float(str(row["pss_mib"])) for row in rows[:-1]))
     assert [row["met"] for row in idle.judged(rows)][1] == "yes"
+
+
+def test_the_text_that_is_read_stays_as_it_is() -> None:
+    """Perplexities of different days can be compared by its hash alone: an edit is a new text and needs a new name."""
+    assert hashlib.sha256(quality.TEXT.read_bytes()).hexdigest()[:8] == "4488cf41"
 
 
 def test_each_quantization_has_its_limits() -> None:
