@@ -20,8 +20,10 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+from tqdm import tqdm
 
 from benchmarks.answers.prompts import prompts
 from benchmarks.answers.reference import Reference, reference
@@ -110,12 +112,12 @@ def _answers(asked: Sequence[str], options: argparse.Namespace) -> dict[str, lis
     for passes in PASSES:
         with given_or_own(given, options.serve_args, str(options.model)) as (target,):
             for name, clients in passes:
-                print(f"{target.name}: {name}", flush=True)
-                found[name] = asyncio.run(_ask_all(target, asked, options.tokens, clients or options.clients))
+                with tqdm(desc=f"{target.name}, {name}", total=len(asked), unit="prompt") as bar:
+                    found[name] = asyncio.run(_ask_all(target, asked, options.tokens, clients or options.clients, bar))
     return found
 
 
-async def _ask_all(target: Target, asked: Sequence[str], num_tokens: int, clients: int) -> list[Answer]:
+async def _ask_all(target: Target, asked: Sequence[str], num_tokens: int, clients: int, bar: tqdm[Any]) -> list[Answer]:
     """Raises aiohttp.ClientError when one is refused."""
     turn = asyncio.Semaphore(clients)
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
@@ -125,7 +127,9 @@ async def _ask_all(target: Target, asked: Sequence[str], num_tokens: int, client
 
         async def ask(prompt: str) -> Answer:
             async with turn:
-                return await _ask(session, target, prompt, num_tokens)
+                answer = await _ask(session, target, prompt, num_tokens)
+            bar.update()
+            return answer
 
         return list(await asyncio.gather(*map(ask, asked)))
 
