@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +42,10 @@ class Child:
         self.member = member
         self.report_fd = report_fd
         self.pidfd = os.pidfd_open(popen.pid)
+        self.started_s = time.monotonic()
         self.ready: Ready | None = None
+        self.ready_s = math.nan
+        """When it reported ready; of the monotonic clock, as ``started_s`` is."""
         self.hung_up = False
         """No report will come any more."""
         self._failure: Failed | None = None
@@ -59,7 +64,7 @@ class Child:
             except msgspec.DecodeError:
                 continue
             if isinstance(report, Ready):
-                self.ready = report
+                self.ready, self.ready_s = report, time.monotonic()
             elif isinstance(report, Failed):
                 self._failure = report
             yield report

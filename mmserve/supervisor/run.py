@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from operator import itemgetter
 from types import FrameType
 from typing import NoReturn
 
@@ -25,9 +26,8 @@ from mmserve.ipc.arena import HUGE_PAGE_NBYTES, Arena, file_nbytes
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.supervisor import machine, plan
 from mmserve.supervisor.announce import Announcer
-from mmserve.supervisor.launch import Ready
 from mmserve.supervisor.listen import listen, url_of
-from mmserve.supervisor.process import Inheritance
+from mmserve.supervisor.process import Child, Inheritance
 from mmserve.supervisor.rundir import run_directory
 from mmserve.supervisor.supervisor import Interrupted, Supervisor
 from mmserve.supervisor.topology import Topology, render, topology
@@ -92,7 +92,12 @@ def _supervise(
     stack.callback(announcer.close)
     watch = stack.enter_context(Watch())
     supervisor = Supervisor(deployment, table, inheritance, watch, announcer)
-    supervisor.run(lambda ready: _print_ready(deployment, ready, time.monotonic() - started_s, url_of(health)))
+
+    def on_ready(children: list[Child]) -> None:
+        logger.info("%s", _start_table(children, started_s))
+        _print_ready(deployment, children, time.monotonic() - started_s, url_of(health))
+
+    supervisor.run(on_ready)
 
 
 @contextmanager
@@ -131,7 +136,17 @@ def _instead(error: OSError, nbytes: int, huge_pages: bool) -> str:
     return "lower it"
 
 
-def _print_ready(deployment: Deployment, reports: list[Ready], took_s: float, health_url: str) -> None:
+def _start_table(children: list[Child], started_s: float) -> str:
+    """Where the time went, process by process; what a rank did with its own is in its log line."""
+    first_s = min(child.started_s for child in children)
+    spans = [("supervisor", started_s, first_s)]
+    spans += sorted(((child.member.title, child.started_s, child.ready_s) for child in children), key=itemgetter(2))
+    rows = (f"  {title:<22} {began - started_s:6.2f} to {ready - started_s:6.2f}" for title, began, ready in spans)
+    return "\n".join(["from being started to being ready, in seconds since the supervisor began:", *rows])
+
+
+def _print_ready(deployment: Deployment, children: list[Child], took_s: float, health_url: str) -> None:
+    reports = [child.ready for child in children if child.ready is not None]
     # The router knows what it may use; it has asked the ranks.
     counted = [blocks for report in reports if isinstance(blocks := report.details.get("kv_blocks"), int)]
     blocks = min(counted, default=deployment.kv_blocks or 0)

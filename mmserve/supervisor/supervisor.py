@@ -56,11 +56,11 @@ class Supervisor:
         self._drained = False
         self._hurry = False
 
-    def run(self, on_ready: Callable[[list[Ready]], None]) -> None:
+    def run(self, on_ready: Callable[[list[Child]], None]) -> None:
         """Start, serve until a signal, drain, stop. Raises StartupError (also on giving up) and Interrupted."""
         try:
             self._start()
-            on_ready([child.ready for child in self._children.values() if child.ready is not None])
+            on_ready(list(self._children.values()))
             self._serve()
             self._drain()
         finally:

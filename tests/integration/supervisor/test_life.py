@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import socket
 import tempfile
@@ -22,6 +23,25 @@ def test_ready_line_says_what_is_served_and_where() -> None:
             assert fact in line
         assert "2 x model_backend" in server.output
         assert server.phase(ready=True).phase == "ready"
+
+
+def test_the_log_says_of_every_process_when_it_began_and_was_ready() -> None:
+    with supervised("--tp", "2") as server:
+        server.until_ready()
+    rows = re.findall(r"^  (\w.*?) +([\d.]+) to +([\d.]+)$", server.output, re.MULTILINE)
+    spans = {title: (float(began), float(ready)) for title, began, ready in rows}
+    assert next(iter(spans)) == "supervisor"
+    assert set(spans) == {
+        "supervisor",
+        "cache_server",
+        "model_backend rank 0",
+        "model_backend rank 1",
+        "router",
+        "httpserver 0",
+    }
+    assert all(0 <= began <= ready for began, ready in spans.values())
+    # It waits for the cache server, and the table shows it.
+    assert spans["httpserver 0"][0] >= spans["cache_server"][1]
 
 
 def test_every_process_says_in_its_title_what_it_is() -> None:
