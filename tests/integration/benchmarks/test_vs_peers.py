@@ -1,0 +1,29 @@
+"""The comparison, with a server that is not ours in the place of all: the loads are those of ``mmserve bench``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+from tests.fakes.openai_server import openai_server, pictures_of
+
+PATIENCE_S = 120
+
+
+def test_every_load_reaches_the_server_that_was_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.vs_peers", "--peers", str(tmp_path), "--server", "mmserve"]
+    with openai_server() as server:
+        named = f"mmserve={server.url},model=m"
+        run = [*command, "--target", named, "--picture-target", named, "--repeats", "1", "--requests", "2"]
+        done = subprocess.run(run, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("|")[1].strip() for line in done.stdout.splitlines() if line.startswith("| W")]
+    assert rows == ["W1", "W2", "W3", "W4", "W5", "W6"]
+    asked = Counter((body["max_tokens"], len(pictures_of(body)) > 0) for body in server.bodies)
+    # Each client once to warm up, then the two; W6 is W2 twice.
+    assert asked[128, False] == 1 + 2
+    assert asked[64, False] == 3 * (16 + 2)
+    assert asked[16, False] == 8 + 2
+    assert asked[16, True] >= 2 * (8 + 2) + 2 * 8
