@@ -2,7 +2,8 @@
 
 A million operations of the cache server's own table, without sockets and without memory behind it:
 
-- cost: calls for a new image and for a cached one, by the number of images in the arena;
+- cost: calls for a new image and for a cached one, by the number of images in the arena; and refusing a file for which
+  there is no room between images that are leased;
 - fill: extents of 20 KB to 60 MB that come and go while 90 % of the arena is leased, which nothing can evict: how much
   of the rest is in use as cache, how often something finds no place in one piece; and how full it gets from empty;
 - hits: a Zipf trace of images through an arena that holds a tenth of them, beside LRU and FIFO of the same size.
@@ -19,11 +20,12 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.load import report
-from benchmarks.slots.images import catalogue, image, zipf
+from benchmarks.slots.images import SMALLEST_NBYTES, catalogue, image, zipf
 from benchmarks.slots.rivals import fifo, lru
 from benchmarks.slots.table import Lives
 from mmserve.cache_server.item import Lease
 from mmserve.ipc.arena import extent_nbytes
+from mmserve.messages.cache import AllocItem
 
 GIB = 1 << 30
 LIVE = (100, 1_000, 10_000, 100_000)
@@ -32,6 +34,7 @@ ALPHAS = (0.7, 0.9, 1.1)
 FILL = 0.9
 CATALOGUE = 20_000
 CACHED_SHARE = 0.1
+NEIGHBOURS, ROWS_NBYTES, REFUSALS = 10, 1 << 16, 200
 CALLS_OF_A_MISS, CALLS_OF_A_HIT = 5, 2
 
 
@@ -67,6 +70,24 @@ def cost(num_live: int, lives: int, seed: int) -> report.Row:
         "cached image us": hit_s / lives * 1e6,
         "hits": hits / lives,
         "allocations/s": lives / missed_s,
+    }
+
+
+def refusal(num_live: int, tries: int) -> report.Row:
+    """Microseconds to refuse a file twice as large as what lies between any two leased images of a full arena."""
+    table = Lives(num_live * extent_nbytes(ROWS_NBYTES))
+    for number in range(num_live):
+        lease, _ = table.begin(AllocItem(number.to_bytes(16, "big"), 1, SMALLEST_NBYTES, ROWS_NBYTES))
+        if number % NEIGHBOURS:
+            table.end(lease)
+    large = AllocItem(b"large", 1, 2 * NEIGHBOURS * ROWS_NBYTES, ROWS_NBYTES)
+    started_s = time.perf_counter()
+    refused = [table.begin(large)[1] for _ in range(tries)].count("full")
+    return {
+        "images in the arena": len(table.slots._items),
+        "of them leased": table.slots.num_leases,
+        "refused": refused / tries,
+        "refusal us": (time.perf_counter() - started_s) / tries * 1e6,
     }
 
 
@@ -118,7 +139,7 @@ def fill(arena_gib: int, calls: int, seed: int) -> report.Row:
     while leased.calls < calls:
         adds += 1
         refused += not leased.add(leave_nbytes=int((1 - FILL) * nbytes))
-        occupied.append(1 - leased.table.slots._extents.free_nbytes / nbytes)
+        occupied.append(1 - leased.table.slots._space.holes.free_nbytes / nbytes)
     return {
         "arena GiB": arena_gib,
         "images leased": len(leased),
@@ -158,11 +179,13 @@ def main() -> None:
     print(report.machine())
     costs = [cost(live, cost_calls // len(LIVE) // (CALLS_OF_A_MISS + CALLS_OF_A_HIT), seed) for live in LIVE]
     show("What a call costs", costs)
+    refusals = [refusal(live, REFUSALS) for live in LIVE]
+    show("What it costs to find no room between leased images", refusals)
     fills = [fill(gib, fill_calls // len(ARENAS_GIB), seed) for gib in ARENAS_GIB]
     show("How much can be used", fills)
     found = [hits(alpha, hit_calls // len(ALPHAS) // CALLS_OF_A_HIT, seed) for alpha in ALPHAS]
     show(f"Hits on a Zipf trace over {CATALOGUE} images, of which a tenth of the bytes fits", found)
-    report.write_json(options.json, [*costs, *fills, *found])
+    report.write_json(options.json, [*costs, *refusals, *fills, *found])
 
 
 if __name__ == "__main__":

@@ -48,6 +48,11 @@ class Extents:
         nbytes, start = self._by_size[index]
         return start, start + nbytes
 
+    def hole_around(self, offset: int) -> tuple[int, int] | None:
+        """(start, end) of the hole in which the byte at ``offset`` lies."""
+        index = bisect_right(self._starts, offset) - 1
+        return (self._starts[index], self._ends[index]) if index >= 0 and offset < self._ends[index] else None
+
     def hole_from(self, start: int) -> int | None:
         """End of the hole that starts there."""
         index = bisect_left(self._starts, start)
@@ -85,13 +90,13 @@ class Extents:
 
     def free_all(self, extents: Iterable[Extent]) -> None:
         """Give many back; those that touch each other go as one."""
-        ordered = sorted(extents)
-        while ordered:
-            offset, size = ordered.pop()
-            while ordered and sum(ordered[-1]) == offset:
-                offset, before = ordered.pop()
-                size += before
-            self.free(offset, size)
+        for extent in _joined(extents):
+            self.free(*extent)
+
+    def take_all(self, extents: Iterable[Extent]) -> None:
+        """Occupy exactly these; those that touch each other go as one."""
+        for extent in _joined(extents):
+            self.take(*extent)
 
     def holes(self) -> Iterator[tuple[int, int]]:
         """(start, end) of every hole, ascending."""
@@ -108,3 +113,15 @@ class Extents:
         del self._by_size[bisect_left(self._by_size, (end - start, start))]
         self.free_nbytes -= end - start
         return start, end
+
+
+def _joined(extents: Iterable[Extent]) -> Iterator[Extent]:
+    ordered = iter(sorted(extents))
+    start, size = next(ordered, (0, 0))
+    for offset, more in ordered:
+        if start + size != offset:
+            yield start, size
+            start, size = offset, 0
+        size += more
+    if size:
+        yield start, size

@@ -65,7 +65,8 @@ class Item(msgspec.Struct, eq=False, gc=False):
     @property
     def extents(self) -> tuple[Extent, ...]:
         """For the eviction's plan."""
-        return tuple(extent_of(handle) for handle in self.handles)
+        embed = extent_of(self.embed)
+        return (embed,) if self.data is None else (embed, extent_of(self.data))
 
 
 def extent_of(handle: Handle) -> Extent:

@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from mmserve.cache_server.claims import Claims
 from mmserve.cache_server.eviction import plan
-from mmserve.cache_server.extents import Extents
 from mmserve.cache_server.idle import Idle
 from mmserve.cache_server.item import Item, Lease, extent_of
-from mmserve.cache_server.occupants import Occupants
+from mmserve.cache_server.space import Space
 from mmserve.cache_server.token_ranges import TokenRanges
 from mmserve.cache_server.usage import Usage, usage_of
 from mmserve.ipc.arena import ALIGNMENT, extent_nbytes
@@ -40,8 +39,7 @@ class Slots:
         erase: Callable[[Handle], None],
         claims: Claims | None = None,
     ) -> None:
-        self._extents = Extents(nbytes // ALIGNMENT * ALIGNMENT)
-        self._occupants: Occupants[Item] = Occupants()
+        self._space: Space[Item] = Space(nbytes // ALIGNMENT * ALIGNMENT)
         self._generations = itertools.count(first_generation)
         self._item_ids = itertools.count(first_item_id)
         self._ranges = TokenRanges(first_token)
@@ -83,10 +81,7 @@ class Slots:
     def release(self, lease: Lease) -> int:
         """End the lease; how many items it held. What it was writing is left for another writer."""
         items = self._held.pop(lease, {})
-        freed: list[Handle] = []
-        for item in items.values():
-            freed += self._unlease(lease, item)
-        self._give_back(freed)
+        self._give_back(self._unlease(lease, items.values()))
         return len(items)
 
     def set_data(self, lease: Lease, item_ids: Iterable[int], ok: bool) -> None:
@@ -115,16 +110,17 @@ class Slots:
         lease = Lease(owner, ENCODER)
         held = self._held.get(lease, {})
         freed: list[Handle] = []
+        done: list[Item] = []
         for item_id, item_ok in zip(item_ids, ok, strict=True):
             if (item := self._items.get(item_id)) is None:
                 continue
             if item.stage == "data":
                 freed += self._finish_embed(item) if item_ok else self._fail(item)
             if held.pop(item_id, None) is not None:
-                freed += self._unlease(lease, item)
+                done.append(item)
         if not held:
             self._held.pop(lease, None)
-        self._give_back(freed)
+        self._give_back([*freed, *self._unlease(lease, done)])
         return tuple(self._embed_state(item_id) for item_id in item_ids)
 
     def drop_owner(self, owner: str) -> int:
@@ -139,7 +135,12 @@ class Slots:
 
     def usage(self) -> Usage:
         """Extents and bytes by what they are used for."""
-        return usage_of(self._items.values(), self._extents)
+        return usage_of(self._items.values(), self._space.holes)
+
+    @property
+    def num_given_back(self) -> int:
+        """Until it grows, an allocation that was refused as "full" would be refused again."""
+        return self._space.num_given_back
 
     # inside
 
@@ -151,24 +152,22 @@ class Slots:
             return "gone"
         return "ready" if item.stage == "ready" else "pending"
 
-    def _make(self, missing: Sequence[AllocItem], known: Iterable[Item]) -> Refusal:
+    def _make(self, missing: Sequence[AllocItem], known: Sequence[Item]) -> Refusal:
         """Put ``missing`` into the table, or say why not; ``known`` items do not make way for them."""
         if not missing:
             return ""
-        keep = {item.item_id: item.nbytes for item in known}
         embeds = [extent_nbytes(spec.embed_nbytes) for spec in missing]
         data = [extent_nbytes(spec.data_nbytes) for spec in missing]
         needed = sum(embeds) + sum(data)
-        if sum(keep.values()) + needed > self._extents.nbytes:
+        if sum(item.nbytes for item in known) + needed > self._space.holes.nbytes:
             return "too_large"
-        if needed > self._extents.free_nbytes + self._idle.nbytes:
+        if needed > self._space.holes.free_nbytes + self._idle.nbytes:
             return "full"
-
-        def loss(item: Item) -> float | None:
-            return self._idle.loss(item) if item.idle_since and item.item_id not in keep else None
-
+        kept = [extent for item in known if item.idle_since for extent in item.extents]
+        self._space.available.take_all(kept)
         with contextlib.closing(self._idle.ascending()) as idle:
-            placed = plan(self._extents, self._occupants, (embeds, data), idle, loss)
+            placed = plan(self._space, (embeds, data), idle, self._idle.loss)
+        self._space.available.free_all(kept)
         if placed is None:
             return "full"
         self._evict(placed.victims)
@@ -182,7 +181,7 @@ class Slots:
         self.counters["mm_cache_evicted_bytes",] += sum(item.nbytes for item in victims)
         for item in victims:
             self._idle.evicted(item)
-            self._occupants.remove(item.extents)
+            self._space.occupants.remove(item.extents)
             for handle in self._forget(item):
                 self._erase(handle)
 
@@ -193,7 +192,7 @@ class Slots:
         data = map(Handle, self._generations, offsets[len(specs) :], data_nbytes)
         items = list(map(Item, self._item_ids, specs, self._ranges.starts_of(specs), embeds, data, nbytes))
         for item in items:
-            self._occupants.add(item)
+            self._space.occupants.add(item)
         self._by_spec.update(zip(specs, items, strict=True))
         self._items.update({item.item_id: item for item in items})
 
@@ -206,42 +205,60 @@ class Slots:
             if not item.num_leases:
                 self.claims.hold(item)
             item.num_leases += 1
-            if item.idle_since:
-                self._idle.discard(item)
+        self._hold(new.values())
 
-    def _unlease(self, lease: Lease, item: Item) -> Sequence[Handle]:
-        """The lease has let go of the item; what can be given back now."""
-        item.num_leases -= 1
-        if item.writer == lease:
-            item.stage, item.writer = "vacant", None
-        if item.num_leases:
-            return ()
-        self.claims.let_go(item)
-        if item.stage in ("vacant", "failed"):
-            return self._forget(item)
-        self._idle.add(item)
-        return ()
+    def _unlease(self, lease: Lease, items: Iterable[Item]) -> list[Handle]:
+        """The lease has let go of them; what can be given back now."""
+        freed: list[Handle] = []
+        left: list[Item] = []
+        for item in items:
+            item.num_leases -= 1
+            if item.writer == lease:
+                item.stage, item.writer = "vacant", None
+            if item.num_leases:
+                continue
+            self.claims.let_go(item)
+            if item.stage in ("vacant", "failed"):
+                freed += self._forget(item)
+            else:
+                left.append(item)
+        self._let_go(left)
+        return freed
+
+    def _hold(self, items: Iterable[Item]) -> None:
+        """Those that could have been evicted until now cannot any more."""
+        idle = [item for item in items if item.idle_since]
+        for item in idle:
+            self._idle.discard(item)
+        self._space.hold(idle)
+
+    def _let_go(self, items: Sequence[Item]) -> None:
+        """They may be evicted from now on."""
+        for item in items:
+            self._idle.add(item)
+        if items:
+            self._space.let_go(items)
 
     def _finish_embed(self, item: Item) -> Sequence[Handle]:
         assert item.data is not None, "an item to be encoded has its bytes"
-        self._idle.discard(item)
+        self._hold([item])
         data, item.data = item.data, None
         if item.num_leases:
             self.claims.encoded(data)
         item.nbytes -= extent_nbytes(data.nbytes)
         item.stage = "ready"
         if not item.num_leases:
-            self._idle.add(item)
+            self._let_go([item])
         return (data,)
 
     def _fail(self, item: Item) -> Sequence[Handle]:
+        self._hold([item])
         item.stage = "failed"
         self._unlist(item)
         return () if item.num_leases else self._forget(item)
 
     def _forget(self, item: Item) -> Sequence[Handle]:
         """Out of the table; its extents are the caller's to give back."""
-        self._idle.discard(item)
         del self._items[item.item_id]
         if item.stage != "failed":
             self._unlist(item)
@@ -255,6 +272,5 @@ class Slots:
     def _give_back(self, handles: Sequence[Handle]) -> None:
         for handle in handles:
             self._erase(handle)
-        extents = [extent_of(handle) for handle in handles]
-        self._occupants.remove(extents)
-        self._extents.free_all(extents)
+        if handles:
+            self._space.give_back([extent_of(handle) for handle in handles])

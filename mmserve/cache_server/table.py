@@ -29,6 +29,8 @@ class _Ticket:
 
     lease: Lease
     given_up: bool = False
+    tried_at: int = -1
+    """How much had been given back when it last found no space."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,10 @@ class Table:
         self._queue.append(ticket)
 
         def attempt() -> AllocReply:
-            return self._slots.alloc(lease, items) if self._queue[0] is ticket and not ticket.given_up else full
+            if self._queue[0] is not ticket or ticket.given_up or ticket.tried_at == self._slots.num_given_back:
+                return full
+            ticket.tried_at = self._slots.num_given_back
+            return self._slots.alloc(lease, items)
 
         try:
             return self._wait(

@@ -47,6 +47,7 @@ def test_a_trace_is_skewed_and_repeatable() -> None:
 
 def test_every_part_gives_a_row() -> None:
     assert arena.cost(50, 60, seed=0)["hits"] == 1
+    assert arena.refusal(100, 2)["refused"] == 1
     assert arena.fill(1, 2_000, seed=0)["leased % at the first refusal"] > 85  # type: ignore[operator]
 
 

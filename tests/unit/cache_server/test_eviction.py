@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mmserve.cache_server import eviction
 from mmserve.cache_server.eviction import Plan
 from mmserve.cache_server.extents import Extent, Extents
-from mmserve.cache_server.occupants import Occupants
+from mmserve.cache_server.space import Space
 
 
 @dataclass(eq=False)
@@ -26,10 +26,17 @@ class _Cached:
 
 def plan(extents: Extents, groups: Sequence[Sequence[int]], cached: Sequence[_Cached]) -> Plan[_Cached] | None:
     """With these candidates, in this order; nobody else may go."""
-    occupants: Occupants[_Cached] = Occupants()
+    space: Space[_Cached] = Space(0)
+    space.holes, space.available = extents, deepcopy(extents)
     for each in cached:
-        occupants.add(each)
-    return eviction.plan(extents, occupants, groups, cached, lambda each: each.loss if each in cached else None)
+        space.occupants.add(each)
+    space.let_go(cached)
+    found = eviction.plan(space, groups, cached, lambda each: each.loss)
+    still_there = [each for each in cached if found is None or each not in found.victims]
+    left = deepcopy(extents)
+    left.free_all([extent for each in still_there for extent in each.extents])
+    assert list(space.available.holes()) == list(left.holes())
+    return found
 
 
 def _full(*sizes: int) -> tuple[Extents, list[_Cached]]:
@@ -189,3 +196,50 @@ def test_one_extent_is_refused_only_when_it_cannot_fit(
     everything = deepcopy(extents)
     everything.free_all([extent for item in cached for extent in item.extents])
     assert (plan(extents, [[size]], cached) is None) == (everything.smallest_hole(size) is None)
+
+
+NEIGHBOURS = 20
+
+
+def _crowded(num_cached: int) -> tuple[Space[_Cached], list[_Cached]]:
+    """Full of items of one byte, one in NEIGHBOURS held; at the end, where the most valuable lie, two are not."""
+    space: Space[_Cached] = Space(num_cached)
+    space.take(0, num_cached)
+    everything = [_Cached(at, ((at, 1),), float(at + 1)) for at in range(num_cached)]
+    for each in everything:
+        space.occupants.add(each)
+    cached = [each for each in everything if each.name % NEIGHBOURS or each.name >= num_cached - NEIGHBOURS]
+    space.let_go(cached)
+    return space, cached
+
+
+def _looked_at(num_cached: int, size: int) -> tuple[Plan[_Cached] | None, int]:
+    """How many were drawn as candidates, or asked what they are worth."""
+    space, cached = _crowded(num_cached)
+    looked_at = 0
+
+    def drawn() -> Iterator[_Cached]:
+        nonlocal looked_at
+        for each in cached:
+            looked_at += 1
+            yield each
+
+    def loss(each: _Cached) -> float:
+        nonlocal looked_at
+        looked_at += 1
+        return each.loss
+
+    return eviction.plan(space, [[size]], drawn(), loss), looked_at
+
+
+def test_that_there_is_no_room_among_those_in_use_is_known_without_looking_at_items() -> None:
+    assert _looked_at(4000, 2 * NEIGHBOURS) == (None, 0)
+
+
+def test_the_only_room_is_found_with_as_much_looking_among_many_as_among_few() -> None:
+    """What is worth least has no room around it."""
+    (few, looked_at), (many, looked_at_then) = _looked_at(1000, NEIGHBOURS + 5), _looked_at(10_000, NEIGHBOURS + 5)
+    assert few is not None
+    assert many is not None
+    assert len(few.victims) == len(many.victims) == NEIGHBOURS + 5
+    assert looked_at_then == looked_at < 1000

@@ -68,7 +68,7 @@ def test_a_run_lies_in_one_hole_or_nowhere() -> None:
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.randoms(use_true_random=False), st.integers(0, 12))
-def test_freeing_many_is_freeing_each(sizes: list[int], random: random.Random, keep: int) -> None:
+def test_freeing_and_taking_many_is_freeing_and_taking_each(sizes: list[int], random: random.Random, keep: int) -> None:
     together, apart = Extents(128), Extents(128)
     pieces = [(offset, size) for size in sizes if (offset := together.alloc(size)) is not None]
     for offset, size in pieces:
@@ -79,3 +79,17 @@ def test_freeing_many_is_freeing_each(sizes: list[int], random: random.Random, k
         apart.free(offset, size)
     assert list(together.holes()) == list(apart.holes())
     assert together.free_nbytes == apart.free_nbytes
+    again = pieces[keep + 1 :]
+    together.take_all(again)
+    for offset, size in again:
+        apart.take(offset, size)
+    assert list(together.holes()) == list(apart.holes())
+    assert together.free_nbytes == apart.free_nbytes
+
+
+def test_the_hole_around_a_byte() -> None:
+    extents = Extents(300)
+    extents.take(100, 100)
+    assert [extents.hole_around(offset) for offset in (0, 99, 200, 299)] == [(0, 100)] * 2 + [(200, 300)] * 2
+    assert [extents.hole_around(offset) for offset in (100, 199, 300)] == [None] * 3
+    assert Extents(0).hole_around(0) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from mmserve.cache_server.item import Lease
 from mmserve.cache_server.slots import Slots
 from mmserve.cache_server.table import Table
-from mmserve.messages.cache import AllocItem
+from mmserve.messages.cache import AllocItem, AllocReply
 from tests.fakes.cache import until
 
 NBYTES = 64 * 64
@@ -20,8 +21,29 @@ LONG_S = 60.0
 sizes = st.lists(st.integers(0, 600), min_size=1, max_size=3)
 
 
-def new_table() -> Table:
-    table = Table(Slots(NBYTES, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None))
+class _Counted(Slots):
+    """How often an allocation was tried."""
+
+    num_tried = 0
+
+    def alloc(self, lease: Lease, items: Sequence[AllocItem]) -> AllocReply:
+        self.num_tried += 1
+        return super().alloc(lease, items)
+
+
+class _Wakes(threading.Condition):
+    """How often somebody was woken."""
+
+    num = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        woken = super().wait(timeout)
+        self.num += 1
+        return woken
+
+
+def new_table(kind: type[Slots] = Slots) -> Table:
+    table = Table(kind(NBYTES, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None))
     table.hello("http")
     return table
 
@@ -72,3 +94,26 @@ def test_a_large_request_gets_in_though_small_ones_never_cease() -> None:
     assert entered.wait(LONG_S)
     thread.join()
     assert table.alloc(Lease("http", "third"), items_of(3, [500]), 0.0).refused == ""
+
+
+def test_space_is_looked_for_again_only_when_some_was_given_back() -> None:
+    """Every image that is written or encoded wakes those who wait; looking for space costs everybody time."""
+    table = new_table(_Counted)
+    slots, table._changed = table._slots, _Wakes()
+    assert isinstance(slots, _Counted)
+    first, large = Lease("http", "first"), Lease("http", "large")
+    (record,) = table.alloc(first, items_of(1, [500]), 0.0).records
+    refused: list[str] = []
+    thread = threading.Thread(target=lambda: refused.append(table.alloc(large, items_of(0, [NBYTES - 400]), 9).refused))
+    thread.start()
+    until(lambda: table.snapshot().num_waiting == 1)
+    num_tried = slots.num_tried
+    for times in range(1, 6):
+        table.set_data(first, [record.item_id], True)
+        until(lambda times=times: table._changed.num == times)  # type: ignore[misc]
+    with table._changed:
+        assert slots.num_tried == num_tried
+    table.release(first)
+    thread.join()
+    assert refused == [""]
+    assert slots.num_tried == num_tried + 1

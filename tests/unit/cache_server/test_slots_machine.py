@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from copy import deepcopy
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -121,7 +122,7 @@ class SlotsMachine(RuleBasedStateMachine):
 
     @invariant()
     def extents_tile_the_arena(self) -> None:
-        pieces = sorted(self.slots._extents.holes())
+        pieces = sorted(self.slots._space.holes.holes())
         for item in self.slots._items.values():
             pieces += [(handle.offset, handle.offset + extent_nbytes(handle.nbytes)) for handle in item.handles]
         end = 0
@@ -130,6 +131,14 @@ class SlotsMachine(RuleBasedStateMachine):
             end = stop
         assert end == NBYTES
         assert sum(nbytes for _, nbytes in self.slots.usage().values()) == NBYTES
+
+    @invariant()
+    def all_is_available_but_what_is_held(self) -> None:
+        left = deepcopy(self.slots._space.available)
+        for item in self.slots._items.values():
+            if item.num_leases:
+                left.free_all(item.extents)
+        assert list(left.holes()) == [(0, NBYTES)]
 
     @invariant()
     def every_lease_has_a_live_owner(self) -> None:
