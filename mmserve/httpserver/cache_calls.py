@@ -78,13 +78,19 @@ class CacheCalls:
         return result
 
     async def await_others(self, request_id: str, item_ids: Sequence[int], deadline_s: float) -> Sequence[ItemState]:
-        """States of items that others write, once one of them changes or it is too late."""
-        return await self._patiently(
-            self._for_others,
-            request_id,
-            deadline_s,
-            lambda wait_s: self._client.get_items_data(request_id, item_ids, wait_s=wait_s),
-        )
+        """States of items that others write, once one of them changes or it is too late. Raises Unavailable when it was
+        too late to ask, so many wait."""
+        try:
+            return await self._patiently(
+                self._for_others,
+                request_id,
+                deadline_s,
+                lambda wait_s: self._client.get_items_data(request_id, item_ids, wait_s=wait_s),
+            )
+        except TimeoutError:
+            raise Unavailable(
+                "an image of this request did not become ready in time", retry_after_s=_RETRY_AFTER_S
+            ) from None
 
     async def release(self, request_id: str) -> None:
         """End the request's leases; doing it twice, or without a server, is harmless."""

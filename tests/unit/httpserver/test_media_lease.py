@@ -1,6 +1,7 @@
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,13 @@ import pytest
 
 from mmserve.deployment import Deployment
 from mmserve.errors import MediaError, TooLarge, Unavailable
+from mmserve.httpserver.cache_calls import _WAITING_THREADS
 from mmserve.httpserver.call import MediaItem
 from mmserve.httpserver.lane import Generation
 from mmserve.httpserver.media_lease import MediaLeases
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.cache import ItemState
 from tests.fakes.chat_models import deployment_of, write_chat_model
 from tests.fakes.media_cache import FakeMediaCache
 from tests.fakes.samples import Samples
@@ -215,6 +218,32 @@ def test_waiting_is_bounded(model: Path, arena: Arena) -> None:
 
     worker.run(scenario)
     assert worker.cache.names("r")[-1] == "release"
+
+
+def test_one_more_than_may_wait_for_bytes_is_told_to_try_again(worker: Worker) -> None:
+    """Its time is up while it waits for a thread to wait in, before the cache server is asked."""
+
+    async def scenario() -> None:
+        (record,) = worker.cache.alloc("another", worker.leases._wanted([item(1)]), wait_s=0)
+        gates = [worker.gate("get_items_data", f"r{number}") for number in range(_WAITING_THREADS)]
+
+        def wait(name: str, patience_s: float) -> Coroutine[Any, Any, Sequence[ItemState]]:
+            return worker.leases._cache.await_others(name, (record.item_id,), time.monotonic() + patience_s)
+
+        async with asyncio.TaskGroup() as group:
+            waiting = [group.create_task(wait(f"r{number}", 30.0)) for number in range(_WAITING_THREADS)]
+            for gate in gates:
+                await gate.reached.wait()
+            with pytest.raises(Unavailable, match="in time") as caught:
+                await wait("one more", 0.0)
+            assert caught.value.retry_after_s is not None
+            worker.cache.set_items_data("another", (record.item_id,))
+            for gate in gates:
+                gate.open()
+        assert {task.result() for task in waiting} == {("data",)}
+
+    worker.run(scenario)
+    assert worker.cache.names("one more") == []
 
 
 def test_full_then_space(worker: Worker) -> None:
