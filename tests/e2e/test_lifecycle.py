@@ -16,6 +16,7 @@ import openai
 import psutil
 import pytest
 
+from mmserve.config import Config
 from tests.e2e.stack import Stack, running
 from training.sample import samples
 
@@ -182,6 +183,14 @@ def test_a_port_in_use_says_so_before_anything_loads(default_stack: Stack) -> No
     assert process.returncode != 0
     assert port in printed
     assert "Traceback" not in printed
+
+
+def test_whoever_moves_bytes_has_all_of_the_arena_mapped(default_stack: Stack) -> None:
+    arena_nbytes = Config().mm_cache_gb * (1 << 30)
+    for title in ("httpserver", "visualserver", "model_backend"):
+        (process,) = default_stack.processes(f"mmserve: {title}")
+        mapped = [each.rss for each in process.memory_maps() if each.path.startswith("/memfd:mmserve-arena")]
+        assert sum(mapped) >= arena_nbytes, title
 
 
 def test_ctrl_c_while_loading_leaves_nothing() -> None:

@@ -19,6 +19,7 @@ from mmserve.messages.cache import AllocItem
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest
+from mmserve.model_backend.native import build
 from mmserve.router.limits import Limits
 from mmserve.router.scheduler import Scheduler
 from tests.fakes.checkpoints import make_llava
@@ -27,6 +28,9 @@ from tests.unit.router.builders import request
 
 TOKENS, HIDDEN, NUM_NEW = 16, 64, 20
 ROWS_NBYTES, FILE_NBYTES = TOKENS * HIDDEN * 4, 300
+FOR_THE_KERNELS = {"head_dim": 16, "vocab_size": 272}
+"""Sizes that they take; with others torch computes, whose sums differ in the last bit with the size of the batch."""
+
 ROOM_FOR, AT_ONCE, IMAGES, DISTINCT = 12, 8, 1000, 40
 
 
@@ -67,7 +71,7 @@ class Front:
 def test_a_thousand_images_through_an_arena_for_a_dozen(tmp_path: Path) -> None:
     arena = Arena.create(ROOM_FOR * (extent_nbytes(ROWS_NBYTES) + extent_nbytes(FILE_NBYTES)))
     front, metrics = Front(arena), list[str]()
-    runner = make_runner(make_llava(tmp_path), arena, max_model_len=64, kv_blocks=14)
+    runner = make_runner(make_llava(tmp_path, text=FOR_THE_KERNELS), arena, max_model_len=64, kv_blocks=14)
     limits = Limits(max_num_seqs=6, max_num_batched_tokens=24, max_model_len=64)
     scheduler = Scheduler(limits, 14, now=lambda: 0.0, record=lambda name, value: metrics.append(name))
     for _ in range(300):
@@ -92,9 +96,9 @@ def test_a_thousand_images_through_an_arena_for_a_dozen(tmp_path: Path) -> None:
     answers: dict[int, set[tuple[int, ...]]] = defaultdict(set)
     for name, tokens in output.items():
         answers[image_of[name]].add(tuple(tokens))
-    # Sums in batches of other sizes differ in the last bit, which now and then is what decides.
     alike = sum(len(each) == 1 for each in answers.values())
-    assert alike >= 0.9 * DISTINCT, "an image has one answer, however it got there"
+    expected = DISTINCT if build.compiler() is not None else 0.9 * DISTINCT
+    assert alike >= expected, "an image has one answer, however it got there"
     assert len({min(each) for each in answers.values()}) > DISTINCT / 2, "and another image another"
     del runner
     arena.close()

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,6 +96,32 @@ def test_an_arena_without_room_refuses_every_handle() -> None:
     with pytest.raises(StaleHandle):
         arena.readable(Handle(1, 0, 0))
     arena.close()
+
+
+def test_all_of_the_memory_is_taken_at_once() -> None:
+    """Otherwise the machine could run out of it later, as a bus error in whoever writes."""
+    arena = Arena.create(8 << 20)
+    taken = os.fstat(arena.fd).st_blocks * 512
+    arena.close()
+    assert taken >= 8 << 20
+
+
+def _mapped_nbytes() -> int:
+    """Bytes of arenas whose pages this process has in its page table."""
+    return sum(each.rss for each in psutil.Process().memory_maps() if each.path.startswith("/memfd:mmserve-arena"))
+
+
+@pytest.mark.skipif(
+    tuple(map(int, os.uname().release.split(".")[:2])) < (5, 14),
+    reason="this kernel cannot map pages ahead: map_all leaves that to their first touch",
+)
+def test_every_page_is_mapped_ahead_when_that_is_asked_for() -> None:
+    arena = Arena.create(8 << 20)
+    before = _mapped_nbytes()
+    arena.map_all()
+    mapped = _mapped_nbytes() - before
+    arena.close()
+    assert mapped >= 8 << 20
 
 
 def _free_huge_pages() -> int:
