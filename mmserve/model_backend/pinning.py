@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 import torch
 
@@ -14,13 +15,22 @@ _PORTABLE = 1
 logger = logging.getLogger(__name__)
 
 
-def pin(arena: Arena) -> None:
+def pin(arena: Arena, device: torch.device) -> None:
     """Register the whole arena (cudaHostRegister) for as long as this process lives; once, as it takes a while.
 
-    Where the driver refuses (a limit on locked memory, say), copies still work, through its own staging buffer.
+    Where the driver refuses (a limit on locked memory, say), copies to ``device`` still work, through its own staging
+    buffer.
     """
     whole = torch.frombuffer(arena.whole(), dtype=torch.uint8)
     driver = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     error = int(driver.cudaHostRegister(whole.data_ptr(), whole.numel(), _PORTABLE))
     if error:
+        _forget_last_error(device)
         logger.warning("the arena could not be registered with the GPU's driver (error %d): copies are slower", error)
+
+
+def _forget_last_error(device: torch.device) -> None:
+    """The runtime keeps an error until it is asked for the last one, which torch does after each launch, and raises it.
+    Not every torch has a call for that alone, so here is a launch for it to be raised by."""
+    with suppress(RuntimeError):
+        torch.ones(1, device=device)

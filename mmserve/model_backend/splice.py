@@ -41,7 +41,7 @@ class Splicer:
         self._arena, self._tp, self._like = arena, tp, like
         self._row_nbytes = hidden_size * like.element_size()
         if arena is not None and like.device.type == "cuda":
-            pin(arena)
+            pin(arena, like.device)
 
     def place(self, table: SlotTable, batch: Batch, hidden: torch.Tensor) -> list[SlotFailure]:
         """Overwrite the token embeddings [T, hidden] of image tokens; the steps whose rows some rank could not read.

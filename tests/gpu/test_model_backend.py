@@ -16,6 +16,7 @@ from transformers import LlamaForCausalLM, LlavaForConditionalGeneration
 from mmserve.checkpoint.load import load
 from mmserve.ipc.arena import Arena
 from mmserve.messages.sampling import SamplingParams
+from mmserve.model_backend.pinning import pin
 from mmserve.model_backend.vision.load import load_tower
 from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
 from tests.fakes.embeddings import put_rows, spliced_prompt
@@ -41,6 +42,14 @@ def arena() -> Iterator[Arena]:
 def prompts(*lengths: int) -> list[list[int]]:
     draw = random.Random(7)
     return [[draw.randrange(4, VOCAB) for _ in range(length)] for length in lengths]
+
+
+def test_after_a_refused_registration_kernels_run(arena: Arena, caplog: pytest.LogCaptureFixture) -> None:
+    device = torch.device("cuda", 0)
+    for _ in range(2):  # what is registered already is refused
+        pin(arena, device)
+    assert "could not be registered" in caplog.text
+    assert torch.ones(3, device=device).sum().item() == 3
 
 
 @pytest.mark.parametrize("chunk", [1000, 20])

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from mmserve.ipc.arena import ALIGNMENT, Arena
 from mmserve.messages.media import Handle, MediaSpan
@@ -20,6 +22,7 @@ from tests.fakes.engine import Driver, make_runner
 
 HIDDEN = 64
 LIKE = torch.empty(0)
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -108,15 +111,34 @@ def test_a_gpu_rank_registers_the_whole_mapping_once(arena: Arena, monkeypatch: 
         return 0
 
     monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=register))
-    pin(arena)
+    pin(arena, CPU)
     mapping = torch.frombuffer(arena.whole(), dtype=torch.uint8)
     assert registered == [(mapping.data_ptr(), mapping.numel())]
     assert mapping.numel() >= arena.nbytes
 
 
-def test_a_driver_that_refuses_is_a_warning(
+class _Refusing(TorchFunctionMode):
+    """A CUDA runtime that registers nothing. Its refusal stays behind until a launch raises it, as the real one's does;
+    here whatever torch is asked for is a launch."""
+
+    last_error = 0
+
+    def cudaHostRegister(self, *_: int) -> int:
+        self.last_error = 2
+        return self.last_error
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        error, self.last_error = self.last_error, 0
+        if error:
+            raise RuntimeError(f"CUDA error {error}")
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_driver_that_refuses_is_a_warning_and_the_next_launch_none_the_worse(
     arena: Arena, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda *_: 2))
-    pin(arena)
+    with _Refusing() as runtime:
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+        pin(arena, CPU)
+        assert torch.ones(2).tolist() == [1.0, 1.0]
     assert "error 2" in caplog.text
