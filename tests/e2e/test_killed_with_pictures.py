@@ -1,0 +1,60 @@
+"""The cache server or the visual server is killed while it holds the pictures of many requests: all are answered, each
+about its own picture, and nothing stays leased."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import openai
+import psutil
+import pytest
+
+from tests.e2e.stack import Stack
+from training.sample import Sample, samples
+
+CLIENTS = 12
+
+
+@contextlib.contextmanager
+def _suspended(processes: Sequence[psutil.Process]) -> Iterator[None]:
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it was the victim
+                process.resume()
+
+
+async def _ask(client: openai.AsyncOpenAI, sample: Sample, n: int, **extra: str) -> list[str]:
+    reply = await client.chat.completions.create(
+        model="llava", messages=sample.messages, temperature=0, n=n, extra_body=extra
+    )
+    return [choice.message.content or "" for choice in reply.choices]
+
+
+@pytest.mark.parametrize(("victim", "seed"), [("cache_server", 770_101), ("visualserver", 770_202)])
+def test_whose_pictures_were_in_flight_is_answered_about_them(default_stack: Stack, victim: str, seed: int) -> None:
+    asked = [(sample, 1 + number % 2) for number, sample in enumerate(samples(CLIENTS, seed, kinds=("colour", "word")))]
+    resent = default_stack.metric("requests_resent_total")
+
+    async def scenario() -> tuple[list[list[str]], list[list[str]]]:
+        async with default_stack.async_client() as client:
+            with _suspended(default_stack.processes("mmserve: visualserver")):
+                under_way = [asyncio.create_task(_ask(client, *each)) for each in asked]
+                held = await asyncio.to_thread(default_stack.eventually, "mm_leases", CLIENTS, 40.0)
+                assert held == CLIENTS, "every picture is in the arena, and none is encoded"
+                for process in default_stack.processes(f"mmserve: {victim}"):
+                    process.kill()
+            answers = await asyncio.gather(*under_way)
+            # Salted, so that no picture is found again: what it shows is looked at anew.
+            return answers, [await _ask(client, *each, cache_salt="alone") for each in asked]
+
+    answers, alone = asyncio.run(scenario())
+    assert answers == alone
+    assert len({each[0] for each in alone}) > CLIENTS / 3, "another picture, another answer"
+    assert default_stack.metric("requests_resent_total") > resent
+    assert default_stack.eventually("mm_leases", 0) == 0
