@@ -22,7 +22,7 @@ from mmserve.httpserver.api.models import model_routes
 from mmserve.httpserver.api.openai_errors import error_response
 from mmserve.httpserver.api.openai_fields import ChatRequest
 from mmserve.httpserver.api.operations import operation_routes
-from mmserve.httpserver.body import expected_nbytes, read_body
+from mmserve.httpserver.body import read_body
 from mmserve.httpserver.envelope import Envelope
 from mmserve.httpserver.front import Front
 from mmserve.httpserver.local_media import with_small_ones_decoded
@@ -52,8 +52,7 @@ def _add_chat(app: FastAPI, front: Front) -> None:
         with ExitStack() as unowned:
             holdings = front.hold()
             unowned.callback(holdings.release)
-            await holdings.receive(expected_nbytes(request, limit_nbytes))
-            call = openai_chat.parse(await read_body(request, limit_nbytes), front.model, arrival_s)
+            call = openai_chat.parse(await read_body(request, limit_nbytes, holdings), front.model, arrival_s)
             flight = front.flights.start(with_small_ones_decoded(call), holdings)
             del call
             unowned.pop_all()

@@ -1,4 +1,4 @@
-"""Reads a request body up to a limit. Knows nothing of its meaning."""
+"""Reads a request body up to a limit, in memory that is set aside for it. Knows nothing of its meaning."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import ClientDisconnect, Request
 
 from mmserve.errors import InvalidRequest, TooLarge, TooSlow
+from mmserve.httpserver.holdings import SMALL_NBYTES, Holdings
 
 DIRECT_BODY = "mmserve.direct_body"
 """An ASGI extension: {"receive": function(begun, nbytes)}, which receives a body without the copies of ``receive()``
@@ -20,45 +21,72 @@ _MIN_RATE = 64 * 1024
 """Bytes a second; whoever is slower holds memory that others wait for."""
 
 
-def expected_nbytes(request: Request, limit_nbytes: int) -> int:
-    """At most so long will its body be. Raises TooLarge, and InvalidRequest for a bad length."""
+async def read_body(request: Request, limit_nbytes: int, holdings: Holdings | None = None) -> bytes | bytearray:
+    """The whole body. Raises TooLarge as soon as the limit is known to be passed, TooSlow for a client that sends next
+    to nothing, InvalidRequest for a bad length, ClientDisconnect, and what ``Holdings.receive`` raises.
+
+    ``holdings`` make room before it is read, and hold no more than its length afterwards; none are needed where the
+    limit is a few KiB. A body that does not say its length has the room of a small one, until it turns out larger.
+    """
+    declared = _declared_nbytes(request)
+    _check(declared or 0, limit_nbytes)
+    room_nbytes = min(limit_nbytes, SMALL_NBYTES) if declared is None else declared
+    body = _Body(request, limit_nbytes, declared)
+    while not body.complete:
+        if holdings is not None:
+            await holdings.receive(room_nbytes)
+        await body.read(room_nbytes)
+        room_nbytes = limit_nbytes
+    if holdings is not None:
+        holdings.keep(body.nbytes)
+    return body.whole()
+
+
+def _declared_nbytes(request: Request) -> int | None:
     declared = request.headers.get("content-length")
-    if declared is None:
-        return limit_nbytes
-    if not declared.isdecimal():
+    if declared is not None and not declared.isdecimal():
         raise InvalidRequest("malformed Content-Length")
-    _check(int(declared), limit_nbytes)
-    return int(declared)
+    return None if declared is None else int(declared)
 
 
-async def read_body(request: Request, limit_nbytes: int) -> bytes | bytearray:
-    """The whole body, of ``expected_nbytes`` at most. Raises TooLarge as soon as the limit is known to be passed, and
-    TooSlow for a client that sends next to nothing."""
-    expected = expected_nbytes(request, limit_nbytes)
-    try:
-        async with asyncio.timeout(_GRACE_S + expected / _MIN_RATE):
-            return await _read(request, expected, limit_nbytes)
-    except TimeoutError:
-        raise TooSlow(f"the request body of up to {expected} bytes did not arrive in time") from None
+class _Body:
+    """As much of it as has come."""
 
+    def __init__(self, request: Request, limit_nbytes: int, declared_nbytes: int | None) -> None:
+        self.nbytes = 0
+        self.complete = False
+        self._request = request
+        self._limit_nbytes = limit_nbytes
+        self._declared_nbytes = declared_nbytes
+        self._chunks: list[bytes | bytearray] = []
 
-async def _read(request: Request, expected: int, limit_nbytes: int) -> bytes | bytearray:
-    declared = "content-length" in request.headers
-    chunks, nbytes, more = [], 0, True
-    while more:
-        message = await request.receive()
+    async def read(self, room_nbytes: int) -> None:
+        """On to its end, or until more has come than there is room for."""
+        try:
+            async with asyncio.timeout(_GRACE_S + room_nbytes / _MIN_RATE):
+                while not self.complete and self.nbytes <= room_nbytes:
+                    await self._read_on()
+        except TimeoutError:
+            raise TooSlow(f"the request body of up to {room_nbytes} bytes did not arrive in time") from None
+
+    async def _read_on(self) -> None:
+        message = await self._request.receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        chunks.append(message.get("body", b""))
-        more = message.get("more_body", False)
-        nbytes += len(chunks[-1])
-        _check(nbytes, limit_nbytes)
-        if declared and expected - nbytes >= _DIRECT_MIN_NBYTES and (receive := _direct(request)):
-            return await receive(b"".join(chunks), expected)
-    return b"".join(chunks)
+        self._chunks.append(message.get("body", b""))
+        self.nbytes += len(self._chunks[-1])
+        self.complete = not message.get("more_body", False)
+        _check(self.nbytes, self._limit_nbytes)
+        missing = 0 if self._declared_nbytes is None else self._declared_nbytes - self.nbytes
+        if missing >= _DIRECT_MIN_NBYTES and (receive := _direct(self._request)):
+            self._chunks = [await receive(self.whole(), self.nbytes + missing)]
+            self.nbytes, self.complete = self.nbytes + missing, True
+
+    def whole(self) -> bytes | bytearray:
+        return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
 
 
-def _direct(request: Request) -> Callable[[bytes, int], Awaitable[bytearray]] | None:
+def _direct(request: Request) -> Callable[[bytes | bytearray, int], Awaitable[bytearray]] | None:
     extension = request.scope.get("extensions", {}).get(DIRECT_BODY)
     return extension and extension["receive"]  # type: ignore[no-any-return]
 

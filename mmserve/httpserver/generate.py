@@ -70,7 +70,7 @@ class RequestPath:
         The caller keeps no images: what it brought in is let go here, form by form.
         """
         lane = self.lanes.choose()
-        items = await self._read(lane, call, holdings) if call.media else []
+        items = await self._read(lane, call, holdings)
         # From here on nobody holds the body with its base64 text.
         call = replace(call, media=tuple(MediaRef("", ref.param) for ref in call.media))
         async with _hold(lane, call.request_id, items) as leased:
@@ -85,6 +85,9 @@ class RequestPath:
 
     async def _read(self, lane: Lane, call: GenerateCall, holdings: Holdings) -> list[MediaItem]:
         """The images. Before any of them is fetched there is room for as much as one request may fetch."""
+        if not call.media:
+            holdings.keep(0)
+            return []
         if not all(ref.is_inline for ref in call.media):
             await holdings.fetch(self.max_fetched_nbytes)
         items = await lane.media.read(call.media, call.cache_salt)

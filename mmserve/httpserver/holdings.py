@@ -27,7 +27,10 @@ class Holdings:
         self._stack.enter_context(gate.admit())
 
     async def receive(self, nbytes: int) -> None:
-        """Before a body of so many bytes is read. Raises TooLarge or Unavailable."""
+        """Before more of a body is read than there was room for: room for so many bytes in all. Raises TooLarge or
+        Unavailable. Nobody waits for more while holding some, or two who did could wait for each other."""
+        if self._body is not None:
+            self._body.release()
         reserved = self._bodies.take(nbytes) if nbytes <= SMALL_NBYTES else await self._bodies.reserve(nbytes)
         self._body = self._stack.enter_context(reserved)
 

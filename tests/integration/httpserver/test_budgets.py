@@ -8,7 +8,7 @@ import gc
 import json
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx2 as httpx
@@ -20,6 +20,7 @@ from PIL import Image
 from mmserve.errors import MediaError
 from mmserve.httpserver.api.answer import Answer
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaRef, Prompt
+from mmserve.httpserver.holdings import SMALL_NBYTES
 from mmserve.httpserver.media import MediaReader
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.chat_models import deployment_of, write_chat_model
@@ -97,6 +98,81 @@ def test_a_client_that_leaves_while_its_body_waits_leaves_the_line() -> None:
             await worker.until(lambda: worker.front.bodies.num_waiting == 1)
             gone.cancel()
             await asyncio.wait([gone])
+
+    run(test)
+
+
+def _text(nbytes: int) -> bytes:
+    return json.dumps({"model": "stub", "messages": [{"role": "user", "content": "x" * nbytes}]}).encode()
+
+
+@asynccontextmanager
+async def _in_chunks(worker: Worker) -> AsyncIterator[tuple[asyncio.StreamReader, Callable[[bytes], None]]]:
+    """A request whose body does not say its length: for its answer, and for the body piece by piece (none: the end)."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+    yield reader, lambda piece: writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+    writer.close()
+
+
+def test_text_of_unknown_length_holds_little_and_nothing_once_it_is_read() -> None:
+    async def test() -> None:
+        async with http_worker(max_body_mb=64) as worker, AsyncExitStack() as stack:
+            worker.upstream.behave = say_then_hold("never")
+            sends = [(await stack.enter_async_context(_in_chunks(worker)))[1] for _ in range(10)]
+            for send in sends:
+                send(_text(2))
+            await worker.until(lambda: worker.front.gate.in_flight == 10)
+            assert worker.front.bodies.used_nbytes <= 10 * SMALL_NBYTES
+            for send in sends:
+                send(b"")
+            await worker.upstream.until(lambda: len(worker.upstream.requests()) == 10)
+            assert worker.front.bodies.used_nbytes == 0
+
+    run(test)
+
+
+def test_a_body_that_turns_out_large_waits_without_holding_what_another_waits_for() -> None:
+    async def test() -> None:
+        async with http_worker(media=Decoded(), body_budget_mb=2, max_body_mb=2) as worker, AsyncExitStack() as stack:
+            answers = []
+            for _ in range(2):
+                answer, send = await stack.enter_async_context(_in_chunks(worker))
+                body = _body(100_000)
+                send(body[:80_000])
+                answers.append((answer, send, body))
+            await worker.until(lambda: worker.front.bodies.num_waiting == 1)
+            assert worker.front.bodies.used_nbytes == 2 * MIB, "the one who goes on has all that it may need"
+            for _, send, body in answers:
+                send(body[80_000:])
+                send(b"")
+            for answer, _, _ in answers:
+                assert (await answer.readline()).startswith(b"HTTP/1.1 200")
+            await worker.idle()
+
+    run(test)
+
+
+def test_once_a_body_is_read_its_own_length_is_held() -> None:
+    class Reader(Decoded):
+        def __init__(self) -> None:
+            self.begun, self.gate = asyncio.Event(), asyncio.Event()
+
+        async def read(self, refs: Sequence[MediaRef], cache_salt: str) -> list[MediaItem]:
+            self.begun.set()
+            await self.gate.wait()
+            return await super().read(refs, cache_salt)
+
+    async def test() -> None:
+        reader = Reader()
+        async with http_worker(media=reader) as worker, _in_chunks(worker) as (answer, send):
+            send(_body(100_000))
+            send(b"")
+            await reader.begun.wait()
+            assert worker.front.bodies.used_nbytes == len(_body(100_000))
+            reader.gate.set()
+            assert (await answer.readline()).startswith(b"HTTP/1.1 200")
+            await worker.idle()
 
     run(test)
 
