@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import ClientDisconnect, Request
 
 from mmserve.errors import InvalidRequest, TooLarge, TooSlow
+from mmserve.httpserver.hang_up import connected
 from mmserve.httpserver.holdings import SMALL_NBYTES, Holdings
 
 DIRECT_BODY = "mmserve.direct_body"
@@ -34,7 +35,7 @@ async def read_body(request: Request, limit_nbytes: int, holdings: Holdings | No
     body = _Body(request, limit_nbytes, declared)
     while not body.complete:
         if holdings is not None:
-            await holdings.receive(room_nbytes)
+            await holdings.receive(room_nbytes, connected(request))
         await body.read(room_nbytes)
         room_nbytes = limit_nbytes
     if holdings is not None:

@@ -6,7 +6,7 @@ it once. Leases in the arena are scopes inside that task and not here.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
 
 from mmserve.httpserver.admission import Gate
 from mmserve.httpserver.reservations import Reservation, Reservations
@@ -26,12 +26,19 @@ class Holdings:
         self._stack = ExitStack()
         self._stack.enter_context(gate.admit())
 
-    async def receive(self, nbytes: int) -> None:
+    async def receive(self, nbytes: int, connected: AbstractAsyncContextManager[None]) -> None:
         """Before more of a body is read than there was room for: room for so many bytes in all. Raises TooLarge or
-        Unavailable. Nobody waits for more while holding some, or two who did could wait for each other."""
+        Unavailable, and what ``connected`` raises: it is entered for as long as there is something to wait for.
+
+        Nobody waits for more while holding some, or two who did could wait for each other.
+        """
         if self._body is not None:
             self._body.release()
-        reserved = self._bodies.take(nbytes) if nbytes <= SMALL_NBYTES else await self._bodies.reserve(nbytes)
+        if nbytes <= SMALL_NBYTES or self._bodies.fits(nbytes):
+            reserved = self._bodies.take(nbytes)
+        else:
+            async with connected:
+                reserved = await self._bodies.reserve(nbytes)
         self._body = self._stack.enter_context(reserved)
 
     async def fetch(self, nbytes: int) -> None:

@@ -6,11 +6,13 @@ socket to their place in memory at once. Knows no route.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mmserve.httpserver.body import DIRECT_BODY
 from mmserve.httpserver.body_receiver import BodyReceiver
+from mmserve.httpserver.hang_up import HANG_UP, watched
 
 MAX_HEAD_NBYTES = 256 * 1024
 MAX_DISCARDED_NBYTES = 64 << 20
@@ -44,7 +46,8 @@ class _SmallReads(asyncio.BufferedProtocol):
 class LimitedHttpProtocol(HttpToolsProtocol):
     """Closes a connection whose request head, or refused body, goes on for ever.
 
-    Each request's scope has the extension DIRECT_BODY, with which its application receives a large body.
+    Each request's scope has two extensions: with DIRECT_BODY its application receives a large body, with HANG_UP it is
+    told that the client is gone.
     """
 
     _in_head = False
@@ -63,7 +66,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         super().on_headers_complete()
-        self.scope["extensions"] = {DIRECT_BODY: {"receive": self._receive_body}}
+        self.scope["extensions"] = {
+            DIRECT_BODY: {"receive": self._receive_body},
+            HANG_UP: {"watched": partial(watched, self.transport)},
+        }
 
     def on_body(self, body: bytes) -> None:
         if self.transport.get_protocol() is not self._reads:

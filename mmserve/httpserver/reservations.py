@@ -66,7 +66,7 @@ class Reservations:
                 f"the request needs {nbytes / MIB:.1f} MiB at once, more than the "
                 f"{self._budget.limit_nbytes / MIB:g} MiB of this worker's share ({self._flag})"
             )
-        if not self._waiting and self._budget.fits(nbytes):
+        if self.fits(nbytes):
             return self.take(nbytes)
         granted: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         self._waiting.append((nbytes, granted))
@@ -83,6 +83,10 @@ class Reservations:
         finally:
             if reservation is None:
                 self._leave(granted)
+
+    def fits(self, nbytes: int) -> bool:
+        """Would ``reserve`` not wait?"""
+        return not self._waiting and self._budget.fits(nbytes)
 
     def take(self, nbytes: int) -> Reservation:
         """At once, whether there is room or not: for what is too little to make anybody wait."""

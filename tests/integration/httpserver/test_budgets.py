@@ -6,9 +6,12 @@ import asyncio
 import base64
 import gc
 import json
+import os
+import socket
+import struct
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any
 
 import httpx2 as httpx
@@ -91,13 +94,49 @@ def test_a_body_that_waits_too_long_is_told_to_come_again() -> None:
     run(test)
 
 
-def test_a_client_that_leaves_while_its_body_waits_leaves_the_line() -> None:
+def _open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "resets"),
+    [
+        (HEAD + b"content-length: 1300000\r\nexpect: 100-continue\r\n\r\n", False),
+        (HEAD + b"content-length: 1300000\r\n\r\n" + b"x" * 100_000, False),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n20000\r\n" + b"x" * 0x20000 + b"\r\n1", False),
+        (HEAD + b"content-length: 1300000\r\n\r\n" + b"x" * 1_300_000, True),
+    ],
+    ids=["unasked", "begun", "chunked", "reset"],
+)
+def test_a_client_that_leaves_while_its_body_waits_leaves_the_line(sent: bytes, resets: bool) -> None:
     async def test() -> None:
         async with _full_worker() as (worker, _):
-            gone = asyncio.create_task(_post(worker, _body(1_300_000)))
+            before = _open_files()
+            _, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+            if resets:
+                linger = struct.pack("ii", 1, 0)
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.write(sent)
             await worker.until(lambda: worker.front.bodies.num_waiting == 1)
-            gone.cancel()
-            await asyncio.wait([gone])
+            writer.transport.abort()
+            await worker.until(lambda: worker.front.gate.in_flight == 1)
+            assert worker.front.bodies.num_waiting == 0
+            await worker.until(lambda: _open_files() == before)
+
+    run(test)
+
+
+def test_nothing_is_left_of_a_wait_that_ends_otherwise() -> None:
+    async def test() -> None:
+        async with _full_worker(mm_queue_timeout=0.2) as (worker, _), httpx.AsyncClient(timeout=30) as client:
+            url = f"{worker.url}/v1/chat/completions"
+            assert (await client.post(url, content=_text(1))).status_code == 200
+            before = _open_files()
+            assert (await client.post(url, content=_body(1_300_000))).status_code == 503
+            await worker.until(lambda: _open_files() == before)
 
     run(test)
 
@@ -237,7 +276,7 @@ def test_an_answer_that_is_dropped_before_it_is_sent_lets_go() -> None:
         async with http_worker() as worker:
             worker.upstream.behave = say_then_hold("never")
             holdings = worker.front.hold()
-            await holdings.receive(1000)
+            await holdings.receive(1000, nullcontext())
             call = GenerateCall(
                 request_id="r", model="stub", messages=(), media=(), sampling=_greedy(), arrival_s=0.0, stream=True
             )
