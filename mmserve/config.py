@@ -58,7 +58,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_queued_requests: Annotated[int, _field("http", "requests in flight per worker before 429", ge=1)] = 1024
     body_budget_mb: Annotated[
         Annotated[float, Meta(gt=0)] | None,
-        _field("http", "request bodies and images in HTTP workers, MiB in all; default: 512, or two bodies each"),
+        _field(
+            "http",
+            "bodies that are not short, and images, in HTTP workers, MiB in all; default: 512, or two bodies each",
+        ),
     ] = None
     shutdown_timeout: Annotated[float, _field("http", "seconds live requests may take after SIGTERM", ge=0)] = 30.0
 

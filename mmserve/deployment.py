@@ -18,6 +18,8 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_BLOCK_TOKENS = 16
 FIRST_VIRTUAL_TOKEN = 1 << 32
 """Token ids from here on stand for image content, never for text; prompts are int64 for their sake."""
+_SHORTEST_WAITING_NBYTES = 64 * 1024
+"""However small the budget, less than this is not worth waiting for."""
 _BODY_BUDGET_MB, _FETCH_BUDGET_MB = 512.0, 256.0
 
 
@@ -25,7 +27,9 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     """The most bytes of each form that an image takes on its way, all requests together."""
 
     body_nbytes: int
-    """Bodies, and images made of them, in one HTTP worker: its share."""
+    """Bodies, and images made of them, in one HTTP worker: its share. Short bodies may be as much again."""
+    short_body_nbytes: int
+    """A body of this size, which may well be text, never waits. As many as may be in flight fill ``body_nbytes``."""
     fetch_nbytes: int
     """Fetched images in one HTTP worker: its share."""
     data_nbytes: int
@@ -65,8 +69,10 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         workers, body_mb = config.http_workers, config.max_body_mb
         body_mb_in_all = config.body_budget_mb or max(_BODY_BUDGET_MB, 2 * body_mb * workers)
         fetch_mb_in_all = config.fetch_budget_mb or max(_FETCH_BUDGET_MB, body_mb * workers)
+        body_nbytes = int(body_mb_in_all * MIB) // workers
         return Budgets(
-            body_nbytes=int(body_mb_in_all * MIB) // workers,
+            body_nbytes=body_nbytes,
+            short_body_nbytes=max(_SHORTEST_WAITING_NBYTES, body_nbytes // config.max_queued_requests),
             fetch_nbytes=int(fetch_mb_in_all * MIB) // workers,
             data_nbytes=int(config.data_budget_mb * MIB) if config.data_budget_mb else self.arena_nbytes // 2,
             pixel_nbytes=int(config.pixel_budget_mb * MIB),

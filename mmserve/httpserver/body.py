@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from mmserve.errors import InvalidRequest, TooLarge, TooSlow
 from mmserve.httpserver.hang_up import connected
-from mmserve.httpserver.holdings import SMALL_NBYTES, Holdings
+from mmserve.httpserver.holdings import Holdings
 
 DIRECT_BODY = "mmserve.direct_body"
 """An ASGI extension: {"receive": function(begun, nbytes)}, which receives a body without the copies of ``receive()``
@@ -27,11 +27,13 @@ async def read_body(request: Request, limit_nbytes: int, holdings: Holdings | No
     to nothing, InvalidRequest for a bad length, ClientDisconnect, and what ``Holdings.receive`` raises.
 
     ``holdings`` make room before it is read, and hold no more than its length afterwards; none are needed where the
-    limit is a few KiB. A body that does not say its length has the room of a small one, until it turns out larger.
+    limit is a few KiB. A body that does not say its length has the room of a short one, until it turns out longer.
     """
     declared = _declared_nbytes(request)
     _check(declared or 0, limit_nbytes)
-    room_nbytes = min(limit_nbytes, SMALL_NBYTES) if declared is None else declared
+    room_nbytes = declared
+    if room_nbytes is None:
+        room_nbytes = limit_nbytes if holdings is None else min(limit_nbytes, holdings.short_nbytes)
     body = _Body(request, limit_nbytes, declared)
     while not body.complete:
         if holdings is not None:

@@ -115,7 +115,7 @@ def _reservations(deployment: Deployment, metrics: MetricsClient) -> tuple[Reser
     """Of bodies and of fetched images."""
     budgets, patience_s = deployment.budgets, deployment.config.mm_queue_timeout
     return (
-        Reservations("body", "--body-budget-mb", budgets.body_nbytes, metrics, patience_s),
+        Reservations("body", "--body-budget-mb", budgets.body_nbytes, metrics, patience_s, budgets.short_body_nbytes),
         Reservations("fetch", "--fetch-budget-mb", budgets.fetch_nbytes, metrics, patience_s),
     )
 

@@ -6,13 +6,10 @@ it once. Leases in the arena are scopes inside that task and not here.
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 
 from mmserve.httpserver.admission import Gate
 from mmserve.httpserver.reservations import Reservation, Reservations
-
-SMALL_NBYTES = 64 * 1024
-"""Bodies of this size never wait, so that text does not wait for pictures: --max-queued-requests bounds them."""
 
 
 class Holdings:
@@ -26,6 +23,11 @@ class Holdings:
         self._stack = ExitStack()
         self._stack.enter_context(gate.admit())
 
+    @property
+    def short_nbytes(self) -> int:
+        """A body of so many bytes never waits."""
+        return self._bodies.short_nbytes
+
     async def receive(self, nbytes: int, connected: AbstractAsyncContextManager[None]) -> None:
         """Before more of a body is read than there was room for: room for so many bytes in all. Raises TooLarge or
         Unavailable, and what ``connected`` raises: it is entered for as long as there is something to wait for.
@@ -34,11 +36,8 @@ class Holdings:
         """
         if self._body is not None:
             self._body.release()
-        if nbytes <= SMALL_NBYTES or self._bodies.fits(nbytes):
-            reserved = self._bodies.take(nbytes)
-        else:
-            async with connected:
-                reserved = await self._bodies.reserve(nbytes)
+        async with connected if self._bodies.must_wait(nbytes) else nullcontext():
+            reserved = await self._bodies.reserve(nbytes)
         self._body = self._stack.enter_context(reserved)
 
     async def fetch(self, nbytes: int) -> None:

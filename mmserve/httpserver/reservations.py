@@ -49,10 +49,19 @@ class Reservation:
 
 class Reservations:
     """One budget of a worker, used from its event loop only. ``name`` is its label in metrics and ``flag`` its option's
-    name, for errors."""
+    name, for errors. Up to ``short_nbytes`` are counted but wait for nothing."""
 
-    def __init__(self, name: str, flag: str, limit_nbytes: int, metrics: MetricsClient, patience_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        flag: str,
+        limit_nbytes: int,
+        metrics: MetricsClient,
+        patience_s: float,
+        short_nbytes: int = 0,
+    ) -> None:
         self.name = name
+        self.short_nbytes = short_nbytes
         self._flag = flag
         self._budget = Budget(limit_nbytes)
         self._metrics = metrics
@@ -66,8 +75,8 @@ class Reservations:
                 f"the request needs {nbytes / MIB:.1f} MiB at once, more than the "
                 f"{self._budget.limit_nbytes / MIB:g} MiB of this worker's share ({self._flag})"
             )
-        if self.fits(nbytes):
-            return self.take(nbytes)
+        if not self.must_wait(nbytes):
+            return self._take(nbytes)
         granted: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         self._waiting.append((nbytes, granted))
         reservation = None
@@ -84,14 +93,9 @@ class Reservations:
             if reservation is None:
                 self._leave(granted)
 
-    def fits(self, nbytes: int) -> bool:
-        """Would ``reserve`` not wait?"""
-        return not self._waiting and self._budget.fits(nbytes)
-
-    def take(self, nbytes: int) -> Reservation:
-        """At once, whether there is room or not: for what is too little to make anybody wait."""
-        self._budget.take(nbytes)
-        return Reservation(self, nbytes)
+    def must_wait(self, nbytes: int) -> bool:
+        """Would ``reserve`` wait now?"""
+        return nbytes > self.short_nbytes and (bool(self._waiting) or not self._budget.fits(nbytes))
 
     def give(self, nbytes: int) -> None:
         """Back from a reservation; whoever is first in line may go on."""
@@ -115,11 +119,15 @@ class Reservations:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    def _take(self, nbytes: int) -> Reservation:
+        self._budget.take(nbytes)
+        return Reservation(self, nbytes)
+
     def _grant(self) -> None:
         while self._waiting and self._budget.fits(self._waiting[0][0]):
             nbytes, granted = self._waiting.popleft()
             if not granted.done():
-                granted.set_result(self.take(nbytes))
+                granted.set_result(self._take(nbytes))
 
     def _leave(self, granted: asyncio.Future[Reservation]) -> None:
         """Whoever goes without, be it at the very moment of the grant, lets the next in line look."""

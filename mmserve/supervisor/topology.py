@@ -126,7 +126,7 @@ def render(roles: Topology, deployment: Deployment) -> str:
 def _budgets(deployment: Deployment) -> str:
     """What requests may hold, in words."""
     budgets, workers = deployment.budgets, deployment.config.http_workers
-    limits = {"in request bodies": budgets.body_nbytes * workers}
+    limits = {"in request bodies (besides short ones)": budgets.body_nbytes * workers}
     if deployment.model.vision is not None:
         limits |= {
             "in fetched images": budgets.fetch_nbytes * workers,

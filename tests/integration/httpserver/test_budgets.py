@@ -23,7 +23,6 @@ from PIL import Image
 from mmserve.errors import MediaError
 from mmserve.httpserver.api.answer import Answer
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaRef, Prompt
-from mmserve.httpserver.holdings import SMALL_NBYTES
 from mmserve.httpserver.media import MediaReader
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.chat_models import deployment_of, write_chat_model
@@ -80,6 +79,21 @@ def test_bodies_that_do_not_fit_wait_while_text_goes_on() -> None:
             await _say(worker)
             worker.leases.gate.set()
             assert [(await one).status_code for one in (first, second)] == [200, 200]
+
+    run(test)
+
+
+def test_long_text_does_not_wait_for_pictures_and_what_is_longer_than_its_share_does() -> None:
+    async def test() -> None:
+        async with _full_worker(max_queued_requests=8) as (worker, first):
+            second = asyncio.create_task(_post(worker, _body(1_300_000)))
+            await worker.until(lambda: worker.front.bodies.num_waiting == 1)
+            answered = await _post(worker, _text(250_000))
+            assert answered.json()["error"]["code"] == "context_length_exceeded"
+            third = asyncio.create_task(_post(worker, _text(270_000)))
+            await worker.until(lambda: worker.front.bodies.num_waiting == 2)
+            worker.leases.gate.set()
+            assert [(await one).status_code for one in (first, second, third)] == [200, 200, 400]
 
     run(test)
 
@@ -162,7 +176,7 @@ def test_text_of_unknown_length_holds_little_and_nothing_once_it_is_read() -> No
             for send in sends:
                 send(_text(2))
             await worker.until(lambda: worker.front.gate.in_flight == 10)
-            assert worker.front.bodies.used_nbytes <= 10 * SMALL_NBYTES
+            assert worker.front.bodies.used_nbytes <= 10 * worker.front.bodies.short_nbytes
             for send in sends:
                 send(b"")
             await worker.upstream.until(lambda: len(worker.upstream.requests()) == 10)

@@ -18,8 +18,9 @@ from mmserve.metrics.client import MetricsClient
 from tests.fakes.samples import Samples
 
 
-def _budget(limit: int = 100, patience_s: float = 60.0, samples: Samples | None = None) -> Reservations:
-    return Reservations("body", "--body-budget-mb", limit, cast(MetricsClient, samples or Samples()), patience_s)
+def _budget(limit: int = 100, patience_s: float = 60.0, samples: Samples | None = None, short: int = 0) -> Reservations:
+    metrics = cast(MetricsClient, samples or Samples())
+    return Reservations("body", "--body-budget-mb", limit, metrics, patience_s, short)
 
 
 def _run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -54,6 +55,28 @@ def test_who_does_not_fit_waits_and_nobody_overtakes() -> None:
         assert budget.used_nbytes == 100
         for task in (large, small):
             (await task).release()
+        assert budget.used_nbytes == 0
+
+    _run(scenario())
+
+
+def test_what_is_short_waits_for_nothing_and_counts() -> None:
+    async def scenario() -> None:
+        budget = _budget(short=25)
+        first = await budget.reserve(100)
+        assert not budget.must_wait(25)
+        assert budget.must_wait(26)
+        shorts = [await budget.reserve(25) for _ in range(4)]
+        long = asyncio.create_task(budget.reserve(26))
+        first.release()
+        await _settle()
+        assert not long.done(), "the short ones alone leave no room"
+        shorts[0].release()
+        shorts[1].shrink(24)
+        await _settle()
+        assert budget.used_nbytes == 100
+        for reservation in (*shorts, await long):
+            reservation.release()
         assert budget.used_nbytes == 0
 
     _run(scenario())

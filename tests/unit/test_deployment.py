@@ -1,0 +1,23 @@
+"""What follows from the options, before any process starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmserve.budget import MIB
+from tests.fakes.http_helpers import make_deployment
+
+
+@pytest.mark.parametrize(
+    ("options", "short_nbytes"),
+    [({}, 512 << 10), ({"http_workers": 4}, 128 << 10), ({"body_budget_mb": 64, "max_body_mb": 2}, 64 << 10)],
+)
+def test_bodies_that_never_wait_are_at_most_the_budget_in_all(options: dict[str, float], short_nbytes: int) -> None:
+    deployment = make_deployment("/nowhere", **options)
+    budgets = deployment.budgets
+    assert budgets.short_body_nbytes == short_nbytes
+    assert budgets.short_body_nbytes * deployment.config.max_queued_requests <= budgets.body_nbytes
+
+
+def test_what_is_shorter_than_64_kib_never_waits() -> None:
+    assert make_deployment("/nowhere", body_budget_mb=2, max_body_mb=2).budgets.short_body_nbytes == MIB // 16
