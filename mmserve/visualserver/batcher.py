@@ -6,7 +6,6 @@ their images begins before their turn at decoding has come.
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -135,10 +134,23 @@ class Batcher:
         return _abort(held.request, reason, message, None)
 
     def claims(self) -> list[Claim]:
-        """The oldest requests that have images which nobody is encoding, and no turn; some of them."""
-        waiting = (held for held in self._held.values() if not held.has_turn and held is not self.following)
-        idle = filter(self._idle, waiting)
-        return [Claim(held, self._decoded_nbytes(held)) for held in itertools.islice(idle, self._max_images)]
+        """The oldest requests that have images which nobody is encoding, and no turn; some of them.
+
+        No image is claimed twice: of those that wait for one the first claims it, with all others that it needs. The
+        next claims what is idle still when the first has begun, or all of its own when the first was dropped.
+        """
+        claimants = (held for held in self._held.values() if held.has_turn or held is self.following)
+        claimed = {item_id for held in claimants for item_id in held.missing}
+        claims: list[Claim] = []
+        for held in self._held.values():
+            idle = self._idle(held)
+            item_ids = {work.image.item_id for work in idle}
+            if idle and claimed.isdisjoint(item_ids):
+                claims.append(Claim(held, sum(work.decoded_nbytes for work in idle)))
+                claimed |= item_ids
+            if len(claims) == self._max_images:
+                break
+        return claims
 
     def wanted(self, images: Sequence[Image]) -> bool:
         """Does any request still wait for any of them?"""
@@ -158,7 +170,7 @@ class Batcher:
         """Its turn has come. One that was dropped meanwhile ends it at once."""
         held.has_turn = True
         self.turns.begin(held.turn)
-        if not self.holds(held) or not self._idle(held):
+        if not self.holds(held):
             self.turns.no_more(held.turn)
 
     def follow(self, held: Held) -> None:
@@ -196,9 +208,6 @@ class Batcher:
         for work in works:
             work.in_flight = True
         self.turns.decode(held.turn, (work.image.item_id for work in works))
-
-    def _decoded_nbytes(self, held: Held) -> int:
-        return sum(work.decoded_nbytes for work in self._idle(held))
 
     def _idle(self, held: Held) -> list[_Work]:
         return [work for item_id in held.missing if not (work := self._work[item_id]).in_flight]

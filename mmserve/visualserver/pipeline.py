@@ -170,6 +170,7 @@ class Pipeline:
         while len(self._line) > 1 or (batch := self._batcher.next_batch(ahead=bool(self._line))) is None:
             self._turn_came.clear()
             await self._turn_came.wait()
+        self._arrived.set()  # who shares an image of the batch may claim its others
         now_s = time.monotonic()
         for held in batch.begun:
             self._metrics.add("mm_queue_seconds", now_s - held.received_s)

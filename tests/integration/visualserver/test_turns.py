@@ -201,17 +201,6 @@ def test_waiting_is_bounded_in_number_and_time(tmp_path: Path, monkeypatch: pyte
     play(tmp_path, scenario, max_mm_preprocess_concurrency=1, max_queued_mm_requests=2, mm_queue_timeout=0.3)
 
 
-def test_n_children_of_a_request_share_one_turn(tmp_path: Path) -> None:
-    async def scenario(stack: Stack) -> None:
-        for child in range(4):
-            stack.send(f"r-{child}", png(1), png(2))
-        assert await stack.received(4) == stack.sent
-        assert sum(stack.tower.batches) == 2, "one preprocess for all"
-        await _held(stack, 0, 0)
-
-    play(tmp_path, scenario, max_mm_preprocess_concurrency=1)
-
-
 def test_decoded_pixels_are_let_go_when_the_encoder_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[weakref.ref[Pixels]] = []
     original = LlavaProcessor.pixels

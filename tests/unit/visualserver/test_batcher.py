@@ -98,7 +98,7 @@ def test_a_failing_image_fails_only_who_needs_it() -> None:
     good, bad, both = _request("good", 1), _request("bad", 2), _request("both", 1, 2, 3)
     for request in (good, bad, both):
         batcher.add(request, 0.0)
-    _next(batcher)
+    assert [_ids(_next(batcher)) for _ in range(2)] == [[1, 2], [3]]
     outbound = batcher.finish({1: ENCODED, 2: Outcome("media_error", "it is broken"), 3: ENCODED})
     assert outbound[0] == good
     assert outbound[1:] == [
@@ -179,13 +179,12 @@ def test_a_turn_that_nobody_needs_any_more_is_over_at_once() -> None:
     batcher = Batcher(8)
     for name in ("a", "b", "c"):
         batcher.add(_request(name, 1), 0.0)
-    first = batcher.claims()[0]
+    (first,) = batcher.claims()
     batcher.drop("a")
     batcher.begin(first.held)
     assert batcher.turns.ended() == ["a/0"], "it was dropped while it waited"
-    assert _begin(batcher) == ["b", "c"]
+    assert _begin(batcher) == ["b"], "its image is c's too"
     assert _ids(batcher.next_batch()) == [1]
-    assert batcher.turns.ended() == ["c/0"], "its image is decoded for another request"
 
 
 def test_who_follows_begins_when_the_turn_that_is_on_is_over() -> None:
@@ -227,7 +226,7 @@ def test_an_image_is_wanted_as_long_as_a_request_waits_for_it() -> None:
     batcher.drop("b")
     assert not batcher.wanted(batch.images)
     batcher.withdraw(batch.images)
-    assert set(batcher.turns.ended()) == {"a/0", "b/0"}
+    assert batcher.turns.ended() == ["a/0"]
     batcher.add(_request("c", 1), 0.0)
     assert _ids(_next(batcher)) == [1], "somebody wants it again"
 
