@@ -23,7 +23,7 @@ from mmserve.httpserver.holdings import Holdings
 from mmserve.httpserver.lane import Lane, Lanes
 from mmserve.httpserver.request_metrics import ChoiceMetrics, count_request
 from mmserve.messages.reply import TokenReply
-from mmserve.messages.request import GenerateRequest
+from mmserve.messages.request import GenerateRequest, choice_id
 from mmserve.messages.sampling import SamplingParams
 from mmserve.metrics.client import MetricsClient
 
@@ -136,7 +136,7 @@ class RequestPath:
         prompt_ids = prompt.ids.tobytes()
         return [
             GenerateRequest(
-                id=f"{call.request_id}-{index}",
+                id=choice_id(call.request_id, index),
                 reply_to=self.worker,
                 prompt_ids=prompt_ids,
                 spans=prompt.spans,

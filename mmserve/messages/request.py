@@ -14,6 +14,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
     """One sequence to generate. Receiving the same id twice is the same as once."""
 
     id: str
+    """See ``choice_id``."""
     reply_to: int
     """Index of the HTTP worker that owns the client."""
     prompt_ids: bytes
@@ -26,6 +27,16 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
     """CLOCK_MONOTONIC at HTTP arrival."""
     attempt: int = 0
     """Raised by the HTTP worker each time it sends the request again; replies to older attempts are dropped."""
+
+    @property
+    def client_request(self) -> str:
+        """Id of what the client asked, of which this is one choice."""
+        return self.id.rsplit("-", 1)[0]
+
+
+def choice_id(request_id: str, index: int) -> str:
+    """Id of one of the n sequences that answer a client's request."""
+    return f"{request_id}-{index}"
 
 
 AbortReason = Literal["client", "media_error", "media_lost", "internal_error", "queue_full", "queue_timeout"]

@@ -7,6 +7,7 @@ their images begins before their turn at decoding has come.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -77,7 +78,7 @@ class Batch:
 
 
 class Batcher:
-    """``max_images`` in one batch; ``max_held`` requests wait, more are refused."""
+    """``max_images`` in one batch; ``max_held`` clients' requests wait, each with all its choices, more are refused."""
 
     def __init__(self, max_images: int, max_held: int = sys.maxsize) -> None:
         self._max_images = max_images
@@ -86,11 +87,13 @@ class Batcher:
         self.following: Held | None = None
         """Knows that its turn comes when the one that is on is over."""
         self._held: dict[str, Held] = {}
+        self._num_choices: Counter[str] = Counter()
+        """Client's request -> how many of its choices are held."""
         self._work: dict[int, _Work] = {}
 
     def __len__(self) -> int:
-        """Requests held."""
-        return len(self._held)
+        """Clients' requests that are held."""
+        return len(self._num_choices)
 
     def add(self, request: GenerateRequest, now_s: float) -> list[EngineInbound]:
         """Hold the request until its images are encoded; what to send on at once: itself, if nothing is missing, or
@@ -110,19 +113,21 @@ class Batcher:
         if not held.missing:
             return [request]
         self._held[request.id] = held
-        if len(self._held) > self._max_held:
+        self._num_choices[request.client_request] += 1
+        if len(self) > self._max_held:
             return [self.give_up(held, "queue_full", f"{self._max_held} requests wait for their images already")]
         return []
 
     def drop(self, request_id: str) -> None:
         """Forget the request, and images that nobody else waits for."""
-        held = self._held.pop(request_id, None)
-        if held is not None:
-            self.turns.no_more(held.turn)
-        if held is not None and held is self.following:
+        if request_id not in self._held:
+            return
+        held = self._let_go(request_id)
+        self.turns.no_more(held.turn)
+        if held is self.following:
             self.following = None
             self.turns.give_up(held.turn)
-        for item_id in held.missing if held else ():
+        for item_id in held.missing:
             work = self._work[item_id]
             del work.waiting[request_id]
             if not work.waiting and not work.in_flight:
@@ -223,8 +228,16 @@ class Batcher:
                     outbound.append(_abort(held.request, outcome.state, outcome.message, media_index))
                     self.drop(held.request.id)
                 elif not held.missing:
-                    outbound.append(self._held.pop(held.request.id).request)
+                    outbound.append(self._let_go(held.request.id).request)
         return outbound
+
+    def _let_go(self, request_id: str) -> Held:
+        held = self._held.pop(request_id)
+        client_request = held.request.client_request
+        self._num_choices[client_request] -= 1
+        if not self._num_choices[client_request]:
+            del self._num_choices[client_request]
+        return held
 
     def _work_for(self, span: MediaSpan, data: Handle) -> _Work:
         image = Image(span.item_id, data, span.embed)

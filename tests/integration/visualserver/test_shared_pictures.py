@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmserve.messages.cache import TurnClaim
+from mmserve.messages.request import AbortRequest, choice_id
 from tests.fakes.media import png
 from tests.integration.visualserver.stack import PIXELS_NBYTES, Stack, play
 from tests.integration.visualserver.test_turns import HeldDecoder, _abort, _held
@@ -80,3 +81,21 @@ def test_who_shares_a_picture_gets_a_turn_for_its_others_when_that_one_begins(
         assert await stack.received(2) == stack.sent
 
     play(tmp_path, scenario, pixel_budget_mb=5)
+
+
+def test_n_children_of_a_request_wait_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = HeldDecoder(monkeypatch)
+
+    async def scenario(stack: Stack) -> None:
+        await decoder.holds(stack, "first")
+        for child in range(4):
+            stack.send(choice_id("r", child), png(1))
+        stack.send("too many", png(2))
+        del stack.sent["too many"]
+        refused = (await stack.received(1))["too many"]
+        assert isinstance(refused, AbortRequest)
+        assert refused.reason == "queue_full"
+        decoder.gate.set()
+        assert await stack.received(5) == stack.sent
+
+    play(tmp_path, scenario, max_queued_mm_requests=2)

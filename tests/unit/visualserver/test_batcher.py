@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmserve.messages.media import Handle, MediaSpan
-from mmserve.messages.request import AbortRequest, GenerateRequest
+from mmserve.messages.request import AbortRequest, GenerateRequest, choice_id
 from mmserve.messages.sampling import SamplingParams
 from mmserve.visualserver.batcher import ENCODED, Batch, Batcher, Outcome
 
@@ -254,6 +254,24 @@ def test_more_than_may_wait_are_refused() -> None:
     ready = _request("d", 3, ready=(3,))
     assert batcher.add(ready, 0.0) == [ready], "it waits for nothing"
     assert _ids(_next(batcher)) == [1]
+
+
+def test_n_choices_of_a_request_wait_as_one() -> None:
+    batcher = Batcher(8, max_held=2)
+    for name in ("a", "b"):
+        for choice in range(4):
+            assert batcher.add(_request(choice_id(name, choice), 1), 0.0) == []
+    assert len(batcher) == 2
+    (refused,) = batcher.add(_request(choice_id("c", 0), 1), 0.0)
+    assert isinstance(refused, AbortRequest)
+    assert refused.reason == "queue_full"
+    for choice in range(4):
+        batcher.drop(choice_id("a", choice))
+        assert len(batcher) == (2 if choice < 3 else 1)
+    assert batcher.add(_request(choice_id("c", 0), 1), 0.0) == []
+    _next(batcher)
+    assert len(batcher.finish({1: ENCODED})) == 5
+    assert len(batcher) == 0
 
 
 def test_the_same_attempt_counts_once_and_a_later_one_replaces_it() -> None:
