@@ -8,11 +8,14 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import openai
 import psutil
 
 from benchmarks.load.server import serve
+from mmserve.cache_server.client import MediaCacheClient, connect
+from mmserve.ipc.endpoints import Endpoints
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,29 @@ class Stack:
                 if " ".join(process.cmdline()).startswith(title):
                     found.append(process)
         return found
+
+    @contextlib.contextmanager
+    def cache_client(self) -> Iterator[MediaCacheClient]:
+        """For calls of the cache server, as if from one more process of this server."""
+        (run_dir,) = run_dirs_of(self.processes())
+        client = connect(Endpoints(run_dir), "test", batched=True)
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+def run_dirs_of(processes: Sequence[psutil.Process]) -> list[Path]:
+    """The internal sockets' directory, as the processes' open sockets tell it."""
+    paths = {Path(address) for process in processes for address in _unix_addresses(process)}
+    return sorted({path.parent for path in paths if path.parent.name.startswith("mmserve")})
+
+
+def _unix_addresses(process: psutil.Process) -> list[str]:
+    try:
+        return [connection.laddr for connection in process.net_connections("unix") if connection.laddr]
+    except psutil.Error:
+        return []
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from mmserve.config import Config
-from tests.e2e.stack import Stack, running
+from tests.e2e.stack import Stack, run_dirs_of, running
 from training.sample import samples
 
 PROMPT = [{"role": "user", "content": "What can you do?"}]
@@ -37,19 +37,6 @@ async def _long_answer(stack: Stack, client: openai.AsyncOpenAI, started: asynci
 def _gone(processes: list[psutil.Process], within_s: float = 15.0) -> bool:
     _, alive = psutil.wait_procs(processes, timeout=within_s)
     return not alive
-
-
-def _run_dirs(processes: list[psutil.Process]) -> list[Path]:
-    """The internal sockets' directory, as the processes' open sockets tell it."""
-    paths = {Path(address) for process in processes for address in _unix_addresses(process)}
-    return sorted({path.parent for path in paths if path.parent.name.startswith("mmserve")})
-
-
-def _unix_addresses(process: psutil.Process) -> list[str]:
-    try:
-        return [connection.laddr for connection in process.net_connections("unix") if connection.laddr]
-    except psutil.Error:
-        return []
 
 
 @pytest.mark.parametrize("victim", ["router", "model_backend", "httpserver", "visualserver", "cache_server", "metrics"])
@@ -81,7 +68,7 @@ def test_a_killed_process_takes_no_stream_with_it(victim: str) -> None:
 def test_sigterm_under_load_finishes_what_is_live_and_leaves_nothing() -> None:
     with running() as stack:
         family = [psutil.Process(stack.pid), *stack.processes()]
-        run_dirs = _run_dirs(family)
+        run_dirs = run_dirs_of(family)
         assert run_dirs
 
         async def scenario() -> tuple[str, int]:
@@ -109,7 +96,7 @@ def test_sigterm_under_load_finishes_what_is_live_and_leaves_nothing() -> None:
 def test_kill_9_of_the_supervisor_ends_everything(tp: str) -> None:
     with running("--tp", tp) as stack:
         family = [psutil.Process(stack.pid), *stack.processes()]
-        run_dirs = _run_dirs(family)
+        run_dirs = run_dirs_of(family)
         assert run_dirs
         psutil.Process(stack.pid).kill()
         assert _gone(family)
@@ -120,7 +107,7 @@ def test_kill_9_of_all_at_once_under_load_leaves_nothing() -> None:
     pictures = [sample.messages for sample in samples(24, seed=8, kinds=("colour",))]
     with running() as stack:
         family = [psutil.Process(stack.pid), *stack.processes()]
-        run_dirs, memory = _run_dirs(family), _memory_files(family)
+        run_dirs, memory = run_dirs_of(family), _memory_files(family)
         assert run_dirs
         assert memory
 

@@ -288,7 +288,14 @@ def test_an_abort_between_plan_and_result_is_safe() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "finish"),
-    [("client", "abort"), ("media_error", "media_error"), ("media_lost", "media_lost"), ("internal_error", "error")],
+    [
+        ("client", "abort"),
+        ("media_error", "media_error"),
+        ("media_lost", "media_lost"),
+        ("internal_error", "error"),
+        ("queue_full", "overloaded"),
+        ("queue_timeout", "abort"),
+    ],
 )
 def test_an_abort_of_an_unknown_id_says_why(reason: str, finish: str) -> None:
     engine = Engine()

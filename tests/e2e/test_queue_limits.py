@@ -1,0 +1,39 @@
+"""Images that do not get their turn, in the whole server: what clients are told, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import openai
+
+from mmserve.messages.cache import TurnClaim
+from tests.e2e.stack import Stack, ask, running
+from training.sample import Sample, samples
+
+LIMITS = (
+    *("--max-mm-preprocess-concurrency", "1"),
+    *("--max-queued-mm-requests", "1"),
+    *("--mm-queue-timeout", "5"),
+)
+
+
+async def _refusals(stack: Stack, asked: list[Sample]) -> dict[int, openai.APIStatusError]:
+    """What comes of all of them at once, by status."""
+    async with stack.async_client() as client:
+        answers = [client.chat.completions.create(model="llava", messages=each.messages, n=2) for each in asked]
+        ends = await asyncio.gather(*answers, return_exceptions=True)
+    return {end.status_code: end for end in ends if isinstance(end, openai.APIStatusError)}
+
+
+def test_one_more_than_may_wait_is_429_and_who_waits_too_long_is_503() -> None:
+    *asked, later = samples(3, seed=880404, kinds=("colour",))
+    with running(*LIMITS) as stack, stack.cache_client() as cache:
+        assert cache.begin_turns([TurnClaim("held", 1, 0.0)], wait_s=20).come == ("held",)
+        refused = asyncio.run(_refusals(stack, asked))
+        assert set(refused) == {429, 503}
+        assert all(int(error.response.headers["retry-after"]) >= 1 for error in refused.values())
+        assert "requests wait for their images already" in refused[429].message
+        assert "did not get their turn within 5 s" in refused[503].message
+        cache.end_turn("held")
+        with stack.client() as client:
+            assert ask(client, later.messages)
