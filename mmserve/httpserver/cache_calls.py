@@ -23,6 +23,7 @@ from mmserve.metrics.client import MetricsClient
 
 _WAITING_THREADS = 16
 _RETRY_AFTER_S = 1.0
+_RELEASE_AGAIN_S = 0.02
 B = TypeVar("B")
 Records = Sequence[MediaRecord]
 logger = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ class CacheCalls:
             ) from None
 
     async def _patiently(self, line: _Waiting, request_id: str, deadline_s: float, call: Callable[[float], B]) -> B:
-        """A call that may wait in the server, so long. When it is cancelled, a release there ends its waiting."""
+        """A call that may wait in the server, so long. When it is cancelled, releases there end its waiting."""
         async with asyncio.timeout(_left_s(deadline_s)) as in_line:
             await line.places.acquire()
             in_line.reschedule(None)
@@ -132,8 +133,12 @@ class CacheCalls:
             line.places.release()
 
     async def _end(self, request_id: str, waiting: asyncio.Future[B]) -> None:
-        await self.release(request_id)
-        await asyncio.wait([waiting])
+        """A release may reach the server, on a connection of its own, before the call that it shall end, and find
+        nothing to end; nobody there can tell that from a request that holds nothing. So it is repeated until then.
+        """
+        while not waiting.done():
+            await self.release(request_id)
+            await asyncio.wait([waiting], timeout=_RELEASE_AGAIN_S)
         waiting.exception()  # looked at, so that asyncio does not report what nobody waits for any more
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from mmserve.cache_server.item import Lease
 from mmserve.deployment import Deployment
 from mmserve.errors import Overloaded, TooLarge, Unavailable
 from mmserve.httpserver.call import MediaRef
@@ -148,6 +150,45 @@ def test_a_client_that_leaves_waits_no_more(
         assert (snapshot.num_leases, snapshot.num_waiting) == (1, 0)
         other.release("other")
         await request(lanes, generation, "next", [1])
+        assert lanes.is_clean()
+
+    lanes.run(scenario)
+
+
+@pytest.mark.parametrize(("generation", "late"), [("v2", "alloc"), ("v1", "alloc"), ("v1", "await_alloc")])
+def test_a_wait_for_space_that_begins_after_its_release_ends_too(
+    deployment: Deployment, arena: Arena, monkeypatch: pytest.MonkeyPatch, generation: Generation, late: str
+) -> None:
+    """The release of a cancelled request overtakes the call that it shall end, and finds nothing to end."""
+    lanes = BothLanes(deployment, arena, patience_s=1000.0)
+    other, _ = in_process_client(lanes.table, "v2")
+    other.alloc("other", [AllocItem(b"all", 4, arena.nbytes - 2 * extent_nbytes(200), 200)], wait_s=0)
+    late_one_asks, release_answered = threading.Event(), threading.Event()
+    table_release = lanes.table.release
+
+    def release(lease: Lease) -> None:
+        table_release(lease)
+        if late_one_asks.is_set():
+            release_answered.set()
+
+    def at_call(name: str) -> None:
+        if name == late and threading.current_thread().name.startswith("lease-space"):
+            late_one_asks.set()
+            assert release_answered.wait(30)
+
+    monkeypatch.setattr(lanes.table, "release", release)
+    lanes.links[generation].at_call = at_call
+
+    async def scenario() -> None:
+        task = asyncio.create_task(request(lanes, generation, "r", [1]))
+        assert await asyncio.to_thread(late_one_asks.wait, 30)
+        task.cancel()
+        try:
+            await asyncio.wait([task], timeout=30)
+            assert task.cancelled(), "it waits for space that nobody wants any more"
+        finally:
+            other.release("other")
+            await asyncio.wait([task])
         assert lanes.is_clean()
 
     lanes.run(scenario)
