@@ -5,6 +5,7 @@ Waiting is on conditions, never with the lock held. Knows no RPC.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from mmserve.cache_server.turns import Claim, Turns
 from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, TurnClaim, TurnsReply
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -74,10 +76,16 @@ class Table:
             if self._connections[owner] <= 0:
                 del self._connections[owner]
                 self._turns.drop_owner(owner)
-                metric = "mm_lease_leaks" if owner in self._leaving else "mm_leases_reclaimed"
-                self._leaving.discard(owner)
-                self._slots.counters[metric,] += self._slots.drop_owner(owner)
+                self._drop_leases(owner)
             self._changed.notify_all()
+
+    def _drop_leases(self, owner: str) -> None:
+        """When this is a leak, whoever reads the metrics of a server that ends is gone as well: hence the log."""
+        count, leaving = self._slots.drop_owner(owner), owner in self._leaving
+        self._leaving.discard(owner)
+        self._slots.counters["mm_lease_leaks" if leaving else "mm_leases_reclaimed",] += count
+        if leaving and count:
+            logger.error("%s forgot %d leases", owner, count)
 
     def leaving(self, owner: str) -> None:
         """The owner is about to end in good order: what it still holds when its connections end, it has forgotten."""

@@ -74,7 +74,9 @@ class FakeMediaCache:
             self._changed.notify_all()
 
     def leave(self) -> None:
-        self.calls.append(("leave", ""))
+        with self._call("leave", ""):
+            held = {request_id for item in self.items.values() for request_id in item.holders}
+            assert not held, f"leases were forgotten: {held}"
 
     def close(self) -> None:
         self.calls.append(("close", ""))

@@ -14,6 +14,7 @@ from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import TurnClaim, TurnsReply
 from tests.fakes.cache import alloc_item, serving_cache, until
+from tests.fakes.leaks import leaks
 
 FIRST, SECOND = TurnClaim("first", 100, 1.0), TurnClaim("second", 100, 2.0)
 
@@ -90,16 +91,20 @@ def test_what_a_process_forgot_is_told_from_what_a_killed_one_held(
     table: Table, client_of: Callable[..., MediaCacheClient]
 ) -> None:
     counted: dict[str, float] = {}
-    for name, in_good_order in (("http-0", True), ("http-1", False)):
-        client = client_of(name)
-        client.alloc("r", [alloc_item(name), alloc_item(f"{name} too")], wait_s=0)
-        if in_good_order:
-            client.leave()
-        client.close()
 
     def all_counted() -> bool:
         for (metric, *_), count in table.snapshot().counters.items():
             counted[metric] = counted.get(metric, 0) + count
         return counted.get("mm_lease_leaks", 0) == 2 and counted.get("mm_leases_reclaimed", 0) == 2
 
-    until(all_counted)
+    with leaks() as found:
+        for name, in_good_order in (("http-0", True), ("http-1", False)):
+            client = client_of(name)
+            client.alloc("r", [alloc_item(name), alloc_item(f"{name} too")], wait_s=0)
+            if in_good_order:
+                client.leave()
+            client.close()
+        until(all_counted)
+    (message,) = found
+    assert message.startswith("http-0/")
+    assert message.endswith("forgot 2 leases")

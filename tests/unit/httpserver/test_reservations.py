@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 from collections.abc import Coroutine
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from mmserve.errors import TooLarge, Unavailable
 from mmserve.httpserver.reservations import Reservation, Reservations
 from mmserve.metrics.client import MetricsClient
+from tests.fakes.leaks import leaks
 from tests.fakes.samples import Samples
 
 
@@ -185,7 +185,7 @@ def test_whoever_leaves_whenever_nothing_stays_taken(wishes: list[tuple[int, int
     _run(scenario())
 
 
-def test_a_forgotten_one_is_counted_and_put_right(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_forgotten_one_is_counted_and_put_right() -> None:
     async def scenario() -> None:
         samples = Samples()
         budget = _budget(samples=samples)
@@ -194,5 +194,6 @@ def test_a_forgotten_one_is_counted_and_put_right(caplog: pytest.LogCaptureFixtu
         assert budget.used_nbytes == 0
         assert samples.total("mm_lease_leaks") == 1
 
-    with caplog.at_level(logging.CRITICAL, logger="mmserve.httpserver.reservations"):
+    with leaks() as found:
         _run(scenario())
+    assert found

@@ -1,0 +1,76 @@
+"""A leak fails the test in which it happens, whatever else the test looks at."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmserve.cache_server.item import Lease
+from mmserve.cache_server.slots import Slots
+from mmserve.cache_server.table import Table
+from mmserve.httpserver.reservations import Reservation, Reservations
+from tests.fakes.cache import alloc_item
+from tests.fakes.leaks import leaks
+from tests.fakes.samples import Samples
+
+FORGETFUL = """
+from mmserve.httpserver.reservations import Reservations
+from tests.fakes.samples import Samples
+
+def test_forgetful():
+    budget = Reservations("body", "--body-budget-mb", 100, Samples(), 1.0)
+    budget.take(70)
+    assert budget.used_nbytes == 0
+
+def test_careful():
+    budget = Reservations("body", "--body-budget-mb", 100, Samples(), 1.0)
+    budget.take(70).release()
+"""
+
+
+def _reserved(nbytes: int) -> Reservation:
+    samples: Any = Samples()
+    return asyncio.run(Reservations("body", "--body-budget-mb", 100, samples, 1.0).reserve(nbytes))
+
+
+def _leave_holding(names: list[str]) -> None:
+    table = Table(Slots(1 << 12, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None))
+    table.hello("http")
+    table.alloc(Lease("http", "r"), [alloc_item(name) for name in names], 0.0)
+    table.leaving("http")
+    table.goodbye("http")
+
+
+def test_bytes_that_are_forgotten() -> None:
+    with leaks() as found:
+        _reserved(70)
+    assert found == ["70 bytes of body were never given back"]
+
+
+def test_bytes_that_somebody_still_holds() -> None:
+    with leaks() as found:
+        held = _reserved(70)
+    assert found == ["70 bytes are still reserved"]
+    held.release()
+
+
+@pytest.mark.parametrize(("names", "num_leaks"), [([], 0), (["cat", "dog"], 1)])
+def test_leases_at_the_end_of_an_owner_that_leaves_in_good_order(names: list[str], num_leaks: int) -> None:
+    with leaks() as found:
+        _leave_holding(names)
+    assert len(found) == num_leaks
+    assert all("http forgot 2 leases" in message for message in found)
+
+
+def test_the_test_in_which_it_happens_fails(tmp_path: Path) -> None:
+    file = tmp_path / "test_forgetful.py"
+    file.write_text(FORGETFUL)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", str(file)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120)
+    assert "2 passed, 1 error" in done.stdout, done.stdout + done.stderr
+    assert "70 bytes of body were never given back" in done.stdout
