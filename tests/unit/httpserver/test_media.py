@@ -1,5 +1,6 @@
 import asyncio
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,13 @@ import pybase64
 import pytest
 
 from mmserve.errors import MediaError, MmserveError, TooLarge
+from mmserve.httpserver import media
+from mmserve.httpserver.byte_budget import ByteBudget
 from mmserve.httpserver.call import MediaItem, MediaRef
 from mmserve.httpserver.lane import Generation
+from mmserve.httpserver.local_media import read_data_url
 from mmserve.httpserver.media import MediaReader
+from mmserve.httpserver.threads import MIN_BATCH_NBYTES
 from mmserve.processors.picture import header
 from tests.fakes.chat_models import deployment_of, write_chat_model
 from tests.fakes.media import encoded, picture, png
@@ -65,6 +70,20 @@ def test_many_images_come_back_in_order(model: Path, generation: Generation) -> 
     assert len({item.key for item in items}) == 12
     labelled = [(name, labels) for name, _, labels in samples.taken]
     assert labelled == [("mm_fetch_seconds", (generation,)), ("mm_hash_seconds", (generation,))]
+
+
+def test_large_images_are_read_at_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for all others to have begun, so fewer threads than images would never get through."""
+    together = threading.Barrier(3)
+
+    def read_together(ref: MediaRef, budget: ByteBudget) -> bytes:
+        together.wait(20)
+        return read_data_url(ref, budget)
+
+    monkeypatch.setattr(media, "read_data_url", read_together)
+    pictures = [png(seed) + os.urandom(MIN_BATCH_NBYTES) for seed in range(3)]
+    items = read(model, list(map(data_url, pictures)), concurrent_alloc_workers=3)
+    assert [item.data for item in items] == pictures
 
 
 def test_data_urls_of_every_spelling(model: Path) -> None:

@@ -75,6 +75,28 @@ def test_results_come_in_the_order_of_the_jobs(threads: Threads) -> None:
     assert asyncio.run(threads.map(lambda job: job, [], [])) == []
 
 
+def test_jobs_run_at_the_same_time() -> None:
+    """Each waits for all others to have begun, so one thread alone would never get through."""
+    threads, together = Threads("test", 3), threading.Barrier(3)
+    places = asyncio.run(threads.map(lambda job: together.wait(20), range(3), [MIN_BATCH_NBYTES] * 3))
+    assert sorted(places) == [0, 1, 2]
+    threads.close()
+
+
+def test_jobs_run_one_after_another_where_that_is_asked_for() -> None:
+    threads, free = Threads("test", 3, concurrent=False), threading.Lock()
+
+    def work(job: int) -> bool:
+        if not free.acquire(blocking=False):
+            return False
+        threading.Event().wait(0.01)
+        free.release()
+        return True
+
+    assert all(asyncio.run(threads.map(work, range(6), [MIN_BATCH_NBYTES] * 6)))
+    threads.close()
+
+
 def test_the_first_error_is_raised_when_all_have_returned(threads: Threads) -> None:
     returned: list[int] = []
 
