@@ -22,7 +22,7 @@ from mmserve.httpserver.content_key import ContentKeys
 from mmserve.httpserver.fetch import Fetcher
 from mmserve.httpserver.lane import Generation
 from mmserve.httpserver.local_media import read_data_url, read_file_url
-from mmserve.httpserver.threads import Threads
+from mmserve.httpserver.threads import MIN_BATCH_NBYTES, Threads
 from mmserve.metrics.client import MetricsClient
 from mmserve.processors.picture import Header, header
 from mmserve.processors.registry import processor_for
@@ -92,7 +92,7 @@ class MediaReader:
     async def _together(self, refs: Sequence[MediaRef], budget: ByteBudget, cache_salt: str) -> list[_Found]:
         local = [index for index, ref in enumerate(refs) if not _is_remote(ref)]
         remote = [index for index, ref in enumerate(refs) if _is_remote(ref)]
-        sizes = [refs[index].nbytes for index in local]
+        sizes = [_work_nbytes(refs[index]) for index in local]
         try:
             async with asyncio.TaskGroup() as group:
                 fetches = [group.create_task(self._fetched(refs[index], budget, cache_salt)) for index in remote]
@@ -164,6 +164,12 @@ def _turns(workers: int) -> int:
     """Requests at once in the threads. More would not be faster: they take cores from the event loop and its clients,
     and the interpreter's lock from each other."""
     return min(workers, max(1, len(os.sched_getaffinity(0)) // 2))
+
+
+def _work_nbytes(ref: MediaRef) -> int:
+    """About how much there is to go through. Nobody knows how large a file is before a thread has opened it, and that
+    may have to wait for a disk: it is worth a thread of its own."""
+    return max(ref.nbytes, MIN_BATCH_NBYTES) if ref.scheme == "file" else ref.nbytes
 
 
 def _is_remote(ref: MediaRef) -> bool:

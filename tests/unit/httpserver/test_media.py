@@ -14,7 +14,7 @@ from mmserve.httpserver import media
 from mmserve.httpserver.byte_budget import ByteBudget
 from mmserve.httpserver.call import MediaItem, MediaRef
 from mmserve.httpserver.lane import Generation
-from mmserve.httpserver.local_media import read_data_url
+from mmserve.httpserver.local_media import read_data_url, read_file_url
 from mmserve.httpserver.media import MediaReader
 from mmserve.httpserver.threads import MIN_BATCH_NBYTES
 from mmserve.processors.picture import header
@@ -227,6 +227,24 @@ def test_files_elsewhere_are_refused(model: Path, tmp_path: Path, name: str) -> 
 def test_files_need_permission(model: Path, tmp_path: Path, url: str) -> None:
     assert "not allowed" in refused(model, url).message
     assert isinstance(refused(model, url, allowed_local_media_path=str(tmp_path)), MediaError)
+
+
+def test_files_are_read_at_once_for_nobody_knows_their_size_yet(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(3)
+
+    def read_together(url: str, root: str | None, budget: ByteBudget) -> bytes:
+        together.wait(20)
+        return read_file_url(url, root, budget)
+
+    monkeypatch.setattr(media, "read_file_url", read_together)
+    files = [tmp_path / f"{seed}.png" for seed in range(3)]
+    for seed, file in enumerate(files):
+        file.write_bytes(png(seed))
+    options = {"concurrent_alloc_workers": 3, "allowed_local_media_path": str(tmp_path)}
+    items = read(model, [file.as_uri() for file in files], **options)
+    assert [item.data for item in items] == [png(seed) for seed in range(3)]
 
 
 def test_a_sibling_with_the_same_prefix_is_outside(model: Path, tmp_path: Path) -> None:
