@@ -66,7 +66,7 @@ class MediaCacheClient:
             return ()
         reply = self._calls.alloc(request_id, unique, wait_s)
         if reply.refused == "too_large":
-            raise TooLarge("the images of this request do not fit into the media cache")
+            raise TooLarge("the images of this request do not fit into the media cache (--mm-cache-gb)")
         if reply.refused:
             raise Overloaded("the media cache is full", retry_after_s=_RETRY_AFTER_S)
         if len(unique) == len(items):

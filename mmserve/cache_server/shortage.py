@@ -1,4 +1,4 @@
-"""Tells the operator, once, that the arena is too small for what is asked of it. Decides nothing."""
+"""Tells the operator, once, that requests wait for space in the arena. Decides nothing."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ logger = logging.getLogger(__name__)
 
 
 class Shortage:
-    """Looks at every snapshot; each kind of shortage is said the first time it is seen."""
+    """Looks at every snapshot."""
 
     def __init__(self, arena_nbytes: int) -> None:
         self._arena_nbytes = arena_nbytes
-        self._said: set[str] = set()
+        self._said = False
 
     def look(self, snapshot: Snapshot) -> None:
-        """Log what is new."""
-        if snapshot.counters["mm_alloc_too_large",]:
-            self._say("the images of a request are more than all of it, and refused with 413")
-        if snapshot.num_waiting:
-            self._say("all of it is in use, and requests wait for space")
-
-    def _say(self, what: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
-            logger.warning("arena of %.0f MiB: %s; raise --mm-cache-gb", self._arena_nbytes / MIB, what)
+        """Log it the first time that it is seen."""
+        if snapshot.num_waiting and not self._said:
+            self._said = True
+            logger.warning(
+                "arena of %.0f MiB: all of it is in use, and requests wait for space; raise --mm-cache-gb",
+                self._arena_nbytes / MIB,
+            )

@@ -59,7 +59,6 @@ class Slots:
         found = [item for item in map(self._by_spec.get, items) if item is not None]
         missing = [spec for spec in items if spec not in self._by_spec] if found else items
         if refused := self.claims.refusal(missing, found) or self._make(missing, found):
-            self.counters["mm_alloc_too_large",] += refused == "too_large"
             return AllocReply(refused=refused)
         if missing:
             found = [self._by_spec[spec] for spec in items]

@@ -24,7 +24,7 @@ from mmserve.httpserver.cache_calls import CacheCalls
 from mmserve.httpserver.call import LeasedItem, MediaItem
 from mmserve.httpserver.content_key import second_key
 from mmserve.httpserver.lane import Generation
-from mmserve.httpserver.media_budgets import check_can_pass
+from mmserve.httpserver.media_budgets import MediaBudgets
 from mmserve.httpserver.stored_bytes import differs, put
 from mmserve.httpserver.threads import MIN_BATCH_NBYTES, Threads
 from mmserve.ipc.arena import Arena
@@ -70,7 +70,7 @@ class MediaLeases:
     ) -> None:
         concurrent, workers = generation == "v2", deployment.config.concurrent_alloc_workers
         self._deployment = deployment
-        self._budgets = deployment.budgets
+        self._budgets = MediaBudgets(deployment.budgets, arena.nbytes, metrics, generation)
         self._arena = arena
         self._metrics = metrics
         self._patience_s = deployment.config.mm_queue_timeout if patience_s is None else patience_s
@@ -100,7 +100,7 @@ class MediaLeases:
             yield []
             return
         wanted, decoded = self._wanted(items), [self._decoded_nbytes(item) for item in items]
-        check_can_pass(self._budgets, wanted, decoded)
+        self._budgets.check(wanted, decoded)
         try:
             records = await self._acquire(request_id, items, wanted)
             yield [

@@ -56,6 +56,7 @@ METRICS: dict[str, Metric] = {
     "mm_alloc_seconds": _stage("Allocation of one request, waits included", "alloc"),
     "mm_alloc_rpc_seconds": _stage("One allocation RPC", "alloc"),
     "mm_write_seconds": _stage("Writing one request's images into the arena and saying so", "alloc"),
+    "mm_alloc_too_large": Metric("counter", "Requests with images of more than a budget or the arena", ("alloc",)),
     "mm_compare_seconds": _stage("Comparing one request's images with the bytes that others wrote", "alloc"),
     "mm_hash_collisions": Metric("counter", "Images whose content key was found to be another image's", ("alloc",)),
     "mm_copied_bytes": Metric(
@@ -86,7 +87,6 @@ METRICS: dict[str, Metric] = {
     "mm_leases": Metric("gauge", "Leases held"),
     "mm_leases_reclaimed": Metric("counter", "Leases given back because their owner was killed"),
     "mm_lease_leaks": Metric("counter", "Leases and reservations that a living owner forgot: a bug, always 0"),
-    "mm_alloc_too_large": Metric("counter", "Allocations of more than the whole arena"),
     "mm_alloc_waiting": Metric("gauge", "Requests waiting for arena space"),
     # router
     "num_requests_running": Metric("gauge", "Sequences in slots"),

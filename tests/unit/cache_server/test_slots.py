@@ -99,6 +99,7 @@ def test_what_can_never_fit_is_told_apart_from_what_does_not_fit_now() -> None:
     bench = _Bench(4)
     assert bench.refused("a", "cat", "dog", "fox") == "too_large"
     assert bench.slots.alloc(Lease("http", "a"), (item("big", nbytes=SIZE * 9),)).refused == "too_large"
+    assert _Bench(0).refused("a", "cat") == "too_large"
 
 
 def test_bytes_are_given_back_as_soon_as_the_embedding_is_ready() -> None:
