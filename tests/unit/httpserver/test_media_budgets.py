@@ -16,7 +16,14 @@ from mmserve.messages.cache import AllocItem
 from tests.fakes.samples import Samples
 
 DATA, EMBED, PIXELS = 400_000, 600_000, 1000
-ROOMY = Budgets(body_nbytes=0, fetch_nbytes=0, data_nbytes=4 * MIB, pixel_nbytes=MIB, embed_nbytes=4 * MIB)
+ROOMY = Budgets(
+    body_nbytes=0,
+    short_body_nbytes=0,
+    fetch_nbytes=0,
+    data_nbytes=4 * MIB,
+    pixel_nbytes=MIB,
+    embed_nbytes=4 * MIB,
+)
 
 
 def items(count: int) -> list[AllocItem]:
