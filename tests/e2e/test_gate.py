@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import math
 from collections.abc import Iterator
 
 import openai
 import pytest
 from PIL import Image
 
+from mmserve.messages.cache import TurnClaim, TurnsReply
 from tests.e2e.stack import Stack, running
+from tests.fakes.cache import until
 from training.sample import Sample, samples
 
 
@@ -66,14 +69,23 @@ def test_a_request_that_can_never_decode_is_told_the_limit(gated: Stack) -> None
 
 def test_turns_of_a_killed_visual_server_are_given_to_others(gated: Stack) -> None:
     asked = list(samples(24, seed=880303, kinds=("colour", "background")))
+    ours, after_all = TurnClaim("ours", 1, 0.0), TurnClaim("after all", 1, math.inf)
+    with gated.cache_client() as cache:
 
-    async def scenario() -> list[str]:
-        answers = asyncio.create_task(_ask_all(gated, asked))
-        await asyncio.to_thread(gated.eventually, "mm_decoding", 1.0, 5.0)
-        for victim in gated.processes("mmserve: visualserver"):
-            victim.kill()
-        return await answers
+        async def scenario() -> list[str]:
+            assert cache.begin_turns([ours], wait_s=20).come == (ours.name,)
+            answers = asyncio.create_task(_ask_all(gated, asked))
+            await asyncio.to_thread(until, lambda: gated.metric("mm_decode_waiting") > 0)
+            victims = gated.processes("mmserve: visualserver")
+            for victim in victims:
+                victim.suspend()
+            cache.end_turn(ours.name)
+            # The first in line has it now, and nobody there to end it.
+            assert cache.begin_turns([after_all], wait_s=0) == TurnsReply()
+            for victim in victims:
+                victim.kill()
+            return await answers
 
-    answers = asyncio.run(scenario())
+        answers = asyncio.run(scenario())
     assert all(answers)
     assert gated.eventually("mm_decoding", 0) == 0

@@ -11,7 +11,7 @@ import socket
 import struct
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx2 as httpx
@@ -20,9 +20,7 @@ import openai
 import pytest
 from PIL import Image
 
-from mmserve.errors import MediaError
-from mmserve.httpserver.api.answer import Answer
-from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaRef, Prompt
+from mmserve.httpserver.call import MediaItem, MediaRef
 from mmserve.httpserver.media import MediaReader
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.chat_models import deployment_of, write_chat_model
@@ -34,10 +32,10 @@ from tests.fakes.samples import Samples
 MIB = 1 << 20
 
 
-def _body(nbytes: int, **fields: Any) -> bytes:
+def _body(nbytes: int, text: str = "?", **fields: Any) -> bytes:
     """A request with one image, about so long."""
     url = "data:image/png;base64," + "A" * nbytes
-    content = [{"type": "text", "text": "?"}, {"type": "image_url", "image_url": {"url": url}}]
+    content = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": url}}]
     return json.dumps({"model": "stub", "messages": [{"role": "user", "content": content}], **fields}).encode()
 
 
@@ -228,90 +226,6 @@ def test_once_a_body_is_read_its_own_length_is_held() -> None:
             await worker.idle()
 
     run(test)
-
-
-STEPS = ("read", "hold", "build", "engine")
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("step", STEPS)
-def test_a_failure_at_any_step_gives_everything_back(step: str, stream: bool) -> None:
-    def fail(*args: object) -> LeasedItem:
-        raise RuntimeError("a bug")
-
-    async def behave(upstream: Upstream, request: GenerateRequest) -> None:
-        upstream.reply(request, finish="error", message="the engine gave up")
-
-    class Reader:
-        async def read(self, refs: Sequence[MediaRef], cache_salt: str) -> list[MediaItem]:
-            if step == "read" and next(calls) == 0:
-                raise MediaError("cannot read the image", param=refs[0].param)
-            return [MediaItem(b"x", 8, 8, b"x", ref.param) for ref in refs]
-
-    calls = iter((0, 1, 2, 3))
-
-    async def test() -> None:
-        async with http_worker(media=Reader()) as worker:
-            if step == "hold":
-                worker.leases._leased = fail  # type: ignore[method-assign]
-            if step == "build":
-                _break_prompts(worker)
-            if step == "engine":
-                worker.upstream.behave = behave
-            answer = await _post(worker, _body(100_000, stream=stream))
-            assert answer.status_code == (400 if step == "read" else 500)
-            await worker.idle()
-            assert worker.leases.held == worker.leases.released
-
-    run(test)
-
-
-def _break_prompts(worker: Worker) -> None:
-    def broken(call: GenerateCall, leased: Sequence[LeasedItem]) -> Prompt:
-        raise RuntimeError("a bug")
-
-    worker.front.flights._generate.__self__.prompts.build = broken  # type: ignore[attr-defined]
-
-
-def test_an_engine_that_refuses_after_all_was_held_frees_it_once() -> None:
-    async def test() -> None:
-        async with http_worker() as worker:
-            answer = await _post(worker, _body(100_000, max_tokens=100_000))
-            assert answer.status_code == 400
-            assert answer.json()["error"]["code"] == "context_length_exceeded"
-            await worker.idle()
-            assert worker.leases.held == worker.leases.released
-
-    run(test)
-
-
-def test_an_answer_that_is_dropped_before_it_is_sent_lets_go() -> None:
-    async def test() -> None:
-        async with http_worker() as worker:
-            worker.upstream.behave = say_then_hold("never")
-            holdings = worker.front.hold()
-            await holdings.receive(1000, nullcontext())
-            call = GenerateCall(
-                request_id="r", model="stub", messages=(), media=(), sampling=_greedy(), arrival_s=0.0, stream=True
-            )
-            answer = Answer(worker.front.flights.start(call, holdings), _send_nothing)
-            await worker.upstream.until(lambda: bool(worker.upstream.requests()))
-            del answer
-            gc.collect()
-            await worker.idle()
-            assert len(worker.upstream.aborts()) == 1
-
-    run(test)
-
-
-async def _send_nothing(flight: object, send: object) -> None:
-    raise AssertionError("nobody sends it")
-
-
-def _greedy() -> Any:
-    from mmserve.messages.sampling import SamplingParams
-
-    return SamplingParams(max_tokens=4, temperature=0)
 
 
 def test_n_streamed_choices_hold_once() -> None:
