@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,15 +18,20 @@ from mmserve.budget import MIB
 from mmserve.errors import ERROR_KINDS, InvalidRequest, MmserveError, NotFound
 from mmserve.httpserver.api import openai_chat
 from mmserve.httpserver.api.admin import admin_routes
-from mmserve.httpserver.api.answer import Answer
+from mmserve.httpserver.api.answer import Answer, Write
 from mmserve.httpserver.api.models import model_routes
 from mmserve.httpserver.api.openai_errors import error_response
 from mmserve.httpserver.api.openai_fields import ChatRequest
 from mmserve.httpserver.api.operations import operation_routes
 from mmserve.httpserver.body import read_body
+from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.envelope import Envelope
 from mmserve.httpserver.front import Front
 from mmserve.httpserver.local_media import with_small_ones_decoded
+from mmserve.httpserver.served_model import ServedModel
+
+Parse = Callable[[bytes | bytearray, ServedModel, float], GenerateCall]
+"""Of a body, for the model, with the time of its arrival."""
 
 
 def make_app(front: Front) -> ASGIApp:
@@ -44,28 +50,34 @@ def make_app(front: Front) -> ASGIApp:
 
 
 def _add_chat(app: FastAPI, front: Front) -> None:
-    limit_nbytes = int(front.deployment.config.max_body_mb * MIB)
-
-    async def chat_completions(request: Request) -> Response:
-        """Answer a conversation, with pictures in it or not; streamed as server-sent events on request."""
-        arrival_s = time.monotonic()
-        with ExitStack() as unowned:
-            holdings = front.hold()
-            unowned.callback(holdings.release)
-            call = openai_chat.parse(await read_body(request, limit_nbytes, holdings), front.model, arrival_s)
-            flight = front.flights.start(with_small_ones_decoded(call), holdings)
-            del call
-            unowned.pop_all()
-        return Answer(flight, openai_chat.send)
-
     app.add_api_route(
         "/v1/chat/completions",
-        chat_completions,
+        _generating(front, openai_chat.parse, openai_chat.send),
         methods=["POST"],
+        name="chat_completions",
+        description="Answer a conversation, with pictures in it or not; streamed as server-sent events on request.",
         tags=["chat"],
         response_class=Response,
         openapi_extra={"requestBody": _body_schema(ChatRequest)},
     )
+
+
+def _generating(front: Front, parse: Parse, send: Write) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint of any protocol that answers a body with text: admitted, read and parsed here, sent by ``send``."""
+    limit_nbytes = int(front.deployment.config.max_body_mb * MIB)
+
+    async def generate(request: Request) -> Response:
+        arrival_s = time.monotonic()
+        with ExitStack() as unowned:
+            holdings = front.hold()
+            unowned.callback(holdings.release)
+            call = parse(await read_body(request, limit_nbytes, holdings), front.model, arrival_s)
+            flight = front.flights.start(with_small_ones_decoded(call), holdings)
+            del call
+            unowned.pop_all()
+        return Answer(flight, send)
+
+    return generate
 
 
 def _body_schema(type_: Any) -> dict[str, Any]:
