@@ -39,8 +39,13 @@ def _body(nbytes: int, text: str = "?", **fields: Any) -> bytes:
     return json.dumps({"model": "stub", "messages": [{"role": "user", "content": content}], **fields}).encode()
 
 
+def _client() -> httpx.AsyncClient:
+    """Of plain HTTP: to read the machine's certificates would take longer than most of what is tested here."""
+    return httpx.AsyncClient(timeout=30, verify=False)
+
+
 async def _post(worker: Worker, body: bytes) -> httpx.Response:
-    async with httpx.AsyncClient(timeout=30) as client:
+    async with _client() as client:
         return await client.post(f"{worker.url}/v1/chat/completions", content=body)
 
 
@@ -143,7 +148,7 @@ def test_a_client_that_leaves_while_its_body_waits_leaves_the_line(sent: bytes, 
 
 def test_nothing_is_left_of_a_wait_that_ends_otherwise() -> None:
     async def test() -> None:
-        async with _full_worker(mm_queue_timeout=0.2) as (worker, _), httpx.AsyncClient(timeout=30) as client:
+        async with _full_worker(mm_queue_timeout=0.2) as (worker, _), _client() as client:
             url = f"{worker.url}/v1/chat/completions"
             assert (await client.post(url, content=_text(1))).status_code == 200
             before = _open_files()
