@@ -50,6 +50,7 @@ class CacheCalls:
         self._for_others = _Waiting(f"lease-others-{generation}")
         self._metrics = metrics
         self._generation = generation
+        self._num_waiting = 0
 
     async def alloc(
         self, request_id: str, items: Sequence[AllocItem], deadline_s: float, then: Callable[[Records], Records]
@@ -109,6 +110,7 @@ class CacheCalls:
         self._for_others.threads.close()
 
     async def _after_waiting(self, request_id: str, deadline_s: float, call: Callable[[float], B]) -> B:
+        self._count_waiting(1)
         try:
             return await self._patiently(self._for_space, request_id, deadline_s, call)
         except (Overloaded, TimeoutError):
@@ -116,6 +118,13 @@ class CacheCalls:
                 "no space for this request's images became free in time (--data-budget-mb, --mm-cache-gb)",
                 retry_after_s=_RETRY_AFTER_S,
             ) from None
+        finally:
+            self._count_waiting(-1)
+
+    def _count_waiting(self, change: int) -> None:
+        """Those in line for a thread to wait in as well, of whom the cache server does not know yet."""
+        self._num_waiting += change
+        self._metrics.add("mm_alloc_waiting", self._num_waiting, self._generation)
 
     async def _patiently(self, line: _Waiting, request_id: str, deadline_s: float, call: Callable[[float], B]) -> B:
         """A call that may wait in the server, so long. When it is cancelled, releases there end its waiting."""

@@ -16,7 +16,7 @@ from mmserve.httpserver.alloc_share import AllocShare
 from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef
 
 Generation = Literal["v1", "v2"]
-"""Also the label ``alloc`` of every metric of allocation."""
+"""Also the label ``alloc`` of every metric that a lane measures."""
 
 
 class MediaReading(Protocol):

@@ -190,7 +190,7 @@ class MediaLeases:
             records = _written(holding, records, jobs)
         if holding.write_s:
             self._metrics.add("mm_write_seconds", holding.write_s, self._generation)
-            self._metrics.add("mm_copied_bytes", holding.written_nbytes, "data")
+            self._metrics.add("mm_copied_bytes", holding.written_nbytes, "data", self._generation)
             holding.write_s, holding.written_nbytes = 0.0, 0
         return records
 

@@ -49,18 +49,19 @@ METRICS: dict[str, Metric] = {
     "request_generation_tokens": Metric("histogram", "Tokens generated for a request", (), TOKENS),
     "request_params_n": Metric("histogram", "n of a request", (), COUNT),
     "request_params_max_tokens": Metric("histogram", "max_tokens of a request", (), TOKENS),
-    # media stages
+    # media stages; alloc is the lane, v1 or v2
     "mm_items": Metric("counter", "Images by what allocation found", ("state", "alloc")),
     "mm_fetch_seconds": _stage("Reading one request's images: decode base64, fetch, or read file", "alloc"),
     "mm_hash_seconds": _stage("Hashing one request's images and reading their headers", "alloc"),
     "mm_alloc_seconds": _stage("Allocation of one request, waits included", "alloc"),
     "mm_alloc_rpc_seconds": _stage("One allocation RPC", "alloc"),
     "mm_write_seconds": _stage("Writing one request's images into the arena and saying so", "alloc"),
+    "mm_alloc_waiting": Metric("gauge", "Requests waiting for arena space", ("alloc",)),
     "mm_alloc_too_large": Metric("counter", "Requests with images of more than a budget or the arena", ("alloc",)),
     "mm_compare_seconds": _stage("Comparing one request's images with the bytes that others wrote", "alloc"),
     "mm_hash_collisions": Metric("counter", "Images whose content key was found to be another image's", ("alloc",)),
     "mm_copied_bytes": Metric(
-        "counter", "Payload bytes copied on the host: data into the arena, rows into it", ("kind",)
+        "counter", "Payload bytes copied on the host: data into the arena; rows into it, by no lane", ("kind", "alloc")
     ),
     "mm_queue_seconds": _seconds("A request waiting in the visual server for its images' turn"),
     "mm_decode_seconds": _stage("Decoding and preprocessing one image"),
@@ -76,7 +77,7 @@ METRICS: dict[str, Metric] = {
     "budget_limit_bytes": Metric("gauge", "Bytes that requests may hold in this form", ("budget",)),
     "budget_used_bytes": Metric("gauge", "Bytes that requests hold in this form", ("budget",)),
     "budget_peak_bytes": Metric("gauge", "Most bytes that requests ever held in this form", ("budget",)),
-    # arena and cache server
+    # arena and cache server, both lanes together: they share one table, which is not told who calls by which
     "mm_cache_queries": Metric("counter", "Images looked up"),
     "mm_cache_hits": Metric("counter", "Images whose embedding was there"),
     "mm_cache_evictions": Metric("counter", "Extents evicted", ("kind",)),
@@ -87,7 +88,6 @@ METRICS: dict[str, Metric] = {
     "mm_leases": Metric("gauge", "Leases held"),
     "mm_leases_reclaimed": Metric("counter", "Leases given back because their owner was killed"),
     "mm_lease_leaks": Metric("counter", "Leases and reservations that a living owner forgot: a bug, always 0"),
-    "mm_alloc_waiting": Metric("gauge", "Requests waiting for arena space"),
     # router
     "num_requests_running": Metric("gauge", "Sequences in slots"),
     "num_requests_waiting": Metric("gauge", "Sequences waiting for a slot"),

@@ -155,7 +155,7 @@ class Pipeline:
         encoded = await loop.run_in_executor(self._threads[1], self._encoder.encode, decoded.images, pixels)
         self._metrics.add("mm_encode_seconds", encoded.seconds)
         self._metrics.add("mm_encode_batch_size", len(decoded.images))
-        self._metrics.add("mm_copied_bytes", encoded.written_nbytes, "embed")
+        self._metrics.add("mm_copied_bytes", encoded.written_nbytes, "embed", "")
         self._metrics.add("mm_images_encoded", _count(encoded.outcomes, "encoded"))
         self._finish(encoded.outcomes)
 

@@ -12,6 +12,7 @@ import torch
 
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.request import AbortRequest
+from mmserve.metrics.names import METRICS
 from tests.fakes.cache import alloc_item, serving_cache, until
 from tests.fakes.media import png, truncated
 from tests.integration.visualserver.stack import Stack, play
@@ -147,6 +148,7 @@ def test_metrics_tell_every_stage(tmp_path: Path) -> None:
         def all_there() -> bool:
             for batch in stack.metrics.drain(block=False):
                 for sample in batch.samples:
+                    assert len(sample.labels) == len(METRICS[sample.name].labels)
                     seen[sample.name] = seen.get(sample.name, 0) + sample.value
             wanted = {"mm_queue_seconds", "mm_decode_seconds", "mm_encode_seconds"}
             counted = seen.get("mm_images_encoded") == 2 and seen.get("mm_images_failed") == 1

@@ -130,7 +130,7 @@ def test_metrics_tell_states_and_stages(worker: Worker) -> None:
     assert sorted((name, labels) for name, _, labels in worker.samples.taken if name != "mm_items") == [
         ("mm_alloc_rpc_seconds", (generation,)),
         ("mm_alloc_seconds", (generation,)),
-        ("mm_copied_bytes", ("data",)),
+        ("mm_copied_bytes", ("data", generation)),
         ("mm_write_seconds", (generation,)),
     ]
 
@@ -143,7 +143,7 @@ def test_each_image_is_copied_once_and_counted_so(worker: Worker) -> None:
             pass
 
     worker.run(scenario)
-    assert worker.samples.total("mm_copied_bytes", "data") == len(item(1).data) + 300_000
+    assert worker.samples.total("mm_copied_bytes", "data", worker.leases._generation) == len(item(1).data) + 300_000
 
 
 def test_hits_write_nothing(worker: Worker) -> None:
