@@ -242,6 +242,7 @@ def test_one_more_than_may_wait_for_bytes_is_told_to_try_again(worker: Worker) -
             for gate in gates:
                 gate.open()
         assert {task.result() for task in waiting} == {("data",)}
+        worker.cache.release("another")
 
     worker.run(scenario)
     assert worker.cache.names("one more") == []
