@@ -24,7 +24,6 @@ from training.scenes import Scene
 from training.world import CLASSES, GRID, SIDE
 
 HELD_OUT = 900_000_000  # seeds from here on examine a stage while it runs
-SEEDS_APART = 10_000_000
 SCALE = 10.0  # a perfect one-hot along the code directions is a confident softmax at this scale
 Batch = tuple[Tensor, Tensor, Tensor]
 
@@ -135,7 +134,7 @@ def lesson(seed: int) -> Scene:
     for further in range(1, 50 if seed % 3 == 0 else 1):
         if scene.chars and scene.text.isdigit() == (seed % 2 == 0):
             break
-        scene = looks.scene(seed + further * SEEDS_APART, loose=0.3)
+        scene = looks.scene(seed + further * looks.SEEDS_APART, loose=0.3)
     return scene
 
 

@@ -69,7 +69,7 @@ def train(options: argparse.Namespace) -> None:
     eye.to(device)
 
     def lessons(step: int) -> tuple[Batch, Tensor]:
-        rows = rows_of(options.seed * 1_000_000_000 + step * options.batch, options.batch, coder, loose=0.3)
+        rows = rows_of(options.seed * 1_000_000_000 + step * options.batch, options.batch, coder, loose=0.5)
         return rows, pictures(rows.scenes)
 
     for step, (rows, patches) in common.ahead(lessons, begin, options):

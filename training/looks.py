@@ -20,6 +20,7 @@ from training.world import BACKGROUND_NAMES, BACKGROUNDS, COLOURS
 
 FINE = (96, 96)  # pixels of a surface before it is bROUGHt to its size
 ROUGH = Image.Resampling.BILINEAR
+SEEDS_APART = 10_000_000  # of scenes that are drawn in place of others
 VARIED = "varied"  # the style of scenes that are drawn here
 Colour = tuple[int, int, int]
 
@@ -46,6 +47,11 @@ def wide_frame(rng: random.Random, seed: int) -> Scene:
 def scene(seed: int, loose: float = 0.0) -> Scene:
     """Training's scene of a seed; `loose` as in `make_scene`."""
     return make_scene(seed, None, loose, wide_frame)
+
+
+def number(seed: int, loose: float) -> Scene:
+    """The first of a row of scenes that begins at a seed in which a number is written."""
+    return next(made for step in range(1000) if (made := scene(seed + step * SEEDS_APART, loose)).text.isdigit())
 
 
 def clouds(generator: np.random.Generator, size: tuple[int, int], channels: int, cells: int) -> Image.Image:

@@ -155,11 +155,14 @@ def fill(row: Row, start: int, newest: int, coder: Coder, rng: random.Random, le
 
 
 def make_row(seed: int, coder: Coder, loose: float = 0.0, length: int = LENGTH) -> Row:
-    """The row of a seed: 68 % one picture, 28 % two, 4 % none."""
+    """The row of a seed: 68 % one picture, 28 % two, 4 % none; in training (`loose`) a third of the first ones have a
+    number."""
     rng = random.Random(seed)
     roll = rng.random()
     count = 1 if roll < 0.68 else 2 if roll < 0.96 else 0
     scenes = [looks.scene(seed * 2 + index, loose) for index in range(count)]
+    if loose and seed % 3 == 0 and count:
+        scenes[0] = looks.number(seed * 2, loose)
     if count == 2:
         scenes[1] = conversations.second_scene(scenes[0], rng, scenes[1])
     row, start = open_row(coder, rng)
