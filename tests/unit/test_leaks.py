@@ -19,17 +19,19 @@ from tests.fakes.leaks import leaks
 from tests.fakes.samples import Samples
 
 FORGETFUL = """
+import asyncio
+
 from mmserve.httpserver.reservations import Reservations
 from tests.fakes.samples import Samples
 
 def test_forgetful():
     budget = Reservations("body", "--body-budget-mb", 100, Samples(), 1.0)
-    budget.take(70)
+    asyncio.run(budget.reserve(70))
     assert budget.used_nbytes == 0
 
 def test_careful():
     budget = Reservations("body", "--body-budget-mb", 100, Samples(), 1.0)
-    budget.take(70).release()
+    asyncio.run(budget.reserve(70)).release()
 """
 
 
