@@ -10,6 +10,7 @@ whole token) and adds dense class heads on the tower's output, which are thrown 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +25,7 @@ from training.scenes import Scene
 from training.world import CLASSES, GRID, SIDE
 
 HELD_OUT = 900_000_000  # seeds from here on examine a stage while it runs
+LOOSE = 0.3  # of the lessons' texts
 SCALE = 10.0  # a perfect one-hot along the code directions is a confident softmax at this scale
 Batch = tuple[Tensor, Tensor, Tensor]
 
@@ -130,12 +132,19 @@ def measure(eye: nn.Module, basis: Tensor, data: Batch) -> dict[str, float]:
 
 def lesson(seed: int) -> Scene:
     """A training scene; of every six, one must have a word and one a number: characters take the longest to learn."""
-    scene = looks.scene(seed, loose=0.3)
-    for further in range(1, 50 if seed % 3 == 0 else 1):
-        if scene.chars and scene.text.isdigit() == (seed % 2 == 0):
-            break
-        scene = looks.scene(seed + further * looks.SEEDS_APART, loose=0.3)
-    return scene
+    if seed % 3:
+        return looks.scene(seed, LOOSE)
+    return looks.writing(seed, LOOSE, str.isdigit if seed % 2 == 0 else str.isalpha)
+
+
+def lessons(draw: Callable[[int], Scene], options: argparse.Namespace) -> Callable[[int], Batch]:
+    """What a step trains on, by its number: as many scenes as a batch has, each drawn from a seed of its own."""
+
+    def of(step: int) -> Batch:
+        first = options.seed * 1_000_000_000 + step * options.batch
+        return batch([draw(first + index) for index in range(options.batch)])
+
+    return of
 
 
 def train(options: argparse.Namespace) -> None:
@@ -152,12 +161,7 @@ def train(options: argparse.Namespace) -> None:
         start, log = state["step"], common.Log(options.out / "eye.jsonl", state["minutes"])
     run = torch.compile(eye_loss) if options.compile else eye_loss
     held_out = batch([looks.scene(HELD_OUT + index) for index in range(256)])
-    first = options.seed * 1_000_000_000
-
-    def lessons(step: int) -> Batch:
-        return batch([lesson(first + step * options.batch + index) for index in range(options.batch)])
-
-    for step, data in common.ahead(lessons, start, options):
+    for step, data in common.ahead(lessons(lesson, options), start, options):
         loss = run(eye, heads, basis, tuple(part.to(device) for part in data))
         loss.backward()
         norm = optimizers.step(common.curve(step, options.steps, hold=options.hold))

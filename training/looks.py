@@ -7,8 +7,10 @@ papers, typefaces and second drawing routine (`training.exam`) are others and sh
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import random
+from collections.abc import Callable
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
@@ -18,7 +20,7 @@ from training.drawing import draw_scene, encode, jitter, outline
 from training.scenes import Item, Scene, frame, make_scene
 from training.world import BACKGROUND_NAMES, BACKGROUNDS, COLOURS
 
-FINE = (96, 96)  # pixels of a surface before it is bROUGHt to its size
+FINE = (96, 96)  # pixels of a surface before it is brought to its size
 ROUGH = Image.Resampling.BILINEAR
 SEEDS_APART = 10_000_000  # of scenes that are drawn in place of others
 VARIED = "varied"  # the style of scenes that are drawn here
@@ -49,9 +51,10 @@ def scene(seed: int, loose: float = 0.0) -> Scene:
     return make_scene(seed, None, loose, wide_frame)
 
 
-def number(seed: int, loose: float) -> Scene:
-    """The first of a row of scenes that begins at a seed in which a number is written."""
-    return next(made for step in range(1000) if (made := scene(seed + step * SEEDS_APART, loose)).text.isdigit())
+def writing(seed: int, loose: float, wanted: Callable[[str], bool]) -> Scene:
+    """The first of the scenes that a seed leads to whose text is as wanted."""
+    seeds = itertools.count(seed, SEEDS_APART)
+    return next(made for each in seeds if wanted((made := scene(each, loose)).text))
 
 
 def clouds(generator: np.random.Generator, size: tuple[int, int], channels: int, cells: int) -> Image.Image:

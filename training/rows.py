@@ -162,7 +162,7 @@ def make_row(seed: int, coder: Coder, loose: float = 0.0, length: int = LENGTH) 
     count = 1 if roll < 0.68 else 2 if roll < 0.96 else 0
     scenes = [looks.scene(seed * 2 + index, loose) for index in range(count)]
     if loose and seed % 3 == 0 and count:
-        scenes[0] = looks.number(seed * 2, loose)
+        scenes[0] = looks.writing(seed * 2, loose, str.isdigit)
     if count == 2:
         scenes[1] = conversations.second_scene(scenes[0], rng, scenes[1])
     row, start = open_row(coder, rng)

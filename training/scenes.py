@@ -125,11 +125,9 @@ def write(scene: Scene, rng: random.Random, text: str, colour: str) -> bool:
 def random_text(rng: random.Random, loose: float) -> str:
     """A number (mostly 0-99) or a word of the list; with chance `loose` three digits, a random string of letters."""
     if rng.random() < 0.5:
-        return str(
-            rng.randint(100, 999)
-            if rng.random() < 0.08 + loose
-            else rng.choice((rng.randint(0, 9), rng.randint(0, 99)))
-        )
+        if rng.random() < 0.08 + loose:
+            return str(rng.randint(100, 999))
+        return str(rng.choice((rng.randint(0, 9), rng.randint(0, 99))))
     if rng.random() < loose:
         return "".join(rng.choice(LETTERS) for _ in range(rng.randint(3, 4)))
     return rng.choice(WORDS)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from training import common, labels, looks
-from training.eye import HELD_OUT, Batch, batch, code_loss, measure
+from training.eye import HELD_OUT, Batch, batch, code_loss, lessons, measure
 from training.models import SHAPE, Eye, VisionLayer
 from training.world import SHAPES
 
@@ -109,12 +109,8 @@ def train(options: argparse.Namespace) -> None:
     basis = torch.from_numpy(labels.basis()).to(device)
     read = torch.compile(above) if options.compile else above
     held_out: Batch = batch([looks.scene(HELD_OUT + index) for index in range(256)])
-    first = options.seed * 1_000_000_000
-
-    def lessons(step: int) -> Batch:
-        return batch([looks.scene(first + step * options.batch + number, 0.2) for number in range(options.batch)])
-
-    for step, (patches, index, code) in common.ahead(lessons, start, options):
+    made = common.ahead(lessons(lambda seed: looks.scene(seed, loose=0.2), options), start, options)
+    for step, (patches, index, code) in made:
         with torch.no_grad():
             features = under(eye, patches.to(device))
         loss = code_loss(read(eye, features), index.to(device), code.to(device), basis, options.tallies)

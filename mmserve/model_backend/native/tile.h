@@ -2,6 +2,7 @@
 // in order, whatever the number of rows: a sequence's numbers do not depend on its neighbours in a batch.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
