@@ -36,7 +36,8 @@ ABOUT = (
     "How does {t} taste?", "How does {t} work?", "What time is it?", "Solve this equation.", "Fix my code.",
     "Who wrote this?", "Who drew the picture?", "How much is {n} plus {m}?", "What is {n} times {m}?",
     "Is {n} a prime number?", "Count to {n}.", "Where was this picture taken?", "When was this picture taken?",
-    "What will happen next?", "What does it smell like?",
+    "What will happen next?", "What does it smell like?", "What was here yesterday?", "What is behind the picture?",
+    "Whose picture is this?", "Which town is this?", "Why was this drawn?",
 )
 # fmt: on
 SYLLABLES = (

@@ -171,6 +171,8 @@ BEFORE = (
     "A question: ",
 )
 AFTER = (" Please.", " Answer briefly.", " Thank you.", " Be short.", " One word is enough.")
+ORDERS = frozenset("Count Describe Give List Look Name Read Say Tell".split())  # first words of what is an order
+ASKED = (("Could you", "?"), ("Could you please", "?"), ("Will you", "?"), ("I want you to", "."))
 
 
 FILLERS = """
@@ -219,10 +221,18 @@ def babble(question: str, rng: random.Random) -> str:
     return text[0].upper() + text[1:]
 
 
+def polite(order: str, rng: random.Random) -> str:
+    """An order as a request: it wants the same answer, not a yes or no."""
+    opening, mark = rng.choice(ASKED)
+    return f"{opening} {order[0].lower()}{order[1:].rstrip('.')}{mark}"
+
+
 def put(question: str, rng: random.Random) -> str:
-    """A question as training puts it: nearly half of the time in the program's own form, else recast; sometimes with
-    words around it or idle words in it, without its mark or capital."""
+    """A question as training puts it: nearly half of the time in the program's own form, else recast; orders sometimes
+    as requests; sometimes with words around it or idle words in it, without its mark or capital."""
     text = recast(question, rng) if rng.random() < 0.55 else question
+    if text.split()[0] in ORDERS and text.count(".") == 1 and rng.random() < 0.2:
+        text = polite(text, rng)
     roll = rng.random()
     if roll < 0.06:
         text = rng.choice(BEFORE) + text

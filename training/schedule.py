@@ -35,7 +35,7 @@ class Stage:
 
 BESIDE: tuple[tuple[Stage, ...], ...] = (  # chains that run at the same time: the pictures' and the words'
     (Stage("eye", 4800), Stage("tally", 1200, "--hold 0")),
-    (Stage("language", 3400, "--batch 14 --muon 4e-3 --adam 2e-3 --hold 0.2"),),
+    (Stage("language", 4400, "--batch 14 --muon 4e-3 --adam 2e-3 --hold 0.2"),),
 )
 LAST = Stage("joint", 1600, "--muon 2e-3 --adam 1e-3")
 
