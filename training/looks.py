@@ -28,9 +28,10 @@ Colour = tuple[int, int, int]
 
 
 def sides(rng: random.Random) -> tuple[int, int]:
-    """Width and height: half of them up to 1.8:1, half from 1.5:1 to 3:1, either way."""
+    """Width and height, either way: two of five up to 1.6:1, two from there to 2.5:1, the fifth to 3.3:1."""
     short = rng.randint(64, 120) if rng.random() < 0.25 else rng.randint(110, 260)
-    long = round(short * math.exp(rng.uniform(0.0, 0.6) if rng.random() < 0.5 else rng.uniform(0.4, 1.15)))
+    least, most = rng.choice(((1.0, 1.6), (1.0, 1.6), (1.6, 2.5), (1.6, 2.5), (2.5, 3.3)))
+    long = round(short * math.exp(rng.uniform(math.log(least), math.log(most))))
     return (short, long) if rng.random() < 0.5 else (long, short)
 
 
