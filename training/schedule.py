@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,16 @@ class Failed(Exception):
     """A stage ended with an error, which has been told."""
 
 
+RUNNING: set[subprocess.Popen[str]] = set()
+"""The stages that run, each followed by a thread of its own."""
+
+
+def stop(*_: object) -> None:
+    """On SIGTERM: ends every stage, which ends the thread that follows it."""
+    for run in list(RUNNING):
+        run.terminate()
+
+
 def command(stage: Stage, options: argparse.Namespace) -> list[str]:
     """The stage's command line."""
     steps = max(2, round(stage.steps * options.scale))
@@ -65,12 +76,14 @@ def follow(stage: Stage, position: int, threads: int, options: argparse.Namespac
             command(stage, options), stdout=subprocess.PIPE, stderr=told, text=True, env=environment
         ) as run,
     ):
+        RUNNING.add(run)
         try:
             for line in run.stdout or ():
                 show(bar, line)
                 if "held_out" in line:
                     curves.draw(options.out)
         finally:
+            RUNNING.discard(run)
             if run.poll() is None:
                 run.terminate()
         if run.wait():
@@ -131,6 +144,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="cores in all (default: the machine's)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    signal.signal(signal.SIGTERM, stop)
     try:
         train(parser.parse_args())
     except (Failed, FileNotFoundError) as failure:

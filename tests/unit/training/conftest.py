@@ -15,5 +15,5 @@ def coder() -> Coder:
     from training import tokens
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokens, "corpus", partial(tokens.corpus, count=200))
+        patch.setattr(tokens, "corpus", partial(tokens.corpus, count=400))
         return tokens.Coder(tokens.build())

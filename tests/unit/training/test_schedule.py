@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from tqdm import tqdm
 
 from training import curves, schedule
@@ -38,3 +42,18 @@ def test_every_stage_gets_its_steps_and_the_options() -> None:
         said = schedule.command(stage, options)
         assert said[said.index("--steps") + 1] == str(round(stage.steps / 2))
         assert "--no-compile" in said
+
+
+def test_stopping_ends_the_stages_that_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    says_and_sleeps = "import time; print('{\"step\": 1}', flush=True); time.sleep(600)"
+    monkeypatch.setattr(schedule, "command", lambda *_: [sys.executable, "-c", says_and_sleeps])
+    begun = threading.Event()
+    monkeypatch.setattr(schedule, "show", lambda *_: begun.set())
+    options = argparse.Namespace(out=tmp_path, scale=1.0)
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(schedule.follow, schedule.LAST, 0, 1, options)
+        assert begun.wait(30)
+        schedule.stop()
+        with pytest.raises(schedule.Failed):
+            following.result(30)
+    assert not schedule.RUNNING
