@@ -71,10 +71,12 @@ class _Work:
 
 @dataclass(frozen=True)
 class Batch:
-    """Distinct images to decode and encode together, and requests whose first image this brings."""
+    """Distinct images to decode and encode together, and requests whose first image this brings. ``others_wait``: for
+    their turn, with images that nobody has begun."""
 
     images: tuple[Image, ...]
     begun: tuple[Held, ...]
+    others_wait: bool
 
 
 class Batcher:
@@ -207,7 +209,10 @@ class Batcher:
                 held.begun = True
             if len(mine) == len(idle):
                 self.turns.no_more(held.turn)
-        return Batch(tuple(work.image for work in chosen), tuple(begun)) if chosen else None
+        if not chosen:
+            return None
+        others_wait = any(self._idle(held) for held in self._held.values() if not held.has_turn)
+        return Batch(tuple(work.image for work in chosen), tuple(begun), others_wait)
 
     def _decode(self, held: Held, works: Sequence[_Work]) -> None:
         for work in works:

@@ -30,6 +30,14 @@ class Encoded:
     written_nbytes: int
 
 
+@dataclass(frozen=True)
+class Taken:
+    """Images and their pixels, float32 [B, 3, H, W], which nobody else has any more."""
+
+    images: Sequence[Image]
+    pixels: torch.Tensor
+
+
 class Encoder:
     """``encode`` computes and makes an RPC: from one thread at a time, never the event loop's."""
 
@@ -39,15 +47,19 @@ class Encoder:
         self._arena = arena
         self._cache = cache
 
-    def take(self, decoded: Decoded) -> torch.Tensor:
-        """The batch's pixels, float32 [B, 3, H, W], taken over without a copy: ``decoded`` holds none any more."""
+    def take(self, decoded: Decoded) -> Taken:
+        """The batch's pixels, taken over without a copy: ``decoded`` holds none any more."""
         pixels, decoded.pixels = decoded.pixels, None
         assert pixels is not None, "nothing was decoded, or it was taken before"
-        return torch.from_numpy(pixels)
+        return Taken(decoded.images, torch.from_numpy(pixels))
 
-    def encode(self, images: Sequence[Image], pixels: torch.Tensor) -> Encoded:
-        """All at once; after an error (out of memory, say) one by one, so that only what really fails does."""
+    def encode(self, taken: list[Taken]) -> Encoded:
+        """All at once; after an error (out of memory, say) one by one, so that only what really fails does. Empties
+        the list, so that no pixels outlive the call."""
         started_s = time.monotonic()
+        images = [image for part in taken for image in part.images]
+        pixels = taken[0].pixels if len(taken) == 1 else torch.cat([part.pixels for part in taken])
+        taken.clear()
         try:
             outcomes = self._encode(images, pixels)
         except Exception:  # the boundary of one batch

@@ -1,7 +1,7 @@
 """Requests to their turns, batches through decoding and the tower, one batch in each at a time, while messages keep
 coming in. Lives on the event loop; what blocks runs in threads of its own. Knows no sockets: ``emit`` sends on.
 
-A batch is handed over between the two threads themselves, so that whose turn is next is decoded without a pause.
+The decoding thread waits for room with the encoder itself, so that whose turn is next is decoded without a pause.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from mmserve.messages.request import AbortRequest, EngineInbound
 from mmserve.metrics.client import MetricsClient
 from mmserve.visualserver.batcher import Batch, Batcher, Claim, Held, Image, Outcome, item_ids
 from mmserve.visualserver.decoding import Decoded, Decoder
-from mmserve.visualserver.encoder import Encoder
+from mmserve.visualserver.encoder import Encoder, Taken
 from mmserve.visualserver.turn_calls import TurnCalls
 
 
 class Pipeline:
-    """``receive`` takes every message; ``run`` works until cancelled. One batch is decoded while one is encoded."""
+    """``receive`` takes every message; ``run`` works until cancelled. One batch is decoded while one is encoded.
+
+    ``encoder_images``: most whose pixels the encoder has, waiting or being encoded; no batch is larger.
+    """
 
     def __init__(
         self,
@@ -31,6 +34,7 @@ class Pipeline:
         encoder: Encoder,
         metrics: MetricsClient,
         emit: Callable[[EngineInbound], object],
+        encoder_images: int,
     ) -> None:
         self._batcher = batcher
         self._turns = turns
@@ -46,8 +50,14 @@ class Pipeline:
         """With the decoding thread: the batch that it decodes, or cannot hand over yet, and at most one behind it."""
         self._deadline: asyncio.TimerHandle | None = None
         """Of who follows; without effect once that is being decoded."""
-        self._encoder_free = threading.Semaphore(1)
-        """Taken by the decoding thread with each hand-over, given back when the batch is encoded."""
+        self._encoder_images = encoder_images
+        self._encoder_room = threading.Semaphore(encoder_images)
+        """Images. Taken by the decoding thread with each hand-over, given back when they are encoded."""
+        self._taken_over: list[Taken] = []
+        """The encoder's, to be encoded together."""
+        self._company: Future[Decoded] | None = None
+        """To be encoded together with those taken over, while it is in the line."""
+        self._pixels_came = asyncio.Event()
         self.num_finished = 0
         """Batches and images that got somewhere: a stuck tower is seen by it standing still."""
 
@@ -70,6 +80,7 @@ class Pipeline:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._take_turns())
             tasks.create_task(self._begin_batches())
+            tasks.create_task(self._encode_batches())
 
     def close(self) -> None:
         """Waits for nothing: what is being computed is of no use any more."""
@@ -77,7 +88,7 @@ class Pipeline:
         self._turns.close(self._asking if following is None else [*self._asking, following])
         for threads in self._threads:
             threads.shutdown(wait=False, cancel_futures=True)
-        self._encoder_free.release()  # a thread that waited for it would keep the process alive
+        self._encoder_room.release(self._encoder_images)  # a thread that waited for it would keep the process alive
 
     async def _take_turns(self) -> None:
         """For the oldest requests first."""
@@ -127,37 +138,52 @@ class Pipeline:
         try:
             await asyncio.wait((ended,))
         finally:
-            del self._line[future]
+            batch = self._line.pop(future)
+            self._pixels_came.set()
         if ended.cancelled():
             return
         decoded = ended.result()
         for seconds in decoded.seconds:
             self._metrics.add("mm_decode_seconds", seconds)
-        self._taken(decoded.outcomes)
-        self._finish(decoded.outcomes)
         if decoded.images:
-            try:
-                await self._encode(decoded)
-            finally:
-                self._encoder_free.release()
+            self._take_over(decoded, batch)
+        self._finish(decoded.outcomes)
+        self._taken((*decoded.outcomes, *item_ids(decoded.images)))
+
+    def _take_over(self, decoded: Decoded, batch: Batch) -> None:
+        """With few turns, who waited already when these were begun could not be decoded with them; the first of those
+        that fits is encoded with them, as it would be without a gate."""
+        behind, following = next(iter(self._line.items()), (None, None))
+        room = self._encoder_images - len(decoded.images)
+        fits = following is not None and len(following.images) <= room
+        self._company = behind if batch.others_wait and fits and not self._taken_over else None
+        self._taken_over.append(self._encoder.take(decoded))
 
     def _decode_and_hand_over(self, images: Sequence[Image]) -> Decoded:
-        """In the decoding thread, which begins nothing else before the encoder has taken these over."""
+        """In the decoding thread, which begins nothing else before the encoder has room for these."""
         decoded = self._decoder.decode(images)
-        if decoded.images:
-            self._encoder_free.acquire()
+        for _ in decoded.images:
+            self._encoder_room.acquire()
         return decoded
 
-    async def _encode(self, decoded: Decoded) -> None:
-        pixels = self._encoder.take(decoded)
-        self._taken(item_ids(decoded.images))
+    async def _encode_batches(self) -> None:
         loop = asyncio.get_running_loop()
-        encoded = await loop.run_in_executor(self._threads[1], self._encoder.encode, decoded.images, pixels)
-        self._metrics.add("mm_encode_seconds", encoded.seconds)
-        self._metrics.add("mm_encode_batch_size", len(decoded.images))
-        self._metrics.add("mm_copied_bytes", encoded.written_nbytes, "embed", "")
-        self._metrics.add("mm_images_encoded", _count(encoded.outcomes, "encoded"))
-        self._finish(encoded.outcomes)
+        while True:
+            batch = await self._next_taken_over()
+            encoded = await loop.run_in_executor(self._threads[1], self._encoder.encode, batch)
+            self._encoder_room.release(len(encoded.outcomes))
+            self._metrics.add("mm_encode_seconds", encoded.seconds)
+            self._metrics.add("mm_encode_batch_size", len(encoded.outcomes))
+            self._metrics.add("mm_copied_bytes", encoded.written_nbytes, "embed", "")
+            self._metrics.add("mm_images_encoded", _count(encoded.outcomes, "encoded"))
+            self._finish(encoded.outcomes)
+
+    async def _next_taken_over(self) -> list[Taken]:
+        while not self._taken_over or self._company in self._line:
+            self._pixels_came.clear()
+            await self._pixels_came.wait()
+        taken, self._taken_over = self._taken_over, []
+        return taken
 
     async def _next_claims(self) -> list[Claim]:
         while not (claims := self._batcher.claims()):
@@ -200,6 +226,7 @@ class Pipeline:
         for name in self._batcher.turns.ended():
             self._turns.end(name)
         self._turn_came.set()
+        self._pixels_came.set()
         self._metrics.add("mm_encoder_requests_waiting", len(self._batcher))
         self._arrived.set()
 

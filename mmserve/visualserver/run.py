@@ -117,6 +117,7 @@ def _pipeline(
         Encoder(tower, DTYPES[deployment.dtype], arena, cache),
         metrics,
         emit,
+        _batch_images(deployment),
     )
 
 

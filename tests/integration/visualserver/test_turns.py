@@ -103,7 +103,44 @@ def test_a_turn_ends_when_the_encoder_has_the_pixels_not_when_it_is_done(tmp_pat
         stack.tower.gate.set()
         assert await stack.received(3) == stack.sent
 
-    play(tmp_path, scenario, max_mm_preprocess_concurrency=1)
+    play(tmp_path, scenario, max_mm_preprocess_concurrency=1, visual_batch_size=1)
+
+
+def test_those_who_wait_for_a_single_turn_are_encoded_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = HeldDecoder(monkeypatch)
+
+    async def scenario(stack: Stack) -> None:
+        await decoder.holds(stack, "first")
+        for number in range(1, 9):
+            stack.send(f"r{number}", png(number))
+        await _held(stack, 1, 3)  # one follows, two more have asked
+        decoder.gate.set()
+        assert await stack.received(9) == stack.sent
+        assert stack.table.snapshot().max_turns == 1
+        assert sum(stack.tower.batches) == 9
+        assert stack.tower.batches.count(2) >= 3
+
+    play(tmp_path, scenario, max_mm_preprocess_concurrency=1, visual_batch_size=2)
+
+
+def test_nobody_is_kept_for_one_who_does_not_fit_or_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = HeldDecoder(monkeypatch)
+
+    async def scenario(stack: Stack) -> None:
+        await decoder.holds(stack, "first")
+        stack.send("pair", png(1), png(2))
+        stack.send("broken", b"no picture")
+        stack.send("last", png(3))
+        await _held(stack, 1, 3)
+        decoder.gate.set()
+        received = await stack.received(4)
+        assert isinstance(received.pop("broken"), AbortRequest)
+        assert set(received) == {"first", "pair", "last"}
+        await _held(stack, 0, 0)
+
+    play(tmp_path, scenario, max_mm_preprocess_concurrency=1, visual_batch_size=2)
 
 
 def test_the_next_begins_before_word_of_the_last_ones_end_has_gone_round(
@@ -257,4 +294,4 @@ def test_a_server_that_ends_waits_for_no_hand_over(tmp_path: Path) -> None:
         await asyncio.to_thread(until, lambda: not decoding_threads())
         stack.tower.gate.set()
 
-    play(tmp_path, scenario)
+    play(tmp_path, scenario, visual_batch_size=1)

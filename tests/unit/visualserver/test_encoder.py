@@ -59,9 +59,9 @@ def _encoder(arena: Arena, cache: _Cache) -> Encoder:
 
 
 def _encode(encoder: Encoder, decoded: Decoded) -> dict[int, Outcome]:
-    pixels = encoder.take(decoded)
+    taken = encoder.take(decoded)
     assert decoded.pixels is None, "the encoder has them now"
-    return encoder.encode(decoded.images, pixels).outcomes
+    return encoder.encode([taken]).outcomes
 
 
 def _rows(arena: Arena, handle: Handle) -> Any:
@@ -84,7 +84,7 @@ def test_after_a_failed_batch_images_are_tried_one_by_one(arena: Arena) -> None:
 
 def test_rows_are_copied_once_and_counted_so(arena: Arena) -> None:
     encoder, decoded = _encoder(arena, _Cache()), _decoded(5, 13, 7)
-    assert encoder.encode(decoded.images, encoder.take(decoded)).written_nbytes == 2 * TOKENS * HIDDEN * 2
+    assert encoder.encode([encoder.take(decoded)]).written_nbytes == 2 * TOKENS * HIDDEN * 2
 
 
 def test_what_the_cache_server_does_not_take_is_lost(arena: Arena) -> None:
