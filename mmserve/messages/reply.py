@@ -11,13 +11,15 @@ FinishReason = Literal["stop", "length", "abort", "error", "media_error", "media
 worker allocates, writes and sends again; the client notices nothing. overloaded: too many wait already."""
 
 
-class TokenReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="tokens"):
+class TokenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t", tag="tokens"):
     """New tokens of one sequence; ``finish`` set on exactly one reply per request id and attempt."""
 
     id: str
     attempt: int = 0
     token_ids: tuple[int, ...] = ()
     """With finish "stop" the last one is the stop token itself."""
+    logprobs: tuple[bytes, ...] = ()
+    """One for each of ``token_ids`` when the request asked (see messages/logprobs), else empty."""
     finish: FinishReason | None = None
     message: str = ""
     media_index: int | None = None

@@ -24,3 +24,5 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling is a function of (seed, position), so a resumed sequence continues with the same text."""
     stop_token_ids: tuple[int, ...] = ()
     """The model's eos ids and the like; masked until min_tokens. Empty under ignore_eos."""
+    logprobs: int | None = None
+    """Report the log-probability of each token and of so many most likely ones (messages/logprobs). None: of none."""

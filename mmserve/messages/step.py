@@ -58,13 +58,15 @@ class SlotFailure(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     message: str
 
 
-class StepResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="result"):
+class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t", tag="result"):
     """From rank 0, one per plan that has steps (a plan that only frees slots is not answered)."""
 
     step_id: int
     tokens: tuple[tuple[int, int], ...]
     """(slot, token id) for every step with ``sample``, failed ones left out."""
     failures: tuple[SlotFailure, ...] = ()
+    logprobs: tuple[tuple[int, bytes], ...] = ()
+    """(slot, messages/logprobs) for those of ``tokens`` whose sequences asked."""
     forward_s: float = 0.0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -22,6 +23,7 @@ from mmserve.model_backend import kv_tensors, weights
 from mmserve.model_backend.attention.choice import attention_for
 from mmserve.model_backend.batch import Batch, build
 from mmserve.model_backend.layers.linear import pack_linears
+from mmserve.model_backend.logprobs import ModelLogprobs
 from mmserve.model_backend.models.registry import DECODERS
 from mmserve.model_backend.parallel import TpGroup
 from mmserve.model_backend.phases import Phases
@@ -31,6 +33,14 @@ from mmserve.model_backend.splice import Splicer
 from mmserve.model_backend.weights import Progress
 
 logger = logging.getLogger(__name__)
+
+
+class _Computed(NamedTuple):
+    """What came of a plan's steps, as in StepResult; ``logprobs`` on rank 0 alone."""
+
+    tokens: Sequence[tuple[int, int]] = ()
+    failures: Sequence[SlotFailure] = ()
+    logprobs: Sequence[tuple[int, bytes]] = ()
 
 
 class Runner:
@@ -85,59 +95,61 @@ class Runner:
         failures = [_failure(step.slot, refused[step.slot]) for step in plan.steps if step.slot in refused]
         steps = [step for step in plan.steps if step.slot not in refused]
         kv_tensors.copy_beginnings(self._kv, plan.copies)
-        tokens, uncomputed = self._compute(steps)
+        computed = self._compute(steps)
         return StepResult(
             step_id=plan.step_id,
-            tokens=tuple(tokens),
-            failures=(*failures, *uncomputed),
+            tokens=tuple(computed.tokens),
+            failures=(*failures, *computed.failures),
+            logprobs=tuple(computed.logprobs),
             forward_s=time.perf_counter() - started_s,
         )
 
-    def _compute(self, steps: Sequence[SequenceStep]) -> tuple[list[tuple[int, int]], list[SlotFailure]]:
+    def _compute(self, steps: Sequence[SequenceStep]) -> _Computed:
         if not steps:
-            return [], []
+            return _Computed()
         try:
             batch = build(self._slots, steps, self._vocab_size, self._like, self._attention)
             hidden = self._model.embed(batch.token_ids)
             if unread := self._splicer.place(self._slots, batch, hidden):
                 return self._compute_without(unread, steps)
-            chosen = self._choose(batch, self._forward(batch, hidden))
+            chosen, logprobs = self._choose(batch, self._forward(batch, hidden))
         except Exception as error:
             # A request boundary: whatever the step met, the engine lives on. Only with several ranks it cannot: having
             # left the step at different places they would never meet again, so the engine restarts.
             if self._tp.size > 1:
                 raise
             logger.exception("a step with %d sequences failed", len(steps))
-            return [], [_failure(step.slot, f"internal error: {error}") for step in steps]
+            return _Computed(failures=[_failure(step.slot, f"internal error: {error}") for step in steps])
         tokens = [(slot, token) for slot, token in zip(batch.sample_slots, chosen, strict=True) if token != NOT_FINITE]
         for slot, token in tokens:
             self._slots.append(slot, token)
         broken = [slot for slot, token in zip(batch.sample_slots, chosen, strict=True) if token == NOT_FINITE]
-        return tokens, [_failure(slot, "the model's output is not finite") for slot in broken]
+        return _Computed(tokens, [_failure(slot, "the model's output is not finite") for slot in broken], logprobs)
 
-    def _compute_without(
-        self, unread: Sequence[SlotFailure], steps: Sequence[SequenceStep]
-    ) -> tuple[list[tuple[int, int]], list[SlotFailure]]:
+    def _compute_without(self, unread: Sequence[SlotFailure], steps: Sequence[SequenceStep]) -> _Computed:
         """Again for the steps that have all their images, on every rank alike."""
         failed = {failure.slot for failure in unread}
-        tokens, failures = self._compute([step for step in steps if step.slot not in failed])
-        return tokens, [*unread, *failures]
+        computed = self._compute([step for step in steps if step.slot not in failed])
+        return computed._replace(failures=[*unread, *computed.failures])
 
     def _forward(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor | None:
         """Logits [S, vocab] of the rows that sample, on rank 0; None on other ranks or when no row samples."""
         hidden = self._model(hidden, batch.positions, self._kv, batch.layout, batch.sample_rows)
         return self._model.logits(hidden) if batch.sample_slots else None
 
-    def _choose(self, batch: Batch, logits: torch.Tensor | None) -> list[int]:
-        """A token id (or NOT_FINITE) for each slot that samples, the same on every rank."""
-        if not batch.sample_slots:
-            return []
-        chosen = torch.empty(len(batch.sample_slots), dtype=torch.int64)
+    def _choose(self, batch: Batch, logits: torch.Tensor | None) -> tuple[Sequence[int], Sequence[tuple[int, bytes]]]:
+        """A token id (or NOT_FINITE) for each slot that samples, the same on every rank; and, on rank 0, (slot,
+        log-probabilities) of those that asked."""
+        chosen: list[int] = [NOT_FINITE] * len(batch.sample_slots)
+        logprobs: list[tuple[int, bytes]] = []
         if logits is not None:
-            chosen = torch.tensor(sample(logits, [self._sample_row(slot) for slot in batch.sample_slots]))
-        if self._tp.size == 1:
-            return chosen.tolist()
-        return self._tp.broadcast(chosen.to(self._like.device)).tolist()
+            rows = [self._sample_row(slot) for slot in batch.sample_slots]
+            models = ModelLogprobs(logits, rows)
+            chosen = sample(logits, rows)
+            logprobs = [(batch.sample_slots[row], packed) for row, packed in models.of(chosen)]
+        if self._tp.size > 1 and chosen:
+            chosen = self._tp.broadcast(torch.tensor(chosen, device=self._like.device)).tolist()
+        return chosen, logprobs
 
     def _sample_row(self, index: int) -> SampleRow:
         slot = self._slots[index]

@@ -194,7 +194,7 @@ class Scheduler:
     def apply(self, plan: StepPlan, result: StepResult) -> None:
         """Take in what the ranks have computed of the plan that ``schedule`` gave last."""
         self._pace.observe(plan.steps, result.forward_s)
-        sampled = dict(result.tokens)
+        sampled, logprobs = dict(result.tokens), dict(result.logprobs)
         if failures := failures_of(plan, result, sampled):
             self._take_out(failures)
         for sequence, step in zip(self._in_flight.sequences, plan.steps, strict=True):
@@ -202,7 +202,7 @@ class Scheduler:
                 continue  # aborted since the plan was made, or taken out
             sequence.computed += step.num_tokens
             if step.sample:
-                self._append(sequence, sampled[step.slot])
+                self._append(sequence, sampled[step.slot], logprobs.get(step.slot))
 
     def _take_out(self, failures: dict[int, SlotFailure]) -> None:
         """End the sequences that could not be computed. What used a block that they should have filled in this very
@@ -219,13 +219,19 @@ class Scheduler:
             elif sequence.slot in failures:
                 self._fail(sequence, failures[sequence.slot])
 
-    def _append(self, sequence: Sequence, token_id: int) -> None:
+    def _append(self, sequence: Sequence, token_id: int, logprobs: bytes | None) -> None:
         sequence.tokens.append(token_id)
         finish, cached = finish_reason(sequence), 0
         if sequence.first_token_s is None:
             self._timeline.sampled(sequence)
             cached = sequence.num_cached_tokens
-        self._replies.add(sequence.request, finish, token_ids=(token_id,), num_cached_tokens=cached)
+        self._replies.add(
+            sequence.request,
+            finish,
+            token_ids=(token_id,),
+            logprobs=() if logprobs is None else (logprobs,),
+            num_cached_tokens=cached,
+        )
         if finish:
             self._timeline.ended(sequence)
             self._admission.outputs.observe(sequence.num_output_tokens)

@@ -15,6 +15,7 @@ from mmserve.checkpoint.load import load
 from mmserve.config import Config
 from mmserve.deployment import KV_BLOCK_TOKENS, Deployment
 from mmserve.ipc.arena import Arena
+from mmserve.messages.logprobs import unpack
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep, StepPlan, StepResult
@@ -71,6 +72,8 @@ class Running:
     """Blocks of a prefix-cache hit, named in its first step."""
     copied: tuple[int, int] = (-1, 0)
     """A block, and how many of its tokens come after the shared ones."""
+    logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
+    """Of each token since it was added, unpacked."""
 
     @property
     def output(self) -> list[int]:
@@ -119,6 +122,8 @@ class Driver:
         by_slot = {sequence.slot: sequence for sequence in self.running}
         for slot, token in result.tokens:
             by_slot[slot].tokens.append(token)
+        for slot, packed in result.logprobs:
+            by_slot[slot].logprobs.append(unpack(packed))
         for failure in result.failures:
             self.failures[failure.slot] = failure
             self.drop(by_slot[failure.slot])

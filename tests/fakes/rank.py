@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from mmserve.deployment import KV_BLOCK_TOKENS
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.logprobs import pack
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import (
     NewSequence,
@@ -53,18 +54,29 @@ def cells_of(token_ids: Sequence[int]) -> list[int]:
     return cells
 
 
-def generate_alone(prompt: Sequence[int], sampling: SamplingParams, context_tokens: int) -> tuple[list[int], str]:
-    """The output of a sequence computed by itself, without blocks, and why it ends."""
+def _logprobs(state: int, token_id: int, sampling: SamplingParams) -> bytes | None:
+    """Of no distribution, but of this place of this sequence alone."""
+    if sampling.logprobs is None:
+        return None
+    return pack([(token_id, -float(state % 4096)), *((top, -float(top)) for top in range(sampling.logprobs))])
+
+
+def generate_alone(
+    prompt: Sequence[int], sampling: SamplingParams, context_tokens: int
+) -> tuple[list[int], list[bytes], str]:
+    """The output of a sequence computed by itself, without blocks, its log-probabilities, and why it ends."""
     tokens, output, state = list(prompt), [], 0
+    logprobs: list[bytes] = []
     for cell in cells_of(tokens):
         state = _absorb(state, cell)
     while True:
         token_id = _sample(state, sampling, len(output))
         output.append(token_id)
+        logprobs += filter(None, [_logprobs(state, token_id, sampling)])
         if token_id in sampling.stop_token_ids and len(output) >= sampling.min_tokens:
-            return output, "stop"
+            return output, logprobs, "stop"
         if len(output) >= sampling.max_tokens or len(tokens) + 1 >= context_tokens:
-            return output, "length"
+            return output, logprobs, "length"
         state = _absorb(state, _cell(token_id, len(tokens), state))
         tokens.append(token_id)
 
@@ -113,7 +125,7 @@ class FakeRank:
         for copy, cells in zip(plan.copies, beginnings, strict=True):
             start = copy.target * KV_BLOCK_TOKENS
             self.cells[start : start + copy.num_tokens] = cells
-        tokens, failures = [], []
+        tokens, logprobs, failures = [], [], []
         for step in plan.steps:
             slot = self._slots[step.slot]
             slot.blocks += step.new_blocks
@@ -124,15 +136,22 @@ class FakeRank:
             if isinstance(outcome, SlotFailure):
                 failures.append(outcome)
             elif outcome is not None:
-                tokens.append((step.slot, outcome))
-        forward_s = self._token_s * sum(step.num_tokens for step in plan.steps)
-        return StepResult(step_id=plan.step_id, tokens=tuple(tokens), failures=tuple(failures), forward_s=forward_s)
+                token_id, packed = outcome
+                tokens.append((step.slot, token_id))
+                logprobs += [] if packed is None else [(step.slot, packed)]
+        return StepResult(
+            step_id=plan.step_id,
+            tokens=tuple(tokens),
+            logprobs=tuple(logprobs),
+            failures=tuple(failures),
+            forward_s=self._token_s * sum(step.num_tokens for step in plan.steps),
+        )
 
     def _beginning(self, block: int, num_tokens: int) -> list[int]:
         assert 0 < num_tokens < KV_BLOCK_TOKENS
         return self.cells[block * KV_BLOCK_TOKENS : block * KV_BLOCK_TOKENS + num_tokens]
 
-    def _compute(self, step: SequenceStep, later: set[int]) -> SlotFailure | int | None:
+    def _compute(self, step: SequenceStep, later: set[int]) -> SlotFailure | tuple[int, bytes | None] | None:
         """``later``: slots that are computed after this one in the same step."""
         slot, end = self._slots[step.slot], step.start + step.num_tokens
         assert step.num_tokens > 0
@@ -155,7 +174,7 @@ class FakeRank:
             return failure
         token_id = _sample(state, slot.sampling, len(slot.tokens) - slot.num_prompt_tokens)
         slot.tokens.append(token_id)
-        return token_id
+        return token_id, _logprobs(state, token_id, slot.sampling)
 
     def _check_unread(self, writer: int, blocks: list[int], later: set[int]) -> None:
         """Only sequences that begin in this step, after the writer, may know its blocks."""

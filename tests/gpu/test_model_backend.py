@@ -21,6 +21,7 @@ from mmserve.model_backend.vision.load import load_tower
 from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
 from tests.fakes.embeddings import put_rows, spliced_prompt
 from tests.fakes.engine import Driver, make_runner
+from tests.fakes.logprobs import check_logprobs
 
 # There is nothing to run these on without a GPU. What they ask (equality with transformers, rows read from the arena)
 # unit/model_backend and integration/model_backend ask of the same code on a CPU, in every run.
@@ -58,9 +59,11 @@ def test_tokens_equal_transformers(tmp_path: Path, chunk: int) -> None:
     model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).cuda()
     driver = Driver(make_runner(directory, device="cuda", max_model_len=400).step, chunk=chunk)
     texts = prompts(1, 17, 70, 330)
-    sequences = [driver.add(slot, prompt) for slot, prompt in enumerate(texts)]
+    asking = SamplingParams(max_tokens=1000, temperature=0.0, logprobs=5)
+    sequences = [driver.add(slot, prompt, sampling=asking) for slot, prompt in enumerate(texts)]
     driver.run(16)
     for sequence, prompt in zip(sequences, texts, strict=True):
+        check_logprobs(directory, prompt, sequence.output, sequence.logprobs, tolerance=1e-3)
         ids = torch.tensor([prompt]).cuda()
         out = model.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=16, eos_token_id=-1

@@ -17,6 +17,7 @@ from mmserve.messages.step import StepPlan, StepResult
 from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
 from tests.fakes.embeddings import put_rows, spliced_prompt
 from tests.fakes.engine import Driver, make_runner
+from tests.fakes.logprobs import check_logprobs
 from tests.integration.model_backend.conftest import StartRanks
 
 
@@ -42,9 +43,12 @@ def test_tokens_equal_transformers(start_ranks: StartRanks, tmp_path: Path, tp: 
         assert [detail["kv_tokens"] for detail in ranks.details] == [200 * KV_BLOCK_TOKENS] * tp
         driver = Driver(ranks.step, chunk=16)
         texts = prompts(40, 7, 17)
-        sequences = [driver.add(slot, prompt) for slot, prompt in enumerate(texts)]
+        asking = SamplingParams(max_tokens=1000, temperature=0.0, logprobs=5)
+        sequences = [driver.add(slot, prompt, sampling=asking) for slot, prompt in enumerate(texts)]
         driver.run(12)
         assert [s.output[:12] for s in sequences] == [expected(directory, prompt, 12) for prompt in texts]
+        for prompt, sequence in zip(texts, sequences, strict=True):
+            check_logprobs(directory, prompt, sequence.output, sequence.logprobs)
         ranks.send(StepPlan(step_id=99, free=(0, 1, 2)))
         for process in ranks.processes:
             process.send_signal(signal.SIGTERM)
@@ -55,7 +59,7 @@ def test_tokens_equal_transformers(start_ranks: StartRanks, tmp_path: Path, tp: 
 def test_two_ranks_agree_on_images_samples_and_failures(start_ranks: StartRanks, tmp_path: Path) -> None:
     """A stale handle and a drawn token in one batch with an image: as with one rank, and both ranks live on."""
     directory = make_llava(tmp_path / "model")
-    random_params = SamplingParams(max_tokens=50, temperature=0.9, top_p=0.9, seed=5)
+    random_params = SamplingParams(max_tokens=50, temperature=0.9, top_p=0.9, seed=5, logprobs=2)
     with start_ranks(directory, 2) as ranks:
         rows = torch.randn(16, 64, generator=torch.manual_seed(2))
         handle, end = put_rows(ranks.arena, rows, 0)
@@ -70,6 +74,7 @@ def test_two_ranks_agree_on_images_samples_and_failures(start_ranks: StartRanks,
             driver.run(8)
             assert {slot: failure.media_lost for slot, failure in driver.failures.items()} == {1: True, 2: True}
             outputs.append(sequences[0].output)
+            assert [pairs[0][0] for pairs in sequences[0].logprobs] == sequences[0].output
         assert outputs[0] == outputs[1]
         assert len(outputs[0]) == 8
 

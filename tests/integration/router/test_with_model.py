@@ -1,5 +1,5 @@
 """The scheduler with a real rank: however sequences are batched, cut, cached and preempted, the tokens are a plain
-greedy loop's over the transformers model."""
+greedy loop's over the transformers model, and so are their log-probabilities."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from mmserve.messages.logprobs import unpack
 from mmserve.messages.request import GenerateRequest
 from mmserve.messages.step import SlotFailure, StepPlan, StepResult
 from mmserve.model_backend.attention.in_place import InPlaceAttention
@@ -21,6 +22,7 @@ from mmserve.router.limits import Limits
 from mmserve.router.scheduler import Scheduler
 from tests.fakes.checkpoints import VOCAB, make_llama
 from tests.fakes.engine import make_runner
+from tests.fakes.logprobs import check_logprobs
 from tests.unit.router.builders import request
 
 NUM_NEW = 36
@@ -43,7 +45,7 @@ def jobs() -> list[list[int]]:
 
 def greedy(request_id: str, prompt: list[int], num_new: int = NUM_NEW) -> GenerateRequest:
     """A stop id that never comes keeps the forecast from knowing the length."""
-    message = request(request_id, prompt, max_tokens=num_new, stop_ids=(VOCAB - 1,))
+    message = request(request_id, prompt, max_tokens=num_new, stop_ids=(VOCAB - 1,), logprobs=3)
     return msgspec.structs.replace(message, sampling=msgspec.structs.replace(message.sampling, temperature=0.0))
 
 
@@ -78,13 +80,17 @@ def test_tokens_are_those_of_the_model(
     for index, prompt in enumerate(jobs()):
         scheduler.receive(greedy(str(index), prompt))
     output: dict[str, list[int]] = {name: [] for name in answers}
+    logprobs: dict[str, list[list[tuple[int, float]]]] = {name: [] for name in answers}
     cached = 0
     while plan := scheduler.schedule():
         scheduler.apply(plan, runner.step(plan))
         for _, reply in scheduler.take_replies():
             output[reply.id].extend(reply.token_ids)
+            logprobs[reply.id].extend(map(unpack, reply.logprobs))
             cached += reply.num_cached_tokens
     assert output == answers
+    for prompt, name in zip(jobs(), answers, strict=True):
+        check_logprobs(directory, prompt, answers[name], logprobs[name])
     assert cached > 0
     assert ("num_preemptions" in metrics) == preempts
 

@@ -9,6 +9,7 @@ import pytest
 
 from mmserve.ipc.codec import Codec
 from mmserve.messages.cache import AllocItem, AllocRequest, CacheRequest, Hello, SetEmbedRequest
+from mmserve.messages.logprobs import pack, unpack
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.reply import HttpInbound, ServerPhase, TokenReply
 from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
@@ -16,7 +17,8 @@ from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, SlotFailure, StepPlan, StepResult
 
 SPAN = MediaSpan(start=1, num_tokens=4, item_id=9, data=Handle(1, 64, 3), embed=Handle(2, 128, 32), media_index=0)
-SAMPLING = SamplingParams(max_tokens=5, logit_bias={3: -1.5}, stop_token_ids=(2,))
+SAMPLING = SamplingParams(max_tokens=5, logit_bias={3: -1.5}, stop_token_ids=(2,), logprobs=2)
+LOGPROBS = pack([(5, -0.5), (4, -0.25)])
 IDS = array("q", [1, 1 << 40, 5]).tobytes()
 
 
@@ -32,11 +34,13 @@ IDS = array("q", [1, 1 << 40, 5]).tobytes()
         (CacheRequest, AllocRequest(request_id="a", items=(AllocItem(b"key", 4, 100, 1 << 40),), wait_s=0.5)),
         (CacheRequest, SetEmbedRequest(item_ids=(1, 1 << 61), ok=(True, False))),
         (HttpInbound, TokenReply(id="a", token_ids=(1, 2), finish="stop")),
+        (HttpInbound, TokenReply(id="a", token_ids=(5,), logprobs=(LOGPROBS,))),
         (HttpInbound, ServerPhase(phase="ready", ready=True, engine_epoch=3)),
         (
             StepResult,
             StepResult(step_id=1, tokens=((0, 5),), failures=(SlotFailure(slot=1, media_lost=True, message="x"),)),
         ),
+        (StepResult, StepResult(step_id=1, tokens=((0, 5), (1, 6)), logprobs=((0, LOGPROBS),), forward_s=0.5)),
         (
             StepPlan,
             StepPlan(
@@ -51,6 +55,11 @@ IDS = array("q", [1, 1 << 40, 5]).tobytes()
 def test_a_message_survives_its_link(link: object, message: object) -> None:
     codec: Codec[object] = Codec(link)
     assert codec.decode(codec.encode(message)) == message
+
+
+def test_logprobs_are_eight_bytes_a_token_and_come_out_as_they_went_in() -> None:
+    assert unpack(LOGPROBS) == [(5, -0.5), (4, -0.25)]
+    assert len(LOGPROBS) == 16
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"hello", msgspec.msgpack.encode({"t": "generate"}), b"\x80"])

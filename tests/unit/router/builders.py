@@ -35,13 +35,16 @@ def request(
     output: Sequence[int] = (),
     spans: tuple[MediaSpan, ...] = (),
     reply_to: int = 0,
+    logprobs: int | None = None,
 ) -> GenerateRequest:
     return GenerateRequest(
         id=request_id,
         reply_to=reply_to,
         prompt_ids=ids(prompt),
         spans=spans,
-        sampling=SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens, seed=seed, stop_token_ids=stop_ids),
+        sampling=SamplingParams(
+            max_tokens=max_tokens, min_tokens=min_tokens, seed=seed, stop_token_ids=stop_ids, logprobs=logprobs
+        ),
         output_ids=ids(output),
         arrival_s=0.0,
         attempt=attempt,
@@ -114,6 +117,9 @@ class Engine:
 
     def output(self, request_id: str, attempt: int = 0) -> list[int]:
         return [token_id for reply in self.replies[request_id, attempt] for token_id in reply.token_ids]
+
+    def logprobs(self, request_id: str, attempt: int = 0) -> list[bytes]:
+        return [packed for reply in self.replies[request_id, attempt] for packed in reply.logprobs]
 
     def finish(self, request_id: str, attempt: int = 0) -> str | None:
         """The finish reason; asserts that there is at most one, on the last reply."""

@@ -33,6 +33,7 @@ requests = st.tuples(
     st.integers(0, 4),
     st.integers(0, 6),
     st.sampled_from([(), (3, 5), (99,)]),
+    st.sampled_from([None, 0, 2]),
 )
 aborts = st.tuples(
     st.just("abort"),
@@ -81,6 +82,7 @@ class Traffic:
         minimum: int,
         seed: int,
         stop_ids: tuple[int, ...],
+        logprobs: int | None = None,
     ):
         name = str(number)
         if name in self.sent:
@@ -89,7 +91,16 @@ class Traffic:
         tokens = [*_PREFIXES[kind], *[fill] * length]
         spans = (span(_IMAGE_START, _IMAGE_TOKENS, 1),) if kind == _IMAGE_PREFIX else ()
         self.send(
-            request(name, tokens, max_tokens=max_tokens, min_tokens=minimum, seed=seed, stop_ids=stop_ids, spans=spans)
+            request(
+                name,
+                tokens,
+                max_tokens=max_tokens,
+                min_tokens=minimum,
+                seed=seed,
+                stop_ids=stop_ids,
+                spans=spans,
+                logprobs=logprobs,
+            )
         )
 
     def wave(self, kind: int, members: list[tuple[int, int, int]]) -> None:
@@ -148,6 +159,12 @@ class Traffic:
         """All that the client has of a request, over its attempts."""
         return [token for attempt in range(message.attempt + 1) for token in self.engine.output(message.id, attempt)]
 
+    def logprobs(self, message: GenerateRequest) -> list[bytes]:
+        """As ``received``, those that came with the tokens."""
+        return [
+            packed for attempt in range(message.attempt + 1) for packed in self.engine.logprobs(message.id, attempt)
+        ]
+
     def lose(self) -> None:
         self.engine.rank.lost_items.add(1)
 
@@ -200,12 +217,13 @@ def test_random_traffic(options: dict[str, int], traffic: list[tuple]) -> None:
         prompt = tokens_of(message.prompt_ids)
         if len(prompt) >= engine.context_tokens:
             continue
-        expected, finish = generate_alone(prompt, sampling, engine.context_tokens)
+        expected, logprobs, finish = generate_alone(prompt, sampling, engine.context_tokens)
         received = clients.received(message)
         if engine.finish(message.id, message.attempt) in ("stop", "length"):
             assert (received, engine.finish(message.id, message.attempt)) == (expected, finish)
         else:
             assert received == expected[: len(received)]
+        assert clients.logprobs(message) == logprobs[: len(received)]
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
