@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from mmserve.httpserver.logprobs import TokenLogprobs
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.reply import FinishReason
@@ -122,6 +123,8 @@ class TextDelta:
     num_tokens: int
     finish: FinishReason | None = None
     cached_tokens: int = field(default=0)
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the tokens whose text begins here, when the call asked."""
 
 
 Role = Literal["system", "user", "assistant", "tool"]

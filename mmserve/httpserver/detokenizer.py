@@ -6,34 +6,14 @@ into replies can never change the text: streamed and whole answers are equal by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
 from mmserve.httpserver.call import TextDelta
+from mmserve.httpserver.logprobs import HeldLogprobs
 from mmserve.httpserver.stop_strings import StopStrings
+from mmserve.httpserver.vocabulary import REPLACEMENT, Vocabulary
 from mmserve.messages.reply import TokenReply
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-_REPLACEMENT = "\ufffd"
 _MAX_HELD_TOKENS = 16
 """A character spans at most a few tokens; after this many the bytes are simply not UTF-8 and are shown as such."""
-
-
-class Vocabulary:
-    """A tokenizer as the detokenizer needs it; one per worker, shared by all sequences."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-
-    def is_text(self, token_id: int) -> bool:
-        """False for special tokens and for ids that the model has but the tokenizer does not."""
-        return token_id not in self._special and self._tokenizer.id_to_token(token_id) is not None
-
-    def decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
 
 class TextWindow:
@@ -61,7 +41,7 @@ class TextWindow:
 
     def _take(self, *, force: bool) -> str:
         text = self._vocabulary.decode(self._ids)
-        if text.endswith(_REPLACEMENT) and not force:
+        if text.endswith(REPLACEMENT) and not force:
             return ""
         piece = text[len(self._context_text) :]
         if piece:
@@ -77,25 +57,30 @@ class Detokenizer:
     def __init__(self, vocabulary: Vocabulary, index: int, stops: tuple[str, ...], min_tokens: int = 0) -> None:
         self._window = TextWindow(vocabulary)
         self._stops = StopStrings(stops)
+        self._logprobs = HeldLogprobs(vocabulary)
         self._index = index
         self._min_tokens = min_tokens
         self._num_tokens = 0
 
     def push(self, reply: TokenReply) -> TextDelta:
         """Text of this reply's tokens. ``num_tokens`` and ``finish`` end with a stop string's last token."""
-        text, count, stopped = self._read(reply.token_ids)
+        text, count, stopped = self._read(reply)
         if not stopped and reply.finish is not None:
             tail, stopped = self._stops.push(self._window.flush())
             text += tail if stopped else tail + self._stops.flush()
         finish = "stop" if stopped else reply.finish
-        return TextDelta(self._index, text, count, finish, reply.num_cached_tokens)
+        logprobs = self._logprobs.take(len(text), rest=finish is not None and not stopped)
+        return TextDelta(self._index, text, count, finish, reply.num_cached_tokens, logprobs)
 
-    def _read(self, token_ids: Iterable[int]) -> tuple[str, int, bool]:
+    def _read(self, reply: TokenReply) -> tuple[str, int, bool]:
         pieces, count = [], 0
-        for token_id in token_ids:
+        for token_id in reply.token_ids:
+            made = self._window.push(token_id)
+            if reply.logprobs:
+                self._logprobs.add(token_id, reply.logprobs[count], len(made))
             count += 1
             self._num_tokens += 1
-            piece, stopped = self._match(self._window.push(token_id))
+            piece, stopped = self._match(made)
             pieces.append(piece)
             if stopped:
                 return "".join(pieces), count, True

@@ -15,7 +15,6 @@ from mmserve.deployment import Deployment
 from mmserve.health.client import INTERVAL_S, Pulse
 from mmserve.httpserver.admission import Gate
 from mmserve.httpserver.authorisation import Authorisation
-from mmserve.httpserver.detokenizer import Vocabulary
 from mmserve.httpserver.dispatcher import Dispatcher
 from mmserve.httpserver.flights import Flights
 from mmserve.httpserver.generate import Prompting, RequestPath
@@ -25,6 +24,7 @@ from mmserve.httpserver.loop_lag import watch_lag
 from mmserve.httpserver.reservations import Reservations
 from mmserve.httpserver.roads import Roads
 from mmserve.httpserver.served_model import ServedModel
+from mmserve.httpserver.vocabulary import Vocabulary
 from mmserve.ipc.channel import AsyncReceiver
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.reply import HttpInbound, ServerPhase, TokenReply

@@ -17,11 +17,12 @@ import msgspec
 from mmserve.errors import ContextLengthExceeded, MediaError, MmserveError, Overloaded, Unavailable
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaRef, Prompt
 from mmserve.httpserver.delta_stream import DeltaStream
-from mmserve.httpserver.detokenizer import Detokenizer, Vocabulary
+from mmserve.httpserver.detokenizer import Detokenizer
 from mmserve.httpserver.dispatcher import Dispatcher, MediaLost
 from mmserve.httpserver.holdings import Holdings
 from mmserve.httpserver.lane import Lane, Lanes
 from mmserve.httpserver.request_metrics import ChoiceMetrics, count_request
+from mmserve.httpserver.vocabulary import Vocabulary
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest, choice_id
 from mmserve.messages.sampling import SamplingParams

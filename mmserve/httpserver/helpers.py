@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 
 from mmserve.httpserver.alloc_share import AllocShare
-from mmserve.httpserver.detokenizer import Vocabulary
 from mmserve.httpserver.front import Helpers
 from mmserve.httpserver.lane import Generation, Lane, Lanes
 from mmserve.httpserver.media import MediaReader
 from mmserve.httpserver.media_lease import MediaLeases
 from mmserve.httpserver.prompt import Prompts
+from mmserve.httpserver.vocabulary import Vocabulary
 from mmserve.metrics.client import MetricsClient
 from mmserve.process import Process
 

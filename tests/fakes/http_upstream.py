@@ -15,6 +15,7 @@ import msgspec
 
 from mmserve.ipc.channel import AsyncReceiver, Sender
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.logprobs import pack
 from mmserve.messages.reply import HttpInbound, ServerPhase, TokenReply
 from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
 
@@ -27,6 +28,11 @@ Behaviour = Callable[["Upstream", GenerateRequest], Awaitable[None]]
 def output_of(request: GenerateRequest) -> bytes:
     """Tokens the request brings along, as text."""
     return bytes(array("q", request.output_ids).tolist())
+
+
+def likely(token_id: int, top: int) -> bytes:
+    """Log-probabilities of a token that was the likeliest, before those that follow it in the vocabulary."""
+    return pack([(token_id, -0.5), *((token_id + place, -0.5 - place) for place in range(top))])
 
 
 def say(text: str, *, finish: str = "stop", group: int = 1) -> Behaviour:
@@ -101,7 +107,9 @@ class Upstream:
             return
         if fields.get("finish"):
             self._ended.add(attempt)
-        self._http.send(TokenReply(id=request.id, attempt=request.attempt, token_ids=tuple(token_ids), **fields))
+        ids, top = tuple(token_ids), request.sampling.logprobs
+        logprobs = () if top is None else tuple(likely(id, top) for id in ids)
+        self._http.send(TokenReply(id=request.id, attempt=request.attempt, token_ids=ids, logprobs=logprobs, **fields))
 
     def requests(self) -> list[GenerateRequest]:
         return [message for _, message in self.received if isinstance(message, GenerateRequest)]

@@ -19,6 +19,7 @@ from mmserve.errors import InvalidRequest, MmserveError
 from mmserve.httpserver.api.answer import send_json
 from mmserve.httpserver.api.openai_errors import error_body
 from mmserve.httpserver.api.openai_fields import ChatRequest, decode, refuse_unsupported
+from mmserve.httpserver.api.openai_logprobs import ChoiceLogprobs, logprobs_for
 from mmserve.httpserver.api.openai_messages import ConversationReader
 from mmserve.httpserver.api.skeleton import CutUrl, cut_data_urls
 from mmserve.httpserver.api.sse import DONE, event, send_events
@@ -53,7 +54,7 @@ class Delta(msgspec.Struct, omit_defaults=True):
 class ChunkChoice(msgspec.Struct):
     index: int
     delta: Delta
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
 
 
@@ -67,7 +68,7 @@ class Chunk(msgspec.Struct):
 
 
 class AnswerMessage(msgspec.Struct):
-    content: str
+    content: str = ""
     role: str = "assistant"
     refusal: None = None
 
@@ -75,8 +76,8 @@ class AnswerMessage(msgspec.Struct):
 class AnswerChoice(msgspec.Struct):
     index: int
     message: AnswerMessage
-    finish_reason: str | None
-    logprobs: None = None
+    finish_reason: str | None = None
+    logprobs: ChoiceLogprobs | None = None
 
 
 class Completion(msgspec.Struct):
@@ -141,6 +142,7 @@ def _sampling(request: ChatRequest, model: ServedModel) -> SamplingParams:
         logit_bias=_logit_bias(request, model.vocab_size),
         seed=_seed(request.seed, model.seed, temperature),
         stop_token_ids=() if request.ignore_eos else model.eos_token_ids,
+        logprobs=_logprobs(request),
     )
 
 
@@ -162,6 +164,12 @@ def _logit_bias(request: ChatRequest, vocab_size: int) -> dict[int, float]:
     return request.logit_bias or {}
 
 
+def _logprobs(request: ChatRequest) -> int | None:
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequest("logprobs must be true for top_logprobs", param="top_logprobs")
+    return request.top_logprobs or 0 if request.logprobs else None
+
+
 async def send(flight: Flight, send: Send) -> None:
     """Write the whole response, as a stream or at once. Raises MmserveError when nothing was sent yet."""
     if flight.call.stream:
@@ -171,13 +179,15 @@ async def send(flight: Flight, send: Send) -> None:
 
 
 async def _complete(flight: Flight) -> Completion:
-    texts = [""] * flight.call.n
-    finishes: list[str | None] = [None] * flight.call.n
+    call = flight.call
+    choices = [AnswerChoice(index, AnswerMessage(), logprobs=logprobs_for(call)) for index in range(call.n)]
     async for delta in flight.deltas:
-        texts[delta.index] += delta.text
-        finishes[delta.index] = delta.finish
-    choices = [AnswerChoice(index, AnswerMessage(text), finishes[index]) for index, text in enumerate(texts)]
-    return Completion(_id(flight.call), int(time.time()), flight.call.model, choices, _usage(flight.deltas.usage))
+        choice = choices[delta.index]
+        choice.message.content += delta.text
+        choice.finish_reason = delta.finish
+        if choice.logprobs is not None:
+            choice.logprobs.add(delta.logprobs)
+    return Completion(_id(call), int(time.time()), call.model, choices, _usage(flight.deltas.usage))
 
 
 async def _events(flight: Flight) -> AsyncGenerator[bytes, None]:
@@ -193,8 +203,8 @@ async def _events(flight: Flight) -> AsyncGenerator[bytes, None]:
             if delta.index not in begun:
                 begun.add(delta.index)
                 yield chunk([ChunkChoice(delta.index, Delta(role="assistant", content=""))])
-            if delta.text:
-                yield chunk([ChunkChoice(delta.index, Delta(content=delta.text))])
+            if delta.text or delta.logprobs:
+                yield chunk([ChunkChoice(delta.index, Delta(content=delta.text), logprobs_for(call, delta.logprobs))])
             if delta.finish is not None:
                 yield chunk([ChunkChoice(delta.index, Delta(), finish_reason=delta.finish)])
         if call.include_usage:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from mmserve.errors import InvalidRequest
+from mmserve.messages.logprobs import MAX_TOP
 
 T = TypeVar("T")
 
@@ -51,7 +52,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     tool_choice: Any = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
     response_format: Any = None
     modalities: list[str] | None = None
     audio: Any = None
@@ -81,10 +82,6 @@ def refuse_unsupported(request: ChatRequest) -> None:
         raise InvalidRequest("calling a tool cannot be required: tools are not supported", param="tool_choice")
     if request.function_call not in (None, "auto", "none"):
         raise InvalidRequest("calling a function cannot be required", param="function_call")
-    if request.logprobs:
-        raise InvalidRequest("logprobs are not supported", param="logprobs")
-    if request.top_logprobs:
-        raise InvalidRequest("logprobs are not supported", param="top_logprobs")
     if request.audio is not None:
         raise InvalidRequest("audio output is not supported", param="audio")
     if any(modality != "text" for modality in request.modalities or ()):

@@ -161,13 +161,14 @@ def test_every_sampling_parameter_reaches_the_engine() -> None:
                 logit_bias={"5": -3},
                 seed=42,
                 max_tokens=9,
+                logprobs=True,
+                top_logprobs=3,
                 extra_body={
                     "top_k": 5,
                     "min_p": 0.1,
                     "repetition_penalty": 1.1,
                     "ignore_eos": True,
                     "min_tokens": 2,
-                    "logprobs": None,
                     "tools": None,
                     "some_future_field": {"x": 1},
                 },
@@ -185,6 +186,7 @@ def test_every_sampling_parameter_reaches_the_engine() -> None:
                 "logit_bias": {5: -3.0},
                 "seed": 42,
                 "stop_token_ids": (),
+                "logprobs": 3,
             }
 
     run(test)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mmserve.httpserver.call import TextDelta
-from mmserve.httpserver.detokenizer import Detokenizer, Vocabulary
+from mmserve.httpserver.detokenizer import Detokenizer
+from mmserve.httpserver.vocabulary import Vocabulary
 from mmserve.messages.reply import TokenReply
 from tests.fakes.http_helpers import EOS, byte_tokenizer
 

@@ -103,8 +103,12 @@ def test_another_model_is_not_found() -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"function_call": {"name": "f"}}, "function_call"),
-        ({"logprobs": True}, "logprobs"),
-        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": True}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 0}, "top_logprobs"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"response_format": {"type": "json_object"}}, "response_format.type"),
@@ -155,6 +159,20 @@ def test_images_for_a_text_model_and_too_many_images_name_the_part() -> None:
 def test_what_is_not_a_json_object_is_the_clients_fault(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         read(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "asked"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_logprobs(body: dict[str, Any], asked: int | None) -> None:
+    assert read(body).sampling.logprobs == asked
 
 
 def test_seeds() -> None:

@@ -1,0 +1,95 @@
+"""Log-probabilities through the whole stack, by any ranks and workers: of the tokens that are said, alone or among
+others, and when the engine is killed in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from openai.types.chat import ChatCompletionTokenLogprob
+
+from tests.e2e.stack import Stack, running
+from training.sample import samples
+
+ASKED = {"model": "llava", "logprobs": True, "top_logprobs": 5}
+LONG = {"temperature": 0, "max_tokens": 300, "extra_body": {"ignore_eos": True}}
+
+Entries = list[ChatCompletionTokenLogprob]
+
+
+async def whole(stack: Stack, messages: Sequence[dict[str, object]], **options: object) -> Entries:
+    async with stack.async_client() as client:
+        reply = await client.chat.completions.create(messages=messages, **ASKED, **options)
+    (choice,) = reply.choices
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    check(choice.logprobs.content, choice.message.content or "")
+    return choice.logprobs.content
+
+
+async def streamed(
+    stack: Stack, messages: Sequence[dict[str, object]], begun: asyncio.Event | None = None, **options: object
+) -> Entries:
+    entries, text = Entries(), ""
+    async with stack.async_client() as client:
+        async for event in await client.chat.completions.create(messages=messages, stream=True, **ASKED, **options):
+            (choice,) = event.choices
+            text += choice.delta.content or ""
+            entries += choice.logprobs.content or () if choice.logprobs else ()
+            if begun and entries:
+                begun.set()
+    check(entries, text)
+    return entries
+
+
+def check(entries: Entries, text: str) -> None:
+    """They spell the text, and five likely tokens come with each in the right order."""
+    assert entries
+    assert bytes(byte for entry in entries for byte in entry.bytes or ()).decode() == text
+    for entry in entries:
+        likely = [one.logprob for one in entry.top_logprobs]
+        assert len(likely) == 5
+        assert likely == sorted(likely, reverse=True)
+        assert entry.logprob <= likely[0] <= 0
+
+
+def values(entries: Entries) -> list[float]:
+    return [value for entry in entries for value in (entry.logprob, *(one.logprob for one in entry.top_logprobs))]
+
+
+def test_of_what_is_said_streamed_or_not_alone_or_among_others(stack: Stack) -> None:
+    questions = [sample.messages for sample in samples(8, seed=909909, kinds=("colour", "shape"))]
+
+    async def all_at_once() -> list[Entries]:
+        return await asyncio.gather(
+            *(ask(stack, messages, temperature=0) for messages in questions for ask in (whole, streamed))
+        )
+
+    together = asyncio.run(all_at_once())
+    for at, messages in enumerate(questions):
+        alone = asyncio.run(whole(stack, messages, temperature=0))
+        assert [entry.token for entry in alone] == [entry.top_logprobs[0].token for entry in alone]
+        for among_others in together[2 * at : 2 * at + 2]:
+            assert [entry.token for entry in among_others] == [entry.token for entry in alone]
+            assert values(among_others) == pytest.approx(values(alone), abs=1e-4)
+
+
+@pytest.mark.parametrize("victim", ["router", "model_backend"])
+def test_an_engine_that_is_killed_takes_none_with_it_and_says_none_twice(victim: str) -> None:
+    messages = [{"role": "user", "content": "What can you do?"}]
+    with running() as stack:
+
+        async def scenario() -> tuple[Entries, Entries]:
+            expected = await streamed(stack, messages, **LONG)
+            begun = asyncio.Event()
+            live = asyncio.create_task(streamed(stack, messages, begun, **LONG))
+            await begun.wait()
+            for process in stack.processes(f"mmserve: {victim}"):
+                process.kill()
+            return expected, await live
+
+        expected, seen = asyncio.run(scenario())
+        assert stack.metric("requests_resent_total") >= 1
+    assert [entry.token for entry in seen] == [entry.token for entry in expected]
+    assert values(seen) == pytest.approx(values(expected), abs=1e-4)
