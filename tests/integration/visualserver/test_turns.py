@@ -106,9 +106,7 @@ def test_a_turn_ends_when_the_encoder_has_the_pixels_not_when_it_is_done(tmp_pat
     play(tmp_path, scenario, max_mm_preprocess_concurrency=1, visual_batch_size=1)
 
 
-def test_those_who_wait_for_a_single_turn_are_encoded_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_those_who_wait_for_a_single_turn_are_encoded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = HeldDecoder(monkeypatch)
 
     async def scenario(stack: Stack) -> None:
