@@ -71,6 +71,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float,
         _field("scheduling", "while answers are written, prompts share steps of about so long; 0: no limit", ge=0),
     ] = 70.0
+    overlap_scheduling: Annotated[
+        bool, _field("scheduling", "plan each step while the ranks still compute the one before it")
+    ] = False
     kv_cache_gb: Annotated[
         Annotated[float, Meta(gt=0)] | None, _field("scheduling", "KV cache of each rank, GiB; default: what fits")
     ] = None

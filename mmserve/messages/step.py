@@ -40,7 +40,10 @@ class SequenceStep(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="plan"):
-    """One forward step for every rank. Applied in order: free, new, copies (all read before one is written), steps."""
+    """One forward step for every rank. Applied in order: free, new, copies (all read before one is written), steps.
+
+    It names slots, not the tokens sampled in them, so it can be sent before the result of the plan before it is there.
+    """
 
     step_id: int
     free: tuple[int, ...] = ()

@@ -101,7 +101,7 @@ METRICS: dict[str, Metric] = {
     "request_decode_time_seconds": _seconds("From the first to the last token"),
     "request_inference_time_seconds": _seconds("From the first step to the last token"),
     "iteration_tokens": Metric("histogram", "Tokens in one step", (), TOKENS),
-    "step_seconds": _stage("One step: plan, forward, result"),
+    "step_seconds": _stage("One step: plan, forward, result; with --overlap-scheduling, from result to result"),
     "schedule_seconds": _stage("Planning one step"),
     # processes
     "event_loop_lag_seconds": Metric("histogram", "How late the HTTP workers' event loops are", (), LAG),

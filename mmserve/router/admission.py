@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from mmserve.router.forecast import KvForecast, OutputLengths
 from mmserve.router.kv_ledger import Holding, KvLedger, blocks_for
 from mmserve.router.running import RunningSet
-from mmserve.router.sequence import Sequence
+from mmserve.router.sequence import Phase, Sequence
 from mmserve.router.waiting import WaitingQueue
 
 
@@ -24,7 +24,7 @@ class Admission:
         self.outputs = OutputLengths()
 
     def enter(self) -> Iterator[Sequence]:
-        """Move sequences one by one into slots, yielding each with its cached prefix counted as computed.
+        """Move sequences one by one into slots, yielding each with its cached prefix counted as planned.
 
         The caller publishes what one will fill before it asks for the next, so that the next may use it (n > 1, many
         requests with one new image).
@@ -46,16 +46,13 @@ class Admission:
                 return
 
     def leave(self, sequence: Sequence) -> None:
-        """Give back the running sequence's slot and blocks."""
+        """Give back the sequence's slot and blocks; if it waits, at the head of the queue."""
         assert sequence.holding is not None
         self._kv.free(sequence.holding)
         self._running.leave(sequence)
-
-    def begin_again(self, sequence: Sequence) -> None:
-        """Send the running sequence back to the head of the queue."""
-        self.leave(sequence)
-        sequence.wait()
-        self._waiting.push_front(sequence)
+        sequence.leave()
+        if sequence.phase is Phase.WAITING:
+            self._waiting.push_front(sequence)
 
     def _reserve(self, sequence: Sequence, forecast: KvForecast) -> Holding | None:
         """Memory for all tokens that the sequence has so far, if it may enter. One that is alone always may."""

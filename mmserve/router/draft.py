@@ -43,8 +43,8 @@ class Draft:
 
     def step(self, sequence: Sequence, num_tokens: int, new_blocks: tuple[int, ...] = ()) -> None:
         """Compute the sequence's next ``num_tokens`` tokens."""
-        start = sequence.computed
-        sample = start + num_tokens == len(sequence.tokens)
+        start = sequence.planned
+        sample = sequence.plan(num_tokens)
         self.budget_tokens -= num_tokens
         self.sequences.append(sequence)
         self.steps.append(

@@ -5,10 +5,10 @@ Joins the block pool and the prefix tree; nobody else touches either. Knows no s
     free ──reserve/extend──> held ──free, full──> cached (idle in the tree) ──evict──> free
                               └─────free, not full──────────────────────────────────────┘
 
-Only full blocks are in the tree: computed ones, and those that a sequence fills in the step being planned, for a rank
-keeps the K and V of all tokens of a step, layer by layer, before anyone attends to them. None is written again, and a
-sequence writes into blocks that it alone holds, so nobody reads what is not written or changes later. When the step
-fails, ``forget`` takes the blocks out again, and with them what was computed from them.
+Only full blocks are in the tree: computed ones, and those that a sequence fills in a step that is in flight or being
+planned, for a rank keeps the K and V of all tokens of a step, layer by layer, before anyone attends to them. None is
+written again, and a sequence writes into blocks that it alone holds, so nobody reads what is not written or changes
+later. When the step fails, ``forget`` takes the blocks out again, and with them what was computed from them.
 
 Where the cached prefix ends within a block, the tokens that are the same are copied into the sequence's own block. The
 ranks copy before they compute anything, so only from blocks of earlier steps, and it does not matter who is given the
@@ -88,9 +88,14 @@ class KvLedger:
         return self._tree.num_idle
 
     @property
+    def num_left(self) -> int:
+        """Blocks that a sequence could be given."""
+        return self.num_free + self.num_cached
+
+    @property
     def num_held(self) -> int:
         """Blocks that sequences hold, shared ones counted once."""
-        return self.num_blocks - self.num_free - self.num_cached
+        return self.num_blocks - self.num_left
 
     def match(self, tokens: array[int]) -> Match:
         """The longest cached prefix that leaves at least one token to compute."""
@@ -107,7 +112,7 @@ class KvLedger:
         """Hold a matched prefix and new blocks for the rest of ``num_tokens``; None when too few are left."""
         nodes = match.nodes
         num_new = blocks_for(num_tokens) - len(nodes)
-        if num_new > self.num_free + self.num_cached - self.num_idle(nodes):
+        if num_new > self.num_left - self.num_idle(nodes):
             return None
         for node in nodes:
             if self._pool.hold(node.block):
@@ -120,7 +125,7 @@ class KvLedger:
         num_new = blocks_for(num_tokens) - len(holding.blocks)
         if num_new <= 0:
             return ()
-        if num_new > self.num_free + self.num_cached:
+        if num_new > self.num_left:
             return None
         blocks = self._allocate(num_new)
         holding.blocks += blocks

@@ -14,7 +14,8 @@ logger = logging.getLogger(__name__)
 
 
 class RankGroup:
-    """Links to ``num_ranks`` model backends. While they compute, the heartbeat goes on without progress."""
+    """Links to ``num_ranks`` model backends, and the plans in flight: sent, but their result not taken. While they
+    compute, the heartbeat goes on without progress."""
 
     def __init__(self, endpoints: Endpoints, num_ranks: int, pulse: Pulse) -> None:
         self._results: Receiver[RankOutbound] = Receiver(endpoints.rank_results, RankOutbound)
@@ -22,6 +23,7 @@ class RankGroup:
             Sender(endpoints.rank(rank), RankInbound) for rank in range(num_ranks)
         ]
         self._arrived: deque[RankOutbound] = deque()
+        self._in_flight: deque[StepPlan] = deque()
         self._pulse = pulse
 
     def wait_ready(self) -> RankReady:
@@ -32,16 +34,26 @@ class RankGroup:
                 return message
             logger.warning("ignored the result of step %d: it comes before the ranks are ready", message.step_id)
 
-    def step(self, plan: StepPlan) -> StepResult:
-        """Have the plan computed. A plan without steps is not answered, its result is empty at once."""
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def send(self, plan: StepPlan) -> None:
+        """Have the plan computed after those in flight."""
         for rank in self._ranks:
             rank.send(plan)
+        self._in_flight.append(plan)
+
+    def take(self) -> tuple[StepPlan, StepResult]:
+        """The oldest plan in flight (there is one) with its result. A plan without steps is not answered, its result is
+        empty at once."""
+        plan = self._in_flight.popleft()
         if not plan.steps:
-            return StepResult(step_id=plan.step_id, tokens=())
+            return plan, StepResult(step_id=plan.step_id, tokens=())
         while True:
             message = self._next(busy=True)
             if isinstance(message, StepResult) and message.step_id == plan.step_id:
-                return message
+                return plan, message
             logger.warning("ignored %r while waiting for step %d", message, plan.step_id)
 
     def close(self) -> None:

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from mmserve.messages.reply import FinishReason, TokenReply
-from mmserve.messages.request import EngineInbound
+from mmserve.messages.request import AbortReason, AbortRequest, EngineInbound
 from mmserve.router.attempts import Attempts
+
+_FINISH_OF_ABORT: dict[AbortReason, FinishReason] = {
+    "client": "abort",
+    "media_error": "media_error",
+    "media_lost": "media_lost",
+    "internal_error": "error",
+    "queue_full": "overloaded",
+    "queue_timeout": "abort",
+}
 
 
 class Replies:
@@ -18,6 +27,11 @@ class Replies:
         """(reply_to, reply) since the last call, in order."""
         replies, self._replies = self._replies, []
         return replies
+
+    def add_abort(self, message: AbortRequest) -> None:
+        """Answer the abort, and with it the request."""
+        finish = _FINISH_OF_ABORT[message.reason]
+        self.add(message, finish, text=message.message, media_index=message.media_index)
 
     def add(
         self,

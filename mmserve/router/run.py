@@ -31,7 +31,8 @@ def run(process: Process) -> None:
         num_blocks = _num_blocks(deployment, ranks.wait_ready())
         scheduler = Scheduler(_limits(deployment), num_blocks, now=time.monotonic, record=metrics.add)
         process.ready({"kv_blocks": num_blocks, "kv_tokens": num_blocks * KV_BLOCK_TOKENS})
-        serve(inbox, scheduler, ranks, outbox, metrics, pulse)
+        depth = 2 if deployment.config.overlap_scheduling else 1
+        serve(inbox, scheduler, ranks, outbox, metrics, pulse, depth)
 
 
 def serve(
@@ -41,15 +42,23 @@ def serve(
     outbox: Outbox,
     metrics: MetricsClient,
     pulse: Pulse,
+    depth: int,
 ) -> None:
-    """The loop. While idle it sleeps, and wakes once a heartbeat."""
+    """The loop, with at most ``depth`` plans in flight. While idle it sleeps, and wakes once a heartbeat.
+
+    With two, the ranks have the next plan before they are done with the last. Then an abort comes while one plan is in
+    flight, and its reply goes out after that one's result: no rank reads pictures of whoever was told of an end.
+    """
     while True:
         for message in inbox.drain(block=scheduler.idle, timeout_s=INTERVAL_S):
             scheduler.receive(message)
         started_s = time.perf_counter()
-        if plan := scheduler.schedule():
-            planned_s = time.perf_counter()
-            scheduler.apply(plan, ranks.step(plan))
+        while ranks.num_in_flight < depth and (plan := scheduler.schedule()):
+            ranks.send(plan)
+        planned_s = time.perf_counter()
+        if ranks.num_in_flight:
+            plan, result = ranks.take()
+            scheduler.apply(plan, result)
             _report_step(metrics, plan, planned_s - started_s, time.perf_counter() - started_s)
         outbox.send_all(scheduler.take_replies())
         report_state(scheduler, metrics)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 
 from mmserve.router.kv_ledger import Holding
-from mmserve.router.sequence import Sequence
+from mmserve.router.sequence import Phase, Sequence
 
 
 def _age(sequence: Sequence) -> int:
@@ -26,11 +26,13 @@ class RunningSet:
         return bool(self._free_slots)
 
     def split(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Those of which only the last token is to be computed (they decode), and the others (they prefill)."""
+        """Those of which only the last token is to be computed (they decode), and the others (they prefill). Whoever
+        has ended, or will with what is in flight, needs no more steps."""
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self.sequences:
-            (decoding if len(sequence.tokens) - sequence.computed == 1 else prefilling).append(sequence)
+            if sequence.phase is Phase.RUNNING and (length := sequence.length) < sequence.max_length:
+                (decoding if length - sequence.planned == 1 else prefilling).append(sequence)
         return decoding, prefilling
 
     @property
@@ -50,7 +52,7 @@ class RunningSet:
         insort(self.sequences, sequence, key=_age)
 
     def leave(self, sequence: Sequence) -> None:
-        """Take the sequence's slot back."""
+        """Take the slot back of a sequence that nothing in flight computes."""
         del self.sequences[bisect_left(self.sequences, sequence.number, key=_age)]
         self._free_slots.append(sequence.slot)
         self._left_slots.append(sequence.slot)

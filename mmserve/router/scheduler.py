@@ -1,14 +1,17 @@
 """What to compute next, for whom, and who has ended: continuous batching over the sequences of all clients.
 
 receive(message) any number of times, then schedule() -> plan and apply(plan, result), then take_replies().
+A plan may be made while others are in flight: made, but not applied. They are computed and applied in order.
 Owns every sequence's state. Knows no sockets, no tensors and no clock of its own.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
 from mmserve.deployment import KV_BLOCK_TOKENS
-from mmserve.messages.reply import FinishReason, TokenReply
-from mmserve.messages.request import AbortReason, AbortRequest, EngineInbound, GenerateRequest
+from mmserve.messages.reply import TokenReply
+from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
 from mmserve.messages.step import SlotFailure, StepPlan, StepResult
 from mmserve.router.admission import Admission
 from mmserve.router.attempts import Attempts
@@ -24,21 +27,16 @@ from mmserve.router.stopping import finish_reason
 from mmserve.router.timeline import Clock, Record, Timeline
 from mmserve.router.waiting import WaitingQueue
 
-_FINISH_OF_ABORT: dict[AbortReason, FinishReason] = {
-    "client": "abort",
-    "media_error": "media_error",
-    "media_lost": "media_lost",
-    "internal_error": "error",
-    "queue_full": "overloaded",
-    "queue_timeout": "abort",
-}
-
 
 class Scheduler:
     """Everything finishes, for three reasons. The oldest running sequence is never preempted and fits the cache
     alone. A sequence enters only when the step has a token left for it, so there are never more running ones than
     tokens in a step, and each step has one for every decoding sequence and for the oldest prompt. No waiting one is
-    bypassed for ever."""
+    bypassed for ever.
+
+    Whatever a plan in flight computes keeps its slot and its blocks until the result is there, also when it has ended,
+    failed or must begin again in the meantime. So a slot in a result is who it was in the plan, nothing is written into
+    blocks that are somebody else's, and cached blocks that nobody holds have been computed."""
 
     def __init__(self, limits: Limits, num_blocks: int, *, now: Clock, record: Record) -> None:
         """``now``: seconds, never going back. ``record(name, value)``: one observation of a metric."""
@@ -54,7 +52,7 @@ class Scheduler:
         self._timeline = Timeline(now, record)
         self._now = now
         self._record = record
-        self._in_flight = Draft(0)
+        self._in_flight: deque[Draft] = deque()
         self._replies = Replies(self._attempts)
         self._num_received = 0
         self._num_plans = 0
@@ -69,8 +67,8 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Nothing to do until a message comes: ``schedule`` would give None."""
-        return not (self._running.sequences or self._waiting or self._running.has_left_slots)
+        """Nothing to do until a message comes: nothing is in flight, and ``schedule`` would give None."""
+        return not (self._running.sequences or self._waiting or self._running.has_left_slots or self._in_flight)
 
     def take_replies(self) -> list[tuple[int, TokenReply]]:
         """(reply_to, reply) since the last call, in order."""
@@ -89,8 +87,7 @@ class Scheduler:
         elif live:
             self._release(live)
         if isinstance(message, AbortRequest):
-            finish = _FINISH_OF_ABORT[message.reason]
-            self._replies.add(message, finish, text=message.message, media_index=message.media_index)
+            self._replies.add_abort(message)
         else:
             self._begin(message)
 
@@ -113,8 +110,11 @@ class Scheduler:
     # ---- planning
 
     def schedule(self) -> StepPlan | None:
-        """The next step, or None when there is nothing to tell the ranks. Cost does not depend on how many wait."""
+        """The next step, or None when there is nothing to tell the ranks, or not before the next result. Cost does not
+        depend on how many wait."""
         decoding, prefilling = self._running.split()
+        if self._in_flight and self.kv.num_left < sum(sequence.planned % KV_BLOCK_TOKENS == 0 for sequence in decoding):
+            return None  # somebody has to go; the next result may show who has ended, and nobody can go before it
         draft = Draft(self._pace.budget_tokens(len(decoding), self._budget_tokens))
         self._plan_decoding(decoding, draft)
         self._plan_chunks(prefilling, draft)
@@ -122,7 +122,7 @@ class Scheduler:
             self._plan_waiting(draft)
         if not (draft.steps or self._running.has_left_slots):
             return None
-        self._in_flight = draft
+        self._in_flight.append(draft)
         self._num_plans += 1
         return StepPlan(
             step_id=self._num_plans,
@@ -137,13 +137,13 @@ class Scheduler:
         for sequence in decoding:
             if draft.preempted and sequence.phase is not Phase.RUNNING:
                 return  # it had to go for an older one, and with it all that are newer
-            offset = sequence.computed % KV_BLOCK_TOKENS
+            offset = sequence.planned % KV_BLOCK_TOKENS
             new_blocks = () if offset else self._extend(sequence, draft)
             if new_blocks is None:
                 return
             draft.step(sequence, 1, new_blocks)
             if offset == KV_BLOCK_TOKENS - 1:
-                self._publish(sequence, 1, draft)
+                self._publish(sequence, draft)
 
     def _plan_chunks(self, prefilling: list[Sequence], draft: Draft) -> None:
         """What is left of the budget for chunks of prompts, oldest first."""
@@ -154,18 +154,20 @@ class Scheduler:
     def _plan_chunk(self, sequence: Sequence, new_blocks: tuple[int, ...], draft: Draft) -> None:
         num_tokens = min(sequence.num_remaining, draft.budget_tokens)
         draft.step(sequence, num_tokens, new_blocks)
-        self._publish(sequence, num_tokens, draft)
+        self._publish(sequence, draft)
 
-    def _publish(self, sequence: Sequence, num_tokens: int, draft: Draft) -> None:
-        """Those that are planned after the sequence may use the blocks that it fills in this step."""
+    def _publish(self, sequence: Sequence, draft: Draft) -> None:
+        """Those that are planned after the sequence may use the blocks that it fills in this step, if all their ids are
+        known; others can when they are (see ``_append``)."""
         assert sequence.holding is not None
-        if node := self.kv.publish(sequence.holding, sequence.tokens, sequence.computed + num_tokens):
+        num_tokens = min(sequence.planned, len(sequence.tokens))
+        if node := self.kv.publish(sequence.holding, sequence.tokens, num_tokens):
             draft.published[sequence.slot] = node
 
     def _extend(self, sequence: Sequence, draft: Draft) -> tuple[int, ...] | None:
         """Blocks for the sequence's next token, at the cost of the newest ones; None when it is the newest itself."""
         assert sequence.holding is not None
-        while (new_blocks := self.kv.extend(sequence.holding, len(sequence.tokens))) is None:
+        while (new_blocks := self.kv.extend(sequence.holding, sequence.length)) is None:
             newest = self._running.sequences[-1]
             self._preempt(newest)
             draft.preempted = True
@@ -175,14 +177,15 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         assert len(self._running.sequences) > 1, "a sequence alone always fits"
-        self._admission.begin_again(sequence)
+        assert not self._in_flight, "its blocks are not free before the result"
+        self._begin_again(sequence)
         self._record("num_preemptions", 1)
 
     def _plan_waiting(self, draft: Draft) -> None:
         for sequence in self._admission.enter():
             assert sequence.holding is not None
             if sequence.started_s is None:
-                sequence.num_cached_tokens = min(sequence.computed, sequence.num_prompt_tokens)
+                sequence.num_cached_tokens = min(sequence.planned, sequence.num_prompt_tokens)
             self._timeline.started(sequence)
             draft.enter(sequence)
             self._plan_chunk(sequence, tuple(sequence.holding.blocks), draft)
@@ -192,35 +195,41 @@ class Scheduler:
     # ---- results
 
     def apply(self, plan: StepPlan, result: StepResult) -> None:
-        """Take in what the ranks have computed of the plan that ``schedule`` gave last."""
+        """Take in what the ranks have computed of the oldest plan in flight."""
+        done = self._in_flight.popleft()
         self._pace.observe(plan.steps, result.forward_s)
         sampled, logprobs = dict(result.tokens), dict(result.logprobs)
         if failures := failures_of(plan, result, sampled):
-            self._take_out(failures)
-        for sequence, step in zip(self._in_flight.sequences, plan.steps, strict=True):
-            if sequence.phase is not Phase.RUNNING:
-                continue  # aborted since the plan was made, or taken out
-            sequence.computed += step.num_tokens
-            if step.sample:
+            self._take_out(failures, done)
+        for sequence, step in zip(done.sequences, plan.steps, strict=True):
+            if step.sample and sequence.phase is Phase.RUNNING:
                 self._append(sequence, sampled[step.slot], logprobs.get(step.slot))
+        for sequence in reversed(done.sequences):
+            if sequence.phase is not Phase.RUNNING:
+                self._leave(sequence)
 
-    def _take_out(self, failures: dict[int, SlotFailure]) -> None:
+    def _take_out(self, failures: dict[int, SlotFailure], done: Draft) -> None:
         """End the sequences that could not be computed. What used a block that they should have filled in this very
-        step was computed from nothing: it begins again."""
-        flight = self._in_flight
-        for slot in failures:
-            if slot in flight.published:
-                self.kv.forget(flight.published[slot])
-        for sequence in reversed(flight.sequences):
-            if sequence.holding is None:
-                continue  # aborted since the plan was made
+        step, or one in flight, was computed from nothing: it begins again."""
+        for draft in (done, *self._in_flight):
+            for slot in failures:
+                if slot in draft.published:
+                    self.kv.forget(draft.published[slot])
+        for sequence in reversed(self._running.sequences[:]):
+            assert sequence.holding is not None
+            if sequence.phase is not Phase.RUNNING:
+                continue  # since the plan was made
             if self.kv.misled(sequence.holding):
-                self._admission.begin_again(sequence)
+                self._begin_again(sequence)
             elif sequence.slot in failures:
                 self._fail(sequence, failures[sequence.slot])
 
     def _append(self, sequence: Sequence, token_id: int, logprobs: bytes | None) -> None:
+        assert sequence.holding is not None
         sequence.tokens.append(token_id)
+        num_computed = len(sequence.tokens) - 1
+        if num_computed % KV_BLOCK_TOKENS == 0:
+            self.kv.publish(sequence.holding, sequence.tokens, num_computed)
         finish, cached = finish_reason(sequence), 0
         if sequence.first_token_s is None:
             self._timeline.sampled(sequence)
@@ -248,8 +257,16 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         """Take the sequence out, wherever it is, and let go of all that it occupies."""
-        if sequence.phase is Phase.RUNNING:
-            self._admission.leave(sequence)
-        else:
+        if sequence.holding is None:
             self._waiting.remove(sequence)
         sequence.end()
+        self._leave(sequence)
+
+    def _begin_again(self, sequence: Sequence) -> None:
+        sequence.wait()
+        self._leave(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Give back what the sequence occupies, which does not run any more, unless a plan in flight computes it."""
+        if sequence.holding is not None and not any(sequence in draft.sequences for draft in self._in_flight):
+            self._admission.leave(sequence)

@@ -90,6 +90,7 @@ class _Slot:
         self.sampling = new.sampling
         self.blocks: list[int] = []
         self.computed = 0
+        self.has_failed = False
 
 
 class FakeRank:
@@ -103,6 +104,8 @@ class FakeRank:
         self.broken_seeds: set[int] = set()
         """Seeds of sequences that end in a numerical error."""
         self.num_tokens_computed = 0
+        self._failed_last = False
+        """A step of the plan before has failed: this one may have been made without knowing."""
         self._slots: dict[int, _Slot] = {}
         self._token_s = token_s
         self._num_slots = num_slots
@@ -132,13 +135,16 @@ class FakeRank:
             assert len(set(slot.blocks)) == len(slot.blocks)
         for index, step in enumerate(plan.steps):
             outcome = self._compute(step, {later.slot for later in plan.steps[index + 1 :]})
-            assert self._has_read_what_was_written(step) or failures, "a block is read that was not written"
+            assert self._has_read_what_was_written(step) or failures or self._failed_last, (
+                "a block is read that was not written"
+            )
             if isinstance(outcome, SlotFailure):
                 failures.append(outcome)
             elif outcome is not None:
                 token_id, packed = outcome
                 tokens.append((step.slot, token_id))
                 logprobs += [] if packed is None else [(step.slot, packed)]
+        self._failed_last = bool(failures)
         return StepResult(
             step_id=plan.step_id,
             tokens=tuple(tokens),
@@ -155,6 +161,8 @@ class FakeRank:
         """``later``: slots that are computed after this one in the same step."""
         slot, end = self._slots[step.slot], step.start + step.num_tokens
         assert step.num_tokens > 0
+        if slot.has_failed and end > len(slot.tokens):
+            return SlotFailure(slot=step.slot, media_lost=False, message="beyond its tokens")
         assert step.start == slot.computed or not slot.computed, "computed tokens are not computed again"
         assert end <= min(len(slot.tokens), len(slot.blocks) * KV_BLOCK_TOKENS)
         assert step.sample == (end == len(slot.tokens))
@@ -163,6 +171,7 @@ class FakeRank:
         slot.computed = end
         self.num_tokens_computed += step.num_tokens
         failure = self._failure(step, slot)
+        slot.has_failed = slot.has_failed or failure is not None
         state = 0
         for position in range(step.start):
             state = _absorb(state, self.cells[self._address(slot, position)])

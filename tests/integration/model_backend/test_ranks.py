@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import signal
+from collections import deque
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -14,11 +16,14 @@ from mmserve.deployment import KV_BLOCK_TOKENS
 from mmserve.messages.media import Handle
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan, StepResult
+from mmserve.router.limits import Limits
+from mmserve.router.scheduler import Scheduler
 from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
 from tests.fakes.embeddings import put_rows, spliced_prompt
 from tests.fakes.engine import Driver, make_runner
 from tests.fakes.logprobs import check_logprobs
-from tests.integration.model_backend.conftest import StartRanks
+from tests.integration.model_backend.conftest import Ranks, StartRanks
+from tests.unit.router.builders import request
 
 
 def prompts(*lengths: int) -> list[list[int]]:
@@ -54,6 +59,42 @@ def test_tokens_equal_transformers(start_ranks: StartRanks, tmp_path: Path, tp: 
             process.send_signal(signal.SIGTERM)
         assert [process.stdout.readline() for process in ranks.processes] == ["stopped\n"] * tp
         assert [process.wait(30) for process in ranks.processes] == [0] * tp
+
+
+def answers(ranks: Ranks, texts: list[list[int]], stop: int, depth: int) -> list[list[int]]:
+    """What a scheduler with ``depth`` plans in flight makes of the ranks."""
+    limits = Limits(max_num_seqs=8, max_num_batched_tokens=16, max_model_len=256)
+    scheduler = Scheduler(limits, ranks.ready.num_blocks, now=lambda: 0.0, record=lambda name, value: None)
+    for index, text in enumerate(texts):
+        message = request(str(index), text, max_tokens=12, stop_ids=(stop,))
+        greedy = msgspec.structs.replace(message.sampling, temperature=0.0)
+        scheduler.receive(msgspec.structs.replace(message, sampling=greedy))
+    in_flight, results = deque[StepPlan](), deque[StepResult]()
+    while not scheduler.idle:
+        while len(in_flight) < depth and (plan := scheduler.schedule()):
+            ranks.send(plan)
+            in_flight.append(plan)
+        plan = in_flight.popleft()
+        if plan.steps and not results:
+            results += ranks.inbox.drain(block=True, timeout_s=60)
+        scheduler.apply(plan, results.popleft() if plan.steps else StepResult(step_id=plan.step_id, tokens=()))
+    assert scheduler.kv.num_held == 0
+    output: list[list[int]] = [[] for _ in texts]
+    for _, reply in scheduler.take_replies():
+        output[int(reply.id)] += reply.token_ids
+    return output
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_plans_made_before_the_last_result_change_no_token(start_ranks: StartRanks, tmp_path: Path, tp: int) -> None:
+    """One answer ends with a stop token, so a token more of it is computed in vain."""
+    directory = make_llama(tmp_path / "model")
+    texts = prompts(40, 7, 17, 30)
+    whole = [expected(directory, text, 12) for text in texts]
+    stop = whole[0][5]
+    cut = [output[: output.index(stop) + 1] if stop in output else output for output in whole]
+    with start_ranks(directory, tp) as ranks:
+        assert [answers(ranks, texts, stop, depth) for depth in (1, 2)] == [cut, cut]
 
 
 def test_two_ranks_agree_on_images_samples_and_failures(start_ranks: StartRanks, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ NUM_WORKERS, NUM_RANKS = 2, 2
 _ROOT = Path(__file__).parents[3]
 
 
-def _deployment(run_dir: Path) -> Deployment:
+def _deployment(run_dir: Path, *, overlap: bool) -> Deployment:
     text = TextSpec(
         hidden_size=8,
         intermediate_size=8,
@@ -44,7 +44,13 @@ def _deployment(run_dir: Path) -> Deployment:
         rope_theta=1e4,
     )
     return Deployment(
-        config=Config(max_num_seqs=4, max_num_batched_tokens=64, http_workers=NUM_WORKERS, tp=NUM_RANKS),
+        config=Config(
+            max_num_seqs=4,
+            max_num_batched_tokens=64,
+            http_workers=NUM_WORKERS,
+            tp=NUM_RANKS,
+            overlap_scheduling=overlap,
+        ),
         model=ModelSpec(family="llama", path=str(run_dir), text=text),
         served_name="fake",
         device="cpu",
@@ -62,9 +68,9 @@ def _deployment(run_dir: Path) -> Deployment:
 class Neighbours:
     """All that the router talks to. ``num_blocks`` is what the fake ranks report."""
 
-    def __init__(self, run_dir: Path, stack: ExitStack, num_blocks: int) -> None:
+    def __init__(self, run_dir: Path, stack: ExitStack, num_blocks: int, *, overlap: bool) -> None:
         endpoints = Endpoints(run_dir)
-        self.deployment = _deployment(run_dir)
+        self.deployment = _deployment(run_dir, overlap=overlap)
         self.fakes = [FakeRank(num_blocks, num_slots=4, max_tokens=64) for _ in range(NUM_RANKS)]
         self.router: Sender[EngineInbound] = stack.enter_context(closing(Sender(endpoints.router, EngineInbound)))
         self.workers: list[Receiver[HttpInbound]] = [
@@ -115,6 +121,12 @@ def _start(run_dir: Path, deployment: Deployment, stack: ExitStack) -> subproces
 
 
 @pytest.fixture
-def neighbours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Neighbours]:
+def overlap() -> bool:
+    """Tests may parametrize it."""
+    return False
+
+
+@pytest.fixture
+def neighbours(tmp_path_factory: pytest.TempPathFactory, overlap: bool) -> Iterator[Neighbours]:
     with ExitStack() as stack:
-        yield Neighbours(tmp_path_factory.mktemp("r"), stack, num_blocks=24)
+        yield Neighbours(tmp_path_factory.mktemp("r"), stack, num_blocks=24, overlap=overlap)

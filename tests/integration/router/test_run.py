@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 
 import psutil
+import pytest
 
 from mmserve.ipc.channel import Sender
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.status import Heartbeat
+from mmserve.messages.step import StepPlan, StepResult
 from mmserve.metrics.names import METRICS
 from tests.fakes.rank import generate_alone
 from tests.integration.router.conftest import NUM_WORKERS, Neighbours
 from tests.unit.router.builders import abort, request, span
 
 CONTEXT_TOKENS = 24 * 16
+both_ways = pytest.mark.parametrize("overlap", [False, True])
 
 
 def outputs(replies: list) -> dict[str, list[int]]:
@@ -28,6 +33,7 @@ def test_ready_says_how_many_tokens_the_cache_takes(neighbours: Neighbours) -> N
     assert neighbours.ready == {"kv_blocks": 24, "kv_tokens": CONTEXT_TOKENS}
 
 
+@both_ways
 def test_many_requests_of_two_workers_get_their_own_tokens(neighbours: Neighbours) -> None:
     prompts = {str(number): [*range(100, 120), *[number] * (5 * number)] for number in range(16)}
     for name, prompt in prompts.items():
@@ -43,6 +49,7 @@ def test_many_requests_of_two_workers_get_their_own_tokens(neighbours: Neighbour
     assert neighbours.fakes[0].cells == neighbours.fakes[1].cells, "all ranks got the same plans"
 
 
+@both_ways
 def test_failures_of_single_requests_leave_the_others_alone(neighbours: Neighbours) -> None:
     for fake in neighbours.fakes:
         fake.lost_items.add(1)
@@ -64,6 +71,31 @@ def test_failures_of_single_requests_leave_the_others_alone(neighbours: Neighbou
     }
 
 
+@pytest.mark.parametrize("overlap", [True])
+def test_the_next_plan_is_there_before_the_ranks_are_done_with_the_last(neighbours: Neighbours) -> None:
+    """Rank 0, who answers, computes nothing before the other one has been given a second plan."""
+    first, second = neighbours.fakes
+    compute, compute_too = first.step, second.step
+    starts, came, has_second = list[int](), list[bool](), threading.Event()
+
+    def compute_late(plan: StepPlan) -> StepResult:
+        came.append(has_second.wait(timeout=20))
+        starts.extend(step.start for step in plan.steps)
+        return compute(plan)
+
+    def tell(plan: StepPlan) -> StepResult:
+        if plan.step_id == 2:
+            has_second.set()
+        return compute_too(plan)
+
+    first.step, second.step = compute_late, tell
+    neighbours.router.send(request("a", [1, 2, 3], max_tokens=4))
+    received = outputs(neighbours.replies_until_finish(0, 1))
+    assert received == {"a": generate_alone([1, 2, 3], SamplingParams(max_tokens=4), CONTEXT_TOKENS)[0]}
+    assert all(came)
+    assert starts == [0, 3, 4, 5]
+
+
 def test_bytes_that_are_no_message_are_skipped(neighbours: Neighbours) -> None:
     stranger: Sender[object] = Sender(f"ipc://{neighbours.deployment.run_dir}/router", dict)
     stranger.send({"t": "nonsense"})
@@ -72,6 +104,7 @@ def test_bytes_that_are_no_message_are_skipped(neighbours: Neighbours) -> None:
     assert len(neighbours.replies_until_finish(0, 1)) == 2
 
 
+@both_ways
 def test_an_abort_ends_a_running_request_and_frees_its_blocks(neighbours: Neighbours) -> None:
     neighbours.router.send(request("a", [1, 2, 3], max_tokens=300))
     assert neighbours.workers[0].receive().token_ids
@@ -82,6 +115,28 @@ def test_an_abort_ends_a_running_request_and_frees_its_blocks(neighbours: Neighb
         for sample in neighbours.metrics.receive().samples:
             if sample.name == "kv_blocks" and sample.labels == ("held",):
                 held = sample.value
+
+
+@both_ways
+def test_nothing_is_computed_for_whoever_was_told_of_an_abort(neighbours: Neighbours) -> None:
+    """It may have given up its pictures."""
+    first = neighbours.fakes[0]
+    compute = first.step
+
+    def compute_slowly(plan: StepPlan) -> StepResult:
+        time.sleep(0.02)
+        return compute(plan)
+
+    first.step = compute_slowly
+    neighbours.router.send(request("a", [1, 2, 3], max_tokens=300))
+    for _ in range(3):
+        neighbours.workers[0].receive()
+    neighbours.router.send(abort("a"))
+    neighbours.replies_until_finish(0, 1)
+    computed = first.num_tokens_computed
+    neighbours.router.send(request("b", [4, 5, 6], max_tokens=2))
+    neighbours.replies_until_finish(0, 1)
+    assert first.num_tokens_computed == computed + 4
 
 
 def test_metrics_and_heartbeats_go_out_with_known_names(neighbours: Neighbours) -> None:
@@ -112,6 +167,7 @@ def test_metrics_and_heartbeats_go_out_with_known_names(neighbours: Neighbours) 
     assert all(isinstance(beat, Heartbeat) and beat.process == "router-0" for beat in beats)
 
 
+@both_ways
 def test_an_idle_router_sleeps(neighbours: Neighbours) -> None:
     process = psutil.Process(neighbours.process.pid)
     neighbours.health.receive()
@@ -122,6 +178,7 @@ def test_an_idle_router_sleeps(neighbours: Neighbours) -> None:
     assert (after.user + after.system) - (before.user + before.system) <= 5 / os.sysconf("SC_CLK_TCK")
 
 
+@both_ways
 def test_sigterm_ends_it_cleanly_while_busy(neighbours: Neighbours) -> None:
     neighbours.router.send(request("a", [1, 2, 3], max_tokens=300))
     neighbours.workers[0].receive()

@@ -4,6 +4,7 @@ greedy loop's over the transformers model, and so are their log-probabilities.""
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -63,9 +64,10 @@ def answers(directory: Path) -> dict[str, list[int]]:
     return {str(index): expected(model, prompt) for index, prompt in enumerate(jobs())}
 
 
+@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(("num_blocks", "chunk", "preempts"), [(100, 512, False), (100, 32, False), (9, 32, True)])
 def test_tokens_are_those_of_the_model(
-    directory: Path, num_blocks: int, chunk: int, preempts: bool, answers: dict[str, list[int]]
+    directory: Path, num_blocks: int, chunk: int, preempts: bool, depth: int, answers: dict[str, list[int]]
 ) -> None:
     runner = make_runner(directory, max_model_len=128, kv_blocks=num_blocks)
     metrics: list[str] = []
@@ -82,7 +84,11 @@ def test_tokens_are_those_of_the_model(
     output: dict[str, list[int]] = {name: [] for name in answers}
     logprobs: dict[str, list[list[tuple[int, float]]]] = {name: [] for name in answers}
     cached = 0
-    while plan := scheduler.schedule():
+    in_flight: deque[StepPlan] = deque()
+    while not scheduler.idle:
+        while len(in_flight) < depth and (plan := scheduler.schedule()):
+            in_flight.append(plan)
+        plan = in_flight.popleft()
         scheduler.apply(plan, runner.step(plan))
         for _, reply in scheduler.take_replies():
             output[reply.id].extend(reply.token_ids)
@@ -91,6 +97,7 @@ def test_tokens_are_those_of_the_model(
     assert output == answers
     for prompt, name in zip(jobs(), answers, strict=True):
         check_logprobs(directory, prompt, answers[name], logprobs[name])
+    assert scheduler.kv.num_held == 0
     assert cached > 0
     assert ("num_preemptions" in metrics) == preempts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from mmserve.deployment import KV_BLOCK_TOKENS
@@ -14,6 +14,7 @@ from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan
 from mmserve.router.limits import Limits
 from mmserve.router.scheduler import Scheduler
+from mmserve.router.sequence import Phase
 from tests.fakes.rank import FakeRank, cells_of
 
 STOP_IDS = (3, 5)
@@ -61,7 +62,7 @@ def span(start: int, num_tokens: int, item_id: int) -> MediaSpan:
 
 
 class Engine:
-    """A scheduler and a rank in lockstep; keeps the replies and the metrics."""
+    """A scheduler and a rank with ``depth`` plans in flight at most; keeps the replies and the metrics."""
 
     def __init__(
         self,
@@ -73,9 +74,12 @@ class Engine:
         expects_short: bool = False,
         max_step_s: float = 0.0,
         token_s: float = 0.0,
+        depth: int = 1,
     ) -> None:
         """``expects_short``: many short answers have made the forecast bold, so long ones lead to preemption.
         ``token_s``: what the rank says a token takes."""
+        self.depth = depth
+        self.in_flight: deque[StepPlan] = deque()
         self.context_tokens = min(max_model_len, num_blocks * KV_BLOCK_TOKENS)
         self.clock_s = 0.0
         self.metrics: dict[str, list[float]] = defaultdict(list)
@@ -91,17 +95,27 @@ class Engine:
         self.replies: dict[tuple[str, int], list[TokenReply]] = defaultdict(list)
 
     def turn(self, meanwhile: Callable[[], None] = lambda: None) -> StepPlan | None:
-        """One turn of the router's loop; ``meanwhile``: between plan and result."""
+        """One turn of the router's loop, and the plan whose result it takes in; ``meanwhile``: before the result."""
         idle = self.scheduler.idle
-        plan = self.scheduler.schedule()
-        assert (plan is None) == idle, "idle exactly when there is nothing to plan"
+        self.plan()
+        assert (not self.in_flight) == idle, "idle exactly when there is nothing to plan and nothing in flight"
+        plan = self.in_flight[0] if self.in_flight else None
         if plan:
             self.clock_s += 1.0
-            result = self.rank.step(plan)
             meanwhile()
-            self.scheduler.apply(plan, result)
+            self.apply()
         self.take_replies()
         return plan
+
+    def plan(self) -> None:
+        """As many plans as may be in flight."""
+        while len(self.in_flight) < self.depth and (plan := self.scheduler.schedule()):
+            self.in_flight.append(plan)
+
+    def apply(self) -> None:
+        """Compute the oldest plan in flight."""
+        plan = self.in_flight.popleft()
+        self.scheduler.apply(plan, self.rank.step(plan))
 
     def take_replies(self) -> None:
         for reply_to, reply in self.scheduler.take_replies():
@@ -132,9 +146,11 @@ class Engine:
         kv, running = self.scheduler.kv, self.scheduler._running.sequences
         pool, tree = kv._pool, kv._tree
         holders: dict[int, int] = defaultdict(int)
+        readers: dict[int, int] = defaultdict(int)
         for sequence in running:
             for block in sequence.holding.blocks:
                 holders[block] += 1
+                readers[block] += sequence.phase is Phase.RUNNING
             for node, block in zip(sequence.holding.nodes, sequence.holding.blocks, strict=False):
                 assert node.block == block
         nodes = {node.block: node for node in tree.below(tree.root)}
@@ -147,14 +163,18 @@ class Engine:
             assert sum(states) == 1, f"block {block}: free, idle, held = {states}"
             if block in idle:
                 assert block in nodes
-            if holders[block] > 1:
+            if readers[block] > 1:
                 assert block in nodes, "only computed blocks are shared"
-        self._check_tree(tree.root, [])
+        in_flight = [node for draft in self.scheduler._in_flight for node in draft.published.values()]
+        self._check_tree(tree.root, [], in_flight)
 
-    def _check_tree(self, node, prefix: list[int]) -> None:
+    def _check_tree(self, node, prefix: list[int], in_flight: list) -> None:
+        """``in_flight``: the first nodes that are not computed yet."""
         for key, child in node.children.items():
+            if child in in_flight:
+                continue
             tokens = prefix + list(array("q", key))
             start = child.block * KV_BLOCK_TOKENS
             held = self.rank.cells[start : start + KV_BLOCK_TOKENS]
             assert held == cells_of(tokens)[-KV_BLOCK_TOKENS:], f"block {child.block} is not what the tree says"
-            self._check_tree(child, tokens)
+            self._check_tree(child, tokens, in_flight)

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -197,10 +198,11 @@ def tokens_of(data: bytes) -> list[int]:
     return array("q", data).tolist()
 
 
+@pytest.mark.parametrize("depth", [1, 2])
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(engines, events)
-def test_random_traffic(options: dict[str, int], traffic: list[tuple]) -> None:
-    clients = Traffic(options)
+def test_random_traffic(depth: int, options: dict[str, int], traffic: list[tuple]) -> None:
+    clients = Traffic(options | {"depth": depth})
     for event in traffic:
         clients.play(event)
     engine = clients.engine
@@ -226,10 +228,11 @@ def test_random_traffic(options: dict[str, int], traffic: list[tuple]) -> None:
         assert clients.logprobs(message) == logprobs[: len(received)]
 
 
+@pytest.mark.parametrize("depth", [1, 2])
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(engines, st.lists(st.tuples(prompts, st.integers(1, 60), st.integers(0, 3)), min_size=1, max_size=30))
-def test_everything_finishes_in_bounded_steps(options: dict[str, int], jobs: list[tuple]) -> None:
-    engine = Engine(**options)
+def test_everything_finishes_in_bounded_steps(depth: int, options: dict[str, int], jobs: list[tuple]) -> None:
+    engine = Engine(**options, depth=depth)
     bound = 10
     for number, ((kind, length, fill), max_tokens, seed) in enumerate(jobs):
         prompt = [*_PREFIXES[kind], *[fill] * length, 7]

@@ -13,7 +13,10 @@ def test_a_sequence_runs_waits_and_ends() -> None:
     assert (sequence.num_prompt_tokens, sequence.num_output_tokens, sequence.num_remaining) == (3, 1, 4)
     sequence.run(5, Holding([0], [], Match([])), 2)
     assert (sequence.phase, sequence.slot, sequence.num_remaining) == (Phase.RUNNING, 5, 2)
+    assert [sequence.plan(1), sequence.plan(1)] == [False, True]
+    assert (sequence.length, sequence.num_remaining) == (5, 1)
     sequence.wait()
+    sequence.leave()
     assert (sequence.phase, sequence.holding, sequence.num_remaining) == (Phase.WAITING, None, 4)
     sequence.end()
     with pytest.raises(AssertionError):
