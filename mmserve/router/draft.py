@@ -47,6 +47,4 @@ class Draft:
         sample = sequence.plan(num_tokens)
         self.budget_tokens -= num_tokens
         self.sequences.append(sequence)
-        self.steps.append(
-            SequenceStep(slot=sequence.slot, start=start, num_tokens=num_tokens, new_blocks=new_blocks, sample=sample)
-        )
+        self.steps.append(SequenceStep(sequence.slot, start, num_tokens, new_blocks, sample))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmserve.messages.reply import FinishReason, TokenReply
-from mmserve.messages.request import AbortReason, AbortRequest, EngineInbound
+from mmserve.messages.request import AbortReason, AbortRequest, EngineInbound, GenerateRequest
 from mmserve.router.attempts import Attempts
 
 _FINISH_OF_ABORT: dict[AbortReason, FinishReason] = {
@@ -28,33 +28,35 @@ class Replies:
         replies, self._replies = self._replies, []
         return replies
 
-    def add_abort(self, message: AbortRequest) -> None:
-        """Answer the abort, and with it the request."""
-        finish = _FINISH_OF_ABORT[message.reason]
-        self.add(message, finish, text=message.message, media_index=message.media_index)
-
-    def add(
+    def token(
         self,
-        message: EngineInbound,
+        request: GenerateRequest,
+        token_id: int,
         finish: FinishReason | None,
-        *,
-        token_ids: tuple[int, ...] = (),
-        logprobs: tuple[bytes, ...] = (),
-        text: str = "",
-        media_index: int | None = None,
-        num_cached_tokens: int = 0,
+        logprobs: bytes | None,
+        num_cached_tokens: int,
     ) -> None:
-        """Answer the message's id and attempt, with ``finish`` for the last time."""
+        """One more token of the request; with ``finish`` its last."""
         reply = TokenReply(
-            id=message.id,
-            attempt=message.attempt,
-            token_ids=token_ids,
-            logprobs=logprobs,
+            id=request.id,
+            attempt=request.attempt,
+            token_ids=(token_id,),
+            logprobs=() if logprobs is None else (logprobs,),
             finish=finish,
-            message=text,
-            media_index=media_index,
             num_cached_tokens=num_cached_tokens,
         )
+        self._add(request, reply)
+
+    def abort(self, message: AbortRequest) -> None:
+        """Answer the abort, and with it the request."""
+        self.end(message, _FINISH_OF_ABORT[message.reason], message.message, message.media_index)
+
+    def end(self, message: EngineInbound, finish: FinishReason, text: str = "", media_index: int | None = None) -> None:
+        """No more tokens for the message's id and attempt; why."""
+        reply = TokenReply(id=message.id, attempt=message.attempt, finish=finish, message=text, media_index=media_index)
+        self._add(message, reply)
+
+    def _add(self, message: EngineInbound, reply: TokenReply) -> None:
         self._replies.append((message.reply_to, reply))
-        if finish:
-            self._attempts.end(message.id, message.attempt)
+        if reply.finish:
+            self._attempts.end(reply.id, reply.attempt)

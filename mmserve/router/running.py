@@ -28,12 +28,10 @@ class RunningSet:
     def split(self) -> tuple[list[Sequence], list[Sequence]]:
         """Those of which only the last token is to be computed (they decode), and the others (they prefill). Whoever
         has ended, or will with what is in flight, needs no more steps."""
-        decoding: list[Sequence] = []
-        prefilling: list[Sequence] = []
-        for sequence in self.sequences:
-            if sequence.phase is Phase.RUNNING and (length := sequence.length) < sequence.max_length:
-                (decoding if length - sequence.planned == 1 else prefilling).append(sequence)
-        return decoding, prefilling
+        running = Phase.RUNNING
+        active = [each for each in self.sequences if each.phase is running and each.length < each.max_length]
+        decoding = [each for each in active if each.length - each.planned == 1]
+        return decoding, [each for each in active if each.length - each.planned != 1]
 
     @property
     def has_left_slots(self) -> bool:

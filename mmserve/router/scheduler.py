@@ -53,6 +53,8 @@ class Scheduler:
         self._now = now
         self._record = record
         self._in_flight: deque[Draft] = deque()
+        self._staying: list[Sequence] = []
+        """They do not run any more, but what is in flight computes them; newer ones first."""
         self._replies = Replies(self._attempts)
         self._num_received = 0
         self._num_plans = 0
@@ -87,7 +89,7 @@ class Scheduler:
         elif live:
             self._release(live)
         if isinstance(message, AbortRequest):
-            self._replies.add_abort(message)
+            self._replies.abort(message)
         else:
             self._begin(message)
 
@@ -95,14 +97,14 @@ class Scheduler:
         try:
             sequence = Sequence(request, self._num_received, self._now(), self._context_tokens)
         except ValueError as error:
-            self._replies.add(request, "error", text=f"malformed request: {error}")
+            self._replies.end(request, "error", f"malformed request: {error}")
             return
         self._num_received += 1
         if sequence.num_prompt_tokens >= self._context_tokens:
             too_long = f"a prompt of {sequence.num_prompt_tokens} tokens leaves no room in {self._context_tokens}"
-            self._replies.add(request, "error", text=f"{too_long} (context length or KV cache)")
+            self._replies.end(request, "error", f"{too_long} (context length or KV cache)")
         elif sequence.num_output_tokens and (finish := finish_reason(sequence)):
-            self._replies.add(request, finish)
+            self._replies.end(request, finish)
         else:
             self._attempts.begin(sequence)
             self._waiting.push(sequence)
@@ -204,9 +206,9 @@ class Scheduler:
         for sequence, step in zip(done.sequences, plan.steps, strict=True):
             if step.sample and sequence.phase is Phase.RUNNING:
                 self._append(sequence, sampled[step.slot], logprobs.get(step.slot))
-        for sequence in reversed(done.sequences):
-            if sequence.phase is not Phase.RUNNING:
-                self._leave(sequence)
+        staying, self._staying = self._staying, []
+        for sequence in staying:
+            self._leave(sequence)
 
     def _take_out(self, failures: dict[int, SlotFailure], done: Draft) -> None:
         """End the sequences that could not be computed. What used a block that they should have filled in this very
@@ -234,13 +236,7 @@ class Scheduler:
         if sequence.first_token_s is None:
             self._timeline.sampled(sequence)
             cached = sequence.num_cached_tokens
-        self._replies.add(
-            sequence.request,
-            finish,
-            token_ids=(token_id,),
-            logprobs=() if logprobs is None else (logprobs,),
-            num_cached_tokens=cached,
-        )
+        self._replies.token(sequence.request, token_id, finish, logprobs, cached)
         if finish:
             self._timeline.ended(sequence)
             self._admission.outputs.observe(sequence.num_output_tokens)
@@ -251,7 +247,7 @@ class Scheduler:
         assert sequence.holding is not None
         self.kv.distrust(sequence.holding)
         self._release(sequence)
-        self._replies.add(sequence.request, "media_lost" if failure.media_lost else "error", text=failure.message)
+        self._replies.end(sequence.request, "media_lost" if failure.media_lost else "error", failure.message)
 
     # ---- endings
 
@@ -267,6 +263,10 @@ class Scheduler:
         self._leave(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
-        """Give back what the sequence occupies, which does not run any more, unless a plan in flight computes it."""
-        if sequence.holding is not None and not any(sequence in draft.sequences for draft in self._in_flight):
+        """Give back what the sequence occupies, which does not run any more, when no plan in flight computes it."""
+        if sequence.holding is None:
+            return
+        if any(sequence in draft.sequences for draft in self._in_flight):
+            self._staying.append(sequence)
+        else:
             self._admission.leave(sequence)
