@@ -96,18 +96,6 @@ def test_nobody_is_preempted_when_the_next_result_makes_room() -> None:
     assert not engine.metrics["num_preemptions"]
 
 
-def test_preempted_sequences_go_on_with_the_same_text() -> None:
-    engine = Engine(depth=2, num_blocks=8, max_num_seqs=4, expects_short=True)
-    prompts = {name: list(range(start, start + 17)) for name, start in (("a", 100), ("b", 200), ("c", 300))}
-    for name, prompt in prompts.items():
-        engine.scheduler.receive(request(name, prompt, max_tokens=70, stop_ids=(99,)))
-    engine.run()
-    assert sum(engine.metrics["num_preemptions"]) > 0
-    for name, prompt in prompts.items():
-        assert engine.output(name) == alone(engine, prompt, max_tokens=70, stop_token_ids=(99,))
-    engine.check_memory()
-
-
 def test_an_aborted_sequence_keeps_what_is_still_being_written() -> None:
     engine = Engine(depth=2)
     engine.scheduler.receive(request("a", PROMPT, max_tokens=60))

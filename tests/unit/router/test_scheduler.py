@@ -236,8 +236,9 @@ def test_a_prompt_that_can_never_fit_is_an_error() -> None:
     assert engine.scheduler.idle
 
 
-def test_preempted_sequences_go_on_with_the_same_text() -> None:
-    engine = Engine(num_blocks=8, max_num_seqs=4, expects_short=True)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_preempted_sequences_go_on_with_the_same_text(depth: int) -> None:
+    engine = Engine(depth=depth, num_blocks=8, max_num_seqs=4, expects_short=True)
     prompts = {name: list(range(start, start + 17)) for name, start in (("a", 100), ("b", 200), ("c", 300))}
     for name, prompt in prompts.items():
         engine.scheduler.receive(request(name, prompt, max_tokens=70, stop_ids=(99,)))
