@@ -69,7 +69,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_num_batched_tokens: Annotated[int, _field("scheduling", "tokens in one step, prefill and decode", ge=16)] = 2048
     max_step_ms: Annotated[
         float,
-        _field("scheduling", "while answers are written, prompts share steps of about so long; 0: no limit", ge=0),
+        _field(
+            "scheduling",
+            "while answers are written, prompts share steps of about so long, else four times as long; 0: no limit",
+            ge=0,
+        ),
     ] = 70.0
     overlap_scheduling: Annotated[
         bool, _field("scheduling", "plan each step while the ranks still compute the one before it")

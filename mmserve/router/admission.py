@@ -23,13 +23,16 @@ class Admission:
         self._kv = kv
         self.outputs = OutputLengths()
 
-    def enter(self) -> Iterator[Sequence]:
-        """Move sequences one by one into slots, yielding each with its cached prefix counted as planned.
+    def enter(self, *, pictures: bool = True) -> Iterator[Sequence]:
+        """Move sequences one by one into slots, yielding each with its cached prefix counted as planned; without
+        ``pictures`` only those that have none.
 
         The caller publishes what one will fill before it asks for the next, so that the next may use it (n > 1, many
         requests with one new image).
         """
         candidates = self._waiting.candidates() if self._running.has_room else []
+        if not pictures:
+            candidates = [sequence for sequence in candidates if not sequence.request.spans]
         if all(sequence.refused_after == self._kv.num_frees for sequence in candidates):
             return
         forecast = self._forecast()

@@ -13,13 +13,16 @@ MIN_CHUNK_TOKENS = 16
 _SHARE = 2.0
 """A chunk may always cost so many times the step's decoding part: where many decode, a step is long anyway, and prompts
 must still get on."""
+_ALONE = 4.0
+"""A step in which nobody decodes may take so many times as long. Longer ones are hardly faster a token, and whoever
+comes during one waits until it is over."""
 _WEIGHT = 0.2
 _OUTLIER = 3.0
 """A step that took longer than so many times the expected (first use of a kernel, a busy machine) counts as that."""
 
 
 class Pace:
-    """``max_step_s``: about how long a step may take while somebody decodes; 0: no limit.
+    """``max_step_s``: about how long a step may take while somebody decodes, four times as long else; 0: no limit.
 
     Model: decoding costs d with n sequences, each prompt token and each further sequence p on top. All are moving
     averages, d and n over steps without prompt tokens, p over mixed steps.
@@ -33,8 +36,10 @@ class Pace:
 
     def budget_tokens(self, num_decoding: int, most: int) -> int:
         """Tokens of the next step, at most ``most``, when ``num_decoding`` sequences decode in it."""
-        if not (num_decoding and self._max_step_s and self._token_s):
+        if not (self._max_step_s and self._token_s):
             return most
+        if not num_decoding:
+            return min(most, max(MIN_CHUNK_TOKENS, int(_ALONE * self._max_step_s / self._token_s)))
         decode_s = self._decode_s + self._token_s * self._rows_beyond(num_decoding)
         room_s = max(self._max_step_s - decode_s, decode_s * _SHARE)
         return min(most, num_decoding + max(MIN_CHUNK_TOKENS, int(room_s / self._token_s)))

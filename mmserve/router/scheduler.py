@@ -119,9 +119,10 @@ class Scheduler:
             return None  # somebody has to go; the next result may show who has ended, and nobody can go before it
         draft = Draft(self._pace.budget_tokens(len(decoding), self._budget_tokens))
         self._plan_decoding(decoding, draft)
+        if prefilling and all(sequence.request.spans for sequence in prefilling):
+            self._plan_texts(draft)
         self._plan_chunks(prefilling, draft)
-        if draft.budget_tokens and not draft.preempted:
-            self._plan_waiting(draft)
+        self._plan_waiting(draft)
         if not (draft.steps or self._running.has_left_slots):
             return None
         self._in_flight.append(draft)
@@ -183,8 +184,18 @@ class Scheduler:
         self._begin_again(sequence)
         self._record("num_preemptions", 1)
 
-    def _plan_waiting(self, draft: Draft) -> None:
-        for sequence in self._admission.enter():
+    def _plan_texts(self, draft: Draft) -> None:
+        """Up to half of the budget for those without pictures: a picture that takes several steps holds up nobody who
+        takes one."""
+        chunks_tokens = (draft.budget_tokens + 1) // 2
+        draft.budget_tokens -= chunks_tokens
+        self._plan_waiting(draft, pictures=False)
+        draft.budget_tokens += chunks_tokens
+
+    def _plan_waiting(self, draft: Draft, *, pictures: bool = True) -> None:
+        if not draft.budget_tokens or draft.preempted:
+            return
+        for sequence in self._admission.enter(pictures=pictures):
             assert sequence.holding is not None
             if sequence.started_s is None:
                 sequence.num_cached_tokens = min(sequence.planned, sequence.num_prompt_tokens)

@@ -21,9 +21,14 @@ def _taught(max_step_s: float, decode_s: float, token_s: float) -> Pace:
     return pace
 
 
-def test_without_a_limit_or_without_anyone_writing_steps_are_whole() -> None:
+def test_without_a_limit_steps_are_whole() -> None:
     assert _taught(0.0, 0.03, 0.002).budget_tokens(4, 2048) == 2048
-    assert _taught(0.1, 0.03, 0.002).budget_tokens(0, 2048) == 2048
+    assert _taught(0.0, 0.03, 0.002).budget_tokens(0, 2048) == 2048
+
+
+def test_while_nobody_writes_steps_are_longer_but_not_endless() -> None:
+    assert abs(_taught(0.1, 0.03, 0.002).budget_tokens(0, 2048) - 200) <= 2
+    assert _taught(0.1, 0.03, 0.002).budget_tokens(0, 150) == 150
 
 
 def test_nothing_is_known_before_the_first_prompt() -> None:

@@ -55,14 +55,29 @@ def test_a_long_prompt_does_not_hold_up_those_who_write() -> None:
     assert engine.output("long") == alone(engine, list(range(200, 500)), max_tokens=2)
 
 
-def test_a_long_prompt_alone_takes_whole_steps() -> None:
+def test_a_long_prompt_alone_takes_long_steps_that_end() -> None:
     engine = Engine(max_num_batched_tokens=512, max_step_s=0.04, token_s=0.001)
     engine.scheduler.receive(request("first", PROMPT, max_tokens=1))
     engine.run()
     engine.scheduler.receive(request("long", list(range(200, 500)), max_tokens=1))
+    plans = [engine.turn() for _ in range(2)]
+    assert [[step.num_tokens for step in plan.steps] for plan in plans if plan] == [[160], [140]]
+
+
+def test_text_does_not_wait_for_a_picture_of_several_steps() -> None:
+    engine = Engine()
+    picture = [*(FIRST_VIRTUAL_TOKEN + index for index in range(200)), 9]
+    engine.scheduler.receive(request("picture", picture, spans=(span(0, 200, 1),)))
+    engine.turn()
+    engine.scheduler.receive(request("text", PROMPT[:20], max_tokens=4))
+    engine.scheduler.receive(request("long", PROMPT, max_tokens=4))
     plan = engine.turn()
     assert plan is not None
-    assert [step.num_tokens for step in plan.steps] == [300]
+    assert {step.slot: step.num_tokens for step in plan.steps} == {0: 32, 1: 20, 2: 12}
+    assert len(engine.output("text")) == 1
+    engine.run()
+    assert engine.output("text") == alone(engine, PROMPT[:20], max_tokens=4)
+    assert engine.finish("picture") == "length"
 
 
 def test_a_cached_prefix_is_not_computed_again() -> None:
