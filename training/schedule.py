@@ -11,6 +11,7 @@ directory is written under `--out`, ready to be examined.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -49,10 +50,22 @@ RUNNING: set[subprocess.Popen[str]] = set()
 """The stages that run, each followed by a thread of its own."""
 
 
-def stop(*_: object) -> None:
-    """On SIGTERM: ends every stage, which ends the thread that follows it."""
+def stop() -> None:
+    """Ends every stage, which ends the thread that follows it."""
     for run in list(RUNNING):
-        run.terminate()
+        end(run)
+
+
+def end(run: subprocess.Popen[str]) -> None:
+    """Ends a stage with the processes it has started: one that lived on would hold the pipe that is read here."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(run.pid, signal.SIGTERM)
+
+
+def interrupted(*_: object) -> None:
+    """On SIGTERM and Ctrl-C, which reach this process alone: the stages have process groups of their own."""
+    stop()
+    raise KeyboardInterrupt
 
 
 def command(stage: Stage, options: argparse.Namespace) -> list[str]:
@@ -73,7 +86,12 @@ def follow(stage: Stage, position: int, threads: int, options: argparse.Namespac
         errors.open("a") as told,
         tqdm(desc=f"{stage.module:9}", total=steps, position=position, unit=" steps", dynamic_ncols=True) as bar,
         subprocess.Popen(
-            command(stage, options), stdout=subprocess.PIPE, stderr=told, text=True, env=environment
+            command(stage, options),
+            stdout=subprocess.PIPE,
+            stderr=told,
+            text=True,
+            env=environment,
+            process_group=0,
         ) as run,
     ):
         RUNNING.add(run)
@@ -84,8 +102,7 @@ def follow(stage: Stage, position: int, threads: int, options: argparse.Namespac
                     curves.draw(options.out)
         finally:
             RUNNING.discard(run)
-            if run.poll() is None:
-                run.terminate()
+            end(run)
         if run.wait():
             bar.write(f"stage {stage.module} ended with status {run.returncode}: see {errors}")
             raise Failed("started again, the command goes on from the last checkpoints")
@@ -144,7 +161,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="cores in all (default: the machine's)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
-    signal.signal(signal.SIGTERM, stop)
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, interrupted)
     try:
         train(parser.parse_args())
     except (Failed, FileNotFoundError) as failure:

@@ -44,9 +44,13 @@ def test_every_stage_gets_its_steps_and_the_options() -> None:
         assert "--no-compile" in said
 
 
-def test_stopping_ends_the_stages_that_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    says_and_sleeps = "import time; print('{\"step\": 1}', flush=True); time.sleep(600)"
-    monkeypatch.setattr(schedule, "command", lambda *_: [sys.executable, "-c", says_and_sleeps])
+SAYS_AND_SLEEPS = "import time; print('{\"step\": 1}', flush=True); time.sleep(600)"
+DRAWS_AS_WELL = f"import subprocess; subprocess.Popen(['sleep', '600']); {SAYS_AND_SLEEPS}"
+
+
+@pytest.mark.parametrize("program", [SAYS_AND_SLEEPS, DRAWS_AS_WELL])
+def test_stopping_ends_the_stages_that_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    monkeypatch.setattr(schedule, "command", lambda *_: [sys.executable, "-c", program])
     begun = threading.Event()
     monkeypatch.setattr(schedule, "show", lambda *_: begun.set())
     options = argparse.Namespace(out=tmp_path, scale=1.0)
