@@ -1,18 +1,23 @@
-// Causal attention over the paged KV cache, blocks read where they are. Softmax is accumulated block by block (Milakov
-// and Gimelshein 2018; Dao et al. 2022), for all query heads of a key head together.
+// Causal attention over the paged KV cache, blocks read where they are, for all query heads of a key head together
+// (Dao et al. 2022). A number is the same whatever the number of rows and heads beside it.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <cstring>
 
 #include "pool.h"
+#include "scratch.h"
+#include "softmax.h"
 #include "tile.h"
 
 namespace attention {
 
-constexpr int64_t kBlock = 16;    // tokens of a KV block: as many as a panel has columns
-constexpr int64_t kMaxRows = 48;  // query rows (tokens x heads of a group) of one piece of work
+using tile::f32x8;
+
+constexpr int64_t kBlock = 16;    // tokens of a KV block
+constexpr int64_t kSpan = 64;     // tokens whose scores become weights together
+constexpr int64_t kMaxRows = 48;  // query rows (tokens x heads) of one piece of work
 
 struct Job {
     const float* q;         // [T, heads, dim], rows q_stride apart
@@ -23,49 +28,13 @@ struct Job {
     int64_t q_stride, table_stride, heads, kv_heads, dim;
 };
 
-// exp for x <= 0 as 2^n times a polynomial (Cephes' expf); below -87 it is 0.
-inline tile::f32x8 exponential(tile::f32x8 x) {
-    const tile::f32x8 lowest = tile::splat(-87.f);
-    const tile::i32x8 underflow = x < lowest;
-    x = underflow ? lowest : x;
-    const tile::i32x8 n = __builtin_convertvector(x * 1.44269504088896341f - 0.5f, tile::i32x8);
-    const tile::f32x8 whole = __builtin_convertvector(n, tile::f32x8);
-    const tile::f32x8 r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-    tile::f32x8 y = tile::splat(1.9875691500e-4f);
-    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
-        y = y * r + c;
-    y = y * r * r + r + 1.f;
-    y *= reinterpret_cast<tile::f32x8>((n + 127) << 23);
-    return underflow ? tile::f32x8{} : y;
-}
+// The keys and values of one head: blocks of tokens that are `stride` apart.
+struct Cache {
+    const float* keys;
+    const int64_t* table;
+    int64_t stride, to_values, dim;
 
-// Scores of one row and 16 tokens -> weights, against the largest score so far; older sums and outputs are scaled to
-// it.
-struct Softmax {
-    float largest = -std::numeric_limits<float>::infinity();
-    tile::f32x8 sums{};
-
-    void take(float* scores, int64_t visible, float* out, int64_t dim) {
-        for (int64_t j = visible; j < kBlock; ++j) scores[j] = -std::numeric_limits<float>::infinity();
-        const tile::f32x8 low = tile::load<tile::f32x8>(scores), high = tile::load<tile::f32x8>(scores + 8);
-        const float highest = tile::largest_of(tile::larger(low, high));
-        if (highest > largest) {
-            const float scale = std::exp(largest - highest);
-            for (int64_t i = 0; i < dim; ++i) out[i] *= scale;
-            sums *= scale;
-            largest = highest;
-        }
-        const tile::f32x8 low_weights = exponential(low - largest), high_weights = exponential(high - largest);
-        tile::store(scores, low_weights);
-        tile::store(scores + 8, high_weights);
-        sums += low_weights + high_weights;
-    }
-
-    float sum() const {
-        float total = 0.f;
-        for (int i = 0; i < 8; ++i) total += sums[i];
-        return total;
-    }
+    const float* block(int64_t token) const { return keys + table[token / kBlock] * kBlock * stride; }
 };
 
 inline void gather_queries(const Job& job, const int64_t* t, int64_t kv_head, float* rows) {
@@ -77,89 +46,179 @@ inline void gather_queries(const Job& job, const int64_t* t, int64_t kv_head, fl
     }
 }
 
-// Exchanges `far` neighbouring numbers between rows of 8 that are `far` apart.
-template <int far>
-inline void exchange(tile::f32x8* rows) {
+// The sums of four vectors -> four numbers.
+inline void store_sums(f32x8 a, f32x8 b, f32x8 c, f32x8 d, float* to) {
+    typedef float f32x4 __attribute__((vector_size(16)));
     using tile::i32x8;
-    constexpr i32x8 kLow = far == 4   ? i32x8{0, 1, 2, 3, 8, 9, 10, 11}
-                           : far == 2 ? i32x8{0, 1, 8, 9, 4, 5, 12, 13}
-                                      : i32x8{0, 8, 2, 10, 4, 12, 6, 14};
-    constexpr i32x8 kHigh = far == 4   ? i32x8{4, 5, 6, 7, 12, 13, 14, 15}
-                            : far == 2 ? i32x8{2, 3, 10, 11, 6, 7, 14, 15}
-                                       : i32x8{1, 9, 3, 11, 5, 13, 7, 15};
+    constexpr i32x8 kLow{0, 8, 1, 9, 4, 12, 5, 13}, kHigh{2, 10, 3, 11, 6, 14, 7, 15};
+    const f32x8 ab = __builtin_shuffle(a, b, kLow) + __builtin_shuffle(a, b, kHigh);
+    const f32x8 cd = __builtin_shuffle(c, d, kLow) + __builtin_shuffle(c, d, kHigh);
+    constexpr i32x8 kFirst{0, 1, 8, 9, 4, 5, 12, 13}, kSecond{2, 3, 10, 11, 6, 7, 14, 15};
+    const f32x8 all = __builtin_shuffle(ab, cd, kFirst) + __builtin_shuffle(ab, cd, kSecond);
+    f32x4 halves[2];
+    std::memcpy(halves, &all, sizeof all);
+    halves[0] += halves[1];
+    std::memcpy(to, halves, sizeof halves[0]);
+}
+
+// Scores of R rows and C neighbouring tokens, a multiple of 4.
+template <int R, int C>
+inline void dots(const float* q, const float* keys, int64_t stride, int64_t dim, float* scores) {
+    f32x8 sums[R][C];
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) sums[r][c] = f32x8{};
+    for (int64_t i = 0; i < dim; i += 8) {
+        f32x8 row[R];
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i)
-        if ((i & far) == 0) {
-            const tile::f32x8 a = rows[i], b = rows[i + far];
-            rows[i] = __builtin_shuffle(a, b, kLow);
-            rows[i + far] = __builtin_shuffle(a, b, kHigh);
+        for (int r = 0; r < R; ++r) row[r] = tile::in_register(tile::load<f32x8>(q + r * dim + i));
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) {
+            const f32x8 key = tile::in_register(tile::load<f32x8>(keys + c * stride + i));
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) sums[r][c] += row[r] * key;
         }
-}
-
-// [16, dim], token_stride apart -> [dim, 16].
-inline void transpose(const float* keys, int64_t token_stride, int64_t dim, float* panel) {
-    for (int64_t i = 0; i < dim; i += 8)
-        for (int64_t j = 0; j < kBlock; j += 8) {
-            tile::f32x8 square[8];
-            for (int r = 0; r < 8; ++r) square[r] = tile::load<tile::f32x8>(keys + (j + r) * token_stride + i);
-            exchange<4>(square);
-            exchange<2>(square);
-            exchange<1>(square);
-            for (int r = 0; r < 8; ++r) tile::store(panel + (i + r) * kBlock + j, square[r]);
-        }
-}
-
-// A block's keys and values for one head, scattered over its tokens, are more than the CPU would foresee.
-inline void fetch(const float* keys, int64_t token_stride, int64_t to_values, int64_t dim) {
-    constexpr int64_t kLine = 16;
-    for (int64_t token = 0; token < kBlock; ++token)
-        for (int64_t i = 0; i < dim; i += kLine) {
-            __builtin_prefetch(keys + token * token_stride + i);
-            __builtin_prefetch(keys + token * token_stride + to_values + i);
-        }
-}
-
-inline void one_tile(const Job& job, const int64_t* t, int64_t kv_head) {
-    const int64_t group = job.heads / job.kv_heads, rows = t[1] * group, dim = job.dim;
-    const int64_t token_stride = 2 * job.kv_heads * dim, end = t[2] + t[1];
-    static thread_local std::vector<float> memory;
-    memory.resize(std::max<size_t>(memory.size(), (2 * rows + kBlock) * dim + rows * kBlock));
-    float *q = memory.data(), *mixed = q + rows * dim, *panel = mixed + rows * dim, *scores = panel + kBlock * dim;
-    Softmax softmax[kMaxRows];
-    gather_queries(job, t, kv_head, q);
-    std::fill(mixed, mixed + rows * dim, 0.f);
-    const auto block_of = [&](int64_t token) {
-        return job.layer_kv + job.tables[t[3] * job.table_stride + token / kBlock] * kBlock * token_stride +
-               kv_head * dim;
-    };
-    for (int64_t first = 0; first < end; first += kBlock) {
-        const float* keys = block_of(first);
-        const float* values = keys + job.kv_heads * dim;
-        if (first + kBlock < end) fetch(block_of(first + kBlock), token_stride, job.kv_heads * dim, dim);
-        transpose(keys, token_stride, dim, panel);
-        for (int64_t r = 0; r < rows; r += tile::kMaxRows)
-            tile::rows(std::min<int64_t>(tile::kMaxRows, rows - r), dim, q + r * dim, dim, panel, 16,
-                       scores + r * kBlock, kBlock, {});
-        // Beyond the end of the sequence lies what other sequences left behind: their rows must not be touched.
-        const int64_t present = std::min(kBlock, end - first);
-        for (int64_t r = 0; r < rows; ++r)
-            softmax[r].take(scores + r * kBlock, std::max<int64_t>(0, t[2] + r / group + 1 - first), mixed + r * dim,
-                            dim);
-        for (int64_t r = 0; r < rows; r += tile::kMaxRows)
-            for (int64_t i = 0; i < dim; i += tile::kColumns)
-                tile::rows(std::min<int64_t>(tile::kMaxRows, rows - r), present, scores + r * kBlock, kBlock,
-                           values + i, token_stride, mixed + r * dim + i, dim, {nullptr, true});
     }
-    for (int64_t r = 0; r < rows; ++r) {
-        float* to = job.out + ((t[0] + r / group) * job.heads + kv_head * group + r % group) * dim;
-        const float sum = softmax[r].sum();
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c += 4)
+            store_sums(sums[r][c], sums[r][c + 1], sums[r][c + 2], sums[r][c + 3], scores + r * kSpan + c);
+}
+
+// A head's keys and values are scattered over a block's tokens, more than the CPU would foresee. They go to the second
+// level: the first does not hold what is fetched so far ahead.
+inline void fetch(const Cache& cache, const float* keys, int64_t tokens) {
+    constexpr int64_t kLine = 16;
+    for (int64_t token = 0; token < tokens; ++token)
+        for (int64_t i = 0; i < cache.dim; i += kLine) {
+            __builtin_prefetch(keys + token * cache.stride + i, 0, 1);
+            __builtin_prefetch(keys + token * cache.stride + cache.to_values + i, 0, 1);
+        }
+}
+
+// Scores of all rows and a block. The same tokens of the next block are fetched meanwhile, a few at a time: a CPU has
+// about 24 reads in flight, and waits with the next one.
+inline void score(const Cache& cache, const float* q, int64_t rows, const float* keys, const float* next,
+                  float* scores) {
+    constexpr int64_t kTokens = 4;
+    for (int64_t j = 0; j < kBlock; j += kTokens) {
+        const float* some = keys + j * cache.stride;
+        if (next) fetch(cache, next + j * cache.stride, kTokens);
+        int64_t r = 0;
+        for (; r + 3 <= rows; r += 3)
+            dots<3, 4>(q + r * cache.dim, some, cache.stride, cache.dim, scores + r * kSpan + j);
+        if (rows - r == 2) dots<2, 4>(q + r * cache.dim, some, cache.stride, cache.dim, scores + r * kSpan + j);
+        if (rows - r == 1) dots<1, 4>(q + r * cache.dim, some, cache.stride, cache.dim, scores + r * kSpan + j);
+    }
+}
+
+// mixed += weights values, of M rows; P x 16 columns at a time.
+template <int M, int P>
+inline void mix_rows(const Cache& cache, const float* weights, const float* values, int64_t tokens, float* mixed) {
+    int64_t i = 0;
+    for (; i + P * 16 <= cache.dim; i += P * 16)
+        tile::product<M, P>(tokens, weights, kSpan, values + i, cache.stride, 16, mixed + i, cache.dim,
+                            {nullptr, true});
+    for (; i < cache.dim; i += 16)
+        tile::product<M, 1>(tokens, weights, kSpan, values + i, cache.stride, 16, mixed + i, cache.dim,
+                            {nullptr, true});
+}
+
+inline void mix(const Cache& cache, const float* weights, int64_t rows, const float* values, int64_t tokens,
+                float* mixed) {
+    for (int64_t r = 0; r < rows; r += tile::kMaxRows) {
+        const float* from = weights + r * kSpan;
+        float* to = mixed + r * cache.dim;
+        switch (rows - r) {
+            case 1:
+                mix_rows<1, 4>(cache, from, values, tokens, to);
+                break;
+            case 2:
+                mix_rows<2, 2>(cache, from, values, tokens, to);
+                break;
+            case 3:
+                mix_rows<3, 2>(cache, from, values, tokens, to);
+                break;
+            case 4:
+                mix_rows<4, 1>(cache, from, values, tokens, to);
+                break;
+            case 5:
+                mix_rows<5, 1>(cache, from, values, tokens, to);
+                break;
+            default:
+                mix_rows<6, 1>(cache, from, values, tokens, to);
+        }
+    }
+}
+
+// The rows of some heads and one sequence. `rows` is a head's.
+struct Tile {
+    Cache cache;
+    int64_t rows, heads, group, position;
+    float *q, *mixed;  // [heads, rows, dim]
+    float* scores;     // [heads, rows, kSpan]
+
+    void score_span(int64_t first, int64_t last, int64_t end) const {
+        for (int64_t token = first; token < last; token += kBlock) {
+            const float* next = token + kBlock < end ? cache.block(token + kBlock) : nullptr;
+            for (int64_t h = 0; h < heads; ++h)
+                score(cache, q + h * rows * cache.dim, rows, cache.block(token) + h * cache.dim,
+                      next ? next + h * cache.dim : nullptr, scores + h * rows * kSpan + token - first);
+        }
+    }
+
+    void weigh_span(int64_t first, int64_t last, softmax::Softmax* weights) const {
+        const int64_t scored = (last - first + kBlock - 1) / kBlock * kBlock;
+        for (int64_t r = 0; r < rows * heads; ++r)
+            weights[r].take(scores + r * kSpan, position + r % rows / group + 1 - first, scored,
+                            mixed + r * cache.dim, cache.dim);
+    }
+
+    // Beyond the end of the sequence lies what other sequences left behind: their rows must not be touched.
+    void mix_span(int64_t first, int64_t last) const {
+        for (int64_t token = first; token < last; token += kBlock)
+            for (int64_t h = 0; h < heads; ++h)
+                mix(cache, scores + h * rows * kSpan + token - first, rows,
+                    cache.block(token) + h * cache.dim + cache.to_values, std::min(kBlock, last - token),
+                    mixed + h * rows * cache.dim);
+    }
+};
+
+inline void one_tile(const Job& job, const int64_t* t, int64_t first_head, int64_t heads) {
+    const int64_t group = job.heads / job.kv_heads, rows = t[1] * group, dim = job.dim, end = t[2] + t[1];
+    static thread_local scratch::Kept<float> memory;
+    float* q = memory.at_least(heads * rows * (2 * dim + kSpan));
+    float *mixed = q + heads * rows * dim, *scores = mixed + heads * rows * dim;
+    const Cache cache{job.layer_kv + first_head * dim, job.tables + t[3] * job.table_stride, 2 * job.kv_heads * dim,
+                      job.kv_heads * dim, dim};
+    const Tile tile{cache, rows, heads, group, t[2], q, mixed, scores};
+    softmax::Softmax weights[kMaxRows];
+    for (int64_t h = 0; h < heads; ++h) gather_queries(job, t, first_head + h, q + h * rows * dim);
+    std::fill(mixed, mixed + heads * rows * dim, 0.f);
+    for (int64_t first = 0; first < end; first += kSpan) {
+        const int64_t last = std::min(end, first + kSpan);
+        tile.score_span(first, last, end);
+        tile.weigh_span(first, last, weights);
+        tile.mix_span(first, last);
+    }
+    for (int64_t r = 0; r < rows * heads; ++r) {
+        const int64_t row = r % rows, head = (first_head + r / rows) * group + row % group;
+        float* to = job.out + ((t[0] + row / group) * job.heads + head) * dim;
+        const float sum = weights[r].sum();
         for (int64_t i = 0; i < dim; ++i) to[i] = mixed[r * dim + i] / sum;
     }
 }
 
+// Few rows, as of a sequence that decodes, take all heads together, whose keys lie side by side: then memory is read in
+// order. Many rows, and few tiles, are shared among the threads by heads.
 inline void run(const Job& job, int64_t tiles) {
-    pool::each(tiles * job.kv_heads,
-               [&](int64_t piece) { one_tile(job, job.tiles + piece / job.kv_heads * 4, piece % job.kv_heads); });
+    int64_t largest = 1;
+    for (int64_t t = 0; t < tiles; ++t) largest = std::max(largest, job.tiles[t * 4 + 1]);
+    const bool together = largest * job.heads <= kMaxRows && tiles >= pool::shared().threads();
+    const int64_t parts = together ? 1 : job.kv_heads, heads = job.kv_heads / parts;
+    pool::each(tiles * parts, [&](int64_t piece) {
+        one_tile(job, job.tiles + piece / parts * 4, piece % parts * heads, heads);
+    });
 }
 
 }  // namespace attention

@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <memory>
+
+#include "scratch.h"
 
 namespace decoder {
 
@@ -48,9 +49,9 @@ void run(const Layer* layers, const Shape& shape, const Step& step) {
     const int64_t size = shape.hidden, qkv = layers->qkv.out, inner = layers->down.in;
     int64_t rows = step.rows;
     const int64_t mlp_rows = std::min(rows, shape.mlp_rows);
-    const auto memory = [](int64_t count) { return std::unique_ptr<float[]>(new float[count]); };
-    const auto normed = memory(rows * size), heads = memory(rows * qkv), mixed = memory(rows * layers->mixed.in);
-    const auto wide = memory(mlp_rows * 2 * inner), gated = memory(mlp_rows * inner);
+    const auto normed = scratch::of<float>(rows * size), heads = scratch::of<float>(rows * qkv);
+    const auto mixed = scratch::of<float>(rows * layers->mixed.in);
+    const auto wide = scratch::of<float>(mlp_rows * 2 * inner), gated = scratch::of<float>(mlp_rows * inner);
     float* hidden = step.hidden;
     for (int64_t l = 0; l < shape.layers; ++l) {
         const Layer& layer = layers[l];

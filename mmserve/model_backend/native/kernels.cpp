@@ -6,6 +6,7 @@
 #include "decoder.h"
 #include "linear.h"
 #include "quantized.h"
+#include "softmax.h"
 
 namespace {
 
@@ -89,7 +90,7 @@ void mm_silu_gate(const float* x, float* out, int64_t rows, int64_t size) {
         const float *gate = x + row * 2 * size, *up = gate + size;
         for (int64_t i = 0; i < size; i += 8) {
             const tile::f32x8 g = tile::load<tile::f32x8>(gate + i), none{};
-            const tile::f32x8 e = attention::exponential(g < none ? g : -g);  // of -|g|: never overflows
+            const tile::f32x8 e = softmax::exponential(g < none ? g : -g);  // of -|g|: never overflows
             tile::store(out + row * size + i,
                         g * (g < none ? e : none + 1.f) / (1.f + e) * tile::load<tile::f32x8>(up + i));
         }

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <algorithm>
-#include <vector>
 
 #include "pool.h"
+#include "scratch.h"
 #include "tile.h"
 
 namespace linear {
@@ -16,8 +16,9 @@ struct Job {
     tile::Finish finish;  // its bias: [N] or null
 };
 
-constexpr int64_t kGroup = 4;               // panels in one piece of work
-constexpr int64_t kRowsNbytes = 192 << 10;  // rows of x that stay in the second-level cache while panels pass by
+constexpr int64_t kPanelsOfFew = 4;         // in one piece of work: read side by side
+constexpr int64_t kPanelsOfMany = 2;        // so few that threads end together
+constexpr int64_t kRowsNbytes = 768 << 10;  // of x in one piece: a panel is made float anew for each, and reads x slowly
 
 // Few rows: weights go from memory into registers, several panels side by side so that no addition waits for another.
 template <int M, int P, class W>
@@ -50,10 +51,10 @@ void few(const Job& job, const W* panels, int64_t first, int64_t end) {
 
 template <class W>
 const float* as_floats(const W* panel, int64_t count) {
-    static thread_local std::vector<float> floats;
-    floats.resize(std::max<size_t>(floats.size(), count));
-    for (int64_t i = 0; i < count; i += 8) tile::store(floats.data() + i, tile::widen(panel + i));
-    return floats.data();
+    static thread_local scratch::Kept<float> memory;
+    float* floats = memory.at_least(count);
+    for (int64_t i = 0; i < count; i += 8) tile::store(floats + i, tile::widen(panel + i));
+    return floats;
 }
 
 inline const float* as_floats(const float* panel, int64_t) {
@@ -82,12 +83,13 @@ void many(const Job& job, const W* panels, int64_t first, int64_t end, int64_t r
 // work(first panel, end, first row, rows) for all of a product, where a number of x takes so many bytes.
 template <class Work>
 void each_piece(const Job& job, int64_t number_nbytes, const Work& work) {
-    const int64_t count = job.N / 16, groups = (count + kGroup - 1) / kGroup;
+    const int64_t group = job.M <= tile::kMaxRows ? kPanelsOfFew : kPanelsOfMany;
+    const int64_t count = job.N / 16, groups = (count + group - 1) / group;
     const int64_t most = std::max<int64_t>(24, kRowsNbytes / number_nbytes / job.K);
     const int64_t blocks = (job.M + most - 1) / most;
     pool::each(groups * blocks, [&](int64_t piece) {
-        const int64_t first = piece % groups * kGroup, row = job.M * (piece / groups) / blocks;
-        work(first, std::min(first + kGroup, count), row, job.M * (piece / groups + 1) / blocks - row);
+        const int64_t first = piece % groups * group, row = job.M * (piece / groups) / blocks;
+        work(first, std::min(first + group, count), row, job.M * (piece / groups + 1) / blocks - row);
     });
 }
 

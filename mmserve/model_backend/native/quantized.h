@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
-#include <vector>
 
 #include "group.h"
 #include "linear.h"
 #include "pool.h"
+#include "scratch.h"
 #include "tile.h"
 
 namespace quantized {
@@ -150,9 +150,8 @@ inline void row(const uint8_t* panels, int64_t index, int64_t K, float* out) {
 
 template <class W>
 const int16_t* as_words(const uint8_t* panel, int64_t groups) {
-    static thread_local std::vector<int16_t> memory;
-    memory.resize(std::max<size_t>(memory.size(), groups * kNumbers));
-    int16_t* to = memory.data();
+    static thread_local scratch::Kept<int16_t> memory;
+    int16_t* to = memory.at_least(groups * kNumbers);
     for (int64_t g = 0; g < groups; ++g)
         W::template each_pair<1>(panel + g * W::kNbytes, 0, [&](int, int64_t pair, i16x16 low, i16x16 high) {
             std::memcpy(to + g * kNumbers + pair * 32, &low, sizeof low);
@@ -208,12 +207,10 @@ int64_t few(const linear::Job& job, const Rows& x, const uint8_t* panels, int64_
 template <class W>
 void run(const linear::Job& job, const uint8_t* panels) {
     const int64_t groups = job.K / kGroup;
-    static thread_local std::vector<int16_t> numbers;
-    static thread_local std::vector<float> scales;
-    numbers.resize(std::max<size_t>(numbers.size(), job.M * job.K));
-    scales.resize(std::max<size_t>(scales.size(), 2 * job.M * groups));
-    int16_t* whole = numbers.data();
-    float *scale = scales.data(), *sum = scale + job.M * groups;
+    static thread_local scratch::Kept<int16_t> numbers;
+    static thread_local scratch::Kept<float> scales;
+    int16_t* whole = numbers.at_least(job.M * job.K);
+    float *scale = scales.at_least(2 * job.M * groups), *sum = scale + job.M * groups;
     constexpr int64_t kRoundedAtOnce = 512;
     pool::each((job.M * groups + kRoundedAtOnce - 1) / kRoundedAtOnce, [=](int64_t piece) {
         const int64_t end = std::min(job.M * groups, (piece + 1) * kRoundedAtOnce);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,34 @@ def test_attention(steps: list[tuple[int, int]], group: int) -> None:
         kept.append(layer_kv)
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
     assert torch.equal(kept[0], kept[1])
+
+
+@pytest.mark.parametrize("dim", [16, 48, 64])
+@pytest.mark.parametrize("length", [63, 64, 65, 150])
+def test_a_token_attends_the_same_in_a_prompt_in_a_chunk_alone_and_beside_others(length: int, dim: int) -> None:
+    group, cut = 3, length - 30
+    attention = InPlaceAttention(group)
+    qkv = random(length, (group + 2) * 2, dim)
+    whole = rows_of_steps([(0, length)])
+    cache = torch.zeros(int(whole.blocks.max()) + 1, KV_BLOCK_TOKENS, 2, 2, dim)
+
+    def attend(starts_and_counts: list[tuple[int, int]]) -> torch.Tensor:
+        tokens = [token for start, count in starts_and_counts for token in range(start, start + count)]
+        alike = rows_of_steps(starts_and_counts)
+        rows = replace(
+            alike,
+            blocks=np.repeat(whole.blocks, len(starts_and_counts), axis=0),
+            kv_slots=whole.kv_slots[tokens],
+        )
+        heads = qkv[tokens]
+        kv = heads[:, 2 * group :].unflatten(1, (2, 2))
+        return attention(heads[:, : 2 * group], kv, cache, attention.prepare(rows))
+
+    expected = attend([(0, length)])
+    assert torch.equal(attend([(cut, 30)]), expected[cut:])
+    assert torch.equal(attend([(length - 1, 1)])[0], expected[-1])
+    for found in attend([(length - 1, 1)] * 4):
+        assert torch.equal(found, expected[-1])
 
 
 def test_attention_never_looks_beyond_its_own_context() -> None:
