@@ -51,6 +51,8 @@ class Admission:
     def leave(self, sequence: Sequence) -> None:
         """Give back the sequence's slot and blocks; if it waits, at the head of the queue."""
         assert sequence.holding is not None
+        num_computed = min(sequence.planned, len(sequence.tokens))
+        self._kv.publish_rest(sequence.holding, sequence.tokens, num_computed)
         self._kv.free(sequence.holding)
         self._running.leave(sequence)
         sequence.leave()

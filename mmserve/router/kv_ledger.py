@@ -2,17 +2,17 @@
 
 Joins the block pool and the prefix tree; nobody else touches either. Knows no scheduling policy.
 
-    free ──reserve/extend──> held ──free, full──> cached (idle in the tree) ──evict──> free
-                              └─────free, not full──────────────────────────────────────┘
+    free ──reserve/extend──> held ──free──> cached (idle in the tree) ──evict──> free
+                              └─free, not computed or there already────────────────┘
 
-Only full blocks are in the tree: computed ones, and those that a sequence fills in a step that is in flight or being
+Only full blocks are shared: computed ones, and those that a sequence fills in a step that is in flight or being
 planned, for a rank keeps the K and V of all tokens of a step, layer by layer, before anyone attends to them. None is
 written again, and a sequence writes into blocks that it alone holds, so nobody reads what is not written or changes
 later. When the step fails, ``forget`` takes the blocks out again, and with them what was computed from them.
 
-Where the cached prefix ends within a block, the tokens that are the same are copied into the sequence's own block. The
-ranks copy before they compute anything, so only from blocks of earlier steps, and it does not matter who is given the
-block that was copied from.
+Where the cached prefix ends within a block, the tokens that are the same are copied into the sequence's own block; the
+last block of a sequence that has left, full or not, is there to be copied from. The ranks copy before they compute
+anything, so only from blocks of earlier steps, and it does not matter who is given the block that was copied from.
 """
 
 from __future__ import annotations
@@ -145,6 +145,17 @@ class KvLedger:
                 holding.nodes.append(node)
         return holding.nodes[known] if len(holding.nodes) > known else None
 
+    def publish_rest(self, holding: Holding, tokens: array[int], num_computed: int) -> None:
+        """Enter the block that the first ``num_computed`` tokens fill in part, of a sequence that lets go of it now."""
+        num_full, num_rest = divmod(num_computed, KV_BLOCK_TOKENS)
+        misled = holding.nodes and holding.nodes[-1].forgotten
+        if not num_rest or not holding.shares or misled or len(holding.nodes) != num_full:
+            return
+        parent = holding.nodes[-1] if holding.nodes else self._tree.root
+        rest = tokens[num_full * KV_BLOCK_TOKENS : num_computed]
+        if node := self._tree.insert(parent, rest.tobytes(), holding.blocks[num_full]):
+            holding.nodes.append(node)
+
     def forget(self, first: Node) -> None:
         """Take a block that was not computed out of the tree, and all below it: they were computed from it."""
         if first.forgotten:
@@ -181,8 +192,8 @@ class KvLedger:
         """Nobody holds the node's block any more."""
         if node.forgotten:
             self._pool.reclaim(node.block)
-        else:
-            self._tree.mark_idle(node)
+        elif hidden := self._tree.mark_idle(node):
+            self._pool.reclaim(hidden.block)
 
     def _allocate(self, count: int) -> list[int]:
         while self._pool.num_free < count:

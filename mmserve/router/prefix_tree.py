@@ -1,6 +1,7 @@
-"""Radix tree over token ids, one node per full KV block, and the order in which idle nodes are evicted.
+"""Radix tree over token ids, one node per KV block, and the order in which idle nodes are evicted.
 
-Besides whole blocks it finds one that begins alike: its first tokens are worth a copy.
+Besides whole blocks it finds one that begins alike: its first tokens are worth a copy. Only for that it has blocks that
+are not full, where sequences ended.
 
 Knows no sequences and counts no holders: the ledger says when a node becomes idle or busy.
 """
@@ -23,7 +24,7 @@ def block_key(tokens: array[int], index: int) -> bytes:
 
 
 class Node:
-    """One full block of tokens after its parent's; ``block`` holds their keys and values on every rank."""
+    """A block of tokens after its parent's; ``block`` holds their keys and values on every rank."""
 
     __slots__ = ("block", "children", "key", "parent", "rested")
 
@@ -40,6 +41,11 @@ class Node:
     def first_token(self) -> bytes:
         """The id of its block's first token, as in its key."""
         return self.key[:_TOKEN_NBYTES]
+
+    @property
+    def is_full(self) -> bool:
+        """Its block has no room for more tokens. One that is not full is never held nor matched, only copied from."""
+        return len(self.key) == _BLOCK_NBYTES
 
     @property
     def forgotten(self) -> bool:
@@ -83,7 +89,7 @@ class PrefixTree:
         return node.block, sum(1 for _ in same)
 
     def insert(self, parent: Node, key: bytes, block: int) -> Node | None:
-        """Enter a full block below ``parent``, busy; None when the same tokens are there already."""
+        """Enter a block below ``parent``, busy; None when the same tokens are there already."""
         if key in parent.children:
             return None
         node = parent.children[key] = Node(key, block, parent)
@@ -93,11 +99,17 @@ class PrefixTree:
         """A sequence holds the idle node's block again: it cannot be evicted."""
         del self._idle[node]
 
-    def mark_idle(self, node: Node) -> None:
-        """The last holder is gone; from now on the node may be evicted, after all that are idle already."""
-        self._idle[node] = None
+    def mark_idle(self, node: Node) -> Node | None:
+        """The last holder is gone; from now on the node may be evicted, after all that are idle already. Gives one that
+        is not full and is not found any more, as the new one is found instead: it is out of the tree."""
         assert node.parent is not None
+        hidden = node.parent.rested.get(node.first_token)
+        self._idle[node] = None
         node.parent.rested[node.first_token] = node
+        if hidden is None or hidden.is_full or hidden is node:
+            return None
+        self.remove(hidden)
+        return hidden
 
     def evict(self) -> int:
         """Forget the least recently used idle node (at least one is idle) and give its block."""

@@ -236,6 +236,10 @@ class Scheduler:
                 self._begin_again(sequence)
             elif sequence.slot in failures:
                 self._fail(sequence, failures[sequence.slot])
+        for sequence in self._staying:
+            assert sequence.holding is not None
+            if sequence.slot in failures:
+                self.kv.distrust(sequence.holding)
 
     def _append(self, sequence: Sequence, token_id: int, logprobs: bytes | None) -> None:
         assert sequence.holding is not None

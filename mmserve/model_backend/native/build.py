@@ -22,7 +22,18 @@ from ctypes import c_float, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
-_SOURCES = ("kernels.cpp", "attention.h", "decoder.h", "group.h", "linear.h", "pool.h", "quantized.h", "scratch.h", "softmax.h", "tile.h")
+_SOURCES = (
+    "kernels.cpp",
+    "attention.h",
+    "decoder.h",
+    "group.h",
+    "linear.h",
+    "pool.h",
+    "quantized.h",
+    "scratch.h",
+    "softmax.h",
+    "tile.h",
+)
 _OPTIONS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 _COMPILERS = ("c++", "g++", "clang++")
 _BUILD_WITHIN_S = 120

@@ -173,8 +173,10 @@ class Engine:
         for key, child in node.children.items():
             if child in in_flight:
                 continue
-            tokens = prefix + list(array("q", key))
+            own = array("q", key)
+            tokens = prefix + list(own)
             start = child.block * KV_BLOCK_TOKENS
-            held = self.rank.cells[start : start + KV_BLOCK_TOKENS]
-            assert held == cells_of(tokens)[-KV_BLOCK_TOKENS:], f"block {child.block} is not what the tree says"
+            held = self.rank.cells[start : start + len(own)]
+            assert held == cells_of(tokens)[-len(own) :], f"block {child.block} is not what the tree says"
+            assert child.is_full or not child.children, "nothing comes after a block that is not full"
             self._check_tree(child, tokens, in_flight)

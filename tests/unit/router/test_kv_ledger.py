@@ -171,3 +171,57 @@ def test_nothing_is_copied_from_a_block_that_is_gone() -> None:
     other = kv.reserve(16 * 6, NOTHING)
     assert other is not None
     assert kv.match(TOKENS[:20]) == kv.match(TOKENS[:17]), "only the first block is left"
+
+
+def left(kv: KvLedger, tokens: array[int]) -> Holding:
+    """A sequence that has computed its tokens and is gone."""
+    holding = computed(kv, tokens)
+    kv.publish_rest(holding, tokens, len(tokens))
+    kv.free(holding)
+    return holding
+
+
+def test_the_last_block_of_a_sequence_is_copied_from_though_it_is_not_full() -> None:
+    kv = KvLedger(16)
+    left(kv, TOKENS)
+    assert (kv.num_held, kv.num_cached) == (0, 7)
+    longer = TOKENS + array("q", [7] * 20)
+    match = kv.match(longer)
+    assert (len(match.nodes), match.num_copied, match.num_tokens) == (6, 4, 100)
+    holding = kv.reserve(len(longer), match)
+    assert holding is not None
+    assert match.copied_block not in holding.blocks, "who writes on has a block of its own"
+    short = array("q", [5, 6, 7])
+    left(kv, short)
+    assert kv.match(array("q", [5, 6, 8])).num_copied == 2, "at the very beginning as well"
+
+
+def test_a_block_that_is_not_full_gives_way_to_the_next_that_begins_like_it() -> None:
+    kv = KvLedger(16)
+    for last in range(5):
+        left(kv, TOKENS[:98] + array("q", [last]))
+        assert kv.num_cached == 7
+    assert kv.match(TOKENS[:98] + array("q", [4, 0])).num_copied == 3
+    left(kv, TOKENS[:98] + array("q", [4] * 14))
+    assert kv.num_cached == 7, "a full one has taken its place"
+    left(kv, TOKENS[:96] + array("q", [8]))
+    assert kv.num_cached == 8, "one that begins differently is found beside it"
+
+
+def test_what_is_not_full_and_may_be_wrong_is_not_kept() -> None:
+    kv = KvLedger(16)
+    failed = computed(kv, TOKENS)
+    kv.distrust(failed)
+    kv.publish_rest(failed, TOKENS, 100)
+    kv.free(failed)
+    leader = kv.reserve(40, NOTHING)
+    assert leader is not None
+    first = kv.publish(leader, TOKENS, 40)
+    follower = kv.reserve(40, kv.match(TOKENS[:40]))
+    assert first is not None
+    assert follower is not None
+    kv.forget(first)
+    for misled in (follower, leader):
+        kv.publish_rest(misled, TOKENS, 40)
+        kv.free(misled)
+    assert (kv.num_free, kv.num_cached) == (16, 0)

@@ -94,6 +94,30 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
     assert engine.metrics["prefix_cache_queries"] == [40, 33]
 
 
+def test_the_next_turn_of_a_conversation_computes_only_what_is_new() -> None:
+    engine = Engine()
+    engine.scheduler.receive(request("first", PROMPT[:21], max_tokens=6))
+    engine.run()
+    computed = engine.rank.num_tokens_computed
+    turn = [*PROMPT[:21], *engine.output("first"), 7, 8, 9]
+    engine.scheduler.receive(request("second", turn, max_tokens=6))
+    engine.run()
+    assert engine.replies["second", 0][0].num_cached_tokens == 26, "of its last token there is no K and V"
+    assert engine.rank.num_tokens_computed - computed == 4 + 5
+    assert engine.output("second") == alone(engine, turn, max_tokens=6)
+    engine.check_memory()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_fails_after_an_abort_is_not_cached(depth: int) -> None:
+    engine = Engine(depth=depth)
+    engine.rank.broken_seeds.add(13)
+    engine.scheduler.receive(request("bad", PROMPT[:10], seed=13))
+    engine.turn(meanwhile=lambda: engine.scheduler.receive(abort("bad")))
+    engine.run()
+    assert engine.scheduler.kv.num_left == engine.scheduler.kv.num_free
+
+
 def test_a_wholly_cached_prompt_still_computes_a_token() -> None:
     engine = Engine()
     for name in ("a", "b"):
