@@ -117,11 +117,11 @@ template <int M, int P>
 inline void mix_rows(const Cache& cache, const float* weights, const float* values, int64_t tokens, float* mixed) {
     int64_t i = 0;
     for (; i + P * 16 <= cache.dim; i += P * 16)
-        tile::product<M, P>(tokens, weights, kSpan, values + i, cache.stride, 16, mixed + i, cache.dim,
-                            {nullptr, true});
+        tile::product<M, P, false>(tokens, weights, kSpan, values + i, cache.stride, mixed + i, cache.dim,
+                                    {nullptr, true});
     for (; i < cache.dim; i += 16)
-        tile::product<M, 1>(tokens, weights, kSpan, values + i, cache.stride, 16, mixed + i, cache.dim,
-                            {nullptr, true});
+        tile::product<M, 1, false>(tokens, weights, kSpan, values + i, cache.stride, mixed + i, cache.dim,
+                                    {nullptr, true});
 }
 
 inline void mix(const Cache& cache, const float* weights, int64_t rows, const float* values, int64_t tokens,

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "pool.h"
-#include "scratch.h"
 #include "tile.h"
 
 namespace linear {
@@ -16,75 +15,34 @@ struct Job {
     tile::Finish finish;  // its bias: [N] or null
 };
 
-constexpr int64_t kPanelsOfFew = 4;         // in one piece of work: read side by side
-constexpr int64_t kPanelsOfMany = 2;        // so few that threads end together
-constexpr int64_t kRowsNbytes = 768 << 10;  // of x in one piece: a panel is made float anew for each, and reads x slowly
+constexpr int64_t kPanels = 6;              // in one piece of work, unless said otherwise
+constexpr int64_t kRowsNbytes = 768 << 10;  // of x in one piece: panels are read anew for each, and read x slowly
 
-// Few rows: weights go from memory into registers, several panels side by side so that no addition waits for another.
-template <int M, int P, class W>
-void few_rows(const Job& job, const W* panels, int64_t first, int64_t end) {
-    for (; first + P <= end; first += P)
-        tile::product<M, P>(job.K, job.x, job.K, panels + first * job.K * 16, 16, job.K * 16, job.out + first * 16,
-                            job.N, job.finish.at(first * 16));
-    for (; first < end; ++first)
-        tile::product<M, 1>(job.K, job.x, job.K, panels + first * job.K * 16, 16, 0, job.out + first * 16, job.N,
-                            job.finish.at(first * 16));
-}
-
+// Panels times rows [row, row + rows), a few rows at a time, in the order in which the panels lie in memory. They are
+// widened each time, which costs less than to keep them as floats: the first few rows bring the next panel into the
+// second-level cache, the others find theirs there.
 template <class W>
-void few(const Job& job, const W* panels, int64_t first, int64_t end) {
-    switch (job.M) {
-        case 1:
-            return few_rows<1, 4>(job, panels, first, end);
-        case 2:
-            return few_rows<2, 2>(job, panels, first, end);
-        case 3:
-            return few_rows<3, 2>(job, panels, first, end);
-        case 4:
-            return few_rows<4, 1>(job, panels, first, end);
-        case 5:
-            return few_rows<5, 1>(job, panels, first, end);
-        default:
-            return few_rows<6, 1>(job, panels, first, end);
-    }
-}
-
-template <class W>
-const float* as_floats(const W* panel, int64_t count) {
-    static thread_local scratch::Kept<float> memory;
-    float* floats = memory.at_least(count);
-    for (int64_t i = 0; i < count; i += 8) tile::store(floats + i, tile::widen(panel + i));
-    return floats;
-}
-
-inline const float* as_floats(const float* panel, int64_t) {
-    return panel;
-}
-
-// Many rows: each panel is made float once and multiplied with all rows of the block.
-template <class W>
-void many(const Job& job, const W* panels, int64_t first, int64_t end, int64_t row, int64_t rows) {
-    const int64_t tiles = (rows + tile::kMaxRows - 1) / tile::kMaxRows;
+void multiply(const Job& job, const W* panels, int64_t first, int64_t end, int64_t row, int64_t rows) {
+    const int64_t tiles = (rows + tile::kMaxRows - 1) / tile::kMaxRows, size = job.K * tile::kColumns;
     for (; first < end; ++first) {
-        const float* panel = as_floats(panels + first * job.K * 16, job.K * 16);
-        const W* next = panels + std::min(first + 1, end - 1) * job.K * 16;
+        const W* panel = panels + first * size;
+        const tile::Finish finish = job.finish.at(first * tile::kColumns);
         for (int64_t t = 0; t < tiles; ++t) {
             const int64_t from = row + rows * t / tiles, count = row + rows * (t + 1) / tiles - from;
             const float* x = job.x + from * job.K;
-            float* out = job.out + from * job.N + first * 16;
+            float* out = job.out + from * job.N + first * tile::kColumns;
             if (t == 0)
-                tile::rows(count, job.K, x, job.K, panel, 16, out, job.N, job.finish.at(first * 16), next);
+                tile::rows<true>(count, job.K, x, panel, tile::kColumns, out, job.N, finish);
             else
-                tile::rows(count, job.K, x, job.K, panel, 16, out, job.N, job.finish.at(first * 16));
+                tile::rows<false>(count, job.K, x, panel, tile::kColumns, out, job.N, finish);
         }
     }
 }
 
 // work(first panel, end, first row, rows) for all of a product, where a number of x takes so many bytes.
 template <class Work>
-void each_piece(const Job& job, int64_t number_nbytes, const Work& work) {
-    const int64_t group = job.M <= tile::kMaxRows ? kPanelsOfFew : kPanelsOfMany;
-    const int64_t count = job.N / 16, groups = (count + group - 1) / group;
+void each_piece(const Job& job, int64_t number_nbytes, int64_t group, const Work& work) {
+    const int64_t count = job.N / tile::kColumns, groups = (count + group - 1) / group;
     const int64_t most = std::max<int64_t>(24, kRowsNbytes / number_nbytes / job.K);
     const int64_t blocks = (job.M + most - 1) / most;
     pool::each(groups * blocks, [&](int64_t piece) {
@@ -102,11 +60,8 @@ void row(const W* panels, int64_t index, int64_t K, float* out) {
 
 template <class W>
 void run(const Job& job, const W* panels) {
-    each_piece(job, sizeof(float), [&](int64_t first, int64_t end, int64_t row, int64_t rows) {
-        if (job.M <= tile::kMaxRows)
-            few(job, panels, first, end);
-        else
-            many(job, panels, first, end, row, rows);
+    each_piece(job, sizeof(float), kPanels, [&](int64_t first, int64_t end, int64_t row, int64_t rows) {
+        multiply(job, panels, first, end, row, rows);
     });
 }
 

@@ -1,5 +1,6 @@
-// Threads that share the pieces of one job. Whoever is free takes the next piece, and the caller does what nobody else
-// has taken: a helper that has no core to run on, because another process computes, holds nobody up.
+// Threads that share the pieces of one job. Whoever is free takes the next piece, in ascending order, for a CPU foresees
+// what is read in that order; and the caller does what nobody else has taken: a helper that has no core to run on, because
+// another process computes, holds nobody up.
 #pragma once
 
 #include <sched.h>
@@ -40,6 +41,7 @@ public:
         }
         piece_ = piece;
         job_ = job;
+        count_ = count;
         done_.store(0, std::memory_order_relaxed);
         const uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
         left_.store(uint64_t{epoch} << 32 | static_cast<uint64_t>(count), std::memory_order_release);
@@ -66,7 +68,7 @@ private:
         uint64_t left = left_.load(std::memory_order_acquire);
         while (left >> 32 == epoch && static_cast<uint32_t>(left) > 0) {
             if (!left_.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel)) continue;
-            piece_(job_, static_cast<uint32_t>(left) - 1);
+            piece_(job_, count_ - static_cast<uint32_t>(left));
             done_.fetch_add(1, std::memory_order_release);
             left = left_.load(std::memory_order_acquire);
         }
@@ -79,6 +81,7 @@ private:
     alignas(64) std::atomic<int64_t> done_{0};
     Piece piece_ = nullptr;
     const void* job_ = nullptr;
+    int64_t count_ = 0;
 };
 
 inline Pool& shared() {

@@ -19,6 +19,7 @@ using tile::i32x8;
 typedef int16_t i16x8 __attribute__((vector_size(16)));
 
 constexpr int64_t kAhead = 4096;  // bytes
+constexpr int64_t kPanels = 4;    // in one piece of work: read side by side
 constexpr float kMostOfX = 32767.f;
 
 struct Rows {
@@ -218,7 +219,7 @@ void run(const linear::Job& job, const uint8_t* panels) {
             round_group(job.x + g * kGroup, whole + g * kGroup, scale + g, sum + g);
     });
     const Rows x{whole, scale, sum, job.K};
-    linear::each_piece(job, 2, [&](int64_t first, int64_t end, int64_t row, int64_t count) {
+    linear::each_piece(job, 2, kPanels, [&](int64_t first, int64_t end, int64_t row, int64_t count) {
         if (job.M <= 3) first = few<W>(job, x, panels, first, end);
         for (; first < end; ++first)
             panel_rows<W>(job, x, panels + first * groups * W::kNbytes, first * tile::kColumns, row, count);

@@ -89,23 +89,19 @@ struct Finish {
     }
 };
 
-// C[M, 16 P] = A[M, K] B, finished: panel p's row k is at b + p * panel + k * ldb.
-// Ahead: what will be read next, fetched into the second-level cache meanwhile.
-template <int M, int P, class W, class Ahead = void>
-inline void product(int64_t K, const float* a, int64_t lda, const W* b, int64_t ldb, int64_t panel, float* c,
-                    int64_t ldc, const Finish& finish, const Ahead* ahead = nullptr) {
-    constexpr bool kAhead = !std::is_void_v<Ahead>;
+// C[M, 16 P] = A[M, K] B, finished: row k of B is at b + k * ldb, 16 P neighbouring numbers.
+// kAhead: B is a panel, and the one behind it is fetched into the second-level cache meanwhile.
+template <int M, int P, bool kAhead, class W>
+inline void product(int64_t K, const float* a, int64_t lda, const W* b, int64_t ldb, float* c, int64_t ldc,
+                    const Finish& finish) {
     f32x8 sum[M][2 * P];
     for (int m = 0; m < M; ++m)
         for (int p = 0; p < 2 * P; ++p) sum[m][p] = f32x8{};
     for (int64_t k = 0; k < K; ++k) {
-        if constexpr (kAhead) __builtin_prefetch(ahead + k * kColumns, 0, 2);
+        if constexpr (kAhead) __builtin_prefetch(b + (K + k) * ldb, 0, 2);
         f32x8 row[2 * P];
 #pragma GCC unroll 8
-        for (int p = 0; p < P; ++p) {
-            row[2 * p] = in_register(widen(b + p * panel + k * ldb));
-            row[2 * p + 1] = in_register(widen(b + p * panel + k * ldb + 8));
-        }
+        for (int p = 0; p < 2 * P; ++p) row[p] = in_register(widen(b + k * ldb + 8 * p));
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
             const f32x8 x = splat(a[m * lda + k]);
@@ -120,23 +116,23 @@ inline void product(int64_t K, const float* a, int64_t lda, const W* b, int64_t 
         }
 }
 
-// The same for any number of rows up to kMaxRows, one panel.
-template <class W, class Ahead = void>
-inline void rows(int64_t M, int64_t K, const float* a, int64_t lda, const W* b, int64_t ldb, float* c, int64_t ldc,
-                 const Finish& finish, const Ahead* ahead = nullptr) {
+// The same for any number of rows up to kMaxRows, 16 columns; a row of A has K numbers.
+template <bool kAhead, class W>
+inline void rows(int64_t M, int64_t K, const float* a, const W* b, int64_t ldb, float* c, int64_t ldc,
+                 const Finish& finish) {
     switch (M) {
         case 1:
-            return product<1, 1>(K, a, lda, b, ldb, 0, c, ldc, finish, ahead);
+            return product<1, 1, kAhead>(K, a, K, b, ldb, c, ldc, finish);
         case 2:
-            return product<2, 1>(K, a, lda, b, ldb, 0, c, ldc, finish, ahead);
+            return product<2, 1, kAhead>(K, a, K, b, ldb, c, ldc, finish);
         case 3:
-            return product<3, 1>(K, a, lda, b, ldb, 0, c, ldc, finish, ahead);
+            return product<3, 1, kAhead>(K, a, K, b, ldb, c, ldc, finish);
         case 4:
-            return product<4, 1>(K, a, lda, b, ldb, 0, c, ldc, finish, ahead);
+            return product<4, 1, kAhead>(K, a, K, b, ldb, c, ldc, finish);
         case 5:
-            return product<5, 1>(K, a, lda, b, ldb, 0, c, ldc, finish, ahead);
+            return product<5, 1, kAhead>(K, a, K, b, ldb, c, ldc, finish);
         default:
-            return product<6, 1>(K, a, lda, b, ldb, 0, c, ldc, finish, ahead);
+            return product<6, 1, kAhead>(K, a, K, b, ldb, c, ldc, finish);
     }
 }
 
