@@ -57,6 +57,7 @@ class Place:
 
 
 OURS = "mmserve"
+_CORES = ",".join(map(str, sorted(os.sched_getaffinity(0))))
 PEERS = (
     Peer(
         OURS,
@@ -67,7 +68,12 @@ PEERS = (
         "vllm",
         "{home}/venv-vllm/bin/vllm serve {home}/{model} --served-model-name m --port {port} --host 127.0.0.1 "
         "--dtype {dtype} --max-model-len {context_tokens} --max-num-seqs {sequences} --enforce-eager",
-        environment={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},
+        environment={
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": _CORES,  # left to itself it keeps one core free
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+        },
         preload=("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "{home}/venv-vllm/lib/libiomp5.so"),
     ),
     Peer(

@@ -14,6 +14,7 @@ def meant(weight: torch.Tensor, form: str) -> torch.Tensor:
         return quantized.int8_rows(panels, torch.arange(len(weight)))
     scale, least = panels[..., :64].contiguous().view(torch.bfloat16).float().chunk(2, dim=-1)
     below, above = panels[..., 64:] & 15, panels[..., 64:] >> 4
-    whole = torch.cat((below, above), dim=-1).unflatten(-1, (16, 16, 2)).transpose(2, 3).flatten(-2)
+    pairs = torch.stack((below, above), dim=-1).unflatten(2, (16, 16))
+    whole = pairs.transpose(2, 3).flatten(-2)
     rows = whole * scale[..., None] + least[..., None]
     return rows.transpose(1, 2).flatten(2).flatten(0, 1)

@@ -15,7 +15,7 @@ struct Job {
     tile::Finish finish;  // its bias: [N] or null
 };
 
-constexpr int64_t kPanels = 6;              // in one piece of work, unless said otherwise
+constexpr int64_t kPanels = 6;              // in one piece of work
 constexpr int64_t kRowsNbytes = 768 << 10;  // of x in one piece: panels are read anew for each, and read x slowly
 
 // Panels times rows [row, row + rows), a few rows at a time, in the order in which the panels lie in memory. They are
@@ -39,15 +39,15 @@ void multiply(const Job& job, const W* panels, int64_t first, int64_t end, int64
     }
 }
 
-// work(first panel, end, first row, rows) for all of a product, where a number of x takes so many bytes.
+// work(first panel, end, first row, rows) for all of a product.
 template <class Work>
-void each_piece(const Job& job, int64_t number_nbytes, int64_t group, const Work& work) {
-    const int64_t count = job.N / tile::kColumns, groups = (count + group - 1) / group;
-    const int64_t most = std::max<int64_t>(24, kRowsNbytes / number_nbytes / job.K);
+void each_piece(const Job& job, const Work& work) {
+    const int64_t count = job.N / tile::kColumns, groups = (count + kPanels - 1) / kPanels;
+    const int64_t most = std::max<int64_t>(24, kRowsNbytes / sizeof(float) / job.K);
     const int64_t blocks = (job.M + most - 1) / most;
     pool::each(groups * blocks, [&](int64_t piece) {
-        const int64_t first = piece % groups * group, row = job.M * (piece / groups) / blocks;
-        work(first, std::min(first + group, count), row, job.M * (piece / groups + 1) / blocks - row);
+        const int64_t first = piece % groups * kPanels, row = job.M * (piece / groups) / blocks;
+        work(first, std::min(first + kPanels, count), row, job.M * (piece / groups + 1) / blocks - row);
     });
 }
 
@@ -60,7 +60,7 @@ void row(const W* panels, int64_t index, int64_t K, float* out) {
 
 template <class W>
 void run(const Job& job, const W* panels) {
-    each_piece(job, sizeof(float), kPanels, [&](int64_t first, int64_t end, int64_t row, int64_t rows) {
+    each_piece(job, [&](int64_t first, int64_t end, int64_t row, int64_t rows) {
         multiply(job, panels, first, end, row, rows);
     });
 }

@@ -23,7 +23,7 @@ def to_int8(weight: torch.Tensor) -> torch.Tensor:
     grouped = _grouped(weight)
     scale = _rounded(grouped.abs().amax(-1) / _INT8_MAX)
     whole = (grouped / scale[..., None]).round_().clamp_(-_INT8_MAX, _INT8_MAX)
-    return _joined((scale,), _paired(whole.to(torch.int8)))
+    return _joined((scale,), whole.to(torch.int8).transpose(2, 3))
 
 
 def to_int4(weight: torch.Tensor) -> torch.Tensor:
@@ -32,8 +32,8 @@ def to_int4(weight: torch.Tensor) -> torch.Tensor:
     least = grouped.amin(-1).bfloat16().float()
     scale = _rounded((grouped.amax(-1) - least) / _INT4_MAX)
     whole = ((grouped - least[..., None]) / scale[..., None]).round_().clamp_(0, _INT4_MAX)
-    below, above = _paired(whole.to(torch.uint8)).chunk(2, dim=-1)
-    return _joined((scale, least), below | above << 4)
+    columns = whole.to(torch.uint8).transpose(2, 3)
+    return _joined((scale, least), columns[..., 0::2, :] | columns[..., 1::2, :] << 4)
 
 
 def int8_rows(panels: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -41,8 +41,8 @@ def int8_rows(panels: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     groups, column = panels[indices // _PANEL], indices % _PANEL
     every = torch.arange(len(indices))
     scale = groups[..., :_HEAD].contiguous().view(torch.bfloat16)[every, :, column]
-    whole = groups[..., _HEAD:].contiguous().view(torch.int8).view(*groups.shape[:2], GROUP // 2, _PANEL, 2)
-    return torch.mul(whole[every, :, :, column].flatten(-2), scale[..., None].float()).flatten(-2)
+    whole = groups[..., _HEAD:].contiguous().view(torch.int8).view(*groups.shape[:2], GROUP, _PANEL)
+    return torch.mul(whole[every, :, :, column], scale[..., None].float()).flatten(-2)
 
 
 def _grouped(weight: torch.Tensor) -> torch.Tensor:
@@ -56,10 +56,7 @@ def _rounded(scale: torch.Tensor) -> torch.Tensor:
     return kept
 
 
-def _paired(whole: torch.Tensor) -> torch.Tensor:
-    """[panels, groups, 16, 32] -> [panels, groups, 512]: pairs of neighbours, of 16 outputs side by side."""
-    return whole.view(*whole.shape[:3], GROUP // 2, 2).transpose(2, 3).flatten(2)
-
-
 def _joined(heads: tuple[torch.Tensor, ...], body: torch.Tensor) -> torch.Tensor:
-    return torch.cat([*(head.bfloat16().view(torch.uint8) for head in heads), body.view(torch.uint8)], dim=-1)
+    """[panels, groups, 16] each and [panels, groups, ..., 16] -> their bytes, group by group."""
+    kept = body.flatten(2).view(torch.uint8)
+    return torch.cat([*(head.bfloat16().view(torch.uint8) for head in heads), kept], dim=-1)
