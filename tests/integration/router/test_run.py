@@ -14,6 +14,7 @@ from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.status import Heartbeat
 from mmserve.messages.step import StepPlan, StepResult
 from mmserve.metrics.names import METRICS
+from tests.fakes.cache import until
 from tests.fakes.rank import generate_alone
 from tests.integration.router.conftest import NUM_WORKERS, Neighbours
 from tests.unit.router.builders import abort, request, span
@@ -46,7 +47,9 @@ def test_many_requests_of_two_workers_get_their_own_tokens(neighbours: Neighbour
         for name, tokens in received.items():
             sampling = SamplingParams(max_tokens=30, seed=int(name) // 2)
             assert tokens == generate_alone(prompts[name], sampling, CONTEXT_TOKENS)[0]
-    assert neighbours.fakes[0].cells == neighbours.fakes[1].cells, "all ranks got the same plans"
+    # All ranks got the same plans; the last of them may still be computed by the one that does not answer.
+    first, second = neighbours.fakes
+    until(lambda: first.cells == second.cells)
 
 
 @both_ways
