@@ -61,28 +61,27 @@ inline void store_sums(f32x8 a, f32x8 b, f32x8 c, f32x8 d, float* to) {
     std::memcpy(to, halves, sizeof halves[0]);
 }
 
-// Scores of R rows and C neighbouring tokens, a multiple of 4.
-template <int R, int C>
+constexpr int kTokens = 4;  // scored together
+
+// Scores of R rows and so many neighbouring tokens.
+template <int R>
 inline void dots(const float* q, const float* keys, int64_t stride, int64_t dim, float* scores) {
-    f32x8 sums[R][C];
+    f32x8 sums[R][kTokens];
     for (int r = 0; r < R; ++r)
-        for (int c = 0; c < C; ++c) sums[r][c] = f32x8{};
+        for (int c = 0; c < kTokens; ++c) sums[r][c] = f32x8{};
     for (int64_t i = 0; i < dim; i += 8) {
         f32x8 row[R];
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) row[r] = tile::in_register(tile::load<f32x8>(q + r * dim + i));
 #pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) {
+        for (int c = 0; c < kTokens; ++c) {
             const f32x8 key = tile::in_register(tile::load<f32x8>(keys + c * stride + i));
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) sums[r][c] += row[r] * key;
         }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int c = 0; c < C; c += 4)
-            store_sums(sums[r][c], sums[r][c + 1], sums[r][c + 2], sums[r][c + 3], scores + r * kSpan + c);
+    for (int r = 0; r < R; ++r) store_sums(sums[r][0], sums[r][1], sums[r][2], sums[r][3], scores + r * kSpan);
 }
 
 // A head's keys and values are scattered over a block's tokens, more than the CPU would foresee. They go to the second
@@ -100,15 +99,14 @@ inline void fetch(const Cache& cache, const float* keys, int64_t tokens) {
 // about 24 reads in flight, and waits with the next one.
 inline void score(const Cache& cache, const float* q, int64_t rows, const float* keys, const float* next,
                   float* scores) {
-    constexpr int64_t kTokens = 4;
     for (int64_t j = 0; j < kBlock; j += kTokens) {
         const float* some = keys + j * cache.stride;
         if (next) fetch(cache, next + j * cache.stride, kTokens);
         int64_t r = 0;
         for (; r + 3 <= rows; r += 3)
-            dots<3, 4>(q + r * cache.dim, some, cache.stride, cache.dim, scores + r * kSpan + j);
-        if (rows - r == 2) dots<2, 4>(q + r * cache.dim, some, cache.stride, cache.dim, scores + r * kSpan + j);
-        if (rows - r == 1) dots<1, 4>(q + r * cache.dim, some, cache.stride, cache.dim, scores + r * kSpan + j);
+            dots<3>(q + r * cache.dim, some, cache.stride, cache.dim, scores + r * kSpan + j);
+        if (rows - r == 2) dots<2>(q + r * cache.dim, some, cache.stride, cache.dim, scores + r * kSpan + j);
+        if (rows - r == 1) dots<1>(q + r * cache.dim, some, cache.stride, cache.dim, scores + r * kSpan + j);
     }
 }
 
@@ -129,25 +127,10 @@ inline void mix(const Cache& cache, const float* weights, int64_t rows, const fl
     for (int64_t r = 0; r < rows; r += tile::kMaxRows) {
         const float* from = weights + r * kSpan;
         float* to = mixed + r * cache.dim;
-        switch (rows - r) {
-            case 1:
-                mix_rows<1, 4>(cache, from, values, tokens, to);
-                break;
-            case 2:
-                mix_rows<2, 2>(cache, from, values, tokens, to);
-                break;
-            case 3:
-                mix_rows<3, 2>(cache, from, values, tokens, to);
-                break;
-            case 4:
-                mix_rows<4, 1>(cache, from, values, tokens, to);
-                break;
-            case 5:
-                mix_rows<5, 1>(cache, from, values, tokens, to);
-                break;
-            default:
-                mix_rows<6, 1>(cache, from, values, tokens, to);
-        }
+        tile::with_rows(rows - r, [&](auto m) {
+            constexpr int kPanels = m == 1 ? 4 : m <= 3 ? 2 : 1;  // as many sums as fit the registers
+            mix_rows<m, kPanels>(cache, from, values, tokens, to);
+        });
     }
 }
 

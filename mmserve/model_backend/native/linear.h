@@ -18,24 +18,35 @@ struct Job {
 constexpr int64_t kPanels = 6;              // in one piece of work
 constexpr int64_t kRowsNbytes = 768 << 10;  // of x in one piece: panels are read anew for each, and read x slowly
 
+// Of about equal size, none of more rows than a product can have.
+inline int64_t tiles_of(int64_t rows) {
+    return (rows + tile::kMaxRows - 1) / tile::kMaxRows;
+}
+
+// work(number, rows, their x, where their results with a panel go) for every tile of rows [row, row + rows).
+template <class Work>
+void each_tile(const Job& job, int64_t panel, int64_t row, int64_t rows, const Work& work) {
+    const int64_t tiles = tiles_of(rows);
+    for (int64_t t = 0; t < tiles; ++t) {
+        const int64_t from = row + rows * t / tiles, count = row + rows * (t + 1) / tiles - from;
+        work(t, count, job.x + from * job.K, job.out + from * job.N + panel * tile::kColumns);
+    }
+}
+
 // Panels times rows [row, row + rows), a few rows at a time, in the order in which the panels lie in memory. They are
 // widened each time, which costs less than to keep them as floats: the first few rows bring the next panel into the
 // second-level cache, the others find theirs there.
 template <class W>
 void multiply(const Job& job, const W* panels, int64_t first, int64_t end, int64_t row, int64_t rows) {
-    const int64_t tiles = (rows + tile::kMaxRows - 1) / tile::kMaxRows, size = job.K * tile::kColumns;
     for (; first < end; ++first) {
-        const W* panel = panels + first * size;
+        const W* panel = panels + first * job.K * tile::kColumns;
         const tile::Finish finish = job.finish.at(first * tile::kColumns);
-        for (int64_t t = 0; t < tiles; ++t) {
-            const int64_t from = row + rows * t / tiles, count = row + rows * (t + 1) / tiles - from;
-            const float* x = job.x + from * job.K;
-            float* out = job.out + from * job.N + first * tile::kColumns;
+        each_tile(job, first, row, rows, [&](int64_t t, int64_t count, const float* x, float* out) {
             if (t == 0)
                 tile::rows<true>(count, job.K, x, panel, tile::kColumns, out, job.N, finish);
             else
                 tile::rows<false>(count, job.K, x, panel, tile::kColumns, out, job.N, finish);
-        }
+        });
     }
 }
 

@@ -58,25 +58,6 @@ inline void product(int64_t K, const float* x, const uint8_t* panel, float* out,
             }
 }
 
-template <class W>
-void rows(int64_t M, int64_t K, const float* x, const uint8_t* panel, float* out, int64_t ldc,
-          const tile::Finish& finish) {
-    switch (M) {
-        case 1:
-            return product<1, 1, W>(K, x, panel, out, ldc, finish);
-        case 2:
-            return product<2, 1, W>(K, x, panel, out, ldc, finish);
-        case 3:
-            return product<3, 1, W>(K, x, panel, out, ldc, finish);
-        case 4:
-            return product<4, 1, W>(K, x, panel, out, ldc, finish);
-        case 5:
-            return product<5, 1, W>(K, x, panel, out, ldc, finish);
-        default:
-            return product<6, 1, W>(K, x, panel, out, ldc, finish);
-    }
-}
-
 // A panel as float32: [K, 16].
 template <class W>
 const float* as_floats(const uint8_t* panel, int64_t K) {
@@ -101,7 +82,7 @@ const float* as_floats(const uint8_t* panel, int64_t K) {
 // Panels times rows [row, row + rows), as linear::multiply; for many rows a panel is made floats once, before.
 template <class W>
 void multiply(const linear::Job& job, const uint8_t* panels, int64_t first, int64_t end, int64_t row, int64_t rows) {
-    const int64_t tiles = (rows + tile::kMaxRows - 1) / tile::kMaxRows, size = job.K / kGroup * W::kNbytes;
+    const int64_t size = job.K / kGroup * W::kNbytes;
     if (job.M <= 2) {
         const auto few = job.M == 1 ? product<1, kPanelsOfFew, W> : product<2, kPanelsOfFew, W>;
         for (; first + kPanelsOfFew <= end; first += kPanelsOfFew)
@@ -110,17 +91,15 @@ void multiply(const linear::Job& job, const uint8_t* panels, int64_t first, int6
     }
     for (; first < end; ++first) {
         const uint8_t* panel = panels + first * size;
-        const float* floats = tiles > W::kDirectTiles ? as_floats<W>(panel, job.K) : nullptr;
+        const bool direct = linear::tiles_of(rows) <= W::kDirectTiles;
+        const float* floats = direct ? nullptr : as_floats<W>(panel, job.K);
         const tile::Finish finish = job.finish.at(first * tile::kColumns);
-        for (int64_t t = 0; t < tiles; ++t) {
-            const int64_t from = row + rows * t / tiles, count = row + rows * (t + 1) / tiles - from;
-            const float* x = job.x + from * job.K;
-            float* out = job.out + from * job.N + first * tile::kColumns;
+        linear::each_tile(job, first, row, rows, [&](int64_t, int64_t count, const float* x, float* out) {
             if (floats)
                 tile::rows<false>(count, job.K, x, floats, tile::kColumns, out, job.N, finish);
             else
-                quantized::rows<W>(count, job.K, x, panel, out, job.N, finish);
-        }
+                tile::with_rows(count, [&](auto m) { product<m, 1, W>(job.K, x, panel, out, job.N, finish); });
+        });
     }
 }
 

@@ -116,24 +116,30 @@ inline void product(int64_t K, const float* a, int64_t lda, const W* b, int64_t 
         }
 }
 
-// The same for any number of rows up to kMaxRows, 16 columns; a row of A has K numbers.
+// run(rows) with their number as a constant, at most kMaxRows of them: sums are registers then.
+template <class Run>
+inline void with_rows(int64_t M, const Run& run) {
+    switch (M) {
+        case 1:
+            return run(std::integral_constant<int, 1>());
+        case 2:
+            return run(std::integral_constant<int, 2>());
+        case 3:
+            return run(std::integral_constant<int, 3>());
+        case 4:
+            return run(std::integral_constant<int, 4>());
+        case 5:
+            return run(std::integral_constant<int, 5>());
+        default:
+            return run(std::integral_constant<int, kMaxRows>());
+    }
+}
+
+// The product for any number of rows up to kMaxRows, 16 columns; a row of A has K numbers.
 template <bool kAhead, class W>
 inline void rows(int64_t M, int64_t K, const float* a, const W* b, int64_t ldb, float* c, int64_t ldc,
                  const Finish& finish) {
-    switch (M) {
-        case 1:
-            return product<1, 1, kAhead>(K, a, K, b, ldb, c, ldc, finish);
-        case 2:
-            return product<2, 1, kAhead>(K, a, K, b, ldb, c, ldc, finish);
-        case 3:
-            return product<3, 1, kAhead>(K, a, K, b, ldb, c, ldc, finish);
-        case 4:
-            return product<4, 1, kAhead>(K, a, K, b, ldb, c, ldc, finish);
-        case 5:
-            return product<5, 1, kAhead>(K, a, K, b, ldb, c, ldc, finish);
-        default:
-            return product<6, 1, kAhead>(K, a, K, b, ldb, c, ldc, finish);
-    }
+    with_rows(M, [&](auto m) { product<m, 1, kAhead>(K, a, K, b, ldb, c, ldc, finish); });
 }
 
 }  // namespace tile
