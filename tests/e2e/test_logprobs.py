@@ -10,6 +10,7 @@ import pytest
 from openai.types.chat import ChatCompletionTokenLogprob
 
 from tests.e2e.stack import Stack, running
+from tests.fakes.cache import until
 from training.sample import samples
 
 ASKED = {"model": "llava", "logprobs": True, "top_logprobs": 5}
@@ -90,6 +91,6 @@ def test_an_engine_that_is_killed_takes_none_with_it_and_says_none_twice(victim:
             return expected, await live
 
         expected, seen = asyncio.run(scenario())
-        assert stack.metric("requests_resent_total") >= 1
+        until(lambda: stack.metric("requests_resent_total") >= 1)
     assert [entry.token for entry in seen] == [entry.token for entry in expected]
     assert values(seen) == pytest.approx(values(expected), abs=1e-4)
