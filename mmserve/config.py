@@ -71,10 +71,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float,
         _field(
             "scheduling",
-            "while answers are written, prompts share steps of about so long, else four times as long; 0: no limit",
+            "about how long a step with prompts may take while answers are written (pictures beside text take half of "
+            "that room), twice as long else; 0: no limit",
             ge=0,
         ),
-    ] = 70.0
+    ] = 140.0
     overlap_scheduling: Annotated[
         bool, _field("scheduling", "plan each step while the ranks still compute the one before it")
     ] = False

@@ -5,7 +5,7 @@ Knows no token budget and no ranks; the caller stops asking when its step is ful
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from mmserve.router.forecast import KvForecast, OutputLengths
 from mmserve.router.kv_ledger import Holding, KvLedger, blocks_for
@@ -23,21 +23,19 @@ class Admission:
         self._kv = kv
         self.outputs = OutputLengths()
 
-    def enter(self, *, pictures: bool = True) -> Iterator[Sequence]:
-        """Move sequences one by one into slots, yielding each with its cached prefix counted as planned; without
-        ``pictures`` only those that have none.
+    def enter(self, room: Callable[[Sequence], int]) -> Iterator[Sequence]:
+        """Move sequences for which there is ``room`` one by one into slots, yielding each with its cached prefix counted
+        as planned.
 
         The caller publishes what one will fill before it asks for the next, so that the next may use it (n > 1, many
         requests with one new image).
         """
         candidates = self._waiting.candidates() if self._running.has_room else []
-        if not pictures:
-            candidates = [sequence for sequence in candidates if not sequence.request.spans]
         if all(sequence.refused_after == self._kv.num_frees for sequence in candidates):
             return
         forecast = self._forecast()
         bypassed: list[Sequence] = []
-        for sequence in candidates:
+        for sequence in filter(room, candidates):
             holding = self._reserve(sequence, forecast)
             if holding is None:
                 bypassed.append(sequence)

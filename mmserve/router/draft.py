@@ -11,9 +11,10 @@ from mmserve.router.sequence import Sequence
 
 @dataclass
 class Draft:
-    """``budget_tokens``: how many more the step can take."""
+    """``budget_tokens``: how many more the step can take; ``picture_tokens``: how many of prompts with pictures."""
 
     budget_tokens: int
+    picture_tokens: int
     new: list[NewSequence] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     steps: list[SequenceStep] = field(default_factory=list)
@@ -22,6 +23,10 @@ class Draft:
     published: dict[int, Node] = field(default_factory=dict)
     """By slot: the first block that its step fills and others may use from now on."""
     preempted: bool = False
+
+    def room(self, sequence: Sequence) -> int:
+        """How many tokens of the sequence's prompt the step can take."""
+        return min(self.budget_tokens, self.picture_tokens) if sequence.request.spans else self.budget_tokens
 
     def enter(self, sequence: Sequence) -> None:
         """The ranks do not know the sequence yet, or have forgotten it."""
@@ -40,6 +45,13 @@ class Draft:
         if (hit := holding.hit).num_copied:
             own = holding.blocks[holding.num_hit_blocks]
             self.copies.append(BlockCopy(source=hit.copied_block, target=own, num_tokens=hit.num_copied))
+
+    def chunk(self, sequence: Sequence, new_blocks: tuple[int, ...]) -> None:
+        """Compute as much of the sequence's prompt as there is room for."""
+        num_tokens = min(sequence.num_remaining, self.room(sequence))
+        if sequence.request.spans:
+            self.picture_tokens -= num_tokens
+        self.step(sequence, num_tokens, new_blocks)
 
     def step(self, sequence: Sequence, num_tokens: int, new_blocks: tuple[int, ...] = ()) -> None:
         """Compute the sequence's next ``num_tokens`` tokens."""

@@ -10,10 +10,10 @@ from collections.abc import Sequence as Run
 from mmserve.messages.step import SequenceStep
 
 MIN_CHUNK_TOKENS = 16
-_SHARE = 2.0
-"""A chunk may always cost so many times the step's decoding part: where many decode, a step is long anyway, and prompts
-must still get on."""
-_ALONE = 4.0
+_SHARE = 3.0
+"""Prompts may always cost so many times the step's decoding part: where many decode, a step is long anyway, and prompts
+that come faster than they are computed wait in line for longer than their answers then take."""
+_ALONE = 2.0
 """A step in which nobody decodes may take so many times as long. Longer ones are hardly faster a token, and whoever
 comes during one waits until it is over."""
 _WEIGHT = 0.2
@@ -22,7 +22,7 @@ _OUTLIER = 3.0
 
 
 class Pace:
-    """``max_step_s``: about how long a step may take while somebody decodes, four times as long else; 0: no limit.
+    """``max_step_s``: about how long a step may take while somebody decodes, twice as long else; 0: no limit.
 
     Model: decoding costs d with n sequences, each prompt token and each further sequence p on top. All are moving
     averages, d and n over steps without prompt tokens, p over mixed steps.

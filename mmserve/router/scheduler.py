@@ -8,6 +8,7 @@ Owns every sequence's state. Knows no sockets, no tensors and no clock of its ow
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 
 from mmserve.deployment import KV_BLOCK_TOKENS
 from mmserve.messages.reply import TokenReply
@@ -117,10 +118,8 @@ class Scheduler:
         decoding, prefilling = self._running.split()
         if self._in_flight and self.kv.num_left < sum(sequence.planned % KV_BLOCK_TOKENS == 0 for sequence in decoding):
             return None  # somebody has to go; the next result may show who has ended, and nobody can go before it
-        draft = Draft(self._pace.budget_tokens(len(decoding), self._budget_tokens))
+        draft = self._new_draft(decoding, prefilling)
         self._plan_decoding(decoding, draft)
-        if prefilling and all(sequence.request.spans for sequence in prefilling):
-            self._plan_texts(draft)
         self._plan_chunks(prefilling, draft)
         self._plan_waiting(draft)
         if not (draft.steps or self._running.has_left_slots):
@@ -134,6 +133,13 @@ class Scheduler:
             copies=tuple(draft.copies),
             steps=tuple(draft.steps),
         )
+
+    def _new_draft(self, decoding: list[Sequence], prefilling: list[Sequence]) -> Draft:
+        """Where there is text, whether it waits or is written, prompts with pictures take half of the room at most."""
+        budget_tokens = self._pace.budget_tokens(len(decoding), self._budget_tokens)
+        room_tokens = budget_tokens - len(decoding)
+        is_text = self._waiting.has_text or not all(each.request.spans for each in chain(decoding, prefilling))
+        return Draft(budget_tokens, (room_tokens + 1) // 2 if is_text else room_tokens)
 
     def _plan_decoding(self, decoding: list[Sequence], draft: Draft) -> None:
         """One token for each, oldest first. A block lasts for some tokens: few of them begin or fill one."""
@@ -151,12 +157,11 @@ class Scheduler:
     def _plan_chunks(self, prefilling: list[Sequence], draft: Draft) -> None:
         """What is left of the budget for chunks of prompts, oldest first."""
         for sequence in prefilling:
-            if draft.budget_tokens and sequence.phase is Phase.RUNNING:
+            if draft.room(sequence) and sequence.phase is Phase.RUNNING:
                 self._plan_chunk(sequence, (), draft)
 
     def _plan_chunk(self, sequence: Sequence, new_blocks: tuple[int, ...], draft: Draft) -> None:
-        num_tokens = min(sequence.num_remaining, draft.budget_tokens)
-        draft.step(sequence, num_tokens, new_blocks)
+        draft.chunk(sequence, new_blocks)
         self._publish(sequence, draft)
 
     def _publish(self, sequence: Sequence, draft: Draft) -> None:
@@ -184,18 +189,10 @@ class Scheduler:
         self._begin_again(sequence)
         self._record("num_preemptions", 1)
 
-    def _plan_texts(self, draft: Draft) -> None:
-        """Up to half of the budget for those without pictures: a picture that takes several steps holds up nobody who
-        takes one."""
-        chunks_tokens = (draft.budget_tokens + 1) // 2
-        draft.budget_tokens -= chunks_tokens
-        self._plan_waiting(draft, pictures=False)
-        draft.budget_tokens += chunks_tokens
-
-    def _plan_waiting(self, draft: Draft, *, pictures: bool = True) -> None:
+    def _plan_waiting(self, draft: Draft) -> None:
         if not draft.budget_tokens or draft.preempted:
             return
-        for sequence in self._admission.enter(pictures=pictures):
+        for sequence in self._admission.enter(draft.room):
             assert sequence.holding is not None
             if sequence.started_s is None:
                 sequence.num_cached_tokens = min(sequence.planned, sequence.num_prompt_tokens)

@@ -36,6 +36,11 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._begun) + len(self._text) + len(self._media)
 
+    @property
+    def has_text(self) -> bool:
+        """Does one of the new ones have no pictures?"""
+        return bool(self._text)
+
     def push(self, sequence: Sequence) -> None:
         """A request received: behind all of its kind."""
         fresh = self._media if sequence.request.spans else self._text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mmserve.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.messages.request import GenerateRequest
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepResult
 from tests.fakes.rank import generate_alone
@@ -60,14 +61,21 @@ def test_a_long_prompt_alone_takes_long_steps_that_end() -> None:
     engine.scheduler.receive(request("first", PROMPT, max_tokens=1))
     engine.run()
     engine.scheduler.receive(request("long", list(range(200, 500)), max_tokens=1))
-    plans = [engine.turn() for _ in range(2)]
-    assert [[step.num_tokens for step in plan.steps] for plan in plans if plan] == [[160], [140]]
+    plans = [engine.turn() for _ in range(4)]
+    assert [[step.num_tokens for step in plan.steps] for plan in plans if plan] == [[80], [80], [80], [60]]
+
+
+def _picture(name: str, *, max_tokens: int = 8) -> GenerateRequest:
+    """200 image tokens, different for each name."""
+    first = FIRST_VIRTUAL_TOKEN + 1000 * len(name)
+    return request(
+        name, [*(first + index for index in range(200)), 9], max_tokens=max_tokens, spans=(span(0, 200, len(name)),)
+    )
 
 
 def test_text_does_not_wait_for_a_picture_of_several_steps() -> None:
     engine = Engine()
-    picture = [*(FIRST_VIRTUAL_TOKEN + index for index in range(200)), 9]
-    engine.scheduler.receive(request("picture", picture, spans=(span(0, 200, 1),)))
+    engine.scheduler.receive(_picture("picture"))
     engine.turn()
     engine.scheduler.receive(request("text", PROMPT[:20], max_tokens=4))
     engine.scheduler.receive(request("long", PROMPT, max_tokens=4))
@@ -78,6 +86,38 @@ def test_text_does_not_wait_for_a_picture_of_several_steps() -> None:
     engine.run()
     assert engine.output("text") == alone(engine, PROMPT[:20], max_tokens=4)
     assert engine.finish("picture") == "length"
+
+
+def test_pictures_beside_text_that_is_written_take_half_of_the_room() -> None:
+    engine = Engine()
+    engine.scheduler.receive(request("text", PROMPT[:5], max_tokens=20))
+    engine.turn()
+    engine.scheduler.receive(_picture("a"))
+    plan = engine.turn()
+    assert plan is not None
+    assert [step.num_tokens for step in plan.steps] == [1, 32]
+    engine.run()
+    assert engine.output("text") == alone(engine, PROMPT[:5], max_tokens=20)
+
+
+def test_pictures_among_themselves_take_all_of_it() -> None:
+    engine = Engine()
+    engine.scheduler.receive(_picture("a"))
+    while engine.output("a") == []:
+        engine.turn()
+    engine.scheduler.receive(_picture("bb"))
+    plan = engine.turn()
+    assert plan is not None
+    assert [step.num_tokens for step in plan.steps] == [1, 63]
+
+
+def test_a_long_text_gets_on_behind_a_picture_that_came_before() -> None:
+    engine = Engine()
+    engine.scheduler.receive(_picture("a"))
+    engine.turn()
+    engine.scheduler.receive(request("text", list(range(200, 300)), max_tokens=1))
+    plans = [engine.turn() for _ in range(2)]
+    assert [[step.num_tokens for step in plan.steps] for plan in plans if plan] == [[32, 32], [32, 32]]
 
 
 def test_a_cached_prefix_is_not_computed_again() -> None:
