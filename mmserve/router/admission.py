@@ -24,8 +24,8 @@ class Admission:
         self.outputs = OutputLengths()
 
     def enter(self, room: Callable[[Sequence], int]) -> Iterator[Sequence]:
-        """Move sequences for which there is ``room`` one by one into slots, yielding each with its cached prefix counted
-        as planned.
+        """Move sequences for which there is ``room``, in tokens, one by one into slots, yielding each with its cached
+        prefix counted as planned.
 
         The caller publishes what one will fill before it asks for the next, so that the next may use it (n > 1, many
         requests with one new image).
