@@ -71,8 +71,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float,
         _field(
             "scheduling",
-            "about how long a step with prompts may take while answers are written (pictures beside text take half of "
-            "that room), twice as long else; 0: no limit",
+            "about how long a step with prompts may take while answers are written (pictures beside text take two "
+            "thirds of it), twice as long else; 0: no limit",
             ge=0,
         ),
     ] = 140.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import chain
+from math import ceil
 
 from mmserve.deployment import KV_BLOCK_TOKENS
 from mmserve.messages.reply import TokenReply
@@ -27,6 +28,9 @@ from mmserve.router.sequence import Phase, Sequence
 from mmserve.router.stopping import finish_reason
 from mmserve.router.timeline import Clock, Record, Timeline
 from mmserve.router.waiting import WaitingQueue
+
+_BESIDE_TEXT = 2 / 3
+"""What prompts with pictures may take of the room for prompts: the rest lets short ones pass, and steps end sooner."""
 
 
 class Scheduler:
@@ -135,11 +139,11 @@ class Scheduler:
         )
 
     def _new_draft(self, decoding: list[Sequence], prefilling: list[Sequence]) -> Draft:
-        """Where there is text, whether it waits or is written, prompts with pictures take half of the room at most."""
+        """Where there is text, written or waiting, prompts with pictures take a part of the room at most."""
         budget_tokens = self._pace.budget_tokens(len(decoding), self._budget_tokens)
         room_tokens = budget_tokens - len(decoding)
         is_text = self._waiting.has_text or not all(each.request.spans for each in chain(decoding, prefilling))
-        return Draft(budget_tokens, (room_tokens + 1) // 2 if is_text else room_tokens)
+        return Draft(budget_tokens, ceil(_BESIDE_TEXT * room_tokens) if is_text else room_tokens)
 
     def _plan_decoding(self, decoding: list[Sequence], draft: Draft) -> None:
         """One token for each, oldest first. A block lasts for some tokens: few of them begin or fill one."""
