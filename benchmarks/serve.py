@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -56,7 +57,12 @@ def arguments(argv: Sequence[str] | None, prog: str | None) -> argparse.Namespac
     parser.add_argument("--serve-args", default="", help="flags for the server that is started when no target is given")
     parser.add_argument("--load", action="append", choices=NAMED, help="repeatable [W1 to W6]")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each load; medians are printed [%(default)s]")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=random.randrange(1 << 31),
+        help="of prompts and pictures [another each time: a server may still know those of the last]",
+    )
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds one request may take [%(default)g]")
     parser.add_argument("--api-key")
     parser.add_argument(
@@ -110,7 +116,7 @@ def _load_for(offer: Offer, name: str, options: argparse.Namespace) -> Workload 
 
 
 def measure(target: Target, load: Workload | Mixed, seed: int, asking: Asking) -> dict[str, float]:
-    """One run of one load against one target; with seed -1 for warming up."""
+    """One run of one load against one target; with a negative seed for warming up."""
     if isinstance(load, Mixed):
         return mixed(target, load, seed, asking)
     with sampled(target.pid) as peak:
@@ -125,7 +131,8 @@ def measured(loads: Loads, options: argparse.Namespace, asking: Asking) -> list[
         for server, load in loads.items():
             what = f"run {repeat + 1} of {options.repeats}" if repeat >= 0 else "warm-up"
             print(f"{server.name}: {load.name}, {what}", flush=True)
-            runs[server].append(measure(server, load, options.seed + repeat if repeat >= 0 else repeat, asking))
+            seed = options.seed + repeat if repeat >= 0 else -1 - options.seed
+            runs[server].append(measure(server, load, seed, asking))
     return [
         {"load": load.name, "server": server.name, **report.median_row(runs[server][1:])}
         for server, load in loads.items()
@@ -144,7 +151,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
             sys.exit(f"no answer: {error}")
         for loads in planned(offers, options):
             rows += measured(loads, options, asking)
-    print(f"\n{report.machine()}; medians of {options.repeats}")
+    print(f"\n{report.machine()}; medians of {options.repeats}, seed {options.seed}")
     for is_mixed in (False, True):  # they have other columns
         if table := [row for row in rows if (row["load"] == MIXED.name) is is_mixed]:
             print(f"\n{report.table(table)}")

@@ -33,7 +33,7 @@ class Asking:
 
 
 def once(target: Target, load: Workload, seed: int, asking: Asking) -> dict[str, float]:
-    """The figures of one run; with seed -1 each client sends one request."""
+    """The figures of one run; with a negative seed each client sends one request."""
     return _figures(target, *sent(target, load, seed, asking))
 
 

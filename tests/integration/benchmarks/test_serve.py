@@ -53,6 +53,18 @@ def test_a_load_is_what_its_name_says_on_any_server(tmp_path: Path) -> None:
         assert image.format == "PNG"
 
 
+def test_measured_again_a_server_is_asked_nothing_that_it_may_remember() -> None:
+    assert not _prompts() & _prompts()
+    assert _prompts("--seed", "7") == _prompts("--seed", "7")
+
+
+def _prompts(*arguments: str) -> set[str]:
+    """Of one call."""
+    with openai_server() as server:
+        bench(server, "--load", "W1", "--requests", "2", *arguments)
+    return {text_of(body) for body in server.bodies if body["max_tokens"] != PROBE_TOKENS}
+
+
 def test_all_six_without_a_choice() -> None:
     with openai_server() as server:
         printed = bench(server, "--requests", "2")
