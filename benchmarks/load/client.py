@@ -32,9 +32,10 @@ async def run(
     waiting = iter(bodies)
     records: list[Record] = []
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    async with aiohttp.ClientSession(
-        timeout=aiohttp.ClientTimeout(total=timeout_s), connector=aiohttp.TCPConnector(limit=0), headers=headers
-    ) as session:
+    # A connection each: llama-server closes its own after a stream, without saying so.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
 
         async def worker() -> None:
             for body in waiting:
