@@ -38,8 +38,8 @@ class WaitingQueue:
 
     @property
     def has_text(self) -> bool:
-        """Does one of the new ones have no pictures?"""
-        return bool(self._text)
+        """Does one of those that may enter now have no pictures?"""
+        return bool(self._text) or not all(each.request.spans for each in islice(self._begun.values(), WINDOW))
 
     def push(self, sequence: Sequence) -> None:
         """A request received: behind all of its kind."""

@@ -120,6 +120,16 @@ def test_a_long_text_gets_on_behind_a_picture_that_came_before() -> None:
     assert [[step.num_tokens for step in plan.steps] for plan in plans if plan] == [[43, 21], [43, 21]]
 
 
+def test_text_that_was_begun_before_does_not_wait_for_a_picture_of_several_steps() -> None:
+    engine = Engine()
+    engine.scheduler.receive(_picture("picture"))
+    engine.turn()
+    engine.scheduler.receive(request("text", PROMPT[:20], max_tokens=4, attempt=1, output=[7]))
+    plan = engine.turn()
+    assert plan is not None
+    assert [step.num_tokens for step in plan.steps] == [43, 21]
+
+
 def test_a_cached_prefix_is_not_computed_again() -> None:
     engine = Engine()
     engine.scheduler.receive(request("a", PROMPT, max_tokens=1))
