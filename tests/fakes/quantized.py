@@ -13,8 +13,8 @@ def meant(weight: torch.Tensor, form: str) -> torch.Tensor:
     if form == "int8":
         return quantized.int8_rows(panels, torch.arange(len(weight)))
     scale, least = panels[..., :64].contiguous().view(torch.bfloat16).float().chunk(2, dim=-1)
-    below, above = panels[..., 64:] & 15, panels[..., 64:] >> 4
-    pairs = torch.stack((below, above), dim=-1).unflatten(2, (16, 16))
-    whole = pairs.transpose(2, 3).flatten(-2)
+    words = panels[..., 64:].unflatten(-1, (4, 16, 2, 2))  # eights, outputs, even or odd, bytes
+    pairs = torch.stack((words & 15, words >> 4), dim=-1)
+    whole = pairs.permute(0, 1, 3, 2, 5, 6, 4).flatten(-4)
     rows = whole * scale[..., None] + least[..., None]
     return rows.transpose(1, 2).flatten(2).flatten(0, 1)

@@ -30,6 +30,7 @@ _SOURCES = (
     "linear.h",
     "pool.h",
     "quantized.h",
+    "rounded.h",
     "scratch.h",
     "softmax.h",
     "tile.h",

@@ -4,91 +4,57 @@
 
 #include <cstdint>
 
+#include "rounded.h"
 #include "tile.h"
 
 namespace quantized {
 
-using tile::f32x8;
-using tile::i32x8;
-typedef int8_t i8x8 __attribute__((vector_size(8)));
-typedef uint8_t u8x8 __attribute__((vector_size(8)));
+typedef int8_t i8x16 __attribute__((vector_size(16)));
+typedef int16_t i16x16 __attribute__((vector_size(32)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
 
-constexpr int64_t kGroup = 32;
+constexpr int kPairs = 4;  // of numbers, in an eight
+constexpr int64_t kEights = kGroup / (2 * kPairs);
 
-// 8 neighbouring bytes as whole numbers.
-inline i32x8 wholes(const uint8_t* from) {
-#ifdef __AVX2__
-    return reinterpret_cast<i32x8>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(tile::load<int64_t>(from))));
-#else
-    return __builtin_convertvector(tile::load<u8x8>(from), i32x8);
-#endif
+// Each output's scale, in bfloat16, comes first.
+inline f32x8 scales(const uint8_t* group, int half) {
+    return tile::widen(reinterpret_cast<const uint16_t*>(group) + half * 8);
 }
 
-inline i32x8 signed_wholes(const uint8_t* from) {
-#ifdef __AVX2__
-    return reinterpret_cast<i32x8>(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(tile::load<int64_t>(from))));
-#else
-    return __builtin_convertvector(tile::load<i8x8>(from), i32x8);
-#endif
-}
-
-inline f32x8 floats(i32x8 numbers) {
-    return __builtin_convertvector(numbers, f32x8);
-}
-
-// A group in memory: 16 scales in bfloat16, then [32, 16 outputs] int8.
+// Behind the scales [4 eights, 4 pairs, 16 outputs, 2] int8.
 struct Int8 {
     static constexpr int64_t kNbytes = (2 + kGroup) * tile::kColumns;
-    static constexpr int64_t kStep = 1;         // numbers that are read together
-    static constexpr int64_t kDirectTiles = 4;  // so many times it costs less to make floats while multiplying
+    static constexpr bool kHasLeast = false;
 
-    f32x8 scales[2];
-    const uint8_t* body;
-
-    Int8() = default;
-    explicit Int8(const uint8_t* group) : body(group + 2 * tile::kColumns) {
-        for (int half = 0; half < 2; ++half)
-            scales[half] = tile::widen(reinterpret_cast<const uint16_t*>(group) + half * 8);
-    }
-
-    // The group's numbers from k on: 8 outputs, and the other 8.
-    void read(int64_t k, f32x8 (&numbers)[kStep][2]) const {
-        for (int half = 0; half < 2; ++half)
-            numbers[0][half] = floats(signed_wholes(body + k * tile::kColumns + half * 8)) * scales[half];
+    // A pair of numbers of 8 outputs: an output's two are neighbours.
+    static i16x16 pair(const uint8_t* group, int64_t eight, int pair, int half) {
+        const uint8_t* from = group + 2 * tile::kColumns + ((eight * kPairs + pair) * 2 + half) * 16;
+#ifdef __AVX2__
+        return reinterpret_cast<i16x16>(_mm256_cvtepi8_epi16(tile::load<__m128i>(from)));
+#else
+        return __builtin_convertvector(tile::load<i8x16>(from), i16x16);
+#endif
     }
 
     static void numbers(const uint8_t* group, int64_t column, float* out) {
         const float scale = tile::widen_one(reinterpret_cast<const uint16_t*>(group) + column);
-        const auto* from = reinterpret_cast<const int8_t*>(group) + 2 * tile::kColumns + column;
-        for (int64_t k = 0; k < kGroup; ++k) out[k] = scale * from[k * tile::kColumns];
+        const auto* from = reinterpret_cast<const int8_t*>(group) + 2 * (tile::kColumns + column);
+        for (int64_t k = 0; k < kGroup; ++k) out[k] = scale * from[k / 2 * 2 * tile::kColumns + k % 2];
     }
 };
 
-// 16 scales and 16 least values in bfloat16, then [16, 16 outputs] bytes: an even number below, the next one above.
+// Behind the scales 16 least values in bfloat16, then [4 eights, 16 outputs, 2] words of 16 bits: the even numbers of
+// an eight in the first, the odd ones in the second, beginning with the lowest bits.
 struct Int4 {
     static constexpr int64_t kNbytes = (4 + kGroup / 2) * tile::kColumns;
-    static constexpr int64_t kStep = 2;
-    static constexpr int64_t kDirectTiles = 2;
+    static constexpr bool kHasLeast = true;
 
-    f32x8 scales[2], least[2];
-    const uint8_t* body;
-
-    Int4() = default;
-    explicit Int4(const uint8_t* group) : body(group + 4 * tile::kColumns) {
-        const auto* head = reinterpret_cast<const uint16_t*>(group);
-        for (int half = 0; half < 2; ++half) {
-            scales[half] = tile::widen(head + half * 8);
-            least[half] = tile::widen(head + tile::kColumns + half * 8);
-        }
+    static i16x16 pair(const uint8_t* group, int64_t eight, int pair, int half) {
+        const uint8_t* from = group + 4 * tile::kColumns + (eight * 2 + half) * 32;
+        return reinterpret_cast<i16x16>(tile::load<u16x16>(from) >> 4 * pair & 15);
     }
 
-    void read(int64_t k, f32x8 (&numbers)[kStep][2]) const {
-        for (int half = 0; half < 2; ++half) {
-            const i32x8 both = wholes(body + k / 2 * tile::kColumns + half * 8);
-            numbers[0][half] = floats(both & 15) * scales[half] + least[half];
-            numbers[1][half] = floats(both >> 4) * scales[half] + least[half];
-        }
-    }
+    static f32x8 least(const uint8_t* group, int half) { return scales(group + 2 * tile::kColumns, half); }
 };
 
 }  // namespace quantized

@@ -8,22 +8,6 @@
 #include "quantized.h"
 #include "softmax.h"
 
-namespace {
-
-constexpr int64_t kPieceNumbers = 1 << 14;  // worth handing to another thread
-
-// work(row) for every row of so many numbers.
-template <class Work>
-void each_row(int64_t count, int64_t numbers, const Work& work) {
-    const int64_t in_piece = std::max<int64_t>(1, kPieceNumbers / numbers);
-    pool::each((count + in_piece - 1) / in_piece, [&](int64_t piece) {
-        const int64_t end = std::min(count, (piece + 1) * in_piece);
-        for (int64_t row = piece * in_piece; row < end; ++row) work(row);
-    });
-}
-
-}  // namespace
-
 extern "C" {
 
 void mm_set_threads(int count) {
@@ -48,7 +32,7 @@ void mm_linear(const float* x, const void* panels, int weights, const float* bia
 
 // Rows `indices` of the matrix as floats, [rows, K]. weights: 0, 1 or 2, see mm_linear.
 void mm_rows(const void* panels, int weights, const int64_t* indices, float* out, int64_t rows, int64_t K) {
-    each_row(rows, K, [=](int64_t row) {
+    pool::each_row(rows, K, [=](int64_t row) {
         if (weights == 0) return linear::row(static_cast<const float*>(panels), indices[row], K, out + row * K);
         if (weights == 1) return linear::row(static_cast<const uint16_t*>(panels), indices[row], K, out + row * K);
         quantized::row(static_cast<const uint8_t*>(panels), indices[row], K, out + row * K);
@@ -56,7 +40,7 @@ void mm_rows(const void* panels, int weights, const int64_t* indices, float* out
 }
 
 void mm_rms_norm(const float* x, const float* weight, float eps, float* out, int64_t rows, int64_t size) {
-    each_row(rows, size, [=](int64_t row) {
+    pool::each_row(rows, size, [=](int64_t row) {
         const float* from = x + row * size;
         tile::f32x8 squares{};
         for (int64_t i = 0; i < size; i += 8)
@@ -71,7 +55,7 @@ void mm_rms_norm(const float* x, const float* weight, float eps, float* out, int
 // Rotates the first `heads` heads of each row in place; cos and sin: [rows, dim / 2].
 void mm_rotate(float* x, int64_t stride, const float* cos, const float* sin, int64_t rows, int64_t heads, int64_t dim) {
     const int64_t half = dim / 2;
-    each_row(rows, heads * dim, [=](int64_t row) {
+    pool::each_row(rows, heads * dim, [=](int64_t row) {
         const float *c = cos + row * half, *s = sin + row * half;
         for (int64_t head = 0; head < heads; ++head) {
             float *first = x + row * stride + head * dim, *second = first + half;
@@ -86,7 +70,7 @@ void mm_rotate(float* x, int64_t stride, const float* cos, const float* sin, int
 
 // [rows, 2 * size]: gate, then up -> silu(gate) * up [rows, size].
 void mm_silu_gate(const float* x, float* out, int64_t rows, int64_t size) {
-    each_row(rows, 4 * size, [=](int64_t row) {
+    pool::each_row(rows, 4 * size, [=](int64_t row) {
         const float *gate = x + row * 2 * size, *up = gate + size;
         for (int64_t i = 0; i < size; i += 8) {
             const tile::f32x8 g = tile::load<tile::f32x8>(gate + i), none{};
@@ -102,7 +86,7 @@ void mm_attention(const float* q, const float* kv, const int64_t* slots, float* 
                   const int64_t* tiles, float* out, int64_t rows, int64_t num_tiles, int64_t q_stride,
                   int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t dim) {
     const int64_t numbers = 2 * kv_heads * dim;
-    each_row(rows, numbers, [=](int64_t row) {
+    pool::each_row(rows, numbers, [=](int64_t row) {
         std::memcpy(layer_kv + slots[row] * numbers, kv + row * q_stride, numbers * sizeof(float));
     });
     attention::run({q, layer_kv, tables, tiles, out, q_stride, table_stride, heads, kv_heads, dim}, num_tiles);

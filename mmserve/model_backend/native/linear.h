@@ -23,13 +23,13 @@ inline int64_t tiles_of(int64_t rows) {
     return (rows + tile::kMaxRows - 1) / tile::kMaxRows;
 }
 
-// work(number, rows, their x, where their results with a panel go) for every tile of rows [row, row + rows).
+// work(first, rows) for every tile of rows [row, row + rows).
 template <class Work>
-void each_tile(const Job& job, int64_t panel, int64_t row, int64_t rows, const Work& work) {
+void each_tile(int64_t row, int64_t rows, const Work& work) {
     const int64_t tiles = tiles_of(rows);
     for (int64_t t = 0; t < tiles; ++t) {
-        const int64_t from = row + rows * t / tiles, count = row + rows * (t + 1) / tiles - from;
-        work(t, count, job.x + from * job.K, job.out + from * job.N + panel * tile::kColumns);
+        const int64_t from = row + rows * t / tiles;
+        work(from, row + rows * (t + 1) / tiles - from);
     }
 }
 
@@ -41,8 +41,10 @@ void multiply(const Job& job, const W* panels, int64_t first, int64_t end, int64
     for (; first < end; ++first) {
         const W* panel = panels + first * job.K * tile::kColumns;
         const tile::Finish finish = job.finish.at(first * tile::kColumns);
-        each_tile(job, first, row, rows, [&](int64_t t, int64_t count, const float* x, float* out) {
-            if (t == 0)
+        each_tile(row, rows, [&](int64_t from, int64_t count) {
+            const float* x = job.x + from * job.K;
+            float* out = job.out + from * job.N + first * tile::kColumns;
+            if (from == row)
                 tile::rows<true>(count, job.K, x, panel, tile::kColumns, out, job.N, finish);
             else
                 tile::rows<false>(count, job.K, x, panel, tile::kColumns, out, job.N, finish);

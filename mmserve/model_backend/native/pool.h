@@ -4,6 +4,7 @@
 #pragma once
 
 #include <sched.h>
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -93,6 +94,18 @@ inline Pool& shared() {
 template <class Work>
 void each(int64_t count, const Work& work) {
     shared().run([](const void* job, int64_t index) { (*static_cast<const Work*>(job))(index); }, &work, count);
+}
+
+constexpr int64_t kPieceNumbers = 1 << 14;  // worth handing to another thread
+
+// work(row) for every row of so many numbers.
+template <class Work>
+void each_row(int64_t count, int64_t numbers, const Work& work) {
+    const int64_t in_piece = std::max<int64_t>(1, kPieceNumbers / numbers);
+    each((count + in_piece - 1) / in_piece, [&](int64_t piece) {
+        const int64_t end = std::min(count, (piece + 1) * in_piece);
+        for (int64_t row = piece * in_piece; row < end; ++row) work(row);
+    });
 }
 
 }  // namespace pool

@@ -1,118 +1,98 @@
 // out[M, N] = x[M, K] W^T with W quantized: panels of 16 of its rows, in groups of 32 of their numbers that share a
-// scale. A weight becomes a float when it is multiplied, the same one whatever the number of rows.
+// scale. Within a group whole numbers are multiplied, and groups are added in order: the same for any number of rows.
 #pragma once
-
-#include <algorithm>
 
 #include "group.h"
 #include "linear.h"
-#include "scratch.h"
+#include "rounded.h"
 #include "tile.h"
 
 namespace quantized {
 
-constexpr int kPanelsOfFew = 3;  // side by side for one and two rows: the sums of one panel would wait for each other
+// sums + a * b, an output's two products together.
+inline i32x8 multiply_add(i32x8 sums, i16x16 a, i16x16 b) {
+#ifdef __AVX2__
+    sums += reinterpret_cast<i32x8>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+    asm("" : "+x"(sums));  // the compiler would add products to each other first, and runs out of registers
+#else
+    for (int i = 0; i < 8; ++i) sums[i] += a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1];
+#endif
+    return sums;
+}
 
-// The panel behind, where panels lie in order: into the second-level cache.
+inline i16x16 splat_pair(const int16_t* from) {
+    const auto both = tile::load<int32_t>(from);
+    return reinterpret_cast<i16x16>(i32x8{both, both, both, both, both, both, both, both});
+}
+
+// Into the second-level cache.
 inline void fetch(const uint8_t* from, int64_t nbytes) {
     for (int64_t at = 0; at < nbytes; at += 64) __builtin_prefetch(from + at, 0, 2);
 }
 
-// M rows times P panels, one behind the other.
-template <int M, int P, class W>
-inline void product(int64_t K, const float* x, const uint8_t* panel, float* out, int64_t ldc,
+// A group of a panel times the same of M rows, K numbers apart: [M, 16 outputs].
+template <int M, class W>
+inline void multiply(const uint8_t* group, const int16_t* wholes, int64_t K, i32x8 (&sums)[M][2]) {
+    for (int64_t eight = 0; eight < kEights; ++eight)
+#pragma GCC unroll 4
+        for (int p = 0; p < kPairs; ++p) {
+            const i16x16 low = W::pair(group, eight, p, 0), high = W::pair(group, eight, p, 1);
+#pragma GCC unroll 8
+            for (int m = 0; m < M; ++m) {
+                const i16x16 numbers = splat_pair(wholes + m * K + 2 * (eight * kPairs + p));
+                sums[m][0] = multiply_add(sums[m][0], low, numbers);
+                sums[m][1] = multiply_add(sums[m][1], high, numbers);
+            }
+        }
+}
+
+// M rows from `first` on times a panel; the one behind it is fetched meanwhile.
+template <int M, class W>
+inline void product(int64_t K, const Rounded& x, int64_t first, const uint8_t* panel, float* out, int64_t ldc,
                     const tile::Finish& finish) {
-    const int64_t size = K / kGroup * W::kNbytes;
-    f32x8 sums[P][M][2];
-    for (auto& panels : sums)
-        for (auto& row : panels) row[0] = row[1] = f32x8{};
-    for (int64_t g = 0; g < K / kGroup; ++g) {
-        W groups[P];
-        for (int p = 0; p < P; ++p) {
-            groups[p] = W(panel + p * size + g * W::kNbytes);
-            fetch(panel + (P + p) * size + g * W::kNbytes, W::kNbytes);
-        }
-        for (int64_t k = 0; k < kGroup; k += W::kStep)
+    const int64_t groups = K / kGroup;
+    f32x8 totals[M][2];
+    for (auto& row : totals) row[0] = row[1] = f32x8{};
+    for (int64_t g = 0; g < groups; ++g) {
+        const uint8_t* group = panel + g * W::kNbytes;
+        fetch(group + groups * W::kNbytes, W::kNbytes);
+        i32x8 sums[M][2];
+        for (auto& row : sums) row[0] = row[1] = i32x8{};
+        multiply<M, W>(group, x.wholes + first * K + g * kGroup, K, sums);
+        for (int half = 0; half < 2; ++half)
 #pragma GCC unroll 8
-            for (int p = 0; p < P; ++p) {
-                f32x8 numbers[W::kStep][2];
-                groups[p].read(k, numbers);
-#pragma GCC unroll 8
-                for (int step = 0; step < W::kStep; ++step) {
-                    const f32x8 low = tile::in_register(numbers[step][0]), high = tile::in_register(numbers[step][1]);
-#pragma GCC unroll 8
-                    for (int m = 0; m < M; ++m) {
-                        const f32x8 number = tile::splat(x[m * K + g * kGroup + k + step]);
-                        sums[p][m][0] += number * low;
-                        sums[p][m][1] += number * high;
-                    }
-                }
+            for (int m = 0; m < M; ++m) {
+                const Head& head = x.heads[(first + m) * groups + g];
+                totals[m][half] += __builtin_convertvector(sums[m][half], f32x8) * (scales(group, half) * head.scale);
+                if constexpr (W::kHasLeast) totals[m][half] += W::least(group, half) * head.sum;
             }
     }
-    for (int p = 0; p < P; ++p)
-        for (int m = 0; m < M; ++m)
-            for (int half = 0; half < 2; ++half) {
-                const int64_t column = p * tile::kColumns + half * 8;
-                float* to = out + m * ldc + column;
-                tile::store(to, finish(sums[p][m][half], column, to));
-            }
-}
-
-// A panel as float32: [K, 16].
-template <class W>
-const float* as_floats(const uint8_t* panel, int64_t K) {
-    static thread_local scratch::Kept<float> memory;
-    float* floats = memory.at_least(K * tile::kColumns);
-    for (int64_t g = 0; g < K / kGroup; ++g) {
-        const uint8_t* from = panel + g * W::kNbytes;
-        float* to = floats + g * kGroup * tile::kColumns;
-        fetch(from + K / kGroup * W::kNbytes, W::kNbytes);
-        const W group(from);
-        for (int64_t k = 0; k < kGroup; k += W::kStep) {
-            f32x8 numbers[W::kStep][2];
-            group.read(k, numbers);
-            for (int step = 0; step < W::kStep; ++step)
-                for (int half = 0; half < 2; ++half)
-                    tile::store(to + (k + step) * tile::kColumns + half * 8, numbers[step][half]);
+    for (int m = 0; m < M; ++m)
+        for (int half = 0; half < 2; ++half) {
+            float* to = out + m * ldc + half * 8;
+            tile::store(to, finish(totals[m][half], half * 8, to));
         }
-    }
-    return floats;
-}
-
-// Panels times rows [row, row + rows), as linear::multiply; for many rows a panel is made floats once, before.
-template <class W>
-void multiply(const linear::Job& job, const uint8_t* panels, int64_t first, int64_t end, int64_t row, int64_t rows) {
-    const int64_t size = job.K / kGroup * W::kNbytes;
-    if (job.M <= 2) {
-        const auto few = job.M == 1 ? product<1, kPanelsOfFew, W> : product<2, kPanelsOfFew, W>;
-        for (; first + kPanelsOfFew <= end; first += kPanelsOfFew)
-            few(job.K, job.x, panels + first * size, job.out + first * tile::kColumns, job.N,
-                job.finish.at(first * tile::kColumns));
-    }
-    for (; first < end; ++first) {
-        const uint8_t* panel = panels + first * size;
-        const bool direct = linear::tiles_of(rows) <= W::kDirectTiles;
-        const float* floats = direct ? nullptr : as_floats<W>(panel, job.K);
-        const tile::Finish finish = job.finish.at(first * tile::kColumns);
-        linear::each_tile(job, first, row, rows, [&](int64_t, int64_t count, const float* x, float* out) {
-            if (floats)
-                tile::rows<false>(count, job.K, x, floats, tile::kColumns, out, job.N, finish);
-            else
-                tile::with_rows(count, [&](auto m) { product<m, 1, W>(job.K, x, panel, out, job.N, finish); });
-        });
-    }
 }
 
 // One output's weights as floats: [K].
 inline void row(const uint8_t* panels, int64_t index, int64_t K, float* out) {
     const uint8_t* group = panels + index / tile::kColumns * (K / kGroup) * Int8::kNbytes;
-    for (int64_t k = 0; k < K; k += kGroup, group += Int8::kNbytes) Int8::numbers(group, index % tile::kColumns, out + k);
+    for (int64_t k = 0; k < K; k += kGroup, group += Int8::kNbytes)
+        Int8::numbers(group, index % tile::kColumns, out + k);
 }
 
 template <class W>
 void run(const linear::Job& job, const uint8_t* panels) {
-    linear::each_piece(job, [&](int64_t first, int64_t end, int64_t row, int64_t rows) {
-        multiply<W>(job, panels, first, end, row, rows);
+    const Rounded x = rounded(job.x, job.M, job.K);
+    linear::each_piece(job, [&](int64_t panel, int64_t end, int64_t row, int64_t rows) {
+        for (; panel < end; ++panel) {
+            const uint8_t* weights = panels + panel * (job.K / kGroup) * W::kNbytes;
+            const tile::Finish finish = job.finish.at(panel * tile::kColumns);
+            linear::each_tile(row, rows, [&](int64_t first, int64_t count) {
+                float* out = job.out + first * job.N + panel * tile::kColumns;
+                tile::with_rows(count, [&](auto m) { product<m, W>(job.K, x, first, weights, out, job.N, finish); });
+            });
+        }
     });
 }
 

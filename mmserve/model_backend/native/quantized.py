@@ -23,7 +23,8 @@ def to_int8(weight: torch.Tensor) -> torch.Tensor:
     grouped = _grouped(weight)
     scale = _rounded(grouped.abs().amax(-1) / _INT8_MAX)
     whole = (grouped / scale[..., None]).round_().clamp_(-_INT8_MAX, _INT8_MAX)
-    return _joined((scale,), whole.to(torch.int8).transpose(2, 3))
+    pairs = whole.to(torch.int8).view(*whole.shape[:-1], -1, 2)
+    return _joined((scale,), pairs.transpose(2, 3))
 
 
 def to_int4(weight: torch.Tensor) -> torch.Tensor:
@@ -32,8 +33,9 @@ def to_int4(weight: torch.Tensor) -> torch.Tensor:
     least = grouped.amin(-1).bfloat16().float()
     scale = _rounded((grouped.amax(-1) - least) / _INT4_MAX)
     whole = ((grouped - least[..., None]) / scale[..., None]).round_().clamp_(0, _INT4_MAX)
-    columns = whole.to(torch.uint8).transpose(2, 3)
-    return _joined((scale, least), columns[..., 0::2, :] | columns[..., 1::2, :] << 4)
+    pairs = whole.to(torch.uint8).view(*whole.shape[:-1], -1, 2, 2, 2)  # eights, bytes, halves of a byte, even or odd
+    words = pairs[..., 0, :] | pairs[..., 1, :] << 4
+    return _joined((scale, least), words.permute(0, 1, 3, 2, 5, 4))
 
 
 def int8_rows(panels: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -41,8 +43,9 @@ def int8_rows(panels: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     groups, column = panels[indices // _PANEL], indices % _PANEL
     every = torch.arange(len(indices))
     scale = groups[..., :_HEAD].contiguous().view(torch.bfloat16)[every, :, column]
-    whole = groups[..., _HEAD:].contiguous().view(torch.int8).view(*groups.shape[:2], GROUP, _PANEL)
-    return torch.mul(whole[every, :, :, column], scale[..., None].float()).flatten(-2)
+    pairs = groups[..., _HEAD:].contiguous().view(torch.int8).view(*groups.shape[:2], -1, _PANEL, 2)
+    whole = pairs[every, :, :, column].flatten(-2)
+    return torch.mul(whole, scale[..., None].float()).flatten(-2)
 
 
 def _grouped(weight: torch.Tensor) -> torch.Tensor:
@@ -57,6 +60,6 @@ def _rounded(scale: torch.Tensor) -> torch.Tensor:
 
 
 def _joined(heads: tuple[torch.Tensor, ...], body: torch.Tensor) -> torch.Tensor:
-    """[panels, groups, 16] each and [panels, groups, ..., 16] -> their bytes, group by group."""
+    """[panels, groups, 16] each and [panels, groups, ...] -> their bytes, group by group."""
     kept = body.flatten(2).view(torch.uint8)
     return torch.cat([*(head.bfloat16().view(torch.uint8) for head in heads), kept], dim=-1)
