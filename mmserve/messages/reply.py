@@ -11,7 +11,7 @@ FinishReason = Literal["stop", "length", "abort", "error", "media_error", "media
 worker allocates, writes and sends again; the client notices nothing. overloaded: too many wait already."""
 
 
-class TokenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t", tag="tokens"):
+class TokenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t", tag="tokens", gc=False):
     """New tokens of one sequence; ``finish`` set on exactly one reply per request id and attempt."""
 
     id: str

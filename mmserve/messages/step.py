@@ -27,7 +27,7 @@ class BlockCopy(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     num_tokens: int
 
 
-class SequenceStep(msgspec.Struct, frozen=True, array_like=True):
+class SequenceStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Compute ``num_tokens`` tokens of a slot from position ``start`` on (decode: the one sampled last)."""
 
     slot: int

@@ -22,6 +22,9 @@ class Draft:
     """Whose steps they are."""
     published: dict[int, Node] = field(default_factory=dict)
     """By slot: the first block that its step fills and others may use from now on."""
+    num_chunks: int = 0
+    """Of ``steps``: those of prompts, the others decode."""
+    num_prompt_tokens: int = 0
     preempted: bool = False
 
     def room(self, sequence: Sequence) -> int:
@@ -51,12 +54,17 @@ class Draft:
         num_tokens = min(sequence.num_remaining, self.room(sequence))
         if sequence.request.spans:
             self.picture_tokens -= num_tokens
-        self.step(sequence, num_tokens, new_blocks)
-
-    def step(self, sequence: Sequence, num_tokens: int, new_blocks: tuple[int, ...] = ()) -> None:
-        """Compute the sequence's next ``num_tokens`` tokens."""
         start = sequence.planned
         sample = sequence.plan(num_tokens)
         self.budget_tokens -= num_tokens
+        self.num_chunks += 1
+        self.num_prompt_tokens += num_tokens
         self.sequences.append(sequence)
         self.steps.append(SequenceStep(sequence.slot, start, num_tokens, new_blocks, sample))
+
+    def token(self, sequence: Sequence, new_blocks: tuple[int, ...]) -> None:
+        """Compute the last token of a sequence that decodes."""
+        start = sequence.plan_token()
+        self.budget_tokens -= 1
+        self.sequences.append(sequence)
+        self.steps.append(SequenceStep(sequence.slot, start, 1, new_blocks, True))

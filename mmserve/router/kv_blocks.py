@@ -28,7 +28,9 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Take ``count`` (at most num_free) blocks out of the free list, each with one holder."""
         assert count <= len(self._free), "the ledger evicts before it allocates"
-        blocks = [self._free.pop() for _ in range(count)]
+        end = len(self._free) - count
+        blocks = self._free[end:]
+        del self._free[end:]
         for block in blocks:
             self._holders[block] = 1
         return blocks

@@ -5,10 +5,6 @@ Learns what a step costs from the steps before it. Knows no sequences and no clo
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Run
-
-from mmserve.messages.step import SequenceStep
-
 MIN_CHUNK_TOKENS = 16
 _SHARE = 3.0
 """Prompts may always cost so many times the step's decoding part: where many decode, a step is long anyway, and prompts
@@ -45,12 +41,9 @@ class Pace:
         room_s = max(self._max_step_s - decode_s, decode_s * _SHARE)
         return min(most, num_decoding + max(MIN_CHUNK_TOKENS, int(room_s / self._token_s)))
 
-    def observe(self, steps: Run[SequenceStep], seconds: float) -> None:
-        """What a step took; 0 seconds: unknown."""
-        lengths = [step.num_tokens for step in steps]
-        num_decoding = lengths.count(1)
-        num_prompt = sum(lengths) - num_decoding
-        if seconds <= 0 or not lengths:
+    def observe(self, num_decoding: int, num_prompt: int, seconds: float) -> None:
+        """What a step took in which so many sequences decoded beside so many tokens of prompts; 0 seconds: unknown."""
+        if seconds <= 0 or not num_decoding + num_prompt:
             return
         if not num_prompt:
             self._decode_s = _moved(self._decode_s, seconds)

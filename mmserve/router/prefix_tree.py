@@ -26,21 +26,18 @@ def block_key(tokens: array[int], index: int) -> bytes:
 class Node:
     """A block of tokens after its parent's; ``block`` holds their keys and values on every rank."""
 
-    __slots__ = ("block", "children", "key", "parent", "rested")
+    __slots__ = ("block", "children", "first_token", "key", "parent", "rested")
 
     def __init__(self, key: bytes, block: int, parent: Node | None) -> None:
         self.key = key
+        self.first_token = key[:_TOKEN_NBYTES]
+        """The id of its block's first token, as in its key."""
         self.block = block
         self.parent = parent
         self.children: dict[bytes, Node] = {}
         self.rested: dict[bytes, Node] = {}
         """By first token: the child that became idle last. One alone, so that a search does not depend on how many
         there are; and one that rests has been computed."""
-
-    @property
-    def first_token(self) -> bytes:
-        """The id of its block's first token, as in its key."""
-        return self.key[:_TOKEN_NBYTES]
 
     @property
     def is_full(self) -> bool:
@@ -113,7 +110,7 @@ class PrefixTree:
 
     def evict(self) -> int:
         """Forget the least recently used idle node (at least one is idle) and give its block."""
-        node, _ = self._idle.popitem(last=False)
+        node = next(iter(self._idle))
         self.remove(node)
         return node.block
 

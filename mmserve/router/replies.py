@@ -37,6 +37,10 @@ class Replies:
         num_cached_tokens: int,
     ) -> None:
         """One more token of the request; with ``finish`` its last."""
+        if finish is None and logprobs is None and not num_cached_tokens:  # nearly always
+            reply = TokenReply(id=request.id, attempt=request.attempt, token_ids=(token_id,))
+            self._replies.append((request.reply_to, reply))
+            return
         reply = TokenReply(
             id=request.id,
             attempt=request.attempt,

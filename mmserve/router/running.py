@@ -31,6 +31,8 @@ class RunningSet:
         running = Phase.RUNNING
         active = [each for each in self.sequences if each.phase is running and each.length < each.max_length]
         decoding = [each for each in active if each.length - each.planned == 1]
+        if len(decoding) == len(active):
+            return decoding, []
         return decoding, [each for each in active if each.length - each.planned != 1]
 
     @property

@@ -154,7 +154,7 @@ class Scheduler:
             new_blocks = () if offset else self._extend(sequence, draft)
             if new_blocks is None:
                 return
-            draft.step(sequence, 1, new_blocks)
+            draft.token(sequence, new_blocks)
             if offset == KV_BLOCK_TOKENS - 1:
                 self._publish(sequence, draft)
 
@@ -185,6 +185,8 @@ class Scheduler:
             draft.preempted = True
             if newest is sequence:
                 return None
+        if new_blocks:
+            self._admission.outlook.grown(sequence)
         return new_blocks
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -211,12 +213,13 @@ class Scheduler:
     def apply(self, plan: StepPlan, result: StepResult) -> None:
         """Take in what the ranks have computed of the oldest plan in flight."""
         done = self._in_flight.popleft()
-        self._pace.observe(plan.steps, result.forward_s)
+        self._pace.observe(len(done.steps) - done.num_chunks, done.num_prompt_tokens, result.forward_s)
         sampled, logprobs = dict(result.tokens), dict(result.logprobs)
         if failures := failures_of(plan, result, sampled):
             self._take_out(failures, done)
+        running = Phase.RUNNING
         for sequence, step in zip(done.sequences, plan.steps, strict=True):
-            if step.sample and sequence.phase is Phase.RUNNING:
+            if step.sample and sequence.phase is running:
                 self._append(sequence, sampled[step.slot], logprobs.get(step.slot))
         staying, self._staying = self._staying, []
         for sequence in staying:
@@ -255,7 +258,7 @@ class Scheduler:
         self._replies.token(sequence.request, token_id, finish, logprobs, cached)
         if finish:
             self._timeline.ended(sequence)
-            self._admission.outputs.observe(sequence.num_output_tokens)
+            self._admission.outlook.ended(sequence)
             self._release(sequence)
 
     def _fail(self, sequence: Sequence, failure: SlotFailure) -> None:

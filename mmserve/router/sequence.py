@@ -105,6 +105,13 @@ class Sequence:
         self.length += sample
         return sample
 
+    def plan_token(self) -> int:
+        """A step computes the last token, after which one is sampled; the place of the last."""
+        start = self.planned
+        self.planned = start + 1
+        self.length += 1
+        return start
+
     def wait(self) -> None:
         """To be computed again later (preemption)."""
         assert self.phase is Phase.RUNNING

@@ -91,7 +91,7 @@ class Engine:
             record=lambda name, value: self.metrics[name].append(value),
         )
         for _ in range(200 if expects_short else 0):
-            self.scheduler._admission.outputs.observe(1)
+            self.scheduler._admission.outlook.outputs.observe(1)
         self.replies: dict[tuple[str, int], list[TokenReply]] = defaultdict(list)
 
     def turn(self, meanwhile: Callable[[], None] = lambda: None) -> StepPlan | None:

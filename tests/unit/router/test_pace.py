@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from mmserve.messages.step import SequenceStep
 from mmserve.router.pace import MIN_CHUNK_TOKENS, Pace
-
-
-def _steps(*lengths: int) -> list[SequenceStep]:
-    return [
-        SequenceStep(slot=slot, start=0, num_tokens=length, new_blocks=(), sample=True)
-        for slot, length in enumerate(lengths)
-    ]
 
 
 def _taught(max_step_s: float, decode_s: float, token_s: float) -> Pace:
     pace = Pace(max_step_s)
     for _ in range(50):
-        pace.observe(_steps(1, 1), decode_s)
-        pace.observe(_steps(1, 1, 100), decode_s + 100 * token_s)
+        pace.observe(2, 0, decode_s)
+        pace.observe(2, 100, decode_s + 100 * token_s)
     return pace
 
 
@@ -48,20 +40,20 @@ def test_prompts_get_on_when_decoding_alone_takes_longer_than_the_limit() -> Non
 def test_more_sequences_than_decoding_was_seen_with() -> None:
     """Prompts come one behind the other, no step is without one: what 30 more decode is not the prompts' cost."""
     pace = Pace(0.1)
-    pace.observe(_steps(1, 1), 0.02)
+    pace.observe(2, 0, 0.02)
     for _ in range(50):
-        pace.observe(_steps(*[1] * 32, 16), 0.02 + (30 + 16) * 0.002)
+        pace.observe(32, 16, 0.02 + (30 + 16) * 0.002)
     assert abs(pace.budget_tokens(32, 2048) - (32 + 120)) <= 2
 
 
 def test_one_slow_step_does_not_upset_it() -> None:
     pace = _taught(0.1, 0.03, 0.001)
-    pace.observe(_steps(1, 1, 100), 60.0)
+    pace.observe(2, 100, 60.0)
     assert pace.budget_tokens(2, 2048) > 60
 
 
 def test_it_follows_a_machine_that_has_become_slower() -> None:
     pace = _taught(0.1, 0.03, 0.001)
     for _ in range(50):
-        pace.observe(_steps(1, 1, 100), 0.43)
+        pace.observe(2, 100, 0.43)
     assert pace.budget_tokens(2, 2048) <= 25
