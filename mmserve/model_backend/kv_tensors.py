@@ -8,6 +8,7 @@ import torch
 
 from mmserve.deployment import KV_BLOCK_TOKENS, Deployment
 from mmserve.errors import StartupError
+from mmserve.heap import prefer_huge_pages
 from mmserve.messages.step import BlockCopy
 from mmserve.model_backend.parallel import TpGroup
 
@@ -40,8 +41,10 @@ def allocate(deployment: Deployment, tp: TpGroup, like: torch.Tensor) -> torch.T
             f"the KV cache holds {num_blocks * KV_BLOCK_TOKENS} tokens, less than one sequence of "
             f"{deployment.max_model_len}: raise --kv-cache-gb or lower --max-model-len"
         )
-    shape = (num_layers, num_blocks, *shape)
-    return torch.zeros(shape, dtype=like.dtype, device=like.device)
+    kv = torch.empty((num_layers, num_blocks, *shape), dtype=like.dtype, device=like.device)
+    if kv.is_cpu:
+        prefer_huge_pages(kv.data_ptr(), kv.nbytes)
+    return kv.zero_()
 
 
 def copy_beginnings(kv: torch.Tensor, copies: Sequence[BlockCopy]) -> None:

@@ -26,6 +26,7 @@ from mmserve.ipc.arena import HUGE_PAGE_NBYTES, Arena, file_nbytes
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.supervisor import machine, plan
 from mmserve.supervisor.announce import Announcer
+from mmserve.supervisor.kernels import building
 from mmserve.supervisor.listen import listen, url_of
 from mmserve.supervisor.process import Child, Inheritance
 from mmserve.supervisor.rundir import run_directory
@@ -81,6 +82,7 @@ def _supervise(
     deployment = plan.make(config, model, machine.look(), run_dir=str(run_dir), url=url_of(http))
     if model.vision is not None and not deployment.arena_nbytes:
         logger.warning("--mm-cache-gb 0: there is no room for any image, requests with images will be refused (413)")
+    stack.enter_context(building(deployment))
     table = roles(deployment)
     print(render(table, deployment), flush=True)
     inheritance = Inheritance(

@@ -1,6 +1,7 @@
 """The C++ kernels beside this file: built once for this CPU with the compiler at hand, kept in the user's cache.
 
 Without a compiler, or when they fail their self-test, there are none and torch computes everything. Knows no layer.
+As a program it builds them where that has not been done: ``python -m mmserve.model_backend.native.build``.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ import os
 import platform
 import re
 import shutil
+import signal
 import stat
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from ctypes import c_float, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
+
+from mmserve import log
 
 _SOURCES = (
     "kernels.cpp",
@@ -49,7 +54,7 @@ _SIGNATURES = {
     "mm_attention": (*(_POINTER,) * 7, *(_SIZE,) * 7),
     "mm_decoder": (_POINTER, _POINTER, _POINTER),
 }
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("mmserve.kernels")  # also where this is the program
 
 
 @cache
@@ -123,3 +128,18 @@ def _alone(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def main(log_level: str = "info") -> int:
+    """Why it could not be done is told by whoever wants to use them."""
+    log.setup("kernels", log_level)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the compiler ends, its files go
+    try:
+        _shared_object()
+    except (OSError, subprocess.SubprocessError):
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -38,10 +38,12 @@ def set_threads(count: int) -> None:
 
 
 def to_panels(weight: torch.Tensor) -> torch.Tensor:
-    """[out, in] -> [out / 16, in, 16], with out a multiple of 16; bfloat16 when that loses nothing."""
+    """[out, in] -> [out / 16, in, 16], with out a multiple of 16; bfloat16 when that loses nothing, then each of the
+    first eight outputs beside its counterpart of the last eight, as the kernels widen them together."""
     short = weight.bfloat16()
-    kept = short if torch.equal(short.to(weight.dtype), weight) else weight
-    return kept.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
+    if torch.equal(short.to(weight.dtype), weight):
+        return short.view(-1, 2, PANEL // 2, weight.shape[1]).permute(0, 3, 2, 1).reshape(-1, weight.shape[1], PANEL)
+    return weight.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
 
 
 def linear(

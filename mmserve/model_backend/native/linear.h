@@ -1,4 +1,4 @@
-// out[M, N] = x[M, K] W^T, with W stored as panels of 16 of its rows: [N / 16, K, 16], in float32 or bfloat16.
+// out[M, N] = x[M, K] W^T, with W stored as panels of 16 of its rows: [N / 16, K, 16], in float32 or bfloat16 (see tile::row).
 #pragma once
 
 #include <algorithm>
@@ -67,8 +67,8 @@ void each_piece(const Job& job, const Work& work) {
 // One output's weights as floats: [K].
 template <class W>
 void row(const W* panels, int64_t index, int64_t K, float* out) {
-    const W* from = panels + index / 16 * K * 16 + index % 16;
-    for (int64_t k = 0; k < K; ++k) out[k] = tile::widen_one(from + k * 16);
+    const W* panel = panels + index / tile::kColumns * K * tile::kColumns;
+    for (int64_t k = 0; k < K; ++k) out[k] = tile::one_of(panel + k * tile::kColumns, index % tile::kColumns);
 }
 
 template <class W>

@@ -12,7 +12,7 @@ namespace quantized {
 // sums + a * b, an output's two products together.
 inline i32x8 multiply_add(i32x8 sums, i16x16 a, i16x16 b) {
 #ifdef __AVX2__
-    sums += reinterpret_cast<i32x8>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+    sums += reinterpret_cast<i32x8>(__builtin_ia32_pmaddwd256(a, b));
     asm("" : "+x"(sums));  // the compiler would add products to each other first, and runs out of registers
 #else
     for (int i = 0; i < 8; ++i) sums[i] += a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1];

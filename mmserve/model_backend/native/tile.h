@@ -7,10 +7,6 @@
 #include <cstring>
 #include <type_traits>
 
-#ifdef __AVX2__
-#include <immintrin.h>
-#endif
-
 namespace tile {
 
 typedef float f32x8 __attribute__((vector_size(32)));
@@ -54,26 +50,37 @@ inline float largest_of(f32x8 x) {
     return std::max(x[0], x[1]);
 }
 
-// How 8 neighbouring weights are stored, as float.
-inline f32x8 widen(const float* from) {
-    return load<f32x8>(from);
-}
-
-inline f32x8 widen(const uint16_t* from) {  // bfloat16: the upper half of a float
-#ifdef __AVX2__
-    return reinterpret_cast<f32x8>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(from)), 16));
-#else
+// 8 neighbouring numbers in bfloat16, which is the upper half of a float.
+inline f32x8 widen(const uint16_t* from) {
     return reinterpret_cast<f32x8>(__builtin_convertvector(load<u16x8>(from), u32x8) << 16);
-#endif
-}
-
-inline float widen_one(const float* from) {
-    return *from;
 }
 
 inline float widen_one(const uint16_t* from) {
     const uint32_t bits = uint32_t{*from} << 16;
     return load<float>(&bits);
+}
+
+// A row of a panel: 16 numbers, as they are or in bfloat16. Of those each of the first eight lies beside its counterpart
+// of the last eight: a shift and a mask make floats of all, where eight neighbours would need as much for half of them.
+struct Row {
+    f32x8 halves[2];
+};
+
+inline Row row(const float* from) {
+    return {load<f32x8>(from), load<f32x8>(from + 8)};
+}
+
+inline Row row(const uint16_t* from) {
+    const u32x8 pairs = load<u32x8>(from);
+    return {reinterpret_cast<f32x8>(pairs << 16), reinterpret_cast<f32x8>(pairs & 0xffff0000u)};
+}
+
+inline float one_of(const float* row, int64_t column) {
+    return row[column];
+}
+
+inline float one_of(const uint16_t* row, int64_t column) {
+    return widen_one(row + column % 8 * 2 + column / 8);
 }
 
 // What becomes of a sum before it is stored: plus its column's bias, plus what is there.
@@ -89,7 +96,7 @@ struct Finish {
     }
 };
 
-// C[M, 16 P] = A[M, K] B, finished: row k of B is at b + k * ldb, 16 P neighbouring numbers.
+// C[M, 16 P] = A[M, K] B, finished: row k of B is at b + k * ldb, P panels' rows side by side.
 // kAhead: B is a panel, and the one behind it is fetched into the second-level cache meanwhile.
 template <int M, int P, bool kAhead, class W>
 inline void product(int64_t K, const float* a, int64_t lda, const W* b, int64_t ldb, float* c, int64_t ldc,
@@ -99,14 +106,18 @@ inline void product(int64_t K, const float* a, int64_t lda, const W* b, int64_t 
         for (int p = 0; p < 2 * P; ++p) sum[m][p] = f32x8{};
     for (int64_t k = 0; k < K; ++k) {
         if constexpr (kAhead) __builtin_prefetch(b + (K + k) * ldb, 0, 2);
-        f32x8 row[2 * P];
-#pragma GCC unroll 8
-        for (int p = 0; p < 2 * P; ++p) row[p] = in_register(widen(b + k * ldb + 8 * p));
+        f32x8 numbers[2 * P];
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) {
+            const Row some = row(b + k * ldb + kColumns * p);
+            numbers[2 * p] = in_register(some.halves[0]);
+            numbers[2 * p + 1] = in_register(some.halves[1]);
+        }
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
             const f32x8 x = splat(a[m * lda + k]);
 #pragma GCC unroll 8
-            for (int p = 0; p < 2 * P; ++p) sum[m][p] += x * row[p];
+            for (int p = 0; p < 2 * P; ++p) sum[m][p] += x * numbers[p];
         }
     }
     for (int m = 0; m < M; ++m)

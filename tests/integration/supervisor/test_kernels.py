@@ -1,0 +1,44 @@
+"""The kernels are built beside the start, by a process that does not outlive what it is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mmserve.deployment import Deployment
+from mmserve.model_backend.native import build
+from mmserve.supervisor.kernels import building
+from tests.fakes.cache import until
+from tests.fakes.http_helpers import make_deployment
+
+pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine, so nothing to build")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "mmserve"
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Deployment:
+    return make_deployment(str(tmp_path))
+
+
+def descendants() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def test_they_are_there_when_the_builder_is_done(cache: Path, deployment: Deployment) -> None:
+    with building(deployment):
+        until(lambda: not descendants(), timeout_s=120.0)
+        assert [path.suffix for path in cache.iterdir() if path.suffix == ".so"] == [".so"]
+
+
+def test_given_up_it_leaves_nothing(cache: Path, deployment: Deployment) -> None:
+    with building(deployment):
+        until(lambda: len(descendants()) > 1)
+    assert not descendants()
+    assert {path.suffix for path in cache.iterdir()} <= {".lock"}
