@@ -9,7 +9,8 @@
 
 namespace quantized {
 
-typedef char i8x16 __attribute__((vector_size(16)));
+typedef int8_t i8x16 __attribute__((vector_size(16)));
+typedef char c8x16 __attribute__((vector_size(16)));
 typedef int16_t i16x16 __attribute__((vector_size(32)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
 
@@ -29,8 +30,8 @@ struct Int8 {
     // A pair of numbers of 8 outputs: an output's two are neighbours.
     static i16x16 pair(const uint8_t* group, int64_t eight, int pair, int half) {
         const uint8_t* from = group + 2 * tile::kColumns + ((eight * kPairs + pair) * 2 + half) * 16;
-#if defined(__AVX2__) && defined(__GNUC__) && !defined(__clang__)  // which makes four instructions of the other
-        return reinterpret_cast<i16x16>(__builtin_ia32_pmovsxbw256(tile::load<i8x16>(from)));
+#if defined(__AVX2__) && !defined(__clang__)  // GCC makes four instructions of the other
+        return reinterpret_cast<i16x16>(__builtin_ia32_pmovsxbw256(tile::load<c8x16>(from)));
 #else
         return __builtin_convertvector(tile::load<i8x16>(from), i16x16);
 #endif

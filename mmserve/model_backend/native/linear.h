@@ -1,4 +1,5 @@
-// out[M, N] = x[M, K] W^T, with W stored as panels of 16 of its rows: [N / 16, K, 16], in float32 or bfloat16 (see tile::row).
+// out[M, N] = x[M, K] W^T, with W stored as panels of 16 of its rows: [N / 16, K, 16], in float32 or in bfloat16, whose
+// order is that of tile::row.
 #pragma once
 
 #include <algorithm>
