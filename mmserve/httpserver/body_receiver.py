@@ -28,9 +28,10 @@ _unwritten.argtypes, _unwritten.restype = (ctypes.c_char_p, ctypes.c_ssize_t), c
 
 
 class Reads(Protocol):
-    """A transport's protocol that can also be shown what others have read for it."""
+    """A transport's protocol that can also be told what others have read for it."""
 
-    def data_received(self, data: memoryview) -> None: ...
+    def body_received(self) -> None: ...
+    def body_left(self, part: memoryview) -> None: ...
     def eof_received(self) -> bool | None: ...
     def connection_lost(self, exc: Exception | None) -> None: ...
     def pause_writing(self) -> None: ...
@@ -71,7 +72,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self._http = http
         self._transport = transport
         self._begun, self._nbytes = begun, nbytes
-        self._filled = len(begun)
+        self._shown = self._filled = len(begun)
         self._body, self._view = bytearray(), memoryview(b"")
         self._ended = asyncio.get_running_loop().create_future()
         self._number = _line.number()
@@ -86,6 +87,8 @@ class BodyReceiver(asyncio.BufferedProtocol):
                 raise ClientDisconnect
         finally:
             self._give_back()
+            if self._shown < self._filled < self._nbytes:
+                self._http.body_left(self._view[self._shown : self._filled])
             # The transport may know its last BufferedProtocol for as long as it lives, so nothing may hang on that.
             body, self._body, self._view = self._body, bytearray(), memoryview(b"")
         return body
@@ -96,12 +99,10 @@ class BodyReceiver(asyncio.BufferedProtocol):
         return self._view[self._filled : self._filled + _READ_NBYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
-        part = self._view[self._filled : self._filled + nbytes]
         self._filled += nbytes
-        # It is shown every byte, for it knows where the message ends.
-        self._http.data_received(part)
         if self._filled == self._nbytes:
             self._give_back()
+            self._http.body_received()
             self._end()
         else:
             self._wait_in_line()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mmserve.httpserver.body import DIRECT_BODY
@@ -42,6 +43,12 @@ class _SmallReads(asyncio.BufferedProtocol):
     def data_received(self, data: memoryview) -> None:
         self._http.data_received(data)
 
+    def body_received(self) -> None:
+        self._http.body_received()
+
+    def body_left(self, part: memoryview) -> None:
+        self._http.body_left(part)
+
 
 class LimitedHttpProtocol(HttpToolsProtocol):
     """Closes a connection whose request head, or refused body, goes on for ever.
@@ -51,6 +58,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     """
 
     _in_head = False
+    _is_left = False
+    """What the parser is shown of a body is nobody's any more."""
     _head_nbytes = 0
     _discarded_nbytes = 0
 
@@ -72,8 +81,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         }
 
     def on_body(self, body: bytes) -> None:
-        if self.transport.get_protocol() is not self._reads:
-            return  # it is in a BodyReceiver's hands
+        if self._is_left:
+            return
         super().on_body(body)
         if self.cycle.response_complete:
             self._discarded_nbytes += len(body)
@@ -87,6 +96,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             if self._head_nbytes > MAX_HEAD_NBYTES:
                 self.transport.write(_TOO_LARGE)
                 self.transport.close()
+
+    def body_received(self) -> None:
+        """What was still missing of the body went past the parser, which would have copied it to show it to us; another
+        one reads the next request."""
+        self.on_message_complete()
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def body_left(self, part: memoryview) -> None:
+        """So much of the body has come, and whoever received it has given up: the parser has to know where it is."""
+        if not self.transport.is_closing():
+            self._is_left = True
+            self.data_received(part)
+            self._is_left = False
 
     async def _receive_body(self, begun: bytes, nbytes: int) -> bytearray:
         """The body of a request that says it has ``nbytes``, of which ``begun`` was read already.

@@ -14,7 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mmserve.errors import TooLarge
+from mmserve.errors import TooLarge, TooSlow
+from mmserve.httpserver import body as body_module
 from mmserve.httpserver import body_receiver
 from mmserve.httpserver.body import read_body
 from mmserve.httpserver.server import Server
@@ -32,10 +33,11 @@ class Digests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            body = await read_body(Request(scope, receive), LIMIT)
-            answer = Response(xxhash.xxh3_64_hexdigest(body))
+            answer = Response(xxhash.xxh3_64_hexdigest(await read_body(Request(scope, receive), LIMIT)))
         except TooLarge:
             answer = Response("too large", 413)
+        except TooSlow:
+            answer = Response("too slow", 408)
         except ClientDisconnect:
             self.left.release()
             return
@@ -171,5 +173,21 @@ def test_a_client_that_leaves_in_the_middle_of_its_body(sent: int) -> None:
         writer.close()
         await app.left.acquire()
         assert not body_receiver._line._waiting
+
+    with_server(test)
+
+
+def test_what_comes_of_a_body_after_its_answer_is_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "_GRACE_S", 0.2)
+    monkeypatch.setattr(body_module, "_MIN_RATE", float("inf"))
+
+    async def test(app: Digests) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
+        data = request_of(body_of(1_000_000))
+        writer.write(data[:600_000])
+        assert await answer_on(reader) == "too slow"
+        writer.write(data[600_000:] + request_of(body_of(300_000)))
+        assert await answer_on(reader) == xxhash.xxh3_64_hexdigest(body_of(300_000))
+        writer.close()
 
     with_server(test)
