@@ -9,9 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from mmserve.budget import Budget
 from mmserve.cache_server.item import Item
-from mmserve.ipc.arena import extent_nbytes
-from mmserve.messages.cache import AllocItem, Refusal
-from mmserve.messages.media import Handle
+from mmserve.messages.cache import Refusal
 
 
 class Claims:
@@ -21,31 +19,32 @@ class Claims:
         self.data = Budget(data_nbytes)
         self.embeds = Budget(embed_nbytes)
 
-    def refusal(self, missing: Sequence[AllocItem], found: Iterable[Item]) -> Refusal:
-        """May a request hold these as well? ``missing`` are in the table of nobody yet; of ``found`` some are held."""
-        idle = [item for item in found if not item.num_leases]
-        data = sum([extent_nbytes(spec.data_nbytes) for spec in missing])
-        data += sum([_nbytes(item.data) for item in idle])
-        embeds = sum([extent_nbytes(spec.embed_nbytes) for spec in missing])
-        embeds += sum([_nbytes(item.embed) for item in idle])
+    def refusal(self, data_nbytes: int, embed_nbytes: int, found: Iterable[Item]) -> Refusal:
+        """May a request hold so much, not yet in the table, and ``found`` as well, of which some are held?"""
+        found_data, found_embeds = _nbytes([item for item in found if not item.num_leases])
+        data, embeds = data_nbytes + found_data, embed_nbytes + found_embeds
         if data > self.data.limit_nbytes or embeds > self.embeds.limit_nbytes:
             return "too_large"
         return "" if self.data.fits(data) and self.embeds.fits(embeds) else "full"
 
-    def hold(self, item: Item) -> None:
-        """It has its first lease."""
-        self.embeds.take(_nbytes(item.embed))
-        self.data.take(_nbytes(item.data))
+    def hold(self, items: Sequence[Item]) -> None:
+        """They have their first lease."""
+        data, embeds = _nbytes(items)
+        self.embeds.take(embeds)
+        self.data.take(data)
 
-    def let_go(self, item: Item) -> None:
-        """It has lost its last lease."""
-        self.embeds.give(_nbytes(item.embed))
-        self.data.give(_nbytes(item.data))
+    def let_go(self, items: Sequence[Item]) -> None:
+        """They have lost their last lease."""
+        data, embeds = _nbytes(items)
+        self.embeds.give(embeds)
+        self.data.give(data)
 
-    def encoded(self, data: Handle) -> None:
+    def encoded(self, data_nbytes: int) -> None:
         """A held item has given its compressed bytes back."""
-        self.data.give(_nbytes(data))
+        self.data.give(data_nbytes)
 
 
-def _nbytes(handle: Handle | None) -> int:
-    return 0 if handle is None else extent_nbytes(handle.nbytes)
+def _nbytes(items: Sequence[Item]) -> tuple[int, int]:
+    """Of their compressed bytes, of their embeddings."""
+    data = sum([item.data_nbytes for item in items])
+    return data, sum([item.nbytes for item in items]) - data

@@ -34,6 +34,8 @@ class Item(msgspec.Struct, eq=False, gc=False):
     data: Handle | None
     nbytes: int
     """Arena bytes of its extents."""
+    data_nbytes: int = 0
+    """Of them, those of its compressed bytes."""
     writer: Lease | None = None
     stage: Stage = "vacant"
     num_leases: int = 0
@@ -65,8 +67,8 @@ class Item(msgspec.Struct, eq=False, gc=False):
     @property
     def extents(self) -> tuple[Extent, ...]:
         """For the eviction's plan."""
-        embed = extent_of(self.embed)
-        return (embed,) if self.data is None else (embed, extent_of(self.data))
+        embed = self.embed.offset, self.nbytes - self.data_nbytes
+        return (embed,) if self.data is None else (embed, (self.data.offset, self.data_nbytes))
 
 
 def extent_of(handle: Handle) -> Extent:

@@ -5,6 +5,7 @@ Knows no free space (Extents does) and no values.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -29,11 +30,11 @@ class Occupants(Generic[Who]):
         self._starts: dict[int, int] = {}
         """End -> start."""
 
-    def add(self, occupant: Who) -> None:
-        """With all its extents."""
-        for offset, size in occupant.extents:
-            self._by_start[offset] = offset + size, occupant
-            self._starts[offset + size] = offset
+    def add(self, offsets: Sequence[int], sizes: Iterable[int], who: Iterable[Who]) -> None:
+        """New extents, and whose each is."""
+        ends = list(map(operator.add, offsets, sizes))
+        self._by_start.update(zip(offsets, zip(ends, who, strict=True), strict=True))
+        self._starts.update(zip(ends, offsets, strict=True))
 
     def remove(self, extents: Iterable[Extent]) -> None:
         """Nobody lies there any more."""

@@ -24,6 +24,10 @@ from mmserve.messages.media import Handle
 
 ENCODER = ""
 """Request id of the leases that keep items in place while their owner, a visual server, encodes them."""
+Sizes = tuple[Sequence[int], Sequence[int]]
+"""Arena bytes of embeddings and of data, item by item."""
+_WORTHLESS = ("vacant", "failed")
+"""Stages of items that nobody will find."""
 
 
 class Slots:
@@ -58,7 +62,10 @@ class Slots:
         """Lease all ``items`` (no duplicates) or none. What the lease holds already is answered again."""
         found = [item for item in map(self._by_spec.get, items) if item is not None]
         missing = [spec for spec in items if spec not in self._by_spec] if found else items
-        if refused := self.claims.refusal(missing, found) or self._make(missing, found):
+        embeds = [extent_nbytes(spec.embed_nbytes) for spec in missing]
+        data = [extent_nbytes(spec.data_nbytes) for spec in missing]
+        refused = self.claims.refusal(sum(data), sum(embeds), found)
+        if refused := refused or self._make(missing, (embeds, data), found):
             return AllocReply(refused=refused)
         if missing:
             found = [self._by_spec[spec] for spec in items]
@@ -151,13 +158,11 @@ class Slots:
             return "gone"
         return "ready" if item.stage == "ready" else "pending"
 
-    def _make(self, missing: Sequence[AllocItem], known: Sequence[Item]) -> Refusal:
+    def _make(self, missing: Sequence[AllocItem], sizes: Sizes, known: Sequence[Item]) -> Refusal:
         """Put ``missing`` into the table, or say why not; ``known`` items do not make way for them."""
         if not missing:
             return ""
-        embeds = [extent_nbytes(spec.embed_nbytes) for spec in missing]
-        data = [extent_nbytes(spec.data_nbytes) for spec in missing]
-        needed = sum(embeds) + sum(data)
+        needed = sum(map(sum, sizes))
         if sum(item.nbytes for item in known) + needed > self._space.holes.nbytes:
             return "too_large"
         if needed > self._space.holes.free_nbytes + self._idle.nbytes:
@@ -165,12 +170,12 @@ class Slots:
         kept = [extent for item in known if item.idle_since for extent in item.extents]
         self._space.available.take_all(kept)
         with contextlib.closing(self._idle.ascending()) as idle:
-            placed = plan(self._space, (embeds, data), idle, self._idle.loss)
+            placed = plan(self._space, sizes, idle, self._idle.loss)
         self._space.available.free_all(kept)
         if placed is None:
             return "full"
         self._evict(placed.victims)
-        self._add(missing, map(operator.add, embeds, data), placed.offsets)
+        self._add(missing, sizes, placed.offsets)
         return ""
 
     def _evict(self, victims: Sequence[Item]) -> None:
@@ -184,45 +189,40 @@ class Slots:
             for handle in self._forget(item):
                 self._erase(handle)
 
-    def _add(self, specs: Sequence[AllocItem], nbytes: Iterable[int], offsets: Sequence[int]) -> None:
-        """New items. ``nbytes``: arena bytes of each; ``offsets``: of all embeddings, then of all data."""
+    def _add(self, specs: Sequence[AllocItem], sizes: Sizes, offsets: Sequence[int]) -> None:
+        """New items. ``offsets``: of all embeddings, then of all data."""
         embed_nbytes, data_nbytes = [spec.embed_nbytes for spec in specs], [spec.data_nbytes for spec in specs]
         embeds = map(Handle, self._generations, offsets, embed_nbytes)
         data = map(Handle, self._generations, offsets[len(specs) :], data_nbytes)
-        items = list(map(Item, self._item_ids, specs, self._ranges.starts_of(specs), embeds, data, nbytes))
-        for item in items:
-            self._space.occupants.add(item)
+        nbytes = map(operator.add, *sizes)
+        items = list(map(Item, self._item_ids, specs, self._ranges.starts_of(specs), embeds, data, nbytes, sizes[1]))
+        self._space.occupants.add(offsets, itertools.chain(*sizes), itertools.chain(items, items))
         self._by_spec.update(zip(specs, items, strict=True))
         self._items.update({item.item_id: item for item in items})
 
     def _lease(self, lease: Lease, items: Iterable[Item]) -> None:
         """``items`` that the lease does not hold yet."""
         new = {item.item_id: item for item in items}
-        if new:
-            self._held.setdefault(lease, {}).update(new)
+        if not new:
+            return
+        self._held.setdefault(lease, {}).update(new)
+        self.claims.hold([item for item in new.values() if not item.num_leases])
         for item in new.values():
-            if not item.num_leases:
-                self.claims.hold(item)
             item.num_leases += 1
         self._hold(new.values())
 
     def _unlease(self, lease: Lease, items: Iterable[Item]) -> list[Handle]:
         """The lease has let go of them; what can be given back now."""
-        freed: list[Handle] = []
-        left: list[Item] = []
+        ended: list[Item] = []
         for item in items:
             item.num_leases -= 1
             if item.writer == lease:
                 item.stage, item.writer = "vacant", None
-            if item.num_leases:
-                continue
-            self.claims.let_go(item)
-            if item.stage in ("vacant", "failed"):
-                freed += self._forget(item)
-            else:
-                left.append(item)
-        self._let_go(left)
-        return freed
+            if not item.num_leases:
+                ended.append(item)
+        self.claims.let_go(ended)
+        self._let_go([item for item in ended if item.stage not in _WORTHLESS])
+        return [handle for item in ended if item.stage in _WORTHLESS for handle in self._forget(item)]
 
     def _hold(self, items: Iterable[Item]) -> None:
         """Those that could have been evicted until now cannot any more."""
@@ -243,8 +243,9 @@ class Slots:
         self._hold([item])
         data, item.data = item.data, None
         if item.num_leases:
-            self.claims.encoded(data)
-        item.nbytes -= extent_nbytes(data.nbytes)
+            self.claims.encoded(item.data_nbytes)
+        item.nbytes -= item.data_nbytes
+        item.data_nbytes = 0
         item.stage = "ready"
         if not item.num_leases:
             self._let_go([item])

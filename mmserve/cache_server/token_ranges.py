@@ -7,7 +7,7 @@ the ranges of contents that are out of the table; whoever is in it carries its o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from mmserve.messages.cache import AllocItem
 
@@ -25,8 +25,11 @@ class TokenRanges:
         self._gone: dict[AllocItem, int] = {}
         """The first to go first."""
 
-    def starts_of(self, items: Iterable[AllocItem]) -> list[int]:
+    def starts_of(self, items: Sequence[AllocItem]) -> list[int]:
         """Contents come into the table: the first of the ``num_tokens`` ids of each, its own if it was here before."""
+        if self._gone.keys().isdisjoint(items):
+            *starts, self._next = itertools.accumulate([item.num_tokens for item in items], initial=self._next)
+            return starts
         found: list[int] = []
         for item in items:
             start = self._gone.pop(item, None)

@@ -24,12 +24,17 @@ class _Cached:
     loss: float
 
 
+def occupy(space: Space[_Cached], cached: _Cached) -> None:
+    offsets, sizes = zip(*cached.extents, strict=True)
+    space.occupants.add(offsets, sizes, [cached] * len(offsets))
+
+
 def plan(extents: Extents, groups: Sequence[Sequence[int]], cached: Sequence[_Cached]) -> Plan[_Cached] | None:
     """With these candidates, in this order; nobody else may go."""
     space: Space[_Cached] = Space(0)
     space.holes, space.available = extents, deepcopy(extents)
     for each in cached:
-        space.occupants.add(each)
+        occupy(space, each)
     space.let_go(cached)
     found = eviction.plan(space, groups, cached, lambda each: each.loss)
     still_there = [each for each in cached if found is None or each not in found.victims]
@@ -207,7 +212,7 @@ def _crowded(num_cached: int) -> tuple[Space[_Cached], list[_Cached]]:
     space.take(0, num_cached)
     everything = [_Cached(at, ((at, 1),), float(at + 1)) for at in range(num_cached)]
     for each in everything:
-        space.occupants.add(each)
+        occupy(space, each)
     cached = [each for each in everything if each.name % NEIGHBOURS or each.name >= num_cached - NEIGHBOURS]
     space.let_go(cached)
     return space, cached
