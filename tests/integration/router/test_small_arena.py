@@ -75,7 +75,7 @@ def test_a_thousand_images_through_an_arena_for_a_dozen(tmp_path: Path) -> None:
     limits = Limits(max_num_seqs=6, max_num_batched_tokens=24, max_model_len=64)
     scheduler = Scheduler(limits, 14, now=lambda: 0.0, record=lambda name, value: metrics.append(name))
     for _ in range(300):
-        scheduler._admission.outputs.observe(1)
+        scheduler._admission.outlook.outputs.observe(1)
     draw = random.Random(8)
     waiting = [(str(number), draw.randrange(DISTINCT)) for number in range(IMAGES)]
     image_of, live = dict(waiting), set[str]()

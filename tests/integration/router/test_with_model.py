@@ -78,7 +78,7 @@ def test_tokens_are_those_of_the_model(
         record=lambda name, value: metrics.append(name),
     )
     for _ in range(300 if preempts else 0):
-        scheduler._admission.outputs.observe(1)
+        scheduler._admission.outlook.outputs.observe(1)
     for index, prompt in enumerate(jobs()):
         scheduler.receive(greedy(str(index), prompt))
     output: dict[str, list[int]] = {name: [] for name in answers}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -27,18 +28,25 @@ def deployment(tmp_path: Path) -> Deployment:
     return make_deployment(str(tmp_path))
 
 
-def descendants() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+@pytest.fixture
+def builders() -> Callable[[], list[psutil.Process]]:
+    """The processes below this one, without those of other tests."""
+    before = psutil.Process().children(recursive=True)
+    return lambda: [process for process in psutil.Process().children(recursive=True) if process not in before]
 
 
-def test_they_are_there_when_the_builder_is_done(cache: Path, deployment: Deployment) -> None:
+def test_they_are_there_when_the_builder_is_done(
+    cache: Path, deployment: Deployment, builders: Callable[[], list[psutil.Process]]
+) -> None:
     with building(deployment):
-        until(lambda: not descendants(), timeout_s=120.0)
+        until(lambda: not builders(), timeout_s=120.0)
         assert [path.suffix for path in cache.iterdir() if path.suffix == ".so"] == [".so"]
 
 
-def test_given_up_it_leaves_nothing(cache: Path, deployment: Deployment) -> None:
+def test_given_up_it_leaves_nothing(
+    cache: Path, deployment: Deployment, builders: Callable[[], list[psutil.Process]]
+) -> None:
     with building(deployment):
-        until(lambda: len(descendants()) > 1)
-    assert not descendants()
+        until(lambda: len(builders()) > 1)
+    assert not builders()
     assert {path.suffix for path in cache.iterdir()} <= {".lock"}
