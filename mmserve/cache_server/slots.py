@@ -64,8 +64,8 @@ class Slots:
         missing = [spec for spec in items if spec not in self._by_spec] if found else items
         embeds = [extent_nbytes(spec.embed_nbytes) for spec in missing]
         data = [extent_nbytes(spec.data_nbytes) for spec in missing]
-        refused = self.claims.refusal(sum(data), sum(embeds), found)
-        if refused := refused or self._make(missing, (embeds, data), found):
+        refused = self.claims.refusal(sum(data), sum(embeds), found) or self._make(missing, (embeds, data), found)
+        if refused:
             return AllocReply(refused=refused)
         if missing:
             found = [self._by_spec[spec] for spec in items]

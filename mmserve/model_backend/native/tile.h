@@ -60,8 +60,9 @@ inline float widen_one(const uint16_t* from) {
     return load<float>(&bits);
 }
 
-// A row of a panel: 16 numbers, as they are or in bfloat16. Of those each of the first eight lies beside its counterpart
-// of the last eight: a shift and a mask make floats of all, where eight neighbours would need as much for half of them.
+// A row of a panel: 16 numbers, as they are or in bfloat16. Of those each of the first eight lies beside its
+// counterpart of the last eight: a shift and a mask make floats of all, where eight neighbours would need as much for
+// half of them.
 struct Row {
     f32x8 halves[2];
 };
