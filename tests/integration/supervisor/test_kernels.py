@@ -14,8 +14,8 @@ from mmserve.supervisor.kernels import building
 from tests.fakes.cache import until
 from tests.fakes.http_helpers import make_deployment
 
-# Without a compiler there is nothing to build: the builder ends at once and torch computes, which every test that starts
-# a whole server on such a machine asks. With one, kernels that are not built are failures here, not skips.
+# Without a compiler there is nothing to build: the builder ends at once and torch computes, which every test that
+# starts a whole server on such a machine asks. With one, kernels that are not built are failures here, not skips.
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine, so nothing to build")
 
 
