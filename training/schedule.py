@@ -4,7 +4,7 @@ Each stage is a module of its own with its own checkpoint; this one starts them 
 they print, shows a bar for each, and draws the learning curves anew after every examination.  At the end the checkpoint
 directory is written under `--out`, ready to be examined.
 
-    python -m training.schedule --out runs            # about four hours on two cores, minutes on a GPU
+    python -m training.schedule --out runs            # about three hours on two cores, minutes on a GPU
     python -m training.schedule --out /tmp/try --scale 0.002 --check 2
 """
 
@@ -39,7 +39,7 @@ BESIDE: tuple[tuple[Stage, ...], ...] = (  # chains that run at the same time: t
     (Stage("eye", 4800), Stage("tally", 1200, "--hold 0")),
     (Stage("language", 4400, "--batch 14 --muon 4e-3 --adam 2e-3 --hold 0.2"),),
 )
-LAST = Stage("joint", 1600, "--muon 2e-3 --adam 1e-3")
+LAST = Stage("joint", 2000, "--muon 2e-3 --adam 1e-3")
 
 
 class Failed(Exception):
