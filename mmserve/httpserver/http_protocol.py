@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mmserve.httpserver.body import DIRECT_BODY
 from mmserve.httpserver.body_receiver import BodyReceiver
 from mmserve.httpserver.hang_up import HANG_UP, watched
+from mmserve.httpserver.request_parser import RequestParser
 
 MAX_HEAD_NBYTES = 256 * 1024
 MAX_DISCARDED_NBYTES = 64 << 20
@@ -65,6 +65,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.parser = RequestParser(self)
         self._reads = _SmallReads(self)
         transport.set_protocol(self._reads)
 
@@ -79,6 +80,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             DIRECT_BODY: {"receive": self._receive_body},
             HANG_UP: {"watched": partial(watched, self.transport)},
         }
+        if self.parser.should_upgrade():
+            self.cycle.keep_alive = False  # such a request is its parser's last
 
     def on_body(self, body: bytes) -> None:
         if self._is_left:
@@ -88,6 +91,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._discarded_nbytes += len(body)
             if self._discarded_nbytes > MAX_DISCARDED_NBYTES:
                 self.transport.close()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():  # else the body is still to come
+            super().on_message_complete()
+
+    def on_declined_complete(self) -> None:
+        """The end of a request that offered another protocol."""
+        super().on_message_complete()
 
     def data_received(self, data: bytes | memoryview) -> None:
         super().data_received(data)  # type: ignore[arg-type]  # httptools takes any buffer
@@ -100,9 +111,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def body_received(self) -> None:
         """What was still missing of the body went past the parser, which would have copied it to show it to us; another
         one reads the next request."""
-        self.on_message_complete()
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        super().on_message_complete()
+        self.parser = RequestParser(self)
 
     def body_left(self, part: memoryview) -> None:
         """So much of the body has come, and whoever received it has given up: the parser has to know where it is."""

@@ -191,3 +191,40 @@ def test_what_comes_of_a_body_after_its_answer_is_no_request(monkeypatch: pytest
         writer.close()
 
     with_server(test)
+
+
+@pytest.mark.parametrize("size", [0, 5, 100_000, 3_000_000])
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("apart", [False, True])
+def test_an_offer_of_another_protocol_is_declined_and_its_body_arrives(size: int, chunked: bool, apart: bool) -> None:
+    """As curl --http2, Java's and JetBrains' clients offer it: a server that speaks HTTP/1.1 answers in that."""
+    body = body_of(size)
+    sent = b"%x\r\n%b\r\n0\r\n\r\n" % (size, body) if chunked and size else b"0\r\n\r\n" if chunked else body
+    length = "transfer-encoding: chunked" if chunked else f"content-length: {size}"
+    offer = "connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQAoAAAAAIAAAAA"
+
+    async def test(app: Digests) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
+        head = request_of(b"", *offer, length)
+        for part in (head, sent) if apart else (head + sent,):
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+        assert await answer_on(reader) == xxhash.xxh3_64_hexdigest(body)
+        assert await reader.read() == b"", "what comes behind such a request is nobody's"
+        writer.close()
+
+    with_server(test)
+
+
+def test_a_request_behind_a_declined_offer_is_not_taken_from_its_body() -> None:
+    async def test(app: Digests) -> None:
+        inner = request_of(b"smuggled")
+        offer = "connection: Upgrade", "upgrade: h2c", f"content-length: {len(inner)}"
+        reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
+        writer.write(request_of(b"", *offer) + inner)
+        assert await answer_on(reader) == xxhash.xxh3_64_hexdigest(inner)
+        assert await reader.read() == b""
+        writer.close()
+
+    with_server(test)
