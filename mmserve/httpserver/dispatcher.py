@@ -24,6 +24,9 @@ from mmserve.metrics.client import MetricsClient
 ABORT_WAIT_S = 15.0
 """How long an abort's terminal reply is awaited; only a dead engine needs more."""
 
+MAX_RESENDS = 3
+"""A request is sent again so often without a token in between. Each time something died: perhaps of it."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -54,6 +57,8 @@ class _Live:
         self.ended = asyncio.Event()
         self.answered = False
         """Whether the current attempt has reached the router, as a reply shows."""
+        self.num_resent = 0
+        """Since its last token."""
         self.aborted = False
 
     def __aiter__(self) -> AsyncIterator[TokenReply]:
@@ -74,11 +79,16 @@ class _Live:
         if reply.finish == "media_lost":
             self.lose_media()
         else:
-            self.output.extend(reply.token_ids)
+            if reply.token_ids:
+                self.output.extend(reply.token_ids)
+                self.num_resent = 0
             self.replies.put_nowait(reply)
 
     def lose_media(self) -> None:
         self.replies.put_nowait(MediaLost(self.request.attempt, self.output.tobytes()))
+
+    def give_up(self, message: str) -> None:
+        self.take(TokenReply(id=self.request.id, attempt=self.request.attempt, finish="error", message=message))
 
     def next_attempt(self) -> GenerateRequest:
         return msgspec.structs.replace(self.request, attempt=self.request.attempt + 1, output_ids=self.output.tobytes())
@@ -105,8 +115,9 @@ class Dispatcher:
 
         Leaving early aborts. Either way the exit waits, shielded and bounded, until the engine let go of the sequence.
         """
-        live = self._live[request.id] = _Live(request, self._roads.choose(request))
+        live = _Live(request, self._roads.choose(request))
         self._roads.send(live.road, request)
+        self._live[request.id] = live  # not before: one that cannot be sent leaves nothing behind
         try:
             yield live
         finally:
@@ -141,6 +152,10 @@ class Dispatcher:
                 self._send_again(live)
 
     def _send_again(self, live: _Live) -> None:
+        if live.num_resent == MAX_RESENDS:
+            live.give_up(f"what computes this request was started again {MAX_RESENDS + 1} times before it answered")
+            return
+        live.num_resent += 1
         live.request = live.next_attempt()
         live.answered = False
         live.road = self._roads.choose(live.request)

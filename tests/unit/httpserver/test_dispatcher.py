@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from mmserve.httpserver.dispatcher import Dispatcher, MediaLost
+from mmserve.httpserver.dispatcher import MAX_RESENDS, Dispatcher, MediaLost
 from mmserve.httpserver.roads import Road
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.reply import ServerPhase, TokenReply
@@ -220,5 +220,50 @@ def test_a_sequence_of_a_killed_predecessor_is_aborted() -> None:
         dispatcher.deliver(TokenReply(id="old", attempt=2, token_ids=(7,)))
         dispatcher.deliver(TokenReply(id="older", token_ids=(7,), finish="length"))
         assert roads.sent == [(None, AbortRequest(id="old", reply_to=0, attempt=2))]
+
+    run(test)
+
+
+class FullRoads(RecordingRoads):
+    def send(self, road: Road, message: GenerateRequest | AbortRequest) -> None:
+        raise OverflowError("a number too large for a message")
+
+
+def test_what_cannot_be_sent_leaves_nothing_behind() -> None:
+    async def test() -> None:
+        dispatcher = Dispatcher(0, FullRoads(), cast(MetricsClient, NoMetrics()))
+        with pytest.raises(OverflowError):
+            async with dispatcher.submit(request()):
+                pass
+        assert dispatcher.num_live == 0
+
+    run(test)
+
+
+@pytest.mark.parametrize(("epoch", "image"), [("engine_epoch", False), ("visual_epoch", True)])
+def test_a_request_of_which_everything_dies_is_not_sent_for_ever(epoch: str, image: bool) -> None:
+    async def test() -> None:
+        dispatcher, roads = make()
+        async with dispatcher.submit(request(image=image)) as replies:
+            for restart in range(1, 10):
+                dispatcher.follow(phase(**{epoch: restart}))
+            last = [reply async for reply in replies][-1]
+        assert (last.finish, last.attempt) == ("error", MAX_RESENDS)
+        assert "started again" in last.message
+        assert [type(message) for _, message in roads.sent] == [GenerateRequest] * (1 + MAX_RESENDS)
+        assert dispatcher.num_live == 0
+
+    run(test)
+
+
+def test_a_request_that_gets_on_is_sent_as_often_as_it_takes() -> None:
+    async def test() -> None:
+        dispatcher, _ = make()
+        async with dispatcher.submit(request()) as replies:
+            for restart in range(1, 10):
+                dispatcher.deliver(TokenReply(id="r", attempt=restart - 1, token_ids=(restart,)))
+                dispatcher.follow(phase(engine_epoch=restart))
+            dispatcher.deliver(TokenReply(id="r", attempt=9, finish="stop"))
+            assert [id for reply in [each async for each in replies] for id in reply.token_ids] == [*range(1, 10)]
 
     run(test)

@@ -79,6 +79,8 @@ def test_another_model_is_not_found() -> None:
         ({"top_p": 1.5}, "top_p"),
         ({"top_k": -2}, "top_k"),
         ({"top_k": 1.5}, "top_k"),
+        ({"top_k": 2**31}, "top_k"),
+        ({"top_k": 2**64}, "top_k"),
         ({"min_p": 2}, "min_p"),
         ({"presence_penalty": 3}, "presence_penalty"),
         ({"frequency_penalty": -3}, "frequency_penalty"),
