@@ -76,6 +76,15 @@ class Slots:
         self._lease(lease, fresh)
         return AllocReply(records=tuple([item.record_for(lease) for item in found]))
 
+    def evict_own(self, items: Iterable[AllocItem]) -> bool:
+        """Evict those of ``items`` that nobody holds, instead of sparing them as ``alloc`` does: between them there may
+        be no room for the others. Whether there were any."""
+        found = map(self._by_spec.get, items)
+        own = [item for item in found if item is not None and item.idle_since]
+        self._space.holes.free_all([extent for item in own for extent in item.extents])
+        self._evict(own)
+        return bool(own)
+
     def needs_space(self, items: Iterable[AllocItem]) -> bool:
         """Would an allocation of these have to place extents?"""
         return any(item not in self._by_spec for item in items)
@@ -195,7 +204,8 @@ class Slots:
         embeds = map(Handle, self._generations, offsets, embed_nbytes)
         data = map(Handle, self._generations, offsets[len(specs) :], data_nbytes)
         nbytes = map(operator.add, *sizes)
-        items = list(map(Item, self._item_ids, specs, self._ranges.starts_of(specs), embeds, data, nbytes, sizes[1]))
+        item_ids = itertools.islice(self._item_ids, len(specs))
+        items = list(map(Item, item_ids, specs, self._ranges.starts_of(specs), embeds, data, nbytes, sizes[1]))
         self._space.occupants.add(offsets, itertools.chain(*sizes), itertools.chain(items, items))
         self._by_spec.update(zip(specs, items, strict=True))
         self._items.update({item.item_id: item for item in items})

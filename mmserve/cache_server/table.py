@@ -21,6 +21,8 @@ from mmserve.cache_server.slots import Slots
 from mmserve.cache_server.turns import Claim, Turns
 from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, TurnClaim, TurnsReply
 
+_PATIENT_TRIES = 8
+"""Of an allocation, before it lets go of what is cached of its own images."""
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ class _Ticket:
     given_up: bool = False
     tried_at: int = -1
     """How much had been given back when it last found no space."""
+    tries: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,12 @@ class Table:
             if self._queue[0] is not ticket or ticket.given_up or ticket.tried_at == self._slots.num_given_back:
                 return full
             ticket.tried_at = self._slots.num_given_back
-            return self._slots.alloc(lease, items)
+            ticket.tries += 1
+            reply = self._slots.alloc(lease, items)
+            if reply.refused != "full" or (self._slots.num_leases and ticket.tries < _PATIENT_TRIES):
+                return reply
+            # What others give back does not help, or nobody has anything: its own cached images are in the way.
+            return self._slots.alloc(lease, items) if self._slots.evict_own(items) else reply
 
         try:
             return self._wait(

@@ -9,8 +9,16 @@ from mmserve.ipc.channel import Sender
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
 
+_SPREAD = 0x9E3779B97F4A7C15
+"""Of Fibonacci hashing (Knuth, volume 3, 6.4): names in equal steps, as of requests with equally many images, do not
+all lead to the same place."""
 Road = int | None
 """Index of a visual server, or None for the router itself."""
+
+
+def road_of(item_id: int, visual_workers: int) -> int:
+    """The visual server that encodes an image, the same one as long as the image is in the arena."""
+    return (item_id * _SPREAD % (1 << 64) >> 32) % visual_workers
 
 
 class Roads:
@@ -26,7 +34,7 @@ class Roads:
         """A request with an embedding to wait for goes where that image always goes, so that work is merged."""
         missing = (span.item_id for span in request.spans if span.data is not None)
         item_id = next(missing, None)
-        return None if item_id is None else item_id % len(self._visual)
+        return None if item_id is None else road_of(item_id, len(self._visual))
 
     def send(self, road: Road, message: GenerateRequest | AbortRequest) -> None:
         sender = self._router if road is None else self._visual[road]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mmserve.cache_server.item import Lease
 from mmserve.cache_server.slots import Slots
 from mmserve.cache_server.table import Table
+from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem, AllocReply
 from tests.fakes.cache import until
 
@@ -117,3 +118,39 @@ def test_space_is_looked_for_again_only_when_some_was_given_back() -> None:
     thread.join()
     assert refused == [""]
     assert slots.num_tried == num_tried + 1
+
+
+def test_a_request_does_not_wait_for_its_own_cached_images_to_make_way() -> None:
+    """Nobody holds anything, so nothing would ever be given back; the new image finds no place between the others."""
+    table = new_table()
+    eighth = NBYTES // 8 - (extent_nbytes(NBYTES // 8) - NBYTES // 8)
+    cached = [AllocItem(b"cached %d" % number, 4, 64, eighth) for number in range(7)]
+    offsets = [_encoded(table, f"before {number}", [picture]) for number, picture in enumerate(cached)]
+    in_order = [picture for _, picture in sorted(zip(offsets, cached, strict=True))]
+    new = AllocItem(b"new", 4, 64, 3 * NBYTES // 8)
+    _encoded(table, "request", [in_order[2], in_order[5], new])
+
+
+def test_it_keeps_them_while_what_others_give_back_may_help() -> None:
+    table = new_table()
+    half = AllocItem(b"half", 4, 64, NBYTES // 2 - 400)
+    _encoded(table, "before", [half])
+    other = Lease("http", "other")
+    table.alloc(other, [AllocItem(b"other", 4, 64, NBYTES // 4)], 0)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(table.alloc, Lease("http", "x"), [half, AllocItem(b"x", 4, 64, NBYTES // 4)], LONG_S)
+        until(lambda: table.snapshot().num_waiting == 1)
+        table.release(other)
+        assert [record.state for record in waiting.result(LONG_S).records] == ["hit", "write"]
+
+
+def _encoded(table: Table, request: str, items: list[AllocItem]) -> int:
+    """Makes them ready, without leases; where the last one's embedding lies."""
+    lease = Lease("http", request)
+    reply = table.alloc(lease, items, 5.0)
+    assert not reply.refused
+    ids = [record.item_id for record in reply.records]
+    table.set_data(lease, ids, True)
+    table.set_embed("visual", ids, [True] * len(ids))
+    table.release(lease)
+    return reply.records[-1].embed.offset
