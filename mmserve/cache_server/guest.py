@@ -20,7 +20,11 @@ class Guest:
         self._table = table
         self._left = threading.Lock()
         table.hello(owner)
-        hangups.watch(fd, self.leave)
+        try:
+            hangups.watch(fd, self.leave)
+        except OSError:
+            self.leave()
+            raise
 
     def lease(self, request_id: str) -> Lease:
         """Of one of the owner's requests. Raises ValueError for one without a name."""

@@ -7,11 +7,15 @@ import errno
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 _GOODBYE_S = 2.0
 """How long a connection's thread may take to end once its peer seems gone; a call that waits is woken by that."""
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Of descriptors or memory, which is no reason to hang up on those who are connected."""
+_SHORT_S = 0.1
 logger = logging.getLogger(__name__)
 
 
@@ -48,7 +52,8 @@ class Listener:
     def _accept(self) -> None:
         try:
             while True:
-                connected, _ = self._socket.accept()
+                if (connected := self._accepted()) is None:
+                    continue
                 thread = threading.Thread(target=self._run, args=(connected,), name=self._path.name, daemon=True)
                 self._connections[thread] = connected
                 thread.start()
@@ -57,6 +62,18 @@ class Listener:
                 logger.error("%s: no more connections (%s)", self._path.name, error)
         finally:
             self._on_end()
+
+    def _accepted(self) -> socket.socket | None:
+        """The next connection; None when there is nothing left for one just now. Raises OSError at our own end."""
+        try:
+            connected, _ = self._socket.accept()
+        except OSError as error:
+            if error.errno not in _SHORT:
+                raise
+            logger.error("%s: a connection has to wait (%s)", self._path.name, error)
+            time.sleep(_SHORT_S)  # the kernel wakes nobody when descriptors are free again
+            return None
+        return connected
 
     def _run(self, connected: socket.socket) -> None:
         try:

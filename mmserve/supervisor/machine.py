@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import psutil
 _CGROUPS = Path("/sys/fs/cgroup")
 _LIMIT_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 """Version 2, version 1: limit and use, in bytes."""
+_DESCRIPTORS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,15 @@ def look() -> Machine:
     if limit is not None and limit < memory_bytes:
         memory_bytes, limited_by = limit, "this container"
     return Machine(memory_bytes, limited_by, _has_driver() and _torch_has_cuda(), _has_fast_bfloat16(), num_cores())
+
+
+def allow_descriptors() -> None:
+    """Lets this process and its children open as many files and connections as the machine allows: of the usual 1,024 a
+    worker needs one for each request, and the cache server two for each thread of each worker."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def num_cores(root: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:

@@ -51,6 +51,7 @@ def serve(
     """Run one server until a signal ends it; the exit code. Raises StartupError. Nothing is left afterwards."""
     started_s = time.monotonic()
     log.setup("supervisor", config.log_level)
+    machine.allow_descriptors()
     setproctitle.setproctitle(f"mmserve: supervisor ({config.model})")
     signal.signal(signal.SIGTERM, _interrupt)
     try:
