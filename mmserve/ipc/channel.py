@@ -99,6 +99,6 @@ class AsyncReceiver(Generic[T]):
 def _decode(codec: Codec[T], data: bytes) -> T | None:
     try:
         return codec.decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         logger.exception("skipped a message of %d bytes that does not decode", len(data))
         return None

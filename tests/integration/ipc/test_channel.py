@@ -64,6 +64,7 @@ def test_a_bad_message_is_skipped(endpoint: str, caplog: pytest.LogCaptureFixtur
     raw = zmq.Context.instance().socket(zmq.PUSH)
     raw.connect(endpoint)
     raw.send(b"\xc1 not a message")
+    raw.send(b"\x82\xa1t\xa6tokens\xa2id\xa2\xff\xfe")  # nor is what is no UTF-8
     sender: Sender[TokenReply] = Sender(endpoint, TokenReply)
     sender.send(TokenReply(id="good"))
     assert [message.id for message in _receive(receiver, 1)] == ["good"]
