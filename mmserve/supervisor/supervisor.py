@@ -9,7 +9,7 @@ import logging
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from mmserve.deployment import Deployment
 from mmserve.errors import StartupError
@@ -29,8 +29,9 @@ _KILL_WAIT_S = 10.0
 logger = logging.getLogger(__name__)
 
 
-class Interrupted(Exception):
-    """A signal asked for the end before the server was ready."""
+class Interrupted(BaseException):
+    """A signal asked for the end before the server was ready. No library's ``except Exception`` may take it for one of
+    its own errors: it can come while a model is downloaded."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
@@ -112,10 +113,13 @@ class Supervisor:
     def _serve(self) -> None:
         """Returns on a signal. Raises StartupError when something dies too often."""
         while True:
-            for event in self._watch.wait():
+            events = self._watch.wait()
+            if signals := [event for event in events if isinstance(event, Signalled)]:
+                self._hurry = len(signals) > 1
+                self._forget(event.child for event in events if isinstance(event, Exited))
+                return
+            for event in events:
                 match event:
-                    case Signalled():
-                        return
                     case Exited(child, cause) if self._children.get(child.member) is child:
                         self._restart(child.member, cause)
                     case Reported(child, Ready()) if self._children.get(child.member) is child:
@@ -139,9 +143,16 @@ class Supervisor:
         # Once for a group, however many of its members report at a time.
         if member.group in self._restarting and self._is_ready(self._group(member)):
             self._restarting.remove(member.group)
+            self._ledger.restored(member.group)
             logger.info("%s is ready again", member.group)
             self._announcer.lost(member.role.epoch)
         self._announce()
+
+    def _forget(self, ended: Iterable[Child]) -> None:
+        """Those that ended together with the signal: nothing will tell of them again."""
+        for child in ended:
+            if self._children.get(child.member) is child:
+                del self._children[child.member]
 
     def _group(self, member: Member) -> list[Member]:
         return [other for other in self._members if other.group == member.group]
@@ -183,12 +194,12 @@ class Supervisor:
             self._end([member for member in self._members if member.role is role], STOP_GRACE_S)
         logger.debug("all processes have ended")
 
-    def _end(self, ending: list[Member], timeout_s: float, needed: Iterable[Member] = ()) -> None:
-        """SIGTERM, then SIGKILL after ``timeout_s``, at a signal, or when one of ``needed`` dies."""
+    def _end(self, ending: list[Member], timeout_s: float, needed: Sequence[Member] = ()) -> None:
+        """SIGTERM, then SIGKILL after ``timeout_s``, at a signal, or when one of ``needed`` dies or is dead."""
         for member in ending:
             if member in self._children:
                 self._children[member].send_signal(signal.SIGTERM)
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + (timeout_s if all(member in self._children for member in needed) else 0.0)
         while not self._hurry and any(member in self._children for member in ending):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:

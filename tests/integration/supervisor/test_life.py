@@ -6,6 +6,8 @@ import contextlib
 import re
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -92,6 +94,42 @@ def test_a_second_signal_stops_at_once() -> None:
         server.signal(signal.SIGINT)
         assert server.end() == 0
         assert all_gone(family)
+
+
+def test_an_engine_that_dies_together_with_the_signal_is_not_waited_for() -> None:
+    """As with a signal to all processes: nobody can answer the requests that HTTP workers would finish."""
+    with supervised("--shutdown-timeout", "300", orders={"httpserver-0": "stay"}) as server:
+        server.until_ready()
+        family = server.family()
+        router = server.process("router")
+        server.popen.send_signal(signal.SIGSTOP)
+        router.kill()
+        psutil.wait_procs([router], timeout=1)
+        server.popen.send_signal(signal.SIGTERM)
+        server.popen.send_signal(signal.SIGCONT)
+        assert server.end() == 0
+        assert all_gone(family)
+
+
+FETCHES = """
+import signal, sys
+from mmserve.config import Config
+from mmserve.errors import StartupError
+from mmserve.supervisor.run import serve
+
+def find(config):
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    except Exception:
+        raise StartupError("fetching it failed")
+
+sys.exit(serve(Config(port=0), find=find))
+"""
+
+
+def test_a_signal_during_the_download_is_no_failure_of_the_download() -> None:
+    ended = subprocess.run([sys.executable, "-c", FETCHES], capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGTERM, "")
 
 
 def test_a_process_that_does_not_end_is_killed() -> None:
