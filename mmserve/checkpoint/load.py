@@ -21,6 +21,7 @@ from mmserve.checkpoint.hf_config import (
     TokenIds,
 )
 from mmserve.checkpoint.spec import ModelSpec, RopeScaling, TextSpec, VisionSpec
+from mmserve.checkpoint.tied_head import has_own_head
 from mmserve.errors import StartupError
 
 SUPPORTED = "LlamaForCausalLM, MistralForCausalLM (no sliding window), LlavaForConditionalGeneration (CLIP + either)"
@@ -100,11 +101,11 @@ def _text_config(raw: dict[str, Any], model_type: str) -> LlamaJson:
     return _convert(raw, _TEXT_CONFIGS[model_type])
 
 
-def _convert(raw: dict[str, Any], struct: type[S]) -> S:
+def _convert(raw: dict[str, Any], struct: type[S], file: str = "config.json") -> S:
     try:
         return msgspec.convert(raw, struct)
     except msgspec.ValidationError as error:
-        raise StartupError(f"config.json: {error}") from None
+        raise StartupError(f"{file}: {error}") from None
 
 
 def _text_model(directory: Path, config: LlamaJson) -> ModelSpec:
@@ -112,7 +113,7 @@ def _text_model(directory: Path, config: LlamaJson) -> ModelSpec:
     return ModelSpec(
         family="llama",
         path=str(directory),
-        text=_text_spec(config, tied=config.tie_word_embeddings),
+        text=_text_spec(config, tied=_is_tied(directory, config)),
         eos_token_ids=_eos_ids(directory, generation, config),
         bos_token_id=generation.bos_token_id or config.bos_token_id,
         checkpoint_dtype=config.dtype or config.torch_dtype or "float32",
@@ -128,13 +129,18 @@ def _llava_model(directory: Path, config: LlavaJson) -> ModelSpec:
     return ModelSpec(
         family="llava",
         path=str(directory),
-        text=_text_spec(text, tied=config.tie_word_embeddings or text.tie_word_embeddings),
+        text=_text_spec(text, tied=_is_tied(directory, config, text)),
         vision=_vision_spec(config, config.vision_config or LLAVA_VISION),
         image_token_id=token,
         eos_token_ids=_eos_ids(directory, generation, text),
         bos_token_id=generation.bos_token_id or text.bos_token_id,
         checkpoint_dtype=next((dtype for dtype in dtypes if dtype), "float32"),
     )
+
+
+def _is_tied(directory: Path, *configs: LlamaJson | LlavaJson) -> bool:
+    """Is the output head the embedding?"""
+    return any(config.tie_word_embeddings for config in configs) and not has_own_head(weight_files(directory))
 
 
 def _text_spec(config: LlamaJson, *, tied: bool) -> TextSpec:
@@ -210,7 +216,8 @@ def _check_activation(name: str) -> None:
 
 
 def _generation(directory: Path) -> GenerationJson:
-    return _convert(read_json(directory / "generation_config.json") or {}, GenerationJson)
+    name = "generation_config.json"
+    return _convert(read_json(directory / name) or {}, GenerationJson, name)
 
 
 def _eos_ids(directory: Path, generation: GenerationJson, config: LlamaJson) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from functools import lru_cache
@@ -167,3 +168,16 @@ def test_sharded_checkpoint_and_warm_up(checkpoints: Checkpoints, tmp_path: Path
     sequence = driver.add(0, text)
     driver.run(6)
     assert sequence.output == expected(source, text, 6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_head_that_is_stored_although_the_config_ties_it(tmp_path: Path, dtype: torch.dtype) -> None:
+    """As fine-tunes are that trained one: transformers takes it as well."""
+    directory = make_llama(tmp_path, dtype=dtype)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    driver = Driver(make_runner(directory).step)
+    prompt = prompts(9)[0]
+    sequence = driver.add(0, prompt)
+    driver.run(24)
+    assert sequence.output[:24] == expected(directory, prompt, 24)

@@ -1,0 +1,46 @@
+"""Two matrices where the config says one: what is stored decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mmserve.checkpoint import tied_head
+from mmserve.checkpoint.tied_head import has_own_head
+
+EMBEDDING = torch.arange(40.0).view(8, 5)
+
+
+def stored(directory: Path, *files: dict[str, torch.Tensor]) -> list[Path]:
+    paths = [directory / f"{number}.safetensors" for number in range(len(files))]
+    for path, tensors in zip(paths, files, strict=True):
+        save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, path)
+    return paths
+
+
+@pytest.mark.parametrize("chunk_nbytes", [7, 1 << 20])
+@pytest.mark.parametrize("prefix", ["", "language_model."])
+def test_only_another_head_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str, chunk_nbytes: int
+) -> None:
+    monkeypatch.setattr(tied_head, "_CHUNK_NBYTES", chunk_nbytes)
+    last = EMBEDDING.clone()
+    last[-1, -1] = 0
+    for head, own in ((EMBEDDING.clone(), False), (last, True), (EMBEDDING.bfloat16(), True), (last[:4], True)):
+        embedding = {f"{prefix}model.embed_tokens.weight": EMBEDDING, "other": EMBEDDING + 1}
+        assert has_own_head(stored(tmp_path, embedding, {f"{prefix}lm_head.weight": head})) is own
+        assert has_own_head(stored(tmp_path, embedding | {f"{prefix}lm_head.weight": head})) is own
+
+
+def test_one_of_them_alone_is_both(tmp_path: Path) -> None:
+    assert not has_own_head(stored(tmp_path, {"model.embed_tokens.weight": EMBEDDING}))
+    assert not has_own_head(stored(tmp_path, {"lm_head.weight": EMBEDDING}))
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 20, b"\x05" + b"\0" * 7 + b"[1,2]", b"\x20" + b"\0" * 7 + b"{"])
+def test_what_cannot_be_read_is_for_others_to_complain_about(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "broken").write_bytes(content)
+    assert not has_own_head([tmp_path / "broken", tmp_path / "missing"])
