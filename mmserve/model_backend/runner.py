@@ -114,9 +114,10 @@ class Runner:
                 return self._compute_without(unread, steps)
             chosen, logprobs = self._choose(batch, self._forward(batch, hidden))
         except Exception as error:
-            # A request boundary: whatever the step met, the engine lives on. Only with several ranks it cannot: having
-            # left the step at different places they would never meet again, so the engine restarts.
-            if self._tp.size > 1:
+            # A request boundary: whatever the step met, the engine lives on, but for two things after which it has to
+            # restart. Several ranks that left the step at different places would never meet again; and after an error
+            # of the device itself (an illegal access, say) all that this process asks of it fails as well.
+            if self._tp.size > 1 or isinstance(error, torch.AcceleratorError):
                 raise
             logger.exception("a step with %d sequences failed", len(steps))
             return _Computed(failures=[_failure(step.slot, f"internal error: {error}") for step in steps])

@@ -62,6 +62,8 @@ class Encoder:
         taken.clear()
         try:
             outcomes = self._encode(images, pixels)
+        except torch.AcceleratorError:  # of the device itself: all that this process asks of it will fail
+            raise
         except Exception:  # the boundary of one batch
             logger.exception("a batch of %d images failed, trying them one by one", len(images))
             outcomes = {}
@@ -73,6 +75,8 @@ class Encoder:
     def _encode_alone(self, image: Image, pixels: torch.Tensor) -> dict[int, Outcome]:
         try:
             return self._encode([image], pixels)
+        except torch.AcceleratorError:
+            raise
         except Exception:  # the boundary of one image
             logger.exception("image %d could not be encoded", image.item_id)
             return {image.item_id: INTERNAL}

@@ -227,3 +227,25 @@ def replace_seed(params: SamplingParams, seed: int) -> SamplingParams:
 
 def _fields(struct: object) -> dict[str, object]:
     return {name: getattr(struct, name) for name in struct.__struct_fields__}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("error", "lives"), [(RuntimeError, True), (torch.OutOfMemoryError, True), (torch.AcceleratorError, False)]
+)
+def test_an_error_fails_the_step_and_one_of_the_device_the_engine(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception], lives: bool
+) -> None:
+    runner = make_runner(directory)
+    driver = Driver(runner.step)
+    driver.add(0, GOOD)
+
+    def broken(*_: object) -> None:
+        raise error("as it happens")
+
+    monkeypatch.setattr(runner, "_forward", broken)
+    if lives:
+        driver.step()
+        assert "as it happens" in driver.failures[0].message
+    else:
+        with pytest.raises(error):
+            driver.step()

@@ -82,6 +82,18 @@ def test_after_a_failed_batch_images_are_tried_one_by_one(arena: Arena) -> None:
     assert cache.calls == [{5: True, 13: False, 7: True}]
 
 
+def test_an_error_of_the_device_ends_the_process(arena: Arena) -> None:
+    """All that it asks of the device afterwards would fail as well."""
+
+    def broken(pixels: torch.Tensor) -> torch.Tensor:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    encoder = Encoder(broken, torch.bfloat16, arena, cast(MediaCacheClient, _Cache()))
+    for values in ((5,), (5, 6)):
+        with pytest.raises(torch.AcceleratorError):
+            _encode(encoder, _decoded(*values))
+
+
 def test_rows_are_copied_once_and_counted_so(arena: Arena) -> None:
     encoder, decoded = _encoder(arena, _Cache()), _decoded(5, 13, 7)
     assert encoder.encode([encoder.take(decoded)]).written_nbytes == 2 * TOKENS * HIDDEN * 2
