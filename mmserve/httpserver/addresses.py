@@ -8,11 +8,16 @@ be private, because whoever lists it means it. A listed *name* must resolve to a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 
 Address = IPv4Address | IPv6Address
 
 _NAT64 = IPv6Network("64:ff9b::/96")
+_NOT_MEANT = tuple(
+    ip_network(network) for network in ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32", "fec0::/10", "3fff::/20")
+)
+"""What no list of Python's, or not that of every version, calls private: protocol assignments (a cloud's metadata
+among them), 6to4 relays, Azure's host, site-local addresses, documentation."""
 
 
 class AddressPolicy:
@@ -43,6 +48,8 @@ def is_public(address: Address) -> bool:
             return is_public(alias)
         if not all(is_public(inner) for inner in (address.sixtofour, *(address.teredo or ())) if inner is not None):
             return False
+    if any(address in network for network in _NOT_MEANT):
+        return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 

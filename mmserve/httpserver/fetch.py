@@ -7,11 +7,9 @@ no environment, no cookies, no decompression. Knows nothing of images.
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import httpcore2
@@ -20,11 +18,11 @@ import httpx2
 from mmserve.errors import MediaError, TooLarge
 from mmserve.httpserver.addresses import AddressPolicy
 from mmserve.httpserver.byte_budget import ByteBudget
+from mmserve.httpserver.resolver import Resolver
 
 MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_CONNECTIONS = 64
-_MAX_RESOLVERS = 8
 _KEEPALIVE_S = 15.0
 
 
@@ -41,11 +39,10 @@ class _AddressDenied(Exception):
 class _CheckedBackend(httpcore2.AsyncNetworkBackend):  # type: ignore[misc, unused-ignore]
     """Resolves, drops addresses the policy denies, connects to the literal that is left."""
 
-    def __init__(self, policy: AddressPolicy) -> None:
+    def __init__(self, policy: AddressPolicy, resolver: Resolver) -> None:
         self._policy = policy
+        self._resolver = resolver
         self._inner = httpcore2.AnyIOBackend()
-        # Threads of their own: a name server that does not answer must not hold up others' work.
-        self._resolvers = ThreadPoolExecutor(_MAX_RESOLVERS, "resolve")
 
     async def connect_tcp(
         self,
@@ -56,7 +53,7 @@ class _CheckedBackend(httpcore2.AsyncNetworkBackend):  # type: ignore[misc, unus
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
         failure: Exception = _AddressDenied()
-        for address in await self._resolve(host, port):
+        for address in await self._resolver.addresses(host, port):
             if not self._policy.admits_address(host, address):
                 continue
             try:
@@ -65,32 +62,24 @@ class _CheckedBackend(httpcore2.AsyncNetworkBackend):  # type: ignore[misc, unus
                 failure = error
         raise failure
 
-    async def _resolve(self, host: str, port: int) -> list[str]:
-        loop = asyncio.get_running_loop()
-        lookup = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        found = await loop.run_in_executor(self._resolvers, lookup)
-        return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
-
-    def close(self) -> None:
-        self._resolvers.shutdown(wait=False, cancel_futures=True)
-
 
 class Fetcher:
     """One connection pool for a worker's image fetches."""
 
-    def __init__(self, policy: AddressPolicy, *, timeout_s: float) -> None:
+    def __init__(self, policy: AddressPolicy, *, timeout_s: float, resolver: Resolver | None = None) -> None:
         self._policy = policy
         self._timeout_s = timeout_s
-        self._backend = _CheckedBackend(policy)
+        self._resolver = resolver or Resolver()
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=_tls(),
             max_connections=_MAX_CONNECTIONS,
             keepalive_expiry=_KEEPALIVE_S,
-            network_backend=self._backend,
+            network_backend=_CheckedBackend(policy, self._resolver),
         )
 
     async def get(self, url: str, budget: ByteBudget) -> bytes:
-        """The body at ``url``. Raises MediaError, or TooLarge when it does not fit what is left of ``budget``."""
+        """The body at ``url``. Raises MediaError, TooLarge when it does not fit what is left of ``budget``, and
+        Unavailable when too many names are being looked up."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._follow(self._checked(url), budget)
@@ -103,7 +92,7 @@ class Fetcher:
 
     async def aclose(self) -> None:
         await self._pool.aclose()
-        self._backend.close()
+        self._resolver.close()
 
     async def _follow(self, url: httpx2.URL, budget: ByteBudget) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
@@ -124,6 +113,8 @@ class Fetcher:
             raise MediaError("the image's URL is not valid") from None
         if url.scheme not in ("http", "https") or not url.host or url.userinfo:
             raise MediaError("the image's URL must be http or https, name a host and hold no user name")
+        if url.port is not None and not 0 < url.port < 1 << 16:
+            raise MediaError("the image's URL names no possible port")
         if not self._policy.admits_host(url.raw_host.decode()):
             raise MediaError("images may not be fetched from that host")
         return url

@@ -68,6 +68,9 @@ def test_private_addresses_in_every_spelling(host: str) -> None:
         "https:a.png",
         "http://[::1/a.png",
         "http://a.example:99999/",
+        "http://127.0.0.1:99999/",
+        "http://127.0.0.1:99999999999999999999/",
+        "http://127.0.0.1:0/",
     ],
 )
 def test_urls_on_which_parsers_disagree(url: str) -> None:
