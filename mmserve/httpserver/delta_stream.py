@@ -22,7 +22,8 @@ class DeltaStream:
         self._unmade = n
         self._prompt_tokens = 0
         self._image_tokens = 0
-        self._cached_tokens = 0
+        self._cached_tokens: dict[int, int] = {}
+        """By choice."""
         self._completion_tokens = 0
 
     def open(self, prompt_tokens: int, image_tokens: int) -> None:
@@ -48,8 +49,10 @@ class DeltaStream:
 
     @property
     def usage(self) -> Usage:
-        """Tokens of the deltas read so far."""
-        return Usage(self._prompt_tokens, self._completion_tokens, self._cached_tokens, self._image_tokens)
+        """Tokens of the deltas read so far. The prompt counts once, so it was cached as far as for its first choice:
+        the others find what that one has computed."""
+        cached = min(self._cached_tokens.values(), default=0)
+        return Usage(self._prompt_tokens, self._completion_tokens, cached, self._image_tokens)
 
     def __aiter__(self) -> AsyncIterator[TextDelta]:
         return self
@@ -61,6 +64,6 @@ class DeltaStream:
         if isinstance(delta, MmserveError):
             raise delta
         self._completion_tokens += delta.num_tokens
-        self._cached_tokens = max(self._cached_tokens, delta.cached_tokens)
+        self._cached_tokens[delta.index] = max(self._cached_tokens.get(delta.index, 0), delta.cached_tokens)
         self._unread -= delta.finish is not None
         return delta

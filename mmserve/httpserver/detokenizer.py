@@ -43,7 +43,10 @@ class TextWindow:
         text = self._vocabulary.decode(self._ids)
         if text.endswith(REPLACEMENT) and not force:
             return ""
-        piece = text[len(self._context_text) :]
+        if text.startswith(self._context_text):
+            piece = text[len(self._context_text) :]
+        else:  # bytes that are no character, where the decoder shows those of the last piece as such too
+            piece = self._vocabulary.decode(self._ids[self._num_context :])
         if piece:
             self._ids = self._ids[self._num_context :]
             self._num_context = len(self._ids)

@@ -32,6 +32,8 @@ MAX_LEASES = 4
 """The first lease and three more when images are lost to a restart or an eviction."""
 _LONG_PROMPT_CHARS = 20_000
 """Templating and tokenizing more than this would hold up the event loop for milliseconds."""
+_MESSAGE_CHARS = 80
+"""A message that is empty takes as long as this much text."""
 
 
 class Prompting(Protocol):
@@ -126,8 +128,9 @@ class RequestPath:
                     return
 
     async def _build(self, call: GenerateCall, leased: Sequence[LeasedItem]) -> Prompt:
-        chars = sum(len(part.text) for message in call.messages for part in message.content if hasattr(part, "text"))
-        if chars > _LONG_PROMPT_CHARS:
+        parts = [part for message in call.messages for part in message.content]
+        chars = sum(len(part.text) for part in parts if hasattr(part, "text"))
+        if chars + _MESSAGE_CHARS * len(parts) > _LONG_PROMPT_CHARS:
             return await asyncio.to_thread(self.prompts.build, call, leased)
         return self.prompts.build(call, leased)
 

@@ -104,7 +104,7 @@ def _parse(body: bytes | bytearray, cut: Mapping[str, CutUrl], model: ServedMode
     request = decode(body, ChatRequest)
     model.check_name(request.model)
     refuse_unsupported(request)
-    reader = ConversationReader(model.max_images, cut)
+    reader = ConversationReader(model.max_images, cut, model.max_model_len)
     messages = reader.read(request.messages)
     options = request.stream_options
     return GenerateCall(

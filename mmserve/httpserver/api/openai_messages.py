@@ -5,10 +5,11 @@ Knows roles and content parts; fetches nothing and knows no template.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
-from mmserve.errors import InvalidRequest
+from mmserve.errors import ContextLengthExceeded, InvalidRequest
 from mmserve.httpserver.api.skeleton import CutUrl
 from mmserve.httpserver.call import MediaPart, MediaRef, Message, TextPart
 
@@ -20,10 +21,12 @@ _TEXT_FIELDS = {"text": "text", "refusal": "refusal"}
 class ConversationReader:
     """Reads one conversation. ``max_images`` None: the model takes no images at all.
 
-    ``cut``: what marks stand for that may be in the place of an image's URL.
+    ``cut``: what marks stand for that may be in the place of an image's URL. ``max_parts``: of all messages; what has
+    more need not be looked at, for each is a token at least.
     """
 
-    def __init__(self, max_images: int | None, cut: Mapping[str, CutUrl]) -> None:
+    def __init__(self, max_images: int | None, cut: Mapping[str, CutUrl], max_parts: int = sys.maxsize) -> None:
+        self._max_parts = self._parts_left = max_parts
         self._max_images = max_images
         self._cut = dict(cut)
         self.media: list[MediaRef] = []
@@ -32,6 +35,8 @@ class ConversationReader:
         """All messages in order; images are gathered in ``media``. Raises InvalidRequest."""
         if not isinstance(messages, list) or not messages:
             raise InvalidRequest("messages must be a list with at least one message", param="messages")
+        if len(messages) > self._max_parts:
+            raise self._too_many()
         found = tuple(self._message(message, f"messages[{index}]") for index, message in enumerate(messages))
         if self._cut:
             raise InvalidRequest("what was cut out of the body is not all in the place of images")
@@ -46,14 +51,22 @@ class ConversationReader:
         for field in ("tool_calls", "function_call", "audio"):
             if message.get(field):
                 raise InvalidRequest(f"{field} in a conversation is not supported", param=f"{at}.{field}")
-        return Message(_ROLES[role], self._content(message.get("content"), f"{at}.content"))
+        field = "refusal" if message.get("content") is None and message.get("refusal") else "content"
+        return Message(_ROLES[role], self._content(message.get(field), f"{at}.{field}"))
 
     def _content(self, content: Any, at: str) -> tuple[TextPart | MediaPart, ...]:
+        self._parts_left -= len(content) if isinstance(content, list) else 1
+        if self._parts_left < 0:
+            raise self._too_many()
         if isinstance(content, str):
             return (TextPart(content),)
         if not isinstance(content, list) or not content:
             raise InvalidRequest("content must be a string or a list of parts", param=at)
         return tuple(self._part(part, f"{at}[{index}]") for index, part in enumerate(content))
+
+    def _too_many(self) -> ContextLengthExceeded:
+        message = f"so many messages do not fit the context of {self._max_parts} tokens"
+        return ContextLengthExceeded(message, param="messages")
 
     def _part(self, part: Any, at: str) -> TextPart | MediaPart:
         if not isinstance(part, dict):

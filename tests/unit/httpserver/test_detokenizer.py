@@ -125,3 +125,17 @@ def test_what_might_have_begun_a_stop_string_is_shown_at_the_end() -> None:
 def test_stop_strings_count_from_min_tokens_on() -> None:
     made = deltas(Detokenizer(VOCABULARY, 0, (".",), min_tokens=3), replies(list(b"a.b.c"), [1, 2, 3, 4]))
     assert joined(made) == "a.b"
+
+
+@pytest.mark.parametrize("num_bytes", [1, 2, 3])
+@pytest.mark.parametrize("before", ["", "a", "🎉", "你"])
+def test_bytes_that_are_no_character_cost_the_one_before_nothing(before: str, num_bytes: int) -> None:
+    ids = FALLBACK.encode(before).ids + [byte + 1 for byte in "🎉".encode()[:num_bytes]]
+    shown = joined(deltas(Detokenizer(Vocabulary(FALLBACK), 0, ()), replies(ids, [*range(len(ids))], "length")))
+    assert shown == before + "\ufffd" * num_bytes
+
+
+def test_a_stray_byte_between_characters_is_one_broken_character() -> None:
+    ids = [byte + 1 for byte in "🎉".encode()] + [0xF0 + 1] + FALLBACK.encode("b").ids
+    shown = joined(deltas(Detokenizer(Vocabulary(FALLBACK), 0, ()), replies(ids, [*range(len(ids))])))
+    assert shown.strip("b ") == "🎉\ufffd"

@@ -145,7 +145,7 @@ def test_the_stream_ends_when_every_choice_has_finished_and_counts_usage() -> No
         stream = DeltaStream(2)
         stream.open(prompt_tokens=10, image_tokens=4)
         stream.push(TextDelta(0, "a", 1, None, 3))
-        stream.push(TextDelta(1, "b", 2, "stop"))
+        stream.push(TextDelta(1, "b", 2, "stop", 9))  # it found what the first one had computed
         assert not stream.complete
         stream.push(TextDelta(0, "c", 1, "length"))
         assert stream.complete
