@@ -15,6 +15,10 @@ Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["none", "int8", "int4"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+MAX_SEED = 2**63 - 1
+_MAX_GB = 10**6
+_MAX_MB = 10**9
+"""What is more was not meant, and would be too many bytes for a message."""
 MmHash = Literal["xxh3", "blake3", "sha256"]
 
 
@@ -46,7 +50,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_model_len: Annotated[
         Annotated[int, Meta(ge=16)] | None, _field("model", "context length in tokens; default: the model's")
     ] = None
-    seed: Annotated[int, _field("model", "seed for requests that bring none", ge=0)] = 0
+    seed: Annotated[int, _field("model", "seed for requests that bring none", ge=0, le=MAX_SEED)] = 0
 
     host: Annotated[str, _field("http", "address to listen on")] = "127.0.0.1"
     port: Annotated[int, _field("http", "port to listen on; 0 picks a free one", ge=0, le=65535)] = 8000
@@ -54,10 +58,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     http_workers: Annotated[int, _field("http", "HTTP server processes on the one port", ge=1, le=64)] = 1
     api_key: Annotated[str | None, _field("http", "key that clients must send (Bearer or x-api-key)")] = None
     enable_admin: Annotated[bool, _field("http", "serve /admin/alloc, which changes this server while it runs")] = False
-    max_body_mb: Annotated[float, _field("http", "largest request body, MiB", gt=0)] = 64.0
+    max_body_mb: Annotated[float, _field("http", "largest request body, MiB", gt=0, le=_MAX_MB)] = 64.0
     max_queued_requests: Annotated[int, _field("http", "requests in flight per worker before 429", ge=1)] = 1024
     body_budget_mb: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Annotated[float, Meta(gt=0, le=_MAX_MB)] | None,
         _field(
             "http",
             "bodies that are not short, and images, in HTTP workers, MiB in all; default: 512, or two bodies each",
@@ -80,11 +84,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         bool, _field("scheduling", "plan each step while the ranks still compute the one before it")
     ] = False
     kv_cache_gb: Annotated[
-        Annotated[float, Meta(gt=0)] | None, _field("scheduling", "KV cache of each rank, GiB; default: what fits")
+        Annotated[float, Meta(gt=0, le=_MAX_GB)] | None,
+        _field("scheduling", "KV cache of each rank, GiB; default: what fits"),
     ] = None
 
     mm_cache_gb: Annotated[
-        float, _field("media", "shared-memory arena for images and embeddings, GiB; 0 refuses all images", ge=0)
+        float,
+        _field("media", "shared-memory arena for images and embeddings, GiB; 0 refuses all images", ge=0, le=_MAX_GB),
     ] = 0.5
     arena_prefault: Annotated[
         bool, _field("media", "map all of the arena at start (0.3 s per GiB and process); off: page by page, in use")
@@ -93,16 +99,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         bool, _field("media", "put the arena into 2 MiB pages, which the machine must have reserved (vm.nr_hugepages)")
     ] = False
     data_budget_mb: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Annotated[float, Meta(gt=0, le=_MAX_MB)] | None,
         _field("media", "compressed images of live requests in the arena, MiB; default: half of the arena"),
     ] = None
     embed_budget_mb: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Annotated[float, Meta(gt=0, le=_MAX_MB)] | None,
         _field("media", "embeddings of live requests in the arena, MiB; default: all of the arena"),
     ] = None
-    pixel_budget_mb: Annotated[float, _field("media", "decoded pixels that wait for the encoder, MiB", gt=0)] = 1024.0
+    pixel_budget_mb: Annotated[
+        float, _field("media", "decoded pixels that wait for the encoder, MiB", gt=0, le=_MAX_MB)
+    ] = 1024.0
     fetch_budget_mb: Annotated[
-        Annotated[float, Meta(gt=0)] | None,
+        Annotated[float, Meta(gt=0, le=_MAX_MB)] | None,
         _field("media", "images fetched by HTTP workers, MiB in all; default: 256, or one request's largest each"),
     ] = None
     visual_workers: Annotated[int, _field("media", "visual server processes", ge=1, le=16)] = 1
@@ -135,7 +143,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_image_pixels: Annotated[int, _field("media", "width x height above which an image is refused", ge=1)] = (
         64_000_000
     )
-    media_fetch_timeout: Annotated[float, _field("media", "seconds to fetch one image, in all", gt=0)] = 10.0
+    media_fetch_timeout: Annotated[float, _field("media", "seconds to fetch one image, in all", gt=0, le=600)] = 10.0
     allowed_media_domains: Annotated[
         tuple[str, ...], _field("media", "hosts images may be fetched from, comma separated; default: any public host")
     ] = ()

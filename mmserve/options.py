@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import math
+import re
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
@@ -23,6 +24,7 @@ from mmserve.errors import StartupError
 
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
 """Names the config file, like ``--config``."""
+_SERVICE_LINK = re.compile(ENV_PREFIX + r"(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP|SCTP))(_\w+)?")
 
 
 class OptionError(StartupError):
@@ -86,9 +88,14 @@ class Option:
 
 def _limits(low: float | None, above: float | None, high: float | None) -> str:
     if low is not None and high is not None:
-        return f" from {low:g} to {high:g}"
-    bounds = ((" of at least", low), (" above", above), (" of at most", high))
-    return "".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
+        return f" from {_written(low)} to {_written(high)}"
+    bounds = ((" of at least", low), (" above", above), (" and at most" if above is not None else " of at most", high))
+    return "".join(f"{words} {_written(bound)}" for words, bound in bounds if bound is not None)
+
+
+def _written(number: float) -> str:
+    """Large ones, to their last digit, in groups of three."""
+    return f"{number:,}" if number >= 10**6 else f"{number:g}"
 
 
 def _options() -> Iterable[Option]:
@@ -162,11 +169,18 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     for key, value in environ.items():
         if not key.startswith(ENV_PREFIX) or key == CONFIG_ENV:
             continue
+        if _is_kubernetes(key, value):
+            continue
         if key not in by_env:
             raise OptionError(f"environment variable {key} is no option{did_you_mean(key, by_env)}")
         said = f"{key}={'...' if key == OPTIONS['api_key'].env else value}"
         values[by_env[key].name] = by_env[key].parse(value, said)
     return values
+
+
+def _is_kubernetes(key: str, value: str) -> bool:
+    """Of a service named mmserve, whose address Kubernetes tells every container of its namespace in variables."""
+    return _SERVICE_LINK.fullmatch(key) is not None or (key == f"{ENV_PREFIX}PORT" and "://" in value)
 
 
 def _from_file(path: Path) -> dict[str, Any]:

@@ -67,6 +67,13 @@ def test_lists_from_flags_are_split_at_commas() -> None:
     ("environ", "text", "says"),
     [
         ({"MMSERVE_MAX_NUM_SEQ": "1"}, "", "MMSERVE_MAX_NUM_SEQ is no option; did you mean MMSERVE_MAX_NUM_SEQS?"),
+        ({"MMSERVE_PORT_NUMBER": "1"}, "", "MMSERVE_PORT_NUMBER is no option; did you mean MMSERVE_PORT?"),
+        (
+            {"MMSERVE_SEED": str(2**63)},
+            "",
+            "MMSERVE_SEED=9223372036854775808: seed must be a whole number from 0 to 9,223",
+        ),
+        ({"MMSERVE_KV_CACHE_GB": "1e308"}, "", "MMSERVE_KV_CACHE_GB=1e308: kv_cache_gb must be"),
         ({"MMSERVE_TP": "x"}, "", "MMSERVE_TP=x: tp must be a whole number from 1 to 64"),
         ({}, "prot: 80", "prot is no option; did you mean port?"),
         ({}, "tp: 0", "tp: 0: tp must be a whole number from 1 to 64"),
@@ -128,3 +135,18 @@ def test_a_fraction_is_from_0_to_1() -> None:
 def test_any_text_is_taken_or_refused(flags: dict[str, str]) -> None:
     with contextlib.suppress(OptionError):
         assert isinstance(resolve(flags, {}, None), Config)
+
+
+def test_a_kubernetes_service_of_our_name_is_no_option() -> None:
+    """Its address comes in variables of every container in the namespace."""
+    linked = {
+        "MMSERVE_SERVICE_HOST": "10.0.0.1",
+        "MMSERVE_SERVICE_PORT": "8000",
+        "MMSERVE_SERVICE_PORT_HTTP": "8000",
+        "MMSERVE_PORT": "tcp://10.0.0.1:8000",
+        "MMSERVE_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        "MMSERVE_PORT_8000_TCP_PROTO": "tcp",
+        "MMSERVE_PORT_8000_TCP_PORT": "8000",
+        "MMSERVE_PORT_8000_TCP_ADDR": "10.0.0.1",
+    }
+    assert resolve({}, linked | {"MMSERVE_SEED": "7"}, None) == resolve({"seed": "7"}, {}, None)
