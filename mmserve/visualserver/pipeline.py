@@ -58,12 +58,14 @@ class Pipeline:
         self._company: Future[Decoded] | None = None
         """To be encoded together with those taken over, while it is in the line."""
         self._pixels_came = asyncio.Event()
+        self._encoding = False
         self.num_finished = 0
         """Batches and images that got somewhere: a stuck tower is seen by it standing still."""
 
     @property
     def busy(self) -> bool:
-        return len(self._batcher) > 0
+        """Is anything being computed? Who waits for a turn may do so long, and nothing is stuck here."""
+        return bool(self._line or self._taken_over or self._encoding)
 
     def receive(self, message: EngineInbound) -> None:
         """Hold a request until its images are encoded; an abort ends it here and goes on to the router."""
@@ -170,7 +172,9 @@ class Pipeline:
         loop = asyncio.get_running_loop()
         while True:
             batch = await self._next_taken_over()
+            self._encoding = True
             encoded = await loop.run_in_executor(self._threads[1], self._encoder.encode, batch)
+            self._encoding = False
             self._encoder_room.release(len(encoded.outcomes))
             self._metrics.add("mm_encode_seconds", encoded.seconds)
             self._metrics.add("mm_encode_batch_size", len(encoded.outcomes))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mmserve.errors import InvalidRequest, ModelNotFound
+from mmserve.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from mmserve.httpserver.api.openai_chat import parse
 from mmserve.httpserver.call import GenerateCall, MediaPart, MediaRef, TextPart
 from mmserve.httpserver.served_model import ServedModel
@@ -15,6 +15,9 @@ from tests.fakes.http_helpers import EOS, make_deployment
 
 USER = {"role": "user", "content": "hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:x", "detail": "low"}}
+
+
+CONTEXT = make_deployment("/nowhere").max_model_len
 
 
 def read(body: dict[str, Any] | bytes, *, vision: bool = True, **config: object) -> GenerateCall:
@@ -187,3 +190,16 @@ def test_seeds() -> None:
 
 def test_tools_that_need_not_be_called_do_no_harm() -> None:
     assert read({"tools": [{"type": "function"}], "tool_choice": "auto", "response_format": {"type": "text"}})
+
+
+@pytest.mark.parametrize("content", ["", [{"type": "text", "text": ""}] * 50])
+def test_more_messages_than_tokens_are_refused_before_they_are_looked_at(content: Any) -> None:
+    with pytest.raises(ContextLengthExceeded) as refused:
+        read({"messages": [{"role": "user", "content": content}] * (CONTEXT + 1)})
+    assert refused.value.param == "messages"
+    assert len(read({"messages": [{"role": "user", "content": ""}] * CONTEXT}).messages) == CONTEXT
+
+
+def test_a_refusal_stands_for_the_content_that_a_message_has_not() -> None:
+    message = {"role": "assistant", "content": None, "refusal": "I cannot."}
+    assert read({"messages": [USER, message]}).messages[1].content == (TextPart("I cannot."),)
