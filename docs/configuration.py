@@ -14,7 +14,8 @@ Made by `make docs` from `mmserve/config.py`; do not edit.
 Each option of `mmserve serve` is a flag (`--max-num-seqs 64`), an environment variable
 (`{ENV_PREFIX}MAX_NUM_SEQS=64`) and a key of the YAML or TOML file named by `--config` or `{CONFIG_ENV}`
 (`max_num_seqs: 64`). A flag wins over the environment, the environment over the file, the file over the default.
-An unknown name or a value out of range is refused at once. `--print-config` shows what would be used.
+An unknown name or a value out of range is refused at once. `--print-config` shows what would be used. The
+variables in which Kubernetes tells the address of services named `mmserve` or `mmserve-...` are not taken for options.
 """
 
 

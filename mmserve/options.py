@@ -24,7 +24,7 @@ from mmserve.errors import StartupError
 
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
 """Names the config file, like ``--config``."""
-_SERVICE_LINK = re.compile(ENV_PREFIX + r"(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP|SCTP))(_\w+)?")
+_SERVICE_LINK = re.compile(ENV_PREFIX + r"(\w+_)?(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP|SCTP))(_\w+)?")
 
 
 class OptionError(StartupError):
@@ -179,8 +179,10 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _is_kubernetes(key: str, value: str) -> bool:
-    """Of a service named mmserve, whose address Kubernetes tells every container of its namespace in variables."""
-    return _SERVICE_LINK.fullmatch(key) is not None or (key == f"{ENV_PREFIX}PORT" and "://" in value)
+    """Of a service named mmserve or mmserve-something, whose address Kubernetes tells every container."""
+    return _SERVICE_LINK.fullmatch(key) is not None or (
+        key.endswith("_PORT") and value.startswith(("tcp://", "udp://", "sctp://"))
+    )
 
 
 def _from_file(path: Path) -> dict[str, Any]:

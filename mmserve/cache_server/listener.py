@@ -7,7 +7,6 @@ import errno
 import logging
 import socket
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +27,8 @@ class Listener:
         self._serve = serve
         self._on_end = on_end
         self._socket = socket.socket(socket.AF_UNIX)
+        self._ending = threading.Event()
+        self._is_short = False
         self._accepting = threading.Thread(target=self._accept, name=path.name, daemon=True)
         self._connections: dict[threading.Thread, socket.socket] = {}
 
@@ -39,6 +40,7 @@ class Listener:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ending.set()
         _hang_up(self._socket)
         self._accepting.join()
         self._socket.close()
@@ -70,9 +72,14 @@ class Listener:
         except OSError as error:
             if error.errno not in _SHORT:
                 raise
-            logger.error("%s: a connection has to wait (%s)", self._path.name, error)
-            time.sleep(_SHORT_S)  # the kernel wakes nobody when descriptors are free again
+            if not self._is_short:
+                logger.error("%s: connections have to wait (%s)", self._path.name, error)
+            self._is_short = True
+            # The kernel wakes nobody when descriptors are free again.
+            if self._ending.wait(_SHORT_S):
+                raise
             return None
+        self._is_short = False
         return connected
 
     def _run(self, connected: socket.socket) -> None:

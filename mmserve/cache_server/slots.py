@@ -76,14 +76,21 @@ class Slots:
         self._lease(lease, fresh)
         return AllocReply(records=tuple([item.record_for(lease) for item in found]))
 
-    def evict_own(self, items: Iterable[AllocItem]) -> bool:
+    def evict_own(self, items: Sequence[AllocItem]) -> bool:
         """Evict those of ``items`` that nobody holds, instead of sparing them as ``alloc`` does: between them there may
-        be no room for the others. Whether there were any."""
-        found = map(self._by_spec.get, items)
-        own = [item for item in found if item is not None and item.idle_since]
+        be no room in one piece for the others. Only where that helps, as budgets and bytes allow; whether it does."""
+        known = {spec: item for spec in items if (item := self._by_spec.get(spec)) is not None}
+        own = [item for item in known.values() if item.idle_since]
+        kept = [item for item in known.values() if not item.idle_since]
+        missing = [spec for spec in items if spec not in known or known[spec].idle_since]
+        embeds = sum(extent_nbytes(spec.embed_nbytes) for spec in missing)
+        data = sum(extent_nbytes(spec.data_nbytes) for spec in missing)
+        room = self._space.holes.free_nbytes + self._idle.nbytes
+        if not own or data + embeds > room or self.claims.refusal(data, embeds, kept):
+            return False
         self._space.holes.free_all([extent for item in own for extent in item.extents])
         self._evict(own)
-        return bool(own)
+        return True
 
     def needs_space(self, items: Iterable[AllocItem]) -> bool:
         """Would an allocation of these have to place extents?"""

@@ -1,7 +1,8 @@
 """The table of live sequences: sends each to the engine, hands its replies back, sends it again after a restart.
 
 Knows ids, attempts and roads; knows no text, no lease and no client. Exactly one terminal reply ends an attempt,
-and ``submit`` does not return before it came, so whoever encloses ``submit`` in a lease may release it after.
+and ``submit`` does not return before it came, so whoever encloses ``submit`` in a lease may release it after. (Of a
+request that is given up it is our own: what computed it has died.)
 """
 
 from __future__ import annotations
@@ -153,6 +154,8 @@ class Dispatcher:
 
     def _send_again(self, live: _Live) -> None:
         if live.num_resent == MAX_RESENDS:
+            for road in {live.road, None}:  # it may still lie on its way, or have got past what died
+                self._roads.send(road, _abort_request(live.request))
             live.give_up(f"what computes this request was started again {MAX_RESENDS + 1} times before it answered")
             return
         live.num_resent += 1

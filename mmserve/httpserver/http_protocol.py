@@ -80,8 +80,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             DIRECT_BODY: {"receive": self._receive_body},
             HANG_UP: {"watched": partial(watched, self.transport)},
         }
-        if self.parser.should_upgrade():
-            self.cycle.keep_alive = False  # such a request is its parser's last
 
     def on_body(self, body: bytes) -> None:
         if self._is_left:
@@ -99,6 +97,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_declined_complete(self) -> None:
         """The end of a request that offered another protocol."""
         super().on_message_complete()
+
+    def on_unread(self) -> None:
+        """Something came that is not read: the answer is the connection's last."""
+        self.cycle.keep_alive = False
+        if self.cycle.response_complete:
+            self.transport.close()
 
     def data_received(self, data: bytes | memoryview) -> None:
         super().data_received(data)  # type: ignore[arg-type]  # httptools takes any buffer

@@ -7,6 +7,9 @@ import torch
 from mmserve.model_backend.native import kernels
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_HARMLESS = (1, 2, 9, 701)
+"""CUDA's errors that concern one call alone: invalid value, out of memory, invalid configuration, too many resources
+for a launch."""
 
 
 def torch_device(kind: str, rank: int = 0) -> torch.device:
@@ -21,3 +24,9 @@ def use_threads(count: int) -> None:
     threads = max(1, count)
     torch.set_num_threads(threads)
     kernels.set_threads(threads)
+
+
+def is_lost(error: Exception) -> bool:
+    """Is the device lost to this process? After most errors of CUDA itself, such as an illegal access, whatever it is
+    asked for fails as well, until the process is started again."""
+    return isinstance(error, torch.AcceleratorError) and getattr(error, "error_code", None) not in _HARMLESS

@@ -22,6 +22,7 @@ from mmserve.messages.step import NewSequence, SequenceStep, SlotFailure, StepPl
 from mmserve.model_backend import kv_tensors, weights
 from mmserve.model_backend.attention.choice import attention_for
 from mmserve.model_backend.batch import Batch, build
+from mmserve.model_backend.device import is_lost
 from mmserve.model_backend.layers.linear import pack_linears
 from mmserve.model_backend.logprobs import ModelLogprobs
 from mmserve.model_backend.models.registry import DECODERS
@@ -117,7 +118,7 @@ class Runner:
             # A request boundary: whatever the step met, the engine lives on, but for two things after which it has to
             # restart. Several ranks that left the step at different places would never meet again; and after an error
             # of the device itself (an illegal access, say) all that this process asks of it fails as well.
-            if self._tp.size > 1 or isinstance(error, torch.AcceleratorError):
+            if self._tp.size > 1 or is_lost(error):
                 raise
             logger.exception("a step with %d sequences failed", len(steps))
             return _Computed(failures=[_failure(step.slot, f"internal error: {error}") for step in steps])

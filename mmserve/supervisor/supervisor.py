@@ -54,6 +54,7 @@ class Supervisor:
         self._children: dict[Member, Child] = {}
         self._restarting: set[str] = set()
         self._served = False
+        self._draining = False
         self._drained = False
         self._hurry = False
 
@@ -114,16 +115,16 @@ class Supervisor:
         """Returns on a signal. Raises StartupError when something dies too often."""
         while True:
             events = self._watch.wait()
-            if signals := [event for event in events if isinstance(event, Signalled)]:
-                self._hurry = len(signals) > 1
-                self._forget(event.child for event in events if isinstance(event, Exited))
-                return
+            signals = [event for event in events if isinstance(event, Signalled)]
             for event in events:
                 match event:
                     case Exited(child, cause) if self._children.get(child.member) is child:
-                        self._restart(child.member, cause)
+                        self._end_of(child, cause) if signals else self._restart(child.member, cause)
                     case Reported(child, Ready()) if self._children.get(child.member) is child:
                         self._restored(child.member)
+            if signals:
+                self._hurry = len(signals) > 1
+                return
 
     def _restart(self, dead: Member, cause: str) -> None:
         group = self._group(dead)
@@ -148,12 +149,6 @@ class Supervisor:
             self._announcer.lost(member.role.epoch)
         self._announce()
 
-    def _forget(self, ended: Iterable[Child]) -> None:
-        """Those that ended together with the signal: nothing will tell of them again."""
-        for child in ended:
-            if self._children.get(child.member) is child:
-                del self._children[child.member]
-
     def _group(self, member: Member) -> list[Member]:
         return [other for other in self._members if other.group == member.group]
 
@@ -163,6 +158,8 @@ class Supervisor:
 
     def _announce(self) -> None:
         """While anything of the engine is missing no request can be answered; all else only delays some."""
+        if self._draining:
+            return
         missing = [member.title for member in self._members if not self._is_ready([member])]
         engine = self._is_ready(member for member in self._members if member.role.engine)
         phase = "ready" if engine else "restarting"
@@ -179,6 +176,7 @@ class Supervisor:
         timeout_s = self._deployment.config.shutdown_timeout
         logger.info("draining: live requests may take %g s; a second signal stops at once", timeout_s)
         self._announcer.phase("draining", ready=False)
+        self._draining = True
         self._end(
             [member for member in self._members if member.role.listens == "http"],
             timeout_s + DRAIN_MARGIN_S,
@@ -209,12 +207,19 @@ class Supervisor:
                     case Signalled():
                         self._hurry = True
                     case Exited(child, cause) if self._children.get(child.member) is child:
-                        del self._children[child.member]
+                        self._end_of(child, cause)
                         if child.member in needed:
-                            logger.error("%s %s while draining", child.member.title, cause)
                             deadline_s = 0.0
+                    case Reported(child, Ready()) if self._children.get(child.member) is child:
+                        self._restored(child.member)  # live requests may still be waiting for it
         for member in ending:
             self._kill(member)
+
+    def _end_of(self, child: Child, cause: str) -> None:
+        """A process has ended after all were asked to."""
+        del self._children[child.member]
+        if child.member.role.engine and not self._drained:
+            logger.error("%s %s while draining", child.member.title, cause)
 
     def _kill(self, member: Member) -> None:
         child = self._children.pop(member, None)

@@ -12,6 +12,7 @@ import torch
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.errors import Unavailable
 from mmserve.ipc.arena import Arena, StaleHandle
+from mmserve.model_backend.device import is_lost
 from mmserve.visualserver.batcher import ENCODED, Image, Outcome
 from mmserve.visualserver.decoding import INTERNAL, LOST, Decoded
 
@@ -62,9 +63,9 @@ class Encoder:
         taken.clear()
         try:
             outcomes = self._encode(images, pixels)
-        except torch.AcceleratorError:  # of the device itself: all that this process asks of it will fail
-            raise
-        except Exception:  # the boundary of one batch
+        except Exception as error:  # the boundary of one batch
+            if is_lost(error):
+                raise
             logger.exception("a batch of %d images failed, trying them one by one", len(images))
             outcomes = {}
             for index, image in enumerate(images):
@@ -75,9 +76,9 @@ class Encoder:
     def _encode_alone(self, image: Image, pixels: torch.Tensor) -> dict[int, Outcome]:
         try:
             return self._encode([image], pixels)
-        except torch.AcceleratorError:
-            raise
-        except Exception:  # the boundary of one image
+        except Exception as error:  # the boundary of one image
+            if is_lost(error):
+                raise
             logger.exception("image %d could not be encoded", image.item_id)
             return {image.item_id: INTERNAL}
 

@@ -148,5 +148,8 @@ def test_a_kubernetes_service_of_our_name_is_no_option() -> None:
         "MMSERVE_PORT_8000_TCP_PROTO": "tcp",
         "MMSERVE_PORT_8000_TCP_PORT": "8000",
         "MMSERVE_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "MMSERVE_HTTP_SERVICE_HOST": "10.0.0.2",
+        "MMSERVE_HEALTH_PORT": "tcp://10.0.0.3:81",
+        "MMSERVE_SVC_PORT_80_UDP_ADDR": "10.0.0.4",
     }
     assert resolve({}, linked | {"MMSERVE_SEED": "7"}, None) == resolve({"seed": "7"}, {}, None)

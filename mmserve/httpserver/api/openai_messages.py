@@ -21,8 +21,8 @@ _TEXT_FIELDS = {"text": "text", "refusal": "refusal"}
 class ConversationReader:
     """Reads one conversation. ``max_images`` None: the model takes no images at all.
 
-    ``cut``: what marks stand for that may be in the place of an image's URL. ``max_parts``: of all messages; what has
-    more need not be looked at, for each is a token at least.
+    ``cut``: what marks stand for that may be in the place of an image's URL. ``max_parts``: messages, and
+    their parts; nobody looks at more of them than the context has tokens.
     """
 
     def __init__(self, max_images: int | None, cut: Mapping[str, CutUrl], max_parts: int = sys.maxsize) -> None:
@@ -65,7 +65,7 @@ class ConversationReader:
         return tuple(self._part(part, f"{at}[{index}]") for index, part in enumerate(content))
 
     def _too_many(self) -> ContextLengthExceeded:
-        message = f"so many messages do not fit the context of {self._max_parts} tokens"
+        message = f"more messages, or parts of them, than the context of {self._max_parts} tokens has room for"
         return ContextLengthExceeded(message, param="messages")
 
     def _part(self, part: Any, at: str) -> TextPart | MediaPart:

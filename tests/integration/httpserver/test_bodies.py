@@ -211,7 +211,9 @@ def test_an_offer_of_another_protocol_is_declined_and_its_body_arrives(size: int
             await writer.drain()
             await asyncio.sleep(0.02)
         assert await answer_on(reader) == xxhash.xxh3_64_hexdigest(body)
-        assert await reader.read() == b"", "what comes behind such a request is nobody's"
+        for again in (head + sent, request_of(body_of(7))):
+            writer.write(again)
+            assert await answer_on(reader) == xxhash.xxh3_64_hexdigest(body if again == head + sent else body_of(7))
         writer.close()
 
     with_server(test)
@@ -224,7 +226,39 @@ def test_a_request_behind_a_declined_offer_is_not_taken_from_its_body() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
         writer.write(request_of(b"", *offer) + inner)
         assert await answer_on(reader) == xxhash.xxh3_64_hexdigest(inner)
+        writer.write(request_of(b"next"))
+        assert await answer_on(reader) == xxhash.xxh3_64_hexdigest(b"next")
+        writer.close()
+
+    with_server(test)
+
+
+@pytest.mark.parametrize(
+    "behind", [request_of(b"second"), request_of(b"", "upgrade: h2c", "connection: upgrade"), b"\0"]
+)
+def test_what_comes_together_with_the_end_of_such_a_request_ends_the_connection(behind: bytes) -> None:
+    """The parser that read its body cannot say where it ended: nothing of what follows may be taken for something."""
+
+    async def test(app: Digests) -> None:
+        offer = "connection: Upgrade", "upgrade: h2c", "content-length: 5"
+        reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
+        writer.write(request_of(b"", *offer) + b"first" + behind)
+        assert await answer_on(reader) == xxhash.xxh3_64_hexdigest(b"first")
         assert await reader.read() == b""
+        writer.close()
+
+    with_server(test)
+
+
+def test_a_refusal_reaches_a_client_that_offered_another_protocol_and_still_sends() -> None:
+    async def test(app: Digests) -> None:
+        offer = "connection: Upgrade", "upgrade: h2c", f"content-length: {4 * LIMIT}"
+        reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
+        writer.write(request_of(b"", *offer))
+        for _ in range(64):
+            writer.write(bytes(LIMIT // 16))
+            await writer.drain()
+        assert await answer_on(reader) == "too large"
         writer.close()
 
     with_server(test)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from mmserve.cache_server.claims import Claims
 from mmserve.cache_server.item import Lease
 from mmserve.cache_server.slots import Slots
 from mmserve.ipc.arena import extent_nbytes
@@ -15,7 +18,7 @@ EXTENT = extent_nbytes(SIZE)
 class _Bench:
     """A table with room for ``num_extents``, and what it erased."""
 
-    def __init__(self, num_extents: int) -> None:
+    def __init__(self, num_extents: int, claims: Claims | None = None) -> None:
         self.erased: list[Handle] = []
         self.slots = Slots(
             num_extents * EXTENT,
@@ -23,6 +26,7 @@ class _Bench:
             first_item_id=500,
             first_token=1 << 32,
             erase=self.erased.append,
+            claims=claims,
         )
 
     def encoded(self, *names: str) -> None:
@@ -217,3 +221,28 @@ def test_unknown_items_are_gone() -> None:
     assert bench.slots.get_embed("visual", (1,)) == ("gone",)
     assert bench.slots.set_embed("visual", (1,), (True,)) == ("gone",)
     bench.slots.set_data(Lease("http", "a"), (1,), True)
+
+
+@pytest.mark.parametrize(
+    ("limits", "helps"),
+    [((10, 10), True), ((2, 10), False), ((10, 2), False)],
+    ids=["room in pieces", "compressed bytes", "embeddings"],
+)
+def test_own_cached_images_make_way_only_where_that_helps(limits: tuple[int, int], helps: bool) -> None:
+    """Not where a budget is all that is missing: without them the request would need more of it, not less."""
+    bench = _Bench(10, claims=Claims(*(limit * EXTENT for limit in limits)))
+    bench.encoded("old", "older")
+    bench.alloc("other", "b")
+    wanted = (item("old"), item("new"))
+    assert bench.slots.evict_own(wanted) is helps
+    (record,) = bench.alloc("x", "old")
+    assert record.state == ("write" if helps else "hit")
+
+
+def test_without_bytes_for_them_they_do_not_make_way() -> None:
+    bench = _Bench(6)
+    bench.encoded("old")
+    bench.alloc("other", "a", "b")
+    assert not bench.slots.evict_own((item("old"), item("new")))
+    assert bench.alloc("x", "old")[0].state == "hit"
+    assert not bench.slots.evict_own((item("a"),)), "that is held"

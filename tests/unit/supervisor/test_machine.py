@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
-from mmserve.supervisor.machine import container_memory_bytes, look, num_cores
+from mmserve.supervisor.machine import allow_descriptors, container_memory_bytes, look, num_cores
 
 
 def _cgroup(directory: Path, **files: str) -> None:
@@ -60,3 +61,17 @@ def test_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str,
     _cgroup(tmp_path / "fs/cpu/job", **files)
     (tmp_path / "own").write_text("5:cpu:/job\n")
     assert num_cores(tmp_path / "fs", tmp_path / "own") == cores
+
+
+def test_descriptors_up_to_what_the_machine_allows_and_never_fewer() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        allow_descriptors()
+        raised = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert raised[1] == hard
+        assert raised[0] >= min(hard, 4096)
+        allow_descriptors()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == raised
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
