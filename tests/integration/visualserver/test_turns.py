@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from mmserve.cache_server.client import MediaCacheClient
+from mmserve.messages.cache import TurnClaim
 from mmserve.messages.request import AbortRequest
 from mmserve.processors.clip_pixels import Pixels
 from mmserve.processors.llava import LlavaProcessor
+from mmserve.visualserver.pipeline import Pipeline
 from tests.fakes.cache import until
 from tests.fakes.media import png
 from tests.integration.visualserver.stack import PIXELS_NBYTES, TIMEOUT_S, Stack, play
@@ -293,3 +295,31 @@ def test_a_server_that_ends_waits_for_no_hand_over(tmp_path: Path) -> None:
         stack.tower.gate.set()
 
     play(tmp_path, scenario, visual_batch_size=1)
+
+
+def test_busy_is_who_computes_not_who_waits_for_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is busy and gets nowhere counts as stuck; a turn may take minutes to come."""
+    pipelines: list[Pipeline] = []
+    run = Pipeline.run
+
+    async def seen(pipeline: Pipeline) -> None:
+        pipelines.append(pipeline)
+        await run(pipeline)
+
+    monkeypatch.setattr(Pipeline, "run", seen)
+
+    async def scenario(stack: Stack) -> None:
+        assert stack.client.begin_turns([TurnClaim("another's", 1, 0.0)], wait_s=5).come == ("another's",)
+        stack.tower.gate.clear()
+        stack.send("r", png(0))
+        await _held(stack, 1, 1)
+        (pipeline,) = pipelines
+        assert not pipeline.busy
+        stack.client.end_turn("another's")
+        await stack.encoding()
+        assert pipeline.busy
+        stack.tower.gate.set()
+        assert await stack.received(1) == stack.sent
+        assert not pipeline.busy
+
+    play(tmp_path, scenario, max_mm_preprocess_concurrency=1)
