@@ -28,9 +28,9 @@ Colour = tuple[int, int, int]
 
 
 def sides(rng: random.Random) -> tuple[int, int]:
-    """Width and height, either way: two of five up to 1.6:1, two from there to 2.5:1, the fifth to 3.3:1."""
+    """Width and height, either way: two of five up to 1.6:1, one from there to 2.5:1, two to 3.3:1."""
     short = rng.randint(64, 120) if rng.random() < 0.25 else rng.randint(110, 260)
-    least, most = rng.choice(((1.0, 1.6), (1.0, 1.6), (1.6, 2.5), (1.6, 2.5), (2.5, 3.3)))
+    least, most = rng.choice(((1.0, 1.6), (1.0, 1.6), (1.6, 2.5), (2.5, 3.3), (2.5, 3.3)))
     long = round(short * math.exp(rng.uniform(math.log(least), math.log(most))))
     return (short, long) if rng.random() < 0.5 else (long, short)
 

@@ -1,10 +1,10 @@
-"""The whole training as one command that can be stopped and started again: stages A and A2 beside B, then C.
+"""The whole training as one command that can be stopped and started again: stage A beside B, then A2, then C.
 
 Each stage is a module of its own with its own checkpoint; this one starts them with the cores shared out, follows what
 they print, shows a bar for each, and draws the learning curves anew after every examination.  At the end the checkpoint
 directory is written under `--out`, ready to be examined.
 
-    python -m training.schedule --out runs            # about three hours on two cores, minutes on a GPU
+    python -m training.schedule --out runs            # less than four hours on two cores, minutes on a GPU
     python -m training.schedule --out /tmp/try --scale 0.002 --check 2
 """
 
@@ -35,11 +35,10 @@ class Stage:
     settings: str = ""
 
 
-BESIDE: tuple[tuple[Stage, ...], ...] = (  # chains that run at the same time: the pictures' and the words'
-    (Stage("eye", 4800), Stage("tally", 1200, "--hold 0")),
-    (Stage("language", 4400, "--batch 14 --muon 4e-3 --adam 2e-3 --hold 0.2"),),
-)
-LAST = Stage("joint", 2000, "--muon 2e-3 --adam 1e-3")
+BESIDE = (Stage("eye", 4800), Stage("language", 4400, "--batch 14 --muon 4e-3 --adam 2e-3 --hold 0.2"))
+"""At the same time, each with its share of the cores."""
+AFTER = (Stage("tally", 2400, "--hold 0"), Stage("joint", 2400, "--muon 2e-3 --adam 1e-3"))
+"""Behind those and one behind the other, with all cores."""
 
 
 class Failed(Exception):
@@ -109,12 +108,6 @@ def follow(stage: Stage, position: int, threads: int, options: argparse.Namespac
         bar.update(steps - bar.n)
 
 
-def in_turn(chain: tuple[Stage, ...], position: int, threads: int, options: argparse.Namespace) -> None:
-    """One stage after the other, at one place of the screen."""
-    for stage in chain:
-        follow(stage, position, threads, options)
-
-
 def show(bar: tqdm[None], line: str) -> None:
     """Moves a bar to the step that a stage told; its first line of a resumed run moves the start too."""
     try:
@@ -133,16 +126,17 @@ def show(bar: tqdm[None], line: str) -> None:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Both chains, then the join of what they have made; a stage that is finished only looks at its checkpoint."""
+    """All stages; one that is finished only looks at its checkpoint."""
     fonts.check(fonts.TRAINING)
     options.out.mkdir(parents=True, exist_ok=True)
     cores = options.threads or os.cpu_count() or 1
     share = max(1, cores // len(BESIDE))
     with ThreadPoolExecutor(len(BESIDE)) as pool:
-        running = [pool.submit(in_turn, chain, place, share, options) for place, chain in enumerate(BESIDE)]
-        for chain_run in running:
-            chain_run.result()
-    follow(LAST, 0, cores, options)
+        running = [pool.submit(follow, stage, place, share, options) for place, stage in enumerate(BESIDE)]
+        for stage_run in running:
+            stage_run.result()
+    for stage in AFTER:
+        follow(stage, 0, cores, options)
     made = options.out / "llava"
     written = [sys.executable, "-m", "training.export", "--weights", str(options.out / "joint.pt"), "--out", str(made)]
     subprocess.run([*written, "--tokenizer", str(options.out / "tokenizer.json")], check=True)

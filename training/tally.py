@@ -5,12 +5,15 @@ trained.  The layer's four heads begin with what counting needs, by linear probe
 of a shape attends to centres of the same class, the same colour, both, and all, beside a sink, so that the weight they
 get tells how many they are.
 
-    python -m training.tally --out runs --steps 700
+    python -m training.tally --out runs --steps 2400
 """
 
 from __future__ import annotations
 
 import argparse
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +24,13 @@ from training.eye import HELD_OUT, Batch, batch, code_loss, lessons, measure
 from training.models import SHAPE, Eye, VisionLayer
 from training.world import SHAPES
 
+T = TypeVar("T")
 UNDER = SHAPE.vision_layers - 1
+AGAIN = (32, 8)  # steps after which pictures are learned from once more
 SHARP = 3.8  # two equal one-hots scaled by this score 2 after attention's own scaling
 
 
+@torch.no_grad()
 def under(eye: Eye, patches: Tensor) -> Tensor:
     """(B, P, 768) -> (B, 1 + P, Dv): what the last layer reads."""
     vision = eye.vision_tower["vision_model"]
@@ -81,6 +87,21 @@ def plant(layer: VisionLayer, weight: Tensor, bias: Tensor) -> None:
         attn.v_proj.bias[head * size] = bias[0]
 
 
+def looked_at(eye: Eye, drawn: Iterable[tuple[int, Batch]], device: str) -> Iterator[tuple[int, Batch]]:
+    """Each step's batch with what the last layer reads in place of the patches."""
+    for step, (patches, index, code) in drawn:
+        yield step, (under(eye, patches.to(device)), index.to(device), code.to(device))
+
+
+def repeated(made: Iterable[tuple[int, T]]) -> Iterator[tuple[int, list[T]]]:
+    """Each step with its own features and those of `AGAIN` steps before: drawing pictures and looking at them with the
+    six layers costs three times what learning from them does.  After a resume there are none from before it."""
+    kept: deque[T] = deque(maxlen=max(AGAIN) + 1)
+    for step, features in made:
+        kept.append(features)
+        yield step, [kept[-1 - ago] for ago in (*AGAIN, 0) if ago < len(kept)]
+
+
 def begin(options: argparse.Namespace) -> Eye:
     """The finished eye with a planted layer on top."""
     state = common.load(options.out / "eye.pt")["eye"]
@@ -109,13 +130,12 @@ def train(options: argparse.Namespace) -> None:
     basis = torch.from_numpy(labels.basis()).to(device)
     read = torch.compile(above) if options.compile else above
     held_out: Batch = batch([looks.scene(HELD_OUT + index) for index in range(256)])
-    made = common.ahead(lessons(lambda seed: looks.scene(seed, loose=0.2), options), start, options)
-    for step, (patches, index, code) in made:
-        with torch.no_grad():
-            features = under(eye, patches.to(device))
-        loss = code_loss(read(eye, features), index.to(device), code.to(device), basis, options.tallies)
-        loss.backward()
-        optimizers.step(common.curve(step, options.steps, warm=20, hold=options.hold))
+    drawn = common.ahead(lessons(lambda seed: looks.scene(seed, loose=0.2), options), start, options)
+    for step, batches in repeated(looked_at(eye, drawn, device)):
+        for features, index, code in batches:
+            loss = code_loss(read(eye, features), index, code, basis, options.tallies)
+            loss.backward()
+            optimizers.step(common.curve(step, options.steps, warm=20, hold=options.hold))
         if step % 20 == 0 or step == options.steps - 1:
             log(step=step, loss=float(loss.detach()))
         if step % options.check == options.check - 1 or step == options.steps - 1:
@@ -127,7 +147,7 @@ def train(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Command line."""
-    train(common.options(__doc__, check=50, steps=700, batch=64, seed=6, muon=2e-3, adam=1e-3, hold=0.4, tallies=1.0))
+    train(common.options(__doc__, check=50, steps=2400, batch=64, seed=6, muon=2e-3, adam=1e-3, hold=0.4, tallies=1.0))
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ def test_a_resumed_stage_starts_its_bar_where_it_was() -> None:
 
 def test_every_stage_gets_its_steps_and_the_options() -> None:
     options = argparse.Namespace(out=Path("o"), scale=0.5, check=3, device="cpu", compile=False)
-    stages = [stage for chain in schedule.BESIDE for stage in chain] + [schedule.LAST]
-    assert [stage.module for stage in stages] == ["eye", "tally", "language", "joint"]
+    stages = [*schedule.BESIDE, *schedule.AFTER]
+    assert [stage.module for stage in stages] == ["eye", "language", "tally", "joint"]
     for stage in stages:
         said = schedule.command(stage, options)
         assert said[said.index("--steps") + 1] == str(round(stage.steps / 2))
@@ -55,7 +55,7 @@ def test_stopping_ends_the_stages_that_run(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(schedule, "show", lambda *_: begun.set())
     options = argparse.Namespace(out=tmp_path, scale=1.0)
     with ThreadPoolExecutor(1) as pool:
-        following = pool.submit(schedule.follow, schedule.LAST, 0, 1, options)
+        following = pool.submit(schedule.follow, schedule.AFTER[0], 0, 1, options)
         assert begun.wait(30)
         schedule.stop()
         with pytest.raises(schedule.Failed):
