@@ -116,6 +116,7 @@ class Supervisor:
         while True:
             events = self._watch.wait()
             signals = [event for event in events if isinstance(event, Signalled)]
+            self._draining = bool(signals)
             for event in events:
                 match event:
                     case Exited(child, cause) if self._children.get(child.member) is child:
@@ -176,7 +177,6 @@ class Supervisor:
         timeout_s = self._deployment.config.shutdown_timeout
         logger.info("draining: live requests may take %g s; a second signal stops at once", timeout_s)
         self._announcer.phase("draining", ready=False)
-        self._draining = True
         self._end(
             [member for member in self._members if member.role.listens == "http"],
             timeout_s + DRAIN_MARGIN_S,
@@ -216,9 +216,9 @@ class Supervisor:
             self._kill(member)
 
     def _end_of(self, child: Child, cause: str) -> None:
-        """A process has ended after all were asked to."""
+        """A process has ended that is not started again; live requests need the engine's."""
         del self._children[child.member]
-        if child.member.role.engine and not self._drained:
+        if child.member.role.engine and self._draining and not self._drained:
             logger.error("%s %s while draining", child.member.title, cause)
 
     def _kill(self, member: Member) -> None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mmserve.supervisor.restarts import RestartLedger
 
 
-def test_gives_up_after_too_many_in_the_window() -> None:
+@pytest.mark.parametrize(
+    ("times_s", "ready"),
+    [((0, 1, 2), True), ((0, 1, 2), False), ((0, 100, 200), False)],
+    ids=["in the window", "in the window and never ready", "in a row without getting ready, however slowly"],
+)
+def test_gives_up_after_too_many(times_s: tuple[float, ...], ready: bool) -> None:
     ledger = RestartLedger(limit=2, window_s=10)
-    assert ledger.allows("engine", 0)
-    assert ledger.allows("engine", 1)
-    assert not ledger.allows("engine", 2)
+    *before, last = times_s
+    for now_s in before:
+        assert ledger.allows("engine", now_s)
+        if ready:
+            ledger.restored("engine")
+    assert not ledger.allows("engine", last)
 
 
 def test_old_restarts_are_forgotten_and_groups_are_apart() -> None:
@@ -19,13 +29,6 @@ def test_old_restarts_are_forgotten_and_groups_are_apart() -> None:
     ledger.restored("engine")
     assert ledger.allows("engine", 11)
     assert not ledger.allows("engine", 12)
-
-
-def test_gives_up_on_what_never_gets_ready_however_slowly_it_dies() -> None:
-    ledger = RestartLedger(limit=2, window_s=10)
-    assert ledger.allows("engine", 0)
-    assert ledger.allows("engine", 100)
-    assert not ledger.allows("engine", 200)
 
 
 def test_what_was_ready_in_between_may_die_again() -> None:
