@@ -15,11 +15,11 @@ Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["none", "int8", "int4"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+MmHash = Literal["xxh3", "blake3", "sha256"]
 MAX_SEED = 2**63 - 1
 _MAX_GB = 10**6
 _MAX_MB = 10**9
 """What is more was not meant, and would be too many bytes for a message."""
-MmHash = Literal["xxh3", "blake3", "sha256"]
 
 
 def _field(group: str, help: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None) -> Meta:

@@ -62,8 +62,7 @@ class Slots:
         """Lease all ``items`` (no duplicates) or none. What the lease holds already is answered again."""
         found = [item for item in map(self._by_spec.get, items) if item is not None]
         missing = [spec for spec in items if spec not in self._by_spec] if found else items
-        embeds = [extent_nbytes(spec.embed_nbytes) for spec in missing]
-        data = [extent_nbytes(spec.data_nbytes) for spec in missing]
+        embeds, data = _sizes_of(missing)
         refused = self.claims.refusal(sum(data), sum(embeds), found) or self._make(missing, (embeds, data), found)
         if refused:
             return AllocReply(refused=refused)
@@ -79,12 +78,11 @@ class Slots:
     def evict_own(self, items: Sequence[AllocItem]) -> bool:
         """Evict those of ``items`` that nobody holds, instead of sparing them as ``alloc`` does: between them there may
         be no room in one piece for the others. Only where that helps, as budgets and bytes allow; whether it does."""
-        known = {spec: item for spec in items if (item := self._by_spec.get(spec)) is not None}
-        own = [item for item in known.values() if item.idle_since]
-        kept = [item for item in known.values() if not item.idle_since]
-        missing = [spec for spec in items if spec not in known or known[spec].idle_since]
-        embeds = sum(extent_nbytes(spec.embed_nbytes) for spec in missing)
-        data = sum(extent_nbytes(spec.data_nbytes) for spec in missing)
+        found = [item for item in map(self._by_spec.get, items) if item is not None]
+        own = [item for item in found if item.idle_since]
+        kept = [item for item in found if not item.idle_since]
+        missing = [spec for spec in items if spec not in self._by_spec] + [item.spec for item in own]
+        embeds, data = map(sum, _sizes_of(missing))
         room = self._space.holes.free_nbytes + self._idle.nbytes
         if not own or data + embeds > room or self.claims.refusal(data, embeds, kept):
             return False
@@ -291,3 +289,8 @@ class Slots:
             self._erase(handle)
         if handles:
             self._space.give_back([extent_of(handle) for handle in handles])
+
+
+def _sizes_of(specs: Sequence[AllocItem]) -> tuple[list[int], list[int]]:
+    embeds = [extent_nbytes(spec.embed_nbytes) for spec in specs]
+    return embeds, [extent_nbytes(spec.data_nbytes) for spec in specs]

@@ -64,11 +64,15 @@ def _ends(path: Path) -> dict[str, _Stored]:
         if nbytes > _MAX_HEADER_NBYTES:
             raise ValueError("no header")
         header = msgspec.json.decode(file.read(nbytes), type=dict[str, msgspec.Raw])
-    found = {}
-    for wanted in (_EMBEDDING, _HEAD):
-        for name in header:
-            if name.endswith(wanted):
-                entry = msgspec.json.decode(header[name], type=_Entry)
-                start, end = entry.data_offsets
-                found[wanted] = _Stored(path, 8 + nbytes + start, end - start, (entry.dtype, tuple(entry.shape)))
-    return found
+    return {
+        wanted: _stored(path, 8 + nbytes, msgspec.json.decode(raw, type=_Entry))
+        for wanted in (_EMBEDDING, _HEAD)
+        for name, raw in header.items()
+        if name.endswith(wanted)
+    }
+
+
+def _stored(path: Path, first: int, entry: _Entry) -> _Stored:
+    """``first``: where the file's tensors begin."""
+    start, end = entry.data_offsets
+    return _Stored(path, first + start, end - start, (entry.dtype, tuple(entry.shape)))

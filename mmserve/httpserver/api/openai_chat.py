@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.types import Send
 
+from mmserve.config import MAX_SEED
 from mmserve.errors import InvalidRequest, MmserveError
 from mmserve.httpserver.api.answer import send_json
 from mmserve.httpserver.api.openai_errors import error_body
@@ -30,8 +31,6 @@ from mmserve.httpserver.served_model import ServedModel
 from mmserve.messages.sampling import SamplingParams
 
 T = TypeVar("T")
-
-_SEED_MASK = (1 << 63) - 1
 
 
 class PromptDetails(msgspec.Struct):
@@ -153,8 +152,8 @@ def _or(value: T | None, default: T) -> T:
 def _seed(asked: int | None, server_seed: int, temperature: float) -> int:
     """The client's seed; without one the server's, mixed with chance so that equal requests may differ."""
     if asked is not None:
-        return asked & _SEED_MASK
-    return server_seed if temperature == 0 else (server_seed ^ secrets.randbits(63)) & _SEED_MASK
+        return asked & MAX_SEED
+    return server_seed if temperature == 0 else server_seed ^ secrets.randbits(63)
 
 
 def _logit_bias(request: ChatRequest, vocab_size: int) -> dict[int, float]:

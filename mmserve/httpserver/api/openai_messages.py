@@ -5,7 +5,6 @@ Knows roles and content parts; fetches nothing and knows no template.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +24,7 @@ class ConversationReader:
     their parts; nobody looks at more of them than the context has tokens.
     """
 
-    def __init__(self, max_images: int | None, cut: Mapping[str, CutUrl], max_parts: int = sys.maxsize) -> None:
+    def __init__(self, max_images: int | None, cut: Mapping[str, CutUrl], max_parts: int) -> None:
         self._max_parts = self._parts_left = max_parts
         self._max_images = max_images
         self._cut = dict(cut)
