@@ -124,13 +124,14 @@ def absent_colour(scene: Scene, rng: random.Random) -> Turn | None:
 
 
 def absent_writing(scene: Scene, rng: random.Random) -> Turn | None:
-    """A question about a number or a word that is not written."""
+    """A question about a number or a word that is not written: half of them orders, of which `put` makes requests.
+    A model that has met few of those says "no" to "Can anybody read the word?"."""
     what = rng.choice(("number", "word"))
     if scene.chars and noun(scene) == what:
         return None
     forms = (
         f"What {what} is shown?",
-        f"Read the {what}.",
+        *(f"Read the {what}.",) * 3,
         f"Which {what} is written?",
         f"What {spelled(rng)} is the {what}?",
     )
@@ -139,7 +140,7 @@ def absent_writing(scene: Scene, rng: random.Random) -> Turn | None:
 
 def about_picture(scene: Scene, rng: random.Random) -> Turn:
     """A question on a picture that cannot be answered from it."""
-    for ask in rng.choices((absent_shape, absent_colour, absent_writing), (3, 2, 2), k=2):
+    for ask in rng.choices((absent_shape, absent_colour, absent_writing), (3, 2, 3), k=2):
         if turn := ask(scene, rng):
             return turn
     return outside(rng)

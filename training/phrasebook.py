@@ -174,7 +174,7 @@ AFTER = (" Please.", " Answer briefly.", " Thank you.", " Be short.", " One word
 ORDERS = frozenset("Count Describe Give List Look Name Read Say Tell".split())  # first words of what is an order
 ASKED = (
     ("Could you", "?"), ("Could you please", "?"), ("Will you", "?"), ("I want you to", "."), ("Are you able to", "?"),
-    ("Can anybody", "?"), ("May I ask you to", "?"),
+    ("Can anybody", "?"), ("Can someone", "?"), ("Would you kindly", "?"), ("May I ask you to", "?"),
 )  # fmt: skip
 
 
@@ -231,10 +231,10 @@ def polite(order: str, rng: random.Random) -> str:
 
 
 def put(question: str, rng: random.Random) -> str:
-    """A question as training puts it: nearly half of the time in the program's own form, else recast; orders sometimes
-    as requests; sometimes with words around it or idle words in it, without its mark or capital."""
+    """A question as training puts it: nearly half of the time in the program's own form, else recast; half of
+    the orders as requests; sometimes with words around it or idle words in it, without its mark or capital."""
     text = recast(question, rng) if rng.random() < 0.55 else question
-    if text.split()[0] in ORDERS and text.count(".") == 1 and rng.random() < 0.35:
+    if text.split()[0] in ORDERS and text.count(".") == 1 and rng.random() < 0.5:
         text = polite(text, rng)
     roll = rng.random()
     if roll < 0.06:
