@@ -34,7 +34,10 @@ struct Cache {
     const int64_t* table;
     int64_t stride, to_values, dim;
 
-    const float* block(int64_t token) const { return keys + table[token / kBlock] * kBlock * stride; }
+    const float* keys_of(int64_t token, int64_t head) const {
+        return keys + table[token / kBlock] * kBlock * stride + head * dim;
+    }
+    const float* values_of(int64_t token, int64_t head) const { return keys_of(token, head) + to_values; }
 };
 
 inline void gather_queries(const Job& job, const int64_t* t, int64_t kv_head, float* rows) {
@@ -84,24 +87,22 @@ inline void dots(const float* q, const float* keys, int64_t stride, int64_t dim,
     for (int r = 0; r < R; ++r) store_sums(sums[r][0], sums[r][1], sums[r][2], sums[r][3], scores + r * kSpan);
 }
 
-// A head's keys and values are scattered over a block's tokens, more than the CPU would foresee. They go to the second
-// level: the first does not hold what is fetched so far ahead.
-inline void fetch(const Cache& cache, const float* keys, int64_t tokens) {
+// A head's keys, or values, are scattered over a block's tokens, more than the CPU would foresee. They go to the second
+// level: the first does not hold what is fetched so far ahead. A few at a time and spread over everything that is
+// computed: a CPU has about 24 reads in flight, and waits with the next one.
+inline void fetch(const Cache& cache, const float* from, int64_t tokens) {
     constexpr int64_t kLine = 16;
     for (int64_t token = 0; token < tokens; ++token)
-        for (int64_t i = 0; i < cache.dim; i += kLine) {
-            __builtin_prefetch(keys + token * cache.stride + i, 0, 1);
-            __builtin_prefetch(keys + token * cache.stride + cache.to_values + i, 0, 1);
-        }
+        for (int64_t i = 0; i < cache.dim; i += kLine) __builtin_prefetch(from + token * cache.stride + i, 0, 1);
 }
 
-// Scores of all rows and a block. The same tokens of the next block are fetched meanwhile, a few at a time: a CPU has
-// about 24 reads in flight, and waits with the next one.
-inline void score(const Cache& cache, const float* q, int64_t rows, const float* keys, const float* next,
-                  float* scores) {
+// Scores of all rows and a block. Two other blocks, or null, are fetched meanwhile.
+inline void score(const Cache& cache, const float* q, int64_t rows, const float* keys, const float* next_keys,
+                  const float* values, float* scores) {
     for (int64_t j = 0; j < kBlock; j += kTokens) {
         const float* some = keys + j * cache.stride;
-        if (next) fetch(cache, next + j * cache.stride, kTokens);
+        if (next_keys) fetch(cache, next_keys + j * cache.stride, kTokens);
+        if (values) fetch(cache, values + j * cache.stride, kTokens);
         int64_t r = 0;
         for (; r + 3 <= rows; r += 3)
             dots<3>(q + r * cache.dim, some, cache.stride, cache.dim, scores + r * kSpan + j);
@@ -141,13 +142,13 @@ struct Tile {
     float *q, *mixed;  // [heads, rows, dim]
     float* scores;     // [heads, rows, kSpan]
 
+    // Meanwhile the next block's keys are fetched, and of the first span, whose values nobody has fetched, those too.
     void score_span(int64_t first, int64_t last, int64_t end) const {
-        for (int64_t token = first; token < last; token += kBlock) {
-            const float* next = token + kBlock < end ? cache.block(token + kBlock) : nullptr;
+        for (int64_t token = first; token < last; token += kBlock)
             for (int64_t h = 0; h < heads; ++h)
-                score(cache, q + h * rows * cache.dim, rows, cache.block(token) + h * cache.dim,
-                      next ? next + h * cache.dim : nullptr, scores + h * rows * kSpan + token - first);
-        }
+                score(cache, q + h * rows * cache.dim, rows, cache.keys_of(token, h),
+                      token + kBlock < end ? cache.keys_of(token + kBlock, h) : nullptr,
+                      first == 0 ? cache.values_of(token, h) : nullptr, scores + h * rows * kSpan + token - first);
     }
 
     void weigh_span(int64_t first, int64_t last, softmax::Softmax* weights) const {
@@ -157,13 +158,15 @@ struct Tile {
                             mixed + r * cache.dim, cache.dim);
     }
 
-    // Beyond the end of the sequence lies what other sequences left behind: their rows must not be touched.
-    void mix_span(int64_t first, int64_t last) const {
+    // Meanwhile the next span's values are fetched. Beyond the end of the sequence lies what other sequences left
+    // behind: their rows must not be touched.
+    void mix_span(int64_t first, int64_t last, int64_t end) const {
         for (int64_t token = first; token < last; token += kBlock)
-            for (int64_t h = 0; h < heads; ++h)
-                mix(cache, scores + h * rows * kSpan + token - first, rows,
-                    cache.block(token) + h * cache.dim + cache.to_values, std::min(kBlock, last - token),
-                    mixed + h * rows * cache.dim);
+            for (int64_t h = 0; h < heads; ++h) {
+                if (token + kSpan < end) fetch(cache, cache.values_of(token + kSpan, h), kBlock);
+                mix(cache, scores + h * rows * kSpan + token - first, rows, cache.values_of(token, h),
+                    std::min(kBlock, last - token), mixed + h * rows * cache.dim);
+            }
     }
 };
 
@@ -182,7 +185,7 @@ inline void one_tile(const Job& job, const int64_t* t, int64_t first_head, int64
         const int64_t last = std::min(end, first + kSpan);
         tile.score_span(first, last, end);
         tile.weigh_span(first, last, weights);
-        tile.mix_span(first, last);
+        tile.mix_span(first, last, end);
     }
     for (int64_t r = 0; r < rows * heads; ++r) {
         const int64_t row = r % rows, head = (first_head + r / rows) * group + row % group;
@@ -195,12 +198,12 @@ inline void one_tile(const Job& job, const int64_t* t, int64_t first_head, int64
 // Few rows, as of a sequence that decodes, take all heads together, whose keys lie side by side: then memory is read in
 // order. Many rows, and few tiles, are shared among the threads by heads.
 inline void run(const Job& job, int64_t tiles) {
-    int64_t largest = 1;
-    for (int64_t t = 0; t < tiles; ++t) largest = std::max(largest, job.tiles[t * 4 + 1]);
-    const bool together = largest * job.heads <= kMaxRows && tiles >= pool::shared().threads();
-    const int64_t parts = together ? 1 : job.kv_heads, heads = job.kv_heads / parts;
-    pool::each(tiles * parts, [&](int64_t piece) {
-        one_tile(job, job.tiles + piece / parts * 4, piece % parts * heads, heads);
+    const bool enough = tiles >= pool::shared().threads();
+    pool::each(tiles * job.kv_heads, [&](int64_t piece) {
+        const int64_t *t = job.tiles + piece / job.kv_heads * 4, head = piece % job.kv_heads;
+        const bool together = enough && t[1] * job.heads <= kMaxRows;
+        if (!together) one_tile(job, t, head, 1);
+        if (together && head == 0) one_tile(job, t, 0, job.kv_heads);
     });
 }
 

@@ -16,7 +16,7 @@ struct Job {
     tile::Finish finish;  // its bias: [N] or null
 };
 
-constexpr int64_t kPanels = 6;              // in one piece of work
+constexpr int64_t kPanels = 2;              // in one piece of work
 constexpr int64_t kRowsNbytes = 768 << 10;  // of x in one piece: panels are read anew for each, and read x slowly
 
 // Of about equal size, none of more rows than a product can have.

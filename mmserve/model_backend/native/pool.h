@@ -1,5 +1,5 @@
-// Threads that share the pieces of one job. Whoever is free takes the next piece, in ascending order, for a CPU foresees
-// what is read in that order; and the caller does what nobody else has taken: a helper that has no core to run on, because
+// Threads that share the pieces of one job. Each begins with neighbours of its own, in ascending order, for a CPU foresees
+// what is read in that order, and then does what others have not taken: a helper that has no core to run on, because
 // another process computes, holds nobody up.
 #pragma once
 
@@ -15,6 +15,7 @@ namespace pool {
 
 using Piece = void (*)(const void* job, int64_t index);
 
+constexpr int64_t kMaxThreads = 256;
 constexpr int kSpins = 2000;      // about 30 us: longer than the gap between two operations of a step
 constexpr int kWaitSpins = 4000;  // then the core is offered to the helper that still works
 
@@ -27,11 +28,11 @@ inline void pause() {
 class Pool {
 public:
     void set_threads(int count) {
-        while (static_cast<int>(helpers_.size()) < count - 1)
-            helpers_.emplace_back([this, seen = epoch_.load()]() mutable { help(seen); }).detach();
+        while (threads() < std::min<int64_t>(count, kMaxThreads))
+            helpers_.emplace_back([this, seen = epoch_.load(), own = threads()] { help(seen, own); }).detach();
     }
 
-    int threads() const { return static_cast<int>(helpers_.size()) + 1; }
+    int64_t threads() const { return static_cast<int64_t>(helpers_.size()) + 1; }
 
     // piece(job, index) for every index below count; returns when all are done. Callers take turns.
     void run(Piece piece, const void* job, int64_t count) {
@@ -42,47 +43,67 @@ public:
         }
         piece_ = piece;
         job_ = job;
-        count_ = count;
+        const int64_t sharers = threads();
+        sharers_.store(sharers, std::memory_order_relaxed);
         done_.store(0, std::memory_order_relaxed);
         const uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
-        left_.store(uint64_t{epoch} << 32 | static_cast<uint64_t>(count), std::memory_order_release);
+        for (int64_t i = 0; i < sharers; ++i) shares_[i].give(epoch, count * i / sharers, count * (i + 1) / sharers);
         epoch_.store(epoch);
         epoch_.notify_all();
-        take_part(epoch);
+        take_part(epoch, 0);
         for (int spins = 0; done_.load(std::memory_order_acquire) < count; ++spins)
             spins < kWaitSpins ? pause() : static_cast<void>(sched_yield());
     }
 
 private:
-    void help(uint32_t seen) {
+    // Neighbouring pieces. `left` holds the job's number beside the count of pieces left, so that a late helper can take
+    // none of the next job.
+    struct alignas(64) Share {
+        std::atomic<uint64_t> left{0};
+        int64_t end = 0;
+
+        void give(uint32_t epoch, int64_t first, int64_t last) {
+            end = last;
+            left.store(uint64_t{epoch} << 32 | static_cast<uint64_t>(last - first), std::memory_order_release);
+        }
+
+        // The next piece's index, or -1.
+        int64_t take(uint32_t epoch) {
+            uint64_t seen = left.load(std::memory_order_acquire);
+            while (seen >> 32 == epoch && static_cast<uint32_t>(seen) > 0)
+                if (left.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel))
+                    return end - static_cast<uint32_t>(seen);
+            return -1;
+        }
+    };
+
+    void help(uint32_t seen, int64_t own) {
         for (;;) {
             for (int spins = 0; spins < kSpins && epoch_.load(std::memory_order_acquire) == seen; ++spins) pause();
             epoch_.wait(seen);
             seen = epoch_.load(std::memory_order_acquire);
-            take_part(seen);
+            take_part(seen, own);
         }
     }
 
-    // left_ holds the job's number beside the count of pieces left, so that a late helper can take none of the next
-    // job.
-    void take_part(uint32_t epoch) {
-        uint64_t left = left_.load(std::memory_order_acquire);
-        while (left >> 32 == epoch && static_cast<uint32_t>(left) > 0) {
-            if (!left_.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel)) continue;
-            piece_(job_, count_ - static_cast<uint32_t>(left));
-            done_.fetch_add(1, std::memory_order_release);
-            left = left_.load(std::memory_order_acquire);
+    void take_part(uint32_t epoch, int64_t own) {
+        const int64_t sharers = sharers_.load(std::memory_order_relaxed);
+        int64_t finished = 0;
+        for (int64_t i = 0; i < sharers; ++i) {
+            Share& share = shares_[(own + i) % sharers];
+            for (int64_t index; (index = share.take(epoch)) >= 0; ++finished) piece_(job_, index);
         }
+        if (finished) done_.fetch_add(finished, std::memory_order_release);
     }
 
     std::mutex running_;
     std::vector<std::thread> helpers_;
-    alignas(64) std::atomic<uint64_t> left_{0};
+    Share shares_[kMaxThreads];
     alignas(64) std::atomic<uint32_t> epoch_{0};
     alignas(64) std::atomic<int64_t> done_{0};
+    std::atomic<int64_t> sharers_{1};
     Piece piece_ = nullptr;
     const void* job_ = nullptr;
-    int64_t count_ = 0;
 };
 
 inline Pool& shared() {
