@@ -50,6 +50,7 @@ _SIGNATURES = {
     "mm_rows": (_POINTER, c_int, *(_POINTER,) * 2, *(_SIZE,) * 2),
     "mm_rms_norm": (_POINTER, _POINTER, c_float, _POINTER, _SIZE, _SIZE),
     "mm_rotate": (_POINTER, _SIZE, _POINTER, _POINTER, *(_SIZE,) * 3),
+    "mm_quick_gelu": (_POINTER, *(_SIZE,) * 2),
     "mm_silu_gate": (_POINTER, _POINTER, _SIZE, _SIZE),
     "mm_attention": (*(_POINTER,) * 7, *(_SIZE,) * 7),
     "mm_decoder": (_POINTER, _POINTER, _POINTER),

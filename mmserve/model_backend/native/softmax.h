@@ -1,4 +1,4 @@
-// Softmax accumulated span by span (Milakov and Gimelshein 2018), and the exponential function it needs.
+// Softmax accumulated span by span (Milakov and Gimelshein 2018), the exponential function, and the logistic function.
 #pragma once
 
 #include <cmath>
@@ -24,6 +24,12 @@ inline tile::f32x8 exponential(tile::f32x8 x) {
     y = y * r * r + r + 1.f;
     y *= reinterpret_cast<tile::f32x8>((n + 127) << 23);
     return underflow ? tile::f32x8{} : y;
+}
+
+// By way of exp(-|x|), which never overflows.
+inline tile::f32x8 sigmoid(tile::f32x8 x) {
+    const tile::f32x8 none{}, e = exponential(x < none ? x : -x);
+    return (x < none ? e : none + 1.f) / (1.f + e);
 }
 
 // Of one row: what has been seen of its scores.

@@ -107,6 +107,7 @@ def test_small_operations() -> None:
     wild = torch.cat((x, torch.full((1, 128), -200.0), torch.full((1, 128), 200.0)))
     gate, up = wild.chunk(2, dim=-1)
     torch.testing.assert_close(kernels.silu_gate(wild), F.silu(gate) * up)
+    torch.testing.assert_close(kernels.quick_gelu_(wild.clone()), wild * torch.sigmoid(1.702 * wild))
 
 
 def test_rotation_of_some_heads() -> None:
