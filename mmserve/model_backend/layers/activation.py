@@ -46,7 +46,7 @@ def gate(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The function called ``name``, which may write over what it is given. Raises StartupError for one that is not known."""
+    """The function called ``name``, which may write over what it is given. Raises StartupError for an unknown one."""
     if name not in _ACTIVATIONS:
         raise StartupError(f"the model's activation {name} is not supported; known: {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
