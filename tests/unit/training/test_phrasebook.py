@@ -22,4 +22,4 @@ def test_only_orders_become_requests() -> None:
     asked = [put("Is it a purple cat?", rng) for _ in range(500)]
     assert not any(text.startswith(openings) for text in asked)
     ordered = [put("Tell me of purple cats.", rng) for _ in range(500)]
-    assert 160 < sum(text.startswith(openings) for text in ordered) < 260
+    assert 155 < sum(text.startswith(openings) for text in ordered) < 235
