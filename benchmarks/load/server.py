@@ -1,4 +1,4 @@
-"""Starts ``mmserve serve`` for a benchmark and stops it again."""
+"""Starts ``mmserve serve`` for a benchmark and stops it again, also when SIGTERM ends the benchmark."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
+from typing import NoReturn
 
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 60
@@ -31,7 +33,10 @@ def serve(*arguments: str, model: str = "llava", program: Sequence[str] = ("mmse
 
     ``program``: a module of the same command line, and its first arguments."""
     command = [sys.executable, "-m", *program, "--model", model, "--port", "0", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with (
+        unwound_by_sigterm(),
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
+    ):
         watchdog = threading.Timer(START_TIMEOUT_S, process.kill)
         watchdog.start()
         reader = threading.Thread(target=_discard, args=(process,), daemon=True)
@@ -45,6 +50,17 @@ def serve(*arguments: str, model: str = "llava", program: Sequence[str] = ("mmse
             _stop(process)
             if reader.ident:
                 reader.join()
+
+
+@contextlib.contextmanager
+def unwound_by_sigterm() -> Iterator[None]:
+    """Within the block, which is the main thread's, SIGTERM raises SystemExit: what was started is stopped, as with
+    Ctrl-C."""
+    before = signal.signal(signal.SIGTERM, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def parse_target(text: str) -> Target:
@@ -64,6 +80,10 @@ def given_or_own(given: list[Target] | None, serve_args: str, model: str = "llav
     else:
         with serve(*serve_args.split(), model=model) as target:
             yield [target]
+
+
+def _leave(signum: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + signum)
 
 
 def _stop(process: subprocess.Popen[str]) -> None:

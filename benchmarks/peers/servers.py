@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.load.server import STOP_TIMEOUT_S, Target
+from benchmarks.load.server import STOP_TIMEOUT_S, Target, unwound_by_sigterm
 
 MODELS = {"text": "models/smollm2-noeos", "llava": "models/llava-rand"}
 START_WITHIN_S = 300
@@ -94,7 +94,10 @@ def started(peer: Peer, kind: str, room: Room, place: Place) -> Iterator[tuple[T
     environment = os.environ | peer.environment | ({"LD_PRELOAD": ":".join(preload)} if preload else {})
     command, url = peer.command.format(**values).split(), f"http://127.0.0.1:{place.port}"
     began_s = time.perf_counter()
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with (
+        unwound_by_sigterm(),
+        subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,
+    ):
         try:
             while not _answers(f"{url}/health"):
                 if process.poll() is not None or time.perf_counter() - began_s > START_WITHIN_S:

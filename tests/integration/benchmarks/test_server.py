@@ -1,0 +1,33 @@
+"""A server that a benchmark has started ends with the benchmark, however that is ended."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+PATIENCE_S = 60
+PROGRAM = """
+import subprocess
+from benchmarks.load.server import unwound_by_sigterm
+
+with unwound_by_sigterm(), subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as server:
+    try:
+        print("started", flush=True)
+        server.wait()
+    finally:
+        server.kill()
+        print("stopped", flush=True)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_what_was_started_is_stopped(signum: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "started\n"
+        program.send_signal(signum)
+        assert program.communicate(timeout=PATIENCE_S)[0] == "stopped\n"
+        assert program.returncode
