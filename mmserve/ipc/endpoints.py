@@ -59,6 +59,10 @@ class Endpoints:
         """One float that all HTTP workers map: the share of requests that allocate by v2."""
         return self.run_dir / "alloc-share"
 
+    def taken_cores(self, role: str) -> Path:
+        """Numbers that ranks and visual servers map: on how many cores each process of that role computes."""
+        return self.run_dir / f"cores-{role}"
+
     def tp_store(self, incarnation: int) -> Path:
         """Rendezvous file of the ranks; a new one for each start of the engine."""
         return self.run_dir / f"tp-{incarnation}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, closing
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, closing
+from functools import partial
 
 import torch
 
@@ -17,6 +19,7 @@ from mmserve.model_backend.device import DTYPES, torch_device, use_threads
 from mmserve.model_backend.native import kernels
 from mmserve.model_backend.phases import Phases
 from mmserve.model_backend.runner import Runner
+from mmserve.model_backend.taken_cores import TakenCores
 from mmserve.process import Process
 
 logger = logging.getLogger(__name__)
@@ -42,6 +45,10 @@ def run(process: Process) -> None:
         if kernels.usable(like):
             # What is left to torch is small, and waiting for its other threads costs more than they save.
             torch.set_num_threads(1)
+        towers = TakenCores(endpoints.taken_cores("visualserver"), deployment.config.visual_workers)
+        kernels.leave(towers.numbers, among=size)
+        ranks = TakenCores(endpoints.taken_cores("model_backend"), size)
+        ranks.none(rank)
         with heap.loading():
             runner = Runner(deployment, tp, process.arena, like, process.progress, phases)
         runner.warm_up()
@@ -51,18 +58,26 @@ def run(process: Process) -> None:
         if rank == 0:
             outbox.send(RankReady(num_blocks=runner.num_blocks))
         process.ready(_details(process, runner, device))
-        serve(inbox, outbox, runner, pulse, answers=rank == 0)
+        computing = partial(ranks.taken, rank, deployment.cpu_threads // size)
+        serve(inbox, outbox, runner, pulse, computing, answers=rank == 0)
 
 
 def serve(
-    inbox: Receiver[StepPlan], outbox: Sender[RankOutbound], runner: Runner, pulse: Pulse, *, answers: bool
+    inbox: Receiver[StepPlan],
+    outbox: Sender[RankOutbound],
+    runner: Runner,
+    pulse: Pulse,
+    computing: Callable[[], AbstractContextManager[None]],
+    *,
+    answers: bool,
 ) -> None:
     """Compute plans in the order they come; ends only by an exception."""
     while True:
         plans = inbox.drain(block=True, timeout_s=INTERVAL_S)
         pulse.beat(busy=bool(plans), progressed=bool(plans))
         for plan in plans:
-            result = runner.step(plan)
+            with computing():
+                result = runner.step(plan)
             if answers and plan.steps:
                 outbox.send(result)
 

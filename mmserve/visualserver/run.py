@@ -9,6 +9,8 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import torch
+
 from mmserve import heap
 from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.deployment import Deployment
@@ -18,6 +20,8 @@ from mmserve.messages.request import EngineInbound
 from mmserve.metrics.client import MetricsClient
 from mmserve.model_backend import workspace
 from mmserve.model_backend.device import DTYPES, torch_device, use_threads
+from mmserve.model_backend.native import kernels
+from mmserve.model_backend.taken_cores import TakenCores
 from mmserve.model_backend.vision.load import load_tower
 from mmserve.process import Process
 from mmserve.processors.registry import processor_for
@@ -37,13 +41,16 @@ logger = logging.getLogger(__name__)
 
 def run(process: Process) -> None:
     """Serve until SIGTERM. Raises StartupError (a text model, weights that do not fit)."""
-    if process.deployment.device == "cpu":
+    deployment = process.deployment
+    if deployment.device == "cpu":
         os.nice(_NICENESS)
-    use_threads(_threads(process.deployment))
+    towers = TakenCores(process.endpoints.taken_cores("visualserver"), deployment.config.visual_workers)
+    towers.none(process.index)
+    use_threads(_threads(deployment))
     with heap.loading():
         tower = _load_tower(process)
-    workspace.take_for_images(process.deployment, _batch_images(process.deployment))
-    serve(process, tower)
+    workspace.take_for_images(deployment, _batch_images(deployment))
+    serve(process, _sharing_cores(tower, process, towers))
 
 
 def serve(process: Process, tower: Tower) -> None:
@@ -55,6 +62,23 @@ def serve(process: Process, tower: Tower) -> None:
             asyncio.run(_serve(process, tower, cache, pool))
         finally:
             cache.close()
+
+
+def _sharing_cores(tower: Tower, process: Process, towers: TakenCores) -> Tower:
+    """It is left its share of the cores while it computes; with the kernels, all of them while no rank does."""
+    deployment = process.deployment
+    share = _threads(deployment)
+    if deployment.device == "cpu" and kernels.usable(torch.empty(0, dtype=DTYPES[deployment.dtype])):
+        torch.set_num_threads(1)
+        kernels.set_threads(deployment.cpu_threads // deployment.config.visual_workers)
+        ranks = TakenCores(process.endpoints.taken_cores("model_backend"), deployment.config.tp)
+        kernels.leave(ranks.numbers, least=share)
+
+    def compute(pixels: torch.Tensor) -> torch.Tensor:
+        with towers.taken(process.index, share):
+            return tower(pixels)
+
+    return compute
 
 
 def _threads(deployment: Deployment) -> int:

@@ -1,5 +1,5 @@
-// Causal attention over the paged KV cache, blocks read where they are, for all query heads of a key head together
-// (Dao et al. 2022). A number is the same whatever the number of rows and heads beside it.
+// Attention over a paged KV cache, blocks read where they are, for all query heads of a key head together (Dao et al.
+// 2022). A number is the same whatever the number of rows and heads beside it.
 #pragma once
 
 #include <algorithm>
@@ -26,6 +26,7 @@ struct Job {
     const int64_t* tiles;   // [tiles, 4]: first row, rows, position of the first, table
     float* out;             // [T, heads, dim]
     int64_t q_stride, table_stride, heads, kv_heads, dim;
+    bool causal = true;  // else a row sees its tile's last position and all before it
 };
 
 // The keys and values of one head: blocks of tokens that are `stride` apart.
@@ -139,6 +140,7 @@ inline void mix(const Cache& cache, const float* weights, int64_t rows, const fl
 struct Tile {
     Cache cache;
     int64_t rows, heads, group, position;
+    bool causal;
     float *q, *mixed;  // [heads, rows, dim]
     float* scores;     // [heads, rows, kSpan]
 
@@ -153,9 +155,10 @@ struct Tile {
 
     void weigh_span(int64_t first, int64_t last, softmax::Softmax* weights) const {
         const int64_t scored = (last - first + kBlock - 1) / kBlock * kBlock;
-        for (int64_t r = 0; r < rows * heads; ++r)
-            weights[r].take(scores + r * kSpan, position + r % rows / group + 1 - first, scored,
-                            mixed + r * cache.dim, cache.dim);
+        for (int64_t r = 0; r < rows * heads; ++r) {
+            const int64_t end = causal ? position + r % rows / group + 1 : last;
+            weights[r].take(scores + r * kSpan, end - first, scored, mixed + r * cache.dim, cache.dim);
+        }
     }
 
     // Meanwhile the next span's values are fetched. Beyond the end of the sequence lies what other sequences left
@@ -177,7 +180,7 @@ inline void one_tile(const Job& job, const int64_t* t, int64_t first_head, int64
     float *mixed = q + heads * rows * dim, *scores = mixed + heads * rows * dim;
     const Cache cache{job.layer_kv + first_head * dim, job.tables + t[3] * job.table_stride, 2 * job.kv_heads * dim,
                       job.kv_heads * dim, dim};
-    const Tile tile{cache, rows, heads, group, t[2], q, mixed, scores};
+    const Tile tile{cache, rows, heads, group, t[2], job.causal, q, mixed, scores};
     softmax::Softmax weights[kMaxRows];
     for (int64_t h = 0; h < heads; ++h) gather_queries(job, t, first_head + h, q + h * rows * dim);
     std::fill(mixed, mixed + heads * rows * dim, 0.f);

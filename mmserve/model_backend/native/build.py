@@ -46,13 +46,16 @@ _BUILD_WITHIN_S = 120
 _POINTER, _SIZE = c_void_p, c_int64
 _SIGNATURES = {
     "mm_set_threads": (c_int,),
+    "mm_leave": (_POINTER, *(_SIZE,) * 3),
     "mm_linear": (_POINTER, _POINTER, c_int, *(_POINTER,) * 2, *(_SIZE,) * 3, c_int),
     "mm_rows": (_POINTER, c_int, *(_POINTER,) * 2, *(_SIZE,) * 2),
     "mm_rms_norm": (_POINTER, _POINTER, c_float, _POINTER, _SIZE, _SIZE),
+    "mm_layer_norm": (*(_POINTER,) * 3, c_float, _POINTER, *(_SIZE,) * 2),
     "mm_rotate": (_POINTER, _SIZE, _POINTER, _POINTER, *(_SIZE,) * 3),
     "mm_quick_gelu": (_POINTER, *(_SIZE,) * 2),
     "mm_silu_gate": (_POINTER, _POINTER, _SIZE, _SIZE),
     "mm_attention": (*(_POINTER,) * 7, *(_SIZE,) * 7),
+    "mm_encoder_attention": (_POINTER, _POINTER, *(_SIZE,) * 4),
     "mm_decoder": (_POINTER, _POINTER, _POINTER),
 }
 logger = logging.getLogger("mmserve.kernels")  # also where this is the program

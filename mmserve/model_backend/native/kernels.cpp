@@ -1,6 +1,8 @@
 // What Python calls, on plain addresses. Knows no torch: all tensors are contiguous float32 unless said otherwise.
 #include <cmath>
 #include <cstring>
+#include <numeric>
+#include <vector>
 
 #include "attention.h"
 #include "decoder.h"
@@ -8,10 +10,28 @@
 #include "quantized.h"
 #include "softmax.h"
 
+namespace {
+
+// at(i): eight numbers from i on.
+template <class At>
+float sum_of(int64_t size, const At& at) {
+    tile::f32x8 sums{};
+    for (int64_t i = 0; i < size; i += 8) sums += at(i);
+    float sum = 0.f;
+    for (int i = 0; i < 8; ++i) sum += sums[i];
+    return sum;
+}
+
+}  // namespace
+
 extern "C" {
 
 void mm_set_threads(int count) {
     pool::shared().set_threads(count);
+}
+
+void mm_leave(const int32_t* taken, int64_t count, int64_t among, int64_t least) {
+    pool::shared().leave(taken, count, among, least);
 }
 
 // weights: 0 float32, 1 bfloat16, 2 int8, 3 int4.
@@ -42,13 +62,27 @@ void mm_rows(const void* panels, int weights, const int64_t* indices, float* out
 void mm_rms_norm(const float* x, const float* weight, float eps, float* out, int64_t rows, int64_t size) {
     pool::each_row(rows, size, [=](int64_t row) {
         const float* from = x + row * size;
-        tile::f32x8 squares{};
-        for (int64_t i = 0; i < size; i += 8)
-            squares += tile::load<tile::f32x8>(from + i) * tile::load<tile::f32x8>(from + i);
-        float sum = 0.f;
-        for (int i = 0; i < 8; ++i) sum += squares[i];
-        const float scale = 1.f / std::sqrt(sum / static_cast<float>(size) + eps);
+        const float squares = sum_of(size, [=](int64_t i) {
+            const tile::f32x8 some = tile::load<tile::f32x8>(from + i);
+            return some * some;
+        });
+        const float scale = 1.f / std::sqrt(squares / static_cast<float>(size) + eps);
         for (int64_t i = 0; i < size; ++i) out[row * size + i] = from[i] * scale * weight[i];
+    });
+}
+
+void mm_layer_norm(const float* x, const float* weight, const float* bias, float eps, float* out, int64_t rows,
+                   int64_t size) {
+    pool::each_row(rows, size, [=](int64_t row) {
+        const float* from = x + row * size;
+        const float sum = sum_of(size, [=](int64_t i) { return tile::load<tile::f32x8>(from + i); });
+        const float mean = sum / static_cast<float>(size);
+        const float squares = sum_of(size, [=](int64_t i) {
+            const tile::f32x8 centred = tile::load<tile::f32x8>(from + i) - mean;
+            return centred * centred;
+        });
+        const float scale = 1.f / std::sqrt(squares / static_cast<float>(size) + eps);
+        for (int64_t i = 0; i < size; ++i) out[row * size + i] = (from[i] - mean) * scale * weight[i] + bias[i];
     });
 }
 
@@ -98,6 +132,25 @@ void mm_attention(const float* q, const float* kv, const int64_t* slots, float* 
         std::memcpy(layer_kv + slots[row] * numbers, kv + row * q_stride, numbers * sizeof(float));
     });
     attention::run({q, layer_kv, tables, tiles, out, q_stride, table_stride, heads, kv_heads, dim}, num_tiles);
+}
+
+// Every token sees all of its sequence. qkv: [sequences, tokens, 3, heads, dim] -> out: [sequences, tokens, heads, dim].
+void mm_encoder_attention(const float* qkv, float* out, int64_t sequences, int64_t tokens, int64_t heads, int64_t dim) {
+    using attention::kBlock, attention::kMaxRows;
+    const int64_t width = heads * dim, blocks = (tokens + kBlock - 1) / kBlock, parts = (tokens + kMaxRows - 1) / kMaxRows;
+    const auto kv = scratch::of<float>(sequences * blocks * kBlock * 2 * width);
+    pool::each_row(sequences * tokens, 2 * width, [&](int64_t row) {
+        const int64_t slot = row / tokens * blocks * kBlock + row % tokens;
+        std::memcpy(kv.get() + slot * 2 * width, qkv + row * 3 * width + width, 2 * width * sizeof(float));
+    });
+    std::vector<int64_t> tables(sequences * blocks), tiles;
+    std::iota(tables.begin(), tables.end(), 0);
+    for (int64_t i = 0; i < sequences * parts; ++i) {
+        const int64_t first = tokens * (i % parts) / parts, rows = tokens * (i % parts + 1) / parts - first;
+        tiles.insert(tiles.end(), {i / parts * tokens + first, rows, tokens - rows, i / parts});
+    }
+    attention::run({qkv, kv.get(), tables.data(), tiles.data(), out, 3 * width, blocks, heads, heads, dim, false},
+                   sequences * parts);
 }
 
 }  // extern "C"

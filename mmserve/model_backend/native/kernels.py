@@ -23,6 +23,8 @@ MAX_TILE_ROWS = 48
 _TOLERANCE = 1e-5
 _ROUNDED_TOLERANCE = 1e-4
 """Relative to the largest result; for quantized weights, whose inputs become whole numbers of 16 bits."""
+_kept: dict[str, object] = {}
+"""What the kernels have the address of."""
 logger = logging.getLogger(__name__)
 
 
@@ -35,6 +37,14 @@ def set_threads(count: int) -> None:
     """At least so many threads for what comes; the caller's counts as one."""
     if (kernels := _kernels()) is not None:
         kernels.mm_set_threads(count)
+
+
+def leave(taken: ctypes.Array[ctypes.c_int32], *, among: int = 1, least: int = 1) -> None:
+    """From now on fewer threads compute, but at least so many: fewer by a part, one of ``among``, of what the numbers
+    are together at that moment."""
+    if (kernels := _kernels()) is not None:
+        _kept["taken"] = taken
+        kernels.mm_leave(ctypes.addressof(taken), len(taken), among, least)
 
 
 def to_panels(weight: torch.Tensor) -> torch.Tensor:
@@ -85,6 +95,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     _get().mm_rms_norm(x.data_ptr(), weight.data_ptr(), eps, out.data_ptr(), *x.shape)
+    return out
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """[..., size], size a multiple of 8."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    rows = x.numel() // x.shape[-1]
+    _get().mm_layer_norm(x.data_ptr(), weight.data_ptr(), bias.data_ptr(), eps, out.data_ptr(), rows, x.shape[-1])
     return out
 
 
@@ -139,6 +158,15 @@ def attention(q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, layout:
         kv.shape[2],
         dim,
     )
+    return out
+
+
+def encoder_attention(qkv: torch.Tensor, heads: int) -> torch.Tensor:
+    """[sequences, tokens, 3 * heads * dim] -> [sequences, tokens, heads * dim], dim a multiple of 16: every token sees
+    all of its sequence."""
+    sequences, tokens, width = qkv.shape
+    out = torch.empty(sequences, tokens, width // 3)
+    _get().mm_encoder_attention(qkv.data_ptr(), out.data_ptr(), sequences, tokens, heads, width // 3 // heads)
     return out
 
 

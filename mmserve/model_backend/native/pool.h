@@ -34,17 +34,27 @@ public:
 
     int64_t threads() const { return static_cast<int64_t>(helpers_.size()) + 1; }
 
+    // From now on fewer compute, but at least so many: fewer by a part, one of `among`, of what the numbers in `taken` are
+    // together at that moment.
+    void leave(const int32_t* taken, int64_t count, int64_t among, int64_t least) {
+        const std::lock_guard turn(running_);
+        taken_ = taken;
+        taken_count_ = count;
+        among_ = among;
+        least_ = least;
+    }
+
     // piece(job, index) for every index below count; returns when all are done. Callers take turns.
     void run(Piece piece, const void* job, int64_t count) {
         const std::lock_guard turn(running_);
-        if (count == 1 || helpers_.empty()) {
+        const int64_t sharers = threads_left();
+        if (count == 1 || sharers == 1) {
             for (int64_t i = 0; i < count; ++i) piece(job, i);
             return;
         }
         piece_ = piece;
         job_ = job;
-        const int64_t sharers = threads();
-        sharers_.store(sharers, std::memory_order_relaxed);
+        if (sharers_.exchange(static_cast<int32_t>(sharers)) != sharers) sharers_.notify_all();
         done_.store(0, std::memory_order_relaxed);
         const uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
         for (int64_t i = 0; i < sharers; ++i) shares_[i].give(epoch, count * i / sharers, count * (i + 1) / sharers);
@@ -77,8 +87,15 @@ private:
         }
     };
 
+    int64_t threads_left() const {
+        int64_t taken = 0;
+        for (int64_t i = 0; i < taken_count_; ++i) taken += __atomic_load_n(taken_ + i, __ATOMIC_RELAXED);
+        return std::max(std::min(least_, threads()), threads() - (taken + among_ - 1) / among_);
+    }
+
     void help(uint32_t seen, int64_t own) {
         for (;;) {
+            for (int32_t sharers; own >= (sharers = sharers_.load());) sharers_.wait(sharers);
             for (int spins = 0; spins < kSpins && epoch_.load(std::memory_order_acquire) == seen; ++spins) pause();
             epoch_.wait(seen);
             seen = epoch_.load(std::memory_order_acquire);
@@ -101,9 +118,11 @@ private:
     Share shares_[kMaxThreads];
     alignas(64) std::atomic<uint32_t> epoch_{0};
     alignas(64) std::atomic<int64_t> done_{0};
-    std::atomic<int64_t> sharers_{1};
+    std::atomic<int32_t> sharers_{1};  // of the last job; helpers beyond them sleep
     Piece piece_ = nullptr;
     const void* job_ = nullptr;
+    const int32_t* taken_ = nullptr;
+    int64_t taken_count_ = 0, among_ = 1, least_ = 1;
 };
 
 inline Pool& shared() {

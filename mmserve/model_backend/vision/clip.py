@@ -13,7 +13,8 @@ from torch import nn
 
 from mmserve.checkpoint.spec import VisionSpec
 from mmserve.model_backend.layers.activation import activation
-from mmserve.model_backend.layers.linear import ColumnParallelLinear, empty
+from mmserve.model_backend.layers.linear import ColumnParallelLinear, RowParallelLinear, empty
+from mmserve.model_backend.native import kernels
 from mmserve.model_backend.parallel import TpGroup
 from mmserve.model_backend.weights import Target
 
@@ -36,6 +37,8 @@ class LayerNorm(nn.Module):
         self.weight, self.bias = empty(spec.hidden_size, like=like), empty(spec.hidden_size, like=like)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if kernels.usable(x) and x.shape[-1] % 8 == 0:
+            return kernels.layer_norm(x, self.weight, self.bias, self._eps)
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self._eps)
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
@@ -79,18 +82,21 @@ class EncoderLayer(nn.Module):
         self.attention_norm = LayerNorm("layer_norm1", spec, like=like)
         outs = [(name, size) for name in ("q_proj", "k_proj", "v_proj")]
         self.qkv = ColumnParallelLinear(size, outs, bias=True, tp=_ALONE, like=like)
-        self.out = Linear("out_proj", size, size, like=like)
+        self.out = RowParallelLinear("out_proj", size, size, bias=True, tp=_ALONE, like=like)
         self.mlp_norm = LayerNorm("layer_norm2", spec, like=like)
         self.up = Linear("fc1", size, inner, like=like)
-        self.down = Linear("fc2", inner, size, like=like)
+        self.down = RowParallelLinear("fc2", inner, size, bias=True, tp=_ALONE, like=like)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.out(self._attend(self.qkv(self.attention_norm(x))))
-        return x + self.down(self._act(self.up(self.mlp_norm(x))))  # type: ignore[no-any-return]
+        """[B, patches, hidden], in place."""
+        self.out(self._attend(self.qkv(self.attention_norm(x))), onto=x)
+        return self.down(self._act(self.up(self.mlp_norm(x))), onto=x)  # type: ignore[no-any-return]
 
     def _attend(self, qkv: torch.Tensor) -> torch.Tensor:
         """[B, patches, 3 * hidden] -> [B, patches, hidden]."""
-        batch, tokens, _ = qkv.shape
+        batch, tokens, width = qkv.shape
+        if kernels.usable(qkv) and width // 3 // self._num_heads % kernels.PANEL == 0:
+            return kernels.encoder_attention(qkv, self._num_heads)
         q, k, v = qkv.view(batch, tokens, 3, self._num_heads, -1).permute(2, 0, 3, 1, 4)
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 

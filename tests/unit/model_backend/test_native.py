@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -229,3 +230,33 @@ def test_a_home_that_cannot_be_written(
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(elsewhere))
     assert build.loaded() is not None
     assert list(elsewhere.glob("mmserve-*/*.so"))
+
+
+def test_threads_left_to_others_change_no_number() -> None:
+    """They come and go while products are computed; nothing is lost with them."""
+    weight, x = random(208, 90), random(100, 90, seed=1)
+    panels, taken = kernels.to_panels(weight), (ctypes.c_int32 * 2)()
+    alone = kernels.linear(x, panels, None)
+    kernels.leave(taken)
+    try:
+        for numbers in ((0, 0), (1, 0), (0, 2), (1, 1), (3, 0), (2, 9), (0, 1), (0, 0)):
+            taken[:] = numbers
+            assert all(torch.equal(kernels.linear(x, panels, None), alone) for _ in range(50))
+    finally:
+        kernels.leave((ctypes.c_int32 * 0)())
+
+
+@pytest.mark.parametrize(
+    ("sequences", "tokens", "heads", "dim"), [(1, 1, 2, 16), (2, 65, 4, 48), (3, 257, 6, 64), (1, 48, 1, 32)]
+)
+def test_attention_of_an_encoder(sequences: int, tokens: int, heads: int, dim: int) -> None:
+    qkv = random(sequences, tokens, 3 * heads * dim)
+    q, k, v = qkv.view(sequences, tokens, 3, heads, dim).permute(2, 0, 3, 1, 4)
+    expected = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(kernels.encoder_attention(qkv, heads), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_layer_norm() -> None:
+    x, weight, bias = random(2, 7, 48) * 3 + 1, random(48, seed=1), random(48, seed=2)
+    expected = F.layer_norm(x, (48,), weight, bias, 1e-5)
+    torch.testing.assert_close(kernels.layer_norm(x, weight, bias, 1e-5), expected, rtol=1e-5, atol=1e-5)
