@@ -137,7 +137,7 @@ def train(options: argparse.Namespace) -> None:
         logits, target, _ = logits_of(text, run, batch, pictures.to(device))
         loss = answer_loss(logits, target)
         loss.backward()
-        norm = optimizers.step(common.curve(step, options.steps, hold=options.hold))
+        norm = optimizers.step(common.curve(step, options.steps, options.warm, options.hold))
         if step % 20 == 0 or step == options.steps - 1:
             log(step=step, loss=float(loss.detach()), norm=norm, questions=len(batch.answers))
         if step % options.check == options.check - 1 or step == options.steps - 1:
@@ -148,7 +148,7 @@ def train(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Command line."""
-    train(common.options(__doc__, check=100, steps=2600, batch=16, seed=2, muon=2e-3, adam=1e-3, hold=0.4))
+    train(common.options(__doc__, check=100, steps=2600, batch=16, seed=2, muon=2e-3, adam=1e-3, warm=400, hold=0.4))
 
 
 if __name__ == "__main__":
