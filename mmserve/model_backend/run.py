@@ -42,15 +42,15 @@ def run(process: Process) -> None:
         phases.end("kernels and links")
         if process.arena is not None and deployment.config.arena_prefault:
             process.arena.map_all()
-        if kernels.usable(like):
-            # What is left to torch is small, and waiting for its other threads costs more than they save.
-            torch.set_num_threads(1)
         towers = TakenCores(endpoints.taken_cores("visualserver"), deployment.config.visual_workers)
         kernels.leave(towers.numbers, among=size)
         ranks = TakenCores(endpoints.taken_cores("model_backend"), size)
         ranks.none(rank)
         with heap.loading():
             runner = Runner(deployment, tp, process.arena, like, process.progress, phases)
+        if kernels.usable(like):
+            # What is left to torch is small, and waiting for its other threads costs more than they save.
+            torch.set_num_threads(1)
         runner.warm_up()
         workspace.take_for_steps(deployment)
         phases.end("warm-up")
