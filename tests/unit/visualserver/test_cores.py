@@ -1,0 +1,33 @@
+"""While a tower computes, ranks see how many cores it takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import torch
+
+from mmserve.ipc.arena import Arena
+from mmserve.model_backend.taken_cores import TakenCores
+from mmserve.visualserver.run import _sharing_cores
+from tests.fakes.media import fake_process, model_spec, write_preprocessor
+
+
+def test_half_of_the_cores_while_it_computes_and_none_before_and_after(tmp_path: Path) -> None:
+    arena = Arena.create(1 << 14)
+    process = fake_process("visualserver", tmp_path, arena, model_spec(write_preprocessor(tmp_path), hidden_size=4))
+    # In bfloat16 the kernels' threads, which this process has for all of its tests, stay as they are.
+    deployment = msgspec.structs.replace(process.deployment, dtype="bfloat16", cpu_threads=8)
+    path = process.endpoints.taken_cores("visualserver")
+    rank, seen = TakenCores(path, 1), []
+
+    def tower(pixels: torch.Tensor) -> torch.Tensor:
+        seen.extend(rank.numbers)
+        return pixels
+
+    shared = _sharing_cores(tower, replace(process, deployment=deployment), TakenCores(path, 1))
+    assert list(rank.numbers) == [0]
+    shared(torch.zeros(1))
+    assert (seen, list(rank.numbers)) == ([4], [0])
+    arena.close()
