@@ -1,0 +1,129 @@
+"""Attention of one step by the C++ kernel, by gathering KV blocks for torch's SDPA, and by FlexAttention.
+
+    python -m benchmarks.attention [--repeats N] [--no-flex] [--json FILE]
+
+The shapes of SmolLM2-135M: 30 layers of 9 query and 3 key heads of 64, float32, each layer with a KV cache of its own,
+so that keys and values come from memory. All layers one after the other on one thread, CPU time, the least of the
+repeats. FlexAttention is compiled for each shape (how long that takes is in the table) and is given keys and values in
+one piece: what it would cost to gather or page them is not in its figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from benchmarks.load.report import Row, table, write_json
+from mmserve.deployment import KV_BLOCK_TOKENS
+from mmserve.model_backend.attention.in_place import InPlaceAttention, fits
+from mmserve.model_backend.attention.interface import Attention, StepRows
+from mmserve.model_backend.attention.plain import PlainAttention
+
+LAYERS, HEADS, KV_HEADS, DIM = 30, 9, 3, 64
+WARM_UPS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """So many sequences alike: each with ``count`` new tokens behind ``start`` others."""
+
+    name: str
+    sequences: int
+    start: int
+    count: int
+
+
+CASES = (
+    Case("16 decoding, 288 tokens each", 16, 287, 1),
+    Case("8 decoding, 1,000 tokens each", 8, 999, 1),
+    Case("a prompt of 256", 1, 0, 256),
+    Case("64 of a prompt behind 448", 1, 448, 64),
+)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--flex", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--json", help="also write the rows here")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if not fits(torch.empty(0), HEADS // KV_HEADS, DIM):
+        parser.error("there is no C++ compiler for the kernel, nor for FlexAttention: install c++ or g++")
+    with torch.inference_mode(), tempfile.TemporaryDirectory() as nothing_compiled_yet:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = nothing_compiled_yet
+        rows = [_measure(case, options) for case in CASES]
+    print(table(rows))
+    write_json(options.json, rows)
+
+
+def _measure(case: Case, options: argparse.Namespace) -> Row:
+    rows, caches = (
+        _rows(case),
+        [torch.randn(_num_blocks(case), KV_BLOCK_TOKENS, 2, KV_HEADS, DIM) for _ in range(LAYERS)],
+    )
+    heads = torch.randn(case.sequences * case.count, HEADS + 2 * KV_HEADS, DIM)
+    q, kv = heads[:, :HEADS], heads[:, HEADS:].unflatten(1, (2, KV_HEADS))
+    found: Row = {"step": case.name}
+    ways: dict[str, Attention] = {"kernel": InPlaceAttention(HEADS // KV_HEADS), "gathered": PlainAttention()}
+    for name, attention in ways.items():
+        prepared = attention.prepare(rows)
+        found[f"{name}_ms"] = _least_ms(
+            lambda cache, a=attention, p=prepared: a(q, kv, cache, p), caches, options.repeats
+        )
+    if options.flex:
+        found |= _flex(case, options.repeats)
+    return found
+
+
+def _flex(case: Case, repeats: int) -> Row:
+    length = case.start + case.count
+    layers = [torch.randn(2, case.sequences, KV_HEADS, length, DIM) for _ in range(LAYERS)]
+    q, mask = torch.randn(case.sequences, HEADS, case.count, DIM), None
+    if case.count > 1:
+        mask = create_block_mask(
+            lambda batch, head, row, key: key <= row + case.start, None, None, case.count, length, device="cpu"
+        )
+    compiled = torch.compile(flex_attention, dynamic=False)
+    began_s = time.perf_counter()
+    compiled(q, *layers[0], block_mask=mask, enable_gqa=True)
+    compile_s = time.perf_counter() - began_s
+    least_ms = _least_ms(lambda kv: compiled(q, *kv, block_mask=mask, enable_gqa=True), layers, repeats)
+    return {"flex_ms": least_ms, "flex_compile_s": compile_s}
+
+
+def _least_ms(attend: Callable[[torch.Tensor], object], caches: Sequence[torch.Tensor], repeats: int) -> float:
+    spent_s = []
+    for _ in range(WARM_UPS + repeats):
+        began_s = time.thread_time()
+        for cache in caches:
+            attend(cache)
+        spent_s.append(time.thread_time() - began_s)
+    return min(spent_s[WARM_UPS:]) * 1e3
+
+
+def _num_blocks(case: Case) -> int:
+    return case.sequences * -(-(case.start + case.count) // KV_BLOCK_TOKENS)
+
+
+def _rows(case: Case) -> StepRows:
+    """Blocks in random order, as they are after a while."""
+    blocks = np.random.default_rng(0).permutation(_num_blocks(case)).reshape(case.sequences, -1)
+    slots = np.arange(case.sequences)
+    positions = np.tile(np.arange(case.start, case.start + case.count), case.sequences)
+    kept = blocks[np.repeat(slots, case.count), positions // KV_BLOCK_TOKENS] * KV_BLOCK_TOKENS
+    starts, counts = (np.full(case.sequences, value) for value in (case.start, case.count))
+    return StepRows(slots, starts, counts, blocks, kept + positions % KV_BLOCK_TOKENS, torch.empty(0))
+
+
+if __name__ == "__main__":
+    main()
