@@ -67,10 +67,8 @@ def main() -> None:
 
 
 def _measure(case: Case, options: argparse.Namespace) -> Row:
-    rows, caches = (
-        _rows(case),
-        [torch.randn(_num_blocks(case), KV_BLOCK_TOKENS, 2, KV_HEADS, DIM) for _ in range(LAYERS)],
-    )
+    rows = _rows(case)
+    caches = [torch.randn(_num_blocks(case), KV_BLOCK_TOKENS, 2, KV_HEADS, DIM) for _ in range(LAYERS)]
     heads = torch.randn(case.sequences * case.count, HEADS + 2 * KV_HEADS, DIM)
     q, kv = heads[:, :HEADS], heads[:, HEADS:].unflatten(1, (2, KV_HEADS))
     found: Row = {"step": case.name}
