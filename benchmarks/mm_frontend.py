@@ -1,7 +1,8 @@
 """How fast one HTTP worker takes pictures in, and what everybody else notices of it.
 
 A real worker and a real cache server; a stub that answers at once stands behind them. 64 clients send requests of four
-new pictures each, base64 in the JSON. Beside it, in the same run: what one thread makes of the same bodies.
+new pictures each, base64 in the JSON. Beside it, in the same run: what one thread makes of the same bodies, and what
+uvicorn makes of the same requests when nothing is done with them.
 
     python -m benchmarks.mm_frontend
 """
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 from benchmarks.frontend import limit
+from benchmarks.frontend.bare import bare
 from benchmarks.frontend.bodies import IMAGES, Body, make
 from benchmarks.frontend.flood import WARM_UP_S, Flood, Flooded
 from benchmarks.frontend.histogram import Buckets, buckets, quantile
@@ -46,6 +48,8 @@ def measure(target: Target, bodies: Sequence[Body], image_nbytes: int, options: 
     """One size of pictures."""
     cut = limit.requests_per_s(bodies, limit.cut)
     plain = limit.requests_per_s(bodies, limit.plain)
+    with bare() as uvicorn:
+        least = uvloop.run(_flood(uvicorn, bodies, options.seconds))
     asked = Asked(target.url, target.model)
     with probes(asked) as idle:
         time.sleep(options.idle_seconds)
@@ -53,9 +57,10 @@ def measure(target: Target, bodies: Sequence[Body], image_nbytes: int, options: 
     with probes(asked) as busy:
         flooded = uvloop.run(_flood(target, bodies, options.seconds))
     lag = before, buckets(target.url, _LAG)
-    for error in sorted(set(flooded.errors))[:3]:
+    for error in sorted({*least.errors, *flooded.errors})[:3]:
         print(f"  {error}")
-    return _row(image_nbytes, flooded, cut, plain) | _latencies(lag, idle, busy)
+    bounds = {"limit": cut, "plain limit": plain, "bare uvicorn": least.requests_per_s}
+    return _row(image_nbytes, flooded, bounds) | _latencies(lag, idle, busy)
 
 
 async def _flood(target: Target, bodies: Sequence[Body], seconds: float) -> Flooded:
@@ -69,18 +74,17 @@ _NUMBERS = itertools.count()
 """Of the requests of this run: no picture is sent twice."""
 
 
-def _row(image_nbytes: int, flooded: Flooded, cut: float, plain: float) -> Row:
+def _row(image_nbytes: int, flooded: Flooded, bounds: dict[str, float]) -> Row:
+    """``bounds``: requests/s of what ours is compared with, by name."""
     mb = IMAGES * image_nbytes / 1e6
-    return {
+    row: Row = {
         "images": f"{IMAGES} x {image_nbytes // 1000} KB",
         "requests/s": flooded.requests_per_s,
         "MB/s": flooded.requests_per_s * mb,
-        "limit MB/s": cut * mb,
-        "of limit": flooded.requests_per_s / cut,
-        "plain limit MB/s": plain * mb,
-        "of plain limit": flooded.requests_per_s / plain,
-        "errors": len(flooded.errors),
     }
+    for name, bound in bounds.items():
+        row |= {f"{name} MB/s": bound * mb, f"of {name}": flooded.requests_per_s / bound}
+    return row | {"bare of plain limit": bounds["bare uvicorn"] / bounds["plain limit"], "errors": len(flooded.errors)}
 
 
 def _latencies(lag: tuple[Buckets, Buckets], idle: Seen, busy: Seen) -> Row:

@@ -1,0 +1,49 @@
+"""The least that an HTTP server of our kind can do with the same requests: uvicorn reads the body and answers.
+
+What it makes of them bounds every server written on top of it: nothing is parsed, decoded, hashed, copied or asked of
+another process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from benchmarks.load.server import Target
+
+_ANSWER = b"{}"
+_HEADERS = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(_ANSWER))]
+
+
+@contextlib.contextmanager
+def bare() -> Iterator[Target]:
+    """A server in a process of its own; whoever connects before it runs waits in its socket."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        command = [sys.executable, "-m", "benchmarks.frontend.bare", str(listening.fileno())]
+        with subprocess.Popen(command, pass_fds=[listening.fileno()]) as process:
+            try:
+                yield Target("uvicorn", f"http://127.0.0.1:{listening.getsockname()[1]}", "", process.pid)
+            finally:
+                process.terminate()
+
+
+async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    """Any request, once its body is there."""
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+    await send({"type": "http.response.body", "body": _ANSWER})
+
+
+def main() -> None:
+    uvicorn.run(answer, fd=int(sys.argv[1]), lifespan="off", access_log=False, log_level="warning")
+
+
+if __name__ == "__main__":
+    main()
