@@ -24,11 +24,18 @@ class Hangups:
         self._thread.start()
 
     def watch(self, fd: int, on_hangup: Callable[[], None]) -> None:
-        """Call ``on_hangup`` once, from the watching thread, when either side has closed the connection."""
+        """Call ``on_hangup`` once, from the watching thread, when either side has closed the connection. Raises OSError
+        for want of descriptors or memory; nothing is watched then."""
         twin = os.dup(fd)
         with self._lock:
             self._callbacks[twin] = on_hangup
-        self._epoll.register(twin, select.EPOLLRDHUP | select.EPOLLONESHOT)
+        try:
+            self._epoll.register(twin, select.EPOLLRDHUP | select.EPOLLONESHOT)
+        except OSError:
+            with self._lock:
+                del self._callbacks[twin]
+            os.close(twin)
+            raise
 
     def close(self) -> None:
         """End the thread; connections still watched are forgotten."""
