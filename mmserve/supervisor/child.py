@@ -24,7 +24,7 @@ import setproctitle
 
 from mmserve import log
 from mmserve.errors import StartupError
-from mmserve.heap import keep_freed_memory
+from mmserve.heap import keep_freed_memory, settle
 from mmserve.ipc.arena import Arena
 from mmserve.process import Process, Stop
 from mmserve.supervisor.launch import Failed, Launch, Progress, Ready, Report, encode_report
@@ -65,6 +65,7 @@ class _Reporter:
         self.is_ready = False
 
     def ready(self, details: dict[str, object]) -> None:
+        settle()
         self.is_ready = True
         self.send(Ready(details))
 
