@@ -42,7 +42,9 @@ async def answer(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def main() -> None:
-    uvicorn.run(answer, fd=int(sys.argv[1]), lifespan="off", access_log=False, log_level="warning")
+    config = uvicorn.Config(answer, lifespan="off", access_log=False, log_level="warning")
+    # As a socket that knows its family: uvicorn takes a bare descriptor for a Unix socket.
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
 
 
 if __name__ == "__main__":
