@@ -22,7 +22,7 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.load.report import Row, table, write_json
-from mmserve.deployment import KV_BLOCK_TOKENS
+from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.model_backend.attention.in_place import InPlaceAttention, fits
 from mmserve.model_backend.attention.interface import Attention, StepRows
 from mmserve.model_backend.attention.plain import PlainAttention

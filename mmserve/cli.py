@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 from msgspec import inspect
 
-from mmserve.config import Config
-from mmserve.errors import StartupError
-from mmserve.options import OPTIONS, Option, OptionError, did_you_mean, resolve
+from mmserve.config.config import Config
+from mmserve.config.options import OPTIONS, Option, OptionError, did_you_mean, resolve
+from mmserve.runtime.errors import StartupError
 
 USAGE_ERROR = 2
 _METAVARS: dict[type[inspect.Type], str] = {

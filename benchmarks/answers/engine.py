@@ -15,8 +15,8 @@ import torch
 
 from mmserve.checkpoint.load import load
 from mmserve.checkpoint.locate import locate
-from mmserve.config import Config
-from mmserve.deployment import KV_BLOCK_TOKENS, Deployment
+from mmserve.config.config import Config
+from mmserve.config.deployment import KV_BLOCK_TOKENS, Deployment
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
 from mmserve.model_backend.batch import Batch

@@ -17,11 +17,11 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from mmserve import cli
-from mmserve.deployment import Deployment
+from mmserve.config.deployment import Deployment
+from mmserve.config.process import Process
 from mmserve.ipc.channel import AsyncReceiver, Sender
 from mmserve.messages.reply import HttpInbound, TokenReply
 from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
-from mmserve.process import Process
 from mmserve.supervisor import run as supervisor_run
 from mmserve.supervisor.topology import Topology, topology
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mmserve.cache_server.client import MediaCacheClient, connect
-from mmserve.config import Config
-from mmserve.deployment import Deployment
+from mmserve.config.config import Config
+from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.supervisor import machine, plan

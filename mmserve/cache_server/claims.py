@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mmserve.budget import Budget
 from mmserve.cache_server.item import Item
 from mmserve.messages.cache import Refusal
+from mmserve.runtime.byte_budget import Budget
 
 
 class Claims:

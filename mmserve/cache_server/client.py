@@ -12,9 +12,9 @@ from typing import Protocol
 from mmserve.cache_server.client_v1 import ItemwiseCalls, RpycConnection
 from mmserve.cache_server.client_v2 import BatchedCalls, FramedConnection
 from mmserve.cache_server.link import Link
-from mmserve.errors import Overloaded, TooLarge
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, MediaRecord, TurnClaim, TurnsReply
+from mmserve.runtime.errors import Overloaded, TooLarge
 
 PATIENCE_S = 5.0
 """How long a call waits for a server that is being started again."""

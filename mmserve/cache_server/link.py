@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from mmserve.errors import Unavailable
+from mmserve.runtime.errors import Unavailable
 
 MAX_WAIT_S = 600.0
 """Longest wait_s that one call may ask for; longer waits are cut to it."""

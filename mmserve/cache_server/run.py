@@ -10,11 +10,11 @@ from mmserve.cache_server.shortage import Shortage
 from mmserve.cache_server.slots import Slots
 from mmserve.cache_server.table import Snapshot, Table
 from mmserve.cache_server.turns import Turns
-from mmserve.deployment import FIRST_VIRTUAL_TOKEN, Deployment
-from mmserve.health.client import INTERVAL_S, Pulse
+from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, Deployment
+from mmserve.config.process import Process
+from mmserve.health.heartbeat import INTERVAL_S, Pulse
 from mmserve.ipc.arena import Arena
 from mmserve.metrics.client import MetricsClient
-from mmserve.process import Process
 
 _REPORT_INTERVAL_S = INTERVAL_S / 2
 _TABLE_NBYTES = 16 << 20

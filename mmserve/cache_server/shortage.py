@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from mmserve.budget import MIB
 from mmserve.cache_server.table import Snapshot
+from mmserve.runtime.byte_budget import MIB
 
 logger = logging.getLogger(__name__)
 

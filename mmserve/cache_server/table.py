@@ -15,11 +15,11 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mmserve.budget import Budget
 from mmserve.cache_server.item import Lease
 from mmserve.cache_server.slots import Slots
 from mmserve.cache_server.turns import Claim, Turns
 from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, TurnClaim, TurnsReply
+from mmserve.runtime.byte_budget import Budget
 
 _PATIENT_TRIES = 8
 """Of an allocation, before it lets go of what is cached of its own images."""

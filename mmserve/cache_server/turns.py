@@ -8,8 +8,8 @@ from __future__ import annotations
 from bisect import insort
 from typing import NamedTuple
 
-from mmserve.budget import Budget
 from mmserve.cache_server.item import Lease
+from mmserve.runtime.byte_budget import Budget
 
 
 class Claim(NamedTuple):

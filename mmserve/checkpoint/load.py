@@ -22,7 +22,7 @@ from mmserve.checkpoint.hf_config import (
 )
 from mmserve.checkpoint.spec import ModelSpec, RopeScaling, TextSpec, VisionSpec
 from mmserve.checkpoint.tied_head import has_own_head
-from mmserve.errors import StartupError
+from mmserve.runtime.errors import StartupError
 
 SUPPORTED = "LlamaForCausalLM, MistralForCausalLM (no sliding window), LlavaForConditionalGeneration (CLIP + either)"
 _TEXT_CONFIGS: dict[str, type[LlamaJson]] = {"llama": LlamaJson, "mistral": MistralJson}

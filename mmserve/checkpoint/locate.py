@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mmserve.errors import StartupError
+from mmserve.runtime.errors import StartupError
 
 _PACKAGED = Path(__file__).parent.parent / "packaged"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 from contextlib import closing
 
+from mmserve.config.process import Process
 from mmserve.health.server import Ward, answering, collect
 from mmserve.ipc.channel import Receiver
 from mmserve.messages.status import HealthInbound
-from mmserve.process import Process
 
 
 def run(process: Process) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mmserve.health.vitals import Vitals
+from mmserve.health.state import Vitals
 from mmserve.ipc.channel import Receiver
 from mmserve.ipc.status_http import Page, StatusServer
 from mmserve.messages.status import HealthInbound

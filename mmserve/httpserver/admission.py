@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mmserve.errors import Overloaded, Unavailable
 from mmserve.messages.reply import ServerPhase
 from mmserve.metrics.client import MetricsClient
+from mmserve.runtime.errors import Overloaded, Unavailable
 
 _RETRY_AFTER_S = {"starting": 5.0, "loading": 5.0, "restarting": 2.0, "draining": 5.0}
 _RETRY_WHEN_FULL_S = 1.0

@@ -14,8 +14,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from mmserve.budget import MIB
-from mmserve.errors import ERROR_KINDS, InvalidRequest, MmserveError, NotFound
 from mmserve.httpserver.api import openai_chat
 from mmserve.httpserver.api.admin import admin_routes
 from mmserve.httpserver.api.answer import Answer, Write
@@ -29,6 +27,8 @@ from mmserve.httpserver.envelope import Envelope
 from mmserve.httpserver.front import Front
 from mmserve.httpserver.local_media import with_small_ones_decoded
 from mmserve.httpserver.served_model import ServedModel
+from mmserve.runtime.byte_budget import MIB
+from mmserve.runtime.errors import ERROR_KINDS, InvalidRequest, MmserveError, NotFound
 
 Parse = Callable[[bytes | bytearray, ServedModel, float], GenerateCall]
 """Of a body, for the model, with the time of its arrival."""

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 
-from mmserve.errors import Unauthorized
+from mmserve.runtime.errors import Unauthorized
 
 OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
 """Probes carry no key."""

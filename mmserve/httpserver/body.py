@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 from starlette.requests import ClientDisconnect, Request
 
-from mmserve.errors import InvalidRequest, TooLarge, TooSlow
 from mmserve.httpserver.hang_up import connected
 from mmserve.httpserver.holdings import Holdings
+from mmserve.runtime.errors import InvalidRequest, TooLarge, TooSlow
 
 DIRECT_BODY = "mmserve.direct_body"
 """An ASGI extension: {"receive": function(begun, nbytes)}, which receives a body without the copies of ``receive()``

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from mmserve.budget import MIB
-from mmserve.errors import TooLarge
+from mmserve.runtime.byte_budget import MIB
+from mmserve.runtime.errors import TooLarge
 
 
 class ByteBudget:

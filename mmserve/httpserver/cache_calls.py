@@ -14,12 +14,12 @@ from contextlib import suppress
 from typing import TypeVar
 
 from mmserve.cache_server.client import MediaCacheClient
-from mmserve.errors import Overloaded, Unavailable
 from mmserve.httpserver.lane import Generation
-from mmserve.httpserver.shield import to_completion
-from mmserve.httpserver.threads import Threads
 from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
 from mmserve.metrics.client import MetricsClient
+from mmserve.runtime.errors import Overloaded, Unavailable
+from mmserve.runtime.uncancelled import to_completion
+from mmserve.runtime.worker_threads import Threads
 
 _WAITING_THREADS = 16
 _RETRY_AFTER_S = 1.0

@@ -18,7 +18,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mmserve.checkpoint.load import read_json
-from mmserve.errors import InvalidRequest, StartupError
+from mmserve.runtime.errors import InvalidRequest, StartupError
 
 Conversation = list[dict[str, Any]]
 """Messages as transformers' templates take them: role, and content as a string or a list of typed parts."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from mmserve.errors import MmserveError
 from mmserve.httpserver.call import TextDelta, Usage
+from mmserve.runtime.errors import MmserveError
 
 
 class DeltaStream:

@@ -17,10 +17,10 @@ from typing import Protocol
 import msgspec
 
 from mmserve.httpserver.roads import Road
-from mmserve.httpserver.shield import to_completion
 from mmserve.messages.reply import ServerPhase, TokenReply
 from mmserve.messages.request import AbortRequest, GenerateRequest
 from mmserve.metrics.client import MetricsClient
+from mmserve.runtime.uncancelled import to_completion
 
 ABORT_WAIT_S = 15.0
 """How long an abort's terminal reply is awaited; only a dead engine needs more."""

@@ -13,10 +13,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mmserve.errors import MmserveError
 from mmserve.httpserver.authorisation import Authorisation
 from mmserve.httpserver.request_ids import new_request_id
 from mmserve.metrics.client import MetricsClient
+from mmserve.runtime.errors import MmserveError
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 

@@ -15,10 +15,10 @@ from typing import Any
 import httpcore2
 import httpx2
 
-from mmserve.errors import MediaError, TooLarge
 from mmserve.httpserver.addresses import AddressPolicy
 from mmserve.httpserver.byte_budget import ByteBudget
 from mmserve.httpserver.resolver import Resolver
+from mmserve.runtime.errors import MediaError, TooLarge
 
 MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})

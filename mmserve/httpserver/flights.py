@@ -11,11 +11,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from mmserve.errors import MmserveError, Unavailable
 from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.delta_stream import DeltaStream
 from mmserve.httpserver.holdings import Holdings
 from mmserve.metrics.client import MetricsClient
+from mmserve.runtime.errors import MmserveError, Unavailable
 
 Generate = Callable[[GenerateCall, DeltaStream, Holdings], Coroutine[Any, Any, None]]
 

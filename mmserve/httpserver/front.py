@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from mmserve.budget import MIB
-from mmserve.deployment import Deployment
-from mmserve.health.client import INTERVAL_S, Pulse
+from mmserve.config.deployment import Deployment
+from mmserve.config.process import Process
+from mmserve.health.heartbeat import INTERVAL_S, Pulse
 from mmserve.httpserver.admission import Gate
 from mmserve.httpserver.authorisation import Authorisation
 from mmserve.httpserver.dispatcher import Dispatcher
@@ -29,7 +29,7 @@ from mmserve.ipc.channel import AsyncReceiver
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.reply import HttpInbound, ServerPhase, TokenReply
 from mmserve.metrics.client import MetricsClient
-from mmserve.process import Process
+from mmserve.runtime.byte_budget import MIB
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from typing import Protocol
 
 import msgspec
 
-from mmserve.errors import ContextLengthExceeded, MediaError, MmserveError, Overloaded, Unavailable
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaRef, Prompt
 from mmserve.httpserver.delta_stream import DeltaStream
 from mmserve.httpserver.detokenizer import Detokenizer
@@ -27,6 +26,7 @@ from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest, choice_id
 from mmserve.messages.sampling import SamplingParams
 from mmserve.metrics.client import MetricsClient
+from mmserve.runtime.errors import ContextLengthExceeded, MediaError, MmserveError, Overloaded, Unavailable
 
 MAX_LEASES = 4
 """The first lease and three more when images are lost to a restart or an eviction."""

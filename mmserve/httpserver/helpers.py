@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 
+from mmserve.config.process import Process
 from mmserve.httpserver.alloc_share import AllocShare
 from mmserve.httpserver.front import Helpers
 from mmserve.httpserver.lane import Generation, Lane, Lanes
@@ -14,7 +15,6 @@ from mmserve.httpserver.media_lease import MediaLeases
 from mmserve.httpserver.prompt import Prompts
 from mmserve.httpserver.vocabulary import Vocabulary
 from mmserve.metrics.client import MetricsClient
-from mmserve.process import Process
 
 
 @asynccontextmanager

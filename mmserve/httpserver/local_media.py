@@ -15,9 +15,9 @@ from urllib.parse import unquote, unquote_to_bytes, urlsplit
 import msgspec
 import pybase64
 
-from mmserve.errors import MediaError
 from mmserve.httpserver.byte_budget import ByteBudget
 from mmserve.httpserver.call import GenerateCall, MediaRef
+from mmserve.runtime.errors import MediaError
 
 _LITTLE_NBYTES = 1 << 20
 _FORBIDDEN = "no such image file, or it is not below the allowed directory"

@@ -12,9 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from mmserve.budget import MIB
-from mmserve.deployment import Deployment
-from mmserve.errors import MediaError, MmserveError
+from mmserve.config.deployment import Deployment
 from mmserve.httpserver.addresses import AddressPolicy
 from mmserve.httpserver.byte_budget import ByteBudget
 from mmserve.httpserver.call import MediaItem, MediaRef
@@ -22,10 +20,12 @@ from mmserve.httpserver.content_key import ContentKeys
 from mmserve.httpserver.fetch import Fetcher
 from mmserve.httpserver.lane import Generation
 from mmserve.httpserver.local_media import read_data_url, read_file_url
-from mmserve.httpserver.threads import MIN_BATCH_NBYTES, Threads
 from mmserve.metrics.client import MetricsClient
 from mmserve.processors.picture import Header, header
 from mmserve.processors.registry import processor_for
+from mmserve.runtime.byte_budget import MIB
+from mmserve.runtime.errors import MediaError, MmserveError
+from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES, Threads
 
 A = TypeVar("A")
 

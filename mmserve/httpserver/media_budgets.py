@@ -6,13 +6,13 @@ import logging
 from collections.abc import Sequence
 from typing import NoReturn
 
-from mmserve.budget import MIB
-from mmserve.deployment import Budgets
-from mmserve.errors import TooLarge
+from mmserve.config.deployment import Budgets
 from mmserve.httpserver.lane import Generation
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem
 from mmserve.metrics.client import MetricsClient
+from mmserve.runtime.byte_budget import MIB
+from mmserve.runtime.errors import TooLarge
 
 logger = logging.getLogger(__name__)
 

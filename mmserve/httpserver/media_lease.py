@@ -18,20 +18,20 @@ from typing import TypeVar
 import msgspec
 
 from mmserve.cache_server.client import MediaCacheClient, connect
-from mmserve.deployment import Deployment
-from mmserve.errors import MmserveError, Unavailable
+from mmserve.config.deployment import Deployment
 from mmserve.httpserver.cache_calls import CacheCalls
 from mmserve.httpserver.call import LeasedItem, MediaItem
 from mmserve.httpserver.content_key import second_key
 from mmserve.httpserver.lane import Generation
 from mmserve.httpserver.media_budgets import MediaBudgets
 from mmserve.httpserver.stored_bytes import differs, put
-from mmserve.httpserver.threads import MIN_BATCH_NBYTES, Threads
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
 from mmserve.metrics.client import MetricsClient
 from mmserve.processors.registry import processor_for
+from mmserve.runtime.errors import MmserveError, Unavailable
+from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES, Threads
 
 _RETRY_AFTER_S = 1.0
 _RECONNECT_S = 0.25

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from mmserve.deployment import Deployment
-from mmserve.errors import ContextLengthExceeded, InvalidRequest
+from mmserve.config.deployment import Deployment
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaPart, Message, Prompt, TextPart
 from mmserve.httpserver.chat_template import ChatTemplate, Conversation, template_source
 from mmserve.httpserver.tokenizer import ChatTokenizer
 from mmserve.httpserver.user_text import UserMarks
 from mmserve.messages.media import MediaSpan
+from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest
 
 
 class Prompts:

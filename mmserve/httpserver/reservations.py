@@ -10,9 +10,9 @@ import logging
 from collections import deque
 from types import TracebackType
 
-from mmserve.budget import MIB, Budget
-from mmserve.errors import TooLarge, Unavailable
 from mmserve.metrics.client import MetricsClient
+from mmserve.runtime.byte_budget import MIB, Budget
+from mmserve.runtime.errors import TooLarge, Unavailable
 
 _RETRY_AFTER_S = 5.0
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from ipaddress import ip_address
 
-from mmserve.errors import Unavailable
+from mmserve.runtime.errors import Unavailable
 
 MAX_LOOKUPS = 32
 _TURN_S = 1.0

@@ -7,11 +7,11 @@ import sys
 
 import uvloop
 
+from mmserve.config.process import Process
 from mmserve.httpserver.front import open_front
 from mmserve.httpserver.helpers import open_helpers
 from mmserve.httpserver.server import serve
 from mmserve.metrics.client import MetricsClient
-from mmserve.process import Process
 
 _SWITCH_INTERVAL_S = 0.0005
 """Threads that decode and hash must not keep the event loop waiting for the interpreter's lock for 5 ms each time."""

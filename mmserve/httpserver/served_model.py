@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmserve.deployment import Deployment
-from mmserve.errors import ModelNotFound
+from mmserve.config.deployment import Deployment
 from mmserve.httpserver.sampling_defaults import SamplingDefaults, read_sampling_defaults
+from mmserve.runtime.errors import ModelNotFound
 
 
 @dataclass(frozen=True)

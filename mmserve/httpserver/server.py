@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from mmserve.config.process import Process
 from mmserve.httpserver.app import make_app
 from mmserve.httpserver.front import Front
 from mmserve.httpserver.http_protocol import LimitedHttpProtocol
-from mmserve.process import Process
 
 _KEEP_ALIVE_S = 75
 _DATE_EVERY_S = 1.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mmserve.errors import Unavailable
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.messages.media import Handle
+from mmserve.runtime.errors import Unavailable
 
 _LARGE_NBYTES = 256 << 10
 """What is smaller is copied sooner (at most 30 us) than the interpreter's lock is given away and had again."""

@@ -16,7 +16,7 @@ import msgspec
 import tokenizers
 
 from mmserve.checkpoint.load import read_json
-from mmserve.errors import StartupError
+from mmserve.runtime.errors import StartupError
 
 Interval = tuple[int, int]
 """Characters [start, end) of a text."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from mmserve.budget import Budget
 from mmserve.ipc.channel import Sender
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.status import MetricBatch, MetricSample
+from mmserve.runtime.byte_budget import Budget
 
 _FLUSH_AFTER_S = 0.05
 _FLUSH_SAMPLES = 200

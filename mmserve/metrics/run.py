@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from contextlib import closing
 
+from mmserve.config.process import Process
 from mmserve.ipc.channel import Receiver
 from mmserve.messages.status import MetricBatch
 from mmserve.metrics.memory import ProcessMemory
 from mmserve.metrics.series import Series
 from mmserve.metrics.server import answering, collect
-from mmserve.process import Process
 
 
 def run(process: Process) -> None:

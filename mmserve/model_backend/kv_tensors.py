@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from mmserve.deployment import KV_BLOCK_TOKENS, Deployment
-from mmserve.errors import StartupError
-from mmserve.heap import prefer_huge_pages
+from mmserve.config.deployment import KV_BLOCK_TOKENS, Deployment
 from mmserve.messages.step import BlockCopy
 from mmserve.model_backend.parallel import TpGroup
+from mmserve.runtime.errors import StartupError
+from mmserve.runtime.memory_allocator import prefer_huge_pages
 
 _FREE_SHARE = 0.85
 """Of the GPU memory free after loading; the rest is for activations and for a vision tower on the same GPU."""

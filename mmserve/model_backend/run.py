@@ -9,18 +9,18 @@ from functools import partial
 
 import torch
 
-from mmserve import heap
-from mmserve.deployment import KV_BLOCK_TOKENS
-from mmserve.health.client import INTERVAL_S, Pulse
+from mmserve.config.deployment import KV_BLOCK_TOKENS
+from mmserve.config.process import Process
+from mmserve.health.heartbeat import INTERVAL_S, Pulse
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan
 from mmserve.model_backend import parallel, workspace
 from mmserve.model_backend.device import DTYPES, torch_device, use_threads
 from mmserve.model_backend.native import kernels
-from mmserve.model_backend.phases import Phases
 from mmserve.model_backend.runner import Runner
-from mmserve.model_backend.taken_cores import TakenCores
-from mmserve.process import Process
+from mmserve.runtime import memory_allocator as heap
+from mmserve.runtime.core_usage import TakenCores
+from mmserve.runtime.startup_timer import Phases
 
 logger = logging.getLogger(__name__)
 

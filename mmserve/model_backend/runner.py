@@ -14,8 +14,7 @@ from typing import NamedTuple
 import torch
 
 from mmserve.checkpoint.load import check_tp
-from mmserve.deployment import Deployment
-from mmserve.errors import StartupError
+from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, SlotFailure, StepPlan, StepResult
@@ -27,11 +26,12 @@ from mmserve.model_backend.layers.linear import pack_linears
 from mmserve.model_backend.logprobs import ModelLogprobs
 from mmserve.model_backend.models.registry import DECODERS
 from mmserve.model_backend.parallel import TpGroup
-from mmserve.model_backend.phases import Phases
 from mmserve.model_backend.sampler import NOT_FINITE, SampleRow, sample
 from mmserve.model_backend.slots import SlotTable
 from mmserve.model_backend.splice import Splicer
 from mmserve.model_backend.weights import Progress
+from mmserve.runtime.errors import StartupError
+from mmserve.runtime.startup_timer import Phases
 
 logger = logging.getLogger(__name__)
 

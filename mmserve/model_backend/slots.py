@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mmserve.deployment import FIRST_VIRTUAL_TOKEN, KV_BLOCK_TOKENS
+from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, KV_BLOCK_TOKENS
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan

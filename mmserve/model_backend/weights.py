@@ -16,8 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from mmserve.checkpoint.load import weight_files
-from mmserve.errors import StartupError
 from mmserve.model_backend.weight_names import canonical_name
+from mmserve.runtime.errors import StartupError
 
 Progress = Callable[[int, int, str], None]
 _ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mmserve.deployment import DTYPE_BYTES, Deployment
-from mmserve.heap import take_workspace
+from mmserve.config.deployment import DTYPE_BYTES, Deployment
 from mmserve.model_backend.layers.mlp import CPU_ROWS
+from mmserve.runtime.memory_allocator import take_workspace
 
 _PICTURE_NBYTES = 32 << 20
 """One of 8 megapixels, as Pillow keeps it; larger ones come and go."""

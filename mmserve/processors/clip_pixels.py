@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from mmserve.errors import MediaError, StartupError
+from mmserve.runtime.errors import MediaError, StartupError
 
 MAX_WORKING_PIXELS = 64_000_000
 """Pixels of the padded or resized picture; a strip of 1 x 100000 would grow to gigabytes before the crop."""

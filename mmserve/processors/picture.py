@@ -11,9 +11,9 @@ from typing import IO, NamedTuple, cast
 import numpy as np
 from PIL import Image, ImageOps
 
-from mmserve.errors import MediaError
 from mmserve.processors.jpeg_header import jpeg_header
 from mmserve.processors.view_file import ViewFile
+from mmserve.runtime.errors import MediaError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """What is accepted. Pillow knows many more, some of which run interpreters or are rarely exercised."""

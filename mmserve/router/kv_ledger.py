@@ -20,7 +20,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from mmserve.deployment import KV_BLOCK_TOKENS
+from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.router.kv_blocks import BlockPool
 from mmserve.router.prefix_tree import Node, PrefixTree, block_key
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from mmserve.deployment import KV_BLOCK_TOKENS
+from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.router.forecast import KvForecast
 from mmserve.router.kv_ledger import blocks_for
 from mmserve.router.sequence import Sequence

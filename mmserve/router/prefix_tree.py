@@ -12,7 +12,7 @@ from array import array
 from collections import OrderedDict
 from itertools import takewhile
 
-from mmserve.deployment import KV_BLOCK_TOKENS
+from mmserve.config.deployment import KV_BLOCK_TOKENS
 
 _TOKEN_NBYTES = 8
 _BLOCK_NBYTES = KV_BLOCK_TOKENS * _TOKEN_NBYTES

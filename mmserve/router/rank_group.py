@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-from mmserve.health.client import INTERVAL_S, Pulse
+from mmserve.health.heartbeat import INTERVAL_S, Pulse
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan, StepResult

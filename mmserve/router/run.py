@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack, closing, suppress
 
-from mmserve.deployment import KV_BLOCK_TOKENS, Deployment
-from mmserve.health.client import INTERVAL_S, Pulse
+from mmserve.config.deployment import KV_BLOCK_TOKENS, Deployment
+from mmserve.config.process import Process, Stop
+from mmserve.health.heartbeat import INTERVAL_S, Pulse
 from mmserve.ipc.channel import Receiver
 from mmserve.messages.request import EngineInbound
 from mmserve.messages.step import RankReady, StepPlan
 from mmserve.metrics.client import MetricsClient
-from mmserve.process import Process, Stop
 from mmserve.router.gauges import report_state
 from mmserve.router.limits import Limits
 from mmserve.router.outbox import Outbox

@@ -11,7 +11,7 @@ from collections import deque
 from itertools import chain
 from math import ceil
 
-from mmserve.deployment import KV_BLOCK_TOKENS
+from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
 from mmserve.messages.step import SlotFailure, StepPlan, StepResult

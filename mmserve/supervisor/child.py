@@ -22,11 +22,11 @@ from typing import cast
 import msgspec
 import setproctitle
 
-from mmserve import log
-from mmserve.errors import StartupError
-from mmserve.heap import keep_freed_memory, settle
+from mmserve.config.process import Process, Stop
 from mmserve.ipc.arena import Arena
-from mmserve.process import Process, Stop
+from mmserve.runtime import log
+from mmserve.runtime.errors import StartupError
+from mmserve.runtime.memory_allocator import keep_freed_memory, settle
 from mmserve.supervisor.launch import Failed, Launch, Progress, Ready, Report, encode_report
 
 _PROGRESS_INTERVAL_S = 0.05

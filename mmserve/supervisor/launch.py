@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from mmserve.deployment import Deployment
+from mmserve.config.deployment import Deployment
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):

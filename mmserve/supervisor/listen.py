@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from mmserve.errors import StartupError
+from mmserve.runtime.errors import StartupError
 
 _BACKLOG = 2048
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}

@@ -13,10 +13,10 @@ from typing import Literal
 
 from mmserve.checkpoint.load import check_tp, weight_files
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.config import Config
-from mmserve.deployment import DTYPE_BYTES, KV_BLOCK_TOKENS, Deployment
-from mmserve.errors import StartupError
+from mmserve.config.config import Config
+from mmserve.config.deployment import DTYPE_BYTES, KV_BLOCK_TOKENS, Deployment
 from mmserve.ipc.arena import extent_nbytes
+from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.machine import Machine
 
 GIB = 1 << 30

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from mmserve.deployment import Deployment
+from mmserve.config.deployment import Deployment
 from mmserve.supervisor.launch import Failed, Launch, Ready, Report, decode_report
 from mmserve.supervisor.topology import Listens, Member
 

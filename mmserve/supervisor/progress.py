@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from mmserve.budget import MIB
+from mmserve.runtime.byte_budget import MIB
 from mmserve.supervisor.launch import Progress
 
 

@@ -15,15 +15,15 @@ from typing import NoReturn
 
 import setproctitle
 
-from mmserve import log
 from mmserve.checkpoint.load import load
 from mmserve.checkpoint.locate import locate
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.config import Config
-from mmserve.deployment import KV_BLOCK_TOKENS, Deployment
-from mmserve.errors import StartupError
+from mmserve.config.config import Config
+from mmserve.config.deployment import KV_BLOCK_TOKENS, Deployment
 from mmserve.ipc.arena import HUGE_PAGE_NBYTES, Arena, file_nbytes
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.runtime import log
+from mmserve.runtime.errors import StartupError
 from mmserve.supervisor import machine, plan
 from mmserve.supervisor.announce import Announcer
 from mmserve.supervisor.kernels import building

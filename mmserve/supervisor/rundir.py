@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from mmserve.errors import StartupError
+from mmserve.runtime.errors import StartupError
 
 PREFIX = "mmserve-"
 _UNBORN = ".mmserve-"

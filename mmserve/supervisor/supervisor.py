@@ -11,8 +11,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from mmserve.deployment import Deployment
-from mmserve.errors import StartupError
+from mmserve.config.deployment import Deployment
+from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.announce import Announcer
 from mmserve.supervisor.launch import Progress, Ready
 from mmserve.supervisor.process import Child, Inheritance, spawn

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mmserve.budget import MIB
-from mmserve.deployment import Deployment
+from mmserve.config.deployment import Deployment
+from mmserve.runtime.byte_budget import MIB
 
 Listens = Literal["", "http", "health"]
 Epoch = Literal["", "engine", "visual", "cache"]

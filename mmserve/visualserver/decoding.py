@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mmserve.cache_server.client import MediaCacheClient
-from mmserve.errors import MediaError, Unavailable
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.processors.clip_pixels import Pixels
 from mmserve.processors.registry import ImageProcessor
+from mmserve.runtime.errors import MediaError, Unavailable
 from mmserve.visualserver.batcher import ENCODED, Image, Outcome, item_ids
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from mmserve.cache_server.client import MediaCacheClient
-from mmserve.errors import Unavailable
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.model_backend.device import is_lost
+from mmserve.runtime.errors import Unavailable
 from mmserve.visualserver.batcher import ENCODED, Image, Outcome
 from mmserve.visualserver.decoding import INTERNAL, LOST, Decoded
 

@@ -11,20 +11,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from mmserve import heap
 from mmserve.cache_server.client import MediaCacheClient, connect
-from mmserve.deployment import Deployment
-from mmserve.health.client import INTERVAL_S, Pulse
+from mmserve.config.deployment import Deployment
+from mmserve.config.process import Process
+from mmserve.health.heartbeat import INTERVAL_S, Pulse
 from mmserve.ipc.channel import AsyncReceiver, Sender
 from mmserve.messages.request import EngineInbound
 from mmserve.metrics.client import MetricsClient
 from mmserve.model_backend import workspace
 from mmserve.model_backend.device import DTYPES, torch_device, use_threads
 from mmserve.model_backend.native import kernels
-from mmserve.model_backend.taken_cores import TakenCores
 from mmserve.model_backend.vision.load import load_tower
-from mmserve.process import Process
 from mmserve.processors.registry import processor_for
+from mmserve.runtime import memory_allocator as heap
+from mmserve.runtime.core_usage import TakenCores
 from mmserve.visualserver.batcher import Batcher
 from mmserve.visualserver.decoding import Decoder
 from mmserve.visualserver.encoder import Encoder, Tower

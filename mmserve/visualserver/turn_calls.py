@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from mmserve.cache_server.client import MediaCacheClient
-from mmserve.errors import Unavailable
 from mmserve.messages.cache import TurnClaim, TurnsReply
+from mmserve.runtime.errors import Unavailable
 from mmserve.visualserver.batcher import Claim, Held
 
 logger = logging.getLogger(__name__)

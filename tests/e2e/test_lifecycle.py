@@ -16,7 +16,7 @@ import openai
 import psutil
 import pytest
 
-from mmserve.config import Config
+from mmserve.config.config import Config
 from tests.e2e.stack import Stack, run_dirs_of, running
 from training.sample import samples
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from mmserve.checkpoint.load import load
-from mmserve.config import Config
-from mmserve.deployment import Deployment
+from mmserve.config.config import Config
+from mmserve.config.deployment import Deployment
 
 Kind = Literal["byte-level", "sentencepiece", "metaspace"]
 

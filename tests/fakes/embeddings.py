@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from mmserve.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.messages.media import Handle, MediaSpan
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from mmserve.checkpoint.load import load
-from mmserve.config import Config
-from mmserve.deployment import KV_BLOCK_TOKENS, Deployment
+from mmserve.config.config import Config
+from mmserve.config.deployment import KV_BLOCK_TOKENS, Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.messages.logprobs import unpack
 from mmserve.messages.media import MediaSpan

@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mmserve.checkpoint.spec import ModelSpec, TextSpec, VisionSpec
-from mmserve.config import Config
-from mmserve.deployment import FIRST_VIRTUAL_TOKEN, Deployment
-from mmserve.errors import MediaError
+from mmserve.config.config import Config
+from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, Deployment
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaPart, MediaRef, Prompt, TextPart
 from mmserve.messages.cache import ItemState, MediaRecord
 from mmserve.messages.media import Handle, MediaSpan
+from mmserve.runtime.errors import MediaError
 
 EOS = 256
 IMAGE_TOKENS = 4

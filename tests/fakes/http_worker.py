@@ -15,13 +15,13 @@ from typing import TypeVar
 import openai
 import uvloop
 
+from mmserve.config.process import Process
 from mmserve.httpserver.alloc_share import AllocShare
 from mmserve.httpserver.front import Front, Helpers, open_front
 from mmserve.httpserver.lane import Lane, Lanes, MediaReading
 from mmserve.httpserver.server import serve
 from mmserve.httpserver.vocabulary import Vocabulary
 from mmserve.metrics.client import MetricsClient
-from mmserve.process import Process
 from tests.fakes.http_helpers import StubLeases, StubMedia, StubPrompts, byte_tokenizer, make_deployment
 from tests.fakes.http_upstream import TIMEOUT_S, Upstream
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmserve.cache_server.run import new_slots
 from mmserve.cache_server.table import Table
-from mmserve.deployment import Deployment
+from mmserve.config.deployment import Deployment
 from mmserve.httpserver.lane import Generation, Lane
 from mmserve.httpserver.media import MediaReader
 from mmserve.httpserver.media_lease import MediaLeases

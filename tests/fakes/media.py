@@ -11,10 +11,10 @@ import numpy as np
 from PIL import Image
 
 from mmserve.checkpoint.spec import ModelSpec, TextSpec, VisionSpec
-from mmserve.config import Config
-from mmserve.deployment import Deployment
+from mmserve.config.config import Config
+from mmserve.config.deployment import Deployment
+from mmserve.config.process import Process
 from mmserve.ipc.arena import Arena
-from mmserve.process import Process
 
 IMAGE_SIZE = 28
 

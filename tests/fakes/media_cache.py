@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from mmserve.errors import Overloaded, TooLarge, Unavailable
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
 from mmserve.messages.media import Handle
+from mmserve.runtime.errors import Overloaded, TooLarge, Unavailable
 
 
 @dataclass

@@ -7,7 +7,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from mmserve.deployment import KV_BLOCK_TOKENS
+from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.logprobs import pack

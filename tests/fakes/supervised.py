@@ -17,12 +17,12 @@ import msgspec
 
 from mmserve import cli
 from mmserve.checkpoint.spec import ModelSpec, TextSpec
-from mmserve.config import Config
-from mmserve.deployment import Deployment
-from mmserve.errors import StartupError
+from mmserve.config.config import Config
+from mmserve.config.deployment import Deployment
+from mmserve.config.process import Process
 from mmserve.ipc.channel import Receiver
 from mmserve.messages.reply import HttpInbound
-from mmserve.process import Process
+from mmserve.runtime.errors import StartupError
 from mmserve.supervisor import run as supervisor_run
 from mmserve.supervisor.topology import Topology, topology
 

@@ -17,10 +17,10 @@ import torch
 from mmserve.cache_server.item import Lease
 from mmserve.cache_server.run import new_slots
 from mmserve.cache_server.slots import Slots
-from mmserve.errors import StartupError
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import Handle
+from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.run import arena_of
 from tests.fakes.cache import alloc_item, arena_for
 from tests.fakes.checkpoints import IMAGE, make_llava

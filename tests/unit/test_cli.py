@@ -10,8 +10,8 @@ import yaml
 
 from docs.configuration import page
 from mmserve import cli
-from mmserve.config import Config
-from mmserve.options import OPTIONS
+from mmserve.config.config import Config
+from mmserve.config.options import OPTIONS
 
 
 def _fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -10,9 +10,9 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mmserve.errors import InvalidRequest
 from mmserve.httpserver.body import read_body
 from mmserve.httpserver.front import Front
+from mmserve.runtime.errors import InvalidRequest
 
 _FIELD = "concurrent_alloc_fraction"
 _LARGEST_BODY_NBYTES = 4096

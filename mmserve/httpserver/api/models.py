@@ -8,8 +8,8 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from mmserve.errors import ModelNotFound
 from mmserve.httpserver.front import Front
+from mmserve.runtime.errors import ModelNotFound
 
 
 class ModelCard(msgspec.Struct):

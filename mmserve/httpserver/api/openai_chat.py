@@ -15,8 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.types import Send
 
-from mmserve.config import MAX_SEED
-from mmserve.errors import InvalidRequest, MmserveError
+from mmserve.config.config import MAX_SEED
 from mmserve.httpserver.api.answer import send_json
 from mmserve.httpserver.api.openai_errors import error_body
 from mmserve.httpserver.api.openai_fields import ChatRequest, decode, refuse_unsupported
@@ -29,6 +28,7 @@ from mmserve.httpserver.flights import Flight
 from mmserve.httpserver.request_ids import new_request_id
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.messages.sampling import SamplingParams
+from mmserve.runtime.errors import InvalidRequest, MmserveError
 
 T = TypeVar("T")
 

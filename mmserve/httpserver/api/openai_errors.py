@@ -1,11 +1,11 @@
-"""Errors in OpenAI's nested form. Which error has which status is said by ``mmserve.errors`` alone."""
+"""Errors in OpenAI's nested form. Which error has which status is said by ``mmserve.runtime.errors`` alone."""
 
 from __future__ import annotations
 
 import msgspec
 from starlette.responses import Response
 
-from mmserve.errors import MmserveError
+from mmserve.runtime.errors import MmserveError
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 

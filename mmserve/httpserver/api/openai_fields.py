@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from mmserve.errors import InvalidRequest
 from mmserve.messages.logprobs import MAX_TOP
+from mmserve.runtime.errors import InvalidRequest
 
 T = TypeVar("T")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mmserve.errors import ContextLengthExceeded, InvalidRequest
 from mmserve.httpserver.api.skeleton import CutUrl
 from mmserve.httpserver.call import MediaPart, MediaRef, Message, TextPart
+from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _TEXT_FIELDS = {"text": "text", "refusal": "refusal"}

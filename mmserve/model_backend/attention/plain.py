@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mmserve.deployment import KV_BLOCK_TOKENS
+from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.model_backend.attention.interface import StepRows
 
 _SMALL_TABLE_BLOCKS = 16

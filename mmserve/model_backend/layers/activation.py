@@ -8,8 +8,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from mmserve.errors import StartupError
 from mmserve.model_backend.native import kernels
+from mmserve.runtime.errors import StartupError
 
 
 def _quick_gelu(x: torch.Tensor) -> torch.Tensor:

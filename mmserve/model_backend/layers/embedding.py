@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from mmserve.config import Quantization
+from mmserve.config.config import Quantization
 from mmserve.model_backend.layers.linear import empty, pack_weight
 from mmserve.model_backend.layers.packed import multiply, rows_of
 from mmserve.model_backend.parallel import TpGroup

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from mmserve.config import Quantization
+from mmserve.config.config import Quantization
 from mmserve.model_backend.layers.packed import multiply, pack, quantize, to_panels
 from mmserve.model_backend.parallel import TpGroup
 from mmserve.model_backend.weights import Target

@@ -13,9 +13,9 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from mmserve.config import Quantization
-from mmserve.errors import StartupError
+from mmserve.config.config import Quantization
 from mmserve.model_backend.native import kernels, quantized
+from mmserve.runtime.errors import StartupError
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """Relative to the largest value of the result."""

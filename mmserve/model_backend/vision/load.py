@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.errors import StartupError
 from mmserve.model_backend import weights
 from mmserve.model_backend.layers.linear import pack_linears
 from mmserve.model_backend.vision.clip import VisionTower, num_layers_needed
 from mmserve.model_backend.weights import Progress
+from mmserve.runtime.errors import StartupError
 
 
 def load_tower(model: ModelSpec, device: torch.device, dtype: torch.dtype, progress: Progress) -> VisionTower:

@@ -10,8 +10,8 @@ import pytest
 
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.cache_server.table import Table
-from mmserve.errors import Overloaded, TooLarge
 from mmserve.ipc.arena import Arena
+from mmserve.runtime.errors import Overloaded, TooLarge
 from tests.fakes.cache import alloc_item, until
 
 Connect = Callable[..., MediaCacheClient]

@@ -14,9 +14,9 @@ import pytest
 
 from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.cache_server.table import Table
-from mmserve.errors import Unavailable
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.runtime.errors import Unavailable
 from tests.fakes.cache import alloc_item, serving_cache, until
 
 Connect = Callable[..., MediaCacheClient]

@@ -14,12 +14,12 @@ import pytest
 
 from mmserve.cache_server.client import connect
 from mmserve.cache_server.run import run
+from mmserve.config.process import Stop
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.channel import Receiver
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.status import HealthInbound, Heartbeat, MetricBatch
 from mmserve.metrics.names import METRICS
-from mmserve.process import Stop
 from tests.fakes.cache import alloc_item, until
 from tests.fakes.media import fake_process, model_spec
 

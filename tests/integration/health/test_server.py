@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from contextlib import closing
 
-from mmserve.health.client import Pulse
+from mmserve.health.heartbeat import Pulse
 from mmserve.health.server import Ward, answering
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.endpoints import Endpoints

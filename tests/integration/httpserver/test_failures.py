@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mmserve.errors import MediaError
 from mmserve.httpserver.api.answer import Answer
 from mmserve.httpserver.call import GenerateCall, MediaPart, MediaRef, Message
 from mmserve.messages.request import GenerateRequest
 from mmserve.messages.sampling import SamplingParams
+from mmserve.runtime.errors import MediaError
 from tests.fakes.http_helpers import StubMedia
 from tests.fakes.http_upstream import Upstream, say, say_then_hold
 from tests.fakes.http_worker import http_worker, run

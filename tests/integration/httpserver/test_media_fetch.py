@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from mmserve.errors import MediaError, MmserveError, TooLarge
 from mmserve.httpserver.addresses import AddressPolicy
 from mmserve.httpserver.byte_budget import ByteBudget
 from mmserve.httpserver.call import MediaRef
 from mmserve.httpserver.fetch import Fetcher
 from mmserve.httpserver.lane import Generation
 from mmserve.httpserver.media import MediaReader
+from mmserve.runtime.errors import MediaError, MmserveError, TooLarge
 from tests.fakes.chat_models import deployment_of, write_chat_model
 from tests.fakes.media import png
 from tests.fakes.samples import Samples

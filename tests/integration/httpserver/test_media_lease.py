@@ -13,12 +13,12 @@ from typing import Any, cast
 import pytest
 
 from mmserve.cache_server.client import connect
-from mmserve.errors import TooLarge, Unavailable
 from mmserve.httpserver.call import MediaItem
 from mmserve.httpserver.lane import Generation
 from mmserve.httpserver.media_lease import MediaLeases
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.runtime.errors import TooLarge, Unavailable
 from tests.fakes.cache import serving_cache, until
 from tests.fakes.chat_models import deployment_of, write_chat_model
 from tests.fakes.samples import Samples

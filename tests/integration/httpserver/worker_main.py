@@ -6,11 +6,11 @@ import socket
 import sys
 from pathlib import Path
 
-from mmserve.deployment import Deployment
+from mmserve.config.deployment import Deployment
+from mmserve.config.process import Process
 from mmserve.httpserver.run import run
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.codec import Codec
-from mmserve.process import Process
 
 
 def main() -> None:

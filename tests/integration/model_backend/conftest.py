@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from mmserve.config import Config
-from mmserve.deployment import Deployment
+from mmserve.config.config import Config
+from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.codec import Codec

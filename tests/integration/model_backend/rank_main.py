@@ -7,11 +7,11 @@ import signal
 import sys
 from pathlib import Path
 
-from mmserve.deployment import Deployment
+from mmserve.config.deployment import Deployment
+from mmserve.config.process import Process, Stop
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.codec import Codec
 from mmserve.model_backend.run import run
-from mmserve.process import Process, Stop
 
 
 def _stop(signum: int, frame: object) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from mmserve.checkpoint.spec import ModelSpec, TextSpec
-from mmserve.config import Config
-from mmserve.deployment import Deployment
+from mmserve.config.config import Config
+from mmserve.config.deployment import Deployment
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.codec import Codec
 from mmserve.ipc.endpoints import Endpoints

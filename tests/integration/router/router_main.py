@@ -7,9 +7,9 @@ import signal
 import sys
 from pathlib import Path
 
-from mmserve.deployment import Deployment
+from mmserve.config.deployment import Deployment
+from mmserve.config.process import Process, Stop
 from mmserve.ipc.codec import Codec
-from mmserve.process import Process, Stop
 from mmserve.router.run import run
 
 

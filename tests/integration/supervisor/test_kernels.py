@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mmserve.deployment import Deployment
+from mmserve.config.deployment import Deployment
 from mmserve.model_backend.native import build
 from mmserve.supervisor.kernels import building
 from tests.fakes.cache import until

@@ -113,8 +113,8 @@ def test_an_engine_that_dies_together_with_the_signal_is_not_waited_for() -> Non
 
 FETCHES = """
 import signal, sys
-from mmserve.config import Config
-from mmserve.errors import StartupError
+from mmserve.config.config import Config
+from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.run import serve
 
 def find(config):

@@ -16,6 +16,7 @@ from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.cache_server.table import Table
 from mmserve.cache_server.turns import Turns
 from mmserve.checkpoint.spec import ModelSpec
+from mmserve.config.process import Process
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.channel import AsyncReceiver, Receiver, Sender
 from mmserve.ipc.endpoints import Endpoints
@@ -24,7 +25,6 @@ from mmserve.messages.media import MediaSpan
 from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.status import MetricBatch
-from mmserve.process import Process
 from mmserve.visualserver.run import _load_tower as load_tower
 from mmserve.visualserver.run import _serve
 from tests.fakes.cache import serving_cache

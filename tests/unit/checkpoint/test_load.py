@@ -6,7 +6,7 @@ import pytest
 
 from mmserve.checkpoint.load import check_tp, load, weight_files
 from mmserve.checkpoint.spec import ModelSpec, RopeScaling
-from mmserve.errors import StartupError
+from mmserve.runtime.errors import StartupError
 
 LLAVA_7B: dict[str, Any] = {
     "architectures": ["LlavaForConditionalGeneration"],

@@ -4,7 +4,7 @@ import pytest
 
 from mmserve.checkpoint import locate as locate_module
 from mmserve.checkpoint.locate import locate
-from mmserve.errors import StartupError
+from mmserve.runtime.errors import StartupError
 
 
 @pytest.fixture

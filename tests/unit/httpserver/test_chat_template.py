@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from mmserve.errors import InvalidRequest, StartupError
 from mmserve.httpserver.chat_template import ChatTemplate, template_source
 from mmserve.httpserver.user_text import UserMarks
+from mmserve.runtime.errors import InvalidRequest, StartupError
 from tests.fakes.chat_models import CHATML, LLAMA_2, LLAVA_15
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from mmserve.errors import MediaError
 from mmserve.httpserver.addresses import AddressPolicy
 from mmserve.httpserver.byte_budget import ByteBudget
 from mmserve.httpserver.fetch import Fetcher
+from mmserve.runtime.errors import MediaError
 
 
 def refusal(url: str, policy: AddressPolicy | None = None) -> str:

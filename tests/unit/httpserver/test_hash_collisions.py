@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mmserve.deployment import Deployment
+from mmserve.config.deployment import Deployment
 from mmserve.httpserver.call import LeasedItem, MediaItem
 from mmserve.httpserver.lane import Generation
 from mmserve.ipc.arena import Arena

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mmserve.cache_server.item import Lease
-from mmserve.deployment import Deployment
-from mmserve.errors import Overloaded, TooLarge, Unavailable
+from mmserve.config.deployment import Deployment
 from mmserve.httpserver.call import MediaRef
 from mmserve.httpserver.lane import Generation
 from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.messages.cache import AllocItem
+from mmserve.runtime.errors import Overloaded, TooLarge, Unavailable
 from tests.fakes.cache_in_process import in_process_client
 from tests.fakes.cancelling import CancelledAt
 from tests.fakes.chat_models import deployment_of, write_chat_model

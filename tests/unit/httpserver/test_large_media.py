@@ -12,9 +12,9 @@ import pytest
 
 from mmserve.httpserver import media_lease
 from mmserve.httpserver.call import MediaItem
-from mmserve.httpserver.threads import MIN_BATCH_NBYTES
 from mmserve.ipc.arena import Arena
 from mmserve.messages.media import Handle
+from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES
 from tests.fakes.chat_models import deployment_of, write_chat_model
 from tests.fakes.lanes import BothLanes
 

@@ -9,15 +9,15 @@ from urllib.parse import quote
 import pybase64
 import pytest
 
-from mmserve.errors import MediaError, MmserveError, TooLarge
 from mmserve.httpserver import media
 from mmserve.httpserver.byte_budget import ByteBudget
 from mmserve.httpserver.call import MediaItem, MediaRef
 from mmserve.httpserver.lane import Generation
 from mmserve.httpserver.local_media import read_data_url, read_file_url
 from mmserve.httpserver.media import MediaReader
-from mmserve.httpserver.threads import MIN_BATCH_NBYTES
 from mmserve.processors.picture import header
+from mmserve.runtime.errors import MediaError, MmserveError, TooLarge
+from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES
 from tests.fakes.chat_models import deployment_of, write_chat_model
 from tests.fakes.media import encoded, picture, png
 from tests.fakes.samples import Samples

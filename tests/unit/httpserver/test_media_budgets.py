@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from mmserve.budget import MIB
-from mmserve.deployment import Budgets
-from mmserve.errors import TooLarge
+from mmserve.config.deployment import Budgets
 from mmserve.httpserver.media_budgets import MediaBudgets
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem
+from mmserve.runtime.byte_budget import MIB
+from mmserve.runtime.errors import TooLarge
 from tests.fakes.samples import Samples
 
 DATA, EMBED, PIXELS = 400_000, 600_000, 1000

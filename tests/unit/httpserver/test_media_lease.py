@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from mmserve.deployment import Deployment
-from mmserve.errors import MediaError, TooLarge, Unavailable
+from mmserve.config.deployment import Deployment
 from mmserve.httpserver.cache_calls import _WAITING_THREADS
 from mmserve.httpserver.call import MediaItem
 from mmserve.httpserver.lane import Generation
@@ -16,6 +15,7 @@ from mmserve.httpserver.media_lease import MediaLeases
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import ItemState
+from mmserve.runtime.errors import MediaError, TooLarge, Unavailable
 from tests.fakes.chat_models import deployment_of, write_chat_model
 from tests.fakes.media_cache import FakeMediaCache
 from tests.fakes.samples import Samples

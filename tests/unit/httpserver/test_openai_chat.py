@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mmserve.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from mmserve.httpserver.api.openai_chat import parse
 from mmserve.httpserver.call import GenerateCall, MediaPart, MediaRef, TextPart
 from mmserve.httpserver.served_model import ServedModel
+from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from tests.fakes.http_helpers import EOS, make_deployment
 
 USER = {"role": "user", "content": "hi"}

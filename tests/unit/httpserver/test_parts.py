@@ -8,15 +8,15 @@ from typing import cast
 
 import pytest
 
-from mmserve.errors import MmserveError, Overloaded, Unauthorized, Unavailable
 from mmserve.httpserver.admission import Gate
 from mmserve.httpserver.authorisation import Authorisation
 from mmserve.httpserver.call import TextDelta, Usage
 from mmserve.httpserver.delta_stream import DeltaStream
 from mmserve.httpserver.sampling_defaults import SamplingDefaults, read_sampling_defaults
-from mmserve.httpserver.shield import to_completion
 from mmserve.messages.reply import ServerPhase
 from mmserve.metrics.client import MetricsClient
+from mmserve.runtime.errors import MmserveError, Overloaded, Unauthorized, Unavailable
+from mmserve.runtime.uncancelled import to_completion
 
 
 class Recorded:

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers import AutoTokenizer, CLIPImageProcessor, LlavaProcessor
 
-from mmserve.deployment import FIRST_VIRTUAL_TOKEN
-from mmserve.errors import ContextLengthExceeded, InvalidRequest, StartupError
+from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaPart, MediaRef, Message, TextPart
 from mmserve.httpserver.prompt import Prompts
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import Handle
 from mmserve.messages.sampling import SamplingParams
+from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, StartupError
 from tests.fakes.chat_models import CHATML, LLAMA_2, LLAVA_15, SPECIAL, Kind, deployment_of, write_chat_model
 
 IMAGE = MediaPart

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmserve.errors import TooLarge, Unavailable
 from mmserve.httpserver.reservations import Reservation, Reservations
 from mmserve.metrics.client import MetricsClient
+from mmserve.runtime.errors import TooLarge, Unavailable
 from tests.fakes.leaks import leaks
 from tests.fakes.samples import Samples
 

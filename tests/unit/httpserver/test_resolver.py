@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from mmserve.errors import Unavailable
 from mmserve.httpserver.addresses import AddressPolicy
 from mmserve.httpserver.byte_budget import ByteBudget
 from mmserve.httpserver.fetch import Fetcher
 from mmserve.httpserver.resolver import Resolver
+from mmserve.runtime.errors import Unavailable
 
 
 class SlowNames:

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.errors import MmserveError
 from mmserve.httpserver.api import skeleton
 from mmserve.httpserver.api.openai_chat import parse
 from mmserve.httpserver.api.skeleton import CutUrl, cut_data_urls
@@ -22,6 +21,7 @@ from mmserve.httpserver.byte_budget import ByteBudget
 from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.local_media import read_data_url
 from mmserve.httpserver.served_model import ServedModel
+from mmserve.runtime.errors import MmserveError
 from tests.fakes.http_helpers import make_deployment
 
 PIXELS = bytes(range(256)) * 100

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from mmserve.errors import Unavailable
 from mmserve.httpserver.stored_bytes import differs, put
 from mmserve.ipc.arena import Arena
 from mmserve.messages.media import Handle
+from mmserve.runtime.errors import Unavailable
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmserve.deployment import FIRST_VIRTUAL_TOKEN
-from mmserve.errors import StartupError
+from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.ipc.arena import Arena
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
 from mmserve.model_backend.runner import Runner
+from mmserve.runtime.errors import StartupError
 from tests.fakes.checkpoints import IMAGE, make_llama, make_llava
 from tests.fakes.embeddings import put_rows, spliced_prompt
 from tests.fakes.engine import GREEDY, Driver, make_runner

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
-from mmserve.deployment import KV_BLOCK_TOKENS
+from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.model_backend.runner import Runner
 from tests.fakes.checkpoints import VOCAB, make_llama
 from tests.fakes.engine import Driver, Running, make_runner

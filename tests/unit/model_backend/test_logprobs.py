@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmserve.deployment import KV_BLOCK_TOKENS
+from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.messages.logprobs import unpack
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.logprobs import ModelLogprobs

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmserve.deployment import KV_BLOCK_TOKENS
+from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.model_backend.attention.in_place import InPlaceAttention
 from mmserve.model_backend.attention.interface import StepRows
 from mmserve.model_backend.attention.plain import PlainAttention

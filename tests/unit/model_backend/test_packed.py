@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mmserve.errors import StartupError
 from mmserve.model_backend.layers import packed
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, pack_linears
 from mmserve.model_backend.native import kernels
 from mmserve.model_backend.parallel import TpGroup
+from mmserve.runtime.errors import StartupError
 
 
 def layer(dtype: torch.dtype) -> ColumnParallelLinear:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from mmserve.config import Config
-from mmserve.errors import StartupError
+from mmserve.config.config import Config
 from mmserve.model_backend.native import build
+from mmserve.runtime.errors import StartupError
 from tests.fakes.checkpoints import VOCAB, make_llama
 from tests.fakes.engine import Driver, make_runner
 from tests.fakes.quantized import meant

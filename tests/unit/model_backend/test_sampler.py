@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmserve.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.sampler import NOT_FINITE, SampleRow, sample, uniform
 

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmserve.checkpoint.load import load
-from mmserve.errors import StartupError
 from mmserve.model_backend import weights
 from mmserve.model_backend.attention.plain import PlainAttention
 from mmserve.model_backend.models.llama import Llama
 from mmserve.model_backend.parallel import TpGroup
 from mmserve.model_backend.runner import Runner
 from mmserve.model_backend.vision.load import load_tower
+from mmserve.runtime.errors import StartupError
 from tests.fakes.checkpoints import make_llama, make_llava
 from tests.fakes.engine import deployment, make_runner
 

@@ -13,9 +13,9 @@ from PIL import Image
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
-from mmserve.errors import MediaError, StartupError
 from mmserve.processors.llava import LlavaProcessor
 from mmserve.processors.registry import processor_for
+from mmserve.runtime.errors import MediaError, StartupError
 from tests.fakes.media import IMAGE_SIZE, encoded, model_spec, picture, png, vision_spec, write_preprocessor
 
 SIZES = [(40, 30), (30, 41), (28, 28), (1, 1), (3, 200), (500, 377), (29, 1000)]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmserve.errors import MediaError
 from mmserve.processors.picture import decode, header
+from mmserve.runtime.errors import MediaError
 from tests.fakes.media import encoded, picture, truncated
 
 LIMIT = 64_000_000

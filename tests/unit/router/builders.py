@@ -6,7 +6,7 @@ from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 
-from mmserve.deployment import KV_BLOCK_TOKENS
+from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import AbortReason, AbortRequest, GenerateRequest

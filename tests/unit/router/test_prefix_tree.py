@@ -6,7 +6,7 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.deployment import FIRST_VIRTUAL_TOKEN, KV_BLOCK_TOKENS
+from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, KV_BLOCK_TOKENS
 from mmserve.router.prefix_tree import Node, PrefixTree, block_key
 
 

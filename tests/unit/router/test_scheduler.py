@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmserve.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.request import GenerateRequest
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepResult

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mmserve.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.request import AbortReason, GenerateRequest
 from mmserve.messages.sampling import SamplingParams
 from tests.fakes.rank import generate_alone

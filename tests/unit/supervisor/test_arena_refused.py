@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from mmserve.errors import StartupError
 from mmserve.ipc.arena import Arena
+from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.run import arena_of
 
 

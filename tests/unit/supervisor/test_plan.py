@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from mmserve.checkpoint.spec import ModelSpec, TextSpec, VisionSpec
-from mmserve.config import Config
-from mmserve.deployment import Deployment
-from mmserve.errors import StartupError
+from mmserve.config.config import Config
+from mmserve.config.deployment import Deployment
+from mmserve.runtime.errors import StartupError
 from mmserve.supervisor import plan
 from mmserve.supervisor.machine import Machine
 from mmserve.supervisor.topology import members, render, topology

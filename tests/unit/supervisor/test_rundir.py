@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmserve.errors import StartupError
+from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.rundir import run_directory, sweep
 
 

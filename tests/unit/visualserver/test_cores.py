@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from mmserve.ipc.arena import Arena
-from mmserve.model_backend.taken_cores import TakenCores
+from mmserve.runtime.core_usage import TakenCores
 from mmserve.visualserver.run import _sharing_cores
 from tests.fakes.media import fake_process, model_spec, write_preprocessor
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from mmserve.cache_server.client import MediaCacheClient
-from mmserve.errors import MediaError, Unavailable
 from mmserve.ipc.arena import Arena
 from mmserve.messages.cache import EmbedState
 from mmserve.messages.media import Handle
+from mmserve.runtime.errors import MediaError, Unavailable
 from mmserve.visualserver.batcher import ENCODED, Image
 from mmserve.visualserver.decoding import LOST, Decoder
 

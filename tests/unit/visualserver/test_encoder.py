@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from mmserve.cache_server.client import MediaCacheClient
-from mmserve.errors import Unavailable
 from mmserve.ipc.arena import Arena
 from mmserve.messages.cache import EmbedState
 from mmserve.messages.media import Handle
+from mmserve.runtime.errors import Unavailable
 from mmserve.visualserver.batcher import ENCODED, Image, Outcome
 from mmserve.visualserver.decoding import INTERNAL, LOST, Decoded
 from mmserve.visualserver.encoder import Encoder

@@ -10,9 +10,9 @@ from typing import Literal
 
 import msgspec
 
-from mmserve.budget import MIB
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.config import Config
+from mmserve.config.config import Config
+from mmserve.runtime.byte_budget import MIB
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_BLOCK_TOKENS = 16

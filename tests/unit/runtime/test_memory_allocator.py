@@ -2,7 +2,7 @@
 
 import gc
 
-from mmserve.heap import settle
+from mmserve.runtime.memory_allocator import settle
 
 
 def test_what_lives_when_a_process_settles_is_not_looked_through_again() -> None:

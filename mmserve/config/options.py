@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from mmserve.config import ENV_PREFIX, Config
-from mmserve.errors import StartupError
+from mmserve.config.config import ENV_PREFIX, Config
+from mmserve.runtime.errors import StartupError
 
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
 """Names the config file, like ``--config``."""

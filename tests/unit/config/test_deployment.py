@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmserve.budget import MIB
+from mmserve.runtime.byte_budget import MIB
 from tests.fakes.http_helpers import make_deployment
 
 

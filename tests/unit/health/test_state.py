@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmserve.health.vitals import DEAD_S, SILENT_S, STALLED_S, Vitals
+from mmserve.health.state import DEAD_S, SILENT_S, STALLED_S, Vitals
 from mmserve.messages.reply import ServerPhase
 from mmserve.messages.status import Heartbeat
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmserve.model_backend.taken_cores import TakenCores
+from mmserve.runtime.core_usage import TakenCores
 
 
 def test_what_one_takes_others_see(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.config import Config
-from mmserve.options import OPTIONS, OptionError, resolve
+from mmserve.config.config import Config
+from mmserve.config.options import OPTIONS, OptionError, resolve
 
 
 def _file(tmp_path: Path, text: str, name: str = "options.yaml") -> str:

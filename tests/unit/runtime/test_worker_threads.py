@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.httpserver.threads import MIN_BATCH_NBYTES, Threads, batches
+from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES, Threads, batches
 
 
 @pytest.fixture(params=[True, False], ids=["concurrent", "sequential"])
