@@ -2,6 +2,6 @@
 
 import sys
 
-from mmserve.cli import main
+from mmserve.cli.main import main
 
 sys.exit(main())

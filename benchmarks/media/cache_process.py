@@ -15,9 +15,9 @@ from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.supervisor import machine, plan
-from mmserve.supervisor.process import Child, Inheritance, spawn
+from mmserve.supervisor.child_process import Child, Inheritance, spawn
 from mmserve.supervisor.run import arena_of, find_model
-from mmserve.supervisor.rundir import run_directory
+from mmserve.supervisor.run_directory import run_directory
 from mmserve.supervisor.topology import members, topology
 
 _READY_S = 30.0

@@ -27,7 +27,7 @@ from mmserve.ipc.arena import Arena
 from mmserve.runtime import log
 from mmserve.runtime.errors import StartupError
 from mmserve.runtime.memory_allocator import keep_freed_memory, settle
-from mmserve.supervisor.launch import Failed, Launch, Progress, Ready, Report, encode_report
+from mmserve.supervisor.child_protocol import Failed, Launch, Progress, Ready, Report, encode_report
 
 _PROGRESS_INTERVAL_S = 0.05
 logger = logging.getLogger("mmserve.supervisor.child")

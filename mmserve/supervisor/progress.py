@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from mmserve.runtime.byte_budget import MIB
-from mmserve.supervisor.launch import Progress
+from mmserve.supervisor.child_protocol import Progress
 
 
 class WeightsBar:

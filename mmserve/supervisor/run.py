@@ -25,11 +25,11 @@ from mmserve.ipc.endpoints import Endpoints
 from mmserve.runtime import log
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor import machine, plan
-from mmserve.supervisor.announce import Announcer
-from mmserve.supervisor.kernels import building
+from mmserve.supervisor.child_process import Child, Inheritance
+from mmserve.supervisor.kernel_build import building
 from mmserve.supervisor.listen import listen, url_of
-from mmserve.supervisor.process import Child, Inheritance
-from mmserve.supervisor.rundir import run_directory
+from mmserve.supervisor.run_directory import run_directory
+from mmserve.supervisor.status_publisher import Announcer
 from mmserve.supervisor.supervisor import Interrupted, Supervisor
 from mmserve.supervisor.topology import Topology, render, topology
 from mmserve.supervisor.watch import Watch

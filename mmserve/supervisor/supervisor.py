@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from mmserve.config.deployment import Deployment
 from mmserve.runtime.errors import StartupError
-from mmserve.supervisor.announce import Announcer
-from mmserve.supervisor.launch import Progress, Ready
-from mmserve.supervisor.process import Child, Inheritance, spawn
+from mmserve.supervisor.child_process import Child, Inheritance, spawn
+from mmserve.supervisor.child_protocol import Progress, Ready
 from mmserve.supervisor.progress import WeightsBar
 from mmserve.supervisor.restarts import RestartLedger
+from mmserve.supervisor.status_publisher import Announcer
 from mmserve.supervisor.topology import Member, Topology, members
 from mmserve.supervisor.watch import HANDLED, Exited, Reported, Signalled, Watch
 

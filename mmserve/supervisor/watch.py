@@ -11,8 +11,8 @@ import socket
 from dataclasses import dataclass
 from types import TracebackType
 
-from mmserve.supervisor.launch import Report
-from mmserve.supervisor.process import Child
+from mmserve.supervisor.child_process import Child
+from mmserve.supervisor.child_protocol import Report
 
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

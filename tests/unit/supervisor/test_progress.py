@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mmserve.supervisor.launch import Progress
+from mmserve.supervisor.child_protocol import Progress
 from mmserve.supervisor.progress import WeightsBar
 
 

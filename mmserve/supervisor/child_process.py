@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from mmserve.config.deployment import Deployment
-from mmserve.supervisor.launch import Failed, Launch, Ready, Report, decode_report
+from mmserve.supervisor.child_protocol import Failed, Launch, Ready, Report, decode_report
 from mmserve.supervisor.topology import Listens, Member
 
 _READ_NBYTES = 1 << 16

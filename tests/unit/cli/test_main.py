@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from docs.configuration import page
-from mmserve import cli
+from mmserve.cli.main import main as cli
 from mmserve.config.config import Config
 from mmserve.config.options import OPTIONS
 
@@ -51,7 +51,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("arguments", [["--version"], ["serve", "--help"], ["serve", "--print-config"]])
 def test_a_question_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
-        "import sys\nfrom mmserve.cli import main\n"
+        "import sys\nfrom mmserve.cli.main import main\n"
         f"try: main({arguments!r})\nexcept SystemExit: pass\n"
         "heavy = {'torch', 'numpy', 'fastapi', 'uvicorn', 'zmq', 'rpyc', 'transformers', 'PIL', 'huggingface_hub'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"

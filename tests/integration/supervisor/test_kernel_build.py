@@ -10,7 +10,7 @@ import pytest
 
 from mmserve.config.deployment import Deployment
 from mmserve.model_backend.native import build
-from mmserve.supervisor.kernels import building
+from mmserve.supervisor.kernel_build import building
 from tests.fakes.cache import until
 from tests.fakes.http_helpers import make_deployment
 
