@@ -23,7 +23,7 @@ from benchmarks.load import report
 from benchmarks.slots.images import SMALLEST_NBYTES, catalogue, image, zipf
 from benchmarks.slots.rivals import fifo, lru
 from benchmarks.slots.table import Lives
-from mmserve.cache_server.item import Lease
+from mmserve.cache_server.entries import Lease
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from mmserve.cache_server.item import Lease
-from mmserve.cache_server.slots import Slots
+from mmserve.cache_server.entries import Lease
+from mmserve.cache_server.table import Slots
 from mmserve.messages.cache import AllocItem
 
 _VISUAL = "visual"

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from mmserve.cache_server.client_v1 import ItemwiseCalls, RpycConnection
-from mmserve.cache_server.client_v2 import BatchedCalls, FramedConnection
-from mmserve.cache_server.link import Link
+from mmserve.cache_server.rpc.connection_pool import Link
+from mmserve.cache_server.rpc.v1.client import ItemwiseCalls, RpycConnection
+from mmserve.cache_server.rpc.v2.client import BatchedCalls, FramedConnection
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, MediaRecord, TurnClaim, TurnsReply
 from mmserve.runtime.errors import Overloaded, TooLarge

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import secrets
 
-from mmserve.cache_server.claims import Claims
-from mmserve.cache_server.service import serving
-from mmserve.cache_server.shortage import Shortage
-from mmserve.cache_server.slots import Slots
-from mmserve.cache_server.table import Snapshot, Table
-from mmserve.cache_server.turns import Turns
+from mmserve.cache_server.decode_permits import Turns
+from mmserve.cache_server.quotas import Claims
+from mmserve.cache_server.rpc.services import serving
+from mmserve.cache_server.shared_table import Snapshot, Table
+from mmserve.cache_server.space_warning import Shortage
+from mmserve.cache_server.table import Slots
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, Deployment
 from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, Pulse

@@ -1,236 +1,296 @@
-"""Slots for many connections at once: the lock, the waiting, and which owners are alive.
+"""The table of the arena: content -> extents, stages, leases, eviction. The one owner of who has which slot.
 
-Waiting is on conditions, never with the lock held. Knows no RPC.
+Pure: no sockets, no clocks, no locks, no payload. What must be erased in the arena is handed to ``erase``.
 """
 
 from __future__ import annotations
 
-import logging
-import sys
-import threading
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from copy import copy
-from dataclasses import dataclass
-from typing import TypeVar
+import contextlib
+import itertools
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 
-from mmserve.cache_server.item import Lease
-from mmserve.cache_server.slots import Slots
-from mmserve.cache_server.turns import Claim, Turns
-from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, TurnClaim, TurnsReply
-from mmserve.runtime.byte_budget import Budget
+from mmserve.cache_server.allocator.arena_map import Space
+from mmserve.cache_server.allocator.arena_stats import Usage, usage_of
+from mmserve.cache_server.allocator.eviction import plan
+from mmserve.cache_server.allocator.eviction_queue import Idle
+from mmserve.cache_server.entries import Item, Lease, extent_of
+from mmserve.cache_server.quotas import Claims
+from mmserve.cache_server.token_ids import TokenRanges
+from mmserve.ipc.arena import ALIGNMENT, extent_nbytes
+from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, Refusal
+from mmserve.messages.media import Handle
 
-_PATIENT_TRIES = 8
-"""Of an allocation, before it lets go of what is cached of its own images."""
-T = TypeVar("T")
-logger = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class _Ticket:
-    """An allocation that waits for space."""
-
-    lease: Lease
-    given_up: bool = False
-    tried_at: int = -1
-    """How much had been given back when it last found no space."""
-    tries: int = 0
+ENCODER = ""
+"""Request id of the leases that keep items in place while their owner, a visual server, encodes them."""
+Sizes = tuple[Sequence[int], Sequence[int]]
+"""Arena bytes of embeddings and of data, item by item."""
+_WORTHLESS = ("vacant", "failed")
+"""Stages of items that nobody will find."""
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """For the metrics: gauges now, counters since the last snapshot."""
+class Slots:
+    """``first_generation`` and ``first_item_id`` are random per start: names from an earlier life never match."""
 
-    usage: dict[tuple[str, str], tuple[int, int]]
-    num_leases: int
-    num_waiting: int
-    num_turns: int
-    max_turns: int
-    """Most turns ever held at once."""
-    num_turns_waiting: int
-    budgets: dict[str, Budget]
-    """Form of an image -> as it was then."""
-    counters: Counter[tuple[str, ...]]
+    def __init__(
+        self,
+        nbytes: int,
+        *,
+        first_generation: int,
+        first_item_id: int,
+        first_token: int,
+        erase: Callable[[Handle], None],
+        claims: Claims | None = None,
+    ) -> None:
+        self._space: Space[Item] = Space(nbytes // ALIGNMENT * ALIGNMENT)
+        self._generations = itertools.count(first_generation)
+        self._item_ids = itertools.count(first_item_id)
+        self._ranges = TokenRanges(first_token)
+        self._erase = erase
+        self.claims = claims or Claims(nbytes, nbytes)
+        self._items: dict[int, Item] = {}
+        self._by_spec: dict[AllocItem, Item] = {}
+        self._held: dict[Lease, dict[int, Item]] = {}
+        self._idle = Idle()
+        self.counters: Counter[tuple[str, ...]] = Counter()
+        """(metric, *labels) -> count since the last look; the reader takes them away."""
 
+    # what HTTP workers ask
 
-class Table:
-    """Thread-safe. An owner is alive while one of its connections is."""
+    def alloc(self, lease: Lease, items: Sequence[AllocItem]) -> AllocReply:
+        """Lease all ``items`` (no duplicates) or none. What the lease holds already is answered again."""
+        found = [item for item in map(self._by_spec.get, items) if item is not None]
+        missing = [spec for spec in items if spec not in self._by_spec] if found else items
+        embeds, data = _sizes_of(missing)
+        refused = self.claims.refusal(sum(data), sum(embeds), found) or self._make(missing, (embeds, data), found)
+        if refused:
+            return AllocReply(refused=refused)
+        if missing:
+            found = [self._by_spec[spec] for spec in items]
+        held = self._held.get(lease, {})
+        fresh = [item for item in found if item.item_id not in held]
+        self.counters["mm_cache_queries",] += len(fresh)
+        self.counters["mm_cache_hits",] += [item.stage for item in fresh].count("ready")
+        self._lease(lease, fresh)
+        return AllocReply(records=tuple([item.record_for(lease) for item in found]))
 
-    def __init__(self, slots: Slots, turns: Turns | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._slots = slots
-        self._turns = turns or Turns(0, sys.maxsize)
-        self._clock = clock
-        self._changed = threading.Condition()
-        self._queue: deque[_Ticket] = deque()
-        """Allocations that wait for space, in order of arrival."""
-        self._connections: Counter[str] = Counter()
-        self._leaving: set[str] = set()
+    def evict_own(self, items: Sequence[AllocItem]) -> bool:
+        """Evict those of ``items`` that nobody holds, instead of sparing them as ``alloc`` does: between them there may
+        be no room in one piece for the others. Only where that helps, as budgets and bytes allow; whether it does."""
+        found = [item for item in map(self._by_spec.get, items) if item is not None]
+        own = [item for item in found if item.idle_since]
+        kept = [item for item in found if not item.idle_since]
+        missing = [spec for spec in items if spec not in self._by_spec] + [item.spec for item in own]
+        embeds, data = map(sum, _sizes_of(missing))
+        room = self._space.holes.free_nbytes + self._idle.nbytes
+        if not own or data + embeds > room or self.claims.refusal(data, embeds, kept):
+            return False
+        self._space.holes.free_all([extent for item in own for extent in item.extents])
+        self._evict(own)
+        return True
 
-    def hello(self, owner: str) -> None:
-        """A connection of ``owner`` begins."""
-        with self._changed:
-            self._connections[owner] += 1
-
-    def goodbye(self, owner: str) -> None:
-        """A connection ends; with the owner's last one all it held is given back."""
-        with self._changed:
-            self._connections[owner] -= 1
-            if self._connections[owner] <= 0:
-                del self._connections[owner]
-                self._turns.drop_owner(owner)
-                self._drop_leases(owner)
-            self._changed.notify_all()
-
-    def _drop_leases(self, owner: str) -> None:
-        """When this is a leak, whoever reads the metrics of a server that ends is gone as well: hence the log."""
-        count, leaving = self._slots.drop_owner(owner), owner in self._leaving
-        self._leaving.discard(owner)
-        self._slots.counters["mm_lease_leaks" if leaving else "mm_leases_reclaimed",] += count
-        if leaving and count:
-            logger.error("%s forgot %d leases", owner, count)
-
-    def leaving(self, owner: str) -> None:
-        """The owner is about to end in good order: what it still holds when its connections end, it has forgotten."""
-        with self._changed:
-            self._leaving.add(owner)
-
-    def alloc(self, lease: Lease, items: Sequence[AllocItem], wait_s: float) -> AllocReply:
-        """All or none; waits up to wait_s for space, behind those who came before."""
-        with self._changed:
-            if lease.owner not in self._connections:
-                return AllocReply(refused="full")  # a last call of a process whose leases are gone already
-            if not self._queue or not self._slots.needs_space(items):
-                reply = self._slots.alloc(lease, items)
-                if reply.refused != "full":
-                    return reply
-            if wait_s <= 0:
-                return AllocReply(refused="full")
-            return self._alloc_in_turn(lease, items, wait_s)
-
-    def _alloc_in_turn(self, lease: Lease, items: Sequence[AllocItem], wait_s: float) -> AllocReply:
-        ticket = _Ticket(lease)
-        full = AllocReply(refused="full")
-        self._queue.append(ticket)
-
-        def attempt() -> AllocReply:
-            if self._queue[0] is not ticket or ticket.given_up or ticket.tried_at == self._slots.num_given_back:
-                return full
-            ticket.tried_at = self._slots.num_given_back
-            ticket.tries += 1
-            reply = self._slots.alloc(lease, items)
-            if reply.refused != "full" or (self._slots.num_leases and ticket.tries < _PATIENT_TRIES):
-                return reply
-            # What others give back does not help, or nobody has anything: its own cached images are in the way.
-            return self._slots.alloc(lease, items) if self._slots.evict_own(items) else reply
-
-        try:
-            return self._wait(
-                lease.owner, wait_s, attempt, lambda reply: ticket.given_up or reply.refused != "full", full
-            )
-        finally:
-            self._queue.remove(ticket)
-            self._changed.notify_all()  # the next in line may be small enough for what is free already
+    def needs_space(self, items: Iterable[AllocItem]) -> bool:
+        """Would an allocation of these have to place extents?"""
+        return any(item not in self._by_spec for item in items)
 
     def held(self, lease: Lease) -> tuple[AllocItem, ...]:
         """What the lease holds."""
-        with self._changed:
-            return self._slots.held(lease)
+        return tuple(item.spec for item in self._held.get(lease, {}).values())
 
-    def release(self, lease: Lease) -> None:
-        """End the lease; harmless without one. An allocation that still waits for space under it waits no more."""
-        with self._changed:
-            waiting = [ticket for ticket in self._queue if ticket.lease == lease]
-            for ticket in waiting:
-                ticket.given_up = True
-            if self._slots.release(lease) or waiting:
-                self._changed.notify_all()
+    def release(self, lease: Lease) -> int:
+        """End the lease; how many items it held. What it was writing is left for another writer."""
+        items = self._held.pop(lease, {})
+        self._give_back(self._unlease(lease, items.values()))
+        return len(items)
 
-    def set_data(self, lease: Lease, item_ids: Sequence[int], ok: bool) -> None:
-        """See Slots.set_data."""
-        with self._changed:
-            self._slots.set_data(lease, item_ids, ok)
-            self._changed.notify_all()
+    def set_data(self, lease: Lease, item_ids: Iterable[int], ok: bool) -> None:
+        """The writer is done, or (not ok) another may write. Ignored for items that ``lease`` does not write."""
+        for item in self._known(item_ids):
+            if item.stage == "writing" and item.writer == lease:
+                item.stage, item.writer = ("data" if ok else "vacant"), None
 
-    def get_data(self, lease: Lease, item_ids: Sequence[int], wait_s: float) -> tuple[ItemState, ...]:
-        """States; waits up to wait_s while some say "wait" and none asks its reader to act."""
+    def get_data(self, lease: Lease, item_ids: Iterable[int]) -> tuple[ItemState, ...]:
+        """States for the holder of ``lease``; of a vacant item it becomes the writer."""
+        held = self._held.get(lease, {})
+        return tuple(held[item_id].state_for(lease) if item_id in held else "gone" for item_id in item_ids)
 
-        def settled(states: tuple[ItemState, ...]) -> bool:
-            return "wait" not in states or "write" in states or "gone" in states
-
-        with self._changed:
-            gone: tuple[ItemState, ...] = tuple("gone" for _ in item_ids)
-            return self._wait(lease.owner, wait_s, lambda: self._slots.get_data(lease, item_ids), settled, gone)
-
-    def set_embed(self, owner: str, item_ids: Sequence[int], ok: Sequence[bool]) -> tuple[EmbedState, ...]:
-        """See Slots.set_embed."""
-        with self._changed:
-            states = self._slots.set_embed(owner, item_ids, ok)
-            self._changed.notify_all()
-            return states
+    # what visual servers ask
 
     def get_embed(self, owner: str, item_ids: Sequence[int]) -> tuple[EmbedState, ...]:
-        """See Slots.get_embed."""
-        with self._changed:
-            if owner not in self._connections:
-                return tuple("gone" for _ in item_ids)
-            return self._slots.get_embed(owner, item_ids)
+        """States; items with bytes but no embedding are kept in place for ``owner`` until its ``set_embed``."""
+        lease = Lease(owner, ENCODER)
+        held = self._held.get(lease, {})
+        pending = [item for item in self._known(item_ids) if item.stage == "data" and item.item_id not in held]
+        self._lease(lease, pending)
+        return tuple(self._embed_state(item_id) for item_id in item_ids)
 
-    def begin_turns(self, owner: str, claims: Sequence[TurnClaim], wait_s: float) -> TurnsReply:
-        """Whose of these requests' images may be decoded now, and whose next? Waits up to wait_s until there is
-        something to say. Turns last until ``end_turn`` or the owner's end; an ``end_turn`` meanwhile ends the wait."""
-        leases = {claim.name: Lease(owner, claim.name) for claim in claims}
+    def set_embed(self, owner: str, item_ids: Sequence[int], ok: Iterable[bool]) -> tuple[EmbedState, ...]:
+        """Rows are there, or (not ok) the item is forgotten. Answers the states after that."""
+        lease = Lease(owner, ENCODER)
+        held = self._held.get(lease, {})
+        freed: list[Handle] = []
+        done: list[Item] = []
+        for item_id, item_ok in zip(item_ids, ok, strict=True):
+            if (item := self._items.get(item_id)) is None:
+                continue
+            if item.stage == "data":
+                freed += self._finish_embed(item) if item_ok else self._fail(item)
+            if held.pop(item_id, None) is not None:
+                done.append(item)
+        if not held:
+            self._held.pop(lease, None)
+        self._give_back([*freed, *self._unlease(lease, done)])
+        return tuple(self._embed_state(item_id) for item_id in item_ids)
 
-        def attempt() -> TurnsReply | None:
-            come = tuple(name for name, lease in leases.items() if self._turns.has_come(lease))
-            following = next((name for name, lease in leases.items() if self._turns.follows(lease)), "")
-            known = any(self._turns.is_known(lease) for lease in leases.values())
-            return TurnsReply(come=come, following=following) if known else None
+    def drop_owner(self, owner: str) -> int:
+        """The process is gone: all its leases end; how many there were."""
+        return sum(self.release(lease) for lease in [lease for lease in self._held if lease.owner == owner])
 
-        with self._changed:
-            if owner not in self._connections:
-                return TurnsReply()
-            for claim in claims:
-                self._turns.ask(Claim(claim.arrival_s, leases[claim.name], claim.pixel_nbytes))
-            reply = self._wait(owner, wait_s, attempt, lambda result: result != TurnsReply(), None) or TurnsReply()
-            for name in leases.keys() - {*reply.come, reply.following}:
-                self._turns.end(leases[name])
-            self._changed.notify_all()  # others in line may begin as well
-            return reply
+    # what the metrics ask
 
-    def end_turn(self, lease: Lease) -> None:
-        """The request's pixels are the encoder's, or it wants none any more. Harmless without a turn."""
-        with self._changed:
-            if self._turns.end(lease):
-                self._changed.notify_all()
+    @property
+    def num_leases(self) -> int:
+        return sum(len(items) for items in self._held.values())
 
-    def snapshot(self) -> Snapshot:
-        """Takes the lock, so it also proves that the table is not stuck."""
-        with self._changed:
-            counters, self._slots.counters = self._slots.counters, Counter()
-            turns, claims = self._turns, self._slots.claims
-            budgets = {"data": claims.data, "embeddings": claims.embeds, "pixels": turns.pixels}
-            return Snapshot(
-                self._slots.usage(),
-                self._slots.num_leases,
-                len(self._queue),
-                turns.num_held,
-                turns.peak,
-                turns.num_waiting,
-                {form: copy(budget) for form, budget in budgets.items()},
-                counters,
-            )
+    def usage(self) -> Usage:
+        """Extents and bytes by what they are used for."""
+        return usage_of(self._items.values(), self._space.holes)
 
-    def _wait(
-        self, owner: str, wait_s: float, attempt: Callable[[], T], settled: Callable[[T], bool], orphaned: T
-    ) -> T:
-        """Attempt after every change until the result is settled, time is up, or the owner is gone."""
-        deadline_s = self._clock() + wait_s
-        while True:
-            if owner not in self._connections:
-                return orphaned
-            result = attempt()
-            left_s = deadline_s - self._clock()
-            if settled(result) or left_s <= 0:
-                return result
-            self._changed.wait(left_s)
+    @property
+    def num_given_back(self) -> int:
+        """Until it grows, an allocation that was refused as "full" would be refused again."""
+        return self._space.num_given_back
+
+    # inside
+
+    def _known(self, item_ids: Iterable[int]) -> list[Item]:
+        return [self._items[item_id] for item_id in item_ids if item_id in self._items]
+
+    def _embed_state(self, item_id: int) -> EmbedState:
+        if (item := self._items.get(item_id)) is None or item.stage == "failed":
+            return "gone"
+        return "ready" if item.stage == "ready" else "pending"
+
+    def _make(self, missing: Sequence[AllocItem], sizes: Sizes, known: Sequence[Item]) -> Refusal:
+        """Put ``missing`` into the table, or say why not; ``known`` items do not make way for them."""
+        if not missing:
+            return ""
+        needed = sum(map(sum, sizes))
+        if sum(item.nbytes for item in known) + needed > self._space.holes.nbytes:
+            return "too_large"
+        if needed > self._space.holes.free_nbytes + self._idle.nbytes:
+            return "full"
+        kept = [extent for item in known if item.idle_since for extent in item.extents]
+        self._space.available.take_all(kept)
+        with contextlib.closing(self._idle.ascending()) as idle:
+            placed = plan(self._space, sizes, idle, self._idle.loss)
+        self._space.available.free_all(kept)
+        if placed is None:
+            return "full"
+        self._evict(placed.victims)
+        self._add(missing, sizes, placed.offsets)
+        return ""
+
+    def _evict(self, victims: Sequence[Item]) -> None:
+        """Forget them; the plan has given their extents back."""
+        self.counters["mm_cache_evictions", "embed"] += len(victims)
+        self.counters["mm_cache_evictions", "data"] += sum(item.data is not None for item in victims)
+        self.counters["mm_cache_evicted_bytes",] += sum(item.nbytes for item in victims)
+        for item in victims:
+            self._idle.evicted(item)
+            self._space.occupants.remove(item.extents)
+            for handle in self._forget(item):
+                self._erase(handle)
+
+    def _add(self, specs: Sequence[AllocItem], sizes: Sizes, offsets: Sequence[int]) -> None:
+        """New items. ``offsets``: of all embeddings, then of all data."""
+        embed_nbytes, data_nbytes = [spec.embed_nbytes for spec in specs], [spec.data_nbytes for spec in specs]
+        embeds = map(Handle, self._generations, offsets, embed_nbytes)
+        data = map(Handle, self._generations, offsets[len(specs) :], data_nbytes)
+        nbytes = map(operator.add, *sizes)
+        item_ids = itertools.islice(self._item_ids, len(specs))
+        items = list(map(Item, item_ids, specs, self._ranges.starts_of(specs), embeds, data, nbytes, sizes[1]))
+        self._space.occupants.add(offsets, itertools.chain(*sizes), itertools.chain(items, items))
+        self._by_spec.update(zip(specs, items, strict=True))
+        self._items.update({item.item_id: item for item in items})
+
+    def _lease(self, lease: Lease, items: Iterable[Item]) -> None:
+        """``items`` that the lease does not hold yet."""
+        new = {item.item_id: item for item in items}
+        if not new:
+            return
+        self._held.setdefault(lease, {}).update(new)
+        self.claims.hold([item for item in new.values() if not item.num_leases])
+        for item in new.values():
+            item.num_leases += 1
+        self._hold(new.values())
+
+    def _unlease(self, lease: Lease, items: Iterable[Item]) -> list[Handle]:
+        """The lease has let go of them; what can be given back now."""
+        ended: list[Item] = []
+        for item in items:
+            item.num_leases -= 1
+            if item.writer == lease:
+                item.stage, item.writer = "vacant", None
+            if not item.num_leases:
+                ended.append(item)
+        self.claims.let_go(ended)
+        self._let_go([item for item in ended if item.stage not in _WORTHLESS])
+        return [handle for item in ended if item.stage in _WORTHLESS for handle in self._forget(item)]
+
+    def _hold(self, items: Iterable[Item]) -> None:
+        """Those that could have been evicted until now cannot any more."""
+        idle = [item for item in items if item.idle_since]
+        for item in idle:
+            self._idle.discard(item)
+        self._space.hold(idle)
+
+    def _let_go(self, items: Sequence[Item]) -> None:
+        """They may be evicted from now on."""
+        for item in items:
+            self._idle.add(item)
+        if items:
+            self._space.let_go(items)
+
+    def _finish_embed(self, item: Item) -> Sequence[Handle]:
+        assert item.data is not None, "an item to be encoded has its bytes"
+        self._hold([item])
+        data, item.data = item.data, None
+        if item.num_leases:
+            self.claims.encoded(item.data_nbytes)
+        item.nbytes -= item.data_nbytes
+        item.data_nbytes = 0
+        item.stage = "ready"
+        if not item.num_leases:
+            self._let_go([item])
+        return (data,)
+
+    def _fail(self, item: Item) -> Sequence[Handle]:
+        self._hold([item])
+        item.stage = "failed"
+        self._unlist(item)
+        return () if item.num_leases else self._forget(item)
+
+    def _forget(self, item: Item) -> Sequence[Handle]:
+        """Out of the table; its extents are the caller's to give back."""
+        del self._items[item.item_id]
+        if item.stage != "failed":
+            self._unlist(item)
+        return item.handles
+
+    def _unlist(self, item: Item) -> None:
+        """Nobody finds it any more; its token ids stay those of its content."""
+        del self._by_spec[item.spec]
+        self._ranges.remember(item.spec, item.token_start)
+
+    def _give_back(self, handles: Sequence[Handle]) -> None:
+        for handle in handles:
+            self._erase(handle)
+        if handles:
+            self._space.give_back([extent_of(handle) for handle in handles])
+
+
+def _sizes_of(specs: Sequence[AllocItem]) -> tuple[list[int], list[int]]:
+    embeds = [extent_nbytes(spec.embed_nbytes) for spec in specs]
+    return embeds, [extent_nbytes(spec.data_nbytes) for spec in specs]

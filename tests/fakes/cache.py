@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from mmserve.cache_server.decode_permits import Turns
+from mmserve.cache_server.rpc.services import serving
 from mmserve.cache_server.run import new_slots
-from mmserve.cache_server.service import serving
-from mmserve.cache_server.table import Table
-from mmserve.cache_server.turns import Turns
+from mmserve.cache_server.shared_table import Table
 from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem

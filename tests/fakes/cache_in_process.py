@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from mmserve.cache_server import service_v2
 from mmserve.cache_server.client import MediaCacheClient
-from mmserve.cache_server.client_v1 import ItemwiseCalls
-from mmserve.cache_server.client_v2 import BatchedCalls
-from mmserve.cache_server.guest import Guest
-from mmserve.cache_server.service_v1 import CacheService
-from mmserve.cache_server.table import Table
+from mmserve.cache_server.rpc.client_session import Guest
+from mmserve.cache_server.rpc.v1.client import ItemwiseCalls
+from mmserve.cache_server.rpc.v1.service import CacheService
+from mmserve.cache_server.rpc.v2 import service as service_v2
+from mmserve.cache_server.rpc.v2.client import BatchedCalls
+from mmserve.cache_server.shared_table import Table
 from mmserve.httpserver.lane import Generation
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from mmserve.cache_server.run import new_slots
-from mmserve.cache_server.table import Table
+from mmserve.cache_server.shared_table import Table
 from mmserve.config.deployment import Deployment
 from mmserve.httpserver.lane import Generation, Lane
 from mmserve.httpserver.media import MediaReader

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmserve.cache_server.item import Lease
+from mmserve.cache_server.entries import Lease
 from mmserve.cache_server.run import new_slots
-from mmserve.cache_server.slots import Slots
+from mmserve.cache_server.table import Slots
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import Handle

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from mmserve.cache_server.item import Lease
-from mmserve.cache_server.slots import Slots
-from mmserve.cache_server.table import Table
+from mmserve.cache_server.entries import Lease
+from mmserve.cache_server.shared_table import Table
+from mmserve.cache_server.table import Slots
 from mmserve.httpserver.reservations import Reservation, Reservations
 from tests.fakes.cache import alloc_item
 from tests.fakes.leaks import leaks

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mmserve.cache_server.client import MediaCacheClient, connect
-from mmserve.cache_server.table import Table
+from mmserve.cache_server.shared_table import Table
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.runtime.errors import Unavailable

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pytest
 
 from mmserve.cache_server.client import MediaCacheClient, connect
-from mmserve.cache_server.table import Table
+from mmserve.cache_server.shared_table import Table
 from mmserve.httpserver import media_lease, stored_bytes
 from mmserve.httpserver.call import MediaItem, MediaRef
 from mmserve.httpserver.lane import Lane

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import torch
 
-from mmserve.cache_server.item import Lease
+from mmserve.cache_server.entries import Lease
 from mmserve.cache_server.run import new_slots
-from mmserve.cache_server.slots import Slots
+from mmserve.cache_server.table import Slots
 from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.messages.cache import AllocItem
 from mmserve.messages.media import MediaSpan

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from mmserve.cache_server.client import MediaCacheClient, connect
-from mmserve.cache_server.table import Table
-from mmserve.cache_server.turns import Turns
+from mmserve.cache_server.decode_permits import Turns
+from mmserve.cache_server.shared_table import Table
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.process import Process
 from mmserve.ipc.arena import Arena

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmserve.cache_server.item import Lease
-from mmserve.cache_server.slots import Slots
-from mmserve.cache_server.table import Table
+from mmserve.cache_server.entries import Lease
+from mmserve.cache_server.shared_table import Table
+from mmserve.cache_server.table import Slots
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem, AllocReply
 from tests.fakes.cache import until

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from mmserve.cache_server.item import Lease
+from mmserve.cache_server.entries import Lease
 from mmserve.config.deployment import Deployment
 from mmserve.httpserver.call import MediaRef
 from mmserve.httpserver.lane import Generation

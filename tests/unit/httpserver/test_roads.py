@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from mmserve.cache_server.item import Lease
-from mmserve.cache_server.slots import Slots
+from mmserve.cache_server.entries import Lease
+from mmserve.cache_server.table import Slots
 from mmserve.httpserver.roads import road_of
 from mmserve.messages.cache import AllocItem
 

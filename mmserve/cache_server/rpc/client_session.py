@@ -1,0 +1,38 @@
+"""One connection's part in keeping its owner alive: the same for every transport. Knows no call."""
+
+from __future__ import annotations
+
+import threading
+
+from mmserve.cache_server.entries import Lease
+from mmserve.cache_server.rpc.disconnect_watcher import Hangups
+from mmserve.cache_server.shared_table import Table
+
+
+class Guest:
+    """From a connection's hello to its end; ``fd`` is watched, so that its end is seen while a call of it waits."""
+
+    def __init__(self, table: Table, hangups: Hangups, owner: str, fd: int) -> None:
+        """Raises ValueError for an owner without a name."""
+        if not owner:
+            raise ValueError("say hello with a name")
+        self.owner = owner
+        self._table = table
+        self._left = threading.Lock()
+        table.hello(owner)
+        try:
+            hangups.watch(fd, self.leave)
+        except OSError:
+            self.leave()
+            raise
+
+    def lease(self, request_id: str) -> Lease:
+        """Of one of the owner's requests. Raises ValueError for one without a name."""
+        if not request_id:
+            raise ValueError("name a request")
+        return Lease(self.owner, request_id)
+
+    def leave(self) -> None:
+        """Once, from whoever notices first that the connection is over."""
+        if self._left.acquire(blocking=False):
+            self._table.goodbye(self.owner)

@@ -1,0 +1,113 @@
+"""The cache server's first generation of calls: rpyc, one item a call, plain scalars and tuples, as LightLLM had it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import rpyc
+from rpyc.core.channel import Channel
+from rpyc.core.stream import SocketStream
+
+from mmserve.cache_server.rpc.connection_pool import CALL_TIMEOUT_S, LOST, MAX_WAIT_S, Link
+from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, MediaRecord, TurnClaim, TurnsReply
+from mmserve.messages.media import Handle
+
+_CONFIG = {"sync_request_timeout": CALL_TIMEOUT_S, "allow_pickle": False, "close_catchall": True}
+
+
+class RpycConnection:
+    """With its bound remote methods cached: a call is one round trip."""
+
+    def __init__(self, path: Path, owner: str) -> None:
+        self._methods: dict[str, Callable[..., Any]] = {}
+        # rpyc's own unix_connect compresses what is larger than 3000 bytes.
+        channel = Channel(SocketStream.unix_connect(str(path)), compress=False)
+        self._rpyc = rpyc.connect_channel(channel, config=_CONFIG)
+        self.call("hello", owner)
+
+    def call(self, method: str, *args: Any) -> Any:
+        if method not in self._methods:
+            self._methods[method] = getattr(self._rpyc.root, method)
+        return self._methods[method](*args)
+
+    def close(self) -> None:
+        self._methods.clear()
+        with contextlib.suppress(*LOST, OSError):
+            self._rpyc.close()
+
+    def __del__(self) -> None:
+        """A thread that ends drops its connection here, at once, rather than at some garbage collection."""
+        if hasattr(self, "_rpyc"):
+            self.close()
+
+
+class ItemwiseCalls:
+    """One round trip an item."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def alloc(self, request_id: str, items: Sequence[AllocItem], wait_s: float) -> AllocReply:
+        """Item by item. Once one does not fit, the server has given all of them back and only takes notes;
+        ``await_alloc`` then waits for space for the whole request, and the records are asked for again."""
+        replies = [self._alloc_item(request_id, item) for item in items]
+        if all(reply.refused == "" for reply in replies):
+            return _joined(replies)
+        refused = self._link.call("await_alloc", request_id, float(min(wait_s, MAX_WAIT_S)))
+        if refused:
+            return AllocReply(refused=refused)
+        return _joined([self._alloc_item(request_id, item) for item in items])
+
+    def release(self, request_id: str) -> None:
+        self._link.call("release", request_id)
+
+    def set_items_data(self, request_id: str, item_ids: Sequence[int], ok: bool) -> None:
+        for item_id in item_ids:
+            self._link.call("set_items_data", request_id, item_id, ok)
+
+    def get_items_data(self, request_id: str, item_ids: Sequence[int], wait_s: float) -> Sequence[ItemState]:
+        """Asks for all without waiting; while some say "wait" and none calls for action, waits for one of those."""
+        deadline_s = time.monotonic() + min(wait_s, MAX_WAIT_S)
+        while True:
+            states = [self._link.call("get_items_data", request_id, item_id, 0.0) for item_id in item_ids]
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or "wait" not in states or "write" in states or "gone" in states:
+                return states
+            self._link.call("get_items_data", request_id, item_ids[states.index("wait")], left_s)
+
+    def set_items_embed(self, item_ids: Sequence[int], ok: Sequence[bool]) -> Sequence[EmbedState]:
+        return [
+            self._link.call("set_items_embed", item_id, item_ok) for item_id, item_ok in zip(item_ids, ok, strict=True)
+        ]
+
+    def get_items_embed(self, item_ids: Sequence[int]) -> Sequence[EmbedState]:
+        return [self._link.call("get_items_embed", item_id) for item_id in item_ids]
+
+    def begin_turns(self, claims: Sequence[TurnClaim], wait_s: float) -> TurnsReply:
+        wanted = tuple((claim.name, claim.pixel_nbytes, claim.arrival_s) for claim in claims)
+        come, following = self._link.call("begin_turns", wanted, wait_s)
+        return TurnsReply(come=come, following=following)
+
+    def end_turn(self, name: str) -> None:
+        self._link.call("end_turn", name)
+
+    def leaving(self) -> None:
+        self._link.call("leaving")
+
+    def _alloc_item(self, request_id: str, item: AllocItem) -> AllocReply:
+        refused, record = self._link.call(
+            "alloc", request_id, item.key, item.num_tokens, item.data_nbytes, item.embed_nbytes
+        )
+        if refused:
+            return AllocReply(refused=refused)
+        item_id, token_start, state, data, embed = record
+        return AllocReply(records=(MediaRecord(item_id, token_start, state, data and Handle(*data), Handle(*embed)),))
+
+
+def _joined(replies: Sequence[AllocReply]) -> AllocReply:
+    refused = [reply for reply in replies if reply.refused]
+    return refused[0] if refused else AllocReply(records=tuple(reply.records[0] for reply in replies))

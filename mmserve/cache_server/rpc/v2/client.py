@@ -1,0 +1,106 @@
+"""The cache server's second generation of calls: all items of a request in one msgpack frame each way."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from mmserve.cache_server.rpc.connection_pool import CALL_TIMEOUT_S, Link
+from mmserve.cache_server.rpc.framing import Frames
+from mmserve.ipc.codec import Codec
+from mmserve.messages.cache import (
+    AllocItem,
+    AllocReply,
+    AllocRequest,
+    BeginTurnsRequest,
+    CacheRequest,
+    CallFailed,
+    EmbedState,
+    EndTurnRequest,
+    GetDataRequest,
+    GetEmbedRequest,
+    Hello,
+    ItemState,
+    LeavingRequest,
+    ReleaseRequest,
+    SetDataRequest,
+    SetEmbedRequest,
+    TurnClaim,
+    TurnsReply,
+)
+
+R = TypeVar("R")
+_REQUESTS: Codec[CacheRequest] = Codec(CacheRequest)
+_ALLOC: Codec[AllocReply | CallFailed] = Codec(AllocReply | CallFailed)
+_ITEM_STATES: Codec[tuple[ItemState, ...] | CallFailed] = Codec(tuple[ItemState, ...] | CallFailed)
+_EMBED_STATES: Codec[tuple[EmbedState, ...] | CallFailed] = Codec(tuple[EmbedState, ...] | CallFailed)
+_TURNS: Codec[TurnsReply | CallFailed] = Codec(TurnsReply | CallFailed)
+_NOTHING: Codec[CallFailed | None] = Codec(CallFailed | None)
+
+
+class FramedConnection:
+    """One round trip a call."""
+
+    def __init__(self, path: Path, owner: str) -> None:
+        with contextlib.ExitStack() as undo:
+            connected = undo.enter_context(socket.socket(socket.AF_UNIX))
+            connected.connect(str(path))
+            self._frames = Frames(connected, CALL_TIMEOUT_S)
+            self.call(_REQUESTS.encode(Hello(owner=owner)))
+            undo.pop_all()
+
+    def call(self, request: bytes) -> bytes:
+        self._frames.send(request)
+        return self._frames.receive()
+
+    def close(self) -> None:
+        self._frames.close()
+
+    def __del__(self) -> None:
+        """A thread that ends drops its connection here, at once, rather than at some garbage collection."""
+        if hasattr(self, "_frames"):
+            self.close()
+
+
+class BatchedCalls:
+    """One round trip a call, however many items."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def alloc(self, request_id: str, items: Sequence[AllocItem], wait_s: float) -> AllocReply:
+        return self._call(AllocRequest(request_id=request_id, items=tuple(items), wait_s=wait_s), _ALLOC)
+
+    def release(self, request_id: str) -> None:
+        self._call(ReleaseRequest(request_id=request_id), _NOTHING)
+
+    def set_items_data(self, request_id: str, item_ids: Sequence[int], ok: bool) -> None:
+        self._call(SetDataRequest(request_id=request_id, item_ids=tuple(item_ids), ok=ok), _NOTHING)
+
+    def get_items_data(self, request_id: str, item_ids: Sequence[int], wait_s: float) -> Sequence[ItemState]:
+        request = GetDataRequest(request_id=request_id, item_ids=tuple(item_ids), wait_s=wait_s)
+        return self._call(request, _ITEM_STATES)
+
+    def set_items_embed(self, item_ids: Sequence[int], ok: Sequence[bool]) -> Sequence[EmbedState]:
+        return self._call(SetEmbedRequest(item_ids=tuple(item_ids), ok=tuple(ok)), _EMBED_STATES)
+
+    def get_items_embed(self, item_ids: Sequence[int]) -> Sequence[EmbedState]:
+        return self._call(GetEmbedRequest(item_ids=tuple(item_ids)), _EMBED_STATES)
+
+    def begin_turns(self, claims: Sequence[TurnClaim], wait_s: float) -> TurnsReply:
+        return self._call(BeginTurnsRequest(claims=tuple(claims), wait_s=wait_s), _TURNS)
+
+    def end_turn(self, name: str) -> None:
+        self._call(EndTurnRequest(name=name), _NOTHING)
+
+    def leaving(self) -> None:
+        self._call(LeavingRequest(), _NOTHING)
+
+    def _call(self, request: CacheRequest, replies: Codec[R | CallFailed]) -> R:
+        reply = replies.decode(self._link.call(_REQUESTS.encode(request)))
+        if isinstance(reply, CallFailed):
+            raise RuntimeError(f"the cache server: {reply.message}")
+        return reply

@@ -1,0 +1,199 @@
+"""What may cross the two sockets, and what becomes of a connection that sends anything else."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from mmserve.cache_server.client import MediaCacheClient, connect
+from mmserve.cache_server.rpc.disconnect_watcher import Hangups
+from mmserve.cache_server.rpc.framing import MAX_FRAME_NBYTES, Frames
+from mmserve.cache_server.rpc.v1.client import RpycConnection
+from mmserve.cache_server.rpc.v1.service import CacheService
+from mmserve.cache_server.run import new_slots
+from mmserve.cache_server.shared_table import Table
+from mmserve.ipc.arena import Arena
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.cache import AllocRequest, CallFailed, Hello, ReleaseRequest
+from tests.fakes.cache import alloc_item, until
+
+CAT = alloc_item("cat")
+HELLO = msgspec.msgpack.encode(Hello(owner="http-9"))
+RELEASE = msgspec.msgpack.encode(ReleaseRequest(request_id="r"))
+NOTHING = msgspec.msgpack.encode(None)
+ALLOC = msgspec.msgpack.encode(AllocRequest(request_id="r", items=(CAT,)))
+FAILED = msgspec.msgpack.Decoder(CallFailed)
+
+
+@contextlib.contextmanager
+def raw_connection(endpoints: Endpoints) -> Iterator[tuple[socket.socket, Frames]]:
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.connect(str(endpoints.cache_calls))
+        with contextlib.closing(Frames(raw, 20)) as frames:
+            yield raw, frames
+
+
+def ask(frames: Frames, message: bytes) -> bytes:
+    frames.send(message)
+    return frames.receive()
+
+
+@pytest.fixture
+def bystander(table: Table, endpoints: Endpoints) -> Iterator[MediaCacheClient]:
+    """Holds something on a connection of its own, and still does when the test is over."""
+    client = connect(endpoints, "http-0", batched=True)
+    (record,) = client.alloc("kept", [CAT], wait_s=0)
+    yield client
+    client.set_items_data("kept", [record.item_id])
+    assert client.get_items_data("kept", [record.item_id], wait_s=0) == ("data",)
+    client.close()
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 100_000, 1 << 20])
+def test_a_frame_comes_whole_however_it_was_cut(nbytes: int) -> None:
+    ours, theirs = socket.socketpair()
+    with contextlib.closing(Frames(ours)) as here, contextlib.closing(Frames(theirs)) as there:
+        message = bytes(range(256)) * (nbytes // 256) + bytes(nbytes % 256)
+        wire = struct.pack("<I", len(message)) + message
+        for cut in (1, 3, 5):
+            theirs.sendall(wire[:cut])
+            feeder = socket_feeder(theirs, wire[cut:])
+            assert here.receive() == message
+            feeder()
+        here.send(b"x")
+        assert there.receive() == b"x"
+        there.close()
+        with pytest.raises(EOFError):
+            here.receive()
+
+
+def test_who_says_nothing_is_not_waited_for() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, contextlib.closing(Frames(ours, 0.01)) as here:
+        with pytest.raises(TimeoutError):
+            here.receive()
+        with pytest.raises(TimeoutError):
+            here.send(bytes(MAX_FRAME_NBYTES))
+
+
+def socket_feeder(to: socket.socket, data: bytes) -> Callable[[], None]:
+    """Sends from a thread, as the receiver must read meanwhile; the result waits for it."""
+    thread = threading.Thread(target=to.sendall, args=(data,))
+    thread.start()
+    return thread.join
+
+
+@pytest.mark.usefixtures("bystander")
+def test_bytes_that_are_no_frame_end_their_connection_alone(table: Table, endpoints: Endpoints) -> None:
+    for garbage in (struct.pack("<I", MAX_FRAME_NBYTES + 1), b"GET / HTTP/1.1\r\n\r\n"):
+        with raw_connection(endpoints) as (raw, frames):
+            assert ask(frames, HELLO) == NOTHING
+            ask(frames, ALLOC)
+            assert table.snapshot().num_leases == 2
+            raw.sendall(garbage)
+            with pytest.raises((EOFError, ConnectionError)):
+                frames.receive()
+        until(lambda: table.snapshot().num_leases == 1)
+
+
+@pytest.mark.usefixtures("bystander")
+def test_a_frame_that_ends_in_the_middle_ends_its_connection_alone(table: Table, endpoints: Endpoints) -> None:
+    with raw_connection(endpoints) as (raw, frames):
+        assert ask(frames, HELLO) == NOTHING
+        ask(frames, ALLOC)
+        raw.sendall(struct.pack("<I", 1000) + ALLOC)
+    until(lambda: table.snapshot().num_leases == 1)
+
+
+@pytest.mark.usefixtures("bystander")
+@pytest.mark.parametrize("first", [RELEASE, ALLOC, b"\xc1", b"", msgspec.msgpack.encode(Hello(owner=""))])
+def test_without_hello_nothing_is_answered(endpoints: Endpoints, first: bytes) -> None:
+    with raw_connection(endpoints) as (_, frames):
+        frames.send(first)
+        with pytest.raises((EOFError, ConnectionError)):
+            frames.receive()
+
+
+@pytest.mark.usefixtures("bystander")
+@pytest.mark.parametrize(
+    "call",
+    [
+        b"",
+        b"\xc1",
+        msgspec.msgpack.encode({"t": "close"}),
+        msgspec.msgpack.encode({"t": "alloc", "request_id": "r", "items": [["key", "not a number", 1, 1]]}),
+        msgspec.msgpack.encode(ReleaseRequest(request_id="")),
+        HELLO,
+    ],
+)
+def test_a_call_without_sense_is_answered_and_the_connection_goes_on(endpoints: Endpoints, call: bytes) -> None:
+    with raw_connection(endpoints) as (_, frames):
+        assert ask(frames, HELLO) == NOTHING
+        assert FAILED.decode(ask(frames, call)).message
+        assert ask(frames, RELEASE) == NOTHING
+
+
+def test_a_call_that_runs_into_a_bug_is_raised_at_the_caller(
+    table: Table, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = connect(endpoints, "http-0", batched=True)
+    client.alloc("r", [CAT], wait_s=0)
+    with monkeypatch.context() as broken:
+        broken.setattr(table, "release", lambda lease: 1 / 0)
+        with caplog.at_level(logging.ERROR), pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            client.release("r")
+    assert "ZeroDivisionError" in caplog.text
+    client.release("r")
+    assert table.snapshot().num_leases == 0
+    client.close()
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return type(value) is tuple and all(_is_plain(part) for part in value)
+    return type(value) in (str, int, bool, float, bytes, type(None))
+
+
+def test_every_method_of_v1_returns_plain_immutable_values(arena: Arena) -> None:
+    table, hangups = Table(new_slots(arena)), Hangups()
+    connection = CacheService(table, hangups)
+    connection._fd = 0
+    connection._hangups.watch = lambda fd, on_hangup: None  # type: ignore[method-assign]
+    calls: dict[str, tuple[Any, ...]] = {
+        "hello": ("http-0",),
+        "alloc": ("a", CAT.key, 4, 100, 100),
+        "await_alloc": ("a", 0.0),
+        "set_items_data": ("a", 1, True),
+        "get_items_data": ("a", 1, 0.0),
+        "set_items_embed": (1, True),
+        "get_items_embed": (1,),
+        "release": ("a",),
+        "begin_turns": ((("t", 100, 1.5),), 0.0),
+        "end_turn": ("t",),
+        "leaving": (),
+        "get_service_name": (),
+        "get_service_aliases": (),
+    }
+    exposed = {name.removeprefix("exposed_") for name in dir(connection) if name.startswith("exposed_")}
+    assert set(calls) == exposed, "a new method needs a line here"
+    for name, arguments in calls.items():
+        assert _is_plain(getattr(connection, f"exposed_{name}")(*arguments)), name
+    hangups.close()
+
+
+@pytest.mark.usefixtures("table")
+def test_nothing_but_exposed_methods_of_v1_can_be_reached(endpoints: Endpoints) -> None:
+    connection = RpycConnection(endpoints.cache_rpc, "http-0")
+    connection.call("release", "r")
+    for name in ("_table", "_guest", "on_connect"):
+        with pytest.raises(AttributeError):
+            connection.call(name)
+    connection.close()

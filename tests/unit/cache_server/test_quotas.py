@@ -1,0 +1,91 @@
+"""What live requests hold of the arena, form by form."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmserve.cache_server.entries import Lease
+from mmserve.cache_server.quotas import Claims
+from mmserve.cache_server.table import Slots
+from mmserve.ipc.arena import extent_nbytes
+from mmserve.messages.cache import AllocItem
+
+ONE = extent_nbytes(100)
+
+
+def _slots(data: int = 1 << 20, embeds: int = 1 << 20) -> Slots:
+    return Slots(
+        1 << 20,
+        first_generation=1,
+        first_item_id=1,
+        first_token=1 << 33,
+        erase=lambda handle: None,
+        claims=Claims(data, embeds),
+    )
+
+
+def _item(number: int) -> AllocItem:
+    return AllocItem(number.to_bytes(16, "little"), 4, 100, 100)
+
+
+def _lease(number: int) -> Lease:
+    return Lease("http-0", f"r{number}")
+
+
+def test_compressed_bytes_wait_for_those_before_them_to_be_encoded() -> None:
+    slots = _slots(data=2 * ONE)
+    reply = slots.alloc(_lease(1), [_item(1), _item(2)])
+    assert slots.alloc(_lease(2), [_item(3)]).refused == "full"
+    first = reply.records[0].item_id
+    slots.set_data(_lease(1), [first], ok=True)
+    slots.get_embed("visual", [first])
+    slots.set_embed("visual", [first], [True])
+    assert slots.claims.data.used_nbytes == ONE
+    assert slots.alloc(_lease(2), [_item(3)]).refused == ""
+    assert slots.claims.embeds.used_nbytes == 3 * ONE
+
+
+def test_more_than_a_budget_never_fits() -> None:
+    assert _slots(data=ONE).alloc(_lease(1), [_item(1), _item(2)]).refused == "too_large"
+    assert _slots(embeds=ONE).alloc(_lease(1), [_item(1), _item(2)]).refused == "too_large"
+
+
+def test_what_several_hold_counts_once_and_what_nobody_holds_not_at_all() -> None:
+    slots = _slots(data=ONE)
+    for number in (1, 2, 3):
+        assert slots.alloc(_lease(number), [_item(7)]).refused == ""
+    assert slots.claims.data.used_nbytes == ONE
+    for number in (1, 2, 3):
+        slots.release(_lease(number))
+    assert slots.claims.data.used_nbytes == slots.claims.embeds.used_nbytes == 0
+    assert slots.claims.data.peak_nbytes == ONE
+
+
+@settings(max_examples=80)
+@given(seed=st.integers(0, 1 << 30))
+def test_whatever_happens_claims_are_what_leases_hold(seed: int) -> None:
+    draw, slots = random.Random(seed), _slots(data=4 * ONE, embeds=6 * ONE)
+    for _ in range(60):
+        lease, items = _lease(draw.randrange(4)), [_item(draw.randrange(8)) for _ in range(2)]
+        match draw.randrange(5):
+            case 0 | 1:
+                slots.alloc(lease, list(dict.fromkeys(items)))
+            case 2:
+                slots.release(lease)
+            case 3:
+                for item in list(slots._items.values()):
+                    if item.writer is not None:
+                        slots.set_data(item.writer, [item.item_id], ok=draw.random() < 0.8)
+            case 4:
+                ids = [item.item_id for item in slots._items.values()]
+                slots.get_embed("visual", ids)
+                slots.set_embed("visual", ids, [draw.random() < 0.7 for _ in ids])
+        held = [item for item in slots._items.values() if item.num_leases]
+        assert slots.claims.data.used_nbytes == ONE * sum(item.data is not None for item in held) <= 4 * ONE
+        assert slots.claims.embeds.used_nbytes == ONE * len(held) <= 6 * ONE
+    for number in range(4):
+        slots.release(_lease(number))
+    assert slots.claims.data.used_nbytes == slots.claims.embeds.used_nbytes == 0

@@ -1,0 +1,21 @@
+"""What the operator is told when the arena is too small."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from mmserve.cache_server.shared_table import Table
+from mmserve.cache_server.space_warning import Shortage
+from mmserve.cache_server.table import Slots
+
+
+def test_waiting_for_space_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    slots = Slots(1 << 20, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None)
+    shortage, idle = Shortage(1 << 20), Table(slots).snapshot()
+    for num_waiting in (0, 1, 0, 2):
+        shortage.look(dataclasses.replace(idle, num_waiting=num_waiting))
+    assert len(caplog.records) == 1
+    assert "wait for space" in caplog.text
+    assert "--mm-cache-gb" in caplog.text

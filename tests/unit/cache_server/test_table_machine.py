@@ -1,0 +1,175 @@
+"""Random lives of the table: whatever happens, extents never overlap, every lease has a live owner, and nothing held
+is touched."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from copy import deepcopy
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from mmserve.cache_server.entries import Lease
+from mmserve.cache_server.shared_table import Table
+from mmserve.cache_server.table import ENCODER, Slots
+from mmserve.ipc.arena import extent_nbytes
+from mmserve.messages.cache import AllocItem, MediaRecord
+from mmserve.messages.media import Handle
+
+NBYTES = 64 * 40
+OWNERS, REQUESTS, VISUALS = ("http-0", "http-1"), ("a", "b", "c"), ("visual-0", "visual-1")
+ITEMS = tuple(AllocItem(bytes([n]) * 16, n + 1, 40 + 90 * n, 60 + 50 * (n % 3)) for n in range(7))
+
+owners, requests, visuals = st.sampled_from(OWNERS), st.sampled_from(REQUESTS), st.sampled_from(VISUALS)
+some_items = st.lists(st.sampled_from(ITEMS), min_size=1, max_size=3, unique=True)
+
+
+class SlotsMachine(RuleBasedStateMachine):
+    """The model beside it: what each lease was told it holds, and which extents have been erased."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.erased: set[Handle] = set()
+        self.slots = Slots(
+            NBYTES, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: self.erase(handle)
+        )
+        self.table = Table(self.slots)
+        self.alive: Counter[str] = Counter()
+        for owner in OWNERS + VISUALS:
+            self.connect(owner)
+        self.held: dict[Lease, dict[int, MediaRecord]] = {}
+        self.encoding: dict[Lease, set[int]] = {}
+        self.known: dict[int, MediaRecord] = {}
+        self.ranges: dict[AllocItem, int] = {}
+
+    def erase(self, handle: Handle) -> None:
+        assert handle not in self.erased
+        self.erased.add(handle)
+
+    @rule(owner=st.sampled_from(OWNERS + VISUALS))
+    def connect(self, owner: str) -> None:
+        self.table.hello(owner)
+        self.alive[owner] += 1
+
+    @rule(owner=owners, request=requests, items=some_items)
+    def alloc(self, owner: str, request: str, items: list[AllocItem]) -> None:
+        lease, before = Lease(owner, request), self.slots.held(Lease(owner, request))
+        reply = self.table.alloc(lease, items, 0.0)
+        if not self.alive[owner]:
+            assert reply.refused == "full"
+        if reply.refused:
+            assert self.slots.held(lease) == before
+            return
+        for item, record in zip(items, reply.records, strict=True):
+            assert self.ranges.setdefault(item, record.token_start) == record.token_start
+            assert record.state != "gone"
+            self.held.setdefault(lease, {})[record.item_id] = record
+            self.known[record.item_id] = record
+        assert set(items) <= set(self.slots.held(lease))
+
+    @rule(owner=owners, request=requests)
+    def release(self, owner: str, request: str) -> None:
+        self.held.pop(Lease(owner, request), None)
+        self.table.release(Lease(owner, request))
+        assert self.slots.held(Lease(owner, request)) == ()
+
+    @rule(owner=owners, request=requests, ok=st.booleans())
+    def set_data(self, owner: str, request: str, ok: bool) -> None:
+        lease = Lease(owner, request)
+        self.table.set_data(lease, list(self.held.get(lease, {})), ok)
+
+    @rule(owner=owners, request=requests)
+    def get_data(self, owner: str, request: str) -> None:
+        lease = Lease(owner, request)
+        self.table.get_data(lease, list(self.held.get(lease, {})), 0.0)
+
+    @rule(visual=visuals)
+    def get_embed(self, visual: str) -> None:
+        ids = list(self.known)
+        self.table.get_embed(visual, ids)
+        lease = Lease(visual, ENCODER)
+        self.encoding[lease] = set(self.slots._held.get(lease, {}))
+
+    @rule(visual=visuals, ok=st.booleans())
+    def set_embed(self, visual: str, ok: bool) -> None:
+        ids = sorted(self.encoding.pop(Lease(visual, ENCODER), ()))
+        for item_id, state in zip(ids, self.table.set_embed(visual, ids, [ok] * len(ids)), strict=True):
+            assert state != "pending"
+            assert state == "gone" or self.known[item_id].embed not in self.erased
+
+    @rule(owner=st.sampled_from(OWNERS + VISUALS))
+    def die(self, owner: str) -> None:
+        """All its connections end, one after another: with the last all it held is given back."""
+        for _ in range(self.alive.pop(owner, 0)):
+            self.table.goodbye(owner)
+        for table in (self.held, self.encoding):
+            for lease in [lease for lease in table if lease.owner == owner]:
+                del table[lease]  # type: ignore[attr-defined]
+
+    @rule()
+    def everything_is_released(self) -> None:
+        for owner in OWNERS + VISUALS:
+            self.die(owner)
+        assert self.slots.num_leases == 0
+        assert self.slots.needs_space([AllocItem(b"whole arena" * 2, 1, 0, NBYTES - 300)])
+        lease = Lease("http-0", "whole")
+        self.connect("http-0")
+        reply = self.slots.alloc(lease, [AllocItem(b"whole arena" * 2, 1, 0, NBYTES - 300)])
+        assert reply.refused == "", "all is evictable"
+        self.table.release(lease)
+
+    @invariant()
+    def extents_tile_the_arena(self) -> None:
+        pieces = sorted(self.slots._space.holes.holes())
+        for item in self.slots._items.values():
+            pieces += [(handle.offset, handle.offset + extent_nbytes(handle.nbytes)) for handle in item.handles]
+        end = 0
+        for start, stop in sorted(pieces):
+            assert start == end
+            end = stop
+        assert end == NBYTES
+        assert sum(nbytes for _, nbytes in self.slots.usage().values()) == NBYTES
+
+    @invariant()
+    def all_is_available_but_what_is_held(self) -> None:
+        left = deepcopy(self.slots._space.available)
+        for item in self.slots._items.values():
+            if item.num_leases:
+                left.free_all(item.extents)
+        assert list(left.holes()) == [(0, NBYTES)]
+
+    @invariant()
+    def every_lease_has_a_live_owner(self) -> None:
+        assert all(self.alive[lease.owner] for lease in self.slots._held)
+
+    @invariant()
+    def what_is_held_is_not_erased(self) -> None:
+        for lease, records in self.held.items():
+            assert set(records) <= set(self.slots._held[lease])
+            assert all(record.embed not in self.erased for record in records.values())
+        for ids in self.encoding.values():
+            assert all(self.known[item_id].embed not in self.erased for item_id in ids)
+
+    @invariant()
+    def idle_items_are_ready_and_the_others_are_held(self) -> None:
+        with contextlib.closing(self.slots._idle.ascending()) as ascending:
+            in_order = list(ascending)
+        idle = {item.item_id for item in in_order}
+        assert len(idle) == len(in_order)
+        assert self.slots._idle.nbytes == sum(item.nbytes for item in in_order)
+        assert [item.priority for item in in_order] == sorted(item.priority for item in in_order)
+        holders = Counter(item_id for items in self.slots._held.values() for item_id in items)
+        for item in self.slots._items.values():
+            assert item.num_leases == holders[item.item_id]
+            assert (item.item_id in idle) == (not item.num_leases)
+            assert item.num_leases or item.stage in ("data", "ready")
+            assert item.writer is None or item.item_id in self.slots._held[item.writer]
+            assert item.nbytes == sum(extent_nbytes(handle.nbytes) for handle in item.handles)
+            assert (item.stage == "writing") == (item.writer is not None)
+            assert (item.data is None) == (item.stage == "ready")
+
+
+TestSlots = SlotsMachine.TestCase
+TestSlots.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
