@@ -20,8 +20,8 @@ from benchmarks.load.report import Row, table, write_json
 from mmserve.messages.request import GenerateRequest
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan, StepResult
-from mmserve.router.limits import Limits
-from mmserve.router.scheduler import Scheduler
+from mmserve.router.scheduler.limits import Limits
+from mmserve.router.scheduler.scheduler import Scheduler
 
 RUNNING = 256
 WAITING = (10, 100, 1_000, 10_000)

@@ -12,11 +12,11 @@ from mmserve.ipc.channel import Receiver
 from mmserve.messages.request import EngineInbound
 from mmserve.messages.step import RankReady, StepPlan
 from mmserve.metrics.client import MetricsClient
-from mmserve.router.gauges import report_state
-from mmserve.router.limits import Limits
-from mmserve.router.outbox import Outbox
-from mmserve.router.rank_group import RankGroup
-from mmserve.router.scheduler import Scheduler
+from mmserve.router.engine_client import RankGroup
+from mmserve.router.output import Outbox
+from mmserve.router.scheduler.limits import Limits
+from mmserve.router.scheduler.scheduler import Scheduler
+from mmserve.router.stats import report_state
 
 
 def run(process: Process) -> None:

@@ -16,8 +16,8 @@ from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.messages.media import Handle
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan, StepResult
-from mmserve.router.limits import Limits
-from mmserve.router.scheduler import Scheduler
+from mmserve.router.scheduler.limits import Limits
+from mmserve.router.scheduler.scheduler import Scheduler
 from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
 from tests.fakes.embeddings import put_rows, spliced_prompt
 from tests.fakes.engine import Driver, make_runner

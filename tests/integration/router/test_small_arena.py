@@ -20,8 +20,8 @@ from mmserve.messages.media import MediaSpan
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest
 from mmserve.model_backend.native import build
-from mmserve.router.limits import Limits
-from mmserve.router.scheduler import Scheduler
+from mmserve.router.scheduler.limits import Limits
+from mmserve.router.scheduler.scheduler import Scheduler
 from tests.fakes.checkpoints import make_llava
 from tests.fakes.engine import make_runner
 from tests.unit.router.builders import request

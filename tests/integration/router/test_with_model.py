@@ -19,8 +19,8 @@ from mmserve.messages.step import SlotFailure, StepPlan, StepResult
 from mmserve.model_backend.attention.in_place import InPlaceAttention
 from mmserve.model_backend.attention.interface import Attention
 from mmserve.model_backend.attention.plain import PlainAttention
-from mmserve.router.limits import Limits
-from mmserve.router.scheduler import Scheduler
+from mmserve.router.scheduler.limits import Limits
+from mmserve.router.scheduler.scheduler import Scheduler
 from tests.fakes.checkpoints import VOCAB, make_llama
 from tests.fakes.engine import make_runner
 from tests.fakes.logprobs import check_logprobs

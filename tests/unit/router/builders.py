@@ -12,9 +12,9 @@ from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import AbortReason, AbortRequest, GenerateRequest
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan
-from mmserve.router.limits import Limits
-from mmserve.router.scheduler import Scheduler
-from mmserve.router.sequence import Phase
+from mmserve.router.scheduler.limits import Limits
+from mmserve.router.scheduler.scheduler import Scheduler
+from mmserve.router.scheduler.sequence import Phase
 from tests.fakes.rank import FakeRank, cells_of
 
 STOP_IDS = (3, 5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmserve.messages.reply import FinishReason
-from mmserve.router.sequence import Sequence
+from mmserve.router.scheduler.sequence import Sequence
 
 
 def finish_reason(sequence: Sequence) -> FinishReason | None:

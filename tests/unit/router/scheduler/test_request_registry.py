@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from mmserve.router.attempts import Attempts
-from mmserve.router.sequence import Sequence
+from mmserve.router.scheduler.request_registry import Attempts
+from mmserve.router.scheduler.sequence import Sequence
 from tests.unit.router.builders import request
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from mmserve.router.kv_ledger import Holding, KvLedger
-from mmserve.router.outlook import Outlook
-from mmserve.router.running import RunningSet
-from mmserve.router.sequence import Phase, Sequence
-from mmserve.router.waiting import WaitingQueue
+from mmserve.router.kv_cache.manager import Holding, KvLedger
+from mmserve.router.scheduler.kv_demand import Outlook
+from mmserve.router.scheduler.running_set import RunningSet
+from mmserve.router.scheduler.sequence import Phase, Sequence
+from mmserve.router.scheduler.waiting_queue import WaitingQueue
 
 
 class Admission:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from mmserve.router.kv_ledger import Holding
-from mmserve.router.sequence import Phase, Sequence
+from mmserve.router.kv_cache.manager import Holding
+from mmserve.router.scheduler.sequence import Phase, Sequence
 
 
 def _age(sequence: Sequence) -> int:

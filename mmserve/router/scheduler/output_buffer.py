@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmserve.messages.reply import FinishReason, TokenReply
 from mmserve.messages.request import AbortReason, AbortRequest, EngineInbound, GenerateRequest
-from mmserve.router.attempts import Attempts
+from mmserve.router.scheduler.request_registry import Attempts
 
 _FINISH_OF_ABORT: dict[AbortReason, FinishReason] = {
     "client": "abort",

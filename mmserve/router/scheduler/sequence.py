@@ -18,7 +18,7 @@ from array import array
 from enum import Enum
 
 from mmserve.messages.request import GenerateRequest
-from mmserve.router.kv_ledger import Holding
+from mmserve.router.kv_cache.manager import Holding
 
 
 class Phase(Enum):

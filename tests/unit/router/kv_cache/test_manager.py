@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from array import array
 
-from mmserve.router.kv_ledger import Holding, KvLedger, Match, blocks_for
+from mmserve.router.kv_cache.manager import Holding, KvLedger, Match, blocks_for
 
 TOKENS = array("q", range(100))
 NOTHING = Match([])

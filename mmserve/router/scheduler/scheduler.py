@@ -15,19 +15,19 @@ from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
 from mmserve.messages.step import SlotFailure, StepPlan, StepResult
-from mmserve.router.admission import Admission
-from mmserve.router.attempts import Attempts
-from mmserve.router.draft import Draft
-from mmserve.router.failures import failures_of
-from mmserve.router.kv_ledger import KvLedger
-from mmserve.router.limits import Limits
-from mmserve.router.pace import Pace
-from mmserve.router.replies import Replies
-from mmserve.router.running import RunningSet
-from mmserve.router.sequence import Phase, Sequence
-from mmserve.router.stopping import finish_reason
-from mmserve.router.timeline import Clock, Record, Timeline
-from mmserve.router.waiting import WaitingQueue
+from mmserve.router.kv_cache.manager import KvLedger
+from mmserve.router.scheduler.admission import Admission
+from mmserve.router.scheduler.failures import failures_of
+from mmserve.router.scheduler.limits import Limits
+from mmserve.router.scheduler.output_buffer import Replies
+from mmserve.router.scheduler.request_registry import Attempts
+from mmserve.router.scheduler.running_set import RunningSet
+from mmserve.router.scheduler.sequence import Phase, Sequence
+from mmserve.router.scheduler.step_budget import Pace
+from mmserve.router.scheduler.step_builder import Draft
+from mmserve.router.scheduler.stopping import finish_reason
+from mmserve.router.scheduler.timings import Clock, Record, Timeline
+from mmserve.router.scheduler.waiting_queue import WaitingQueue
 
 _BESIDE_TEXT = 2 / 3
 """What prompts with pictures may take of the room for prompts: the rest lets short ones pass, and steps end sooner."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from mmserve.router.sequence import Sequence
+from mmserve.router.scheduler.sequence import Sequence
 
 
 class Attempts:

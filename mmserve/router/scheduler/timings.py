@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mmserve.router.sequence import Sequence
+from mmserve.router.scheduler.sequence import Sequence
 
 Clock = Callable[[], float]
 """Seconds on a clock that never goes back."""

@@ -3,9 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.router.kv_ledger import Holding, Match, blocks_for
-from mmserve.router.outlook import Outlook, OutputLengths
-from mmserve.router.sequence import Sequence
+from mmserve.router.kv_cache.manager import Holding, Match, blocks_for
+from mmserve.router.scheduler.kv_demand import Outlook, OutputLengths
+from mmserve.router.scheduler.sequence import Sequence
 from tests.unit.router.builders import request
 
 changes = st.lists(

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.router.forecast import KvForecast
+from mmserve.router.scheduler.kv_forecast import KvForecast
 
 sequences = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), max_size=8)
 

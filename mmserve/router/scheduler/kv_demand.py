@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable
 
 from mmserve.config.deployment import KV_BLOCK_TOKENS
-from mmserve.router.forecast import KvForecast
-from mmserve.router.kv_ledger import blocks_for
-from mmserve.router.sequence import Sequence
+from mmserve.router.kv_cache.manager import blocks_for
+from mmserve.router.scheduler.kv_forecast import KvForecast
+from mmserve.router.scheduler.sequence import Sequence
 
 _FIRST_GUESS_TOKENS = 256.0
 _MARGIN = 1.25

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmserve.router.kv_blocks import BlockPool
+from mmserve.router.kv_cache.block_pool import BlockPool
 
 
 def test_blocks_go_out_once_and_come_back() -> None:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mmserve.router.kv_ledger import Holding, Match
-from mmserve.router.sequence import Phase, Sequence
+from mmserve.router.kv_cache.manager import Holding, Match
+from mmserve.router.scheduler.sequence import Phase, Sequence
 from tests.unit.router.builders import request
 
 

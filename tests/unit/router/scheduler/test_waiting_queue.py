@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from itertools import count
 
-from mmserve.router.sequence import Sequence
-from mmserve.router.waiting import MAX_BYPASSES, TEXTS_FIRST, WINDOW, WaitingQueue
+from mmserve.router.scheduler.sequence import Sequence
+from mmserve.router.scheduler.waiting_queue import MAX_BYPASSES, TEXTS_FIRST, WINDOW, WaitingQueue
 from tests.unit.router.builders import request, span
 
 numbers = count()

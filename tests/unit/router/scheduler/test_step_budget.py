@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmserve.router.pace import MIN_CHUNK_TOKENS, Pace
+from mmserve.router.scheduler.step_budget import MIN_CHUNK_TOKENS, Pace
 
 
 def _taught(max_step_s: float, decode_s: float, token_s: float) -> Pace:

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from itertools import chain, islice
 
-from mmserve.router.sequence import Sequence
+from mmserve.router.scheduler.sequence import Sequence
 
 WINDOW = 8
 """Sequences looked at in one step, however many wait."""

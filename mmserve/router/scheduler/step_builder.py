@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep
-from mmserve.router.prefix_tree import Node
-from mmserve.router.sequence import Sequence
+from mmserve.router.kv_cache.prefix_cache import Node
+from mmserve.router.scheduler.sequence import Sequence
 
 
 @dataclass

@@ -21,8 +21,8 @@ from array import array
 from dataclasses import dataclass, field
 
 from mmserve.config.deployment import KV_BLOCK_TOKENS
-from mmserve.router.kv_blocks import BlockPool
-from mmserve.router.prefix_tree import Node, PrefixTree, block_key
+from mmserve.router.kv_cache.block_pool import BlockPool
+from mmserve.router.kv_cache.prefix_cache import Node, PrefixTree, block_key
 
 
 def blocks_for(num_tokens: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mmserve.metrics.client import MetricsClient
-from mmserve.router.scheduler import Scheduler
+from mmserve.router.scheduler.scheduler import Scheduler
 
 
 def report_state(scheduler: Scheduler, metrics: MetricsClient) -> None:

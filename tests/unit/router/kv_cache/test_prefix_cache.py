@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, KV_BLOCK_TOKENS
-from mmserve.router.prefix_tree import Node, PrefixTree, block_key
+from mmserve.router.kv_cache.prefix_cache import Node, PrefixTree, block_key
 
 
 def tokens_of(*blocks: int) -> array[int]:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from mmserve.router.sequence import Sequence
-from mmserve.router.stopping import finish_reason
+from mmserve.router.scheduler.sequence import Sequence
+from mmserve.router.scheduler.stopping import finish_reason
 from tests.unit.router.builders import request
 
 
