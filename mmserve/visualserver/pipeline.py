@@ -14,10 +14,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from mmserve.messages.request import AbortRequest, EngineInbound
 from mmserve.metrics.client import MetricsClient
-from mmserve.visualserver.batcher import Batch, Batcher, Claim, Held, Image, Outcome, item_ids
-from mmserve.visualserver.decoding import Decoded, Decoder
-from mmserve.visualserver.encoder import Encoder, Taken
-from mmserve.visualserver.turn_calls import TurnCalls
+from mmserve.visualserver.batch_queue import Batch, Batcher, Claim, Held, Image, Outcome, item_ids
+from mmserve.visualserver.encode import Encoder, Taken
+from mmserve.visualserver.image_decode import Decoded, Decoder
+from mmserve.visualserver.permit_calls import TurnCalls
 
 
 class Pipeline:

@@ -25,11 +25,11 @@ from mmserve.model_backend.vision.load import load_tower
 from mmserve.processors.registry import processor_for
 from mmserve.runtime import memory_allocator as heap
 from mmserve.runtime.core_usage import TakenCores
-from mmserve.visualserver.batcher import Batcher
-from mmserve.visualserver.decoding import Decoder
-from mmserve.visualserver.encoder import Encoder, Tower
+from mmserve.visualserver.batch_queue import Batcher
+from mmserve.visualserver.encode import Encoder, Tower
+from mmserve.visualserver.image_decode import Decoder
+from mmserve.visualserver.permit_calls import TurnCalls
 from mmserve.visualserver.pipeline import Pipeline
-from mmserve.visualserver.turn_calls import TurnCalls
 
 _MAX_DECODE_THREADS = 8
 _NICENESS = 4

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.messages.cache import TurnClaim, TurnsReply
 from mmserve.runtime.errors import Unavailable
-from mmserve.visualserver.batcher import Claim, Held
+from mmserve.visualserver.batch_queue import Claim, Held
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from mmserve.ipc.arena import Arena
 from mmserve.messages.cache import EmbedState
 from mmserve.messages.media import Handle
 from mmserve.runtime.errors import Unavailable
-from mmserve.visualserver.batcher import ENCODED, Image, Outcome
-from mmserve.visualserver.decoding import INTERNAL, LOST, Decoded
-from mmserve.visualserver.encoder import Encoder
+from mmserve.visualserver.batch_queue import ENCODED, Image, Outcome
+from mmserve.visualserver.encode import Encoder
+from mmserve.visualserver.image_decode import INTERNAL, LOST, Decoded
 
 TOKENS, HIDDEN = 3, 4
 

@@ -14,8 +14,8 @@ from mmserve.ipc.arena import Arena
 from mmserve.messages.cache import EmbedState
 from mmserve.messages.media import Handle
 from mmserve.runtime.errors import MediaError, Unavailable
-from mmserve.visualserver.batcher import ENCODED, Image
-from mmserve.visualserver.decoding import LOST, Decoder
+from mmserve.visualserver.batch_queue import ENCODED, Image
+from mmserve.visualserver.image_decode import LOST, Decoder
 
 
 class _Processor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.request import AbortRequest, GenerateRequest, choice_id
 from mmserve.messages.sampling import SamplingParams
-from mmserve.visualserver.batcher import ENCODED, Batch, Batcher, Outcome
+from mmserve.visualserver.batch_queue import ENCODED, Batch, Batcher, Outcome
 
 PIXELS_NBYTES = 1000
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.request import AbortReason, AbortRequest, EngineInbound, GenerateRequest
-from mmserve.visualserver.turns import Turns
+from mmserve.visualserver.permits import Turns
 
 
 @dataclass(frozen=True)

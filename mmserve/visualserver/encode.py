@@ -13,8 +13,8 @@ from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.model_backend.device import is_lost
 from mmserve.runtime.errors import Unavailable
-from mmserve.visualserver.batcher import ENCODED, Image, Outcome
-from mmserve.visualserver.decoding import INTERNAL, LOST, Decoded
+from mmserve.visualserver.batch_queue import ENCODED, Image, Outcome
+from mmserve.visualserver.image_decode import INTERNAL, LOST, Decoded
 
 Tower = Callable[[torch.Tensor], torch.Tensor]
 """float32 [B, 3, H, W] -> rows [B, num_image_tokens, hidden]."""

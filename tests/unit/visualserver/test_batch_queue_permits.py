@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.messages.request import EngineInbound, GenerateRequest
-from mmserve.visualserver.batcher import ENCODED, Batcher, Claim, Held, item_ids
+from mmserve.visualserver.batch_queue import ENCODED, Batcher, Claim, Held, item_ids
 from tests.unit.visualserver.test_batcher import PIXELS_NBYTES, _begin, _ids, _request
 
 
