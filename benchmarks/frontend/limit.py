@@ -11,7 +11,7 @@ import pybase64
 import xxhash
 
 from benchmarks.frontend.bodies import Body
-from mmserve.httpserver.api.skeleton import cut_data_urls
+from mmserve.httpserver.media.split_media import cut_data_urls
 
 _REPEATS = 3
 _ARENA_NBYTES = 256 << 20

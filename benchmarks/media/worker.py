@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks.media.cache_process import CacheProcess
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.httpserver.call import MediaItem, MediaRef
-from mmserve.httpserver.media import MediaReader
-from mmserve.httpserver.media_lease import MediaLeases
+from mmserve.httpserver.media.reader import MediaReader
+from mmserve.httpserver.mm_cache.leases import MediaLeases
 from mmserve.metrics.client import MetricsClient
 
 Identify = Callable[[Sequence[bytes], str], Awaitable[list[MediaItem]]]

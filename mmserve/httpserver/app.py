@@ -14,18 +14,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from mmserve.httpserver.api import openai_chat
 from mmserve.httpserver.api.admin import admin_routes
 from mmserve.httpserver.api.answer import Answer, Write
 from mmserve.httpserver.api.models import model_routes
-from mmserve.httpserver.api.openai_errors import error_response
-from mmserve.httpserver.api.openai_fields import ChatRequest
+from mmserve.httpserver.api.openai import chat as openai_chat
+from mmserve.httpserver.api.openai.errors import error_response
+from mmserve.httpserver.api.openai.fields import ChatRequest
 from mmserve.httpserver.api.operations import operation_routes
-from mmserve.httpserver.body import read_body
 from mmserve.httpserver.call import GenerateCall
-from mmserve.httpserver.envelope import Envelope
-from mmserve.httpserver.front import Front
-from mmserve.httpserver.local_media import with_small_ones_decoded
+from mmserve.httpserver.context import Front
+from mmserve.httpserver.http.body import read_body
+from mmserve.httpserver.http.middleware import Envelope
+from mmserve.httpserver.media.local import with_small_ones_decoded
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import ERROR_KINDS, InvalidRequest, MmserveError, NotFound

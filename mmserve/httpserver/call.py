@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from mmserve.httpserver.logprobs import TokenLogprobs
+from mmserve.httpserver.output.logprobs import TokenLogprobs
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.reply import FinishReason

@@ -8,9 +8,9 @@ import sys
 import uvloop
 
 from mmserve.config.process import Process
-from mmserve.httpserver.front import open_front
-from mmserve.httpserver.helpers import open_helpers
+from mmserve.httpserver.context import open_front
 from mmserve.httpserver.server import serve
+from mmserve.httpserver.services import open_helpers
 from mmserve.metrics.client import MetricsClient
 
 _SWITCH_INTERVAL_S = 0.0005

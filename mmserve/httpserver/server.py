@@ -17,8 +17,8 @@ from starlette.types import ASGIApp
 
 from mmserve.config.process import Process
 from mmserve.httpserver.app import make_app
-from mmserve.httpserver.front import Front
-from mmserve.httpserver.http_protocol import LimitedHttpProtocol
+from mmserve.httpserver.context import Front
+from mmserve.httpserver.http.protocol import LimitedHttpProtocol
 
 _KEEP_ALIVE_S = 75
 _DATE_EVERY_S = 1.0

@@ -16,7 +16,7 @@ from mmserve.cache_server.rpc.v1.service import CacheService
 from mmserve.cache_server.rpc.v2 import service as service_v2
 from mmserve.cache_server.rpc.v2.client import BatchedCalls
 from mmserve.cache_server.shared_table import Table
-from mmserve.httpserver.lane import Generation
+from mmserve.httpserver.mm_cache.alloc_path import Generation
 
 
 class _NoHangups:

@@ -16,11 +16,11 @@ import openai
 import uvloop
 
 from mmserve.config.process import Process
-from mmserve.httpserver.alloc_share import AllocShare
-from mmserve.httpserver.front import Front, Helpers, open_front
-from mmserve.httpserver.lane import Lane, Lanes, MediaReading
+from mmserve.httpserver.context import Front, Helpers, open_front
+from mmserve.httpserver.mm_cache.alloc_path import Lane, Lanes, MediaReading
+from mmserve.httpserver.mm_cache.traffic_split import AllocShare
+from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.httpserver.server import serve
-from mmserve.httpserver.vocabulary import Vocabulary
 from mmserve.metrics.client import MetricsClient
 from tests.fakes.http_helpers import StubLeases, StubMedia, StubPrompts, byte_tokenizer, make_deployment
 from tests.fakes.http_upstream import TIMEOUT_S, Upstream

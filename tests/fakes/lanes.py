@@ -9,9 +9,9 @@ from typing import Any
 from mmserve.cache_server.run import new_slots
 from mmserve.cache_server.shared_table import Table
 from mmserve.config.deployment import Deployment
-from mmserve.httpserver.lane import Generation, Lane
-from mmserve.httpserver.media import MediaReader
-from mmserve.httpserver.media_lease import MediaLeases
+from mmserve.httpserver.media.reader import MediaReader
+from mmserve.httpserver.mm_cache.alloc_path import Generation, Lane
+from mmserve.httpserver.mm_cache.leases import MediaLeases
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from tests.fakes.cache_in_process import InProcessLink, in_process_client

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 import pytest
 
-from mmserve.httpserver.reservations import Reservation
+from mmserve.httpserver.limits.reservations import Reservation
 
 _LOGGERS = [logging.getLogger(f"mmserve.{name}") for name in ("httpserver.reservations", "cache_server.table")]
 _init = Reservation.__init__

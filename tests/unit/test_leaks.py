@@ -13,7 +13,7 @@ import pytest
 from mmserve.cache_server.entries import Lease
 from mmserve.cache_server.shared_table import Table
 from mmserve.cache_server.table import Slots
-from mmserve.httpserver.reservations import Reservation, Reservations
+from mmserve.httpserver.limits.reservations import Reservation, Reservations
 from tests.fakes.cache import alloc_item
 from tests.fakes.leaks import leaks
 from tests.fakes.samples import Samples
@@ -21,7 +21,7 @@ from tests.fakes.samples import Samples
 FORGETFUL = """
 import asyncio
 
-from mmserve.httpserver.reservations import Reservations
+from mmserve.httpserver.limits.reservations import Reservations
 from tests.fakes.samples import Samples
 
 def test_forgetful():

@@ -10,8 +10,8 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mmserve.httpserver.body import read_body
-from mmserve.httpserver.front import Front
+from mmserve.httpserver.context import Front
+from mmserve.httpserver.http.body import read_body
 from mmserve.runtime.errors import InvalidRequest
 
 _FIELD = "concurrent_alloc_fraction"

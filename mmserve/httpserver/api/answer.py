@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mmserve.httpserver.flights import Flight
+from mmserve.httpserver.request.task import Flight
 
 Write = Callable[[Flight, Send], Awaitable[None]]
 

@@ -7,7 +7,7 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from mmserve.httpserver.front import Front
+from mmserve.httpserver.context import Front
 from mmserve.runtime.errors import Unavailable
 
 _SCRAPE_TIMEOUT_S = 10.0

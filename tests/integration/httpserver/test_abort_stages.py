@@ -16,10 +16,11 @@ import pytest
 
 from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.cache_server.shared_table import Table
-from mmserve.httpserver import media_lease, stored_bytes
 from mmserve.httpserver.call import MediaItem, MediaRef
-from mmserve.httpserver.lane import Lane
-from mmserve.httpserver.media_lease import MediaLeases
+from mmserve.httpserver.mm_cache import leases as media_lease
+from mmserve.httpserver.mm_cache import stored_bytes
+from mmserve.httpserver.mm_cache.alloc_path import Lane
+from mmserve.httpserver.mm_cache.leases import MediaLeases
 from mmserve.ipc.arena import Arena
 from mmserve.messages.cache import AllocItem
 from mmserve.messages.media import Handle

@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mmserve.httpserver import body as body_module
-from mmserve.httpserver import body_receiver
-from mmserve.httpserver.body import read_body
+from mmserve.httpserver.http import body_receiver
+from mmserve.httpserver.http.body import read_body
 from mmserve.httpserver.server import Server
 from mmserve.runtime.errors import TooLarge, TooSlow
 from tests.fakes.http_worker import run

@@ -21,7 +21,7 @@ import pytest
 from PIL import Image
 
 from mmserve.httpserver.call import MediaItem, MediaRef
-from mmserve.httpserver.media import MediaReader
+from mmserve.httpserver.media.reader import MediaReader
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.chat_models import deployment_of, write_chat_model
 from tests.fakes.http_upstream import Upstream, say_then_hold

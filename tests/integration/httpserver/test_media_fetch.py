@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from mmserve.httpserver.addresses import AddressPolicy
-from mmserve.httpserver.byte_budget import ByteBudget
 from mmserve.httpserver.call import MediaRef
-from mmserve.httpserver.fetch import Fetcher
-from mmserve.httpserver.lane import Generation
-from mmserve.httpserver.media import MediaReader
+from mmserve.httpserver.limits.request_bytes import ByteBudget
+from mmserve.httpserver.media.addresses import AddressPolicy
+from mmserve.httpserver.media.fetch import Fetcher
+from mmserve.httpserver.media.reader import MediaReader
+from mmserve.httpserver.mm_cache.alloc_path import Generation
 from mmserve.runtime.errors import MediaError, MmserveError, TooLarge
 from tests.fakes.chat_models import deployment_of, write_chat_model
 from tests.fakes.media import png

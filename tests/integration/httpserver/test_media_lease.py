@@ -14,8 +14,8 @@ import pytest
 
 from mmserve.cache_server.client import connect
 from mmserve.httpserver.call import MediaItem
-from mmserve.httpserver.lane import Generation
-from mmserve.httpserver.media_lease import MediaLeases
+from mmserve.httpserver.mm_cache.alloc_path import Generation
+from mmserve.httpserver.mm_cache.leases import MediaLeases
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.runtime.errors import TooLarge, Unavailable

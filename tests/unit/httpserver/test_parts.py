@@ -8,10 +8,10 @@ from typing import cast
 
 import pytest
 
-from mmserve.httpserver.admission import Gate
-from mmserve.httpserver.authorisation import Authorisation
 from mmserve.httpserver.call import TextDelta, Usage
-from mmserve.httpserver.delta_stream import DeltaStream
+from mmserve.httpserver.http.auth import Authorisation
+from mmserve.httpserver.limits.admission import Gate
+from mmserve.httpserver.output.deltas import DeltaStream
 from mmserve.httpserver.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from mmserve.messages.reply import ServerPhase
 from mmserve.metrics.client import MetricsClient

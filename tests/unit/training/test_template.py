@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import mmserve
-from mmserve.httpserver.chat_template import ChatTemplate
+from mmserve.httpserver.prompt.chat_template import ChatTemplate
 
 pytest.importorskip("tokenizers")
 

@@ -1,0 +1,96 @@
+"""An OpenAI conversation to Messages and MediaRefs; every error names the message and part at fault.
+
+Knows roles and content parts; fetches nothing and knows no template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mmserve.httpserver.call import MediaPart, MediaRef, Message, TextPart
+from mmserve.httpserver.media.split_media import CutUrl
+from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_TEXT_FIELDS = {"text": "text", "refusal": "refusal"}
+"""Part types that are text, and the field that has it."""
+
+
+class ConversationReader:
+    """Reads one conversation. ``max_images`` None: the model takes no images at all.
+
+    ``cut``: what marks stand for that may be in the place of an image's URL. ``max_parts``: messages, and
+    their parts; nobody looks at more of them than the context has tokens.
+    """
+
+    def __init__(self, max_images: int | None, cut: Mapping[str, CutUrl], max_parts: int) -> None:
+        self._max_parts = self._parts_left = max_parts
+        self._max_images = max_images
+        self._cut = dict(cut)
+        self.media: list[MediaRef] = []
+
+    def read(self, messages: Any) -> tuple[Message, ...]:
+        """All messages in order; images are gathered in ``media``. Raises InvalidRequest."""
+        if not isinstance(messages, list) or not messages:
+            raise InvalidRequest("messages must be a list with at least one message", param="messages")
+        if len(messages) > self._max_parts:
+            raise self._too_many()
+        found = tuple(self._message(message, f"messages[{index}]") for index, message in enumerate(messages))
+        if self._cut:
+            raise InvalidRequest("what was cut out of the body is not all in the place of images")
+        return found
+
+    def _message(self, message: Any, at: str) -> Message:
+        if not isinstance(message, dict):
+            raise InvalidRequest("a message must be an object", param=at)
+        role = message.get("role")
+        if not isinstance(role, str) or role not in _ROLES:
+            raise InvalidRequest(f"role must be one of {', '.join(_ROLES)}", param=f"{at}.role")
+        for field in ("tool_calls", "function_call", "audio"):
+            if message.get(field):
+                raise InvalidRequest(f"{field} in a conversation is not supported", param=f"{at}.{field}")
+        field = "refusal" if message.get("content") is None and message.get("refusal") else "content"
+        return Message(_ROLES[role], self._content(message.get(field), f"{at}.{field}"))
+
+    def _content(self, content: Any, at: str) -> tuple[TextPart | MediaPart, ...]:
+        self._parts_left -= len(content) if isinstance(content, list) else 1
+        if self._parts_left < 0:
+            raise self._too_many()
+        if isinstance(content, str):
+            return (TextPart(content),)
+        if not isinstance(content, list) or not content:
+            raise InvalidRequest("content must be a string or a list of parts", param=at)
+        return tuple(self._part(part, f"{at}[{index}]") for index, part in enumerate(content))
+
+    def _too_many(self) -> ContextLengthExceeded:
+        message = f"more messages, or parts of them, than the context of {self._max_parts} tokens has room for"
+        return ContextLengthExceeded(message, param="messages")
+
+    def _part(self, part: Any, at: str) -> TextPart | MediaPart:
+        if not isinstance(part, dict):
+            raise InvalidRequest("a content part must be an object", param=at)
+        type_ = part.get("type")
+        if type_ == "image_url":
+            return self._image(part.get("image_url"), at)
+        if not isinstance(type_, str) or type_ not in _TEXT_FIELDS:
+            raise InvalidRequest(f"unsupported content part type {type_!r:.60}", param=f"{at}.type")
+        text = part.get(_TEXT_FIELDS[type_])
+        if not isinstance(text, str):
+            raise InvalidRequest("text must be a string", param=f"{at}.{_TEXT_FIELDS[type_]}")
+        return TextPart(text)
+
+    def _image(self, image_url: Any, at: str) -> MediaPart:
+        if self._max_images is None:
+            raise InvalidRequest("this model takes no images", param=f"{at}.type")
+        if len(self.media) >= self._max_images:
+            raise InvalidRequest(f"more than {self._max_images} images in one prompt", param=f"{at}.type")
+        where = f"{at}.image_url"
+        url = image_url
+        if isinstance(image_url, dict):
+            where, url = f"{where}.url", image_url.get("url")
+        if not isinstance(url, str) or not url:
+            raise InvalidRequest("an image needs a url (data:, http(s): or file:)", param=where)
+        head, data = self._cut.pop(url, (url, None))
+        self.media.append(MediaRef(head, where, data))
+        return MediaPart(len(self.media) - 1)

@@ -1,0 +1,134 @@
+"""One HTTP worker's parts, put together around its helpers.
+
+Also reads the worker's inbox and keeps its heartbeat. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from mmserve.config.deployment import Deployment
+from mmserve.config.process import Process
+from mmserve.health.heartbeat import INTERVAL_S, Pulse
+from mmserve.httpserver.engine.dispatcher import Dispatcher
+from mmserve.httpserver.engine.links import Roads
+from mmserve.httpserver.http.auth import Authorisation
+from mmserve.httpserver.limits.admission import Gate
+from mmserve.httpserver.limits.reservations import Reservations
+from mmserve.httpserver.loop_lag import watch_lag
+from mmserve.httpserver.mm_cache.alloc_path import Lanes
+from mmserve.httpserver.output.vocabulary import Vocabulary
+from mmserve.httpserver.request.path import Prompting, RequestPath
+from mmserve.httpserver.request.resources import Holdings
+from mmserve.httpserver.request.task import Flights
+from mmserve.httpserver.served_model import ServedModel
+from mmserve.ipc.channel import AsyncReceiver
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.reply import HttpInbound, ServerPhase, TokenReply
+from mmserve.metrics.client import MetricsClient
+from mmserve.runtime.byte_budget import MIB
+
+
+@dataclass(frozen=True)
+class Helpers:
+    """The parts of the request path that touch media and prompts; tests bring their own."""
+
+    lanes: Lanes
+    prompts: Prompting
+    vocabulary: Vocabulary
+
+
+@dataclass(frozen=True)
+class Front:
+    """What routes need."""
+
+    deployment: Deployment
+    endpoints: Endpoints
+    model: ServedModel
+    authorisation: Authorisation
+    gate: Gate
+    flights: Flights
+    lanes: Lanes
+    metrics: MetricsClient
+    bodies: Reservations
+    fetches: Reservations
+
+    def hold(self) -> Holdings:
+        """For one request, at its beginning. Raises Unavailable or Overloaded."""
+        return Holdings(self.gate, self.bodies, self.fetches)
+
+
+@asynccontextmanager
+async def open_front(process: Process, helpers: Helpers, metrics: MetricsClient) -> AsyncIterator[Front]:
+    """A working front: inbox read, heart beating. On exit nothing of it is left; live requests should have ended."""
+    deployment, endpoints = process.deployment, process.endpoints
+    model = ServedModel.of(deployment)
+    # A text model has no visual servers, and connecting to what is never there costs 30 wake-ups a second.
+    roads = Roads(endpoints, deployment.config.visual_workers if deployment.model.vision is not None else 0)
+    dispatcher = Dispatcher(process.index, roads, metrics)
+    gate = Gate(deployment.config.max_queued_requests, metrics)
+    bodies, fetches = _reservations(deployment, metrics)
+    path = RequestPath(
+        worker=process.index,
+        max_model_len=deployment.max_model_len,
+        max_fetched_nbytes=int(deployment.config.max_body_mb * MIB),
+        lanes=helpers.lanes,
+        prompts=helpers.prompts,
+        dispatcher=dispatcher,
+        vocabulary=helpers.vocabulary,
+        metrics=metrics,
+    )
+    flights = Flights(path.generate, metrics)
+    inbox: AsyncReceiver[HttpInbound] = AsyncReceiver(endpoints.http(process.index), HttpInbound)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(_read_inbox(inbox, dispatcher, gate)),
+                tasks.create_task(_beat(process, (bodies, fetches), metrics)),
+                tasks.create_task(watch_lag(metrics)),
+            ]
+            authorisation = Authorisation(deployment.config.api_key)
+            yield Front(
+                deployment, endpoints, model, authorisation, gate, flights, helpers.lanes, metrics, bodies, fetches
+            )
+            for task in running:
+                task.cancel()
+    finally:
+        inbox.close()
+        roads.close()
+
+
+async def _read_inbox(inbox: AsyncReceiver[HttpInbound], dispatcher: Dispatcher, gate: Gate) -> None:
+    async for message in inbox:
+        match message:
+            case TokenReply():
+                dispatcher.deliver(message)
+            case ServerPhase():
+                gate.phase = message
+                dispatcher.follow(message)
+
+
+def _reservations(deployment: Deployment, metrics: MetricsClient) -> tuple[Reservations, Reservations]:
+    """Of bodies and of fetched images."""
+    budgets, patience_s = deployment.budgets, deployment.config.mm_queue_timeout
+    return (
+        Reservations("body", "--body-budget-mb", budgets.body_nbytes, metrics, patience_s, budgets.short_body_nbytes),
+        Reservations("fetch", "--fetch-budget-mb", budgets.fetch_nbytes, metrics, patience_s),
+    )
+
+
+async def _beat(process: Process, budgets: Iterable[Reservations], metrics: MetricsClient) -> None:
+    """From the same loop that serves: a stuck loop stops beating. Waiting for the engine is not this process's work."""
+    pulse = Pulse(process.endpoints, process.name)
+    try:
+        while True:
+            pulse.beat(busy=False)
+            for budget in budgets:
+                budget.report()
+            metrics.flush()
+            await asyncio.sleep(INTERVAL_S / 2)
+    finally:
+        pulse.close()

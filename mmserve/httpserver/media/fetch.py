@@ -1,0 +1,152 @@
+"""GET one image from the open internet: total deadline, byte cap while streaming, every hop's address checked.
+
+The host is resolved once and the connection goes to a checked address, so a second DNS answer has no say. No proxy,
+no environment, no cookies, no decompression. Knows nothing of images.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import httpcore2
+import httpx2
+
+from mmserve.httpserver.limits.request_bytes import ByteBudget
+from mmserve.httpserver.media.addresses import AddressPolicy
+from mmserve.httpserver.media.resolver import Resolver
+from mmserve.runtime.errors import MediaError, TooLarge
+
+MAX_REDIRECTS = 5
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MAX_CONNECTIONS = 64
+_KEEPALIVE_S = 15.0
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """One for all pools: reading the machine's certificates takes tens of milliseconds."""
+    return httpcore2.default_ssl_context()
+
+
+class _AddressDenied(Exception):
+    """Every address of the host is one we do not connect to."""
+
+
+class _CheckedBackend(httpcore2.AsyncNetworkBackend):  # type: ignore[misc, unused-ignore]
+    """Resolves, drops addresses the policy denies, connects to the literal that is left."""
+
+    def __init__(self, policy: AddressPolicy, resolver: Resolver) -> None:
+        self._policy = policy
+        self._resolver = resolver
+        self._inner = httpcore2.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        failure: Exception = _AddressDenied()
+        for address in await self._resolver.addresses(host, port):
+            if not self._policy.admits_address(host, address):
+                continue
+            try:
+                return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+            except httpcore2.ConnectError as error:
+                failure = error
+        raise failure
+
+
+class Fetcher:
+    """One connection pool for a worker's image fetches."""
+
+    def __init__(self, policy: AddressPolicy, *, timeout_s: float, resolver: Resolver | None = None) -> None:
+        self._policy = policy
+        self._timeout_s = timeout_s
+        self._resolver = resolver or Resolver()
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=_tls(),
+            max_connections=_MAX_CONNECTIONS,
+            keepalive_expiry=_KEEPALIVE_S,
+            network_backend=_CheckedBackend(policy, self._resolver),
+        )
+
+    async def get(self, url: str, budget: ByteBudget) -> bytes:
+        """The body at ``url``. Raises MediaError, TooLarge when it does not fit what is left of ``budget``, and
+        Unavailable when too many names are being looked up."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._follow(self._checked(url), budget)
+        except TimeoutError:
+            raise MediaError(f"the image could not be fetched within {self._timeout_s:g} s") from None
+        except _AddressDenied:
+            raise MediaError("images may not be fetched from that address") from None
+        except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException, OSError, UnicodeError):
+            raise MediaError("the image could not be fetched: no usable answer from its host") from None
+
+    async def aclose(self) -> None:
+        await self._pool.aclose()
+        self._resolver.close()
+
+    async def _follow(self, url: httpx2.URL, budget: ByteBudget) -> bytes:
+        for _ in range(MAX_REDIRECTS + 1):
+            async with self._pool.stream("GET", _target(url), headers=_headers(url)) as response:
+                if response.status not in _REDIRECTS:
+                    return await _body(response, budget)
+                location = _header(response, b"location")
+            url = self._checked(location, relative_to=url)
+        raise MediaError(f"the image could not be fetched: more than {MAX_REDIRECTS} redirects")
+
+    def _checked(self, text: str, *, relative_to: httpx2.URL | None = None) -> httpx2.URL:
+        """Parse, and refuse what parsers disagree on: they must not see another host than the one we check."""
+        if "\\" in text or any(char <= " " or char == "\x7f" for char in text):
+            raise MediaError("the image's URL holds a backslash, blank or control character")
+        try:
+            url = httpx2.URL(text) if relative_to is None else relative_to.join(text)
+        except (httpx2.InvalidURL, ValueError):
+            raise MediaError("the image's URL is not valid") from None
+        if url.scheme not in ("http", "https") or not url.host or url.userinfo:
+            raise MediaError("the image's URL must be http or https, name a host and hold no user name")
+        if url.port is not None and not 0 < url.port < 1 << 16:
+            raise MediaError("the image's URL names no possible port")
+        if not self._policy.admits_host(url.raw_host.decode()):
+            raise MediaError("images may not be fetched from that host")
+        return url
+
+
+def _target(url: httpx2.URL) -> httpcore2.URL:
+    return httpcore2.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
+
+
+def _headers(url: httpx2.URL) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"Host", url.netloc),
+        (b"User-Agent", b"mmserve"),
+        (b"Accept", b"image/*,*/*;q=0.5"),
+        (b"Accept-Encoding", b"identity"),
+    ]
+
+
+def _header(response: httpcore2.Response, name: bytes) -> str:
+    return next((value.decode("latin-1") for key, value in response.headers if key.lower() == name), "")
+
+
+async def _body(response: httpcore2.Response, budget: ByteBudget) -> bytes:
+    if response.status != 200:
+        raise MediaError(f"the image could not be fetched: its host answered {response.status}")
+    if _header(response, b"content-encoding").lower() not in ("", "identity"):
+        raise MediaError("the image could not be fetched: its host sent it compressed")
+    announced = _header(response, b"content-length")
+    if announced.isdecimal() and int(announced) > budget.left:
+        raise TooLarge(budget.message)
+    chunks: list[bytes] = []
+    async for chunk in response.aiter_stream():
+        budget.take(len(chunk))
+        chunks.append(chunk)
+    return b"".join(chunks)

@@ -1,0 +1,176 @@
+"""The images of one request, all at once: bytes, size from the header, content key. Decodes no pixels, owns no slot.
+
+Everything that takes time runs in threads or, for http(s), awaits; the event loop only hands over. The images of a
+request are read all at once (v2) or one after another (v1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from mmserve.config.deployment import Deployment
+from mmserve.httpserver.call import MediaItem, MediaRef
+from mmserve.httpserver.limits.request_bytes import ByteBudget
+from mmserve.httpserver.media.addresses import AddressPolicy
+from mmserve.httpserver.media.fetch import Fetcher
+from mmserve.httpserver.media.local import read_data_url, read_file_url
+from mmserve.httpserver.mm_cache.alloc_path import Generation
+from mmserve.httpserver.mm_cache.content_key import ContentKeys
+from mmserve.metrics.client import MetricsClient
+from mmserve.processors.picture import Header, header
+from mmserve.processors.registry import processor_for
+from mmserve.runtime.byte_budget import MIB
+from mmserve.runtime.errors import MediaError, MmserveError
+from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES, Threads
+
+A = TypeVar("A")
+
+
+class _Found(NamedTuple):
+    """One image, and how long it took to get its bytes and to identify it."""
+
+    item: MediaItem
+    read_s: float
+    hash_s: float
+
+
+class MediaReader:
+    """One per lane of an HTTP worker. ``policy`` is for tests; by default it follows the configuration."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        metrics: MetricsClient,
+        generation: Generation = "v2",
+        *,
+        policy: AddressPolicy | None = None,
+    ) -> None:
+        config = deployment.config
+        self._config = config
+        self._metrics = metrics
+        self._generation = generation
+        concurrent = generation == "v2"
+        self._threads = Threads(f"media-{generation}", config.concurrent_alloc_workers, concurrent=concurrent)
+        self._turn = asyncio.Semaphore(_turns(config.concurrent_alloc_workers))
+        self._read_all = self._together if concurrent else self._one_by_one
+        policy = policy or AddressPolicy(config.allowed_media_domains)
+        self._fetcher = Fetcher(policy, timeout_s=config.media_fetch_timeout)
+        model, processor = deployment.model, processor_for(deployment.model)
+        settings = processor.settings_digest() if processor else b""
+        self._keys = ContentKeys(config.mm_hash, seed=deployment.hash_seed, model=model.path, settings=settings)
+        self._takes_images = processor is not None
+
+    async def read(self, refs: Sequence[MediaRef], cache_salt: str) -> list[MediaItem]:
+        """In the order of ``refs``. Raises MediaError or TooLarge with the image's ``param``."""
+        if not refs:
+            return []
+        if not self._takes_images:
+            raise MediaError("this model takes no images", param=refs[0].param)
+        found = await self._read_all(refs, ByteBudget(int(self._config.max_body_mb * MIB)), cache_salt)
+        self._metrics.add("mm_fetch_seconds", sum(one.read_s for one in found), self._generation)
+        self._metrics.add("mm_hash_seconds", sum(one.hash_s for one in found), self._generation)
+        return [one.item for one in found]
+
+    async def aclose(self) -> None:
+        """Close connections and threads; a thread that still reads ends by itself."""
+        await self._fetcher.aclose()
+        self._threads.close()
+
+    async def _one_by_one(self, refs: Sequence[MediaRef], budget: ByteBudget, cache_salt: str) -> list[_Found]:
+        found = []
+        for ref in refs:
+            if _is_remote(ref):
+                found.append(await self._fetched(ref, budget, cache_salt))
+            else:
+                found += await self._threads.map(lambda ref: self._local(ref, budget, cache_salt), [ref], [ref.nbytes])
+        return found
+
+    async def _together(self, refs: Sequence[MediaRef], budget: ByteBudget, cache_salt: str) -> list[_Found]:
+        local = [index for index, ref in enumerate(refs) if not _is_remote(ref)]
+        remote = [index for index, ref in enumerate(refs) if _is_remote(ref)]
+        sizes = [_work_nbytes(refs[index]) for index in local]
+        try:
+            async with asyncio.TaskGroup() as group:
+                fetches = [group.create_task(self._fetched(refs[index], budget, cache_salt)) for index in remote]
+                reads = group.create_task(
+                    self._in_turn(lambda index: self._local(refs[index], budget, cache_salt), local, sizes)
+                )
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        found = dict(zip(local, reads.result(), strict=True))
+        found |= {index: fetch.result() for index, fetch in zip(remote, fetches, strict=True)}
+        return [found[index] for index in range(len(refs))]
+
+    async def _fetched(self, ref: MediaRef, budget: ByteBudget, cache_salt: str) -> _Found:
+        started_s = time.monotonic()
+        content = await self._fetch(ref, budget)
+        read_s = time.monotonic() - started_s
+        (found,) = await self._in_turn(
+            lambda content: self._identified(ref, content, cache_salt, read_s), [content], [len(content)]
+        )
+        return found
+
+    async def _in_turn(self, work: Callable[[A], _Found], jobs: Sequence[A], nbytes: Sequence[int]) -> list[_Found]:
+        """In the lane's threads, first come first served."""
+        if not jobs:
+            return []
+        async with self._turn:
+            return await self._threads.map(work, jobs, nbytes)
+
+    async def _fetch(self, ref: MediaRef, budget: ByteBudget) -> bytes:
+        try:
+            return await self._fetcher.get(ref.url, budget)
+        except MmserveError as error:
+            error.param = ref.param
+            raise
+
+    def _read_local(self, ref: MediaRef, budget: ByteBudget) -> bytes:
+        try:
+            match ref.scheme:
+                case "data":
+                    return read_data_url(ref, budget)
+                case "file":
+                    return read_file_url(ref.url, self._config.allowed_local_media_path, budget)
+            raise MediaError("an image's URL must begin with data:, http:, https: or file:")
+        except MmserveError as error:
+            error.param = ref.param
+            raise
+
+    def _local(self, ref: MediaRef, budget: ByteBudget, cache_salt: str) -> _Found:
+        started_s = time.monotonic()
+        content = self._read_local(ref, budget)
+        return self._identified(ref, content, cache_salt, time.monotonic() - started_s)
+
+    def _identified(self, ref: MediaRef, content: bytes, cache_salt: str, read_s: float) -> _Found:
+        started_s = time.monotonic()
+        picture = self._header(content, ref.param)
+        key = self._keys.of(content, picture, cache_salt)
+        item = MediaItem(content, picture.width, picture.height, key, ref.param)
+        return _Found(item, read_s, time.monotonic() - started_s)
+
+    def _header(self, content: bytes, param: str) -> Header:
+        try:
+            return header(content, self._config.max_image_pixels)
+        except MmserveError as error:
+            error.param = param
+            raise
+
+
+def _turns(workers: int) -> int:
+    """Requests at once in the threads. More would not be faster: they take cores from the event loop and its clients,
+    and the interpreter's lock from each other."""
+    return min(workers, max(1, len(os.sched_getaffinity(0)) // 2))
+
+
+def _work_nbytes(ref: MediaRef) -> int:
+    """About how much there is to go through. Nobody knows how large a file is before a thread has opened it, and that
+    may have to wait for a disk: it is worth a thread of its own."""
+    return max(ref.nbytes, MIN_BATCH_NBYTES) if ref.scheme == "file" else ref.nbytes
+
+
+def _is_remote(ref: MediaRef) -> bool:
+    return ref.scheme in ("http", "https")

@@ -1,0 +1,148 @@
+"""Messages and leased images -> token ids with virtual ids for image content, and where those stand.
+
+Control tokens and image placeholders come from the chat template alone; users' text is always just text.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from mmserve.config.deployment import Deployment
+from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaPart, Message, Prompt, TextPart
+from mmserve.httpserver.prompt.chat_template import ChatTemplate, Conversation, template_source
+from mmserve.httpserver.prompt.tokenizer import ChatTokenizer
+from mmserve.httpserver.prompt.user_text import UserMarks
+from mmserve.messages.media import MediaSpan
+from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest
+
+
+class Prompts:
+    """One per HTTP worker. Pure computing: milliseconds for long prompts, so callers may prefer a thread."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        """Reads tokenizer and chat template. Raises StartupError."""
+        model = deployment.model
+        checkpoint = Path(model.path)
+        source = template_source(checkpoint)
+        self._max_model_len = deployment.max_model_len
+        self._vocab_size = model.text.vocab_size
+        self._image_token_id = model.image_token_id
+        self._is_multimodal = model.vision is not None
+        self._tokenizer = ChatTokenizer(checkpoint, source or "", placeholder=model.image_token_id)
+        self._template = None if source is None else ChatTemplate(source, self._tokenizer.special_tokens)
+        self._marks = UserMarks()
+
+    @property
+    def tokenizer(self) -> tokenizers.Tokenizer:
+        """For decoding."""
+        return self._tokenizer.raw
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The longest prompt that leaves room for one token of output."""
+        return self._max_model_len - 1
+
+    def build(self, call: GenerateCall, leased: Sequence[LeasedItem]) -> Prompt:
+        """leased[i] is call.media[i]'s place. Raises InvalidRequest, ContextLengthExceeded."""
+        images = [part.index for message in call.messages for part in message.content if isinstance(part, MediaPart)]
+        if images and not self._is_multimodal:
+            raise InvalidRequest("this model takes no images", param=call.media[images[0]].param)
+        ids = self._encode(call.messages)
+        prompt = self._with_images(ids, [(index, leased[index]) for index in images], call)
+        self._check_length(len(prompt.ids))
+        return prompt
+
+    def _encode(self, messages: Sequence[Message]) -> list[int]:
+        text = self._render(messages, str)
+        if len(text) > self._max_model_len * self._tokenizer.longest_token:
+            raise self._too_long(f"at least {len(text) // self._tokenizer.longest_token}")
+        ids = self._tokenizer.encode(text)
+        if any(self._tokenizer.may_forge(part.text) for part in _texts(messages)):
+            text, user = self._marks.unmark(self._render(messages, self._marks.mark))
+            guarded = self._tokenizer.encode_guarded(text, user)
+            if self._tokenizer.controls_in(ids) != self._tokenizer.controls_in(guarded):
+                ids = guarded
+        return self._framed(text, ids)
+
+    def _framed(self, text: str, ids: list[int]) -> list[int]:
+        """As transformers: its processors add the bos token unless the template wrote it, its tokenizers never do."""
+        bos = self._tokenizer.special_tokens.get("bos_token")
+        written = not self._is_multimodal or (bos is not None and text.startswith(bos))
+        return ids if written else self._tokenizer.framed(ids)
+
+    def _render(self, messages: Sequence[Message], write: Callable[[str], str]) -> str:
+        if self._template is None:
+            raise InvalidRequest("this model has no chat template, so it cannot take chat messages", param="messages")
+        conversation: Conversation = [
+            {"role": message.role, "content": self._content(self._template, message, write)} for message in messages
+        ]
+        return self._template.render(conversation)
+
+    def _content(self, template: ChatTemplate, message: Message, write: Callable[[str], str]) -> Any:
+        """A list of parts where the template takes one and a string would not say the same; else a string."""
+        as_string = template.takes_strings and not self._is_multimodal and len(message.content) == 1
+        if template.takes_parts and not as_string:
+            return [
+                {"type": "text", "text": write(part.text)} if isinstance(part, TextPart) else {"type": "image"}
+                for part in message.content
+            ]
+        return "\n".join(write(part.text) for part in message.content if isinstance(part, TextPart))
+
+    def _with_images(self, ids: list[int], images: list[tuple[int, LeasedItem]], call: GenerateCall) -> Prompt:
+        """The n-th placeholder is the conversation's n-th image; each becomes the image's range of virtual ids."""
+        places = [at for at, id in enumerate(ids) if id == self._image_token_id] if self._is_multimodal else []
+        if len(places) != len(images):
+            param = call.media[images[0][0]].param if images else "messages"
+            raise InvalidRequest(
+                f"the model's chat template has places for {len(places)} of {len(images)} images here", param=param
+            )
+        if max(ids, default=0) >= self._vocab_size:
+            raise InvalidRequest("the prompt holds a token that the model does not have", param="messages")
+        prompt, spans, done = array("q"), [], 0
+        for at, (index, item) in zip(places, images, strict=True):
+            prompt.extend(ids[done:at])
+            spans.append(_span(len(prompt), index, item))
+            prompt.frombytes(_virtual_ids(item))
+            done = at + 1
+        prompt.extend(ids[done:])
+        return Prompt(prompt, tuple(spans))
+
+    def _check_length(self, num_tokens: int) -> None:
+        if num_tokens > self.max_prompt_tokens:
+            raise self._too_long(str(num_tokens))
+
+    def _too_long(self, num_tokens: str) -> ContextLengthExceeded:
+        return ContextLengthExceeded(
+            f"the prompt has {num_tokens} tokens, images included; the context is {self._max_model_len} tokens "
+            "and must leave room for an answer",
+            param="messages",
+        )
+
+
+def _texts(messages: Sequence[Message]) -> list[TextPart]:
+    return [part for message in messages for part in message.content if isinstance(part, TextPart)]
+
+
+def _virtual_ids(item: LeasedItem) -> bytes:
+    """int64. Made by numpy: one by one, those of four large pictures take tenths of a millisecond."""
+    first = item.record.token_start
+    return np.arange(first, first + item.num_tokens, dtype=np.int64).tobytes()
+
+
+def _span(start: int, index: int, item: LeasedItem) -> MediaSpan:
+    record = item.record
+    return MediaSpan(
+        start=start,
+        num_tokens=item.num_tokens,
+        item_id=record.item_id,
+        data=record.data,
+        embed=record.embed,
+        media_index=index,
+        decoded_nbytes=item.decoded_nbytes,
+    )

@@ -1,0 +1,205 @@
+"""OpenAI bodies to calls: what is accepted, and that every refusal names its field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from mmserve.httpserver.api.openai.chat import parse
+from mmserve.httpserver.call import GenerateCall, MediaPart, MediaRef, TextPart
+from mmserve.httpserver.served_model import ServedModel
+from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
+from tests.fakes.http_helpers import EOS, make_deployment
+
+USER = {"role": "user", "content": "hi"}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:x", "detail": "low"}}
+
+
+CONTEXT = make_deployment("/nowhere").max_model_len
+
+
+def read(body: dict[str, Any] | bytes, *, vision: bool = True, **config: object) -> GenerateCall:
+    data = body if isinstance(body, bytes) else json.dumps({"messages": [USER]} | body).encode()
+    model = ServedModel.of(make_deployment("/nowhere", vision=vision, **config))
+    return parse(data, model, arrival_s=1.5)
+
+
+def test_a_plain_request() -> None:
+    call = read({"model": "stub"})
+    assert call.messages[0].content == (TextPart("hi"),)
+    assert (call.n, call.stream, call.include_usage, call.stop, call.arrival_s) == (1, False, False, (), 1.5)
+    assert (call.sampling.max_tokens, call.sampling.temperature) == (0, 1.0)
+    assert call.sampling.stop_token_ids == (EOS,)
+
+
+def test_null_is_the_same_as_left_out_and_unknown_fields_are_ignored() -> None:
+    fields = "model stream stream_options n max_tokens max_completion_tokens min_tokens temperature top_p top_k min_p"
+    fields += " presence_penalty frequency_penalty repetition_penalty logit_bias stop seed ignore_eos cache_salt tools"
+    fields += (
+        " tool_choice logprobs top_logprobs response_format modalities audio function_call functions user metadata"
+    )
+    call = read(dict.fromkeys(fields.split()) | {"zzz": [1]})
+    assert call.sampling.max_tokens == 0
+    assert call.stop == ()
+
+
+def test_parts_keep_their_order_and_images_are_numbered_through_the_conversation() -> None:
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "be kind"}]},
+        {"role": "user", "content": [IMAGE, {"type": "text", "text": "and"}, {"type": "image_url", "image_url": "b"}]},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": [{"type": "text", "text": "then"}, IMAGE]},
+    ]
+    call = read({"messages": messages})
+    assert [message.role for message in call.messages] == ["system", "user", "assistant", "user"]
+    assert call.messages[1].content == (MediaPart(0), TextPart("and"), MediaPart(1))
+    assert call.messages[3].content == (TextPart("then"), MediaPart(2))
+    assert call.media[1] == MediaRef("b", "messages[1].content[2].image_url")
+    assert call.media[2] == MediaRef("data:x", "messages[3].content[1].image_url.url")
+
+
+@pytest.mark.parametrize("name", ["stub", "/models/stub-7b", "stub-7b", "llava", None, ""])
+def test_the_model_by_any_of_its_names(name: str | None) -> None:
+    assert read({"model": name}).model == "stub"
+
+
+def test_another_model_is_not_found() -> None:
+    with pytest.raises(ModelNotFound) as refused:
+        read({"model": "gpt-4"})
+    assert refused.value.param == "model"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"top_k": 2**31}, "top_k"),
+        ({"top_k": 2**64}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"n": 0}, "n"),
+        ({"n": 17}, "n"),
+        ({"seed": "x"}, "seed"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", ""]}, "stop[1]"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": 5}, "stop"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"257": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": True}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 0}, "top_logprobs"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": "json"}, "response_format"),
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [USER, {"content": "x"}]}, "messages[1].role"),
+        ({"messages": [{"role": "critic", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [USER, {"role": "user", "content": ["x"]}]}, "messages[1].content[0]"),
+        ({"messages": [USER, {"role": "user", "content": [{"type": "poem"}]}]}, "messages[1].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": []}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].image_url"),
+        (
+            {"messages": [{"role": "user", "content": [IMAGE, {"type": "image_url", "image_url": {"url": None}}]}]},
+            "messages[0].content[1].image_url.url",
+        ),
+    ],
+)
+def test_every_refusal_names_its_field(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read(body)
+    assert refused.value.param == param
+    assert refused.value.status == 400
+
+
+def test_images_for_a_text_model_and_too_many_images_name_the_part() -> None:
+    body = {"messages": [USER, {"role": "user", "content": [IMAGE, IMAGE, IMAGE]}]}
+    with pytest.raises(InvalidRequest, match="takes no images") as refused:
+        read(body, vision=False)
+    assert refused.value.param == "messages[1].content[0].type"
+    with pytest.raises(InvalidRequest, match="more than 2") as refused:
+        read(body, limit_mm_per_prompt=2)
+    assert refused.value.param == "messages[1].content[2].type"
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"\xff", b'{"messages": "\xff"}', b'"\\ud800"', b"[]", b"[" * 200_000, b'{"a": NaN}']
+)
+def test_what_is_not_a_json_object_is_the_clients_fault(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        read(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "asked"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_logprobs(body: dict[str, Any], asked: int | None) -> None:
+    assert read(body).sampling.logprobs == asked
+
+
+def test_seeds() -> None:
+    assert read({"seed": 5}).sampling.seed == 5
+    assert read({"seed": -1}).sampling.seed == 2**63 - 1
+    assert read({"seed": 2**64}).sampling.seed == 0
+    assert read({}).sampling.seed != read({}).sampling.seed
+    assert read({"temperature": 0}, seed=9).sampling.seed == 9
+
+
+def test_tools_that_need_not_be_called_do_no_harm() -> None:
+    assert read({"tools": [{"type": "function"}], "tool_choice": "auto", "response_format": {"type": "text"}})
+
+
+@pytest.mark.parametrize("content", ["", [{"type": "text", "text": ""}] * 50])
+def test_more_messages_than_tokens_are_refused_before_they_are_looked_at(content: Any) -> None:
+    with pytest.raises(ContextLengthExceeded) as refused:
+        read({"messages": [{"role": "user", "content": content}] * (CONTEXT + 1)})
+    assert refused.value.param == "messages"
+    assert len(read({"messages": [{"role": "user", "content": ""}] * CONTEXT}).messages) == CONTEXT
+
+
+def test_a_refusal_stands_for_the_content_that_a_message_has_not() -> None:
+    message = {"role": "assistant", "content": None, "refusal": "I cannot."}
+    assert read({"messages": [USER, message]}).messages[1].content == (TextPart("I cannot."),)

@@ -1,0 +1,32 @@
+"""Which visual server encodes an image: always the same, and all of them have work whatever requests look like."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from mmserve.cache_server.entries import Lease
+from mmserve.cache_server.table import Slots
+from mmserve.httpserver.engine.links import road_of
+from mmserve.messages.cache import AllocItem
+
+
+@pytest.mark.parametrize("visual_workers", [2, 3, 4, 8, 16])
+@pytest.mark.parametrize("images", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("first_item_id", [1, 1 << 40])
+def test_requests_alike_are_spread_over_all_visual_servers(
+    visual_workers: int, images: int, first_item_id: int
+) -> None:
+    slots = Slots(1 << 30, first_generation=1, first_item_id=first_item_id, first_token=1 << 32, erase=lambda _: None)
+    roads: Counter[int] = Counter()
+    for request in range(1000):
+        items = [AllocItem(b"%d %d" % (request, image), 1, 64, 64) for image in range(images)]
+        records = slots.alloc(Lease("http", str(request)), items).records
+        roads[road_of(records[0].item_id, visual_workers)] += 1
+    assert len(roads) == visual_workers
+    assert max(roads.values()) < 1.5 * 1000 / visual_workers
+
+
+def test_an_image_always_goes_the_same_way() -> None:
+    assert {road_of(12345, 7) for _ in range(3)} == {road_of(12345, 7)}

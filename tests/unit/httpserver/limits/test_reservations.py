@@ -1,0 +1,199 @@
+"""Bytes of an HTTP worker: first come first served, given back once, whatever ends the waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Coroutine
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmserve.httpserver.limits.reservations import Reservation, Reservations
+from mmserve.metrics.client import MetricsClient
+from mmserve.runtime.errors import TooLarge, Unavailable
+from tests.fakes.leaks import leaks
+from tests.fakes.samples import Samples
+
+
+def _budget(limit: int = 100, patience_s: float = 60.0, samples: Samples | None = None, short: int = 0) -> Reservations:
+    metrics = cast(MetricsClient, samples or Samples())
+    return Reservations("body", "--body-budget-mb", limit, metrics, patience_s, short)
+
+
+def _run(scenario: Coroutine[Any, Any, None]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(30):
+            await scenario
+
+    asyncio.run(limited())
+
+
+async def _settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_who_does_not_fit_waits_and_nobody_overtakes() -> None:
+    async def scenario() -> None:
+        budget, order = _budget(), list[str]()
+
+        async def one(name: str, nbytes: int) -> Reservation:
+            reservation = await budget.reserve(nbytes)
+            order.append(name)
+            return reservation
+
+        first = await one("first", 80)
+        large, small = asyncio.create_task(one("large", 90)), asyncio.create_task(one("small", 10))
+        await _settle()
+        assert order == ["first"], "the small one would fit, but came later"
+        first.release()
+        await _settle()
+        assert order == ["first", "large", "small"]
+        assert budget.used_nbytes == 100
+        for task in (large, small):
+            (await task).release()
+        assert budget.used_nbytes == 0
+
+    _run(scenario())
+
+
+def test_what_is_short_waits_for_nothing_and_counts() -> None:
+    async def scenario() -> None:
+        budget = _budget(short=25)
+        first = await budget.reserve(100)
+        assert not budget.must_wait(25)
+        assert budget.must_wait(26)
+        shorts = [await budget.reserve(25) for _ in range(4)]
+        long = asyncio.create_task(budget.reserve(26))
+        first.release()
+        await _settle()
+        assert not long.done(), "the short ones alone leave no room"
+        shorts[0].release()
+        shorts[1].shrink(24)
+        await _settle()
+        assert budget.used_nbytes == 100
+        for reservation in (*shorts, await long):
+            reservation.release()
+        assert budget.used_nbytes == 0
+
+    _run(scenario())
+
+
+def test_giving_back_twice_is_harmless_and_shrinking_lets_others_in() -> None:
+    async def scenario() -> None:
+        budget = _budget()
+        with await budget.reserve(100) as body:
+            waiting = asyncio.create_task(budget.reserve(60))
+            await _settle()
+            assert budget.num_waiting == 1
+            body.shrink(40)
+            body.shrink(70)
+            assert body.nbytes == 40
+            with await waiting:
+                assert budget.used_nbytes == 100
+                body.release()
+                body.release()
+                assert budget.used_nbytes == 60
+        assert budget.used_nbytes == 0
+
+    _run(scenario())
+
+
+def test_more_than_all_of_it_is_refused_with_the_limit() -> None:
+    async def scenario() -> None:
+        with pytest.raises(TooLarge, match="--body-budget-mb"):
+            await _budget(100).reserve(101)
+
+    _run(scenario())
+
+
+def test_waiting_is_bounded_in_time() -> None:
+    async def scenario() -> None:
+        budget = _budget(patience_s=0.01)
+        with await budget.reserve(100):
+            with pytest.raises(Unavailable) as caught:
+                await budget.reserve(1)
+            assert caught.value.retry_after_s
+            assert budget.num_waiting == 0
+        assert budget.used_nbytes == 0
+
+    _run(scenario())
+
+
+def test_cancelled_while_waiting_lets_the_next_one_in() -> None:
+    async def scenario() -> None:
+        budget = _budget()
+        with await budget.reserve(50):
+            blocking, behind = asyncio.create_task(budget.reserve(90)), asyncio.create_task(budget.reserve(50))
+            await _settle()
+            blocking.cancel()
+            await _settle()
+            assert behind.done()
+            (await behind).release()
+        assert budget.used_nbytes == 0
+
+    _run(scenario())
+
+
+def test_cancelled_at_the_moment_of_the_grant_gives_it_back() -> None:
+    async def scenario() -> None:
+        budget = _budget()
+        first = await budget.reserve(100)
+        waiting, behind = asyncio.create_task(budget.reserve(100)), asyncio.create_task(budget.reserve(100))
+        await _settle()
+        first.release()
+        waiting.cancel()
+        await _settle()
+        assert waiting.cancelled()
+        assert behind.done()
+        (await behind).release()
+        assert budget.used_nbytes == 0
+
+    _run(scenario())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    wishes=st.lists(st.tuples(st.integers(1, 100), st.integers(0, 6), st.booleans()), min_size=1, max_size=12),
+)
+def test_whoever_leaves_whenever_nothing_stays_taken(wishes: list[tuple[int, int, bool]]) -> None:
+    """(bytes, turns of the loop until it is over, cancelled or not)."""
+
+    async def hold(budget: Reservations, nbytes: int, turns: int) -> None:
+        with await budget.reserve(nbytes):
+            assert 0 <= budget.used_nbytes <= 100
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    async def one(budget: Reservations, nbytes: int, turns: int, cancelled: bool) -> None:
+        task = asyncio.create_task(hold(budget, nbytes, turns))
+        if cancelled:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+        await asyncio.wait([task])
+
+    async def scenario() -> None:
+        budget = _budget()
+        await asyncio.gather(*(one(budget, *wish) for wish in wishes))
+        assert (budget.used_nbytes, budget.num_waiting) == (0, 0)
+        (await budget.reserve(100)).release()
+
+    _run(scenario())
+
+
+def test_a_forgotten_one_is_counted_and_put_right() -> None:
+    async def scenario() -> None:
+        samples = Samples()
+        budget = _budget(samples=samples)
+        await budget.reserve(70)
+        gc.collect()
+        assert budget.used_nbytes == 0
+        assert samples.total("mm_lease_leaks") == 1
+
+    with leaks() as found:
+        _run(scenario())
+    assert found

@@ -1,0 +1,76 @@
+"""Look-ups that hang: others hear soon that there is no room, and literals need none."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from mmserve.httpserver.limits.request_bytes import ByteBudget
+from mmserve.httpserver.media.addresses import AddressPolicy
+from mmserve.httpserver.media.fetch import Fetcher
+from mmserve.httpserver.media.resolver import Resolver
+from mmserve.runtime.errors import Unavailable
+
+
+class SlowNames:
+    """Names that end with .slow are answered after ``answer``."""
+
+    def __init__(self) -> None:
+        self.answer = threading.Event()
+
+    def __call__(self, host: str, port: int) -> list[str]:
+        if host.endswith(".slow"):
+            assert self.answer.wait(30)
+        if host == "no.name":
+            raise OSError("no such name")
+        return ["192.0.2.1"]
+
+
+def test_names_literals_and_what_does_not_exist() -> None:
+    async def test() -> None:
+        resolver = Resolver(SlowNames())
+        assert await resolver.addresses("a.name", 80) == ["192.0.2.1"]
+        assert await resolver.addresses("8.8.8.8", 80) == ["8.8.8.8"]
+        assert await resolver.addresses("::1", 80) == ["::1"]
+        with pytest.raises(OSError, match="no such name"):
+            await resolver.addresses("no.name", 80)
+        resolver.close()
+
+    asyncio.run(test())
+
+
+def test_silent_name_servers_hold_up_no_literal_and_no_more_than_their_threads() -> None:
+    async def test() -> None:
+        names = SlowNames()
+        resolver = Resolver(names, max_lookups=2, turn_s=0.05)
+        slow = [asyncio.create_task(resolver.addresses(f"{index}.slow", 80)) for index in range(2)]
+        await asyncio.sleep(0)
+        slow[0].cancel()  # who asked has gone; the look-up has not
+        assert await resolver.addresses("8.8.8.8", 80) == ["8.8.8.8"]
+        with pytest.raises(Unavailable):
+            await resolver.addresses("a.name", 80)
+        names.answer.set()
+        assert await slow[1] == ["192.0.2.1"]
+        assert await resolver.addresses("a.name", 80) == ["192.0.2.1"]
+        resolver.close()
+
+    asyncio.run(test())
+
+
+def test_a_fetch_that_finds_no_room_is_not_the_clients_fault() -> None:
+    async def test() -> None:
+        names = SlowNames()
+        resolver = Resolver(names, max_lookups=1, turn_s=0.05)
+        fetcher = Fetcher(AddressPolicy(), timeout_s=20, resolver=resolver)
+        slow = asyncio.create_task(fetcher.get("http://a.slow/", ByteBudget(100)))
+        await asyncio.sleep(0.05)
+        with pytest.raises(Unavailable):
+            await fetcher.get("http://another.name/", ByteBudget(100))
+        slow.cancel()
+        names.answer.set()
+        await asyncio.gather(slow, return_exceptions=True)
+        await fetcher.aclose()
+
+    asyncio.run(test())

@@ -1,0 +1,219 @@
+"""A body with its data: URLs cut out says the same as the whole body, whatever is in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pybase64
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmserve.httpserver.api.openai.chat import parse
+from mmserve.httpserver.call import GenerateCall
+from mmserve.httpserver.limits.request_bytes import ByteBudget
+from mmserve.httpserver.media.local import read_data_url
+from mmserve.httpserver.media.reader import split_media as skeleton
+from mmserve.httpserver.media.split_media import CutUrl, cut_data_urls
+from mmserve.httpserver.served_model import ServedModel
+from mmserve.runtime.errors import MmserveError
+from tests.fakes.http_helpers import make_deployment
+
+PIXELS = bytes(range(256)) * 100
+URL = "data:image/png;base64," + pybase64.b64encode_as_string(PIXELS)
+MODEL = ServedModel.of(make_deployment("/nowhere"))
+
+TRICKY = """
+a|say "data:image/png;base64,AAAA" to it|\\"data:|data:|data:;base64,|data:x/y;base64,QUJD|data:x/y;BASE64,QU/+
+data:,plain
+x "data:;base64,QUJD|data:é;base64,QUJD|data:;base64,QQ"|data:;base64,QQ\\|data:;base64,QQ"data:;base64,QQ|ü\t\x00
+"""
+texts = st.sampled_from(TRICKY.strip().replace("\n", "|").split("|")) | st.text(max_size=8)
+seeds = st.integers(0, 1 << 32)
+documents = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@pytest.fixture(autouse=True)
+def _cut_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(skeleton, "_MIN_NBYTES", 0)
+
+
+def written(value: Any, rng: random.Random) -> bytes:
+    """JSON as any client may write it: escapes where none are needed, blanks anywhere."""
+    blank = rng.choice(["", "", "", " ", "\n\t "])
+    if isinstance(value, str):
+        return b'"' + b"".join(_character(char, rng) for char in value) + b'"'
+    if isinstance(value, list):
+        inner = b",".join(blank.encode() + written(item, rng) for item in value)
+        return b"[" + inner + blank.encode() + b"]"
+    if isinstance(value, dict):
+        inner = b",".join(
+            written(key, rng) + blank.encode() + b":" + blank.encode() + written(item, rng)
+            for key, item in value.items()
+        )
+        return b"{" + inner + b"}"
+    return json.dumps(value).encode()
+
+
+def _character(char: str, rng: random.Random) -> bytes:
+    short = {'"': '\\"', "\\": "\\\\", "/": "\\/", "\n": "\\n", "\t": "\\t"}
+    if char in '"\\' or char < " ":
+        return short.get(char, f"\\u{ord(char):04x}").encode()
+    if rng.random() < 0.02 and ord(char) < 0x10000:
+        return f"\\u{ord(char):04X}".encode()
+    if char == "/" and rng.random() < 0.3:
+        return b"\\/"
+    return char.encode()
+
+
+def restored(value: Any, cut: Mapping[str, CutUrl]) -> Any:
+    """The parsed skeleton with strings in the place of marks, keys included."""
+    if isinstance(value, str) and value in cut:
+        head, data = cut[value]
+        return head + msgspec.json.decode(b'"' + bytes(data) + b'"', type=str)
+    if isinstance(value, list):
+        return [restored(item, cut) for item in value]
+    if isinstance(value, dict):
+        return {restored(key, cut): restored(item, cut) for key, item in value.items()}
+    return value
+
+
+@given(documents, seeds)
+def test_the_skeleton_of_any_document_is_the_document(value: Any, seed: int) -> None:
+    body = written(value, random.Random(seed))
+    text, cut = cut_data_urls(body)
+    assert restored(msgspec.json.decode(text), cut) == msgspec.json.decode(body)
+
+
+@given(documents, seeds, st.data())
+def test_what_is_no_json_has_no_skeleton_that_is(value: Any, seed: int, data: st.DataObject) -> None:
+    """One byte is changed, left out or put in: the skeleton and its strings parse just when the whole does."""
+    body = bytearray(written(value, random.Random(seed)))
+    at, length = data.draw(st.integers(0, len(body))), data.draw(st.integers(0, 1))
+    body[at : at + length] = data.draw(st.sampled_from([b"", b'"', b"\\", b"}", b",", b"\n", b"x"]))
+    assert value_or_none(*cut_data_urls(body)) == value_or_none(body, {})
+
+
+def value_or_none(text: bytes | bytearray, cut: Mapping[str, CutUrl]) -> list[Any] | None:
+    try:
+        return [restored(msgspec.json.decode(text), cut)]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+urls = texts | st.just(URL[:60])
+image_parts = st.fixed_dictionaries(
+    {"type": st.just("image_url"), "image_url": urls | st.fixed_dictionaries({"url": urls, "detail": texts})}
+)
+text_parts = st.fixed_dictionaries({"type": st.just("text"), "text": texts | st.just(URL[:60])})
+contents = texts | st.lists(image_parts | text_parts, min_size=1, max_size=4)
+requests = st.fixed_dictionaries(
+    {
+        "messages": st.lists(
+            st.fixed_dictionaries({"role": st.sampled_from(["user", "system"]), "content": contents}),
+            min_size=1,
+            max_size=3,
+        ),
+        "seed": st.just(1),
+    },
+    optional={"user": texts, "stop": texts, "cache_salt": texts, "model": texts, "metadata": documents},
+)
+
+
+def outcome(body: bytes, *, cutting: bool) -> object:
+    """What parsing comes to: the call with whole URLs, or the error and its field."""
+    minimum = 0 if cutting else 1 << 60
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(skeleton, "_MIN_NBYTES", minimum)
+        try:
+            call = parse(body, MODEL, 0.0)
+        except MmserveError as error:
+            return type(error), error.param, error.message
+    return dataclasses.replace(call, request_id="", media=()), [(whole(ref), ref.param) for ref in call.media]
+
+
+def whole(ref: Any) -> str:
+    return ref.url if ref.data is None else restored("m", {"m": CutUrl(ref.url, ref.data)})
+
+
+@given(requests, seeds)
+def test_a_request_is_parsed_as_if_nothing_were_cut(request: dict[str, Any], seed: int) -> None:
+    body = written(request, random.Random(seed))
+    assert outcome(body, cutting=True) == outcome(body, cutting=False)
+
+
+def call_of(*parts: dict[str, Any], **fields: Any) -> GenerateCall:
+    return parse(json.dumps({"messages": [{"role": "user", "content": list(parts)}], **fields}).encode(), MODEL, 0.0)
+
+
+def image(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def test_images_are_not_copied_out_of_the_body() -> None:
+    first, second = call_of(image(URL), {"type": "text", "text": "and"}, image(URL)).media
+    assert first.url == second.url == "data:image/png;base64,"
+    assert first.data is not None
+    assert second.data is not None
+    assert first.data.obj is second.data.obj
+    assert read_data_url(second, ByteBudget(1 << 20)) == PIXELS
+    assert second.nbytes == len(URL)
+    assert second.param == "messages[0].content[2].image_url.url"
+
+
+def test_a_data_url_that_is_text_stays_text() -> None:
+    call = call_of(image(URL), {"type": "text", "text": URL})
+    assert call.messages[0].content[1].text == URL  # type: ignore[union-attr]
+    assert call.media[0].url == URL
+
+
+def test_a_mark_means_nothing_when_a_client_sends_it() -> None:
+    mark = next(iter(cut_data_urls(json.dumps([URL]).encode())[1]))
+    call = call_of(image(mark), {"type": "text", "text": URL})
+    assert call.media[0].url == mark
+
+
+def test_of_a_field_given_twice_the_last_counts() -> None:
+    body = b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"%b","url":"b"}}]}]}'
+    assert parse(body % URL.encode(), MODEL, 0.0).media[0].url == "b"
+
+
+@pytest.mark.parametrize("escape", ["\\/", "\\u002f", "%2F"])
+def test_escaped_base64_is_read_all_the_same(escape: str) -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": [image(URL)]}]}).encode()
+    start = body.index(b"base64,") + 7
+    media = parse(body[:start] + body[start:].replace(b"/", escape.encode()), MODEL, 0.0).media
+    assert media[0].data is not None
+    assert read_data_url(media[0], ByteBudget(1 << 20)) == PIXELS
+
+
+@pytest.mark.parametrize("inside", [b"\x00", b"\xff", b"\\q", b"\xc3\xbc", b"-_", b"=="])
+def test_what_is_no_base64_is_refused_by_the_image_that_has_it(inside: bytes) -> None:
+    body = b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":"data:;base64,QUJD%bQUJD"}]}]}'
+    media = parse(body % inside, MODEL, 0.0).media
+    with pytest.raises(MmserveError, match="not valid base64"):
+        read_data_url(media[0], ByteBudget(1 << 20))
+
+
+def test_a_text_full_of_starts_is_not_searched_to_its_end() -> None:
+    call = call_of({"type": "text", "text": 'say "data: ' * 5000}, image(URL))
+    assert call.media[0].url == URL
+    call = call_of(image(URL), {"type": "text", "text": 'say "data: ' * 5000})
+    assert call.media[0].data is not None
+
+
+def test_small_images_and_bodies_without_any_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    for body in (json.dumps([URL[:1000]] * 9).encode(), b'{"text": "no picture"}', b"", b'"data:;base64,'):
+        text, cut = cut_data_urls(body)
+        assert text is body
+        assert not cut

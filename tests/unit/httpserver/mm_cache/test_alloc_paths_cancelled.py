@@ -1,0 +1,194 @@
+"""Cancelled at any await, in both lanes at once: nothing stays held, and the next request works."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pybase64
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from mmserve.cache_server.entries import Lease
+from mmserve.config.deployment import Deployment
+from mmserve.httpserver.call import MediaRef
+from mmserve.httpserver.mm_cache.alloc_path import Generation
+from mmserve.ipc.arena import Arena, extent_nbytes
+from mmserve.messages.cache import AllocItem
+from mmserve.runtime.errors import Overloaded, TooLarge, Unavailable
+from tests.fakes.cache_in_process import in_process_client
+from tests.fakes.cancelling import CancelledAt
+from tests.fakes.chat_models import deployment_of, write_chat_model
+from tests.fakes.lanes import GENERATIONS, BothLanes
+from tests.fakes.media import png
+
+PICTURES = tuple(png(seed, width=20 + 10 * seed, height=30) for seed in range(3))
+REFS = tuple(MediaRef(f"data:;base64,{pybase64.b64encode_as_string(data)}", "part") for data in PICTURES)
+ROWS_NBYTES = 4 * 8 * 4
+MOST_AWAITS = 20
+"""More than most requests come to."""
+
+
+class Planned(NamedTuple):
+    """One request: its lane, its pictures, and at which of its awaits it is cancelled, how often."""
+
+    generation: Generation
+    pictures: list[int]
+    cancelled_at: int
+    times: int
+
+
+planned = st.builds(
+    Planned,
+    st.sampled_from(GENERATIONS),
+    st.lists(st.integers(0, 2), min_size=1, max_size=4),
+    st.integers(1, MOST_AWAITS),
+    st.integers(0, 3),
+)
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    return deployment_of(write_chat_model(tmp_path_factory.mktemp("llava")))
+
+
+@pytest.fixture(scope="module")
+def arena() -> Iterator[Arena]:
+    """Room for the two largest pictures, not for all three."""
+    room = sum(extent_nbytes(len(data)) + extent_nbytes(ROWS_NBYTES) for data in PICTURES[1:])
+    arena = Arena.create(room)
+    yield arena
+    arena.close()
+
+
+async def request(lanes: BothLanes, generation: Generation, name: str, pictures: list[int]) -> None:
+    """As the request path does it: read, hold, look, let go."""
+    lane = lanes.lanes[generation]
+    items = await lane.media.read([REFS[number] for number in pictures], "")
+    async with lane.leases.hold(name, items) as leased:
+        await asyncio.sleep(0)
+        assert lanes.bytes_held(leased) == [PICTURES[number] for number in pictures]
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(planned, min_size=1, max_size=4))
+@example([Planned("v1", [0, 1], at, 1) for at in range(1, MOST_AWAITS + 1)])
+@example([Planned("v2", [0, 1], at, 1) for at in range(1, MOST_AWAITS + 1)])
+@example([Planned(GENERATIONS[at % 2], [at % 3, (at + 1) % 3], at, 2) for at in range(1, MOST_AWAITS + 1)])
+def test_however_cancelled_nothing_stays_held(deployment: Deployment, arena: Arena, plans: list[Planned]) -> None:
+    lanes = BothLanes(deployment, arena, patience_s=0.05)
+
+    async def scenario() -> None:
+        tasks = [
+            asyncio.create_task(
+                CancelledAt(request(lanes, plan.generation, f"r{number}", plan.pictures), plan.cancelled_at, plan.times)
+            )
+            for number, plan in enumerate(plans)
+        ]
+        await asyncio.wait(tasks)
+        for task in tasks:
+            # A request for all three pictures, or one that waited too long, is refused.
+            assert task.cancelled() or isinstance(task.exception(), Overloaded | TooLarge | Unavailable | None)
+        assert lanes.is_clean()
+        for generation in GENERATIONS:
+            for number in range(len(PICTURES)):
+                await request(lanes, generation, "next", [number])
+        assert lanes.is_clean()
+
+    lanes.run(scenario)
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("times", [1, 3])
+def test_at_every_single_await(deployment: Deployment, arena: Arena, generation: Generation, times: int) -> None:
+    lanes = BothLanes(deployment, arena)
+
+    async def scenario() -> None:
+        for at in itertools.count(1):
+            work = CancelledAt(request(lanes, generation, "r", [0, 1]), at, times)
+            task = asyncio.create_task(work)
+            await asyncio.wait([task])
+            assert lanes.is_clean()
+            if not work.reached:
+                break
+            assert task.cancelled() or at > 5
+        assert task.exception() is None
+        assert at > 5
+
+    lanes.run(scenario)
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("waits_for", ["bytes", "space"])
+def test_a_client_that_leaves_waits_no_more(
+    deployment: Deployment, arena: Arena, generation: Generation, times: int, waits_for: str
+) -> None:
+    """Neither in its worker nor in the server's queue, although what it waited for has not come."""
+    lanes = BothLanes(deployment, arena, patience_s=1000.0)
+    other, _ = in_process_client(lanes.table, "v2")
+
+    async def scenario() -> None:
+        (item,) = await lanes.lanes["v2"].media.read([REFS[1]], "")
+        sizes = (len(item.data), ROWS_NBYTES) if waits_for == "bytes" else (arena.nbytes - 2 * extent_nbytes(200), 200)
+        (record,) = other.alloc("other", [AllocItem(item.key, 4, *sizes)], wait_s=0)
+        task = asyncio.create_task(request(lanes, generation, "r", [1]))
+        while not lanes.has_waited(generation):  # noqa: ASYNC110 - the table announces it to nobody
+            await asyncio.sleep(0.001)
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            await asyncio.wait([task])
+        assert task.cancelled()
+        assert other.get_items_data("other", [record.item_id], wait_s=0) == ("write",)
+        snapshot = lanes.table.snapshot()
+        assert (snapshot.num_leases, snapshot.num_waiting) == (1, 0)
+        other.release("other")
+        await request(lanes, generation, "next", [1])
+        assert lanes.is_clean()
+
+    lanes.run(scenario)
+
+
+@pytest.mark.parametrize(("generation", "late"), [("v2", "alloc"), ("v1", "alloc"), ("v1", "await_alloc")])
+def test_a_wait_for_space_that_begins_after_its_release_ends_too(
+    deployment: Deployment, arena: Arena, monkeypatch: pytest.MonkeyPatch, generation: Generation, late: str
+) -> None:
+    """The release of a cancelled request overtakes the call that it shall end, and finds nothing to end."""
+    lanes = BothLanes(deployment, arena, patience_s=1000.0)
+    other, _ = in_process_client(lanes.table, "v2")
+    other.alloc("other", [AllocItem(b"all", 4, arena.nbytes - 2 * extent_nbytes(200), 200)], wait_s=0)
+    late_one_asks, release_answered = threading.Event(), threading.Event()
+    table_release = lanes.table.release
+
+    def release(lease: Lease) -> None:
+        table_release(lease)
+        if late_one_asks.is_set():
+            release_answered.set()
+
+    def at_call(name: str) -> None:
+        if name == late and threading.current_thread().name.startswith("lease-space"):
+            late_one_asks.set()
+            assert release_answered.wait(30)
+
+    monkeypatch.setattr(lanes.table, "release", release)
+    lanes.links[generation].at_call = at_call
+
+    async def scenario() -> None:
+        task = asyncio.create_task(request(lanes, generation, "r", [1]))
+        assert await asyncio.to_thread(late_one_asks.wait, 30)
+        task.cancel()
+        try:
+            await asyncio.wait([task], timeout=30)
+            assert task.cancelled(), "it waits for space that nobody wants any more"
+        finally:
+            other.release("other")
+            await asyncio.wait([task])
+        assert lanes.is_clean()
+
+    lanes.run(scenario)

@@ -1,0 +1,141 @@
+"""Text from tokens: whatever the grouping, the same text; UTF-8 held back; special tokens unseen; usage to the stop."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from mmserve.httpserver.call import TextDelta
+from mmserve.httpserver.output.detokenizer import Detokenizer
+from mmserve.httpserver.output.vocabulary import Vocabulary
+from mmserve.messages.reply import TokenReply
+from tests.fakes.http_helpers import EOS, byte_tokenizer
+
+BYTES = byte_tokenizer()
+VOCABULARY = Vocabulary(BYTES)
+
+
+def byte_fallback_tokenizer() -> Tokenizer:
+    """As Llama 2's: words begin with a mark for the space, other characters are spelled in bytes."""
+    pieces = ["▁", "▁a", "a", "b", "▁the", "c"]
+    vocab = {"<unk>": 0} | {f"<0x{byte:02X}>": byte + 1 for byte in range(256)}
+    vocab |= {piece: 257 + index for index, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+FALLBACK = byte_fallback_tokenizer()
+
+
+def replies(ids: list[int], cuts: list[int], finish: str = "stop") -> list[TokenReply]:
+    """The tokens in replies that end at ``cuts``."""
+    bounds = [0, *sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
+    groups = [tuple(ids[start:end]) for start, end in pairwise(bounds)]
+    return [
+        TokenReply(id="x", token_ids=group, finish=finish if index == len(groups) - 1 else None)  # type: ignore[arg-type]
+        for index, group in enumerate(groups)
+    ]
+
+
+def deltas(text: Detokenizer, tokens: list[TokenReply]) -> list[TextDelta]:
+    """What is made of the replies, up to the first delta that finishes."""
+    made = []
+    for reply in tokens:
+        made.append(text.push(reply))
+        if made[-1].finish:
+            break
+    return made
+
+
+def joined(made: list[TextDelta]) -> str:
+    return "".join(delta.text for delta in made)
+
+
+@given(st.text(), st.lists(st.integers(0, 1000)))
+def test_any_text_comes_out_whole_however_its_tokens_are_grouped(text: str, cuts: list[int]) -> None:
+    made = deltas(Detokenizer(VOCABULARY, 0, ()), replies(BYTES.encode(text).ids, cuts))
+    assert joined(made) == text
+    assert not any("\ufffd" in delta.text for delta in made) or "\ufffd" in text
+
+
+@given(st.text(alphabet="abc the é你🎉"), st.lists(st.integers(0, 1000)))
+def test_byte_fallback_and_leading_spaces(text: str, cuts: list[int]) -> None:
+    ids = FALLBACK.encode(text).ids
+    made = deltas(Detokenizer(Vocabulary(FALLBACK), 0, ()), replies(ids, cuts))
+    assert joined(made) == FALLBACK.decode(ids)
+
+
+@given(
+    st.lists(st.one_of(st.integers(0, EOS), st.integers(300, 400))),
+    st.lists(st.integers(0, 1000)),
+    st.lists(st.integers(0, 1000)),
+    st.lists(st.text(min_size=1, max_size=3), max_size=3),
+)
+def test_any_tokens_give_the_same_answer_in_any_grouping(
+    ids: list[int], cuts: list[int], other_cuts: list[int], stops: list[str]
+) -> None:
+    one = deltas(Detokenizer(VOCABULARY, 0, tuple(stops)), replies(ids, cuts))
+    other = deltas(Detokenizer(VOCABULARY, 0, tuple(stops)), replies(ids, other_cuts))
+    assert joined(one) == joined(other)
+    assert sum(delta.num_tokens for delta in one) == sum(delta.num_tokens for delta in other)
+    assert one[-1].finish == other[-1].finish == "stop"
+
+
+def test_an_incomplete_character_waits_and_is_shown_broken_at_the_end() -> None:
+    text = Detokenizer(VOCABULARY, 0, ())
+    assert text.push(TokenReply(id="x", token_ids=(0xE4, 0xBD))).text == ""
+    assert text.push(TokenReply(id="x", token_ids=(0xA0, 0xE5))).text == "你"
+    assert text.push(TokenReply(id="x", finish="length")) == TextDelta(0, "\ufffd", 0, "length", 0)
+
+
+def test_bytes_that_never_become_a_character_do_not_wait_for_ever() -> None:
+    text = Detokenizer(VOCABULARY, 0, ())
+    made = [text.push(TokenReply(id="x", token_ids=(0xFF,))).text for _ in range(100)]
+    assert len("".join(made)) > 80
+
+
+def test_special_and_unknown_tokens_are_counted_but_not_seen() -> None:
+    text = Detokenizer(VOCABULARY, 0, ())
+    delta = text.push(TokenReply(id="x", token_ids=(ord("a"), EOS, 399, ord("b"), EOS), finish="stop"))
+    assert (delta.text, delta.num_tokens) == ("ab", 5)
+
+
+@pytest.mark.parametrize("group", [1, 2, 5, 100])
+def test_usage_and_text_end_with_the_stop_string(group: int) -> None:
+    ids = list(b"one two three")
+    made = deltas(Detokenizer(VOCABULARY, 2, ("two",)), replies(ids, list(range(0, len(ids), group)), "length"))
+    assert joined(made) == "one "
+    assert sum(delta.num_tokens for delta in made) == len("one two")
+    assert (made[-1].finish, made[-1].index) == ("stop", 2)
+
+
+def test_what_might_have_begun_a_stop_string_is_shown_at_the_end() -> None:
+    made = deltas(Detokenizer(VOCABULARY, 0, ("two!",)), replies(list(b"one two"), [3], "length"))
+    assert (joined(made), made[-1].finish) == ("one two", "length")
+
+
+def test_stop_strings_count_from_min_tokens_on() -> None:
+    made = deltas(Detokenizer(VOCABULARY, 0, (".",), min_tokens=3), replies(list(b"a.b.c"), [1, 2, 3, 4]))
+    assert joined(made) == "a.b"
+
+
+@pytest.mark.parametrize("num_bytes", [1, 2, 3])
+@pytest.mark.parametrize("before", ["", "a", "🎉", "你"])
+def test_bytes_that_are_no_character_cost_the_one_before_nothing(before: str, num_bytes: int) -> None:
+    ids = FALLBACK.encode(before).ids + [byte + 1 for byte in "🎉".encode()[:num_bytes]]
+    shown = joined(deltas(Detokenizer(Vocabulary(FALLBACK), 0, ()), replies(ids, [*range(len(ids))], "length")))
+    assert shown == before + "\ufffd" * num_bytes
+
+
+def test_a_stray_byte_between_characters_is_one_broken_character() -> None:
+    ids = [byte + 1 for byte in "🎉".encode()] + [0xF0 + 1] + FALLBACK.encode("b").ids
+    shown = joined(deltas(Detokenizer(Vocabulary(FALLBACK), 0, ()), replies(ids, [*range(len(ids))])))
+    assert shown.strip("b ") == "🎉\ufffd"
