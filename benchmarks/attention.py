@@ -23,9 +23,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.load.report import Row, table, write_json
 from mmserve.config.deployment import KV_BLOCK_TOKENS
-from mmserve.model_backend.attention.in_place import InPlaceAttention, fits
 from mmserve.model_backend.attention.interface import Attention, StepRows
-from mmserve.model_backend.attention.plain import PlainAttention
+from mmserve.model_backend.attention.paged_cpu import InPlaceAttention, fits
+from mmserve.model_backend.attention.sdpa import PlainAttention
 
 LAYERS, HEADS, KV_HEADS, DIM = 30, 9, 3, 64
 WARM_UPS = 2

@@ -19,11 +19,11 @@ from mmserve.config.config import Config
 from mmserve.config.deployment import KV_BLOCK_TOKENS, Deployment
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
-from mmserve.model_backend.batch import Batch
-from mmserve.model_backend.device import DTYPES, torch_device, use_threads
-from mmserve.model_backend.native import kernels
-from mmserve.model_backend.parallel import TpGroup
-from mmserve.model_backend.runner import Runner
+from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.platforms.cpu import kernels
+from mmserve.model_backend.platforms.device import DTYPES, torch_device, use_threads
+from mmserve.model_backend.worker.forward_batch import Batch
+from mmserve.model_backend.worker.model_runner import Runner
 from mmserve.supervisor import machine, plan
 
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)

@@ -14,11 +14,11 @@ from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, Pulse
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan
-from mmserve.model_backend import parallel, workspace
-from mmserve.model_backend.device import DTYPES, torch_device, use_threads
-from mmserve.model_backend.native import kernels
-from mmserve.model_backend.runner import Runner
-from mmserve.runtime import memory_allocator as heap
+from mmserve.model_backend import distributed
+from mmserve.model_backend.platforms.cpu import kernels, memory
+from mmserve.model_backend.platforms.device import DTYPES, torch_device, use_threads
+from mmserve.model_backend.worker.model_runner import Runner
+from mmserve.runtime import memory_allocator
 from mmserve.runtime.core_usage import TakenCores
 from mmserve.runtime.startup_timer import Phases
 
@@ -37,7 +37,7 @@ def run(process: Process) -> None:
         inbox: Receiver[StepPlan] = stack.enter_context(closing(Receiver(endpoints.rank(rank), RankInbound)))
         outbox: Sender[RankOutbound] = stack.enter_context(closing(Sender(endpoints.rank_results, RankOutbound)))
         pulse = stack.enter_context(closing(Pulse(endpoints, process.name)))
-        tp = stack.enter_context(parallel.join(rank, size, endpoints.tp_store(process.incarnation), device))
+        tp = stack.enter_context(distributed.join(rank, size, endpoints.tp_store(process.incarnation), device))
         like = torch.empty(0, dtype=DTYPES[deployment.dtype], device=device)
         phases.end("kernels and links")
         if process.arena is not None and deployment.config.arena_prefault:
@@ -46,13 +46,13 @@ def run(process: Process) -> None:
         kernels.leave(towers.numbers, among=size)
         ranks = TakenCores(endpoints.taken_cores("model_backend"), size)
         ranks.none(rank)
-        with heap.loading():
+        with memory_allocator.loading():
             runner = Runner(deployment, tp, process.arena, like, process.progress, phases)
         if kernels.usable(like):
             # What is left to torch is small, and waiting for its other threads costs more than they save.
             torch.set_num_threads(1)
         runner.warm_up()
-        workspace.take_for_steps(deployment)
+        memory.take_for_steps(deployment)
         phases.end("warm-up")
         logger.info("started within %s", phases)
         if rank == 0:

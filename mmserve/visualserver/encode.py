@@ -11,7 +11,7 @@ import torch
 
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena, StaleHandle
-from mmserve.model_backend.device import is_lost
+from mmserve.model_backend.platforms.device import is_lost
 from mmserve.runtime.errors import Unavailable
 from mmserve.visualserver.batch_queue import ENCODED, Image, Outcome
 from mmserve.visualserver.image_decode import INTERNAL, LOST, Decoded

@@ -18,12 +18,11 @@ from mmserve.health.heartbeat import INTERVAL_S, Pulse
 from mmserve.ipc.channel import AsyncReceiver, Sender
 from mmserve.messages.request import EngineInbound
 from mmserve.metrics.client import MetricsClient
-from mmserve.model_backend import workspace
-from mmserve.model_backend.device import DTYPES, torch_device, use_threads
-from mmserve.model_backend.native import kernels
+from mmserve.model_backend.platforms.cpu import kernels, memory
+from mmserve.model_backend.platforms.device import DTYPES, torch_device, use_threads
 from mmserve.model_backend.vision.load import load_tower
 from mmserve.processors.registry import processor_for
-from mmserve.runtime import memory_allocator as heap
+from mmserve.runtime import memory_allocator
 from mmserve.runtime.core_usage import TakenCores
 from mmserve.visualserver.batch_queue import Batcher
 from mmserve.visualserver.encode import Encoder, Tower
@@ -47,9 +46,9 @@ def run(process: Process) -> None:
     towers = TakenCores(process.endpoints.taken_cores("visualserver"), deployment.config.visual_workers)
     towers.none(process.index)
     use_threads(_threads(deployment))
-    with heap.loading():
+    with memory_allocator.loading():
         tower = _load_tower(process)
-    workspace.take_for_images(deployment, _batch_images(deployment))
+    memory.take_for_images(deployment, _batch_images(deployment))
     serve(process, _sharing_cores(tower, process, towers))
 
 

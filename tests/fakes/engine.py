@@ -19,9 +19,9 @@ from mmserve.messages.logprobs import unpack
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep, StepPlan, StepResult
-from mmserve.model_backend.device import DTYPES
-from mmserve.model_backend.parallel import TpGroup
-from mmserve.model_backend.runner import Runner
+from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.platforms.device import DTYPES
+from mmserve.model_backend.worker.model_runner import Runner
 
 GREEDY = SamplingParams(max_tokens=1000, temperature=0.0)
 

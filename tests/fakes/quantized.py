@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from mmserve.model_backend.native import quantized
+from mmserve.model_backend.platforms.cpu import quantization
 
 
 def meant(weight: torch.Tensor, form: str) -> torch.Tensor:
     """[out, in] as it is after rounding to int8 or int4."""
-    panels = quantized.to_int8(weight) if form == "int8" else quantized.to_int4(weight)
+    panels = quantization.to_int8(weight) if form == "int8" else quantization.to_int4(weight)
     if form == "int8":
-        return quantized.int8_rows(panels, torch.arange(len(weight)))
+        return quantization.int8_rows(panels, torch.arange(len(weight)))
     scale, least = panels[..., :64].contiguous().view(torch.bfloat16).float().chunk(2, dim=-1)
     words = panels[..., 64:].unflatten(-1, (4, 16, 2, 2))  # eights, outputs, even or odd, bytes
     pairs = torch.stack((words & 15, words >> 4), dim=-1)

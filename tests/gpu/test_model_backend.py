@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM, LlavaForConditionalGeneration
 from mmserve.checkpoint.load import load
 from mmserve.ipc.arena import Arena
 from mmserve.messages.sampling import SamplingParams
-from mmserve.model_backend.pinning import pin
+from mmserve.model_backend.platforms.cuda.pinned import pin
 from mmserve.model_backend.vision.load import load_tower
 from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
 from tests.fakes.embeddings import put_rows, spliced_prompt

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from mmserve.checkpoint.spec import TextSpec
-from mmserve.model_backend.attention import in_place
+from mmserve.model_backend.attention import paged_cpu
 from mmserve.model_backend.attention.interface import Attention
-from mmserve.model_backend.attention.plain import PlainAttention
+from mmserve.model_backend.attention.sdpa import PlainAttention
 
 
 def attention_for(spec: TextSpec, like: torch.Tensor) -> Attention:
     """``like`` gives dtype and device."""
     group_size = spec.num_heads // spec.num_kv_heads
-    if in_place.fits(like, group_size, spec.head_dim):
-        return in_place.InPlaceAttention(group_size)
+    if paged_cpu.fits(like, group_size, spec.head_dim):
+        return paged_cpu.InPlaceAttention(group_size)
     return PlainAttention()

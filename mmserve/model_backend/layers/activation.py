@@ -8,7 +8,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from mmserve.model_backend.native import kernels
+from mmserve.model_backend.platforms.cpu import kernels
 from mmserve.runtime.errors import StartupError
 
 

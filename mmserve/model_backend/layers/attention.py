@@ -10,10 +10,10 @@ from torch import nn
 
 from mmserve.checkpoint.spec import TextSpec
 from mmserve.model_backend.attention.interface import Attention
+from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, RowParallelLinear
 from mmserve.model_backend.layers.rotary import rotate_
-from mmserve.model_backend.parallel import TpGroup
-from mmserve.model_backend.weights import Target
+from mmserve.model_backend.loader.weights import Target
 
 
 class SelfAttention(nn.Module):

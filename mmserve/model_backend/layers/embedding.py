@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from mmserve.config.config import Quantization
+from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.linear import empty, pack_weight
-from mmserve.model_backend.layers.packed import multiply, rows_of
-from mmserve.model_backend.parallel import TpGroup
-from mmserve.model_backend.weights import Target
+from mmserve.model_backend.layers.packed_linear import multiply, rows_of
+from mmserve.model_backend.loader.weights import Target
 
 
 class VocabParallelTable(nn.Module):

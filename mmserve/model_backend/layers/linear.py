@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from mmserve.config.config import Quantization
-from mmserve.model_backend.layers.packed import multiply, pack, quantize, to_panels
-from mmserve.model_backend.parallel import TpGroup
-from mmserve.model_backend.weights import Target
+from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.layers.packed_linear import multiply, pack, quantize, to_panels
+from mmserve.model_backend.loader.weights import Target
 
 
 def empty(*shape: int, like: torch.Tensor) -> nn.Parameter:

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from mmserve.checkpoint.spec import TextSpec
+from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.activation import gate
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, RowParallelLinear
-from mmserve.model_backend.parallel import TpGroup
-from mmserve.model_backend.weights import Target
+from mmserve.model_backend.loader.weights import Target
 
 CPU_ROWS = 512
 """What is between the two products is several times as wide as a row, and in memory for so many rows only."""

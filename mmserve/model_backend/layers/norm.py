@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from mmserve.model_backend.layers.linear import empty
-from mmserve.model_backend.native import kernels
-from mmserve.model_backend.weights import Target
+from mmserve.model_backend.loader.weights import Target
+from mmserve.model_backend.platforms.cpu import kernels
 
 
 class RmsNorm(nn.Module):

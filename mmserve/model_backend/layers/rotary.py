@@ -7,7 +7,7 @@ import math
 import torch
 
 from mmserve.checkpoint.spec import RopeScaling, TextSpec
-from mmserve.model_backend.native import kernels
+from mmserve.model_backend.platforms.cpu import kernels
 
 
 def inverse_frequencies(spec: TextSpec) -> torch.Tensor:

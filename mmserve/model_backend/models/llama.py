@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 from mmserve.checkpoint.spec import TextSpec
-from mmserve.model_backend.attention.in_place import InPlaceAttention
 from mmserve.model_backend.attention.interface import Attention
+from mmserve.model_backend.attention.paged_cpu import InPlaceAttention
+from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.activation import SILU
 from mmserve.model_backend.layers.attention import SelfAttention
 from mmserve.model_backend.layers.embedding import VocabParallelTable
 from mmserve.model_backend.layers.mlp import CPU_ROWS, GatedMlp
 from mmserve.model_backend.layers.norm import RmsNorm
 from mmserve.model_backend.layers.rotary import Rotary
-from mmserve.model_backend.native.decoder import DecoderLayers, DecoderShape, LayerWeights, Weights
-from mmserve.model_backend.parallel import TpGroup
-from mmserve.model_backend.weights import Target
+from mmserve.model_backend.loader.weights import Target
+from mmserve.model_backend.platforms.cpu.decoder import DecoderLayers, DecoderShape, LayerWeights, Weights
 
 
 class DecoderLayer(nn.Module):

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from mmserve.checkpoint.spec import VisionSpec
+from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.activation import activation
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, RowParallelLinear, empty
-from mmserve.model_backend.native import kernels
-from mmserve.model_backend.parallel import TpGroup
-from mmserve.model_backend.weights import Target
+from mmserve.model_backend.loader.weights import Target
+from mmserve.model_backend.platforms.cpu import kernels
 
 _ALONE = TpGroup()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.model_backend import weights
 from mmserve.model_backend.layers.linear import pack_linears
+from mmserve.model_backend.loader import weights
+from mmserve.model_backend.loader.weights import Progress
 from mmserve.model_backend.vision.clip import VisionTower, num_layers_needed
-from mmserve.model_backend.weights import Progress
 from mmserve.runtime.errors import StartupError
 
 

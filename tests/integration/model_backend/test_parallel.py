@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from mmserve.model_backend.parallel import TpGroup, join
+from mmserve.model_backend.distributed import TpGroup, join
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
 

@@ -19,7 +19,7 @@ from mmserve.messages.cache import AllocItem
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest
-from mmserve.model_backend.native import build
+from mmserve.model_backend.platforms.cpu import build
 from mmserve.router.scheduler.limits import Limits
 from mmserve.router.scheduler.scheduler import Scheduler
 from tests.fakes.checkpoints import make_llava

@@ -16,9 +16,9 @@ from transformers import LlamaForCausalLM
 from mmserve.messages.logprobs import unpack
 from mmserve.messages.request import GenerateRequest
 from mmserve.messages.step import SlotFailure, StepPlan, StepResult
-from mmserve.model_backend.attention.in_place import InPlaceAttention
 from mmserve.model_backend.attention.interface import Attention
-from mmserve.model_backend.attention.plain import PlainAttention
+from mmserve.model_backend.attention.paged_cpu import InPlaceAttention
+from mmserve.model_backend.attention.sdpa import PlainAttention
 from mmserve.router.scheduler.limits import Limits
 from mmserve.router.scheduler.scheduler import Scheduler
 from tests.fakes.checkpoints import VOCAB, make_llama

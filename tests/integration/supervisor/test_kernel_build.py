@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from mmserve.config.deployment import Deployment
-from mmserve.model_backend.native import build
+from mmserve.model_backend.platforms.cpu import build
 from mmserve.supervisor.kernel_build import building
 from tests.fakes.cache import until
 from tests.fakes.http_helpers import make_deployment

@@ -1,0 +1,100 @@
+"""Stream a checkpoint's safetensors into the parts of parameters that this process holds.
+
+A model says where each tensor goes (``Target``); only that part is read from the file, so host memory never holds
+more than one part besides the parameters. Knows no model: names arrive through the rename table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from mmserve.checkpoint.load import weight_files
+from mmserve.model_backend.loader.weight_names import canonical_name
+from mmserve.runtime.errors import StartupError
+
+Progress = Callable[[int, int, str], None]
+_ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
+_NAMES_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where one checkpoint tensor of ``shape`` goes: its slice from ``start`` on along ``dim`` is copied ``into``."""
+
+    into: torch.Tensor
+    shape: tuple[int, ...]
+    dim: int = 0
+    start: int = 0
+
+
+Targets = Mapping[str, Target | None]
+"""Canonical name -> target; None: known, but not needed by this process."""
+
+
+def load(directory: str | Path, namespaces: tuple[str, ...], targets: Targets, progress: Progress) -> None:
+    """Fill every target from the checkpoint. ``namespaces``: canonical prefixes this process answers for.
+
+    ``progress(done, total, "bytes")`` counts the bytes this process reads. Raises StartupError that names the
+    tensor when one is missing, unexpected or of another shape.
+    """
+    parts = list(_parts(Path(directory), namespaces, targets))
+    total_nbytes = sum(part.nbytes for part in parts)
+    done_nbytes = 0
+    progress(0, total_nbytes, "bytes")
+    for part in parts:
+        part.copy()
+        done_nbytes += part.nbytes
+        progress(done_nbytes, total_nbytes, "bytes")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One tensor of an open file and its target."""
+
+    slice: Any
+    target: Target
+    nbytes: int
+
+    def copy(self) -> None:
+        into, dim, start = self.target.into, self.target.dim, self.target.start
+        window = tuple(
+            slice(start, start + into.shape[axis]) if axis == dim else slice(None) for axis in range(into.dim())
+        )
+        into.copy_(self.slice[window])
+
+
+def _parts(directory: Path, namespaces: tuple[str, ...], targets: Targets) -> Iterator[_Part]:
+    missing = {name for name, target in targets.items() if target is not None}
+    for path in weight_files(directory):
+        try:
+            file: Any = safe_open(path, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise StartupError(f"{path} is not a readable safetensors file ({error}); fetch it again") from error
+        for stored_name in file.keys():  # noqa: SIM118 (no mapping)
+            name = canonical_name(stored_name)
+            if name is None or not name.startswith(namespaces):
+                continue
+            if name not in targets:
+                raise StartupError(f"unexpected tensor {stored_name} in {path}: its model is not supported as it is")
+            missing.discard(name)
+            if (target := targets[name]) is not None:
+                yield _part(stored_name, file.get_slice(stored_name), target)
+    if missing:
+        shown = ", ".join(sorted(missing)[:_NAMES_SHOWN])
+        raise StartupError(f"{directory} lacks {len(missing)} tensors of its model: {shown}")
+
+
+def _part(name: str, stored: Any, target: Target) -> _Part:
+    shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
+    if shape != target.shape:
+        raise StartupError(f"tensor {name} has shape {list(shape)}, config.json says {list(target.shape)}")
+    if dtype not in _ITEM_BYTES:
+        raise StartupError(f"tensor {name} has dtype {dtype}; only unquantized floating point weights are supported")
+    return _Part(stored, target, math.prod(target.into.shape) * _ITEM_BYTES[dtype])

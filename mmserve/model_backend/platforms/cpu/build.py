@@ -1,0 +1,149 @@
+"""The C++ kernels beside this file: built once for this CPU with the compiler at hand, kept in the user's cache.
+
+Without a compiler, or when they fail their self-test, there are none and torch computes everything. Knows no layer.
+As a program it builds them where that has not been done: ``python -m mmserve.model_backend.platforms.cpu.build``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import logging
+import os
+import platform
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from ctypes import c_float, c_int, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+from mmserve.runtime import log
+
+_SOURCES = (
+    "kernels.cpp",
+    "attention.h",
+    "decoder.h",
+    "group.h",
+    "linear.h",
+    "pool.h",
+    "quantized.h",
+    "rounded.h",
+    "scratch.h",
+    "softmax.h",
+    "tile.h",
+)
+_OPTIONS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
+_COMPILERS = ("c++", "g++", "clang++")
+_BUILD_WITHIN_S = 120
+_POINTER, _SIZE = c_void_p, c_int64
+_SIGNATURES = {
+    "mm_set_threads": (c_int,),
+    "mm_leave": (_POINTER, *(_SIZE,) * 3),
+    "mm_linear": (_POINTER, _POINTER, c_int, *(_POINTER,) * 2, *(_SIZE,) * 3, c_int),
+    "mm_rows": (_POINTER, c_int, *(_POINTER,) * 2, *(_SIZE,) * 2),
+    "mm_rms_norm": (_POINTER, _POINTER, c_float, _POINTER, _SIZE, _SIZE),
+    "mm_layer_norm": (*(_POINTER,) * 3, c_float, _POINTER, *(_SIZE,) * 2),
+    "mm_rotate": (_POINTER, _SIZE, _POINTER, _POINTER, *(_SIZE,) * 3),
+    "mm_quick_gelu": (_POINTER, *(_SIZE,) * 2),
+    "mm_silu_gate": (_POINTER, _POINTER, _SIZE, _SIZE),
+    "mm_attention": (*(_POINTER,) * 7, *(_SIZE,) * 7),
+    "mm_encoder_attention": (_POINTER, _POINTER, *(_SIZE,) * 4),
+    "mm_decoder": (_POINTER, _POINTER, _POINTER),
+}
+logger = logging.getLogger("mmserve.kernels")  # also where this is the program
+
+
+@cache
+def loaded() -> ctypes.CDLL | None:
+    """The loaded kernels, built first where that has not been done; None where they cannot be had."""
+    try:
+        kernels = ctypes.CDLL(str(_shared_object()))
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("no C++ kernels, torch computes alone (slower): %s", " ".join(str(error).split()))
+        return None
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(kernels, name)
+        function.argtypes, function.restype = arguments, None
+    return kernels
+
+
+def _shared_object() -> Path:
+    """The shared object of these sources for this CPU. Raises OSError or SubprocessError."""
+    here = Path(__file__).parent / "csrc"
+    sources = b"".join((here / name).read_bytes() for name in _SOURCES)
+    name = hashlib.sha256(b"\0".join((sources, " ".join(_OPTIONS).encode(), _cpu()))).hexdigest()[:16]
+    path = _cache_directory() / f"kernels-{name}.so"
+    with _alone(path.with_suffix(".lock")):  # ranks and the vision tower start at the same time
+        if not path.exists():
+            _build(here / _SOURCES[0], path)
+    return path
+
+
+def compiler() -> str | None:
+    """The C++ compiler at hand."""
+    return next(filter(None, map(shutil.which, _COMPILERS)), None)
+
+
+def _build(source: Path, path: Path) -> None:
+    program = compiler()
+    if program is None:
+        raise FileNotFoundError("no C++ compiler is installed")
+    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        logger.info("building the C++ kernels for this CPU, once, in %s", path.parent)
+        made = Path(directory) / path.name
+        command = [program, *_OPTIONS, str(source), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_WITHIN_S, check=False)
+        if done.returncode:
+            raise OSError(f"{program} fails: {done.stderr[-300:]}")
+        made.replace(path)
+
+
+def _cache_directory() -> Path:
+    """The first place that can be written; ours alone, as what lies there is run. Raises OSError."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - never raises
+    for directory in (Path(home) / "mmserve", Path(tempfile.gettempdir()) / f"mmserve-{os.getuid()}"):
+        with contextlib.suppress(OSError):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = directory.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and os.access(directory, os.W_OK):
+                return directory
+    raise PermissionError("there is no directory of our own to build them in")
+
+
+def _cpu() -> bytes:
+    """What -march=native depends on: a cache may be shared by different machines."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^(flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return f"{platform.machine()} {found[2]}".encode()
+    return platform.processor().encode()
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def main(log_level: str = "info") -> int:
+    """Why it could not be done is told by whoever wants to use them."""
+    log.setup("kernels", log_level)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the compiler ends, its files go
+    try:
+        _shared_object()
+    except (OSError, subprocess.SubprocessError):
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

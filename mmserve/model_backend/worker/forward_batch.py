@@ -1,0 +1,66 @@
+"""Steps of a plan -> tensors of one forward pass. Knows slots and blocks, not the model.
+
+Rows of a batch: first one row for each sequence with a single new token, longest context first, then each prefill
+chunk's rows. ``Batch.steps`` is in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmserve.messages.step import SequenceStep
+from mmserve.model_backend.attention.interface import Attention, StepRows
+from mmserve.model_backend.worker.input_batch import SlotTable
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One forward pass over T rows."""
+
+    steps: tuple[SequenceStep, ...]
+    first_rows: tuple[int, ...]
+    """Where each step's rows begin."""
+    token_ids: torch.Tensor
+    """int64 [T]; 0 in place of virtual ids."""
+    positions: torch.Tensor
+    """int64 [T]."""
+    layout: Any
+    """What the attention has prepared for all layers."""
+    sample_slots: tuple[int, ...]
+    sample_rows: torch.Tensor
+    """int64 [S], ascending: the last row of each step that samples."""
+
+
+def build(
+    table: SlotTable, steps: Sequence[SequenceStep], vocab_size: int, like: torch.Tensor, attention: Attention
+) -> Batch:
+    """``like`` gives the masks' dtype and all tensors' device. At least one step."""
+    singles = sorted((step for step in steps if step.num_tokens == 1), key=lambda step: -step.start)
+    ordered = (*singles, *(step for step in steps if step.num_tokens > 1))
+    starts = np.array([step.start for step in ordered])
+    counts = np.array([step.num_tokens for step in ordered])
+    slots = np.array([step.slot for step in ordered])
+    ends = counts.cumsum()
+    first_rows = ends - counts
+    positions = np.arange(ends[-1]) + np.repeat(starts - first_rows, counts)
+    ids = np.concatenate([table[step.slot].chunk(step.start, step.num_tokens) for step in ordered])
+    sampling = [index for index, step in enumerate(ordered) if step.sample]
+    kv_slots = table.kv_slots(np.repeat(slots, counts), positions)
+    token_ids, positions_, sample_rows = (
+        torch.from_numpy(values).to(like.device)
+        for values in (np.where(ids < vocab_size, ids, 0), positions, ends[sampling] - 1)
+    )
+    return Batch(
+        steps=ordered,
+        first_rows=tuple(first_rows.tolist()),
+        token_ids=token_ids,
+        positions=positions_,
+        layout=attention.prepare(StepRows(slots, starts, counts, table.blocks, kv_slots, like)),
+        sample_slots=tuple(ordered[index].slot for index in sampling),
+        sample_rows=sample_rows,
+    )

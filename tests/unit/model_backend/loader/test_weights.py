@@ -1,0 +1,100 @@
+"""Loading names what is wrong, reads only this rank's part, and says how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmserve.checkpoint.load import load
+from mmserve.model_backend.attention.sdpa import PlainAttention
+from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.loader import weights
+from mmserve.model_backend.models.llama import Llama
+from mmserve.model_backend.vision.load import load_tower
+from mmserve.model_backend.worker.model_runner import Runner
+from mmserve.runtime.errors import StartupError
+from tests.fakes.checkpoints import make_llama, make_llava
+from tests.fakes.engine import deployment, make_runner
+
+Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
+Tensors = dict[str, torch.Tensor]
+
+
+def edit(directory: Path, change: Callable[[Tensors], object]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(Q_PROJ), "layers.1.self_attn.q_proj.weight"),
+        (lambda t: t.update({"model.layers.0.extra.weight": torch.zeros(2)}), "model.layers.0.extra.weight"),
+        (lambda t: t.update({"stray": torch.zeros(2)}), "stray"),
+        (lambda t: t.update({Q_PROJ: torch.zeros(3, 5)}), "q_proj.*shape"),
+        (lambda t: t.update({Q_PROJ: t[Q_PROJ].to(torch.int8)}), "q_proj.*dtype"),
+    ],
+)
+def test_a_wrong_tensor_is_named(tmp_path: Path, change: Callable[[Tensors], object], message: str) -> None:
+    edit(make_llama(tmp_path), change)
+    with pytest.raises(StartupError, match=message):
+        make_runner(tmp_path)
+
+
+def test_a_torn_file_is_named(tmp_path: Path) -> None:
+    file = make_llama(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(StartupError, match=r"model\.safetensors"):
+        make_runner(tmp_path)
+
+
+def test_stored_constants_are_skipped(tmp_path: Path) -> None:
+    edit(make_llama(tmp_path), lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}))
+    make_runner(tmp_path).warm_up()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_hold_disjoint_parts_that_make_up_the_checkpoint(tmp_path: Path, size: int) -> None:
+    stored = load_file(make_llama(tmp_path, attention_bias=True, vocab_size=261) / "model.safetensors")
+    spec = load(tmp_path).text
+    models, reported = [], []
+    for rank in range(size):
+        model = Llama(spec, PlainAttention(), tp=TpGroup(rank, size), like=torch.empty(0))
+        weights.load(tmp_path, ("text.",), model.targets(), lambda *event: reported.append(event))
+        assert reported[-1] == (reported[-1][1], reported[-1][1], "bytes")
+        assert [done for done, *_ in reported] == sorted(done for done, *_ in reported)
+        reported.clear()
+        models.append(model.targets())
+    by_rows, by_columns = ("q_proj", "k_proj", "v_proj", "gate", "up_proj", "embed", "lm_head"), ("o_proj.w", "down")
+    split = dict.fromkeys(by_rows, 0) | dict.fromkeys(by_columns, 1)
+    for name, tensor in stored.items():
+        canonical = "text." + name.removeprefix("model.")
+        parts = [model[canonical].into for model in models]  # type: ignore[union-attr]
+        dim = next((dim for part, dim in split.items() if part in name), None)
+        whole = parts[0] if dim is None else torch.cat(parts, dim)
+        torch.testing.assert_close(whole, tensor, rtol=0, atol=0)
+
+
+def test_the_tower_needs_no_layers_behind_its_feature_layer(tmp_path: Path) -> None:
+    behind = ("vision_tower.encoder.layers.2.", "vision_tower.post_layernorm.")
+    edit(make_llava(tmp_path), lambda t: [t.pop(name) for name in list(t) if name.startswith(behind)])
+    model = load(tmp_path)
+    tower = load_tower(model, torch.device("cpu"), torch.bfloat16, lambda *_: None)
+    assert len(tower.layers) == 2
+    assert tower(torch.zeros(2, 3, 28, 28)).dtype == torch.bfloat16
+
+
+def test_a_text_model_has_no_tower(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="text model"):
+        load_tower(load(make_llama(tmp_path)), torch.device("cpu"), torch.float32, lambda *_: None)
+
+
+def test_ranks_that_do_not_divide_the_heads(tmp_path: Path) -> None:
+    made = deployment(make_llama(tmp_path))
+    with pytest.raises(StartupError, match="--tp 3"):
+        Runner(made, TpGroup(0, 3), None, torch.empty(0), lambda *_: None)

@@ -1,0 +1,56 @@
+"""A quantized model is the model of its rounded weights: its tokens are those that transformers finds for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from mmserve.config.config import Config
+from mmserve.model_backend.platforms.cpu import build
+from mmserve.runtime.errors import StartupError
+from tests.fakes.checkpoints import VOCAB, make_llama
+from tests.fakes.engine import Driver, make_runner
+from tests.fakes.quantized import meant
+
+# Quantized weights exist for the compiled kernels only: that they are refused without is asked in test_packed. With a
+# compiler at hand, kernels that cannot be used are failures here, not skips.
+pytestmark = pytest.mark.skipif(
+    build.compiler() is None, reason="no C++ compiler on this machine, so no quantized weights either"
+)
+SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 272}
+
+
+def expected(directory: Path, form: str, prompt: list[int], num_tokens: int) -> list[int]:
+    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() == 2:
+                table = "embed" in name or "lm_head" in name
+                weight.copy_(meant(weight.data, "int8" if table else form))
+    ids = torch.tensor([prompt])
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, eos_token_id=-1
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_tokens(tmp_path: Path, form: Any) -> None:
+    directory = make_llama(tmp_path, tie_word_embeddings=True, **SHAPE)
+    config = Config(model=str(directory), max_num_seqs=8, quantization=form)
+    driver = Driver(make_runner(directory, config=config).step, chunk=20)
+    prompts = [[(7 * i + 11 * n) % (VOCAB - 4) + 4 for i in range(length)] for n, length in enumerate((1, 5, 33, 70))]
+    sequences = [driver.add(slot, prompt) for slot, prompt in enumerate(prompts)]
+    driver.run(12)
+    for sequence, prompt in zip(sequences, prompts, strict=True):
+        assert sequence.output[:12] == expected(directory, form, prompt, 12)
+
+
+def test_layers_that_do_not_divide_are_refused(tmp_path: Path) -> None:
+    directory = make_llama(tmp_path, **{**SHAPE, "intermediate_size": 80})
+    with pytest.raises(StartupError, match="not 64 and 80"):
+        make_runner(directory, config=Config(model=str(directory), quantization="int4"))

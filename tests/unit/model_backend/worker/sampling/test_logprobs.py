@@ -1,0 +1,188 @@
+"""Log-probabilities are the model's own, equal to transformers' in float32, whatever is sampled beside or how."""
+
+from __future__ import annotations
+
+import math
+import random
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmserve.config.deployment import KV_BLOCK_TOKENS
+from mmserve.messages.logprobs import unpack
+from mmserve.messages.sampling import SamplingParams
+from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
+from mmserve.model_backend.worker.sampling.sampler import NOT_FINITE, SampleRow, sample
+from tests.fakes.checkpoints import VOCAB, make_llama
+from tests.fakes.engine import Driver, make_runner
+from tests.fakes.logprobs import check_logprobs
+
+NUM_NEW = 10
+
+
+def row(prompt: tuple[int, ...] = (1, 2), **params: Any) -> SampleRow:
+    return SampleRow(SamplingParams(max_tokens=100, **params), array("q", prompt), len(prompt))
+
+
+def reported(logits: torch.Tensor, rows: list[SampleRow]) -> dict[int, list[tuple[int, float]]]:
+    """By row, of the tokens that ``sample`` takes."""
+    models = ModelLogprobs(logits, rows)
+    return {index: unpack(packed) for index, packed in models.of(sample(logits, rows))}
+
+
+def close(found: list[tuple[int, float]], probs: list[tuple[int, float]]) -> bool:
+    return [token for token, _ in found] == [token for token, _ in probs] and [value for _, value in found] == (
+        pytest.approx([math.log(prob) for _, prob in probs])
+    )
+
+
+def ln(*probs: float) -> torch.Tensor:
+    return torch.tensor([[math.log(prob) for prob in probs]])
+
+
+def test_the_token_itself_and_as_many_likely_ones_as_asked_for() -> None:
+    values = ln(0.1, 0.2, 0.4, 0.3).repeat(4, 1)
+    rows = [row(temperature=0.0, logprobs=top) for top in (0, 2, None, 20)]
+    found = reported(values, rows)
+    assert [[token for token, _ in found[index]] for index in (0, 1, 3)] == [[2], [2, 2, 3], [2, 2, 3, 1, 0]]
+    assert close(found[1], [(2, 0.4), (2, 0.4), (3, 0.3)])
+    assert 2 not in found
+
+
+def test_they_are_of_the_model_before_any_parameter_changes_what_is_sampled() -> None:
+    changes: list[dict[str, Any]] = [
+        {"temperature": 0.3},
+        {"temperature": 2.0, "top_k": 1},
+        {"top_p": 0.1, "min_p": 0.5},
+        {"temperature": 0.0, "logit_bias": {0: 100.0}},
+        {"temperature": 0.0, "repetition_penalty": 3.0},
+        {"temperature": 0.0, "stop_token_ids": (2,), "min_tokens": 5},
+    ]
+    probs = (0.1, 0.2, 0.4, 0.3)
+    found = reported(ln(*probs).repeat(len(changes), 1), [row(logprobs=4, seed=3, **change) for change in changes])
+    assert found[3][0][0] == 0, "forced by the bias, and still as unlikely as the model thought"
+    for pairs in found.values():
+        own = pairs[0][0]
+        assert close(pairs, [(own, probs[own]), (2, 0.4), (3, 0.3), (1, 0.2), (0, 0.1)])
+
+
+def test_equal_ones_come_in_the_order_in_which_greedy_sampling_takes_them() -> None:
+    values = torch.zeros(1, 50)
+    values[0, 40:] = 1.0
+    own, *likely = reported(values, [row(temperature=0.0, logprobs=5)])[0]
+    assert [own[0], *(token for token, _ in likely)] == [40, 40, 41, 42, 43, 44]
+
+
+def test_a_row_that_is_not_finite_reports_nothing_and_harms_no_other() -> None:
+    values = ln(0.1, 0.2, 0.4, 0.3).repeat(3, 1)
+    values[1, 0] = math.nan
+    found = reported(values, [row(temperature=0.0, logprobs=2)] * 3)
+    assert sorted(found) == [0, 2]
+    assert found[0] == found[2]
+    assert ModelLogprobs(values, [row(logprobs=2)] * 3).of([NOT_FINITE] * 3) == []
+
+
+def test_when_nobody_asks_the_logits_are_not_looked_at() -> None:
+    logits: Any = None
+    assert ModelLogprobs(logits, [row(), row()]).of([3, 4]) == []
+
+
+@given(
+    tops=st.lists(st.sampled_from([None, 0, 1, 5, 20]), min_size=1, max_size=6),
+    noise=st.integers(0, 2**31),
+    step=st.sampled_from([0, 2]),
+)
+@settings(max_examples=40, deadline=None)
+def test_alone_or_in_a_batch_the_same(tops: list[int | None], noise: int, step: int) -> None:
+    values = 3 * torch.randn(len(tops), 600, generator=torch.manual_seed(noise))
+    if step:  # coarse values as bfloat16 gives: many ties
+        values = (values * step).round() / step
+    rows = [row(logprobs=top, seed=index) for index, top in enumerate(tops)]
+    together = reported(values.clone(), rows)
+    assert together == {
+        index: found
+        for index, one in enumerate(rows)
+        for found in reported(values[index : index + 1].clone(), [one]).values()
+    }
+    assert all(len(found) == 1 + tops[index] for index, found in together.items())
+
+
+# ---- against transformers
+
+
+@pytest.fixture(scope="module", params=[{}, {"head_dim": 16}], ids=["plain", "kernels"])
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("llama"), **request.param)
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    draw = random.Random(11)
+    return [[draw.randrange(4, VOCAB) for _ in range(length)] for length in lengths]
+
+
+def asking(top: int, **params: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=1000, logprobs=top, **params)
+
+
+@pytest.mark.parametrize("chunk", [1000, 20], ids=["whole", "chunked"])
+def test_alone_they_are_those_of_transformers(directory: Path, chunk: int) -> None:
+    for prompt in prompts(1, 70):
+        driver = Driver(make_runner(directory).step, chunk=chunk)
+        sequence = driver.add(0, prompt, sampling=asking(5, temperature=0.0))
+        driver.run(NUM_NEW)
+        check_logprobs(directory, prompt, sequence.output, sequence.logprobs)
+
+
+@pytest.mark.parametrize("chunk", [1000, 20], ids=["whole", "chunked"])
+def test_in_a_batch_with_others_that_sample_otherwise_or_do_not_ask(directory: Path, chunk: int) -> None:
+    driver = Driver(make_runner(directory).step, chunk=chunk)
+    params = [
+        asking(5, temperature=0.0),
+        asking(20, temperature=1.3, top_p=0.9, seed=4),
+        SamplingParams(max_tokens=1000, seed=5),
+        asking(5, repetition_penalty=1.7, presence_penalty=1.0, logit_bias={9: 5.0}, seed=6),
+        asking(0, seed=7),
+    ]
+    texts = prompts(5, 16, 33, 70, 3)
+    sequences = [driver.add(slot, text, sampling=params[slot]) for slot, text in enumerate(texts)]
+    driver.run(NUM_NEW)
+    assert sequences.pop(2).logprobs == []
+    for sequence in sequences:
+        assert {len(pairs) for pairs in sequence.logprobs} == {1 + sequence.sampling.logprobs}
+        check_logprobs(directory, texts[sequence.slot], sequence.output, sequence.logprobs)
+
+
+def test_behind_a_prefix_of_the_cache(directory: Path) -> None:
+    driver = Driver(make_runner(directory).step, chunk=30)
+    shared, tail, other_tail = prompts(39, 12, 7)
+    first = driver.add(0, shared + tail)
+    driver.run(5)
+    num_whole, num_copied = divmod(len(shared), KV_BLOCK_TOKENS)
+    hit = driver.add(
+        1,
+        shared + other_tail,
+        shared=tuple(first.blocks[:num_whole]),
+        copied=(first.blocks[num_whole], num_copied),
+        sampling=asking(5, temperature=0.0),
+    )
+    driver.run(NUM_NEW)
+    check_logprobs(directory, shared + other_tail, hit.output, hit.logprobs)
+
+
+def test_after_preemption_they_are_of_the_new_tokens_alone(directory: Path) -> None:
+    driver = Driver(make_runner(directory).step, chunk=16)
+    [prompt] = prompts(30)
+    victim = driver.add(0, prompt, sampling=asking(5, seed=8))
+    while len(victim.output) < 6:
+        driver.step()
+    driver.drop(victim)
+    driver.step()
+    check_logprobs(directory, prompt, victim.output, victim.logprobs)
+    resumed = driver.add(3, victim.tokens, num_prompt=len(prompt), sampling=victim.sampling)
+    driver.run(NUM_NEW + 6)
+    check_logprobs(directory, victim.tokens, resumed.output[6:], resumed.logprobs)

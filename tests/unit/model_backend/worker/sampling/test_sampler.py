@@ -1,0 +1,146 @@
+"""Each parameter's effect, reproducibility, and independence of a row from its neighbours."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.messages.sampling import SamplingParams
+from mmserve.model_backend.worker.sampling.sampler import NOT_FINITE, SampleRow, sample, uniform
+
+VOCAB = 600
+
+
+def row(prompt: tuple[int, ...] = (1, 2), output: tuple[int, ...] = (), **params: Any) -> SampleRow:
+    return SampleRow(SamplingParams(max_tokens=100, **params), array("q", prompt + output), len(prompt))
+
+
+def logits(*rows: dict[int, float], floor: float = 0.0) -> torch.Tensor:
+    made = torch.full((len(rows), VOCAB), floor)
+    for index, values in enumerate(rows):
+        for token, value in values.items():
+            made[index, token] = value
+    return made
+
+
+def frequencies(values: torch.Tensor, draws: int = 4000, **params: Any) -> dict[int, float]:
+    rows = [row(seed=seed, **params) for seed in range(draws)]
+    counts = Counter(sample(values.expand(draws, -1).clone(), rows))
+    return {token: count / draws for token, count in counts.items()}
+
+
+def test_temperature_zero_takes_the_largest() -> None:
+    assert sample(logits({5: 1.0}, {9: 2.0, 3: 1.9}), [row(temperature=0.0)] * 2) == [5, 9]
+
+
+def test_draws_follow_the_distribution() -> None:
+    values = logits({3: math.log(0.5), 4: math.log(0.3), 5: math.log(0.2)}, floor=-1e9)
+    found = frequencies(values)
+    assert found == pytest.approx({3: 0.5, 4: 0.3, 5: 0.2}, abs=0.03)
+    sharper = frequencies(values, temperature=0.5)
+    assert sharper == pytest.approx({3: 0.25 / 0.38, 4: 0.09 / 0.38, 5: 0.04 / 0.38}, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        ({"top_k": 2}, {3, 4}),
+        ({"top_k": 1}, {3}),
+        ({"top_k": 10_000}, {3, 4, 5}),
+        ({"top_p": 0.79}, {3, 4}),
+        ({"top_p": 0.5}, {3}),
+        ({"top_p": 0.0}, {3}),
+        ({"top_p": 0.95}, {3, 4, 5}),
+        ({"min_p": 0.5}, {3, 4}),
+        ({"min_p": 1.0}, {3}),
+        ({"top_k": 2, "top_p": 0.6}, {3}),
+    ],
+)
+def test_truncation_keeps_exactly(params: dict[str, Any], kept: set[int]) -> None:
+    values = logits({3: math.log(0.5), 4: math.log(0.3), 5: math.log(0.2)}, floor=-1e9)
+    assert set(frequencies(values, draws=400, **params)) == kept
+
+
+def test_top_p_over_a_flat_distribution_looks_beyond_the_head() -> None:
+    values = torch.arange(VOCAB, 0, -1).float()[None] * 1e-4
+    probs = torch.softmax(values[0], -1).cumsum(-1)
+    last = int((probs < 0.9).sum())
+    assert last > 300
+    chosen = sample(values.expand(3000, -1).clone(), [row(seed=seed, top_p=0.9) for seed in range(3000)])
+    assert last * 0.95 < max(chosen) <= last
+
+
+def test_penalties_bias_and_min_tokens() -> None:
+    greedy: dict[str, Any] = {"temperature": 0.0}
+    values = logits({7: 2.0, 8: 1.5})
+    assert sample(values.clone(), [row((7,), repetition_penalty=2.0, **greedy)]) == [8]
+    assert sample(values.clone(), [row((7,), presence_penalty=1.0, **greedy)]) == [7], "the prompt does not count"
+    assert sample(values.clone(), [row((1,), (7,), presence_penalty=1.0, **greedy)]) == [8]
+    assert sample(values.clone(), [row((1,), (7,), frequency_penalty=0.3, **greedy)]) == [7]
+    assert sample(values.clone(), [row((1,), (7, 7), frequency_penalty=0.3, **greedy)]) == [8]
+    assert sample(values.clone(), [row(logit_bias={20: 100.0, VOCAB + 3: 100.0}, **greedy)]) == [20]
+    assert sample(values.clone(), [row((1,), (4,), min_tokens=2, stop_token_ids=(7,), **greedy)]) == [8]
+    assert sample(values.clone(), [row((1,), (4, 4), min_tokens=2, stop_token_ids=(7,), **greedy)]) == [7]
+    assert sample(values.clone(), [row(min_tokens=2, **greedy)]) == [7]
+
+
+def test_negative_logits_are_penalised_downwards_and_images_are_ignored() -> None:
+    values = logits({7: -1.0, 8: -1.5}, floor=-9.0)
+    images = tuple(range(FIRST_VIRTUAL_TOKEN, FIRST_VIRTUAL_TOKEN + 5))
+    assert sample(values, [row((7, *images), repetition_penalty=2.0, temperature=0.0)]) == [8]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_not_finite_fail_their_row_alone(bad: float) -> None:
+    values = logits({5: 1.0}, {6: bad}, {7: 9.0})
+    rows = [row(temperature=0.0), row(top_p=0.9, seed=1), row(temperature=0.0)]
+    assert sample(values, rows) == [5, NOT_FINITE, 7]
+
+
+params_of_a_row = st.builds(
+    row,
+    prompt=st.tuples(st.integers(0, VOCAB - 1), st.integers(0, VOCAB - 1)),
+    output=st.lists(st.integers(0, VOCAB - 1), max_size=4).map(tuple),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    top_p=st.sampled_from([0.1, 0.9, 0.999, 1.0]),
+    top_k=st.sampled_from([0, 1, 5, 400]),
+    min_p=st.sampled_from([0.0, 0.05]),
+    presence_penalty=st.sampled_from([0.0, 0.7]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-100, 100), max_size=2),
+    seed=st.integers(-(2**63), 2**64 - 1),
+)
+
+
+@given(
+    rows=st.lists(params_of_a_row, min_size=1, max_size=6), noise=st.integers(0, 2**31), step=st.sampled_from([0, 4])
+)
+@settings(max_examples=60, deadline=None)
+def test_alone_or_in_a_batch_the_same_token(rows: list[SampleRow], noise: int, step: int) -> None:
+    values = 3 * torch.randn(len(rows), VOCAB, generator=torch.manual_seed(noise))
+    if step:  # coarse values as bfloat16 gives: many ties
+        values = (values * step).round() / step
+    together = sample(values.clone(), rows)
+    assert together == [sample(values[index : index + 1].clone(), [one])[0] for index, one in enumerate(rows)]
+    assert all(0 <= token < VOCAB for token in together)
+
+
+@given(seed=st.integers(-(2**63), 2**64 - 1), position=st.integers(0, 2**40))
+def test_uniform_is_within_the_unit_interval_and_pure(seed: int, position: int) -> None:
+    assert 0.0 <= uniform(seed, position) < 1.0
+    assert uniform(seed, position) == uniform(seed, position)
+
+
+def test_uniform_is_uniform_over_positions_and_seeds() -> None:
+    for values in ([uniform(3, p) for p in range(4000)], [uniform(s, 11) for s in range(4000)]):
+        counts = Counter(int(value * 10) for value in values)
+        assert min(counts.values()) > 320
+        assert max(counts.values()) < 480

@@ -1,0 +1,251 @@
+"""What is wrong with one sequence fails that sequence; its neighbours' tokens do not change."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.ipc.arena import Arena
+from mmserve.messages.media import Handle, MediaSpan
+from mmserve.messages.sampling import SamplingParams
+from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
+from mmserve.model_backend.worker.model_runner import Runner
+from mmserve.runtime.errors import StartupError
+from tests.fakes.checkpoints import IMAGE, make_llama, make_llava
+from tests.fakes.embeddings import put_rows, spliced_prompt
+from tests.fakes.engine import GREEDY, Driver, make_runner
+
+GOOD = list(range(10, 40))
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llava(tmp_path_factory.mktemp("llava"))
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    made = Arena.create(1 << 18)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def good_output(directory: Path) -> list[int]:
+    driver = Driver(make_runner(directory).step)
+    sequence = driver.add(0, GOOD)
+    driver.run(6)
+    return sequence.output
+
+
+def image_prompt(handle: Handle) -> tuple[list[int], tuple[MediaSpan, ...]]:
+    return spliced_prompt([5, *[IMAGE] * 16, 6], [handle], image_id=IMAGE, num_tokens=16)
+
+
+@pytest.mark.parametrize("kind", ["generation", "offset", "beyond", "length", "negative"])
+def test_a_wrong_handle_is_media_lost(directory: Path, arena: Arena, good_output: list[int], kind: str) -> None:
+    handle, _ = put_rows(arena, torch.randn(16, 64), 0)
+    wrong = {
+        "generation": Handle(handle.generation + 1, handle.offset, handle.nbytes),
+        "offset": Handle(handle.generation, 64, handle.nbytes),
+        "beyond": Handle(handle.generation, 1 << 40, handle.nbytes),
+        "length": Handle(handle.generation, handle.offset, handle.nbytes - 4),
+        "negative": Handle(handle.generation, -64, handle.nbytes),
+    }[kind]
+    prompt, spans = image_prompt(handle)
+    driver = Driver(make_runner(directory, arena).step)
+    healthy = driver.add(0, GOOD)
+    driver.add(1, prompt, spans=(MediaSpan(**_fields(spans[0]) | {"embed": wrong}),))
+    driver.run(6)
+    assert driver.failures[1].media_lost
+    assert healthy.output == good_output
+
+
+def test_a_handle_that_goes_stale_between_chunks(directory: Path, arena: Arena, good_output: list[int]) -> None:
+    handle, _ = put_rows(arena, torch.randn(16, 64), 0)
+    prompt, spans = image_prompt(handle)
+    driver = Driver(make_runner(directory, arena).step, chunk=8)
+    driver.add(1, prompt, spans=spans)
+    assert not driver.step().failures
+    put_rows(arena, torch.randn(16, 64), 0, generation=handle.generation + 1)
+    assert [failure.media_lost for failure in driver.step().failures] == [True]
+    healthy = driver.add(0, GOOD)
+    driver.run(6)
+    assert healthy.output == good_output
+
+
+def test_rows_that_are_not_finite_fail_without_media_lost(directory: Path, arena: Arena) -> None:
+    rows = torch.randn(16, 64)
+    rows[3, 3] = math.nan
+    prompt, spans = image_prompt(put_rows(arena, rows, 0)[0])
+    driver = Driver(make_runner(directory, arena).step)
+    driver.add(1, prompt, spans=spans)
+    driver.step()
+    assert not driver.failures[1].media_lost
+    assert "finite" in driver.failures[1].message
+
+
+def test_a_process_without_an_arena_reports_media_lost(directory: Path, arena: Arena) -> None:
+    prompt, spans = image_prompt(put_rows(arena, torch.randn(16, 64), 0)[0])
+    driver = Driver(make_runner(directory).step)
+    driver.add(1, prompt, spans=spans)
+    driver.step()
+    assert driver.failures[1].media_lost
+
+
+@pytest.mark.parametrize("token", [FIRST_VIRTUAL_TOKEN, 260, -1])
+def test_a_token_that_cannot_be_embedded(directory: Path, good_output: list[int], token: int) -> None:
+    driver = Driver(make_runner(directory).step)
+    healthy = driver.add(0, GOOD)
+    driver.add(1, [4, token, 5])
+    driver.run(6)
+    assert "token id" in driver.failures[1].message
+    assert healthy.output == good_output
+
+
+def test_logits_that_are_not_finite_and_the_blocks_they_leave(directory: Path, good_output: list[int]) -> None:
+    """A sequence of NaN fails; its KV blocks, given to others or read as padding, spoil nothing."""
+    runner = make_runner(directory)
+    runner._model.embedding.weight[200] = math.nan
+    driver = Driver(runner.step)
+    broken = driver.add(1, [200] * 40)
+    healthy = driver.add(0, GOOD)
+    driver.step()
+    assert "not finite" in driver.failures[1].message
+    again = driver.add(2, GOOD, recycled=broken.blocks)
+    driver.run(6)
+    assert healthy.output == again.output == good_output
+
+
+def new(slot: int, ids: list[int]) -> NewSequence:
+    return NewSequence(
+        slot=slot, token_ids=array("q", ids).tobytes(), num_prompt_tokens=len(ids), spans=(), sampling=GREEDY
+    )
+
+
+def step(slot: int, start: int, num_tokens: int, blocks: tuple[int, ...], sample: bool = True) -> SequenceStep:
+    return SequenceStep(slot=slot, start=start, num_tokens=num_tokens, new_blocks=blocks, sample=sample)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        step(5, 0, 3, (9,)),
+        step(1, 0, 4, (9,)),
+        step(1, 0, 3, ()),
+        step(1, 0, 3, (100_000,)),
+        step(1, 0, 3, (-1,)),
+        step(1, 0, 3, tuple(range(90))),
+        step(1, -1, 3, (9,)),
+        step(1, 0, 0, (9,)),
+        step(1, 0, 2, (9,)),
+    ],
+)
+def test_a_step_that_does_not_fit_its_sequence(directory: Path, good_output: list[int], bad: SequenceStep) -> None:
+    runner = make_runner(directory)
+    plan = StepPlan(step_id=1, new=(new(0, GOOD), new(1, [4, 5, 6])), steps=(step(0, 0, 30, (0, 1)), bad))
+    result = runner.step(plan)
+    assert result.tokens == ((0, good_output[0]),)
+    assert [failure.slot for failure in result.failures] == [bad.slot]
+
+
+def test_sequences_that_cannot_enter(directory: Path, good_output: list[int]) -> None:
+    runner = make_runner(directory)
+    torn = NewSequence(slot=1, token_ids=b"123", num_prompt_tokens=1, spans=(), sampling=GREEDY)
+    plan = StepPlan(
+        step_id=1,
+        free=(3,),
+        new=(torn, new(99, [4]), new(0, GOOD)),
+        steps=(step(1, 0, 1, (5,)), step(99, 0, 1, (6,)), step(0, 0, 30, (0, 1))),
+    )
+    result = runner.step(plan)
+    assert result.tokens == ((0, good_output[0]),)
+    assert sorted(failure.slot for failure in result.failures) == [1, 99]
+
+
+def test_an_internal_error_fails_the_step_and_the_engine_lives_on(
+    directory: Path, good_output: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make_runner(directory)
+
+    def explode(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Runner, "_forward", explode)
+        driver = Driver(runner.step)
+        driver.add(0, GOOD)
+        driver.step()
+    assert "out of memory" in driver.failures[0].message
+    healthy = driver.add(0, GOOD)
+    driver.run(6)
+    assert healthy.output == good_output
+
+
+def test_seeded_text_continues_after_a_restart(directory: Path) -> None:
+    params = SamplingParams(max_tokens=50, temperature=1.2, top_k=50, seed=42)
+    driver = Driver(make_runner(directory).step)
+    whole = driver.add(0, GOOD, sampling=params)
+    driver.add(1, GOOD[:7], sampling=replace_seed(params, 4))
+    driver.run(20)
+    driver = Driver(make_runner(directory).step)
+    resumed = driver.add(3, GOOD + whole.output[:9], num_prompt=len(GOOD), sampling=params)
+    driver.run(20)
+    assert resumed.output[:20] == whole.output[:20]
+
+
+def test_weights_of_nan_are_refused_at_warm_up(tmp_path: Path) -> None:
+    runner = make_runner(make_llama(tmp_path))
+    runner._model.norm.weight.fill_(math.nan)
+    with pytest.raises(StartupError, match="first forward"):
+        runner.warm_up()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_computes(tmp_path: Path, dtype: str) -> None:
+    driver = Driver(make_runner(make_llama(tmp_path), dtype=dtype).step, chunk=11)
+    sequence = driver.add(0, GOOD)
+    driver.run(6)
+    assert not driver.failures
+    assert len(sequence.output) == 6
+
+
+def test_too_few_blocks_for_the_context(directory: Path) -> None:
+    with pytest.raises(StartupError, match="--max-model-len"):
+        make_runner(directory, kv_blocks=3)
+
+
+def replace_seed(params: SamplingParams, seed: int) -> SamplingParams:
+    return SamplingParams(**_fields(params) | {"seed": seed})
+
+
+def _fields(struct: object) -> dict[str, object]:
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("error", "lives"), [(RuntimeError, True), (torch.OutOfMemoryError, True), (torch.AcceleratorError, False)]
+)
+def test_an_error_fails_the_step_and_one_of_the_device_the_engine(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception], lives: bool
+) -> None:
+    runner = make_runner(directory)
+    driver = Driver(runner.step)
+    driver.add(0, GOOD)
+
+    def broken(*_: object) -> None:
+        raise error("as it happens")
+
+    monkeypatch.setattr(runner, "_forward", broken)
+    if lives:
+        driver.step()
+        assert "as it happens" in driver.failures[0].message
+    else:
+        with pytest.raises(error):
+            driver.step()

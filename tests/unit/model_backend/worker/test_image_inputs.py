@@ -1,0 +1,144 @@
+"""Rows are read where they lie, only those of the chunk, and what goes stale meanwhile fails its own step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from mmserve.ipc.arena import ALIGNMENT, Arena
+from mmserve.messages.media import Handle, MediaSpan
+from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.platforms.cuda.pinned import pin
+from mmserve.model_backend.worker.image_inputs import Splicer
+from tests.fakes.checkpoints import IMAGE, make_llava
+from tests.fakes.embeddings import put_rows, spliced_prompt
+from tests.fakes.engine import Driver, make_runner
+
+HIDDEN = 64
+LIKE = torch.empty(0)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    made = Arena.create(1 << 18)
+    yield made
+    made.close()
+
+
+def span_of(handle: Handle) -> MediaSpan:
+    return MediaSpan(start=1, num_tokens=16, item_id=1, data=None, embed=handle, media_index=0)
+
+
+def test_rows_are_the_arenas_own_memory(arena: Arena) -> None:
+    rows = torch.randn(16, HIDDEN)
+    handle, _ = put_rows(arena, rows, 4096)
+    read = Splicer(arena, HIDDEN, TpGroup(), LIKE)._rows(span_of(handle), 3, 7)
+    assert torch.equal(read.view(4, HIDDEN), rows[3:7])
+    mapping = torch.frombuffer(arena.whole(), dtype=torch.uint8)
+    assert read.data_ptr() == mapping.data_ptr() + 4096 + ALIGNMENT + 3 * HIDDEN * 4
+
+
+def test_only_rows_of_the_chunk_are_read(tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a prompt whose beginning is in the prefix cache, what is there already is not read again."""
+    handle, _ = put_rows(arena, torch.randn(16, HIDDEN), 0)
+    prompt, spans = spliced_prompt([5, *[IMAGE] * 16, 6], [handle], image_id=IMAGE, num_tokens=16)
+    read: list[tuple[int, int]] = []
+    rows = Splicer._rows
+
+    def note(splicer: Splicer, span: MediaSpan, first: int, end: int) -> torch.Tensor:
+        read.append((first, end))
+        return rows(splicer, span, first, end)
+
+    monkeypatch.setattr(Splicer, "_rows", note)
+    driver = Driver(make_runner(make_llava(tmp_path), arena).step, chunk=10)
+    driver.add(0, prompt, spans=spans)
+    driver.run(3)
+    assert read == [(0, 9), (9, 16)], "rows of the first chunk, of the second, and none for later tokens"
+
+
+class _Restarting(Arena):
+    """The cache server is started again while rows are read: after the first check, or after the rows are found."""
+
+    at = ""
+
+    def check(self, handle: Handle) -> None:
+        super().check(handle)
+        self._pass("checked")
+
+    def writable(self, handle: Handle) -> memoryview:
+        view = super().writable(handle)
+        self._pass("found")
+        return view
+
+    def _pass(self, point: str) -> None:
+        if self.at == point:
+            self.at = ""
+            self.begin_epoch(1 << 61)
+
+
+@pytest.mark.parametrize("at", ["checked", "found"])
+def test_what_goes_stale_while_it_is_read_is_lost_and_the_neighbours_go_on(
+    tmp_path: Path, arena: Arena, at: str
+) -> None:
+    directory = make_llava(tmp_path)
+    alone = Driver(make_runner(directory).step)
+    expected = alone.add(0, list(range(10, 40)))
+    alone.run(4)
+    handle, _ = put_rows(arena, torch.randn(16, HIDDEN), 0)
+    prompt, spans = spliced_prompt([5, *[IMAGE] * 16, 6], [handle], image_id=IMAGE, num_tokens=16)
+    restarting = _Restarting.attach(arena.fd)
+    restarting.at = at
+    driver = Driver(make_runner(directory, restarting).step)
+    driver.add(1, prompt, spans=spans)
+    healthy = driver.add(0, list(range(10, 40)))
+    assert [failure.media_lost for failure in driver.step().failures] == [True]
+    driver.run(4)
+    assert healthy.output == expected.output
+
+
+def test_a_gpu_rank_registers_the_whole_mapping_once(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[tuple[int, int]] = []
+
+    def register(address: int, nbytes: int, flags: int) -> int:
+        registered.append((address, nbytes))
+        return 0
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=register))
+    pin(arena, CPU)
+    mapping = torch.frombuffer(arena.whole(), dtype=torch.uint8)
+    assert registered == [(mapping.data_ptr(), mapping.numel())]
+    assert mapping.numel() >= arena.nbytes
+
+
+class _Refusing(TorchFunctionMode):
+    """A CUDA runtime that registers nothing. Its refusal stays behind until a launch raises it, as the real one's does;
+    here whatever torch is asked for is a launch."""
+
+    last_error = 0
+
+    def cudaHostRegister(self, *_: int) -> int:
+        self.last_error = 2
+        return self.last_error
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        error, self.last_error = self.last_error, 0
+        if error:
+            raise RuntimeError(f"CUDA error {error}")
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_driver_that_refuses_is_a_warning_and_the_next_launch_none_the_worse(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with _Refusing() as runtime:
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+        pin(arena, CPU)
+        assert torch.ones(2).tolist() == [1.0, 1.0]
+    assert "error 2" in caplog.text
