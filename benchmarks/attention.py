@@ -23,9 +23,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.load.report import Row, table, write_json
 from mmserve.config.deployment import KV_BLOCK_TOKENS
-from mmserve.model_backend.attention.interface import Attention, StepRows
-from mmserve.model_backend.attention.paged_cpu import InPlaceAttention, fits
-from mmserve.model_backend.attention.sdpa import PlainAttention
+from mmserve.model_backend.attention.interface import Attention, AttentionInput
+from mmserve.model_backend.attention.paged_cpu import PagedCpuAttention, fits
+from mmserve.model_backend.attention.sdpa import SdpaAttention
 
 LAYERS, HEADS, KV_HEADS, DIM = 30, 9, 3, 64
 WARM_UPS = 2
@@ -72,7 +72,7 @@ def _measure(case: Case, options: argparse.Namespace) -> Row:
     heads = torch.randn(case.sequences * case.count, HEADS + 2 * KV_HEADS, DIM)
     q, kv = heads[:, :HEADS], heads[:, HEADS:].unflatten(1, (2, KV_HEADS))
     found: Row = {"step": case.name}
-    ways: dict[str, Attention] = {"kernel": InPlaceAttention(HEADS // KV_HEADS), "gathered": PlainAttention()}
+    ways: dict[str, Attention] = {"kernel": PagedCpuAttention(HEADS // KV_HEADS), "gathered": SdpaAttention()}
     for name, attention in ways.items():
         prepared = attention.prepare(rows)
         found[f"{name}_ms"] = _least_ms(
@@ -113,14 +113,14 @@ def _num_blocks(case: Case) -> int:
     return case.sequences * -(-(case.start + case.count) // KV_BLOCK_TOKENS)
 
 
-def _rows(case: Case) -> StepRows:
+def _rows(case: Case) -> AttentionInput:
     """Blocks in random order, as they are after a while."""
     blocks = np.random.default_rng(0).permutation(_num_blocks(case)).reshape(case.sequences, -1)
     slots = np.arange(case.sequences)
     positions = np.tile(np.arange(case.start, case.start + case.count), case.sequences)
     kept = blocks[np.repeat(slots, case.count), positions // KV_BLOCK_TOKENS] * KV_BLOCK_TOKENS
     starts, counts = (np.full(case.sequences, value) for value in (case.start, case.count))
-    return StepRows(slots, starts, counts, blocks, kept + positions % KV_BLOCK_TOKENS, torch.empty(0))
+    return AttentionInput(slots, starts, counts, blocks, kept + positions % KV_BLOCK_TOKENS, torch.empty(0))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.platforms.cpu import kernels
 from mmserve.model_backend.platforms.device import DTYPES, torch_device, use_threads
 from mmserve.model_backend.worker.forward_batch import Batch
-from mmserve.model_backend.worker.model_runner import Runner
+from mmserve.model_backend.worker.model_runner import ModelRunner
 from mmserve.supervisor import machine, plan
 
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
@@ -66,7 +66,7 @@ class Engine:
         return Read(nll, statistics.median(times_s))
 
 
-class _Observed(Runner):
+class _Observed(ModelRunner):
     """Keeps the logits [S, vocab] of its last step."""
 
     logits: torch.Tensor

@@ -11,7 +11,7 @@ import pybase64
 import xxhash
 
 from benchmarks.frontend.bodies import Body
-from mmserve.httpserver.media.split_media import cut_data_urls
+from mmserve.httpserver.media.split_media import split_media
 
 _REPEATS = 3
 _ARENA_NBYTES = 256 << 20
@@ -26,7 +26,7 @@ def plain(body: bytearray) -> Iterator[str | memoryview]:
 
 def cut(body: bytearray) -> Iterator[str | memoryview]:
     """The same as our server does it: pictures are cut out before the rest is parsed."""
-    skeleton, urls = cut_data_urls(body)
+    skeleton, urls = split_media(body)
     for part in msgspec.json.decode(skeleton)["messages"][0]["content"]:
         if "image_url" in part:
             yield urls[part["image_url"]["url"]].data

@@ -15,7 +15,7 @@ from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.supervisor import machine, plan
-from mmserve.supervisor.child_process import Child, Inheritance, spawn
+from mmserve.supervisor.child_process import Child, InheritedFds, spawn
 from mmserve.supervisor.run import arena_of, find_model
 from mmserve.supervisor.run_directory import run_directory
 from mmserve.supervisor.topology import members, topology
@@ -59,7 +59,7 @@ def _started(deployment: Deployment, arena: Arena) -> Iterator[Child]:
     lifeline_fd, ours = os.pipe2(os.O_CLOEXEC)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        child = spawn(member, 0, deployment, Inheritance(lifeline_fd, arena.fd, {}))
+        child = spawn(member, 0, deployment, InheritedFds(lifeline_fd, arena.fd, {}))
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from mmserve.cache_server.entries import Lease
-from mmserve.cache_server.table import Slots
+from mmserve.cache_server.table import MediaTable
 from mmserve.messages.cache import AllocItem
 
 _VISUAL = "visual"
@@ -16,7 +16,9 @@ class Lives:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.slots = Slots(nbytes, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None)
+        self.slots = MediaTable(
+            nbytes, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None
+        )
         self._numbers = itertools.count()
 
     def begin(self, item: AllocItem) -> tuple[Lease, str]:

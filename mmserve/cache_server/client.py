@@ -9,11 +9,19 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from mmserve.cache_server.rpc.connection_pool import Link
+from mmserve.cache_server.rpc.connection_pool import ConnectionPool
 from mmserve.cache_server.rpc.v1.client import ItemwiseCalls, RpycConnection
 from mmserve.cache_server.rpc.v2.client import BatchedCalls, FramedConnection
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, MediaRecord, TurnClaim, TurnsReply
+from mmserve.messages.cache import (
+    AllocItem,
+    AllocReply,
+    EmbedState,
+    ItemState,
+    MediaRecord,
+    PermitRequest,
+    PermitsReply,
+)
 from mmserve.runtime.errors import Overloaded, TooLarge
 
 PATIENCE_S = 5.0
@@ -30,7 +38,7 @@ class Calls(Protocol):
     def get_items_data(self, request_id: str, item_ids: Sequence[int], wait_s: float) -> Sequence[ItemState]: ...
     def set_items_embed(self, item_ids: Sequence[int], ok: Sequence[bool]) -> Sequence[EmbedState]: ...
     def get_items_embed(self, item_ids: Sequence[int]) -> Sequence[EmbedState]: ...
-    def begin_turns(self, claims: Sequence[TurnClaim], wait_s: float) -> TurnsReply: ...
+    def begin_turns(self, claims: Sequence[PermitRequest], wait_s: float) -> PermitsReply: ...
     def end_turn(self, name: str) -> None: ...
     def leaving(self) -> None: ...
 
@@ -38,9 +46,9 @@ class Calls(Protocol):
 def connect(endpoints: Endpoints, owner: str, *, batched: bool, patience_s: float = PATIENCE_S) -> MediaCacheClient:
     """A client for this process (``owner``: Process.name). Connects at the first call and after a server restart."""
     if batched:
-        link = Link(partial(FramedConnection, endpoints.cache_calls), owner, patience_s)
+        link = ConnectionPool(partial(FramedConnection, endpoints.cache_calls), owner, patience_s)
         return MediaCacheClient(link, BatchedCalls(link))
-    link = Link(partial(RpycConnection, endpoints.cache_rpc), owner, patience_s)
+    link = ConnectionPool(partial(RpycConnection, endpoints.cache_rpc), owner, patience_s)
     return MediaCacheClient(link, ItemwiseCalls(link))
 
 
@@ -50,7 +58,7 @@ class MediaCacheClient:
     All leases of the process end with its last connection, at the latest when it dies.
     """
 
-    def __init__(self, link: Link, calls: Calls) -> None:
+    def __init__(self, link: ConnectionPool, calls: Calls) -> None:
         self._link = link
         self._calls = calls
 
@@ -112,12 +120,12 @@ class MediaCacheClient:
         states = dict(zip(unique, self._calls.get_items_embed(unique), strict=True))
         return tuple(states[item_id] for item_id in item_ids)
 
-    def begin_turns(self, claims: Sequence[TurnClaim], *, wait_s: float) -> TurnsReply:
-        """Whose images may be decoded now, whose next? Waits up to wait_s for either; see Turns.
+    def begin_turns(self, claims: Sequence[PermitRequest], *, wait_s: float) -> PermitsReply:
+        """Whose images may be decoded now, whose next? Waits up to wait_s for either; see DecodePermits.
 
         What has begun lasts until ``end_turn``, which also ends the waiting for a turn.
         """
-        return self._calls.begin_turns(claims, wait_s) if claims else TurnsReply()
+        return self._calls.begin_turns(claims, wait_s) if claims else PermitsReply()
 
     def end_turn(self, name: str) -> None:
         """The pixels are the encoder's now, or nobody wants them; twice, or without a turn, is harmless."""

@@ -1,6 +1,6 @@
 """Whose images may be decoded now: so many requests at once, of so many bytes of pixels; the earliest arrival first.
 
-Turns are asked for by visual servers, for requests. Pure: whoever waits is told to ask again after every change.
+Permits are asked for by visual servers, for requests. Pure: whoever waits is told to ask again after every change.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from bisect import insort
 from typing import NamedTuple
 
 from mmserve.cache_server.entries import Lease
-from mmserve.runtime.byte_budget import Budget
+from mmserve.runtime.byte_budget import ByteBudget
 
 
 class Claim(NamedTuple):
@@ -20,12 +20,12 @@ class Claim(NamedTuple):
     nbytes: int
 
 
-class Turns:
+class DecodePermits:
     """``max_requests`` 0: as many as the budget of pixels lets."""
 
     def __init__(self, max_requests: int, pixel_nbytes: int) -> None:
         self._max_requests = max_requests
-        self.pixels = Budget(pixel_nbytes)
+        self.pixels = ByteBudget(pixel_nbytes)
         self.peak = 0
         self._held: dict[Lease, int] = {}
         self._line: list[Claim] = []

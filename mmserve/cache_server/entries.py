@@ -24,8 +24,8 @@ class Lease(NamedTuple):
     request_id: str
 
 
-class Item(msgspec.Struct, eq=False, gc=False):
-    """Mutable; owned by Slots. Thousands live, hundreds are made within one call: the collector need not visit them."""
+class CacheEntry(msgspec.Struct, eq=False, gc=False):
+    """Mutable; owned by MediaTable. Not tracked by the garbage collector: a call may create hundreds."""
 
     item_id: int
     spec: AllocItem
@@ -40,10 +40,10 @@ class Item(msgspec.Struct, eq=False, gc=False):
     stage: Stage = "vacant"
     num_leases: int = 0
     priority: float = 0.0
-    """What its eviction would lose, and since which use nobody holds it (0: it is held); both are Idle's."""
+    """What its eviction would lose, and since which use nobody holds it (0: it is held); both are EvictionQueue's."""
     idle_since: int = 0
     num_uses: int = 0
-    """How often it has become idle; Idle's too."""
+    """How often it has become idle; EvictionQueue's too."""
 
     def state_for(self, lease: Lease) -> ItemState:
         """What the holder of ``lease`` is told; makes it the writer when there is none."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import secrets
 
-from mmserve.cache_server.decode_permits import Turns
-from mmserve.cache_server.quotas import Claims
+from mmserve.cache_server.decode_permits import DecodePermits
+from mmserve.cache_server.quotas import LeaseBudgets
 from mmserve.cache_server.rpc.services import serving
-from mmserve.cache_server.shared_table import Snapshot, Table
-from mmserve.cache_server.space_warning import Shortage
-from mmserve.cache_server.table import Slots
+from mmserve.cache_server.shared_table import SharedMediaTable, Snapshot
+from mmserve.cache_server.space_warning import SpaceWarning
+from mmserve.cache_server.table import MediaTable
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, Deployment
 from mmserve.config.process import Process
-from mmserve.health.heartbeat import INTERVAL_S, Pulse
+from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.arena import Arena
 from mmserve.metrics.client import MetricsClient
 
@@ -24,11 +24,11 @@ _KEPT_EVERY = 50_000
 """So one object stays in each MiB, the unit in which the interpreter gives memory back."""
 
 
-def new_slots(arena: Arena, claims: Claims | None = None) -> Slots:
+def new_slots(arena: Arena, claims: LeaseBudgets | None = None) -> MediaTable:
     """An empty table over the arena. Generations, item ids and token ids start where no earlier life has been."""
     first_generation = secrets.randbits(61) | 1 << 61
     arena.begin_epoch(first_generation)
-    return Slots(
+    return MediaTable(
         arena.nbytes,
         first_generation=first_generation,
         first_item_id=secrets.randbits(61),
@@ -51,9 +51,9 @@ def run(process: Process) -> None:
     assert process.arena is not None, "the cache server needs the arena"
     kept = mapped_memory(_TABLE_NBYTES)
     table = _table(process.deployment, process.arena)
-    pulse = Pulse(process.endpoints, process.name)
+    pulse = HeartbeatSender(process.endpoints, process.name)
     metrics = MetricsClient(process.endpoints, process.name)
-    shortage = Shortage(process.arena.nbytes)
+    shortage = SpaceWarning(process.arena.nbytes)
     reported: set[tuple[str, str]] = set()
     try:
         with serving(table, process.endpoints) as wait:
@@ -70,10 +70,10 @@ def run(process: Process) -> None:
         kept.clear()
 
 
-def _table(deployment: Deployment, arena: Arena) -> Table:
+def _table(deployment: Deployment, arena: Arena) -> SharedMediaTable:
     budgets, max_requests = deployment.budgets, deployment.config.max_mm_preprocess_concurrency
-    slots = new_slots(arena, Claims(budgets.data_nbytes, budgets.embed_nbytes))
-    return Table(slots, Turns(max_requests, budgets.pixel_nbytes))
+    slots = new_slots(arena, LeaseBudgets(budgets.data_nbytes, budgets.embed_nbytes))
+    return SharedMediaTable(slots, DecodePermits(max_requests, budgets.pixel_nbytes))
 
 
 def _report(metrics: MetricsClient, snapshot: Snapshot, arena_nbytes: int, reported: set[tuple[str, str]]) -> None:

@@ -1,4 +1,4 @@
-"""Slots for many connections at once: the lock, the waiting, and which owners are alive.
+"""MediaTable for many connections at once: the lock, the waiting, and which owners are alive.
 
 Waiting is on conditions, never with the lock held. Knows no RPC.
 """
@@ -15,11 +15,11 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mmserve.cache_server.decode_permits import Claim, Turns
+from mmserve.cache_server.decode_permits import Claim, DecodePermits
 from mmserve.cache_server.entries import Lease
-from mmserve.cache_server.table import Slots
-from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, TurnClaim, TurnsReply
-from mmserve.runtime.byte_budget import Budget
+from mmserve.cache_server.table import MediaTable
+from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, PermitRequest, PermitsReply
+from mmserve.runtime.byte_budget import ByteBudget
 
 _PATIENT_TRIES = 8
 """Of an allocation, before it lets go of what is cached of its own images."""
@@ -49,17 +49,19 @@ class Snapshot:
     max_turns: int
     """Most turns ever held at once."""
     num_turns_waiting: int
-    budgets: dict[str, Budget]
+    budgets: dict[str, ByteBudget]
     """Form of an image -> as it was then."""
     counters: Counter[tuple[str, ...]]
 
 
-class Table:
+class SharedMediaTable:
     """Thread-safe. An owner is alive while one of its connections is."""
 
-    def __init__(self, slots: Slots, turns: Turns | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, slots: MediaTable, turns: DecodePermits | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._slots = slots
-        self._turns = turns or Turns(0, sys.maxsize)
+        self._turns = turns or DecodePermits(0, sys.maxsize)
         self._clock = clock
         self._changed = threading.Condition()
         self._queue: deque[_Ticket] = deque()
@@ -147,7 +149,7 @@ class Table:
                 self._changed.notify_all()
 
     def set_data(self, lease: Lease, item_ids: Sequence[int], ok: bool) -> None:
-        """See Slots.set_data."""
+        """See MediaTable.set_data."""
         with self._changed:
             self._slots.set_data(lease, item_ids, ok)
             self._changed.notify_all()
@@ -163,36 +165,36 @@ class Table:
             return self._wait(lease.owner, wait_s, lambda: self._slots.get_data(lease, item_ids), settled, gone)
 
     def set_embed(self, owner: str, item_ids: Sequence[int], ok: Sequence[bool]) -> tuple[EmbedState, ...]:
-        """See Slots.set_embed."""
+        """See MediaTable.set_embed."""
         with self._changed:
             states = self._slots.set_embed(owner, item_ids, ok)
             self._changed.notify_all()
             return states
 
     def get_embed(self, owner: str, item_ids: Sequence[int]) -> tuple[EmbedState, ...]:
-        """See Slots.get_embed."""
+        """See MediaTable.get_embed."""
         with self._changed:
             if owner not in self._connections:
                 return tuple("gone" for _ in item_ids)
             return self._slots.get_embed(owner, item_ids)
 
-    def begin_turns(self, owner: str, claims: Sequence[TurnClaim], wait_s: float) -> TurnsReply:
+    def begin_turns(self, owner: str, claims: Sequence[PermitRequest], wait_s: float) -> PermitsReply:
         """Whose of these requests' images may be decoded now, and whose next? Waits up to wait_s until there is
         something to say. Turns last until ``end_turn`` or the owner's end; an ``end_turn`` meanwhile ends the wait."""
         leases = {claim.name: Lease(owner, claim.name) for claim in claims}
 
-        def attempt() -> TurnsReply | None:
+        def attempt() -> PermitsReply | None:
             come = tuple(name for name, lease in leases.items() if self._turns.has_come(lease))
             following = next((name for name, lease in leases.items() if self._turns.follows(lease)), "")
             known = any(self._turns.is_known(lease) for lease in leases.values())
-            return TurnsReply(come=come, following=following) if known else None
+            return PermitsReply(come=come, following=following) if known else None
 
         with self._changed:
             if owner not in self._connections:
-                return TurnsReply()
+                return PermitsReply()
             for claim in claims:
                 self._turns.ask(Claim(claim.arrival_s, leases[claim.name], claim.pixel_nbytes))
-            reply = self._wait(owner, wait_s, attempt, lambda result: result != TurnsReply(), None) or TurnsReply()
+            reply = self._wait(owner, wait_s, attempt, lambda result: result != PermitsReply(), None) or PermitsReply()
             for name in leases.keys() - {*reply.come, reply.following}:
                 self._turns.end(leases[name])
             self._changed.notify_all()  # others in line may begin as well

@@ -10,7 +10,7 @@ from mmserve.runtime.byte_budget import MIB
 logger = logging.getLogger(__name__)
 
 
-class Shortage:
+class SpaceWarning:
     """Looks at every snapshot."""
 
     def __init__(self, arena_nbytes: int) -> None:

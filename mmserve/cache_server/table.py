@@ -11,12 +11,12 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from mmserve.cache_server.allocator.arena_map import Space
+from mmserve.cache_server.allocator.arena_map import ArenaMap
 from mmserve.cache_server.allocator.arena_stats import Usage, usage_of
 from mmserve.cache_server.allocator.eviction import plan
-from mmserve.cache_server.allocator.eviction_queue import Idle
-from mmserve.cache_server.entries import Item, Lease, extent_of
-from mmserve.cache_server.quotas import Claims
+from mmserve.cache_server.allocator.eviction_queue import EvictionQueue
+from mmserve.cache_server.entries import CacheEntry, Lease, extent_of
+from mmserve.cache_server.quotas import LeaseBudgets
 from mmserve.cache_server.token_ids import TokenRanges
 from mmserve.ipc.arena import ALIGNMENT, extent_nbytes
 from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, Refusal
@@ -30,7 +30,7 @@ _WORTHLESS = ("vacant", "failed")
 """Stages of items that nobody will find."""
 
 
-class Slots:
+class MediaTable:
     """``first_generation`` and ``first_item_id`` are random per start: names from an earlier life never match."""
 
     def __init__(
@@ -41,18 +41,18 @@ class Slots:
         first_item_id: int,
         first_token: int,
         erase: Callable[[Handle], None],
-        claims: Claims | None = None,
+        claims: LeaseBudgets | None = None,
     ) -> None:
-        self._space: Space[Item] = Space(nbytes // ALIGNMENT * ALIGNMENT)
+        self._space: ArenaMap[CacheEntry] = ArenaMap(nbytes // ALIGNMENT * ALIGNMENT)
         self._generations = itertools.count(first_generation)
         self._item_ids = itertools.count(first_item_id)
         self._ranges = TokenRanges(first_token)
         self._erase = erase
-        self.claims = claims or Claims(nbytes, nbytes)
-        self._items: dict[int, Item] = {}
-        self._by_spec: dict[AllocItem, Item] = {}
-        self._held: dict[Lease, dict[int, Item]] = {}
-        self._idle = Idle()
+        self.claims = claims or LeaseBudgets(nbytes, nbytes)
+        self._items: dict[int, CacheEntry] = {}
+        self._by_spec: dict[AllocItem, CacheEntry] = {}
+        self._held: dict[Lease, dict[int, CacheEntry]] = {}
+        self._idle = EvictionQueue()
         self.counters: Counter[tuple[str, ...]] = Counter()
         """(metric, *labels) -> count since the last look; the reader takes them away."""
 
@@ -130,7 +130,7 @@ class Slots:
         lease = Lease(owner, ENCODER)
         held = self._held.get(lease, {})
         freed: list[Handle] = []
-        done: list[Item] = []
+        done: list[CacheEntry] = []
         for item_id, item_ok in zip(item_ids, ok, strict=True):
             if (item := self._items.get(item_id)) is None:
                 continue
@@ -164,7 +164,7 @@ class Slots:
 
     # inside
 
-    def _known(self, item_ids: Iterable[int]) -> list[Item]:
+    def _known(self, item_ids: Iterable[int]) -> list[CacheEntry]:
         return [self._items[item_id] for item_id in item_ids if item_id in self._items]
 
     def _embed_state(self, item_id: int) -> EmbedState:
@@ -172,7 +172,7 @@ class Slots:
             return "gone"
         return "ready" if item.stage == "ready" else "pending"
 
-    def _make(self, missing: Sequence[AllocItem], sizes: Sizes, known: Sequence[Item]) -> Refusal:
+    def _make(self, missing: Sequence[AllocItem], sizes: Sizes, known: Sequence[CacheEntry]) -> Refusal:
         """Put ``missing`` into the table, or say why not; ``known`` items do not make way for them."""
         if not missing:
             return ""
@@ -192,7 +192,7 @@ class Slots:
         self._add(missing, sizes, placed.offsets)
         return ""
 
-    def _evict(self, victims: Sequence[Item]) -> None:
+    def _evict(self, victims: Sequence[CacheEntry]) -> None:
         """Forget them; the plan has given their extents back."""
         self.counters["mm_cache_evictions", "embed"] += len(victims)
         self.counters["mm_cache_evictions", "data"] += sum(item.data is not None for item in victims)
@@ -210,12 +210,12 @@ class Slots:
         data = map(Handle, self._generations, offsets[len(specs) :], data_nbytes)
         nbytes = map(operator.add, *sizes)
         item_ids = itertools.islice(self._item_ids, len(specs))
-        items = list(map(Item, item_ids, specs, self._ranges.starts_of(specs), embeds, data, nbytes, sizes[1]))
+        items = list(map(CacheEntry, item_ids, specs, self._ranges.starts_of(specs), embeds, data, nbytes, sizes[1]))
         self._space.occupants.add(offsets, itertools.chain(*sizes), itertools.chain(items, items))
         self._by_spec.update(zip(specs, items, strict=True))
         self._items.update({item.item_id: item for item in items})
 
-    def _lease(self, lease: Lease, items: Iterable[Item]) -> None:
+    def _lease(self, lease: Lease, items: Iterable[CacheEntry]) -> None:
         """``items`` that the lease does not hold yet."""
         new = {item.item_id: item for item in items}
         if not new:
@@ -226,9 +226,9 @@ class Slots:
             item.num_leases += 1
         self._hold(new.values())
 
-    def _unlease(self, lease: Lease, items: Iterable[Item]) -> list[Handle]:
+    def _unlease(self, lease: Lease, items: Iterable[CacheEntry]) -> list[Handle]:
         """The lease has let go of them; what can be given back now."""
-        ended: list[Item] = []
+        ended: list[CacheEntry] = []
         for item in items:
             item.num_leases -= 1
             if item.writer == lease:
@@ -239,21 +239,21 @@ class Slots:
         self._let_go([item for item in ended if item.stage not in _WORTHLESS])
         return [handle for item in ended if item.stage in _WORTHLESS for handle in self._forget(item)]
 
-    def _hold(self, items: Iterable[Item]) -> None:
+    def _hold(self, items: Iterable[CacheEntry]) -> None:
         """Those that could have been evicted until now cannot any more."""
         idle = [item for item in items if item.idle_since]
         for item in idle:
             self._idle.discard(item)
         self._space.hold(idle)
 
-    def _let_go(self, items: Sequence[Item]) -> None:
+    def _let_go(self, items: Sequence[CacheEntry]) -> None:
         """They may be evicted from now on."""
         for item in items:
             self._idle.add(item)
         if items:
             self._space.let_go(items)
 
-    def _finish_embed(self, item: Item) -> Sequence[Handle]:
+    def _finish_embed(self, item: CacheEntry) -> Sequence[Handle]:
         assert item.data is not None, "an item to be encoded has its bytes"
         self._hold([item])
         data, item.data = item.data, None
@@ -266,20 +266,20 @@ class Slots:
             self._let_go([item])
         return (data,)
 
-    def _fail(self, item: Item) -> Sequence[Handle]:
+    def _fail(self, item: CacheEntry) -> Sequence[Handle]:
         self._hold([item])
         item.stage = "failed"
         self._unlist(item)
         return () if item.num_leases else self._forget(item)
 
-    def _forget(self, item: Item) -> Sequence[Handle]:
+    def _forget(self, item: CacheEntry) -> Sequence[Handle]:
         """Out of the table; its extents are the caller's to give back."""
         del self._items[item.item_id]
         if item.stage != "failed":
             self._unlist(item)
         return item.handles
 
-    def _unlist(self, item: Item) -> None:
+    def _unlist(self, item: CacheEntry) -> None:
         """Nobody finds it any more; its token ids stay those of its content."""
         del self._by_spec[item.spec]
         self._ranges.remember(item.spec, item.token_start)

@@ -11,7 +11,7 @@ from mmserve.messages.status import Heartbeat
 INTERVAL_S = 1.0
 
 
-class Pulse:
+class HeartbeatSender:
     """Call ``beat`` on every turn of the loop, and at least every INTERVAL_S while idle."""
 
     def __init__(self, endpoints: Endpoints, process: str) -> None:

@@ -10,17 +10,17 @@ from collections.abc import Iterator
 
 import msgspec
 
-from mmserve.health.state import Vitals
+from mmserve.health.state import HealthState
 from mmserve.ipc.channel import Receiver
 from mmserve.ipc.status_http import Page, StatusServer
 from mmserve.messages.status import HealthInbound
 
 
-class Ward:
-    """Vitals between the thread that receives and the threads that answer."""
+class HealthCollector:
+    """HealthState between the thread that receives and the threads that answer."""
 
     def __init__(self) -> None:
-        self._vitals = Vitals()
+        self._vitals = HealthState()
         self._lock = threading.Lock()
 
     def apply(self, message: HealthInbound) -> None:
@@ -42,14 +42,14 @@ class Ward:
         return Page(msgspec.json.encode(report), 200 if good else 503)
 
 
-def collect(inbox: Receiver[HealthInbound], ward: Ward) -> None:
+def collect(inbox: Receiver[HealthInbound], ward: HealthCollector) -> None:
     """Apply messages for ever."""
     while True:
         ward.apply(inbox.receive())
 
 
 @contextlib.contextmanager
-def answering(listener: socket.socket, ward: Ward) -> Iterator[None]:
+def answering(listener: socket.socket, ward: HealthCollector) -> Iterator[None]:
     """Serve the probes from threads."""
     server = StatusServer(listener, ward.page)
     threading.Thread(target=server.serve_forever, name="health-http", daemon=True).start()

@@ -16,7 +16,7 @@ DEAD_S = 600.0
 
 
 @dataclass(frozen=True)
-class Vital:
+class ProcessHealth:
     """What one process last said, and since when it has made no progress while busy."""
 
     beat_s: float
@@ -25,12 +25,12 @@ class Vital:
     moved_s: float
 
 
-class Vitals:
+class HealthState:
     """State of health, from messages."""
 
     def __init__(self) -> None:
         self._phase = ServerPhase(phase="starting", ready=False)
-        self._processes: dict[str, Vital] = {}
+        self._processes: dict[str, ProcessHealth] = {}
 
     def apply(self, message: HealthInbound, now_s: float) -> None:
         """Take in a heartbeat or a phase."""
@@ -39,10 +39,10 @@ class Vitals:
                 self._phase = message
             case Heartbeat(process=process, progress=progress, busy=busy):
                 known = self._processes.get(process)
-                # Idle is no stall, nor is a count that starts again with its process.
+                # EvictionQueue is no stall, nor is a count that starts again with its process.
                 waits = known is not None and known.busy and busy and known.progress == progress
                 moved_s = known.moved_s if known is not None and waits else now_s
-                self._processes[process] = Vital(now_s, progress, busy, moved_s)
+                self._processes[process] = ProcessHealth(now_s, progress, busy, moved_s)
 
     def troubles(self, now_s: float, *, silent_s: float = SILENT_S, stalled_s: float = STALLED_S) -> list[str]:
         """One line for each process that is stuck."""

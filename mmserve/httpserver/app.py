@@ -22,9 +22,9 @@ from mmserve.httpserver.api.openai.errors import error_response
 from mmserve.httpserver.api.openai.fields import ChatRequest
 from mmserve.httpserver.api.operations import operation_routes
 from mmserve.httpserver.call import GenerateCall
-from mmserve.httpserver.context import Front
+from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.http.body import read_body
-from mmserve.httpserver.http.middleware import Envelope
+from mmserve.httpserver.http.middleware import RequestMiddleware
 from mmserve.httpserver.media.local import with_small_ones_decoded
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.byte_budget import MIB
@@ -34,7 +34,7 @@ Parse = Callable[[bytes | bytearray, ServedModel, float], GenerateCall]
 """Of a body, for the model, with the time of its arrival."""
 
 
-def make_app(front: Front) -> ASGIApp:
+def make_app(front: WorkerContext) -> ASGIApp:
     """Every route of the server, wrapped in its envelope."""
     app = FastAPI(title="mmserve", version=front.deployment.version, redoc_url=None)
     app.include_router(model_routes(front))
@@ -46,10 +46,10 @@ def make_app(front: Front) -> ASGIApp:
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_bug)
-    return Envelope(app, front.authorisation, front.metrics, error_response)
+    return RequestMiddleware(app, front.authorisation, front.metrics, error_response)
 
 
-def _add_chat(app: FastAPI, front: Front) -> None:
+def _add_chat(app: FastAPI, front: WorkerContext) -> None:
     app.add_api_route(
         "/v1/chat/completions",
         _generating(front, openai_chat.parse, openai_chat.send),
@@ -62,7 +62,7 @@ def _add_chat(app: FastAPI, front: Front) -> None:
     )
 
 
-def _generating(front: Front, parse: Parse, send: Write) -> Callable[[Request], Awaitable[Response]]:
+def _generating(front: WorkerContext, parse: Parse, send: Write) -> Callable[[Request], Awaitable[Response]]:
     """An endpoint of any protocol that answers a body with text: admitted, read and parsed here, sent by ``send``."""
     limit_nbytes = int(front.deployment.config.max_body_mb * MIB)
 

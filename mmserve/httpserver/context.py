@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process
-from mmserve.health.heartbeat import INTERVAL_S, Pulse
+from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.httpserver.engine.dispatcher import Dispatcher
-from mmserve.httpserver.engine.links import Roads
-from mmserve.httpserver.http.auth import Authorisation
-from mmserve.httpserver.limits.admission import Gate
+from mmserve.httpserver.engine.links import EngineLinks
+from mmserve.httpserver.http.auth import ApiKeyAuth
+from mmserve.httpserver.limits.admission import AdmissionControl
 from mmserve.httpserver.limits.reservations import Reservations
 from mmserve.httpserver.loop_lag import watch_lag
-from mmserve.httpserver.mm_cache.alloc_path import Lanes
+from mmserve.httpserver.mm_cache.alloc_path import AllocPaths
 from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.httpserver.request.path import Prompting, RequestPath
-from mmserve.httpserver.request.resources import Holdings
-from mmserve.httpserver.request.task import Flights
+from mmserve.httpserver.request.resources import RequestResources
+from mmserve.httpserver.request.task import RequestTasks
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.ipc.channel import AsyncReceiver
 from mmserve.ipc.endpoints import Endpoints
@@ -33,43 +33,45 @@ from mmserve.runtime.byte_budget import MIB
 
 
 @dataclass(frozen=True)
-class Helpers:
+class RequestServices:
     """The parts of the request path that touch media and prompts; tests bring their own."""
 
-    lanes: Lanes
+    lanes: AllocPaths
     prompts: Prompting
     vocabulary: Vocabulary
 
 
 @dataclass(frozen=True)
-class Front:
+class WorkerContext:
     """What routes need."""
 
     deployment: Deployment
     endpoints: Endpoints
     model: ServedModel
-    authorisation: Authorisation
-    gate: Gate
-    flights: Flights
-    lanes: Lanes
+    authorisation: ApiKeyAuth
+    gate: AdmissionControl
+    flights: RequestTasks
+    lanes: AllocPaths
     metrics: MetricsClient
     bodies: Reservations
     fetches: Reservations
 
-    def hold(self) -> Holdings:
+    def hold(self) -> RequestResources:
         """For one request, at its beginning. Raises Unavailable or Overloaded."""
-        return Holdings(self.gate, self.bodies, self.fetches)
+        return RequestResources(self.gate, self.bodies, self.fetches)
 
 
 @asynccontextmanager
-async def open_front(process: Process, helpers: Helpers, metrics: MetricsClient) -> AsyncIterator[Front]:
+async def open_worker(
+    process: Process, helpers: RequestServices, metrics: MetricsClient
+) -> AsyncIterator[WorkerContext]:
     """A working front: inbox read, heart beating. On exit nothing of it is left; live requests should have ended."""
     deployment, endpoints = process.deployment, process.endpoints
     model = ServedModel.of(deployment)
     # A text model has no visual servers, and connecting to what is never there costs 30 wake-ups a second.
-    roads = Roads(endpoints, deployment.config.visual_workers if deployment.model.vision is not None else 0)
+    roads = EngineLinks(endpoints, deployment.config.visual_workers if deployment.model.vision is not None else 0)
     dispatcher = Dispatcher(process.index, roads, metrics)
-    gate = Gate(deployment.config.max_queued_requests, metrics)
+    gate = AdmissionControl(deployment.config.max_queued_requests, metrics)
     bodies, fetches = _reservations(deployment, metrics)
     path = RequestPath(
         worker=process.index,
@@ -81,7 +83,7 @@ async def open_front(process: Process, helpers: Helpers, metrics: MetricsClient)
         vocabulary=helpers.vocabulary,
         metrics=metrics,
     )
-    flights = Flights(path.generate, metrics)
+    flights = RequestTasks(path.generate, metrics)
     inbox: AsyncReceiver[HttpInbound] = AsyncReceiver(endpoints.http(process.index), HttpInbound)
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -90,8 +92,8 @@ async def open_front(process: Process, helpers: Helpers, metrics: MetricsClient)
                 tasks.create_task(_beat(process, (bodies, fetches), metrics)),
                 tasks.create_task(watch_lag(metrics)),
             ]
-            authorisation = Authorisation(deployment.config.api_key)
-            yield Front(
+            authorisation = ApiKeyAuth(deployment.config.api_key)
+            yield WorkerContext(
                 deployment, endpoints, model, authorisation, gate, flights, helpers.lanes, metrics, bodies, fetches
             )
             for task in running:
@@ -101,7 +103,7 @@ async def open_front(process: Process, helpers: Helpers, metrics: MetricsClient)
         roads.close()
 
 
-async def _read_inbox(inbox: AsyncReceiver[HttpInbound], dispatcher: Dispatcher, gate: Gate) -> None:
+async def _read_inbox(inbox: AsyncReceiver[HttpInbound], dispatcher: Dispatcher, gate: AdmissionControl) -> None:
     async for message in inbox:
         match message:
             case TokenReply():
@@ -122,7 +124,7 @@ def _reservations(deployment: Deployment, metrics: MetricsClient) -> tuple[Reser
 
 async def _beat(process: Process, budgets: Iterable[Reservations], metrics: MetricsClient) -> None:
     """From the same loop that serves: a stuck loop stops beating. Waiting for the engine is not this process's work."""
-    pulse = Pulse(process.endpoints, process.name)
+    pulse = HeartbeatSender(process.endpoints, process.name)
     try:
         while True:
             pulse.beat(busy=False)

@@ -8,9 +8,9 @@ import sys
 import uvloop
 
 from mmserve.config.process import Process
-from mmserve.httpserver.context import open_front
+from mmserve.httpserver.context import open_worker
 from mmserve.httpserver.server import serve
-from mmserve.httpserver.services import open_helpers
+from mmserve.httpserver.services import open_services
 from mmserve.metrics.client import MetricsClient
 
 _SWITCH_INTERVAL_S = 0.0005
@@ -28,8 +28,8 @@ async def _serve(process: Process) -> None:
     metrics = MetricsClient(process.endpoints, process.name)
     try:
         async with (
-            open_helpers(process, metrics) as helpers,
-            open_front(process, helpers, metrics) as front,
+            open_services(process, metrics) as helpers,
+            open_worker(process, helpers, metrics) as front,
         ):
             await serve(process, front)
     finally:

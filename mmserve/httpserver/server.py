@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from mmserve.config.process import Process
 from mmserve.httpserver.app import make_app
-from mmserve.httpserver.context import Front
+from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.http.protocol import LimitedHttpProtocol
 
 _KEEP_ALIVE_S = 75
@@ -62,7 +62,7 @@ class Server(uvicorn.Server):
                 async with asyncio.timeout(_DATE_EVERY_S):
                     await self._drained.wait()
 
-    async def drain(self, front: Front, timeout_s: float) -> None:
+    async def drain(self, front: WorkerContext, timeout_s: float) -> None:
         """503 for new requests, time for live ones, then the end."""
         began_s = time.monotonic()
         front.gate.drain()
@@ -73,7 +73,7 @@ class Server(uvicorn.Server):
         self._drained.set()
 
 
-async def serve(process: Process, front: Front) -> None:
+async def serve(process: Process, front: WorkerContext) -> None:
     """Serve ``front`` on the process's socket; returns after SIGTERM, when live requests have ended or timed out."""
     assert process.listen_fd is not None, "an http worker inherits the listening socket"
     server = Server(make_app(front), lambda: process.ready({}))

@@ -7,32 +7,32 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 
 from mmserve.config.process import Process
-from mmserve.httpserver.context import Helpers
+from mmserve.httpserver.context import RequestServices
 from mmserve.httpserver.media.reader import MediaReader
-from mmserve.httpserver.mm_cache.alloc_path import Generation, Lane, Lanes
+from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths, Generation
 from mmserve.httpserver.mm_cache.leases import MediaLeases
-from mmserve.httpserver.mm_cache.traffic_split import AllocShare
+from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit
 from mmserve.httpserver.output.vocabulary import Vocabulary
-from mmserve.httpserver.prompt.builder import Prompts
+from mmserve.httpserver.prompt.builder import PromptBuilder
 from mmserve.metrics.client import MetricsClient
 
 
 @asynccontextmanager
-async def open_helpers(process: Process, metrics: MetricsClient) -> AsyncIterator[Helpers]:
+async def open_services(process: Process, metrics: MetricsClient) -> AsyncIterator[RequestServices]:
     """The real helpers of this process."""
     assert process.arena is not None, "an http worker inherits the arena"
     config = process.deployment.config
     if config.arena_prefault:
         process.arena.map_all()
-    prompts = await asyncio.to_thread(Prompts, process.deployment)
+    prompts = await asyncio.to_thread(PromptBuilder, process.deployment)
     initial = config.concurrent_alloc_fraction if config.enable_concurrent_alloc else 0.0
-    with closing(AllocShare(process.endpoints.alloc_share, initial)) as share:
-        async with open_lane("v1", process, metrics) as v1, open_lane("v2", process, metrics) as v2:
-            yield Helpers(Lanes(v1, v2, share), prompts, Vocabulary(prompts.tokenizer))
+    with closing(TrafficSplit(process.endpoints.alloc_share, initial)) as share:
+        async with open_alloc_path("v1", process, metrics) as v1, open_alloc_path("v2", process, metrics) as v2:
+            yield RequestServices(AllocPaths(v1, v2, share), prompts, Vocabulary(prompts.tokenizer))
 
 
 @asynccontextmanager
-async def open_lane(generation: Generation, process: Process, metrics: MetricsClient) -> AsyncIterator[Lane]:
+async def open_alloc_path(generation: Generation, process: Process, metrics: MetricsClient) -> AsyncIterator[AllocPath]:
     """One generation's reader and leases; a lane that no request takes has neither threads nor connections."""
     deployment, arena = process.deployment, process.arena
     assert arena is not None, "an http worker inherits the arena"
@@ -41,4 +41,4 @@ async def open_lane(generation: Generation, process: Process, metrics: MetricsCl
         stack.push_async_callback(media.aclose)
         leases = MediaLeases(deployment, arena, process.endpoints, process.name, metrics, generation)
         stack.push_async_callback(leases.aclose)
-        yield Lane(media, leases)
+        yield AllocPath(media, leases)

@@ -15,7 +15,7 @@ EmbedState = Literal["ready", "pending", "gone"]
 """gone: the item is unknown (evicted, failed, or from before a restart)."""
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="hello"):
+class Register(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="hello"):
     """The first of each connection, and only that: who is calling. What the owner holds ends with its last one."""
 
     owner: str
@@ -94,7 +94,7 @@ class GetEmbedRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
     item_ids: tuple[int, ...]
 
 
-class TurnClaim(msgspec.Struct, frozen=True, array_like=True):
+class PermitRequest(msgspec.Struct, frozen=True, array_like=True):
     """A request that has images to be decoded, of about so many bytes of pixels."""
 
     name: str
@@ -103,14 +103,14 @@ class TurnClaim(msgspec.Struct, frozen=True, array_like=True):
     """CLOCK_MONOTONIC: turns come in this order."""
 
 
-class BeginTurnsRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="begin_turns"):
+class AcquirePermitsRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="begin_turns"):
     """Whose images may be decoded now? Waits up to wait_s for the first turns to come."""
 
-    claims: tuple[TurnClaim, ...]
+    claims: tuple[PermitRequest, ...]
     wait_s: float = 0.0
 
 
-class TurnsReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="turns"):
+class PermitsReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="turns"):
     """Names of the turns that have come. ``following``: the one that begins when the caller's only turn ends; its end
     is still to be told, but nobody is to be asked any more."""
 
@@ -118,29 +118,29 @@ class TurnsReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="
     following: str = ""
 
 
-class EndTurnRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="end_turn"):
+class ReleasePermitRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="end_turn"):
     """The turn is over, or not wanted any more."""
 
     name: str
 
 
-class LeavingRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="leaving"):
+class UnregisterRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="leaving"):
     """The owner ends in good order: what it holds now, it has forgotten."""
 
 
 CacheRequest = (
-    Hello
+    Register
     | AllocRequest
     | ReleaseRequest
     | SetDataRequest
     | GetDataRequest
     | SetEmbedRequest
     | GetEmbedRequest
-    | BeginTurnsRequest
-    | EndTurnRequest
-    | LeavingRequest
+    | AcquirePermitsRequest
+    | ReleasePermitRequest
+    | UnregisterRequest
 )
-"""Answered, in this order, by None, AllocReply, None, None, tuples of ItemState, EmbedState, EmbedState, TurnsReply,
+"""Answered, in this order, by None, AllocReply, None, None, tuples of ItemState, EmbedState, EmbedState, PermitsReply,
 None, None."""
 
 

@@ -7,7 +7,7 @@ import time
 from mmserve.ipc.channel import Sender
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.status import MetricBatch, MetricSample
-from mmserve.runtime.byte_budget import Budget
+from mmserve.runtime.byte_budget import ByteBudget
 
 _FLUSH_AFTER_S = 0.05
 _FLUSH_SAMPLES = 200
@@ -33,7 +33,7 @@ class MetricsClient:
         """One sample that is worth no message of its own: it goes out with others, at the latest at ``flush``."""
         self._samples.append(MetricSample(name, value, labels))
 
-    def add_budget(self, name: str, budget: Budget) -> None:
+    def add_budget(self, name: str, budget: ByteBudget) -> None:
         """The three gauges of a budget, under this label."""
         self.add("budget_limit_bytes", budget.limit_nbytes, name)
         self.add("budget_used_bytes", budget.used_nbytes, name)

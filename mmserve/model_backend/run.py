@@ -11,16 +11,16 @@ import torch
 
 from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.config.process import Process
-from mmserve.health.heartbeat import INTERVAL_S, Pulse
+from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan
 from mmserve.model_backend import distributed
 from mmserve.model_backend.platforms.cpu import kernels, memory
 from mmserve.model_backend.platforms.device import DTYPES, torch_device, use_threads
-from mmserve.model_backend.worker.model_runner import Runner
+from mmserve.model_backend.worker.model_runner import ModelRunner
 from mmserve.runtime import memory_allocator
-from mmserve.runtime.core_usage import TakenCores
-from mmserve.runtime.startup_timer import Phases
+from mmserve.runtime.core_usage import BusyCores
+from mmserve.runtime.startup_timer import StartupTimer
 
 logger = logging.getLogger(__name__)
 
@@ -30,24 +30,24 @@ def run(process: Process) -> None:
     deployment, endpoints, rank = process.deployment, process.endpoints, process.index
     size = deployment.config.tp
     device = torch_device(deployment.device, rank)
-    phases = Phases()
+    phases = StartupTimer()
     phases.end("process and imports")
     use_threads(deployment.cpu_threads // size)
     with ExitStack() as stack:
         inbox: Receiver[StepPlan] = stack.enter_context(closing(Receiver(endpoints.rank(rank), RankInbound)))
         outbox: Sender[RankOutbound] = stack.enter_context(closing(Sender(endpoints.rank_results, RankOutbound)))
-        pulse = stack.enter_context(closing(Pulse(endpoints, process.name)))
+        pulse = stack.enter_context(closing(HeartbeatSender(endpoints, process.name)))
         tp = stack.enter_context(distributed.join(rank, size, endpoints.tp_store(process.incarnation), device))
         like = torch.empty(0, dtype=DTYPES[deployment.dtype], device=device)
         phases.end("kernels and links")
         if process.arena is not None and deployment.config.arena_prefault:
             process.arena.map_all()
-        towers = TakenCores(endpoints.taken_cores("visualserver"), deployment.config.visual_workers)
+        towers = BusyCores(endpoints.taken_cores("visualserver"), deployment.config.visual_workers)
         kernels.leave(towers.numbers, among=size)
-        ranks = TakenCores(endpoints.taken_cores("model_backend"), size)
+        ranks = BusyCores(endpoints.taken_cores("model_backend"), size)
         ranks.none(rank)
         with memory_allocator.loading():
-            runner = Runner(deployment, tp, process.arena, like, process.progress, phases)
+            runner = ModelRunner(deployment, tp, process.arena, like, process.progress, phases)
         if kernels.usable(like):
             # What is left to torch is small, and waiting for its other threads costs more than they save.
             torch.set_num_threads(1)
@@ -65,8 +65,8 @@ def run(process: Process) -> None:
 def serve(
     inbox: Receiver[StepPlan],
     outbox: Sender[RankOutbound],
-    runner: Runner,
-    pulse: Pulse,
+    runner: ModelRunner,
+    pulse: HeartbeatSender,
     computing: Callable[[], AbstractContextManager[None]],
     *,
     answers: bool,
@@ -82,7 +82,7 @@ def serve(
                 outbox.send(result)
 
 
-def _details(process: Process, runner: Runner, device: torch.device) -> dict[str, object]:
+def _details(process: Process, runner: ModelRunner, device: torch.device) -> dict[str, object]:
     return {
         "num_blocks": runner.num_blocks,
         "kv_tokens": runner.num_blocks * KV_BLOCK_TOKENS,

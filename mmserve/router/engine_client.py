@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-from mmserve.health.heartbeat import INTERVAL_S, Pulse
+from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan, StepResult
@@ -13,11 +13,11 @@ from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan
 logger = logging.getLogger(__name__)
 
 
-class RankGroup:
+class EngineClient:
     """Links to ``num_ranks`` model backends, and the plans in flight: sent, but their result not taken. While they
     compute, the heartbeat goes on without progress."""
 
-    def __init__(self, endpoints: Endpoints, num_ranks: int, pulse: Pulse) -> None:
+    def __init__(self, endpoints: Endpoints, num_ranks: int, pulse: HeartbeatSender) -> None:
         self._results: Receiver[RankOutbound] = Receiver(endpoints.rank_results, RankOutbound)
         self._ranks: list[Sender[RankInbound]] = [
             Sender(endpoints.rank(rank), RankInbound) for rank in range(num_ranks)

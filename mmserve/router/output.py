@@ -1,4 +1,4 @@
-"""Replies to the HTTP workers, each to the one that owns the client. Knows no sequences."""
+"""OutputBuffer to the HTTP workers, each to the one that owns the client. Knows no sequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LINGER_MS = 200
 logger = logging.getLogger(__name__)
 
 
-class Outbox:
+class OutputSender:
     """Links to ``num_workers`` HTTP workers."""
 
     def __init__(self, endpoints: Endpoints, num_workers: int) -> None:

@@ -7,13 +7,13 @@ from contextlib import ExitStack, closing, suppress
 
 from mmserve.config.deployment import KV_BLOCK_TOKENS, Deployment
 from mmserve.config.process import Process, Stop
-from mmserve.health.heartbeat import INTERVAL_S, Pulse
+from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.channel import Receiver
 from mmserve.messages.request import EngineInbound
 from mmserve.messages.step import RankReady, StepPlan
 from mmserve.metrics.client import MetricsClient
-from mmserve.router.engine_client import RankGroup
-from mmserve.router.output import Outbox
+from mmserve.router.engine_client import EngineClient
+from mmserve.router.output import OutputSender
 from mmserve.router.scheduler.limits import Limits
 from mmserve.router.scheduler.scheduler import Scheduler
 from mmserve.router.stats import report_state
@@ -23,11 +23,11 @@ def run(process: Process) -> None:
     """Serve until Stop."""
     deployment, endpoints = process.deployment, process.endpoints
     with suppress(Stop), ExitStack() as stack:
-        pulse = stack.enter_context(closing(Pulse(endpoints, process.name)))
+        pulse = stack.enter_context(closing(HeartbeatSender(endpoints, process.name)))
         metrics = stack.enter_context(closing(MetricsClient(endpoints, process.name)))
         inbox: Receiver[EngineInbound] = stack.enter_context(closing(Receiver(endpoints.router, EngineInbound)))
-        outbox = stack.enter_context(closing(Outbox(endpoints, deployment.config.http_workers)))
-        ranks = stack.enter_context(closing(RankGroup(endpoints, deployment.config.tp, pulse)))
+        outbox = stack.enter_context(closing(OutputSender(endpoints, deployment.config.http_workers)))
+        ranks = stack.enter_context(closing(EngineClient(endpoints, deployment.config.tp, pulse)))
         num_blocks = _num_blocks(deployment, ranks.wait_ready())
         scheduler = Scheduler(_limits(deployment), num_blocks, now=time.monotonic, record=metrics.add)
         process.ready({"kv_blocks": num_blocks, "kv_tokens": num_blocks * KV_BLOCK_TOKENS})
@@ -38,10 +38,10 @@ def run(process: Process) -> None:
 def serve(
     inbox: Receiver[EngineInbound],
     scheduler: Scheduler,
-    ranks: RankGroup,
-    outbox: Outbox,
+    ranks: EngineClient,
+    outbox: OutputSender,
     metrics: MetricsClient,
-    pulse: Pulse,
+    pulse: HeartbeatSender,
     depth: int,
 ) -> None:
     """The loop, with at most ``depth`` plans in flight. While idle it sleeps, and wakes once a heartbeat.

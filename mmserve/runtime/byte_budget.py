@@ -5,7 +5,7 @@ from __future__ import annotations
 MIB = 1 << 20
 
 
-class Budget:
+class ByteBudget:
     """Not thread-safe; one owner counts everything that is taken of it."""
 
     def __init__(self, limit_nbytes: int) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-class TakenCores:
+class BusyCores:
     """``path`` is made if it is not there. Its numbers stay mapped for the life of the process."""
 
     def __init__(self, path: Path, num_processes: int) -> None:

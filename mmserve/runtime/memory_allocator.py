@@ -44,14 +44,14 @@ def _set(*options: tuple[int, int]) -> None:
             mallopt(option, value)
 
 
-def settle() -> None:
+def freeze_gc() -> None:
     """What lives now, modules and models, lives to the end: the collector need not look through it again. Doing so took
     40 to 70 ms of an HTTP worker every few seconds of a flood, in which its event loop stood still."""
     gc.collect()
     gc.freeze()
 
 
-def take_workspace(nbytes: int) -> None:
+def prefault_heap(nbytes: int) -> None:
     """From the kernel now what computing will need, so that it is not taken page by page in the middle of a request:
     written once and freed, to be used again. What loading has left goes back. After ``keep_freed_memory``."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -7,7 +7,7 @@ import time
 import psutil
 
 
-class Phases:
+class StartupTimer:
     """``end("x")`` ends a phase that began where the one before ended, the first with the process itself."""
 
     def __init__(self) -> None:

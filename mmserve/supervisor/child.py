@@ -1,6 +1,6 @@
 """The wrapper around every server process: title, log, signals, lifeline, reports; then its role's ``run``.
 
-Started by ``process.spawn``. Knows no role: what to run is in its Launch.
+Started by ``process.spawn``. Knows no role: what to run is in its ChildSpec.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from mmserve.config.process import Process, Stop
 from mmserve.ipc.arena import Arena
 from mmserve.runtime import log
 from mmserve.runtime.errors import StartupError
-from mmserve.runtime.memory_allocator import keep_freed_memory, settle
-from mmserve.supervisor.child_protocol import Failed, Launch, Progress, Ready, Report, encode_report
+from mmserve.runtime.memory_allocator import freeze_gc, keep_freed_memory
+from mmserve.supervisor.child_protocol import ChildSpec, Failed, Progress, Ready, Report, encode_report
 
 _PROGRESS_INTERVAL_S = 0.05
 logger = logging.getLogger("mmserve.supervisor.child")
@@ -37,7 +37,7 @@ def main() -> None:
     """Become the process that stdin describes, and end with it."""
     try:
         _install_signals()
-        code = _become(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Launch))
+        code = _become(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ChildSpec))
     except Stop:
         code = 0
     logging.shutdown()
@@ -47,7 +47,7 @@ def main() -> None:
     os._exit(code)
 
 
-def _become(launch: Launch) -> int:
+def _become(launch: ChildSpec) -> int:
     keep_freed_memory()
     setproctitle.setproctitle(f"mmserve: {launch.title}")
     log.setup(launch.title, launch.deployment.config.log_level)
@@ -65,7 +65,7 @@ class _Reporter:
         self.is_ready = False
 
     def ready(self, details: dict[str, object]) -> None:
-        settle()
+        freeze_gc()
         self.is_ready = True
         self.send(Ready(details))
 
@@ -82,7 +82,7 @@ class _Reporter:
             os.write(self._fd, encode_report(report))
 
 
-def _run(launch: Launch, reporter: _Reporter) -> int:
+def _run(launch: ChildSpec, reporter: _Reporter) -> int:
     try:
         run = _resolve(launch.target)
         run(_process(launch, reporter))
@@ -103,7 +103,7 @@ def _resolve(target: str) -> Callable[[Process], None]:
     return cast(Callable[[Process], None], getattr(importlib.import_module(module), function))
 
 
-def _process(launch: Launch, reporter: _Reporter) -> Process:
+def _process(launch: ChildSpec, reporter: _Reporter) -> Process:
     os.set_inheritable(launch.arena_fd, False)
     return Process(
         deployment=launch.deployment,
@@ -134,7 +134,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     raise Stop
 
 
-def _hang_on(launch: Launch) -> None:
+def _hang_on(launch: ChildSpec) -> None:
     """End this process, whatever it is doing, as soon as the supervisor is gone."""
     os.set_inheritable(launch.lifeline_fd, False)
 

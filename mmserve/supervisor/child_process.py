@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from mmserve.config.deployment import Deployment
-from mmserve.supervisor.child_protocol import Failed, Launch, Ready, Report, decode_report
+from mmserve.supervisor.child_protocol import ChildSpec, Failed, Ready, Report, decode_report
 from mmserve.supervisor.topology import Listens, Member
 
 _READ_NBYTES = 1 << 16
@@ -27,7 +27,7 @@ cores, and a thread that spins for one that has no core to run on holds everybod
 
 
 @dataclass(frozen=True)
-class Inheritance:
+class InheritedFds:
     """Descriptors that children get from the supervisor; nothing else is inherited."""
 
     lifeline_fd: int
@@ -106,12 +106,12 @@ class Child:
         return f"ended unasked with code {code}"
 
 
-def spawn(member: Member, incarnation: int, deployment: Deployment, inheritance: Inheritance) -> Child:
+def spawn(member: Member, incarnation: int, deployment: Deployment, inheritance: InheritedFds) -> Child:
     """Start the process of ``member``. Call from the main thread, with SIGINT blocked (it is inherited so)."""
     report_fd, report_write_fd = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(report_fd, False)
     listen_fd = inheritance.listen_fds.get(member.role.listens)
-    launch = Launch(
+    launch = ChildSpec(
         deployment=deployment,
         role=member.role.name,
         index=member.index,

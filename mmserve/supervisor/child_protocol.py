@@ -1,4 +1,4 @@
-"""What supervisor and child say to each other: one Launch on the child's stdin, Reports as JSON lines back.
+"""What supervisor and child say to each other: one ChildSpec on the child's stdin, Reports as JSON lines back.
 
 Plain data; no process, no socket.
 """
@@ -10,7 +10,7 @@ import msgspec
 from mmserve.config.deployment import Deployment
 
 
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
+class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     """All that a child needs to become its role; descriptors are inherited under the same numbers."""
 
     deployment: Deployment

@@ -25,11 +25,11 @@ from mmserve.ipc.endpoints import Endpoints
 from mmserve.runtime import log
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor import machine, plan
-from mmserve.supervisor.child_process import Child, Inheritance
+from mmserve.supervisor.child_process import Child, InheritedFds
 from mmserve.supervisor.kernel_build import building
 from mmserve.supervisor.listen import listen, url_of
 from mmserve.supervisor.run_directory import run_directory
-from mmserve.supervisor.status_publisher import Announcer
+from mmserve.supervisor.status_publisher import StatusPublisher
 from mmserve.supervisor.supervisor import Interrupted, Supervisor
 from mmserve.supervisor.topology import Topology, render, topology
 from mmserve.supervisor.watch import Watch
@@ -86,12 +86,12 @@ def _supervise(
     stack.enter_context(building(deployment))
     table = roles(deployment)
     print(render(table, deployment), flush=True)
-    inheritance = Inheritance(
+    inheritance = InheritedFds(
         lifeline_fd=stack.enter_context(_lifeline()),
         arena_fd=stack.enter_context(arena_of(deployment.arena_nbytes, huge_pages=config.arena_huge_pages)).fd,
         listen_fds={"http": http.fileno(), "health": health.fileno()},
     )
-    announcer = Announcer(Endpoints(run_dir), config.http_workers)
+    announcer = StatusPublisher(Endpoints(run_dir), config.http_workers)
     stack.callback(announcer.close)
     watch = stack.enter_context(Watch())
     supervisor = Supervisor(deployment, table, inheritance, watch, announcer)

@@ -13,7 +13,7 @@ from mmserve.supervisor.topology import Epoch, Member
 _METRICS_LIMIT = 256
 
 
-class Announcer:
+class StatusPublisher:
     """Pushes to every HTTP worker, to the health server and to the metrics server."""
 
     def __init__(self, endpoints: Endpoints, http_workers: int) -> None:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from mmserve.config.deployment import Deployment
 from mmserve.runtime.errors import StartupError
-from mmserve.supervisor.child_process import Child, Inheritance, spawn
+from mmserve.supervisor.child_process import Child, InheritedFds, spawn
 from mmserve.supervisor.child_protocol import Progress, Ready
 from mmserve.supervisor.progress import WeightsBar
 from mmserve.supervisor.restarts import RestartLedger
-from mmserve.supervisor.status_publisher import Announcer
+from mmserve.supervisor.status_publisher import StatusPublisher
 from mmserve.supervisor.topology import Member, Topology, members
 from mmserve.supervisor.watch import HANDLED, Exited, Reported, Signalled, Watch
 
@@ -42,7 +42,12 @@ class Supervisor:
     """One server's processes. ``run`` returns when none is left."""
 
     def __init__(
-        self, deployment: Deployment, roles: Topology, inheritance: Inheritance, watch: Watch, announcer: Announcer
+        self,
+        deployment: Deployment,
+        roles: Topology,
+        inheritance: InheritedFds,
+        watch: Watch,
+        announcer: StatusPublisher,
     ) -> None:
         self._deployment = deployment
         self._members = members(roles)

@@ -14,7 +14,7 @@ from typing import Literal
 
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.request import AbortReason, AbortRequest, EngineInbound, GenerateRequest
-from mmserve.visualserver.permits import Turns
+from mmserve.visualserver.permits import PermitHolders
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ ENCODED = Outcome("encoded")
 
 
 @dataclass
-class Held:
+class PendingRequest:
     """A request that waits for images; ``missing``: item id -> place among the request's images."""
 
     request: GenerateRequest
@@ -57,7 +57,7 @@ class Held:
 class Claim:
     """A request that has images to be decoded, of about so many bytes of pixels, and no turn yet."""
 
-    held: Held
+    held: PendingRequest
     nbytes: int
 
 
@@ -65,7 +65,7 @@ class Claim:
 class _Work:
     image: Image
     decoded_nbytes: int
-    waiting: dict[str, Held] = field(default_factory=dict)
+    waiting: dict[str, PendingRequest] = field(default_factory=dict)
     in_flight: bool = False
 
 
@@ -75,20 +75,20 @@ class Batch:
     their turn, with images that nobody has begun."""
 
     images: tuple[Image, ...]
-    begun: tuple[Held, ...]
+    begun: tuple[PendingRequest, ...]
     others_wait: bool
 
 
-class Batcher:
+class BatchQueue:
     """``max_images`` in one batch; ``max_held`` clients' requests wait, each with all its choices, more are refused."""
 
     def __init__(self, max_images: int, max_held: int = sys.maxsize) -> None:
         self._max_images = max_images
         self._max_held = max_held
-        self.turns = Turns()
-        self.following: Held | None = None
+        self.turns = PermitHolders()
+        self.following: PendingRequest | None = None
         """Knows that its turn comes when the one that is on is over."""
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, PendingRequest] = {}
         self._num_choices: Counter[str] = Counter()
         """Client's request -> how many of its choices are held."""
         self._work: dict[int, _Work] = {}
@@ -107,7 +107,7 @@ class Batcher:
             if known.request.attempt >= request.attempt:
                 return []
             self.drop(request.id)
-        held = Held(request, now_s)
+        held = PendingRequest(request, now_s)
         for span in request.spans:
             if span.data is not None and span.item_id not in held.missing:
                 held.missing[span.item_id] = span.media_index
@@ -135,7 +135,7 @@ class Batcher:
             if not work.waiting and not work.in_flight:
                 del self._work[item_id]
 
-    def give_up(self, held: Held, reason: AbortReason, message: str) -> AbortRequest:
+    def give_up(self, held: PendingRequest, reason: AbortReason, message: str) -> AbortRequest:
         """Forget a request whose images do not get their turn; what the router is told."""
         self.drop(held.request.id)
         return _abort(held.request, reason, message, None)
@@ -169,18 +169,18 @@ class Batcher:
             del self._work[image.item_id]
         self.turns.taken(item_ids(images))
 
-    def holds(self, held: Held) -> bool:
+    def holds(self, held: PendingRequest) -> bool:
         """Is it this attempt that is waiting?"""
         return self._held.get(held.request.id) is held
 
-    def begin(self, held: Held) -> None:
+    def begin(self, held: PendingRequest) -> None:
         """Its turn has come. One that was dropped meanwhile ends it at once."""
         held.has_turn = True
         self.turns.begin(held.turn)
         if not self.holds(held):
             self.turns.no_more(held.turn)
 
-    def follow(self, held: Held) -> None:
+    def follow(self, held: PendingRequest) -> None:
         """Its turn comes when the one that is on is over. One that was dropped meanwhile gives it up at once."""
         if self.holds(held):
             self.following = held
@@ -198,7 +198,7 @@ class Batcher:
         elif ahead:
             return None
         chosen: list[_Work] = []
-        begun: list[Held] = []
+        begun: list[PendingRequest] = []
         for held in [held for held in self._held.values() if held.has_turn]:
             idle = self._idle(held)
             mine = idle[: self._max_images - len(chosen)]
@@ -214,12 +214,12 @@ class Batcher:
         others_wait = any(self._idle(held) for held in self._held.values() if not held.has_turn)
         return Batch(tuple(work.image for work in chosen), tuple(begun), others_wait)
 
-    def _decode(self, held: Held, works: Sequence[_Work]) -> None:
+    def _decode(self, held: PendingRequest, works: Sequence[_Work]) -> None:
         for work in works:
             work.in_flight = True
         self.turns.decode(held.turn, (work.image.item_id for work in works))
 
-    def _idle(self, held: Held) -> list[_Work]:
+    def _idle(self, held: PendingRequest) -> list[_Work]:
         return [work for item_id in held.missing if not (work := self._work[item_id]).in_flight]
 
     def finish(self, outcomes: Mapping[int, Outcome]) -> list[EngineInbound]:
@@ -236,7 +236,7 @@ class Batcher:
                     outbound.append(self._let_go(held.request.id).request)
         return outbound
 
-    def _let_go(self, request_id: str) -> Held:
+    def _let_go(self, request_id: str) -> PendingRequest:
         held = self._held.pop(request_id)
         client_request = held.request.client_request
         self._num_choices[client_request] -= 1

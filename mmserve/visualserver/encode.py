@@ -14,7 +14,7 @@ from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.model_backend.platforms.device import is_lost
 from mmserve.runtime.errors import Unavailable
 from mmserve.visualserver.batch_queue import ENCODED, Image, Outcome
-from mmserve.visualserver.image_decode import INTERNAL, LOST, Decoded
+from mmserve.visualserver.image_decode import INTERNAL, LOST, DecodedBatch
 
 Tower = Callable[[torch.Tensor], torch.Tensor]
 """float32 [B, 3, H, W] -> rows [B, num_image_tokens, hidden]."""
@@ -32,7 +32,7 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Taken:
+class EncoderBatch:
     """Images and their pixels, float32 [B, 3, H, W], which nobody else has any more."""
 
     images: Sequence[Image]
@@ -48,13 +48,13 @@ class Encoder:
         self._arena = arena
         self._cache = cache
 
-    def take(self, decoded: Decoded) -> Taken:
+    def take(self, decoded: DecodedBatch) -> EncoderBatch:
         """The batch's pixels, taken over without a copy: ``decoded`` holds none any more."""
         pixels, decoded.pixels = decoded.pixels, None
         assert pixels is not None, "nothing was decoded, or it was taken before"
-        return Taken(decoded.images, torch.from_numpy(pixels))
+        return EncoderBatch(decoded.images, torch.from_numpy(pixels))
 
-    def encode(self, taken: list[Taken]) -> Encoded:
+    def encode(self, taken: list[EncoderBatch]) -> Encoded:
         """All at once; after an error (out of memory, say) one by one, so that only what really fails does. Empties
         the list, so that no pixels outlive the call."""
         started_s = time.monotonic()

@@ -28,7 +28,7 @@ INTERNAL = Outcome("internal_error", "the image could not be encoded")
 
 
 @dataclass
-class Decoded:
+class DecodedBatch:
     """What became of a batch: pixels to encode, float32 [B, 3, H, W] until they are taken, and images that ended here.
     ``seconds``: decoding time of each."""
 
@@ -38,7 +38,7 @@ class Decoded:
     seconds: list[float] = field(default_factory=list)
 
 
-class Decoder:
+class ImageDecoder:
     """Called from one thread at a time, never the event loop's: it makes RPCs."""
 
     def __init__(self, processor: ImageProcessor, arena: Arena, cache: MediaCacheClient, pool: Executor) -> None:
@@ -47,27 +47,27 @@ class Decoder:
         self._cache = cache
         self._pool = pool
 
-    def decode(self, images: Sequence[Image]) -> Decoded:
+    def decode(self, images: Sequence[Image]) -> DecodedBatch:
         """One RPC for the batch, then its images side by side. A failing image fails alone; never raises for one.
 
         Items that ended here without an embedding are reported to the cache server, all others must be.
         """
-        decoded = Decoded()
+        decoded = DecodedBatch()
         try:
             self._decode(self._pending(images, decoded), decoded)
             self._report_failures(decoded)
         except Unavailable:
-            return Decoded(outcomes=dict.fromkeys(item_ids(images), LOST))
+            return DecodedBatch(outcomes=dict.fromkeys(item_ids(images), LOST))
         return decoded
 
-    def _pending(self, images: Sequence[Image], decoded: Decoded) -> list[Image]:
+    def _pending(self, images: Sequence[Image], decoded: DecodedBatch) -> list[Image]:
         states = self._cache.get_items_embed(item_ids(images))
         for image, state in zip(images, states, strict=True):
             if state != "pending":
                 decoded.outcomes[image.item_id] = ENCODED if state == "ready" else LOST
         return [image for image, state in zip(images, states, strict=True) if state == "pending"]
 
-    def _decode(self, pending: Sequence[Image], decoded: Decoded) -> None:
+    def _decode(self, pending: Sequence[Image], decoded: DecodedBatch) -> None:
         """One image alone is decoded by this thread: waking another one takes longer than it seems on busy cores."""
         results = self._pool.map(self._pixels, pending) if len(pending) > 1 else map(self._pixels, pending)
         pixels: list[Pixels] = []
@@ -99,7 +99,7 @@ class Decoder:
             logger.exception("image %d could not be decoded", item_id)
             return INTERNAL
 
-    def _report_failures(self, decoded: Decoded) -> None:
+    def _report_failures(self, decoded: DecodedBatch) -> None:
         """Another visual server may have encoded an image, and its bytes gone, while this one was about to read."""
         failed = [item_id for item_id, outcome in decoded.outcomes.items() if outcome is not ENCODED]
         states = self._cache.set_items_embed(failed, [False] * len(failed))

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from mmserve.cache_server.client import MediaCacheClient
-from mmserve.messages.cache import TurnClaim, TurnsReply
+from mmserve.messages.cache import PermitRequest, PermitsReply
 from mmserve.runtime.errors import Unavailable
-from mmserve.visualserver.batch_queue import Claim, Held
+from mmserve.visualserver.batch_queue import Claim, PendingRequest
 
 logger = logging.getLogger(__name__)
 
 
-class TurnCalls:
+class PermitClient:
     """``patience_s``: how long a request waits for its turn in all."""
 
     def __init__(self, cache: MediaCacheClient, patience_s: float) -> None:
@@ -24,14 +24,14 @@ class TurnCalls:
         self.patience_s = patience_s
         self._asking, self._ending = ThreadPoolExecutor(1, "turn"), ThreadPoolExecutor(1, "turn-end")
 
-    async def come(self, claims: Sequence[Claim]) -> TurnsReply:
+    async def come(self, claims: Sequence[Claim]) -> PermitsReply:
         """Wait until turns have come. None have: all have been given up (``end``), or the first is late.
 
         Without a cache server there is nothing to be decoded, and nothing to wait for: decoding will say so.
         """
         return await asyncio.get_running_loop().run_in_executor(self._asking, self._ask, claims)
 
-    def left_s(self, held: Held) -> float:
+    def left_s(self, held: PendingRequest) -> float:
         """Seconds for which it may wait on; 0 when it has waited long enough."""
         return max(0.0, held.received_s + self.patience_s - time.monotonic())
 
@@ -39,20 +39,20 @@ class TurnCalls:
         """The turn is over, or not wanted any more. Does not wait for the cache server to hear of it."""
         self._ending.submit(self._end, name)
 
-    def close(self, asked: Iterable[Held]) -> None:
+    def close(self, asked: Iterable[PendingRequest]) -> None:
         """Nobody waits for a turn any more, ``asked`` neither: a thread that still did would keep the process alive."""
         for held in asked:
             self._end(held.turn)
         for threads in (self._asking, self._ending):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _ask(self, claims: Sequence[Claim]) -> TurnsReply:
+    def _ask(self, claims: Sequence[Claim]) -> PermitsReply:
         left_s = self.left_s(claims[0].held)
-        wanted = [TurnClaim(claim.held.turn, claim.nbytes, claim.held.request.arrival_s) for claim in claims]
+        wanted = [PermitRequest(claim.held.turn, claim.nbytes, claim.held.request.arrival_s) for claim in claims]
         try:
             return self._cache.begin_turns(wanted, wait_s=left_s)
         except Unavailable:
-            return TurnsReply(come=tuple(claim.name for claim in wanted))
+            return PermitsReply(come=tuple(claim.name for claim in wanted))
 
     def _end(self, name: str) -> None:
         try:

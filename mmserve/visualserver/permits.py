@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Turns:
+class PermitHolders:
     """Names are of one attempt of one request each."""
 
     def __init__(self) -> None:
         self._images: dict[str, set[int]] = {}
         """Turn -> images that are decoded under it and not with the encoder yet."""
         self._last: set[str] = set()
-        """Turns under which no more images begin."""
+        """PermitHolders under which no more images begin."""
         self._ended: list[str] = []
 
     @property
@@ -47,7 +47,7 @@ class Turns:
             self._end_if_over(name)
 
     def ended(self) -> list[str]:
-        """Turns that are over since the last look."""
+        """PermitHolders that are over since the last look."""
         ended, self._ended = self._ended, []
         return ended
 

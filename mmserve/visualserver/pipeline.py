@@ -14,10 +14,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from mmserve.messages.request import AbortRequest, EngineInbound
 from mmserve.metrics.client import MetricsClient
-from mmserve.visualserver.batch_queue import Batch, Batcher, Claim, Held, Image, Outcome, item_ids
-from mmserve.visualserver.encode import Encoder, Taken
-from mmserve.visualserver.image_decode import Decoded, Decoder
-from mmserve.visualserver.permit_calls import TurnCalls
+from mmserve.visualserver.batch_queue import Batch, BatchQueue, Claim, Image, Outcome, PendingRequest, item_ids
+from mmserve.visualserver.encode import Encoder, EncoderBatch
+from mmserve.visualserver.image_decode import DecodedBatch, ImageDecoder
+from mmserve.visualserver.permit_calls import PermitClient
 
 
 class Pipeline:
@@ -28,9 +28,9 @@ class Pipeline:
 
     def __init__(
         self,
-        batcher: Batcher,
-        turns: TurnCalls,
-        decoder: Decoder,
+        batcher: BatchQueue,
+        turns: PermitClient,
+        decoder: ImageDecoder,
         encoder: Encoder,
         metrics: MetricsClient,
         emit: Callable[[EngineInbound], object],
@@ -38,7 +38,7 @@ class Pipeline:
     ) -> None:
         self._batcher = batcher
         self._turns = turns
-        self._asking: list[Held] = []
+        self._asking: list[PendingRequest] = []
         self._decoder = decoder
         self._encoder = encoder
         self._metrics = metrics
@@ -46,16 +46,16 @@ class Pipeline:
         self._arrived = asyncio.Event()
         self._turn_came = asyncio.Event()
         self._threads = (ThreadPoolExecutor(1, "decode"), ThreadPoolExecutor(1, "encode"))
-        self._line: dict[Future[Decoded], Batch] = {}
+        self._line: dict[Future[DecodedBatch], Batch] = {}
         """With the decoding thread: the batch that it decodes, or cannot hand over yet, and at most one behind it."""
         self._deadline: asyncio.TimerHandle | None = None
         """Of who follows; without effect once that is being decoded."""
         self._encoder_images = encoder_images
         self._encoder_room = threading.Semaphore(encoder_images)
-        """Images. Taken by the decoding thread with each hand-over, given back when they are encoded."""
-        self._taken_over: list[Taken] = []
+        """Images. EncoderBatch by the decoding thread with each hand-over, given back when they are encoded."""
+        self._taken_over: list[EncoderBatch] = []
         """The encoder's, to be encoded together."""
-        self._company: Future[Decoded] | None = None
+        self._company: Future[DecodedBatch] | None = None
         """To be encoded together with those taken over, while it is in the line."""
         self._pixels_came = asyncio.Event()
         self._encoding = False
@@ -108,7 +108,7 @@ class Pipeline:
                     self._late(held)
             self._changed()
 
-    def _follow(self, held: Held) -> None:
+    def _follow(self, held: PendingRequest) -> None:
         """Who followed before is being decoded by now, so one deadline at a time is enough, and keeps one request."""
         self._batcher.follow(held)
         if self._deadline is not None:
@@ -116,13 +116,13 @@ class Pipeline:
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(self._turns.left_s(held), self._still_follows, held)
 
-    def _still_follows(self, held: Held) -> None:
+    def _still_follows(self, held: PendingRequest) -> None:
         in_line = any(held in batch.begun and not _has_begun(future) for future, batch in self._line.items())
         if self._batcher.holds(held) and (in_line or self._batcher.following is held):
             self._late(held)
             self._changed()
 
-    def _late(self, held: Held) -> None:
+    def _late(self, held: PendingRequest) -> None:
         message = f"its images did not get their turn within {self._turns.patience_s:g} s"
         self._emit(self._batcher.give_up(held, "queue_timeout", message))
 
@@ -134,7 +134,7 @@ class Pipeline:
                 self._line[future] = batch
                 begun.create_task(self._work(future))
 
-    async def _work(self, future: Future[Decoded]) -> None:
+    async def _work(self, future: Future[DecodedBatch]) -> None:
         """One batch from its bytes to its rows, unless it is taken out of the line."""
         ended = asyncio.wrap_future(future)
         try:
@@ -152,7 +152,7 @@ class Pipeline:
         self._finish(decoded.outcomes)
         self._taken((*decoded.outcomes, *item_ids(decoded.images)))
 
-    def _take_over(self, decoded: Decoded, batch: Batch) -> None:
+    def _take_over(self, decoded: DecodedBatch, batch: Batch) -> None:
         """With few turns, who waited already when these were begun could not be decoded with them; the first of those
         that fits is encoded with them, as it would be without a gate."""
         behind, following = next(iter(self._line.items()), (None, None))
@@ -161,7 +161,7 @@ class Pipeline:
         self._company = behind if batch.others_wait and fits and not self._taken_over else None
         self._taken_over.append(self._encoder.take(decoded))
 
-    def _decode_and_hand_over(self, images: Sequence[Image]) -> Decoded:
+    def _decode_and_hand_over(self, images: Sequence[Image]) -> DecodedBatch:
         """In the decoding thread, which begins nothing else before the encoder has room for these."""
         decoded = self._decoder.decode(images)
         for _ in decoded.images:
@@ -182,7 +182,7 @@ class Pipeline:
             self._metrics.add("mm_images_encoded", _count(encoded.outcomes, "encoded"))
             self._finish(encoded.outcomes)
 
-    async def _next_taken_over(self) -> list[Taken]:
+    async def _next_taken_over(self) -> list[EncoderBatch]:
         while not self._taken_over or self._company in self._line:
             self._pixels_came.clear()
             await self._pixels_came.wait()
@@ -235,7 +235,7 @@ class Pipeline:
         self._arrived.set()
 
 
-def _has_begun(future: Future[Decoded]) -> bool:
+def _has_begun(future: Future[DecodedBatch]) -> bool:
     return future.running() or future.done()
 
 

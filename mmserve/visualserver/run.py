@@ -14,7 +14,7 @@ import torch
 from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process
-from mmserve.health.heartbeat import INTERVAL_S, Pulse
+from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.channel import AsyncReceiver, Sender
 from mmserve.messages.request import EngineInbound
 from mmserve.metrics.client import MetricsClient
@@ -23,11 +23,11 @@ from mmserve.model_backend.platforms.device import DTYPES, torch_device, use_thr
 from mmserve.model_backend.vision.load import load_tower
 from mmserve.processors.registry import processor_for
 from mmserve.runtime import memory_allocator
-from mmserve.runtime.core_usage import TakenCores
-from mmserve.visualserver.batch_queue import Batcher
+from mmserve.runtime.core_usage import BusyCores
+from mmserve.visualserver.batch_queue import BatchQueue
 from mmserve.visualserver.encode import Encoder, Tower
-from mmserve.visualserver.image_decode import Decoder
-from mmserve.visualserver.permit_calls import TurnCalls
+from mmserve.visualserver.image_decode import ImageDecoder
+from mmserve.visualserver.permit_calls import PermitClient
 from mmserve.visualserver.pipeline import Pipeline
 
 _MAX_DECODE_THREADS = 8
@@ -43,7 +43,7 @@ def run(process: Process) -> None:
     deployment = process.deployment
     if deployment.device == "cpu":
         os.nice(_NICENESS)
-    towers = TakenCores(process.endpoints.taken_cores("visualserver"), deployment.config.visual_workers)
+    towers = BusyCores(process.endpoints.taken_cores("visualserver"), deployment.config.visual_workers)
     towers.none(process.index)
     use_threads(_threads(deployment))
     with memory_allocator.loading():
@@ -63,14 +63,14 @@ def serve(process: Process, tower: Tower) -> None:
             cache.close()
 
 
-def _sharing_cores(tower: Tower, process: Process, towers: TakenCores) -> Tower:
+def _sharing_cores(tower: Tower, process: Process, towers: BusyCores) -> Tower:
     """It is left its share of the cores while it computes; with the kernels, all of them while no rank does."""
     deployment = process.deployment
     share = _threads(deployment)
     if deployment.device == "cpu" and kernels.usable(torch.empty(0, dtype=DTYPES[deployment.dtype])):
         torch.set_num_threads(1)
         kernels.set_threads(deployment.cpu_threads // deployment.config.visual_workers)
-        ranks = TakenCores(process.endpoints.taken_cores("model_backend"), deployment.config.tp)
+        ranks = BusyCores(process.endpoints.taken_cores("model_backend"), deployment.config.tp)
         kernels.leave(ranks.numbers, least=share)
 
     def compute(pixels: torch.Tensor) -> torch.Tensor:
@@ -134,9 +134,9 @@ def _pipeline(
     if config.arena_prefault:
         arena.map_all()
     return Pipeline(
-        Batcher(_batch_images(deployment), config.max_queued_mm_requests),
-        TurnCalls(cache, config.mm_queue_timeout),
-        Decoder(processor, arena, cache, pool),
+        BatchQueue(_batch_images(deployment), config.max_queued_mm_requests),
+        PermitClient(cache, config.mm_queue_timeout),
+        ImageDecoder(processor, arena, cache, pool),
         Encoder(tower, DTYPES[deployment.dtype], arena, cache),
         metrics,
         emit,
@@ -154,7 +154,7 @@ async def _receive(inbox: AsyncReceiver[EngineInbound], pipeline: Pipeline) -> N
 
 async def _beat(process: Process, pipeline: Pipeline, metrics: MetricsClient) -> None:
     """Heartbeats from the loop that serves; they show progress only when batches get through."""
-    pulse, seen = Pulse(process.endpoints, process.name), 0
+    pulse, seen = HeartbeatSender(process.endpoints, process.name), 0
     try:
         while True:
             pulse.beat(busy=pipeline.busy, progressed=pipeline.num_finished > seen)

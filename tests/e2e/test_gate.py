@@ -12,7 +12,7 @@ import openai
 import pytest
 from PIL import Image
 
-from mmserve.messages.cache import TurnClaim, TurnsReply
+from mmserve.messages.cache import PermitRequest, PermitsReply
 from tests.e2e.stack import Stack, running
 from tests.fakes.cache import until
 from training.sample import Sample, samples
@@ -69,7 +69,7 @@ def test_a_request_that_can_never_decode_is_told_the_limit(gated: Stack) -> None
 
 def test_turns_of_a_killed_visual_server_are_given_to_others(gated: Stack) -> None:
     asked = list(samples(24, seed=880303, kinds=("colour", "background")))
-    ours, after_all = TurnClaim("ours", 1, 0.0), TurnClaim("after all", 1, math.inf)
+    ours, after_all = PermitRequest("ours", 1, 0.0), PermitRequest("after all", 1, math.inf)
     with gated.cache_client() as cache:
 
         async def scenario() -> list[str]:
@@ -81,7 +81,7 @@ def test_turns_of_a_killed_visual_server_are_given_to_others(gated: Stack) -> No
                 victim.suspend()
             cache.end_turn(ours.name)
             # The first in line has it now, and nobody there to end it.
-            assert cache.begin_turns([after_all], wait_s=0) == TurnsReply()
+            assert cache.begin_turns([after_all], wait_s=0) == PermitsReply()
             for victim in victims:
                 victim.kill()
             return await answers

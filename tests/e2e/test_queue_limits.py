@@ -6,7 +6,7 @@ import asyncio
 
 import openai
 
-from mmserve.messages.cache import TurnClaim
+from mmserve.messages.cache import PermitRequest
 from tests.e2e.stack import Stack, ask, running
 from training.sample import Sample, samples
 
@@ -28,7 +28,7 @@ async def _refusals(stack: Stack, asked: list[Sample]) -> dict[int, openai.APISt
 def test_one_more_than_may_wait_is_429_and_who_waits_too_long_is_503() -> None:
     *asked, later = samples(3, seed=880404, kinds=("colour",))
     with running(*LIMITS) as stack, stack.cache_client() as cache:
-        assert cache.begin_turns([TurnClaim("held", 1, 0.0)], wait_s=20).come == ("held",)
+        assert cache.begin_turns([PermitRequest("held", 1, 0.0)], wait_s=20).come == ("held",)
         refused = asyncio.run(_refusals(stack, asked))
         assert set(refused) == {429, 503}
         assert all(int(error.response.headers["retry-after"]) >= 1 for error in refused.values())

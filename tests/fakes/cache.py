@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from mmserve.cache_server.decode_permits import Turns
 from mmserve.cache_server.rpc.services import serving
 from mmserve.cache_server.run import new_slots
-from mmserve.cache_server.shared_table import Table
+from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem
 
 
 @contextmanager
-def serving_cache(endpoints: Endpoints, arena: Arena, turns: Turns | None = None) -> Iterator[Table]:
+def serving_cache(endpoints: Endpoints, arena: Arena, turns: Turns | None = None) -> Iterator[SharedMediaTable]:
     """Serves until the block ends; a second one afterwards is a restarted server."""
-    table = Table(new_slots(arena), turns)
+    table = SharedMediaTable(new_slots(arena), turns)
     with serving(table, endpoints):
         yield table
 

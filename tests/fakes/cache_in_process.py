@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 
 from mmserve.cache_server.client import MediaCacheClient
-from mmserve.cache_server.rpc.client_session import Guest
+from mmserve.cache_server.rpc.client_session import ClientSession
 from mmserve.cache_server.rpc.v1.client import ItemwiseCalls
 from mmserve.cache_server.rpc.v1.service import CacheService
 from mmserve.cache_server.rpc.v2 import service as service_v2
 from mmserve.cache_server.rpc.v2.client import BatchedCalls
-from mmserve.cache_server.shared_table import Table
+from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.httpserver.mm_cache.alloc_path import Generation
 
 
@@ -25,7 +25,7 @@ class _NoHangups:
 
 
 class _V1Connection:
-    def __init__(self, table: Table, owner: str) -> None:
+    def __init__(self, table: SharedMediaTable, owner: str) -> None:
         self._service = CacheService(table, _NoHangups())  # type: ignore[arg-type]
         self._service._fd = -1
         self._service.exposed_hello(owner)
@@ -38,9 +38,9 @@ class _V1Connection:
 
 
 class _V2Connection:
-    def __init__(self, table: Table, owner: str) -> None:
+    def __init__(self, table: SharedMediaTable, owner: str) -> None:
         self._table = table
-        self._guest = Guest(table, _NoHangups(), owner, -1)  # type: ignore[arg-type]
+        self._guest = ClientSession(table, _NoHangups(), owner, -1)  # type: ignore[arg-type]
 
     def call(self, request: bytes) -> bytes:
         return service_v2.reply_to(self._table, self._guest, request)
@@ -50,7 +50,7 @@ class _V2Connection:
 
 
 class InProcessLink:
-    """In place of a Link: a connection a thread, as there. ``at_call(name)`` runs before each call."""
+    """In place of a ConnectionPool: a connection a thread, as there. ``at_call(name)`` runs before each call."""
 
     def __init__(self, connect: Callable[[], _V1Connection | _V2Connection]) -> None:
         self._connect = connect
@@ -80,7 +80,7 @@ class InProcessLink:
 _numbers = itertools.count()
 
 
-def in_process_client(table: Table, generation: Generation) -> tuple[MediaCacheClient, InProcessLink]:
+def in_process_client(table: SharedMediaTable, generation: Generation) -> tuple[MediaCacheClient, InProcessLink]:
     """A client of the table, an owner of its own, and its link."""
     owner = f"httpserver-0/{next(_numbers)}"
     link = InProcessLink(lambda: (_V2Connection if generation == "v2" else _V1Connection)(table, owner))

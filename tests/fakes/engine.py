@@ -1,4 +1,4 @@
-"""Drives a Runner the way the router does, in the simplest possible manner: block ids are never given back."""
+"""Drives a ModelRunner the way the router does, in the simplest possible manner: block ids are never given back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep, StepPlan, StepResult
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.platforms.device import DTYPES
-from mmserve.model_backend.worker.model_runner import Runner
+from mmserve.model_backend.worker.model_runner import ModelRunner
 
 GREEDY = SamplingParams(max_tokens=1000, temperature=0.0)
 
@@ -46,11 +46,11 @@ def deployment(directory: Path, **changes: Any) -> Deployment:
     return Deployment(**(settings | changes))
 
 
-def make_runner(directory: Path, arena: Arena | None = None, **changes: Any) -> Runner:
+def make_runner(directory: Path, arena: Arena | None = None, **changes: Any) -> ModelRunner:
     """A loaded single-rank runner."""
     made = deployment(directory, **changes)
     like = torch.empty(0, dtype=DTYPES[made.dtype], device=made.device)
-    return Runner(made, TpGroup(), arena, like, lambda done, total, unit: None)
+    return ModelRunner(made, TpGroup(), arena, like, lambda done, total, unit: None)
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Running:
 
 
 class Driver:
-    """Plans steps for the sequences it holds; ``step`` is a Runner's (or all ranks') step."""
+    """Plans steps for the sequences it holds; ``step`` is a ModelRunner's (or all ranks') step."""
 
     def __init__(self, step: Callable[[StepPlan], StepResult], chunk: int = 1000) -> None:
         self._step, self.chunk = step, chunk

@@ -16,9 +16,9 @@ import openai
 import uvloop
 
 from mmserve.config.process import Process
-from mmserve.httpserver.context import Front, Helpers, open_front
-from mmserve.httpserver.mm_cache.alloc_path import Lane, Lanes, MediaReading
-from mmserve.httpserver.mm_cache.traffic_split import AllocShare
+from mmserve.httpserver.context import RequestServices, WorkerContext, open_worker
+from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths, MediaReading
+from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit
 from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.httpserver.server import serve
 from mmserve.metrics.client import MetricsClient
@@ -33,7 +33,7 @@ class Worker:
     """A worker that serves, ready for requests."""
 
     port: int
-    front: Front
+    front: WorkerContext
     leases: StubLeases
     """Of v2, which every request takes unless the share is changed."""
     v1_leases: StubLeases
@@ -74,13 +74,13 @@ async def http_worker(
         )
         metrics = MetricsClient(process.endpoints, process.name)
         v1, leases = StubLeases(), StubLeases()
-        share = AllocShare(process.endpoints.alloc_share, 1.0)
+        share = TrafficSplit(process.endpoints.alloc_share, 1.0)
         media = media or StubMedia()
-        lanes = Lanes(Lane(media, v1), Lane(media, leases), share)
-        helpers = Helpers(lanes, StubPrompts(), Vocabulary(byte_tokenizer()))
+        lanes = AllocPaths(AllocPath(media, v1), AllocPath(media, leases), share)
+        helpers = RequestServices(lanes, StubPrompts(), Vocabulary(byte_tokenizer()))
         async with (
             Upstream(process.endpoints, deployment.config.visual_workers) as upstream,
-            open_front(process, helpers, metrics) as front,
+            open_worker(process, helpers, metrics) as front,
         ):
             serving = asyncio.create_task(serve(process, front))
             await started.wait()
@@ -109,5 +109,5 @@ def run(test: Callable[[], Awaitable[T]]) -> T:
         async with asyncio.timeout(60):
             return await test()
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.ModelRunner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(limited())

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from mmserve.cache_server.run import new_slots
-from mmserve.cache_server.shared_table import Table
+from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.config.deployment import Deployment
 from mmserve.httpserver.media.reader import MediaReader
-from mmserve.httpserver.mm_cache.alloc_path import Generation, Lane
+from mmserve.httpserver.mm_cache.alloc_path import AllocPath, Generation
 from mmserve.httpserver.mm_cache.leases import MediaLeases
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
@@ -21,13 +21,13 @@ GENERATIONS: tuple[Generation, Generation] = ("v1", "v2")
 
 
 class BothLanes:
-    """``lanes`` and ``links`` by generation; ``samples`` of both. Lanes are closed by ``run``."""
+    """``lanes`` and ``links`` by generation; ``samples`` of both. AllocPaths are closed by ``run``."""
 
     def __init__(self, deployment: Deployment, arena: Arena, patience_s: float = 10.0) -> None:
         self.arena = arena
-        self.table = Table(new_slots(arena))
+        self.table = SharedMediaTable(new_slots(arena))
         self.samples = Samples()
-        self.lanes: dict[Generation, Lane] = {}
+        self.lanes: dict[Generation, AllocPath] = {}
         self.links: dict[Generation, InProcessLink] = {}
         for generation in GENERATIONS:
             client, self.links[generation] = in_process_client(self.table, generation)
@@ -43,7 +43,7 @@ class BothLanes:
                 client=client,
                 patience_s=patience_s,
             )
-            self.lanes[generation] = Lane(reader, leases)
+            self.lanes[generation] = AllocPath(reader, leases)
 
     def run(self, scenario: Callable[[], Awaitable[Any]]) -> Any:
         async def all_of_it() -> Any:

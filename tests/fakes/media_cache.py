@@ -13,7 +13,7 @@ from mmserve.runtime.errors import Overloaded, TooLarge, Unavailable
 
 
 @dataclass
-class Item:
+class CacheEntry:
     record: MediaRecord
     writer: str = ""
     ready: bool = False
@@ -25,7 +25,7 @@ class FakeMediaCache:
 
     def __init__(self, capacity_nbytes: int = 1 << 20) -> None:
         self.capacity_nbytes = capacity_nbytes
-        self.items: dict[bytes, Item] = {}
+        self.items: dict[bytes, CacheEntry] = {}
         self.calls: list[tuple[str, str]] = []
         self.at_call: Callable[[str, str], None] = lambda name, request_id: None
         self.hits: set[bytes] = set()
@@ -99,7 +99,7 @@ class FakeMediaCache:
             self._used += extent_nbytes(item.data_nbytes)
             embed = Handle(number, 0, item.embed_nbytes)
             record = MediaRecord(number, (1 << 33) * number, "write", data, embed)
-            self.items[item.key] = Item(record, writer=request_id)
+            self.items[item.key] = CacheEntry(record, writer=request_id)
             self.items[item.key].holders.add(request_id)
             return record
         found = self.items[item.key]

@@ -100,7 +100,7 @@ class FakeRank:
         self.num_blocks = num_blocks
         self.cells = [_GARBAGE] * (num_blocks * KV_BLOCK_TOKENS)
         self.lost_items: set[int] = set()
-        """Item ids whose embeddings are gone."""
+        """CacheEntry ids whose embeddings are gone."""
         self.broken_seeds: set[int] = set()
         """Seeds of sequences that end in a numerical error."""
         self.num_tokens_computed = 0

@@ -16,7 +16,7 @@ import torch
 
 from mmserve.cache_server.entries import Lease
 from mmserve.cache_server.run import new_slots
-from mmserve.cache_server.table import Slots
+from mmserve.cache_server.table import MediaTable
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import Handle
@@ -36,7 +36,7 @@ class Cache:
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self.slots: Slots = new_slots(arena)
+        self.slots: MediaTable = new_slots(arena)
 
     def write(self, request: str, *names: str) -> tuple[MediaRecord, ...]:
         """As an HTTP worker: allocate and write what is to be written. Nothing is released."""

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mmserve.cache_server.entries import Lease
-from mmserve.cache_server.shared_table import Table
-from mmserve.cache_server.table import Slots
+from mmserve.cache_server.shared_table import SharedMediaTable
+from mmserve.cache_server.table import MediaTable
 from mmserve.httpserver.limits.reservations import Reservation, Reservations
 from tests.fakes.cache import alloc_item
 from tests.fakes.leaks import leaks
@@ -41,7 +41,9 @@ def _reserved(nbytes: int) -> Reservation:
 
 
 def _leave_holding(names: list[str]) -> None:
-    table = Table(Slots(1 << 12, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None))
+    table = SharedMediaTable(
+        MediaTable(1 << 12, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None)
+    )
     table.hello("http")
     table.alloc(Lease("http", "r"), [alloc_item(name) for name in names], 0.0)
     table.leaving("http")

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import Generic
 
 from mmserve.cache_server.allocator.extents import Extent, Extents
-from mmserve.cache_server.allocator.used_extents import Occupants, Who
+from mmserve.cache_server.allocator.used_extents import UsedExtents, Who
 
 
-class Space(Generic[Who]):
+class ArenaMap(Generic[Who]):
     """Sizes and offsets are bytes. Whoever is put into it stays until ``let_go``."""
 
     def __init__(self, nbytes: int) -> None:
@@ -21,7 +21,7 @@ class Space(Generic[Who]):
         self.available = Extents(nbytes)
         """The holes, joined with what lies between them and may be evicted: one "hole" is what lies between two that
         have to stay."""
-        self.occupants: Occupants[Who] = Occupants()
+        self.occupants: UsedExtents[Who] = UsedExtents()
         self.num_given_back = 0
         """Grows whenever more is available than before: what found no room need not be tried again until then."""
 

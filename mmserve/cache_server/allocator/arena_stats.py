@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Collection
 
 from mmserve.cache_server.allocator.extents import Extents
-from mmserve.cache_server.entries import Item
+from mmserve.cache_server.entries import CacheEntry
 from mmserve.ipc.arena import extent_nbytes
 
 Usage = dict[tuple[str, str], tuple[int, int]]
 """(kind, state) -> (extents, bytes); kind data | embed | hole, state writing | ready | free."""
 
 
-def usage_of(items: Collection[Item], extents: Extents) -> Usage:
+def usage_of(items: Collection[CacheEntry], extents: Extents) -> Usage:
     """Adds up to the whole arena; what there is none of is left out."""
     sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
     sizes["embed", "ready"] = [item.nbytes for item in items if item.data is None]

@@ -2,8 +2,8 @@
 
 What has to be in one piece is looked for around the least valuable items: from each, as a seed, a window grows over
 holes and over neighbours that may go, to the side where less is lost. Whether there is room around a seed, or anywhere,
-Space knows. So what it costs, to find a place or that there is none, depends on how many neighbours a place takes, and
-not on how many items there are. Knows no states and no leases.
+ArenaMap knows. So what it costs, to find a place or that there is none, depends on how many neighbours a place takes,
+and not on how many items there are. Knows no states and no leases.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from mmserve.cache_server.allocator.arena_map import Space
+from mmserve.cache_server.allocator.arena_map import ArenaMap
 from mmserve.cache_server.allocator.extents import Extent
 
 _WINDOWS = 8
@@ -54,7 +54,7 @@ class _Tile(NamedTuple, Generic[V]):
 
 
 def plan(
-    space: Space[V], groups: Sequence[Sequence[int]], candidates: Iterable[V], loss: Callable[[V], float]
+    space: ArenaMap[V], groups: Sequence[Sequence[int]], candidates: Iterable[V], loss: Callable[[V], float]
 ) -> Plan[V] | None:
     """Take places in ``space`` for ``groups`` of sizes, making holes of what victims have; None, with nothing changed,
     when there is no room. ``candidates`` are those that may go, the least valuable first, any that may not among them
@@ -72,7 +72,7 @@ def plan(
     )
 
 
-def _in_runs(space: Space[V], groups: Sequence[Sequence[int]]) -> list[int] | None:
+def _in_runs(space: ArenaMap[V], groups: Sequence[Sequence[int]]) -> list[int] | None:
     runs: list[list[int]] = []
     for group in groups:
         run = space.holes.alloc_run(group)
@@ -88,7 +88,7 @@ def _in_runs(space: Space[V], groups: Sequence[Sequence[int]]) -> list[int] | No
 class _Room(Generic[V]):
     """One attempt; what it has changed in the space can be undone."""
 
-    def __init__(self, space: Space[V], candidates: Iterable[V], loss: Callable[[V], float]) -> None:
+    def __init__(self, space: ArenaMap[V], candidates: Iterable[V], loss: Callable[[V], float]) -> None:
         self._space, self._loss = space, loss
         self._candidates = iter(candidates)
         self._spared: list[V] = []

@@ -12,17 +12,17 @@ from typing import Generic, Protocol, TypeVar
 from mmserve.cache_server.allocator.extents import Extent
 
 
-class Occupant(Protocol):
+class UsedExtent(Protocol):
     """Whatever has extents."""
 
     @property
     def extents(self) -> Sequence[Extent]: ...
 
 
-Who = TypeVar("Who", bound=Occupant)
+Who = TypeVar("Who", bound=UsedExtent)
 
 
-class Occupants(Generic[Who]):
+class UsedExtents(Generic[Who]):
     """Changes cost the same however many there are."""
 
     def __init__(self) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 
 from mmserve.cache_server.entries import Lease
-from mmserve.cache_server.rpc.disconnect_watcher import Hangups
-from mmserve.cache_server.shared_table import Table
+from mmserve.cache_server.rpc.disconnect_watcher import DisconnectWatcher
+from mmserve.cache_server.shared_table import SharedMediaTable
 
 
-class Guest:
+class ClientSession:
     """From a connection's hello to its end; ``fd`` is watched, so that its end is seen while a call of it waits."""
 
-    def __init__(self, table: Table, hangups: Hangups, owner: str, fd: int) -> None:
+    def __init__(self, table: SharedMediaTable, hangups: DisconnectWatcher, owner: str, fd: int) -> None:
         """Raises ValueError for an owner without a name."""
         if not owner:
             raise ValueError("say hello with a name")

@@ -35,7 +35,7 @@ class Connection(Protocol):
     def close(self) -> None: ...
 
 
-class Link:
+class ConnectionPool:
     """Thread-safe. ``open_`` makes a connection that says hello as the owner it is given: ``owner`` with a suffix, so
     that a restarted process is a new owner."""
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 
-class Hangups:
+class DisconnectWatcher:
     """One thread, asleep until a peer hangs up or ``close`` is called."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mmserve.httpserver.context import Front
+from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.http.body import read_body
 from mmserve.runtime.errors import InvalidRequest
 
@@ -24,7 +24,7 @@ class AllocSettings(msgspec.Struct, forbid_unknown_fields=True):
     concurrent_alloc_fraction: Annotated[float, Meta(ge=0, le=1)]
 
 
-def admin_routes(front: Front) -> APIRouter:
+def admin_routes(front: WorkerContext) -> APIRouter:
     """``GET`` and ``POST /admin/alloc``; what one worker is told, all follow."""
     router = APIRouter(tags=["admin"])
     share, has_v2 = front.lanes.share, front.deployment.config.enable_concurrent_alloc

@@ -12,15 +12,15 @@ from collections.abc import Awaitable, Callable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mmserve.httpserver.request.task import Flight
+from mmserve.httpserver.request.task import RequestTask
 
-Write = Callable[[Flight, Send], Awaitable[None]]
+Write = Callable[[RequestTask, Send], Awaitable[None]]
 
 
 class Answer(Response):
     """``write`` sends the whole response; an MmserveError that it raises before sending becomes an error status."""
 
-    def __init__(self, flight: Flight, write: Write) -> None:
+    def __init__(self, flight: RequestTask, write: Write) -> None:
         super().__init__()
         self._flight = flight
         self._write = write

@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from mmserve.httpserver.context import Front
+from mmserve.httpserver.context import WorkerContext
 from mmserve.runtime.errors import ModelNotFound
 
 
@@ -21,7 +21,7 @@ class ModelCard(msgspec.Struct):
     owned_by: str = "mmserve"
 
 
-def model_routes(front: Front) -> APIRouter:
+def model_routes(front: WorkerContext) -> APIRouter:
     """The one model served here, listed and by name."""
     router = APIRouter(tags=["models"])
     model = front.model

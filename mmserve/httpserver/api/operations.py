@@ -7,13 +7,13 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from mmserve.httpserver.context import Front
+from mmserve.httpserver.context import WorkerContext
 from mmserve.runtime.errors import Unavailable
 
 _SCRAPE_TIMEOUT_S = 10.0
 
 
-def operation_routes(front: Front) -> APIRouter:
+def operation_routes(front: WorkerContext) -> APIRouter:
     """Probes are GET and HEAD, for load balancers use either."""
     router = APIRouter(tags=["operations"])
 
@@ -49,7 +49,7 @@ def operation_routes(front: Front) -> APIRouter:
     return router
 
 
-async def _scrape(front: Front) -> Response:
+async def _scrape(front: WorkerContext) -> Response:
     transport = httpx2.AsyncHTTPTransport(uds=str(front.endpoints.metrics_http))
     try:
         async with httpx2.AsyncClient(transport=transport, timeout=_SCRAPE_TIMEOUT_S) as client:

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Ways(Protocol):
-    """What the dispatcher needs of ``roads.Roads``."""
+    """What the dispatcher needs of ``roads.EngineLinks``."""
 
     def choose(self, request: GenerateRequest) -> Road: ...
     def send(self, road: Road, message: GenerateRequest | AbortRequest) -> None: ...

@@ -16,12 +16,12 @@ Road = int | None
 """Index of a visual server, or None for the router itself."""
 
 
-def road_of(item_id: int, visual_workers: int) -> int:
+def encoder_for(item_id: int, visual_workers: int) -> int:
     """The visual server that encodes an image, the same one as long as the image is in the arena."""
     return (item_id * _SPREAD % (1 << 64) >> 32) % visual_workers
 
 
-class Roads:
+class EngineLinks:
     """One sender for each way. Sending never blocks; what waits for a dead process reaches its successor."""
 
     def __init__(self, endpoints: Endpoints, visual_workers: int) -> None:
@@ -34,7 +34,7 @@ class Roads:
         """A request with an embedding to wait for goes where that image always goes, so that work is merged."""
         missing = (span.item_id for span in request.spans if span.data is not None)
         item_id = next(missing, None)
-        return None if item_id is None else road_of(item_id, len(self._visual))
+        return None if item_id is None else encoder_for(item_id, len(self._visual))
 
     def send(self, road: Road, message: GenerateRequest | AbortRequest) -> None:
         sender = self._router if road is None else self._visual[road]

@@ -12,7 +12,7 @@ OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
 """Probes carry no key."""
 
 
-class Authorisation:
+class ApiKeyAuth:
     """``api_key`` None: everybody may."""
 
     def __init__(self, api_key: str | None) -> None:

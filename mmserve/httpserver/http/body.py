@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import ClientDisconnect, Request
 
 from mmserve.httpserver.http.disconnect import connected
-from mmserve.httpserver.request.resources import Holdings
+from mmserve.httpserver.request.resources import RequestResources
 from mmserve.runtime.errors import InvalidRequest, TooLarge, TooSlow
 
 DIRECT_BODY = "mmserve.direct_body"
@@ -22,9 +22,9 @@ _MIN_RATE = 64 * 1024
 """Bytes a second; whoever is slower holds memory that others wait for."""
 
 
-async def read_body(request: Request, limit_nbytes: int, holdings: Holdings | None = None) -> bytes | bytearray:
+async def read_body(request: Request, limit_nbytes: int, holdings: RequestResources | None = None) -> bytes | bytearray:
     """The whole body. Raises TooLarge as soon as the limit is known to be passed, TooSlow for a client that sends next
-    to nothing, InvalidRequest for a bad length, ClientDisconnect, and what ``Holdings.receive`` raises.
+    to nothing, InvalidRequest for a bad length, ClientDisconnect, and what ``RequestResources.receive`` raises.
 
     ``holdings`` make room before it is read, and hold no more than its length afterwards; none are needed where the
     limit is a few KiB. A body that does not say its length has the room of a short one, until it turns out longer.

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mmserve.httpserver.http.auth import Authorisation
+from mmserve.httpserver.http.auth import ApiKeyAuth
 from mmserve.httpserver.request.ids import new_request_id
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.errors import MmserveError
@@ -21,13 +21,13 @@ from mmserve.runtime.errors import MmserveError
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-class Envelope:
+class RequestMiddleware:
     """Wraps an ASGI app. ``render`` makes a response of an error."""
 
     def __init__(
         self,
         app: ASGIApp,
-        authorisation: Authorisation,
+        authorisation: ApiKeyAuth,
         metrics: MetricsClient,
         render: Callable[[MmserveError], Response],
     ) -> None:

@@ -16,7 +16,7 @@ _RETRY_AFTER_S = {"starting": 5.0, "loading": 5.0, "restarting": 2.0, "draining"
 _RETRY_WHEN_FULL_S = 1.0
 
 
-class Gate:
+class AdmissionControl:
     """Admits at most ``limit`` requests at once, and none unless the server is ready."""
 
     def __init__(self, limit: int, metrics: MetricsClient) -> None:

@@ -8,7 +8,7 @@ from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import TooLarge
 
 
-class ByteBudget:
+class RequestByteLimit:
     """Shared by all readers of one request, threads included."""
 
     def __init__(self, nbytes: int) -> None:

@@ -11,7 +11,7 @@ from collections import deque
 from types import TracebackType
 
 from mmserve.metrics.client import MetricsClient
-from mmserve.runtime.byte_budget import MIB, Budget
+from mmserve.runtime.byte_budget import MIB, ByteBudget
 from mmserve.runtime.errors import TooLarge, Unavailable
 
 _RETRY_AFTER_S = 5.0
@@ -63,7 +63,7 @@ class Reservations:
         self.name = name
         self.short_nbytes = short_nbytes
         self._flag = flag
-        self._budget = Budget(limit_nbytes)
+        self._budget = ByteBudget(limit_nbytes)
         self._metrics = metrics
         self._patience_s = patience_s
         self._waiting: deque[tuple[int, asyncio.Future[Reservation]]] = deque()

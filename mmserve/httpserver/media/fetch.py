@@ -15,7 +15,7 @@ from typing import Any
 import httpcore2
 import httpx2
 
-from mmserve.httpserver.limits.request_bytes import ByteBudget
+from mmserve.httpserver.limits.request_bytes import RequestByteLimit
 from mmserve.httpserver.media.addresses import AddressPolicy
 from mmserve.httpserver.media.resolver import Resolver
 from mmserve.runtime.errors import MediaError, TooLarge
@@ -77,7 +77,7 @@ class Fetcher:
             network_backend=_CheckedBackend(policy, self._resolver),
         )
 
-    async def get(self, url: str, budget: ByteBudget) -> bytes:
+    async def get(self, url: str, budget: RequestByteLimit) -> bytes:
         """The body at ``url``. Raises MediaError, TooLarge when it does not fit what is left of ``budget``, and
         Unavailable when too many names are being looked up."""
         try:
@@ -94,7 +94,7 @@ class Fetcher:
         await self._pool.aclose()
         self._resolver.close()
 
-    async def _follow(self, url: httpx2.URL, budget: ByteBudget) -> bytes:
+    async def _follow(self, url: httpx2.URL, budget: RequestByteLimit) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
             async with self._pool.stream("GET", _target(url), headers=_headers(url)) as response:
                 if response.status not in _REDIRECTS:
@@ -137,7 +137,7 @@ def _header(response: httpcore2.Response, name: bytes) -> str:
     return next((value.decode("latin-1") for key, value in response.headers if key.lower() == name), "")
 
 
-async def _body(response: httpcore2.Response, budget: ByteBudget) -> bytes:
+async def _body(response: httpcore2.Response, budget: RequestByteLimit) -> bytes:
     if response.status != 200:
         raise MediaError(f"the image could not be fetched: its host answered {response.status}")
     if _header(response, b"content-encoding").lower() not in ("", "identity"):

@@ -16,7 +16,7 @@ import msgspec
 import pybase64
 
 from mmserve.httpserver.call import GenerateCall, MediaRef
-from mmserve.httpserver.limits.request_bytes import ByteBudget
+from mmserve.httpserver.limits.request_bytes import RequestByteLimit
 from mmserve.runtime.errors import MediaError
 
 _LITTLE_NBYTES = 1 << 20
@@ -39,7 +39,7 @@ def _with_content(ref: MediaRef) -> MediaRef:
     return ref  # escaped somewhere, or wrong: that takes longer to find out, in a thread
 
 
-def read_data_url(ref: MediaRef, budget: ByteBudget) -> bytes:
+def read_data_url(ref: MediaRef, budget: RequestByteLimit) -> bytes:
     """The bytes of ``data:[type][;base64],...``; the media type is not looked at. Raises MediaError, TooLarge."""
     head, comma, text = ref.url.partition(",")
     if not comma:
@@ -70,7 +70,7 @@ def _decoded(text: str | memoryview) -> bytes:
         raise MediaError("the image's data: URL is not valid base64") from None
 
 
-def read_file_url(url: str, root: str | None, budget: ByteBudget) -> bytes:
+def read_file_url(url: str, root: str | None, budget: RequestByteLimit) -> bytes:
     """The bytes of a regular file below ``root``, symlinks resolved. Raises MediaError, TooLarge."""
     if root is None:
         raise MediaError("file: URLs are not allowed on this server")

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from mmserve.config.deployment import Deployment
 from mmserve.httpserver.call import MediaItem, MediaRef
-from mmserve.httpserver.limits.request_bytes import ByteBudget
+from mmserve.httpserver.limits.request_bytes import RequestByteLimit
 from mmserve.httpserver.media.addresses import AddressPolicy
 from mmserve.httpserver.media.fetch import Fetcher
 from mmserve.httpserver.media.local import read_data_url, read_file_url
@@ -70,7 +70,7 @@ class MediaReader:
             return []
         if not self._takes_images:
             raise MediaError("this model takes no images", param=refs[0].param)
-        found = await self._read_all(refs, ByteBudget(int(self._config.max_body_mb * MIB)), cache_salt)
+        found = await self._read_all(refs, RequestByteLimit(int(self._config.max_body_mb * MIB)), cache_salt)
         self._metrics.add("mm_fetch_seconds", sum(one.read_s for one in found), self._generation)
         self._metrics.add("mm_hash_seconds", sum(one.hash_s for one in found), self._generation)
         return [one.item for one in found]
@@ -80,7 +80,7 @@ class MediaReader:
         await self._fetcher.aclose()
         self._threads.close()
 
-    async def _one_by_one(self, refs: Sequence[MediaRef], budget: ByteBudget, cache_salt: str) -> list[_Found]:
+    async def _one_by_one(self, refs: Sequence[MediaRef], budget: RequestByteLimit, cache_salt: str) -> list[_Found]:
         found = []
         for ref in refs:
             if _is_remote(ref):
@@ -89,7 +89,7 @@ class MediaReader:
                 found += await self._threads.map(lambda ref: self._local(ref, budget, cache_salt), [ref], [ref.nbytes])
         return found
 
-    async def _together(self, refs: Sequence[MediaRef], budget: ByteBudget, cache_salt: str) -> list[_Found]:
+    async def _together(self, refs: Sequence[MediaRef], budget: RequestByteLimit, cache_salt: str) -> list[_Found]:
         local = [index for index, ref in enumerate(refs) if not _is_remote(ref)]
         remote = [index for index, ref in enumerate(refs) if _is_remote(ref)]
         sizes = [_work_nbytes(refs[index]) for index in local]
@@ -105,7 +105,7 @@ class MediaReader:
         found |= {index: fetch.result() for index, fetch in zip(remote, fetches, strict=True)}
         return [found[index] for index in range(len(refs))]
 
-    async def _fetched(self, ref: MediaRef, budget: ByteBudget, cache_salt: str) -> _Found:
+    async def _fetched(self, ref: MediaRef, budget: RequestByteLimit, cache_salt: str) -> _Found:
         started_s = time.monotonic()
         content = await self._fetch(ref, budget)
         read_s = time.monotonic() - started_s
@@ -121,14 +121,14 @@ class MediaReader:
         async with self._turn:
             return await self._threads.map(work, jobs, nbytes)
 
-    async def _fetch(self, ref: MediaRef, budget: ByteBudget) -> bytes:
+    async def _fetch(self, ref: MediaRef, budget: RequestByteLimit) -> bytes:
         try:
             return await self._fetcher.get(ref.url, budget)
         except MmserveError as error:
             error.param = ref.param
             raise
 
-    def _read_local(self, ref: MediaRef, budget: ByteBudget) -> bytes:
+    def _read_local(self, ref: MediaRef, budget: RequestByteLimit) -> bytes:
         try:
             match ref.scheme:
                 case "data":
@@ -140,7 +140,7 @@ class MediaReader:
             error.param = ref.param
             raise
 
-    def _local(self, ref: MediaRef, budget: ByteBudget, cache_salt: str) -> _Found:
+    def _local(self, ref: MediaRef, budget: RequestByteLimit, cache_salt: str) -> _Found:
         started_s = time.monotonic()
         content = self._read_local(ref, budget)
         return self._identified(ref, content, cache_salt, time.monotonic() - started_s)

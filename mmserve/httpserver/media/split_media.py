@@ -28,18 +28,18 @@ _SECRET, _NUMBERS = secrets.token_hex(16), itertools.count()
 """Marks are never sent, so no client knows any."""
 
 
-class CutUrl(NamedTuple):
+class SplitUrl(NamedTuple):
     """One data: URL: ``head`` to the comma, and base64 text as it stands in the body, JSON's escapes included."""
 
     head: str
     data: memoryview
 
 
-def cut_data_urls(body: bytes | bytearray) -> tuple[bytes | bytearray, dict[str, CutUrl]]:
+def split_media(body: bytes | bytearray) -> tuple[bytes | bytearray, dict[str, SplitUrl]]:
     """``body`` with marks, and what each mark stands for; ``body`` itself when there is nothing to cut."""
     view = memoryview(body)
     pieces: list[bytes | memoryview] = []
-    cut: dict[str, CutUrl] = {}
+    cut: dict[str, SplitUrl] = {}
     done, at = 0, body.find(_START)
     for _ in range(_MAX_STARTS):
         if at < 0:
@@ -48,7 +48,7 @@ def cut_data_urls(body: bytes | bytearray) -> tuple[bytes | bytearray, dict[str,
         end = -1 if head is None else body.find(_QUOTE, head.end())
         if head is not None and end - at >= _MIN_NBYTES and not (_escaped(body, at) or _escaped(body, end)):
             mark = f"{_SECRET}-{next(_NUMBERS)}"
-            cut[mark] = CutUrl(head[0].decode(), view[head.end() : end])
+            cut[mark] = SplitUrl(head[0].decode(), view[head.end() : end])
             pieces += view[done : at + 1], mark.encode()
             done = at = end
         at = body.find(_START, at + 1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef
-from mmserve.httpserver.mm_cache.traffic_split import AllocShare
+from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit
 
 Generation = Literal["v1", "v2"]
 """Also the label ``alloc`` of every metric that a lane measures."""
@@ -28,22 +28,24 @@ class Leasing(Protocol):
 
 
 @dataclass(frozen=True)
-class Lane:
+class AllocPath:
     """A request reads its images and holds their leases in one lane, to its end."""
 
     media: MediaReading
     leases: Leasing
 
 
-class Lanes:
+class AllocPaths:
     """The lanes of one HTTP worker. ``draw`` gives numbers from 0 up to but not 1."""
 
-    def __init__(self, v1: Lane, v2: Lane, share: AllocShare, draw: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self, v1: AllocPath, v2: AllocPath, share: TrafficSplit, draw: Callable[[], float] = random.random
+    ) -> None:
         self._v1 = v1
         self._v2 = v2
         self._draw = draw
         self.share = share
 
-    def choose(self) -> Lane:
+    def choose(self) -> AllocPath:
         """For one request: v2 with the probability of the share, so never at 0 and always at 1."""
         return self._v2 if self._draw() < self.share.fraction else self._v1

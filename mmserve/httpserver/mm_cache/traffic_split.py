@@ -16,7 +16,7 @@ from pathlib import Path
 _NUMBER = struct.Struct("=d")
 
 
-class AllocShare:
+class TrafficSplit:
     """The number at ``path``, which is made, holding ``initial``, if it is not there."""
 
     def __init__(self, path: Path, initial: float) -> None:

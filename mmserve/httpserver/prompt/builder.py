@@ -22,7 +22,7 @@ from mmserve.messages.media import MediaSpan
 from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest
 
 
-class Prompts:
+class PromptBuilder:
     """One per HTTP worker. Pure computing: milliseconds for long prompts, so callers may prefer a thread."""
 
     def __init__(self, deployment: Deployment) -> None:

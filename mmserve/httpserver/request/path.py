@@ -16,12 +16,12 @@ import msgspec
 
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaRef, Prompt
 from mmserve.httpserver.engine.dispatcher import Dispatcher, MediaLost
-from mmserve.httpserver.mm_cache.alloc_path import Lane, Lanes
+from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths
 from mmserve.httpserver.output.deltas import DeltaStream
 from mmserve.httpserver.output.detokenizer import Detokenizer
 from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.httpserver.request.metrics import ChoiceMetrics, count_request
-from mmserve.httpserver.request.resources import Holdings
+from mmserve.httpserver.request.resources import RequestResources
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest, choice_id
 from mmserve.messages.sampling import SamplingParams
@@ -45,7 +45,7 @@ class _Choice:
     """One of n answers: its request to the engine and where its text goes."""
 
     call: GenerateCall
-    lane: Lane
+    lane: AllocPath
     items: Sequence[MediaItem]
     request: GenerateRequest
     text: Detokenizer
@@ -61,13 +61,13 @@ class RequestPath:
     max_model_len: int
     max_fetched_nbytes: int
     """Of one request's images in all."""
-    lanes: Lanes
+    lanes: AllocPaths
     prompts: Prompting
     dispatcher: Dispatcher
     vocabulary: Vocabulary
     metrics: MetricsClient
 
-    async def generate(self, call: GenerateCall, deltas: DeltaStream, holdings: Holdings) -> None:
+    async def generate(self, call: GenerateCall, deltas: DeltaStream, holdings: RequestResources) -> None:
         """Answer ``call`` into ``deltas``; returns when no lease is held any more. Raises MmserveError.
 
         The caller keeps no images: what it brought in is let go here, form by form.
@@ -86,7 +86,7 @@ class RequestPath:
                     choice = _Choice(call, lane, items, request, text, deltas, metrics)
                     choices.create_task(self._answer(choice))
 
-    async def _read(self, lane: Lane, call: GenerateCall, holdings: Holdings) -> list[MediaItem]:
+    async def _read(self, lane: AllocPath, call: GenerateCall, holdings: RequestResources) -> list[MediaItem]:
         """The images. Before any of them is fetched there is room for as much as one request may fetch."""
         if not call.media:
             holdings.keep(0)
@@ -163,7 +163,9 @@ class RequestPath:
         return msgspec.structs.replace(sampling, max_tokens=max_tokens, min_tokens=min(sampling.min_tokens, max_tokens))
 
 
-def _hold(lane: Lane, lease_id: str, items: Sequence[MediaItem]) -> AbstractAsyncContextManager[Sequence[LeasedItem]]:
+def _hold(
+    lane: AllocPath, lease_id: str, items: Sequence[MediaItem]
+) -> AbstractAsyncContextManager[Sequence[LeasedItem]]:
     """Text requests never wait for the cache server."""
     return lane.leases.hold(lease_id, items) if items else nullcontext(())
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 
-from mmserve.httpserver.limits.admission import Gate
+from mmserve.httpserver.limits.admission import AdmissionControl
 from mmserve.httpserver.limits.reservations import Reservation, Reservations
 
 
-class Holdings:
+class RequestResources:
     """Raises Unavailable or Overloaded when the request may not begin."""
 
-    def __init__(self, gate: Gate, bodies: Reservations, fetches: Reservations) -> None:
+    def __init__(self, gate: AdmissionControl, bodies: Reservations, fetches: Reservations) -> None:
         self._bodies = bodies
         self._fetches = fetches
         self._body: Reservation | None = None

@@ -13,11 +13,11 @@ from typing import Any
 
 from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.output.deltas import DeltaStream
-from mmserve.httpserver.request.resources import Holdings
+from mmserve.httpserver.request.resources import RequestResources
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.errors import MmserveError, Unavailable
 
-Generate = Callable[[GenerateCall, DeltaStream, Holdings], Coroutine[Any, Any, None]]
+Generate = Callable[[GenerateCall, DeltaStream, RequestResources], Coroutine[Any, Any, None]]
 
 _LETTING_GO_S = 5.0
 """At the end of the process; what is held longer than this ends with the process's connections."""
@@ -25,13 +25,15 @@ _LETTING_GO_S = 5.0
 logger = logging.getLogger(__name__)
 
 
-class Flight:
+class RequestTask:
     """One request under way. ``deltas`` is its answer; the connection calls ``leave`` when it is done with it.
 
     Owns ``holdings``, and releases them when the task has ended.
     """
 
-    def __init__(self, generate: Generate, call: GenerateCall, holdings: Holdings, metrics: MetricsClient) -> None:
+    def __init__(
+        self, generate: Generate, call: GenerateCall, holdings: RequestResources, metrics: MetricsClient
+    ) -> None:
         self.deltas = DeltaStream(call.n)
         self.call = replace(call, messages=(), media=())
         """What rendering needs; images as the client sent them are kept by no one but ``generate``."""
@@ -70,19 +72,19 @@ class Flight:
         return MmserveError("internal error")
 
 
-class Flights:
+class RequestTasks:
     """All requests of this worker that still hold anything."""
 
     def __init__(self, generate: Generate, metrics: MetricsClient) -> None:
         self._generate = generate
         self._metrics = metrics
-        self._flights: dict[asyncio.Task[None], Flight] = {}
+        self._flights: dict[asyncio.Task[None], RequestTask] = {}
 
     def __len__(self) -> int:
         return len(self._flights)
 
-    def start(self, call: GenerateCall, holdings: Holdings) -> Flight:
-        flight = Flight(self._generate, call, holdings, self._metrics)
+    def start(self, call: GenerateCall, holdings: RequestResources) -> RequestTask:
+        flight = RequestTask(self._generate, call, holdings, self._metrics)
         self._flights[flight.task] = flight
         flight.task.add_done_callback(self._flights.pop)
         return flight

@@ -13,7 +13,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class StepRows:
+class AttentionInput:
     """How the T rows of one step belong to sequences: steps of one row first, longest context first, then chunks.
 
     Step i has ``counts[i]`` rows, for the tokens of ``slots[i]`` from position ``starts[i]`` on.
@@ -38,7 +38,7 @@ class StepRows:
 class Attention(Protocol):
     """Causal attention over the paged KV cache."""
 
-    def prepare(self, rows: StepRows) -> Any:
+    def prepare(self, rows: AttentionInput) -> Any:
         """What all layers of a step need, made once."""
         ...
 

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from mmserve.config.deployment import KV_BLOCK_TOKENS
-from mmserve.model_backend.attention.interface import StepRows
+from mmserve.model_backend.attention.interface import AttentionInput
 from mmserve.model_backend.platforms.cpu import kernels
 
 
-class InPlaceAttention:
+class PagedCpuAttention:
     """See ``interface.Attention``. ``group_size``: query heads for each key head.
 
     A row's result depends on its own sequence alone, to the bit: not on chunks, batch or neighbours' KV.
@@ -19,7 +19,7 @@ class InPlaceAttention:
     def __init__(self, group_size: int) -> None:
         self._tile_tokens = max(1, kernels.MAX_TILE_ROWS // group_size)
 
-    def prepare(self, rows: StepRows) -> kernels.Tiles:
+    def prepare(self, rows: AttentionInput) -> kernels.Tiles:
         """A tile is some consecutive rows of one step."""
         num_tiles = -(-rows.counts // self._tile_tokens)
         step = np.repeat(np.arange(len(rows.counts)), num_tiles)

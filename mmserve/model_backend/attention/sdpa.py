@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from mmserve.config.deployment import KV_BLOCK_TOKENS
-from mmserve.model_backend.attention.interface import StepRows
+from mmserve.model_backend.attention.interface import AttentionInput
 
 _SMALL_TABLE_BLOCKS = 16
 """Rows with a context this short are not worth a group of their own."""
@@ -51,10 +51,10 @@ class Layout:
     chunks: tuple[PrefillChunk, ...]
 
 
-class PlainAttention:
+class SdpaAttention:
     """See ``interface.Attention``."""
 
-    def prepare(self, rows: StepRows) -> Layout:
+    def prepare(self, rows: AttentionInput) -> Layout:
         return Layout(_to(rows, rows.kv_slots), tuple(_decode_groups(rows)), tuple(_chunks(rows)))
 
     def __call__(self, q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, prepared: Layout) -> torch.Tensor:
@@ -71,7 +71,7 @@ class PlainAttention:
         return out
 
 
-def _decode_groups(rows: StepRows) -> Iterator[DecodeGroup]:
+def _decode_groups(rows: AttentionInput) -> Iterator[DecodeGroup]:
     """Groups of rows whose block tables differ by less than half, so that padding costs less than the work."""
     lengths, slots = rows.starts[: rows.num_decodes] + 1, rows.slots[: rows.num_decodes]
     num_blocks = -(-lengths // KV_BLOCK_TOKENS)
@@ -89,7 +89,7 @@ def _decode_groups(rows: StepRows) -> Iterator[DecodeGroup]:
         first = end
 
 
-def _chunks(rows: StepRows) -> Iterator[PrefillChunk]:
+def _chunks(rows: AttentionInput) -> Iterator[PrefillChunk]:
     first_row = rows.num_decodes
     for step in range(rows.num_decodes, len(rows.slots)):
         start, count = int(rows.starts[step]), int(rows.counts[step])
@@ -110,7 +110,7 @@ def _mask(hidden: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return zeros.masked_fill_(hidden.to(like.device), float("-inf"))
 
 
-def _to(rows: StepRows, values: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> torch.Tensor:
+def _to(rows: AttentionInput, values: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> torch.Tensor:
     return torch.from_numpy(values).to(rows.like.device)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from mmserve.checkpoint.spec import TextSpec
 from mmserve.model_backend.attention.interface import Attention
-from mmserve.model_backend.attention.paged_cpu import InPlaceAttention
+from mmserve.model_backend.attention.paged_cpu import PagedCpuAttention
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.activation import SILU
 from mmserve.model_backend.layers.attention import SelfAttention
@@ -86,7 +86,7 @@ class Llama(nn.Module):
         products = [product.panels for layer in weights for product in layer[2:]]
         if (
             self._tp.size == 1
-            and isinstance(self._attention, InPlaceAttention)
+            and isinstance(self._attention, PagedCpuAttention)
             and spec.activation in SILU
             and spec.hidden_size % 8 == spec.intermediate_size % 8 == 0
             and all(panels.dim() == 3 for panels in products)

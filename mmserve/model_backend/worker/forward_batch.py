@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from mmserve.messages.step import SequenceStep
-from mmserve.model_backend.attention.interface import Attention, StepRows
-from mmserve.model_backend.worker.input_batch import SlotTable
+from mmserve.model_backend.attention.interface import Attention, AttentionInput
+from mmserve.model_backend.worker.input_batch import InputBatch
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Batch:
 
 
 def build(
-    table: SlotTable, steps: Sequence[SequenceStep], vocab_size: int, like: torch.Tensor, attention: Attention
+    table: InputBatch, steps: Sequence[SequenceStep], vocab_size: int, like: torch.Tensor, attention: Attention
 ) -> Batch:
     """``like`` gives the masks' dtype and all tensors' device. At least one step."""
     singles = sorted((step for step in steps if step.num_tokens == 1), key=lambda step: -step.start)
@@ -60,7 +60,7 @@ def build(
         first_rows=tuple(first_rows.tolist()),
         token_ids=token_ids,
         positions=positions_,
-        layout=attention.prepare(StepRows(slots, starts, counts, table.blocks, kv_slots, like)),
+        layout=attention.prepare(AttentionInput(slots, starts, counts, table.blocks, kv_slots, like)),
         sample_slots=tuple(ordered[index].slot for index in sampling),
         sample_rows=sample_rows,
     )

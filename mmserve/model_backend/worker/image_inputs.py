@@ -19,7 +19,7 @@ from mmserve.messages.step import SequenceStep, SlotFailure
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.platforms.cuda.pinned import pin
 from mmserve.model_backend.worker.forward_batch import Batch
-from mmserve.model_backend.worker.input_batch import SlotTable
+from mmserve.model_backend.worker.input_batch import InputBatch
 
 _READ, _BROKEN, _LOST = 0, 1, 2
 """Of several ranks' verdicts the largest counts: rows that one has lost may be broken for the others."""
@@ -34,7 +34,7 @@ class _Touching(NamedTuple):
     spans: Sequence[MediaSpan]
 
 
-class Splicer:
+class ImageEmbeddingWriter:
     """``like`` gives the rows' dtype and the device they go to."""
 
     def __init__(self, arena: Arena | None, hidden_size: int, tp: TpGroup, like: torch.Tensor) -> None:
@@ -43,7 +43,7 @@ class Splicer:
         if arena is not None and like.device.type == "cuda":
             pin(arena, like.device)
 
-    def place(self, table: SlotTable, batch: Batch, hidden: torch.Tensor) -> list[SlotFailure]:
+    def place(self, table: InputBatch, batch: Batch, hidden: torch.Tensor) -> list[SlotFailure]:
         """Overwrite the token embeddings [T, hidden] of image tokens; the steps whose rows some rank could not read.
 
         The extents are not read any more when this returns.

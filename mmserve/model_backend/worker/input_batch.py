@@ -40,7 +40,7 @@ class Slot:
         return [span for span in self.spans if span.start < end and span.start + span.num_tokens > start]
 
 
-class SlotTable:
+class InputBatch:
     """All slots of a rank. ``blocks[slot, i]`` is the slot's i-th KV block; beyond num_blocks it is meaningless."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int, num_blocks: int, vocab_size: int) -> None:

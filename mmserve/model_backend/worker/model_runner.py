@@ -27,12 +27,12 @@ from mmserve.model_backend.models.registry import DECODERS
 from mmserve.model_backend.platforms.device import is_lost
 from mmserve.model_backend.worker import kv_cache
 from mmserve.model_backend.worker.forward_batch import Batch, build
-from mmserve.model_backend.worker.image_inputs import Splicer
-from mmserve.model_backend.worker.input_batch import SlotTable
+from mmserve.model_backend.worker.image_inputs import ImageEmbeddingWriter
+from mmserve.model_backend.worker.input_batch import InputBatch
 from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
 from mmserve.model_backend.worker.sampling.sampler import NOT_FINITE, SampleRow, sample
 from mmserve.runtime.errors import StartupError
-from mmserve.runtime.startup_timer import Phases
+from mmserve.runtime.startup_timer import StartupTimer
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class _Computed(NamedTuple):
     logprobs: Sequence[tuple[int, bytes]] = ()
 
 
-class Runner:
+class ModelRunner:
     """Weights, KV cache and slots of one rank. ``like`` gives dtype and device of everything."""
 
     def __init__(
@@ -55,9 +55,9 @@ class Runner:
         arena: Arena | None,
         like: torch.Tensor,
         progress: Progress,
-        phases: Phases | None = None,
+        phases: StartupTimer | None = None,
     ) -> None:
-        phases = phases or Phases()
+        phases = phases or StartupTimer()
         spec = deployment.model
         check_tp(spec, tp.size)
         self._tp, self._like, self._vocab_size = tp, like, spec.text.vocab_size
@@ -69,10 +69,10 @@ class Runner:
         self._model.fuse()
         phases.end("packing")
         self._kv = kv_cache.allocate(deployment, tp, like)
-        self._slots = SlotTable(
+        self._slots = InputBatch(
             deployment.config.max_num_seqs, deployment.max_model_len, self.num_blocks, self._vocab_size
         )
-        self._splicer = Splicer(arena, spec.text.hidden_size, tp, like)
+        self._splicer = ImageEmbeddingWriter(arena, spec.text.hidden_size, tp, like)
 
     @property
     def num_blocks(self) -> int:

@@ -47,7 +47,7 @@ class Match:
 
 
 @dataclass(slots=True)
-class Holding:
+class BlockTable:
     """One sequence's KV blocks in the order of its tokens."""
 
     blocks: list[int]
@@ -64,7 +64,7 @@ class Holding:
         return len(self.hit.nodes)
 
 
-class KvLedger:
+class KvCacheManager:
     """KV blocks of one engine (every rank has the same numbering)."""
 
     def __init__(self, num_blocks: int) -> None:
@@ -108,7 +108,7 @@ class KvLedger:
         """How many of the matched blocks no sequence holds yet."""
         return sum(self._pool.holders(node.block) == 0 for node in nodes)
 
-    def reserve(self, num_tokens: int, match: Match) -> Holding | None:
+    def reserve(self, num_tokens: int, match: Match) -> BlockTable | None:
         """Hold a matched prefix and new blocks for the rest of ``num_tokens``; None when too few are left."""
         nodes = match.nodes
         num_new = blocks_for(num_tokens) - len(nodes)
@@ -118,9 +118,9 @@ class KvLedger:
             if self._pool.hold(node.block):
                 self._tree.mark_busy(node)
         blocks = [node.block for node in nodes] + self._allocate(num_new)
-        return Holding(blocks, list(nodes), match)
+        return BlockTable(blocks, list(nodes), match)
 
-    def extend(self, holding: Holding, num_tokens: int) -> tuple[int, ...] | None:
+    def extend(self, holding: BlockTable, num_tokens: int) -> tuple[int, ...] | None:
         """New blocks so that the holding can take ``num_tokens`` in all; None when too few are left."""
         num_new = blocks_for(num_tokens) - len(holding.blocks)
         if num_new <= 0:
@@ -131,7 +131,7 @@ class KvLedger:
         holding.blocks += blocks
         return tuple(blocks)
 
-    def publish(self, holding: Holding, tokens: array[int], num_computed: int) -> Node | None:
+    def publish(self, holding: BlockTable, tokens: array[int], num_computed: int) -> Node | None:
         """Enter the blocks that the first ``num_computed`` tokens fill into the tree, for others to match; the first
         of them that is new there."""
         known = len(holding.nodes)
@@ -145,7 +145,7 @@ class KvLedger:
                 holding.nodes.append(node)
         return holding.nodes[known] if len(holding.nodes) > known else None
 
-    def publish_rest(self, holding: Holding, tokens: array[int], num_computed: int) -> None:
+    def publish_rest(self, holding: BlockTable, tokens: array[int], num_computed: int) -> None:
         """Enter the block that the first ``num_computed`` tokens fill in part, of a sequence that lets go of it now."""
         num_full, num_rest = divmod(num_computed, KV_BLOCK_TOKENS)
         misled = holding.nodes and holding.nodes[-1].forgotten
@@ -165,11 +165,11 @@ class KvLedger:
             if self._pool.holders(node.block) == 0:
                 self._pool.reclaim(node.block)
 
-    def misled(self, holding: Holding) -> bool:
+    def misled(self, holding: BlockTable) -> bool:
         """What it found in the cache was forgotten after all."""
         return holding.num_hit_blocks > 0 and holding.nodes[holding.num_hit_blocks - 1].forgotten
 
-    def distrust(self, holding: Holding) -> None:
+    def distrust(self, holding: BlockTable) -> None:
         """Take out of the tree what this sequence has computed and nobody else builds on: it may be wrong."""
         holding.shares = False
         for node in reversed(holding.nodes[holding.num_hit_blocks :]):
@@ -177,7 +177,7 @@ class KvLedger:
                 return
             self.forget(node)
 
-    def free(self, holding: Holding) -> None:
+    def free(self, holding: BlockTable) -> None:
         """Let go of everything: what is in the tree stays cached, the rest is free. The deepest go first."""
         self.num_frees += 1
         for block in reversed(holding.blocks[len(holding.nodes) :]):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from mmserve.router.kv_cache.manager import Holding, KvLedger
-from mmserve.router.scheduler.kv_demand import Outlook
+from mmserve.router.kv_cache.manager import BlockTable, KvCacheManager
+from mmserve.router.scheduler.kv_demand import KvDemandEstimator
 from mmserve.router.scheduler.running_set import RunningSet
 from mmserve.router.scheduler.sequence import Phase, Sequence
 from mmserve.router.scheduler.waiting_queue import WaitingQueue
@@ -17,11 +17,11 @@ from mmserve.router.scheduler.waiting_queue import WaitingQueue
 class Admission:
     """The way from the waiting queue into a slot, and out of it."""
 
-    def __init__(self, waiting: WaitingQueue, running: RunningSet, kv: KvLedger) -> None:
+    def __init__(self, waiting: WaitingQueue, running: RunningSet, kv: KvCacheManager) -> None:
         self._waiting = waiting
         self._running = running
         self._kv = kv
-        self.outlook = Outlook(kv.num_blocks)
+        self.outlook = KvDemandEstimator(kv.num_blocks)
 
     def enter(self, room: Callable[[Sequence], int]) -> Iterator[Sequence]:
         """Move sequences for which there is ``room``, in tokens, one by one into slots, yielding each with its cached
@@ -58,7 +58,7 @@ class Admission:
         if sequence.phase is Phase.WAITING:
             self._waiting.push_front(sequence)
 
-    def _reserve(self, sequence: Sequence) -> Holding | None:
+    def _reserve(self, sequence: Sequence) -> BlockTable | None:
         """Memory for all tokens that the sequence has so far, if it may enter. One that is alone always may."""
         match = self._kv.match(sequence.tokens)
         shared = self._kv.num_idle(match.nodes)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.router.kv_cache.manager import blocks_for
-from mmserve.router.scheduler.kv_forecast import KvForecast
+from mmserve.router.scheduler.kv_forecast import PeakKvEstimate
 from mmserve.router.scheduler.sequence import Sequence
 
 _FIRST_GUESS_TOKENS = 256.0
@@ -49,14 +49,14 @@ def _expected(mean_tokens: float) -> int:
     return max(1, math.ceil(_MARGIN * mean_tokens / KV_BLOCK_TOKENS)) * KV_BLOCK_TOKENS + 1
 
 
-class Outlook:
+class KvDemandEstimator:
     """``num_blocks``: of the KV cache."""
 
     def __init__(self, num_blocks: int) -> None:
         self.outputs = OutputLengths()
         self._expected_tokens = self.outputs.expected_tokens
         """With which all of ``_needs`` were found."""
-        self._forecast = KvForecast(num_blocks)
+        self._forecast = PeakKvEstimate(num_blocks)
         self._needs: dict[Sequence, tuple[int, int]] = {}
         """Growth and held of each that runs, as the forecast has them."""
         self._grown: set[Sequence] = set()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from operator import ge
 
 
-class KvForecast:
+class PeakKvEstimate:
     """Peak of KV use in blocks, given what each sequence holds for itself now and will still add.
 
     Sequences end in the order of what they add. Just before the i-th longest ends, the i longest are there and

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Limits:
     """``max_num_seqs``: slots. ``max_num_batched_tokens``: of one step. ``max_model_len``: prompt plus output.
-    ``max_step_s``: see Pace."""
+    ``max_step_s``: see StepTimeModel."""
 
     max_num_seqs: int
     max_num_batched_tokens: int

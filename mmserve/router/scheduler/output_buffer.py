@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmserve.messages.reply import FinishReason, TokenReply
 from mmserve.messages.request import AbortReason, AbortRequest, EngineInbound, GenerateRequest
-from mmserve.router.scheduler.request_registry import Attempts
+from mmserve.router.scheduler.request_registry import RequestRegistry
 
 _FINISH_OF_ABORT: dict[AbortReason, FinishReason] = {
     "client": "abort",
@@ -16,10 +16,10 @@ _FINISH_OF_ABORT: dict[AbortReason, FinishReason] = {
 }
 
 
-class Replies:
+class OutputBuffer:
     """Collected until they are taken."""
 
-    def __init__(self, attempts: Attempts) -> None:
+    def __init__(self, attempts: RequestRegistry) -> None:
         self._attempts = attempts
         self._replies: list[tuple[int, TokenReply]] = []
 

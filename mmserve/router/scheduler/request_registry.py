@@ -10,7 +10,7 @@ from collections import OrderedDict
 from mmserve.router.scheduler.sequence import Sequence
 
 
-class Attempts:
+class RequestRegistry:
     """Live sequences by id and the newest attempt of ids that have ended."""
 
     def __init__(self, remembered: int = 16384) -> None:

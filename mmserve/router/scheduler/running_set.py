@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from mmserve.router.kv_cache.manager import Holding
+from mmserve.router.kv_cache.manager import BlockTable
 from mmserve.router.scheduler.sequence import Phase, Sequence
 
 
@@ -46,7 +46,7 @@ class RunningSet:
         self._left_slots.clear()
         return slots
 
-    def enter(self, sequence: Sequence, holding: Holding, num_cached_tokens: int) -> None:
+    def enter(self, sequence: Sequence, holding: BlockTable, num_cached_tokens: int) -> None:
         """Give the sequence a slot; there is room."""
         sequence.run(self._free_slots.pop(), holding, num_cached_tokens)
         insort(self.sequences, sequence, key=_age)

@@ -15,18 +15,18 @@ from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
 from mmserve.messages.step import SlotFailure, StepPlan, StepResult
-from mmserve.router.kv_cache.manager import KvLedger
+from mmserve.router.kv_cache.manager import KvCacheManager
 from mmserve.router.scheduler.admission import Admission
 from mmserve.router.scheduler.failures import failures_of
 from mmserve.router.scheduler.limits import Limits
-from mmserve.router.scheduler.output_buffer import Replies
-from mmserve.router.scheduler.request_registry import Attempts
+from mmserve.router.scheduler.output_buffer import OutputBuffer
+from mmserve.router.scheduler.request_registry import RequestRegistry
 from mmserve.router.scheduler.running_set import RunningSet
 from mmserve.router.scheduler.sequence import Phase, Sequence
-from mmserve.router.scheduler.step_budget import Pace
-from mmserve.router.scheduler.step_builder import Draft
+from mmserve.router.scheduler.step_budget import StepTimeModel
+from mmserve.router.scheduler.step_builder import StepBuilder
 from mmserve.router.scheduler.stopping import finish_reason
-from mmserve.router.scheduler.timings import Clock, Record, Timeline
+from mmserve.router.scheduler.timings import Clock, Record, RequestTimings
 from mmserve.router.scheduler.waiting_queue import WaitingQueue
 
 _BESIDE_TEXT = 2 / 3
@@ -45,22 +45,22 @@ class Scheduler:
 
     def __init__(self, limits: Limits, num_blocks: int, *, now: Clock, record: Record) -> None:
         """``now``: seconds, never going back. ``record(name, value)``: one observation of a metric."""
-        self.kv = KvLedger(num_blocks)
+        self.kv = KvCacheManager(num_blocks)
         # What a sequence alone can reach: growing into a full cache is reaching the end of the context.
         self._context_tokens = min(limits.max_model_len, num_blocks * KV_BLOCK_TOKENS)
         self._budget_tokens = limits.max_num_batched_tokens
-        self._pace = Pace(limits.max_step_s)
+        self._pace = StepTimeModel(limits.max_step_s)
         self._running = RunningSet(limits.max_num_seqs)
         self._waiting = WaitingQueue()
         self._admission = Admission(self._waiting, self._running, self.kv)
-        self._attempts = Attempts()
-        self._timeline = Timeline(now, record)
+        self._attempts = RequestRegistry()
+        self._timeline = RequestTimings(now, record)
         self._now = now
         self._record = record
-        self._in_flight: deque[Draft] = deque()
+        self._in_flight: deque[StepBuilder] = deque()
         self._staying: list[Sequence] = []
         """They do not run any more, but what is in flight computes them; newer ones first."""
-        self._replies = Replies(self._attempts)
+        self._replies = OutputBuffer(self._attempts)
         self._num_received = 0
         self._num_plans = 0
 
@@ -138,14 +138,14 @@ class Scheduler:
             steps=tuple(draft.steps),
         )
 
-    def _new_draft(self, decoding: list[Sequence], prefilling: list[Sequence]) -> Draft:
+    def _new_draft(self, decoding: list[Sequence], prefilling: list[Sequence]) -> StepBuilder:
         """Where there is text, written or waiting, prompts with pictures take a part of the room at most."""
         budget_tokens = self._pace.budget_tokens(len(decoding), self._budget_tokens)
         room_tokens = budget_tokens - len(decoding)
         is_text = self._waiting.has_text or not all(each.request.spans for each in chain(decoding, prefilling))
-        return Draft(budget_tokens, ceil(_BESIDE_TEXT * room_tokens) if is_text else room_tokens)
+        return StepBuilder(budget_tokens, ceil(_BESIDE_TEXT * room_tokens) if is_text else room_tokens)
 
-    def _plan_decoding(self, decoding: list[Sequence], draft: Draft) -> None:
+    def _plan_decoding(self, decoding: list[Sequence], draft: StepBuilder) -> None:
         """One token for each, oldest first. A block lasts for some tokens: few of them begin or fill one."""
         for sequence in decoding:
             if draft.preempted and sequence.phase is not Phase.RUNNING:
@@ -158,17 +158,17 @@ class Scheduler:
             if offset == KV_BLOCK_TOKENS - 1:
                 self._publish(sequence, draft)
 
-    def _plan_chunks(self, prefilling: list[Sequence], draft: Draft) -> None:
+    def _plan_chunks(self, prefilling: list[Sequence], draft: StepBuilder) -> None:
         """What is left of the budget for chunks of prompts, oldest first."""
         for sequence in prefilling:
             if draft.room(sequence) and sequence.phase is Phase.RUNNING:
                 self._plan_chunk(sequence, (), draft)
 
-    def _plan_chunk(self, sequence: Sequence, new_blocks: tuple[int, ...], draft: Draft) -> None:
+    def _plan_chunk(self, sequence: Sequence, new_blocks: tuple[int, ...], draft: StepBuilder) -> None:
         draft.chunk(sequence, new_blocks)
         self._publish(sequence, draft)
 
-    def _publish(self, sequence: Sequence, draft: Draft) -> None:
+    def _publish(self, sequence: Sequence, draft: StepBuilder) -> None:
         """Those that are planned after the sequence may use the blocks that it fills in this step, if all their ids are
         known; others can when they are (see ``_append``)."""
         assert sequence.holding is not None
@@ -176,7 +176,7 @@ class Scheduler:
         if node := self.kv.publish(sequence.holding, sequence.tokens, num_tokens):
             draft.published[sequence.slot] = node
 
-    def _extend(self, sequence: Sequence, draft: Draft) -> tuple[int, ...] | None:
+    def _extend(self, sequence: Sequence, draft: StepBuilder) -> tuple[int, ...] | None:
         """Blocks for the sequence's next token, at the cost of the newest ones; None when it is the newest itself."""
         assert sequence.holding is not None
         while (new_blocks := self.kv.extend(sequence.holding, sequence.length)) is None:
@@ -195,7 +195,7 @@ class Scheduler:
         self._begin_again(sequence)
         self._record("num_preemptions", 1)
 
-    def _plan_waiting(self, draft: Draft) -> None:
+    def _plan_waiting(self, draft: StepBuilder) -> None:
         if not draft.budget_tokens or draft.preempted:
             return
         for sequence in self._admission.enter(draft.room):
@@ -225,7 +225,7 @@ class Scheduler:
         for sequence in staying:
             self._leave(sequence)
 
-    def _take_out(self, failures: dict[int, SlotFailure], done: Draft) -> None:
+    def _take_out(self, failures: dict[int, SlotFailure], done: StepBuilder) -> None:
         """End the sequences that could not be computed. What used a block that they should have filled in this very
         step, or one in flight, was computed from nothing: it begins again."""
         for draft in (done, *self._in_flight):

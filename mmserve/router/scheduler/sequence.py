@@ -18,7 +18,7 @@ from array import array
 from enum import Enum
 
 from mmserve.messages.request import GenerateRequest
-from mmserve.router.kv_cache.manager import Holding
+from mmserve.router.kv_cache.manager import BlockTable
 
 
 class Phase(Enum):
@@ -72,7 +72,7 @@ class Sequence:
 
         self.phase = Phase.WAITING
         self.slot = -1
-        self.holding: Holding | None = None
+        self.holding: BlockTable | None = None
         self.planned = 0
         """Tokens whose keys and values are in the held blocks when all plans in flight are done."""
         self.times_bypassed = 0
@@ -90,7 +90,7 @@ class Sequence:
         """Tokens to plan before the next one can be sampled; 1 while decoding."""
         return self.length - self.planned
 
-    def run(self, slot: int, holding: Holding, num_cached_tokens: int) -> None:
+    def run(self, slot: int, holding: BlockTable, num_cached_tokens: int) -> None:
         """Enter a slot; the first ``num_cached_tokens`` are in the held blocks already."""
         assert self.phase is Phase.WAITING
         self.phase = Phase.RUNNING

@@ -18,7 +18,7 @@ _OUTLIER = 3.0
 """A step that took longer than so many times the expected (first use of a kernel, a busy machine) counts as that."""
 
 
-class Pace:
+class StepTimeModel:
     """``max_step_s``: about how long a step may take while somebody decodes, twice as long else; 0: no limit.
 
     Model: decoding costs d with n sequences, each prompt token and each further sequence p on top. All are moving

@@ -10,7 +10,7 @@ from mmserve.router.scheduler.sequence import Sequence
 
 
 @dataclass
-class Draft:
+class StepBuilder:
     """``budget_tokens``: how many more the step can take; ``picture_tokens``: how many of prompts with pictures."""
 
     budget_tokens: int

@@ -12,7 +12,7 @@ Record = Callable[[str, float], None]
 """One observation of a metric in metrics.names."""
 
 
-class Timeline:
+class RequestTimings:
     """Stage times of all sequences; each stage is counted once a sequence, preempted or not."""
 
     def __init__(self, now: Clock, record: Record) -> None:

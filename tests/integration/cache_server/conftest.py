@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mmserve.cache_server.client import MediaCacheClient, connect
-from mmserve.cache_server.shared_table import Table
+from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from tests.fakes.cache import arena_for, serving_cache
@@ -29,7 +29,7 @@ def arena() -> Iterator[Arena]:
 
 
 @pytest.fixture
-def table(endpoints: Endpoints, arena: Arena) -> Iterator[Table]:
+def table(endpoints: Endpoints, arena: Arena) -> Iterator[SharedMediaTable]:
     with serving_cache(endpoints, arena) as table:
         yield table
 

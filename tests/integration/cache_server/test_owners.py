@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mmserve.cache_server.client import MediaCacheClient, connect
-from mmserve.cache_server.shared_table import Table
+from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.runtime.errors import Unavailable
@@ -39,7 +39,7 @@ sys.stdin.read()
 
 
 def test_a_killed_process_gives_everything_back(
-    table: Table, endpoints: Endpoints, client_of: Connect, batched: bool
+    table: SharedMediaTable, endpoints: Endpoints, client_of: Connect, batched: bool
 ) -> None:
     command = [sys.executable, "-c", HOLDER, str(endpoints.run_dir), str(batched)]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -61,7 +61,7 @@ def test_a_killed_process_gives_everything_back(
     assert table.snapshot().num_leases == 1
 
 
-def test_leases_outlive_the_threads_that_asked_for_them(table: Table, client_of: Connect) -> None:
+def test_leases_outlive_the_threads_that_asked_for_them(table: SharedMediaTable, client_of: Connect) -> None:
     client = client_of()
     thread = threading.Thread(target=lambda: client.alloc("r", [CAT], wait_s=0))
     thread.start()
@@ -70,7 +70,7 @@ def test_leases_outlive_the_threads_that_asked_for_them(table: Table, client_of:
     assert table.snapshot().num_leases == 1
 
 
-def test_closing_the_client_ends_its_leases(table: Table, client_of: Connect) -> None:
+def test_closing_the_client_ends_its_leases(table: SharedMediaTable, client_of: Connect) -> None:
     client = client_of()
     client.alloc("r", [CAT], wait_s=0)
     client.close()

@@ -9,8 +9,8 @@ import urllib.error
 import urllib.request
 from contextlib import closing
 
-from mmserve.health.heartbeat import Pulse
-from mmserve.health.server import Ward, answering
+from mmserve.health.heartbeat import HeartbeatSender
+from mmserve.health.server import HealthCollector, answering
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.reply import ServerPhase
@@ -27,12 +27,17 @@ def _ask(listener: socket.socket, path: str) -> tuple[int, dict[str, object]]:
 
 
 def test_probes_follow_phase_and_heartbeats() -> None:
-    ward = Ward()
+    ward = HealthCollector()
     with tempfile.TemporaryDirectory(dir="/tmp") as run_dir, socket.create_server(("127.0.0.1", 0)) as listener:
         endpoints = Endpoints(run_dir)
         inbox: Receiver[HealthInbound] = Receiver(endpoints.health, HealthInbound)
         phases: Sender[ServerPhase] = Sender(endpoints.health, HealthInbound)
-        with closing(inbox), closing(phases), answering(listener, ward), closing(Pulse(endpoints, "router-0")) as pulse:
+        with (
+            closing(inbox),
+            closing(phases),
+            answering(listener, ward),
+            closing(HeartbeatSender(endpoints, "router-0")) as pulse,
+        ):
             assert _ask(listener, "/live")[0] == 200
             assert _ask(listener, "/ready")[0] == 503
             phases.send(ServerPhase(phase="ready", ready=True))

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import pytest
 
 from mmserve.cache_server.client import MediaCacheClient, connect
-from mmserve.cache_server.shared_table import Table
+from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.httpserver.call import MediaItem, MediaRef
 from mmserve.httpserver.mm_cache import leases as media_lease
 from mmserve.httpserver.mm_cache import stored_bytes
-from mmserve.httpserver.mm_cache.alloc_path import Lane
+from mmserve.httpserver.mm_cache.alloc_path import AllocPath
 from mmserve.httpserver.mm_cache.leases import MediaLeases
 from mmserve.ipc.arena import Arena
 from mmserve.messages.cache import AllocItem
@@ -53,7 +53,7 @@ class Scene:
 
     worker: Worker
     media: _GatedMedia
-    table: Table
+    table: SharedMediaTable
     other: MediaCacheClient
     arena: Arena
 
@@ -85,7 +85,7 @@ async def scene() -> AsyncIterator[Scene]:
         with serving_cache(endpoints, arena) as table:
             leases = MediaLeases(deployment, arena, endpoints, "httpserver-0", Samples(), "v2")  # type: ignore[arg-type]
             media, other = _GatedMedia(), connect(endpoints, "other", batched=True)
-            worker.front.lanes._v2 = Lane(media, leases)
+            worker.front.lanes._v2 = AllocPath(media, leases)
             yield Scene(worker, media, table, other, arena)
             await leases.aclose()
             other.close()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmserve.httpserver.call import MediaRef
-from mmserve.httpserver.limits.request_bytes import ByteBudget
+from mmserve.httpserver.limits.request_bytes import RequestByteLimit
 from mmserve.httpserver.media.addresses import AddressPolicy
 from mmserve.httpserver.media.fetch import Fetcher
 from mmserve.httpserver.media.reader import MediaReader
@@ -121,7 +121,7 @@ def with_site(scenario: Callable[[Site, Fetcher], Awaitable[Any]], *, policy: Ad
 
 def get(path: str, *, limit: int = 1_000_000, policy: AddressPolicy = LOOPBACK) -> bytes:
     async def scenario(site: Site, fetcher: Fetcher) -> bytes:
-        return await fetcher.get(site.url(path), ByteBudget(limit))
+        return await fetcher.get(site.url(path), RequestByteLimit(limit))
 
     data: bytes = with_site(scenario, policy=policy)
     return data
@@ -137,8 +137,8 @@ def test_requests_say_little_about_us(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "http://127.0.0.1:1")
 
     async def scenario(site: Site, fetcher: Fetcher) -> None:
-        await fetcher.get(site.url("/a.png", host="localhost"), ByteBudget(10_000))
-        await fetcher.get(site.url("/a.png", host="localhost"), ByteBudget(10_000))
+        await fetcher.get(site.url("/a.png", host="localhost"), RequestByteLimit(10_000))
+        await fetcher.get(site.url("/a.png", host="localhost"), RequestByteLimit(10_000))
         head = site.requests[0].decode().lower()
         assert f"host: localhost:{site.port}\r\n" in head
         assert "cookie" not in head
@@ -188,7 +188,7 @@ def test_loopback_is_closed_without_the_hook() -> None:
 def test_redirects_are_checked_against_the_list() -> None:
     async def scenario(site: Site, fetcher: Fetcher) -> None:
         with pytest.raises(MediaError, match="that host"):
-            await fetcher.get(site.url(f"/to/{site.url('/a.png', host='localhost')}"), ByteBudget(10_000))
+            await fetcher.get(site.url(f"/to/{site.url('/a.png', host='localhost')}"), RequestByteLimit(10_000))
         assert len(site.requests) == 1
 
     with_site(scenario, policy=AddressPolicy(["127.0.0.1"]))
@@ -196,12 +196,12 @@ def test_redirects_are_checked_against_the_list() -> None:
 
 def test_cancelling_leaves_no_connection_behind() -> None:
     async def scenario(site: Site, fetcher: Fetcher) -> None:
-        task = asyncio.create_task(fetcher.get(site.url("/silent"), ByteBudget(1000)))
+        task = asyncio.create_task(fetcher.get(site.url("/silent"), RequestByteLimit(1000)))
         await site.requested.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await fetcher.get(site.url("/a.png"), ByteBudget(10_000)) == PNG
+        assert await fetcher.get(site.url("/a.png"), RequestByteLimit(10_000)) == PNG
 
     with_site(scenario)
 

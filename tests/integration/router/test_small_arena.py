@@ -13,7 +13,7 @@ import torch
 
 from mmserve.cache_server.entries import Lease
 from mmserve.cache_server.run import new_slots
-from mmserve.cache_server.table import Slots
+from mmserve.cache_server.table import MediaTable
 from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.messages.cache import AllocItem
 from mmserve.messages.media import MediaSpan
@@ -34,12 +34,12 @@ FOR_THE_KERNELS = {"head_dim": 16, "vocab_size": 272}
 ROOM_FOR, AT_ONCE, IMAGES, DISTINCT = 12, 8, 1000, 40
 
 
-class Front:
+class WorkerContext:
     """HTTP worker and visual server in one: what a request needs before it goes to the router."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self.slots: Slots = new_slots(arena)
+        self.slots: MediaTable = new_slots(arena)
         self._rows = torch.randn(DISTINCT, TOKENS, HIDDEN, generator=torch.manual_seed(3))
 
     def admit(self, name: str, image: int) -> GenerateRequest | None:
@@ -70,7 +70,7 @@ class Front:
 
 def test_a_thousand_images_through_an_arena_for_a_dozen(tmp_path: Path) -> None:
     arena = Arena.create(ROOM_FOR * (extent_nbytes(ROWS_NBYTES) + extent_nbytes(FILE_NBYTES)))
-    front, metrics = Front(arena), list[str]()
+    front, metrics = WorkerContext(arena), list[str]()
     runner = make_runner(make_llava(tmp_path, text=FOR_THE_KERNELS), arena, max_model_len=64, kv_blocks=14)
     limits = Limits(max_num_seqs=6, max_num_batched_tokens=24, max_model_len=64)
     scheduler = Scheduler(limits, 14, now=lambda: 0.0, record=lambda name, value: metrics.append(name))
@@ -104,7 +104,7 @@ def test_a_thousand_images_through_an_arena_for_a_dozen(tmp_path: Path) -> None:
     arena.close()
 
 
-def _end(front: Front, live: set[str], reply: TokenReply) -> None:
+def _end(front: WorkerContext, live: set[str], reply: TokenReply) -> None:
     if reply.finish is not None:
         assert reply.finish in ("stop", "length"), reply
         live.remove(reply.id)

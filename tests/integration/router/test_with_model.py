@@ -17,8 +17,8 @@ from mmserve.messages.logprobs import unpack
 from mmserve.messages.request import GenerateRequest
 from mmserve.messages.step import SlotFailure, StepPlan, StepResult
 from mmserve.model_backend.attention.interface import Attention
-from mmserve.model_backend.attention.paged_cpu import InPlaceAttention
-from mmserve.model_backend.attention.sdpa import PlainAttention
+from mmserve.model_backend.attention.paged_cpu import PagedCpuAttention
+from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.router.scheduler.limits import Limits
 from mmserve.router.scheduler.scheduler import Scheduler
 from tests.fakes.checkpoints import VOCAB, make_llama
@@ -38,7 +38,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def jobs() -> list[list[int]]:
-    """Prompts with shared prefixes, some longer than a chunk."""
+    """PromptBuilder with shared prefixes, some longer than a chunk."""
     draw = random.Random(5)
     prefix = [draw.randrange(4, VOCAB) for _ in range(70)]
     return [prefix[: draw.choice([0, 20, 48, 70])] + [draw.randrange(4, VOCAB) for _ in range(5)] for _ in range(7)]
@@ -111,7 +111,7 @@ def without(step: Callable[[StepPlan], StepResult], plan: StepPlan, slot: int) -
 
 
 @pytest.mark.parametrize("leader_fails", [False, True])
-@pytest.mark.parametrize(("head_dim", "attention"), [(8, PlainAttention), (16, InPlaceAttention)])
+@pytest.mark.parametrize(("head_dim", "attention"), [(8, SdpaAttention), (16, PagedCpuAttention)])
 def test_equal_prefixes_that_arrive_together(
     tmp_path: Path, head_dim: int, attention: type[Attention], leader_fails: bool
 ) -> None:

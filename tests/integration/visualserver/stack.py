@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from mmserve.cache_server.client import MediaCacheClient, connect
-from mmserve.cache_server.decode_permits import Turns
-from mmserve.cache_server.shared_table import Table
+from mmserve.cache_server.decode_permits import DecodePermits
+from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.process import Process
 from mmserve.ipc.arena import Arena
@@ -64,7 +64,7 @@ class Stack:
     server: asyncio.Task[None]
     metrics: Receiver[MetricBatch]
     cache: ExitStack
-    table: Table
+    table: SharedMediaTable
     sent: dict[str, GenerateRequest] = field(default_factory=dict)
 
     @property
@@ -139,7 +139,7 @@ async def _running(tmp_path: Path, model: ModelSpec | None, **config: object) ->
         stack.callback(arena.close)
         cache = stack.enter_context(ExitStack())
         deployment = process.deployment
-        turns = Turns(deployment.config.max_mm_preprocess_concurrency, deployment.budgets.pixel_nbytes)
+        turns = DecodePermits(deployment.config.max_mm_preprocess_concurrency, deployment.budgets.pixel_nbytes)
         table = cache.enter_context(serving_cache(endpoints, arena, turns))
         clients = [connect(endpoints, owner, batched=batched, patience_s=0.1) for owner in ("http-2", process.name)]
         router: AsyncReceiver[EngineInbound] = AsyncReceiver(endpoints.router, EngineInbound)

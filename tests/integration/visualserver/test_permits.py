@@ -1,4 +1,4 @@
-"""Turns at decoding, from the visual server's side: who decodes now, and when that is over."""
+"""DecodePermits at decoding, from the visual server's side: who decodes now, and when that is over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mmserve.cache_server.client import MediaCacheClient
-from mmserve.messages.cache import TurnClaim
+from mmserve.messages.cache import PermitRequest
 from mmserve.messages.request import AbortRequest
 from mmserve.processors.clip_pixels import Pixels
 from mmserve.processors.llava import LlavaProcessor
@@ -309,7 +309,7 @@ def test_busy_is_who_computes_not_who_waits_for_a_turn(tmp_path: Path, monkeypat
     monkeypatch.setattr(Pipeline, "run", seen)
 
     async def scenario(stack: Stack) -> None:
-        assert stack.client.begin_turns([TurnClaim("another's", 1, 0.0)], wait_s=5).come == ("another's",)
+        assert stack.client.begin_turns([PermitRequest("another's", 1, 0.0)], wait_s=5).come == ("another's",)
         stack.tower.gate.clear()
         stack.send("r", png(0))
         await _held(stack, 1, 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmserve.messages.cache import TurnClaim
+from mmserve.messages.cache import PermitRequest
 from mmserve.messages.request import AbortRequest, choice_id
 from tests.fakes.media import png
 from tests.integration.visualserver.stack import PIXELS_NBYTES, Stack, play
@@ -15,7 +15,7 @@ from tests.integration.visualserver.test_turns import HeldDecoder, _abort, _held
 
 def _take_turn(stack: Stack, name: str, nbytes: int = PIXELS_NBYTES) -> None:
     """For another process of the server."""
-    assert stack.client.begin_turns([TurnClaim(name, nbytes, 0.0)], wait_s=5).come == (name,)
+    assert stack.client.begin_turns([PermitRequest(name, nbytes, 0.0)], wait_s=5).come == (name,)
 
 
 def test_n_children_of_a_request_share_one_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

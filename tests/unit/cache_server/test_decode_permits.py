@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.cache_server.decode_permits import Claim, Turns
+from mmserve.cache_server.decode_permits import Claim, DecodePermits
 from mmserve.cache_server.entries import Lease
 
 
@@ -16,7 +16,7 @@ def _claim(number: int, nbytes: int = 10, owner: str = "visual-0") -> Claim:
 
 
 def test_at_most_so_many_requests_the_earliest_first_whoever_asked_first() -> None:
-    turns, claims = Turns(2, 1000), [_claim(number) for number in range(4)]
+    turns, claims = DecodePermits(2, 1000), [_claim(number) for number in range(4)]
     for claim in (claims[3], claims[1], claims[2], claims[0]):
         turns.ask(claim)
     assert [turns.has_come(claim.lease) for claim in claims] == [True, True, False, False]
@@ -26,7 +26,7 @@ def test_at_most_so_many_requests_the_earliest_first_whoever_asked_first() -> No
 
 
 def test_at_most_so_many_bytes_and_the_first_in_line_is_not_overtaken() -> None:
-    turns = Turns(0, 100)
+    turns = DecodePermits(0, 100)
     first, large, small = _claim(0, 60), _claim(1, 50), _claim(2, 10)
     for claim in (first, large, small):
         turns.ask(claim)
@@ -39,7 +39,7 @@ def test_at_most_so_many_bytes_and_the_first_in_line_is_not_overtaken() -> None:
 
 
 def test_one_larger_than_the_budget_runs_alone() -> None:
-    turns = Turns(0, 100)
+    turns = DecodePermits(0, 100)
     huge, other = _claim(0, 500), _claim(1, 1)
     turns.ask(huge)
     turns.ask(other)
@@ -50,7 +50,7 @@ def test_one_larger_than_the_budget_runs_alone() -> None:
 
 
 def test_asking_and_ending_twice_counts_once() -> None:
-    turns, claim = Turns(1, 100), _claim(0, 40)
+    turns, claim = DecodePermits(1, 100), _claim(0, 40)
     turns.ask(claim)
     turns.ask(claim)
     assert turns.has_come(claim.lease)
@@ -62,7 +62,7 @@ def test_asking_and_ending_twice_counts_once() -> None:
 
 
 def test_a_dead_owner_holds_and_wants_nothing() -> None:
-    turns = Turns(1, 100)
+    turns = DecodePermits(1, 100)
     dead, alive = _claim(0, owner="dead"), _claim(2)
     for claim in (dead, _claim(1, owner="dead"), alive):
         turns.ask(claim)
@@ -73,7 +73,7 @@ def test_a_dead_owner_holds_and_wants_nothing() -> None:
 
 
 def test_the_first_in_line_follows_a_turn_of_its_own_owner_which_is_the_only_one() -> None:
-    turns, claims = Turns(1, 100), [_claim(0), _claim(1), _claim(2)]
+    turns, claims = DecodePermits(1, 100), [_claim(0), _claim(1), _claim(2)]
     for claim in claims:
         turns.ask(claim)
     assert turns.has_come(claims[0].lease)
@@ -87,7 +87,12 @@ def test_the_first_in_line_follows_a_turn_of_its_own_owner_which_is_the_only_one
 
 
 def test_nobody_follows_a_turn_of_another_owner_or_one_of_two() -> None:
-    turns, mine, others, last = Turns(2, 100), _claim(0), _claim(1, owner="visual-1"), _claim(2, owner="visual-1")
+    turns, mine, others, last = (
+        DecodePermits(2, 100),
+        _claim(0),
+        _claim(1, owner="visual-1"),
+        _claim(2, owner="visual-1"),
+    )
     for claim in (mine, others, last):
         turns.ask(claim)
         turns.has_come(claim.lease)
@@ -97,7 +102,7 @@ def test_nobody_follows_a_turn_of_another_owner_or_one_of_two() -> None:
 
 
 def test_who_follows_is_not_overtaken_by_one_that_would_fit() -> None:
-    turns, first, large, small = Turns(0, 100), _claim(0, 60), _claim(1, 70), _claim(2, 10)
+    turns, first, large, small = DecodePermits(0, 100), _claim(0, 60), _claim(1, 70), _claim(2, 10)
     for claim in (first, large, small):
         turns.ask(claim)
     assert turns.has_come(first.lease)
@@ -110,7 +115,7 @@ def test_who_follows_is_not_overtaken_by_one_that_would_fit() -> None:
 
 def test_who_follows_may_give_up_or_die() -> None:
     for is_over in (lambda turns: turns.end(_claim(1).lease), lambda turns: turns.drop_owner("visual-0")):
-        turns, other = Turns(1, 100), _claim(2, owner="visual-1")
+        turns, other = DecodePermits(1, 100), _claim(2, owner="visual-1")
         for claim in (_claim(0), _claim(1), other):
             turns.ask(claim)
         assert turns.has_come(_claim(0).lease)
@@ -123,7 +128,7 @@ def test_who_follows_may_give_up_or_die() -> None:
 
 @given(limit=st.integers(0, 3), seed=st.integers(0, 1 << 30))
 def test_never_more_than_allowed_and_everybody_in_the_end(limit: int, seed: int) -> None:
-    draw, turns = random.Random(seed), Turns(limit, 100)
+    draw, turns = random.Random(seed), DecodePermits(limit, 100)
     waiting = {number: _claim(number, draw.randint(1, 60)) for number in range(12)}
     running: dict[int, Claim] = {}
     for claim in draw.sample(list(waiting.values()), len(waiting)):

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmserve.cache_server.entries import Lease
-from mmserve.cache_server.shared_table import Table
-from mmserve.cache_server.table import Slots
+from mmserve.cache_server.shared_table import SharedMediaTable
+from mmserve.cache_server.table import MediaTable
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem, AllocReply
 from tests.fakes.cache import until
@@ -22,7 +22,7 @@ LONG_S = 60.0
 sizes = st.lists(st.integers(0, 600), min_size=1, max_size=3)
 
 
-class _Counted(Slots):
+class _Counted(MediaTable):
     """How often an allocation was tried."""
 
     num_tried = 0
@@ -43,8 +43,10 @@ class _Wakes(threading.Condition):
         return woken
 
 
-def new_table(kind: type[Slots] = Slots) -> Table:
-    table = Table(kind(NBYTES, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None))
+def new_table(kind: type[MediaTable] = MediaTable) -> SharedMediaTable:
+    table = SharedMediaTable(
+        kind(NBYTES, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None)
+    )
     table.hello("http")
     return table
 
@@ -53,7 +55,7 @@ def items_of(request: int, data_nbytes: list[int]) -> list[AllocItem]:
     return [AllocItem(f"{request}-{n}".encode(), 4, size, 64) for n, size in enumerate(data_nbytes)]
 
 
-def live(table: Table, request: int, data_nbytes: list[int], encode: bool) -> str:
+def live(table: SharedMediaTable, request: int, data_nbytes: list[int], encode: bool) -> str:
     """Allocate with patience, write, perhaps have it encoded, release; why it was refused."""
     lease = Lease("http", str(request))
     reply = table.alloc(lease, items_of(request, data_nbytes), LONG_S)
@@ -144,7 +146,7 @@ def test_it_keeps_them_while_what_others_give_back_may_help() -> None:
         assert [record.state for record in waiting.result(LONG_S).records] == ["hit", "write"]
 
 
-def _encoded(table: Table, request: str, items: list[AllocItem]) -> int:
+def _encoded(table: SharedMediaTable, request: str, items: list[AllocItem]) -> int:
     """Makes them ready, without leases; where the last one's embedding lies."""
     lease = Lease("http", request)
     reply = table.alloc(lease, items, 5.0)

@@ -8,22 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmserve.cache_server.entries import Lease
-from mmserve.cache_server.quotas import Claims
-from mmserve.cache_server.table import Slots
+from mmserve.cache_server.quotas import LeaseBudgets
+from mmserve.cache_server.table import MediaTable
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem
 
 ONE = extent_nbytes(100)
 
 
-def _slots(data: int = 1 << 20, embeds: int = 1 << 20) -> Slots:
-    return Slots(
+def _slots(data: int = 1 << 20, embeds: int = 1 << 20) -> MediaTable:
+    return MediaTable(
         1 << 20,
         first_generation=1,
         first_item_id=1,
         first_token=1 << 33,
         erase=lambda handle: None,
-        claims=Claims(data, embeds),
+        claims=LeaseBudgets(data, embeds),
     )
 
 

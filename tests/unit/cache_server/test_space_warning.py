@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 
-from mmserve.cache_server.shared_table import Table
-from mmserve.cache_server.space_warning import Shortage
-from mmserve.cache_server.table import Slots
+from mmserve.cache_server.shared_table import SharedMediaTable
+from mmserve.cache_server.space_warning import SpaceWarning
+from mmserve.cache_server.table import MediaTable
 
 
 def test_waiting_for_space_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    slots = Slots(1 << 20, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None)
-    shortage, idle = Shortage(1 << 20), Table(slots).snapshot()
+    slots = MediaTable(1 << 20, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None)
+    shortage, idle = SpaceWarning(1 << 20), SharedMediaTable(slots).snapshot()
     for num_waiting in (0, 1, 0, 2):
         shortage.look(dataclasses.replace(idle, num_waiting=num_waiting))
     assert len(caplog.records) == 1

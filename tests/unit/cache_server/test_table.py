@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mmserve.cache_server.entries import Lease
-from mmserve.cache_server.quotas import Claims
-from mmserve.cache_server.table import Slots
+from mmserve.cache_server.quotas import LeaseBudgets
+from mmserve.cache_server.table import MediaTable
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem, MediaRecord
 from mmserve.messages.media import Handle
@@ -18,9 +18,9 @@ EXTENT = extent_nbytes(SIZE)
 class _Bench:
     """A table with room for ``num_extents``, and what it erased."""
 
-    def __init__(self, num_extents: int, claims: Claims | None = None) -> None:
+    def __init__(self, num_extents: int, claims: LeaseBudgets | None = None) -> None:
         self.erased: list[Handle] = []
-        self.slots = Slots(
+        self.slots = MediaTable(
             num_extents * EXTENT,
             first_generation=1000,
             first_item_id=500,
@@ -230,7 +230,7 @@ def test_unknown_items_are_gone() -> None:
 )
 def test_own_cached_images_make_way_only_where_that_helps(limits: tuple[int, int], helps: bool) -> None:
     """Not where a budget is all that is missing: without them the request would need more of it, not less."""
-    bench = _Bench(10, claims=Claims(*(limit * EXTENT for limit in limits)))
+    bench = _Bench(10, claims=LeaseBudgets(*(limit * EXTENT for limit in limits)))
     bench.encoded("old", "older")
     bench.alloc("other", "b")
     wanted = (item("old"), item("new"))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mmserve.cache_server.entries import Lease
-from mmserve.cache_server.shared_table import Table
-from mmserve.cache_server.table import ENCODER, Slots
+from mmserve.cache_server.shared_table import SharedMediaTable
+from mmserve.cache_server.table import ENCODER, MediaTable
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem, MediaRecord
 from mmserve.messages.media import Handle
@@ -32,10 +32,10 @@ class SlotsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.erased: set[Handle] = set()
-        self.slots = Slots(
+        self.slots = MediaTable(
             NBYTES, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: self.erase(handle)
         )
-        self.table = Table(self.slots)
+        self.table = SharedMediaTable(self.slots)
         self.alive: Counter[str] = Counter()
         for owner in OWNERS + VISUALS:
             self.connect(owner)

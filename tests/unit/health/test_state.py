@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmserve.health.state import DEAD_S, SILENT_S, STALLED_S, Vitals
+from mmserve.health.state import DEAD_S, SILENT_S, STALLED_S, HealthState
 from mmserve.messages.reply import ServerPhase
 from mmserve.messages.status import Heartbeat
 
@@ -14,7 +14,7 @@ def _beat(progress: int, *, busy: bool = True) -> Heartbeat:
 
 
 def test_not_ready_until_the_supervisor_says_so() -> None:
-    vitals = Vitals()
+    vitals = HealthState()
     assert vitals.is_live(0)
     assert not vitals.is_ready(0)
     vitals.apply(READY, 0)
@@ -25,7 +25,7 @@ def test_not_ready_until_the_supervisor_says_so() -> None:
 
 
 def test_a_silent_process_makes_it_unready_and_in_the_end_dead() -> None:
-    vitals = Vitals()
+    vitals = HealthState()
     vitals.apply(READY, 0)
     vitals.apply(_beat(1, busy=False), 0)
     assert vitals.is_ready(SILENT_S)
@@ -35,7 +35,7 @@ def test_a_silent_process_makes_it_unready_and_in_the_end_dead() -> None:
 
 
 def test_busy_without_progress_is_a_stall() -> None:
-    vitals = Vitals()
+    vitals = HealthState()
     vitals.apply(READY, 0)
     now = 0.0
     while now <= STALLED_S + 1:
@@ -48,7 +48,7 @@ def test_busy_without_progress_is_a_stall() -> None:
 
 
 def test_idle_is_no_stall_and_work_after_idling_starts_the_clock_anew() -> None:
-    vitals = Vitals()
+    vitals = HealthState()
     vitals.apply(READY, 0)
     vitals.apply(_beat(5, busy=True), 0)
     vitals.apply(_beat(5, busy=False), STALLED_S)
@@ -58,7 +58,7 @@ def test_idle_is_no_stall_and_work_after_idling_starts_the_clock_anew() -> None:
 
 
 def test_a_restarted_process_counts_from_its_own_start() -> None:
-    vitals = Vitals()
+    vitals = HealthState()
     vitals.apply(READY, 0)
     vitals.apply(_beat(500), 0)
     vitals.apply(_beat(1), STALLED_S + 5)
@@ -66,7 +66,7 @@ def test_a_restarted_process_counts_from_its_own_start() -> None:
 
 
 def test_the_report_names_everything() -> None:
-    vitals = Vitals()
+    vitals = HealthState()
     vitals.apply(READY, 0)
     vitals.apply(_beat(3), 1)
     report = vitals.report(2)

@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 
 from mmserve.httpserver.call import TextDelta, Usage
-from mmserve.httpserver.http.auth import Authorisation
-from mmserve.httpserver.limits.admission import Gate
+from mmserve.httpserver.http.auth import ApiKeyAuth
+from mmserve.httpserver.limits.admission import AdmissionControl
 from mmserve.httpserver.output.deltas import DeltaStream
 from mmserve.httpserver.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from mmserve.messages.reply import ServerPhase
@@ -27,9 +27,9 @@ class Recorded:
         self.samples.append((name, value, labels))
 
 
-def make_gate(limit: int = 1) -> tuple[Gate, Recorded]:
+def make_gate(limit: int = 1) -> tuple[AdmissionControl, Recorded]:
     metrics = Recorded()
-    return Gate(limit, cast(MetricsClient, metrics)), metrics
+    return AdmissionControl(limit, cast(MetricsClient, metrics)), metrics
 
 
 def test_the_gate_says_the_phase_until_the_server_is_ready() -> None:
@@ -71,20 +71,20 @@ def test_a_draining_gate_admits_nothing() -> None:
     ],
 )
 def test_the_key_opens(headers: dict[str, str]) -> None:
-    Authorisation("secret").check("/v1/models", headers)
+    ApiKeyAuth("secret").check("/v1/models", headers)
 
 
 @pytest.mark.parametrize(
     "headers", [{}, {"authorization": "Bearer no"}, {"authorization": "Basic secret"}, {"x-api-key": ""}]
 )
 def test_anything_else_does_not(headers: dict[str, str]) -> None:
-    guard = Authorisation("secret")
+    guard = ApiKeyAuth("secret")
     for path in ("/v1/models", "/metrics", "/docs", "/health/x"):
         with pytest.raises(Unauthorized):
             guard.check(path, headers)
     for path in ("/health", "/live", "/ready"):
         guard.check(path, headers)
-    Authorisation(None).check("/v1/models", headers)
+    ApiKeyAuth(None).check("/v1/models", headers)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from mmserve.ipc.codec import Codec
-from mmserve.messages.cache import AllocItem, AllocRequest, CacheRequest, Hello, SetEmbedRequest
+from mmserve.messages.cache import AllocItem, AllocRequest, CacheRequest, Register, SetEmbedRequest
 from mmserve.messages.logprobs import pack, unpack
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.reply import HttpInbound, ServerPhase, TokenReply
@@ -30,7 +30,7 @@ IDS = array("q", [1, 1 << 40, 5]).tobytes()
             GenerateRequest(id="a", reply_to=0, prompt_ids=IDS, spans=(SPAN,), sampling=SAMPLING, arrival_s=1),
         ),
         (EngineInbound, AbortRequest(id="a", reply_to=1, reason="media_error", media_index=2)),
-        (CacheRequest, Hello(owner="http-0/1")),
+        (CacheRequest, Register(owner="http-0/1")),
         (CacheRequest, AllocRequest(request_id="a", items=(AllocItem(b"key", 4, 100, 1 << 40),), wait_s=0.5)),
         (CacheRequest, SetEmbedRequest(item_ids=(1, 1 << 61), ok=(True, False))),
         (HttpInbound, TokenReply(id="a", token_ids=(1, 2), finish="stop")),

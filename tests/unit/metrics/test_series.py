@@ -10,7 +10,7 @@ TABLE = {
     "images": Metric("counter", "Images", ("state",)),
     "steps": Metric("counter", "Steps"),
     "waiting": Metric("gauge", "Waiting"),
-    "slots": Metric("gauge", "Slots", ("kind",)),
+    "slots": Metric("gauge", "MediaTable", ("kind",)),
     "took_seconds": Metric("histogram", "Took", ("way",), (0.1, 1.0)),
 }
 

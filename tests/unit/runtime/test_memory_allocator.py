@@ -2,13 +2,13 @@
 
 import gc
 
-from mmserve.runtime.memory_allocator import settle
+from mmserve.runtime.memory_allocator import freeze_gc
 
 
 def test_what_lives_when_a_process_settles_is_not_looked_through_again() -> None:
     kept = [[number] for number in range(100)]
     try:
-        settle()
+        freeze_gc()
         assert all(one is not kept for one in gc.get_objects())
         assert gc.get_freeze_count() > len(kept)
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.request import AbortRequest, GenerateRequest, choice_id
 from mmserve.messages.sampling import SamplingParams
-from mmserve.visualserver.batch_queue import ENCODED, Batch, Batcher, Outcome
+from mmserve.visualserver.batch_queue import ENCODED, Batch, BatchQueue, Outcome
 
 PIXELS_NBYTES = 1000
 
@@ -33,7 +33,7 @@ def _ids(batch: Batch | None) -> list[int]:
     return [] if batch is None else [image.item_id for image in batch.images]
 
 
-def _begin(batcher: Batcher) -> list[str]:
+def _begin(batcher: BatchQueue) -> list[str]:
     """Every request's turn comes; whose it was."""
     begun = []
     while claims := batcher.claims():
@@ -43,14 +43,14 @@ def _begin(batcher: Batcher) -> list[str]:
     return begun
 
 
-def _next(batcher: Batcher) -> Batch | None:
+def _next(batcher: BatchQueue) -> Batch | None:
     """The next batch, everybody having a turn."""
     _begin(batcher)
     return batcher.next_batch()
 
 
 def test_images_of_many_requests_make_one_batch_first_come_first_served() -> None:
-    batcher = Batcher(max_images=4)
+    batcher = BatchQueue(max_images=4)
     for name, items in (("a", (1, 2)), ("b", (3,)), ("c", (4, 5))):
         assert batcher.add(_request(name, *items), 0.0) == []
     first = _next(batcher)
@@ -65,7 +65,7 @@ def test_images_of_many_requests_make_one_batch_first_come_first_served() -> Non
 
 
 def test_the_same_image_is_encoded_once_for_all_who_wait() -> None:
-    batcher = Batcher(8)
+    batcher = BatchQueue(8)
     requests = [_request(f"r{n}", 7, 7) for n in range(32)]
     for request in requests[:31]:
         batcher.add(request, 0.0)
@@ -77,7 +77,7 @@ def test_the_same_image_is_encoded_once_for_all_who_wait() -> None:
 
 
 def test_a_request_is_complete_with_its_last_image() -> None:
-    batcher = Batcher(1)
+    batcher = BatchQueue(1)
     request = _request("a", 1, 2)
     batcher.add(request, 0.0)
     _next(batcher)
@@ -87,14 +87,14 @@ def test_a_request_is_complete_with_its_last_image() -> None:
 
 
 def test_a_request_with_nothing_to_encode_goes_on_at_once() -> None:
-    batcher = Batcher(8)
+    batcher = BatchQueue(8)
     request = _request("a", 1, ready=(1,))
     assert batcher.add(request, 0.0) == [request]
     assert len(batcher) == 0
 
 
 def test_a_failing_image_fails_only_who_needs_it() -> None:
-    batcher = Batcher(8)
+    batcher = BatchQueue(8)
     good, bad, both = _request("good", 1), _request("bad", 2), _request("both", 1, 2, 3)
     for request in (good, bad, both):
         batcher.add(request, 0.0)
@@ -110,7 +110,7 @@ def test_a_failing_image_fails_only_who_needs_it() -> None:
 
 
 def test_images_that_only_a_failed_request_needed_are_not_encoded() -> None:
-    batcher = Batcher(1)
+    batcher = BatchQueue(1)
     batcher.add(_request("a", 1, 2), 0.0)
     _next(batcher)
     batcher.finish({1: Outcome("media_error", "")})
@@ -118,7 +118,7 @@ def test_images_that_only_a_failed_request_needed_are_not_encoded() -> None:
 
 
 def test_a_dropped_request_takes_its_images_with_it_unless_others_wait() -> None:
-    batcher = Batcher(8)
+    batcher = BatchQueue(8)
     other = _request("b", 2)
     batcher.add(_request("a", 1, 2), 0.0)
     batcher.add(other, 0.0)
@@ -129,7 +129,7 @@ def test_a_dropped_request_takes_its_images_with_it_unless_others_wait() -> None
 
 
 def test_dropping_while_in_flight_answers_nobody() -> None:
-    batcher = Batcher(8)
+    batcher = BatchQueue(8)
     batcher.add(_request("a", 1), 0.0)
     _next(batcher)
     batcher.drop("a")
@@ -138,7 +138,7 @@ def test_dropping_while_in_flight_answers_nobody() -> None:
 
 
 def test_nothing_begins_before_its_turn_and_turns_are_asked_for_in_order() -> None:
-    batcher = Batcher(8)
+    batcher = BatchQueue(8)
     for number in range(3):
         batcher.add(_request(f"r{number}", 10 * number + 1, 10 * number + 2), 0.0)
     claim = batcher.claims()[0]
@@ -152,7 +152,7 @@ def test_nothing_begins_before_its_turn_and_turns_are_asked_for_in_order() -> No
 
 
 def test_a_turn_lasts_until_the_encoder_has_all_its_pixels() -> None:
-    batcher = Batcher(max_images=2)
+    batcher = BatchQueue(max_images=2)
     batcher.add(_request("a", 1, 2, 3), 0.0)
     assert _ids(_next(batcher)) == [1, 2]
     batcher.turns.taken([1, 2])
@@ -166,7 +166,7 @@ def test_a_turn_lasts_until_the_encoder_has_all_its_pixels() -> None:
 
 
 def test_a_dropped_request_keeps_its_turn_while_a_thread_decodes_for_it() -> None:
-    batcher = Batcher(8)
+    batcher = BatchQueue(8)
     batcher.add(_request("a", 1), 0.0)
     _next(batcher)
     batcher.drop("a")
@@ -176,7 +176,7 @@ def test_a_dropped_request_keeps_its_turn_while_a_thread_decodes_for_it() -> Non
 
 
 def test_a_turn_that_nobody_needs_any_more_is_over_at_once() -> None:
-    batcher = Batcher(8)
+    batcher = BatchQueue(8)
     for name in ("a", "b", "c"):
         batcher.add(_request(name, 1), 0.0)
     (first,) = batcher.claims()
@@ -188,7 +188,7 @@ def test_a_turn_that_nobody_needs_any_more_is_over_at_once() -> None:
 
 
 def test_who_follows_begins_when_the_turn_that_is_on_is_over() -> None:
-    batcher = Batcher(8)
+    batcher = BatchQueue(8)
     for name, number in (("a", 1), ("b", 2), ("c", 3)):
         batcher.add(_request(name, number), 0.0)
     first, second, _ = batcher.claims()
@@ -203,7 +203,7 @@ def test_who_follows_begins_when_the_turn_that_is_on_is_over() -> None:
 
 
 def test_who_follows_goes_behind_all_images_of_the_turn_that_is_on() -> None:
-    batcher = Batcher(max_images=2)
+    batcher = BatchQueue(max_images=2)
     batcher.add(_request("a", 1, 2, 3), 0.0)
     batcher.add(_request("b", 4), 0.0)
     first, second = batcher.claims()
@@ -216,7 +216,7 @@ def test_who_follows_goes_behind_all_images_of_the_turn_that_is_on() -> None:
 
 
 def test_an_image_is_wanted_as_long_as_a_request_waits_for_it() -> None:
-    batcher = Batcher(8)
+    batcher = BatchQueue(8)
     batcher.add(_request("a", 1), 0.0)
     batcher.add(_request("b", 1), 0.0)
     batch = _next(batcher)
@@ -232,7 +232,7 @@ def test_an_image_is_wanted_as_long_as_a_request_waits_for_it() -> None:
 
 
 def test_who_was_dropped_before_it_followed_gives_its_turn_back() -> None:
-    batcher = Batcher(8)
+    batcher = BatchQueue(8)
     for name, number in (("a", 1), ("b", 2)):
         batcher.add(_request(name, number), 0.0)
     first, second = batcher.claims()
@@ -245,7 +245,7 @@ def test_who_was_dropped_before_it_followed_gives_its_turn_back() -> None:
 
 
 def test_more_than_may_wait_are_refused() -> None:
-    batcher = Batcher(8, max_held=2)
+    batcher = BatchQueue(8, max_held=2)
     for name in ("a", "b"):
         assert batcher.add(_request(name, 1), 0.0) == []
     (refused,) = batcher.add(_request("c", 2), 0.0)
@@ -257,7 +257,7 @@ def test_more_than_may_wait_are_refused() -> None:
 
 
 def test_n_choices_of_a_request_wait_as_one() -> None:
-    batcher = Batcher(8, max_held=2)
+    batcher = BatchQueue(8, max_held=2)
     for name in ("a", "b"):
         for choice in range(4):
             assert batcher.add(_request(choice_id(name, choice), 1), 0.0) == []
@@ -275,7 +275,7 @@ def test_n_choices_of_a_request_wait_as_one() -> None:
 
 
 def test_the_same_attempt_counts_once_and_a_later_one_replaces_it() -> None:
-    batcher = Batcher(8)
+    batcher = BatchQueue(8)
     first, second = _request("a", 1), _request("a", 2, attempt=1)
     batcher.add(first, 0.0)
     assert batcher.add(first, 0.0) == []
@@ -286,7 +286,7 @@ def test_the_same_attempt_counts_once_and_a_later_one_replaces_it() -> None:
 
 
 def test_an_abort_names_the_attempt_it_ends() -> None:
-    batcher = Batcher(8)
+    batcher = BatchQueue(8)
     batcher.add(_request("a", 1, attempt=3), 0.0)
     _next(batcher)
     (abort,) = batcher.finish({1: Outcome("media_lost")})

@@ -8,22 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.messages.request import EngineInbound, GenerateRequest
-from mmserve.visualserver.batch_queue import ENCODED, Batcher, Claim, Held, item_ids
+from mmserve.visualserver.batch_queue import ENCODED, BatchQueue, Claim, PendingRequest, item_ids
 from tests.unit.visualserver.test_batcher import PIXELS_NBYTES, _begin, _ids, _request
 
 
-def _add(batcher: Batcher, **items: tuple[int, ...]) -> None:
+def _add(batcher: BatchQueue, **items: tuple[int, ...]) -> None:
     for name, of_it in items.items():
         assert batcher.add(_request(name, *of_it), 0.0) == []
 
 
-def _claims(batcher: Batcher) -> list[tuple[str, int]]:
+def _claims(batcher: BatchQueue) -> list[tuple[str, int]]:
     """(request, number of images) of each."""
     return [(claim.held.request.id, claim.nbytes // PIXELS_NBYTES) for claim in batcher.claims()]
 
 
 def test_an_image_that_several_wait_for_is_claimed_by_the_first_of_them() -> None:
-    batcher = Batcher(8)
+    batcher = BatchQueue(8)
     _add(batcher, a=(1,), b=(1, 2), c=(3,), d=(1,))
     assert _claims(batcher) == [("a", 1), ("c", 1)]
     batcher.drop("a")
@@ -33,7 +33,7 @@ def test_an_image_that_several_wait_for_is_claimed_by_the_first_of_them() -> Non
 
 
 def test_who_shares_an_image_claims_its_others_once_that_has_begun() -> None:
-    batcher = Batcher(max_images=2)
+    batcher = BatchQueue(max_images=2)
     _add(batcher, a=(1, 2, 3), b=(3, 4))
     assert _begin(batcher) == ["a"]
     assert _ids(batcher.next_batch()) == [1, 2]
@@ -43,7 +43,7 @@ def test_who_shares_an_image_claims_its_others_once_that_has_begun() -> None:
 
 
 def test_who_follows_has_claimed_its_images() -> None:
-    batcher = Batcher(8)
+    batcher = BatchQueue(8)
     _add(batcher, a=(1,), b=(2,), c=(2,))
     first, second = batcher.claims()
     batcher.begin(first.held)
@@ -58,7 +58,7 @@ class Play:
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
-        self.batcher = Batcher(self.draw.randint(1, 3))
+        self.batcher = BatchQueue(self.draw.randint(1, 3))
         self.waiting: dict[str, set[int]] = {}
         """Request -> its images that are not encoded."""
         self.claimed: dict[str, set[int]] = {}
@@ -134,7 +134,7 @@ class Play:
             assert isinstance(message, GenerateRequest)
             self._over(message.id)
 
-    def _granted(self, held: Held) -> None:
+    def _granted(self, held: PendingRequest) -> None:
         if self.batcher.holds(held):
             self.claimed[held.request.id] = self.waiting[held.request.id] - self.in_flight
 

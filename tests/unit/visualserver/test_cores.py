@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from mmserve.ipc.arena import Arena
-from mmserve.runtime.core_usage import TakenCores
+from mmserve.runtime.core_usage import BusyCores
 from mmserve.visualserver.run import _sharing_cores
 from tests.fakes.media import fake_process, model_spec, write_preprocessor
 
@@ -20,13 +20,13 @@ def test_half_of_the_cores_while_it_computes_and_none_before_and_after(tmp_path:
     # In bfloat16 the kernels' threads, which this process has for all of its tests, stay as they are.
     deployment = msgspec.structs.replace(process.deployment, dtype="bfloat16", cpu_threads=8)
     path = process.endpoints.taken_cores("visualserver")
-    rank, seen = TakenCores(path, 1), []
+    rank, seen = BusyCores(path, 1), []
 
     def tower(pixels: torch.Tensor) -> torch.Tensor:
         seen.extend(rank.numbers)
         return pixels
 
-    shared = _sharing_cores(tower, replace(process, deployment=deployment), TakenCores(path, 1))
+    shared = _sharing_cores(tower, replace(process, deployment=deployment), BusyCores(path, 1))
     assert list(rank.numbers) == [0]
     shared(torch.zeros(1))
     assert (seen, list(rank.numbers)) == ([4], [0])

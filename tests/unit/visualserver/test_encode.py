@@ -16,7 +16,7 @@ from mmserve.messages.media import Handle
 from mmserve.runtime.errors import Unavailable
 from mmserve.visualserver.batch_queue import ENCODED, Image, Outcome
 from mmserve.visualserver.encode import Encoder
-from mmserve.visualserver.image_decode import INTERNAL, LOST, Decoded
+from mmserve.visualserver.image_decode import INTERNAL, LOST, DecodedBatch
 
 TOKENS, HIDDEN = 3, 4
 
@@ -49,16 +49,16 @@ def arena() -> Iterator[Arena]:
     arena.close()
 
 
-def _decoded(*values: int) -> Decoded:
+def _decoded(*values: int) -> DecodedBatch:
     images = [Image(v, Handle(v, 0, 1), Handle(100 + v, 512 * n, TOKENS * HIDDEN * 2)) for n, v in enumerate(values)]
-    return Decoded(images=images, pixels=np.stack([np.full((3, 2, 2), value, np.float32) for value in values]))
+    return DecodedBatch(images=images, pixels=np.stack([np.full((3, 2, 2), value, np.float32) for value in values]))
 
 
 def _encoder(arena: Arena, cache: _Cache) -> Encoder:
     return Encoder(_tower, torch.bfloat16, arena, cast(MediaCacheClient, cache))
 
 
-def _encode(encoder: Encoder, decoded: Decoded) -> dict[int, Outcome]:
+def _encode(encoder: Encoder, decoded: DecodedBatch) -> dict[int, Outcome]:
     taken = encoder.take(decoded)
     assert decoded.pixels is None, "the encoder has them now"
     return encoder.encode([taken]).outcomes

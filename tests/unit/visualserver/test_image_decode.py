@@ -15,7 +15,7 @@ from mmserve.messages.cache import EmbedState
 from mmserve.messages.media import Handle
 from mmserve.runtime.errors import MediaError, Unavailable
 from mmserve.visualserver.batch_queue import ENCODED, Image
-from mmserve.visualserver.image_decode import LOST, Decoder
+from mmserve.visualserver.image_decode import LOST, ImageDecoder
 
 
 class _Processor:
@@ -64,7 +64,7 @@ def _image(arena: Arena, item_id: int, data: bytes | None) -> Image:
 
 def _decode(arena: Arena, cache: _Cache, images: list[Image], processor: _Processor | None = None) -> Any:
     with ThreadPoolExecutor(2) as pool:
-        decoder = Decoder(cast(Any, processor or _Processor()), arena, cast(MediaCacheClient, cache), pool)
+        decoder = ImageDecoder(cast(Any, processor or _Processor()), arena, cast(MediaCacheClient, cache), pool)
         return decoder.decode(images)
 
 

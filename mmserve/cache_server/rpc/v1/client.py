@@ -12,8 +12,16 @@ import rpyc
 from rpyc.core.channel import Channel
 from rpyc.core.stream import SocketStream
 
-from mmserve.cache_server.rpc.connection_pool import CALL_TIMEOUT_S, LOST, MAX_WAIT_S, Link
-from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, MediaRecord, TurnClaim, TurnsReply
+from mmserve.cache_server.rpc.connection_pool import CALL_TIMEOUT_S, LOST, MAX_WAIT_S, ConnectionPool
+from mmserve.messages.cache import (
+    AllocItem,
+    AllocReply,
+    EmbedState,
+    ItemState,
+    MediaRecord,
+    PermitRequest,
+    PermitsReply,
+)
 from mmserve.messages.media import Handle
 
 _CONFIG = {"sync_request_timeout": CALL_TIMEOUT_S, "allow_pickle": False, "close_catchall": True}
@@ -48,11 +56,11 @@ class RpycConnection:
 class ItemwiseCalls:
     """One round trip an item."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ConnectionPool) -> None:
         self._link = link
 
     def alloc(self, request_id: str, items: Sequence[AllocItem], wait_s: float) -> AllocReply:
-        """Item by item. Once one does not fit, the server has given all of them back and only takes notes;
+        """CacheEntry by item. Once one does not fit, the server has given all of them back and only takes notes;
         ``await_alloc`` then waits for space for the whole request, and the records are asked for again."""
         replies = [self._alloc_item(request_id, item) for item in items]
         if all(reply.refused == "" for reply in replies):
@@ -87,10 +95,10 @@ class ItemwiseCalls:
     def get_items_embed(self, item_ids: Sequence[int]) -> Sequence[EmbedState]:
         return [self._link.call("get_items_embed", item_id) for item_id in item_ids]
 
-    def begin_turns(self, claims: Sequence[TurnClaim], wait_s: float) -> TurnsReply:
+    def begin_turns(self, claims: Sequence[PermitRequest], wait_s: float) -> PermitsReply:
         wanted = tuple((claim.name, claim.pixel_nbytes, claim.arrival_s) for claim in claims)
         come, following = self._link.call("begin_turns", wanted, wait_s)
-        return TurnsReply(come=come, following=following)
+        return PermitsReply(come=come, following=following)
 
     def end_turn(self, name: str) -> None:
         self._link.call("end_turn", name)

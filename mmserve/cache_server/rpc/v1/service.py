@@ -13,11 +13,11 @@ import rpyc
 from rpyc.core.channel import Channel
 from rpyc.core.stream import SocketStream
 
-from mmserve.cache_server.rpc.client_session import Guest
+from mmserve.cache_server.rpc.client_session import ClientSession
 from mmserve.cache_server.rpc.connection_pool import MAX_WAIT_S
-from mmserve.cache_server.rpc.disconnect_watcher import Hangups
-from mmserve.cache_server.shared_table import Table
-from mmserve.messages.cache import AllocItem, MediaRecord, TurnClaim
+from mmserve.cache_server.rpc.disconnect_watcher import DisconnectWatcher
+from mmserve.cache_server.shared_table import SharedMediaTable
+from mmserve.messages.cache import AllocItem, MediaRecord, PermitRequest
 from mmserve.messages.media import Handle
 
 _CONFIG = {"allow_pickle": False, "allow_safe_attrs": False, "include_local_traceback": False, "close_catchall": True}
@@ -28,10 +28,10 @@ RecordTuple = tuple[int, int, str, HandleTuple | None, HandleTuple]
 class CacheService(rpyc.Service):  # type: ignore[misc]
     """One connection. The first call must be ``hello``."""
 
-    def __init__(self, table: Table, hangups: Hangups) -> None:
+    def __init__(self, table: SharedMediaTable, hangups: DisconnectWatcher) -> None:
         self._table = table
         self._hangups = hangups
-        self._met: Guest | None = None
+        self._met: ClientSession | None = None
         self._refused: dict[str, list[AllocItem]] = {}
         """Items so far of requests of which one did not fit; they hold nothing."""
 
@@ -43,7 +43,7 @@ class CacheService(rpyc.Service):  # type: ignore[misc]
             self._met.leave()
 
     @property
-    def _guest(self) -> Guest:
+    def _guest(self) -> ClientSession:
         if self._met is None:
             raise ValueError("say hello first")
         return self._met
@@ -52,7 +52,7 @@ class CacheService(rpyc.Service):  # type: ignore[misc]
         """Who is calling; leases are freed when the owner's last connection ends."""
         if self._met is not None:
             raise ValueError("hello is said once")
-        self._met = Guest(self._table, self._hangups, owner, self._fd)
+        self._met = ClientSession(self._table, self._hangups, owner, self._fd)
 
     def exposed_alloc(
         self, request_id: str, key: bytes, num_tokens: int, data_nbytes: int, embed_nbytes: int
@@ -94,8 +94,8 @@ class CacheService(rpyc.Service):  # type: ignore[misc]
     def exposed_begin_turns(
         self, claims: tuple[tuple[str, int, float], ...], wait_s: float
     ) -> tuple[tuple[str, ...], str]:
-        """``claims``: the fields of TurnClaim. Returns those of TurnsReply."""
-        wanted = [TurnClaim(*claim) for claim in claims]
+        """``claims``: the fields of PermitRequest. Returns those of PermitsReply."""
+        wanted = [PermitRequest(*claim) for claim in claims]
         reply = self._table.begin_turns(self._guest.owner, wanted, min(wait_s, MAX_WAIT_S))
         return reply.come, reply.following
 
@@ -115,7 +115,7 @@ def _handle_tuple(handle: Handle) -> HandleTuple:
     return handle.generation, handle.offset, handle.nbytes
 
 
-def serve(table: Table, hangups: Hangups, connected: socket.socket) -> None:
+def serve(table: SharedMediaTable, hangups: DisconnectWatcher, connected: socket.socket) -> None:
     """One connection to its end."""
     # rpyc by itself compresses what is larger than 3000 bytes.
     channel = Channel(SocketStream(connected), compress=False)

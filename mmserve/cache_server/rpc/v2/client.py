@@ -8,28 +8,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from mmserve.cache_server.rpc.connection_pool import CALL_TIMEOUT_S, Link
+from mmserve.cache_server.rpc.connection_pool import CALL_TIMEOUT_S, ConnectionPool
 from mmserve.cache_server.rpc.framing import Frames
 from mmserve.ipc.codec import Codec
 from mmserve.messages.cache import (
+    AcquirePermitsRequest,
     AllocItem,
     AllocReply,
     AllocRequest,
-    BeginTurnsRequest,
     CacheRequest,
     CallFailed,
     EmbedState,
-    EndTurnRequest,
     GetDataRequest,
     GetEmbedRequest,
-    Hello,
     ItemState,
-    LeavingRequest,
+    PermitRequest,
+    PermitsReply,
+    Register,
+    ReleasePermitRequest,
     ReleaseRequest,
     SetDataRequest,
     SetEmbedRequest,
-    TurnClaim,
-    TurnsReply,
+    UnregisterRequest,
 )
 
 R = TypeVar("R")
@@ -37,7 +37,7 @@ _REQUESTS: Codec[CacheRequest] = Codec(CacheRequest)
 _ALLOC: Codec[AllocReply | CallFailed] = Codec(AllocReply | CallFailed)
 _ITEM_STATES: Codec[tuple[ItemState, ...] | CallFailed] = Codec(tuple[ItemState, ...] | CallFailed)
 _EMBED_STATES: Codec[tuple[EmbedState, ...] | CallFailed] = Codec(tuple[EmbedState, ...] | CallFailed)
-_TURNS: Codec[TurnsReply | CallFailed] = Codec(TurnsReply | CallFailed)
+_TURNS: Codec[PermitsReply | CallFailed] = Codec(PermitsReply | CallFailed)
 _NOTHING: Codec[CallFailed | None] = Codec(CallFailed | None)
 
 
@@ -49,7 +49,7 @@ class FramedConnection:
             connected = undo.enter_context(socket.socket(socket.AF_UNIX))
             connected.connect(str(path))
             self._frames = Frames(connected, CALL_TIMEOUT_S)
-            self.call(_REQUESTS.encode(Hello(owner=owner)))
+            self.call(_REQUESTS.encode(Register(owner=owner)))
             undo.pop_all()
 
     def call(self, request: bytes) -> bytes:
@@ -68,7 +68,7 @@ class FramedConnection:
 class BatchedCalls:
     """One round trip a call, however many items."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ConnectionPool) -> None:
         self._link = link
 
     def alloc(self, request_id: str, items: Sequence[AllocItem], wait_s: float) -> AllocReply:
@@ -90,14 +90,14 @@ class BatchedCalls:
     def get_items_embed(self, item_ids: Sequence[int]) -> Sequence[EmbedState]:
         return self._call(GetEmbedRequest(item_ids=tuple(item_ids)), _EMBED_STATES)
 
-    def begin_turns(self, claims: Sequence[TurnClaim], wait_s: float) -> TurnsReply:
-        return self._call(BeginTurnsRequest(claims=tuple(claims), wait_s=wait_s), _TURNS)
+    def begin_turns(self, claims: Sequence[PermitRequest], wait_s: float) -> PermitsReply:
+        return self._call(AcquirePermitsRequest(claims=tuple(claims), wait_s=wait_s), _TURNS)
 
     def end_turn(self, name: str) -> None:
-        self._call(EndTurnRequest(name=name), _NOTHING)
+        self._call(ReleasePermitRequest(name=name), _NOTHING)
 
     def leaving(self) -> None:
-        self._call(LeavingRequest(), _NOTHING)
+        self._call(UnregisterRequest(), _NOTHING)
 
     def _call(self, request: CacheRequest, replies: Codec[R | CallFailed]) -> R:
         reply = replies.decode(self._link.call(_REQUESTS.encode(request)))

@@ -12,29 +12,29 @@ from typing import assert_never
 
 import msgspec
 
-from mmserve.cache_server.rpc.client_session import Guest
+from mmserve.cache_server.rpc.client_session import ClientSession
 from mmserve.cache_server.rpc.connection_pool import MAX_WAIT_S
-from mmserve.cache_server.rpc.disconnect_watcher import Hangups
+from mmserve.cache_server.rpc.disconnect_watcher import DisconnectWatcher
 from mmserve.cache_server.rpc.framing import Frames
-from mmserve.cache_server.shared_table import Table
+from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.ipc.codec import Codec
 from mmserve.messages.cache import (
+    AcquirePermitsRequest,
     AllocReply,
     AllocRequest,
-    BeginTurnsRequest,
     CacheRequest,
     CallFailed,
     EmbedState,
-    EndTurnRequest,
     GetDataRequest,
     GetEmbedRequest,
-    Hello,
     ItemState,
-    LeavingRequest,
+    PermitsReply,
+    Register,
+    ReleasePermitRequest,
     ReleaseRequest,
     SetDataRequest,
     SetEmbedRequest,
-    TurnsReply,
+    UnregisterRequest,
 )
 
 logger = logging.getLogger(__name__)
@@ -42,13 +42,13 @@ _REQUESTS: Codec[CacheRequest] = Codec(CacheRequest)
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def serve(table: Table, hangups: Hangups, connected: socket.socket) -> None:
+def serve(table: SharedMediaTable, hangups: DisconnectWatcher, connected: socket.socket) -> None:
     """One connection to its end. Raises ValueError, or DecodeError, when it does not begin with hello."""
     with contextlib.closing(Frames(connected)) as frames:
         hello = _REQUESTS.decode(frames.receive())
-        if not isinstance(hello, Hello):
+        if not isinstance(hello, Register):
             raise ValueError("say hello first")
-        guest = Guest(table, hangups, hello.owner, connected.fileno())
+        guest = ClientSession(table, hangups, hello.owner, connected.fileno())
         try:
             frames.send(_encode(None))
             while True:
@@ -57,7 +57,7 @@ def serve(table: Table, hangups: Hangups, connected: socket.socket) -> None:
             guest.leave()
 
 
-def reply_to(table: Table, guest: Guest, message: bytes) -> bytes:
+def reply_to(table: SharedMediaTable, guest: ClientSession, message: bytes) -> bytes:
     """A call that fails has its answer like any other: nothing else of the connection suffers."""
     try:
         return _encode(answer(table, guest, _REQUESTS.decode(message)))
@@ -67,8 +67,8 @@ def reply_to(table: Table, guest: Guest, message: bytes) -> bytes:
 
 
 def answer(
-    table: Table, guest: Guest, request: CacheRequest
-) -> AllocReply | tuple[ItemState, ...] | tuple[EmbedState, ...] | TurnsReply | None:
+    table: SharedMediaTable, guest: ClientSession, request: CacheRequest
+) -> AllocReply | tuple[ItemState, ...] | tuple[EmbedState, ...] | PermitsReply | None:
     """Carry out one call. Raises ValueError for one that makes no sense."""
     match request:
         case AllocRequest():
@@ -85,15 +85,15 @@ def answer(
             return table.set_embed(guest.owner, request.item_ids, request.ok)
         case GetEmbedRequest():
             return table.get_embed(guest.owner, request.item_ids)
-        case BeginTurnsRequest():
+        case AcquirePermitsRequest():
             return table.begin_turns(guest.owner, request.claims, min(request.wait_s, MAX_WAIT_S))
-        case EndTurnRequest():
+        case ReleasePermitRequest():
             table.end_turn(guest.lease(request.name))
             return None
-        case LeavingRequest():
+        case UnregisterRequest():
             table.leaving(guest.owner)
             return None
-        case Hello():
+        case Register():
             raise ValueError("hello is said once")
         case _:
             assert_never(request)

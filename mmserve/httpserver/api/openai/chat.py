@@ -23,9 +23,9 @@ from mmserve.httpserver.api.openai.logprobs import ChoiceLogprobs, logprobs_for
 from mmserve.httpserver.api.openai.messages import ConversationReader
 from mmserve.httpserver.api.sse import DONE, event, send_events
 from mmserve.httpserver.call import GenerateCall, Usage
-from mmserve.httpserver.media.split_media import CutUrl, cut_data_urls
+from mmserve.httpserver.media.split_media import SplitUrl, split_media
 from mmserve.httpserver.request.ids import new_request_id
-from mmserve.httpserver.request.task import Flight
+from mmserve.httpserver.request.task import RequestTask
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.messages.sampling import SamplingParams
 from mmserve.runtime.errors import InvalidRequest, MmserveError
@@ -91,7 +91,7 @@ class Completion(msgspec.Struct):
 def parse(body: bytes | bytearray, model: ServedModel, arrival_s: float) -> GenerateCall:
     """A validated call; large images are not copied out of ``body``. Raises InvalidRequest and ModelNotFound, naming
     the field."""
-    skeleton, cut = cut_data_urls(body)
+    skeleton, cut = split_media(body)
     if cut:
         # What is wrong with a request, or in an unusual place, is said by the parser that has seen all of it.
         with suppress(MmserveError):
@@ -99,7 +99,7 @@ def parse(body: bytes | bytearray, model: ServedModel, arrival_s: float) -> Gene
     return _parse(body, {}, model, arrival_s)
 
 
-def _parse(body: bytes | bytearray, cut: Mapping[str, CutUrl], model: ServedModel, arrival_s: float) -> GenerateCall:
+def _parse(body: bytes | bytearray, cut: Mapping[str, SplitUrl], model: ServedModel, arrival_s: float) -> GenerateCall:
     request = decode(body, ChatRequest)
     model.check_name(request.model)
     refuse_unsupported(request)
@@ -169,7 +169,7 @@ def _logprobs(request: ChatRequest) -> int | None:
     return request.top_logprobs or 0 if request.logprobs else None
 
 
-async def send(flight: Flight, send: Send) -> None:
+async def send(flight: RequestTask, send: Send) -> None:
     """Write the whole response, as a stream or at once. Raises MmserveError when nothing was sent yet."""
     if flight.call.stream:
         await send_events(send, _events(flight))
@@ -177,7 +177,7 @@ async def send(flight: Flight, send: Send) -> None:
         await send_json(send, msgspec.json.encode(await _complete(flight)))
 
 
-async def _complete(flight: Flight) -> Completion:
+async def _complete(flight: RequestTask) -> Completion:
     call = flight.call
     choices = [AnswerChoice(index, AnswerMessage(), logprobs=logprobs_for(call)) for index in range(call.n)]
     async for delta in flight.deltas:
@@ -189,7 +189,7 @@ async def _complete(flight: Flight) -> Completion:
     return Completion(_id(call), int(time.time()), call.model, choices, _usage(flight.deltas.usage))
 
 
-async def _events(flight: Flight) -> AsyncGenerator[bytes, None]:
+async def _events(flight: RequestTask) -> AsyncGenerator[bytes, None]:
     """One event a delta; a failure after the first becomes an event, for the status is long sent."""
     call, created, begun = flight.call, int(time.time()), set[int]()
     usage = None if call.include_usage else UNSET

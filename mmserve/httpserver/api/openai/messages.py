@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmserve.httpserver.call import MediaPart, MediaRef, Message, TextPart
-from mmserve.httpserver.media.split_media import CutUrl
+from mmserve.httpserver.media.split_media import SplitUrl
 from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -24,7 +24,7 @@ class ConversationReader:
     their parts; nobody looks at more of them than the context has tokens.
     """
 
-    def __init__(self, max_images: int | None, cut: Mapping[str, CutUrl], max_parts: int) -> None:
+    def __init__(self, max_images: int | None, cut: Mapping[str, SplitUrl], max_parts: int) -> None:
         self._max_parts = self._parts_left = max_parts
         self._max_images = max_images
         self._cut = dict(cut)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmserve.config.deployment import DTYPE_BYTES, Deployment
 from mmserve.model_backend.layers.mlp import CPU_ROWS
-from mmserve.runtime.memory_allocator import take_workspace
+from mmserve.runtime.memory_allocator import prefault_heap
 
 _PICTURE_NBYTES = 32 << 20
 """One of 8 megapixels, as Pillow keeps it; larger ones come and go."""
@@ -28,4 +28,4 @@ def take_for_images(deployment: Deployment, images: int) -> None:
 
 def _take(deployment: Deployment, elements: int, more_nbytes: int = 0) -> None:
     if deployment.device == "cpu":
-        take_workspace(elements * DTYPE_BYTES[deployment.dtype] + more_nbytes)
+        prefault_heap(elements * DTYPE_BYTES[deployment.dtype] + more_nbytes)

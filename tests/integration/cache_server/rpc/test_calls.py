@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from mmserve.cache_server.client import MediaCacheClient
-from mmserve.cache_server.shared_table import Table
+from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.ipc.arena import Arena
 from mmserve.runtime.errors import Overloaded, TooLarge
 from tests.fakes.cache import alloc_item, until
@@ -30,7 +30,7 @@ def _in_thread(call: Callable[[], object]) -> Future[object]:
     return future
 
 
-def test_the_life_of_an_image(table: Table, arena: Arena, client_of: Connect) -> None:
+def test_the_life_of_an_image(table: SharedMediaTable, arena: Arena, client_of: Connect) -> None:
     http, visual = client_of("http-0"), client_of("visual-0")
     records = http.alloc("r", [CAT, DOG], wait_s=0)
     assert [record.state for record in records] == ["write", "write"]
@@ -51,7 +51,7 @@ def test_the_life_of_an_image(table: Table, arena: Arena, client_of: Connect) ->
     assert [r.token_start for r in again] == [r.token_start for r in reversed(records)]
 
 
-def test_an_item_given_twice_is_written_once(table: Table, client_of: Connect) -> None:
+def test_an_item_given_twice_is_written_once(table: SharedMediaTable, client_of: Connect) -> None:
     client = client_of()
     records = client.alloc("r", [CAT, DOG, CAT], wait_s=0)
     assert [record.state for record in records] == ["write", "write", "wait"]
@@ -62,21 +62,21 @@ def test_an_item_given_twice_is_written_once(table: Table, client_of: Connect) -
     assert client.set_items_embed([ids[0], ids[2]], [True, True]) == ("ready", "ready")
 
 
-def test_nothing_asked_is_nothing_answered(table: Table, client_of: Connect) -> None:
+def test_nothing_asked_is_nothing_answered(table: SharedMediaTable, client_of: Connect) -> None:
     client = client_of()
     assert client.alloc("r", [], wait_s=0) == ()
     assert client.get_items_data("r", [], wait_s=0) == ()
     assert client.get_items_embed([]) == client.set_items_embed([], []) == ()
 
 
-def test_allocating_again_answers_the_same(table: Table, client_of: Connect) -> None:
+def test_allocating_again_answers_the_same(table: SharedMediaTable, client_of: Connect) -> None:
     client = client_of()
     first = client.alloc("r", [CAT, DOG], wait_s=0)
     assert client.alloc("r", [CAT, DOG], wait_s=0) == first
     assert table.snapshot().num_leases == 2
 
 
-def test_too_large_is_never_waited_for_and_holds_nothing(table: Table, client_of: Connect) -> None:
+def test_too_large_is_never_waited_for_and_holds_nothing(table: SharedMediaTable, client_of: Connect) -> None:
     client = client_of()
     with pytest.raises(TooLarge):
         client.alloc("r", [alloc_item("huge", 1 << 20)], wait_s=30)
@@ -86,7 +86,7 @@ def test_too_large_is_never_waited_for_and_holds_nothing(table: Table, client_of
     assert client.alloc("r", [CAT], wait_s=0)[0].state == "write"
 
 
-def test_a_refused_allocation_holds_nothing(table: Table, client_of: Connect) -> None:
+def test_a_refused_allocation_holds_nothing(table: SharedMediaTable, client_of: Connect) -> None:
     client = client_of()
     client.alloc("a", [CAT, DOG], wait_s=0)
     with pytest.raises(Overloaded) as caught:
@@ -96,7 +96,7 @@ def test_a_refused_allocation_holds_nothing(table: Table, client_of: Connect) ->
     assert client.alloc("b", [FOX, alloc_item("elk")], wait_s=0)[1].state == "write"
 
 
-def test_a_full_arena_is_waited_for_in_order_of_arrival(table: Table, client_of: Connect) -> None:
+def test_a_full_arena_is_waited_for_in_order_of_arrival(table: SharedMediaTable, client_of: Connect) -> None:
     client = client_of()
     client.alloc("holder", [CAT, DOG, FOX], wait_s=0)
     order: list[str] = []
@@ -119,7 +119,7 @@ def test_a_full_arena_is_waited_for_in_order_of_arrival(table: Table, client_of:
     assert table.snapshot().num_waiting == 0
 
 
-def test_what_needs_no_space_does_not_queue(table: Table, client_of: Connect) -> None:
+def test_what_needs_no_space_does_not_queue(table: SharedMediaTable, client_of: Connect) -> None:
     client = client_of()
     client.alloc("holder", [CAT, DOG, FOX], wait_s=0)
     waiting = _in_thread(lambda: client.alloc("big", [alloc_item(f"{n}") for n in range(2)], wait_s=30))
@@ -130,7 +130,7 @@ def test_what_needs_no_space_does_not_queue(table: Table, client_of: Connect) ->
     waiting.result(30)
 
 
-def test_waiting_for_space_ends_in_time(table: Table, client_of: Connect) -> None:
+def test_waiting_for_space_ends_in_time(table: SharedMediaTable, client_of: Connect) -> None:
     client = client_of()
     client.alloc("holder", [CAT, DOG, FOX], wait_s=0)
     with pytest.raises(Overloaded):
@@ -138,7 +138,7 @@ def test_waiting_for_space_ends_in_time(table: Table, client_of: Connect) -> Non
     assert table.snapshot().num_waiting == 0
 
 
-def test_of_two_writers_one_writes(table: Table, client_of: Connect) -> None:
+def test_of_two_writers_one_writes(table: SharedMediaTable, client_of: Connect) -> None:
     one, two = client_of("http-0"), client_of("http-1")
     (first,), (second,) = one.alloc("a", [CAT], wait_s=0), two.alloc("b", [CAT], wait_s=0)
     assert (first.state, second.state) == ("write", "wait")
@@ -148,7 +148,7 @@ def test_of_two_writers_one_writes(table: Table, client_of: Connect) -> None:
     assert waiting.result(30) == ("data",)
 
 
-def test_a_waiter_becomes_the_writer_when_the_first_gives_up(table: Table, client_of: Connect) -> None:
+def test_a_waiter_becomes_the_writer_when_the_first_gives_up(table: SharedMediaTable, client_of: Connect) -> None:
     one, two = client_of("http-0"), client_of("http-1")
     (first,), _ = one.alloc("a", [CAT], wait_s=0), two.alloc("b", [CAT, DOG], wait_s=0)
     two.set_items_data("b", [record.item_id for record in two.alloc("b", [DOG], wait_s=0)])
@@ -157,7 +157,7 @@ def test_a_waiter_becomes_the_writer_when_the_first_gives_up(table: Table, clien
     assert waiting.result(30) == ("write",)
 
 
-def test_a_failed_image_is_gone_for_all(table: Table, client_of: Connect) -> None:
+def test_a_failed_image_is_gone_for_all(table: SharedMediaTable, client_of: Connect) -> None:
     http, visual = client_of("http-0"), client_of("visual-0")
     (record,) = http.alloc("a", [CAT], wait_s=0)
     http.set_items_data("a", [record.item_id])
@@ -167,7 +167,9 @@ def test_a_failed_image_is_gone_for_all(table: Table, client_of: Connect) -> Non
     assert visual.get_items_embed([record.item_id, 17]) == ("gone", "gone")
 
 
-def test_eviction_makes_room_and_stale_handles_are_misses(table: Table, arena: Arena, client_of: Connect) -> None:
+def test_eviction_makes_room_and_stale_handles_are_misses(
+    table: SharedMediaTable, arena: Arena, client_of: Connect
+) -> None:
     client = client_of()
     (old,) = client.alloc("a", [CAT], wait_s=0)
     client.set_items_data("a", [old.item_id])
@@ -183,7 +185,7 @@ def test_eviction_makes_room_and_stale_handles_are_misses(table: Table, arena: A
     assert counters["mm_cache_queries",] == 5
 
 
-def test_one_client_serves_many_threads(table: Table, client_of: Connect) -> None:
+def test_one_client_serves_many_threads(table: SharedMediaTable, client_of: Connect) -> None:
     client = client_of()
     together = threading.Barrier(8)
 

@@ -14,19 +14,19 @@ import msgspec
 import pytest
 
 from mmserve.cache_server.client import MediaCacheClient, connect
-from mmserve.cache_server.rpc.disconnect_watcher import Hangups
+from mmserve.cache_server.rpc.disconnect_watcher import DisconnectWatcher
 from mmserve.cache_server.rpc.framing import MAX_FRAME_NBYTES, Frames
 from mmserve.cache_server.rpc.v1.client import RpycConnection
 from mmserve.cache_server.rpc.v1.service import CacheService
 from mmserve.cache_server.run import new_slots
-from mmserve.cache_server.shared_table import Table
+from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.messages.cache import AllocRequest, CallFailed, Hello, ReleaseRequest
+from mmserve.messages.cache import AllocRequest, CallFailed, Register, ReleaseRequest
 from tests.fakes.cache import alloc_item, until
 
 CAT = alloc_item("cat")
-HELLO = msgspec.msgpack.encode(Hello(owner="http-9"))
+HELLO = msgspec.msgpack.encode(Register(owner="http-9"))
 RELEASE = msgspec.msgpack.encode(ReleaseRequest(request_id="r"))
 NOTHING = msgspec.msgpack.encode(None)
 ALLOC = msgspec.msgpack.encode(AllocRequest(request_id="r", items=(CAT,)))
@@ -47,7 +47,7 @@ def ask(frames: Frames, message: bytes) -> bytes:
 
 
 @pytest.fixture
-def bystander(table: Table, endpoints: Endpoints) -> Iterator[MediaCacheClient]:
+def bystander(table: SharedMediaTable, endpoints: Endpoints) -> Iterator[MediaCacheClient]:
     """Holds something on a connection of its own, and still does when the test is over."""
     client = connect(endpoints, "http-0", batched=True)
     (record,) = client.alloc("kept", [CAT], wait_s=0)
@@ -92,7 +92,7 @@ def socket_feeder(to: socket.socket, data: bytes) -> Callable[[], None]:
 
 
 @pytest.mark.usefixtures("bystander")
-def test_bytes_that_are_no_frame_end_their_connection_alone(table: Table, endpoints: Endpoints) -> None:
+def test_bytes_that_are_no_frame_end_their_connection_alone(table: SharedMediaTable, endpoints: Endpoints) -> None:
     for garbage in (struct.pack("<I", MAX_FRAME_NBYTES + 1), b"GET / HTTP/1.1\r\n\r\n"):
         with raw_connection(endpoints) as (raw, frames):
             assert ask(frames, HELLO) == NOTHING
@@ -105,7 +105,9 @@ def test_bytes_that_are_no_frame_end_their_connection_alone(table: Table, endpoi
 
 
 @pytest.mark.usefixtures("bystander")
-def test_a_frame_that_ends_in_the_middle_ends_its_connection_alone(table: Table, endpoints: Endpoints) -> None:
+def test_a_frame_that_ends_in_the_middle_ends_its_connection_alone(
+    table: SharedMediaTable, endpoints: Endpoints
+) -> None:
     with raw_connection(endpoints) as (raw, frames):
         assert ask(frames, HELLO) == NOTHING
         ask(frames, ALLOC)
@@ -114,7 +116,7 @@ def test_a_frame_that_ends_in_the_middle_ends_its_connection_alone(table: Table,
 
 
 @pytest.mark.usefixtures("bystander")
-@pytest.mark.parametrize("first", [RELEASE, ALLOC, b"\xc1", b"", msgspec.msgpack.encode(Hello(owner=""))])
+@pytest.mark.parametrize("first", [RELEASE, ALLOC, b"\xc1", b"", msgspec.msgpack.encode(Register(owner=""))])
 def test_without_hello_nothing_is_answered(endpoints: Endpoints, first: bytes) -> None:
     with raw_connection(endpoints) as (_, frames):
         frames.send(first)
@@ -142,7 +144,7 @@ def test_a_call_without_sense_is_answered_and_the_connection_goes_on(endpoints: 
 
 
 def test_a_call_that_runs_into_a_bug_is_raised_at_the_caller(
-    table: Table, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    table: SharedMediaTable, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = connect(endpoints, "http-0", batched=True)
     client.alloc("r", [CAT], wait_s=0)
@@ -163,7 +165,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def test_every_method_of_v1_returns_plain_immutable_values(arena: Arena) -> None:
-    table, hangups = Table(new_slots(arena)), Hangups()
+    table, hangups = SharedMediaTable(new_slots(arena)), DisconnectWatcher()
     connection = CacheService(table, hangups)
     connection._fd = 0
     connection._hangups.watch = lambda fd, on_hangup: None  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.cache_server.allocator import eviction
-from mmserve.cache_server.allocator.arena_map import Space
+from mmserve.cache_server.allocator.arena_map import ArenaMap
 from mmserve.cache_server.allocator.eviction import Plan
 from mmserve.cache_server.allocator.extents import Extent, Extents
 
@@ -24,14 +24,14 @@ class _Cached:
     loss: float
 
 
-def occupy(space: Space[_Cached], cached: _Cached) -> None:
+def occupy(space: ArenaMap[_Cached], cached: _Cached) -> None:
     offsets, sizes = zip(*cached.extents, strict=True)
     space.occupants.add(offsets, sizes, [cached] * len(offsets))
 
 
 def plan(extents: Extents, groups: Sequence[Sequence[int]], cached: Sequence[_Cached]) -> Plan[_Cached] | None:
     """With these candidates, in this order; nobody else may go."""
-    space: Space[_Cached] = Space(0)
+    space: ArenaMap[_Cached] = ArenaMap(0)
     space.holes, space.available = extents, deepcopy(extents)
     for each in cached:
         occupy(space, each)
@@ -206,9 +206,9 @@ def test_one_extent_is_refused_only_when_it_cannot_fit(
 NEIGHBOURS = 20
 
 
-def _crowded(num_cached: int) -> tuple[Space[_Cached], list[_Cached]]:
+def _crowded(num_cached: int) -> tuple[ArenaMap[_Cached], list[_Cached]]:
     """Full of items of one byte, one in NEIGHBOURS held; at the end, where the most valuable lie, two are not."""
-    space: Space[_Cached] = Space(num_cached)
+    space: ArenaMap[_Cached] = ArenaMap(num_cached)
     space.take(0, num_cached)
     everything = [_Cached(at, ((at, 1),), float(at + 1)) for at in range(num_cached)]
     for each in everything:

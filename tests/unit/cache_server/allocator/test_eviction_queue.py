@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import contextlib
 
-from mmserve.cache_server.allocator.eviction_queue import Idle
-from mmserve.cache_server.entries import Item
+from mmserve.cache_server.allocator.eviction_queue import EvictionQueue
+from mmserve.cache_server.entries import CacheEntry
 from mmserve.messages.cache import AllocItem
 from mmserve.messages.media import Handle
 
 
-def _item(number: int, *, num_tokens: int = 1, nbytes: int = 64, ready: bool = True) -> Item:
+def _item(number: int, *, num_tokens: int = 1, nbytes: int = 64, ready: bool = True) -> CacheEntry:
     spec, embed = AllocItem(bytes(16), num_tokens, 0, nbytes), Handle(number, 0, nbytes)
-    return Item(number, spec, 0, embed, None, nbytes, stage="ready" if ready else "data")
+    return CacheEntry(number, spec, 0, embed, None, nbytes, stage="ready" if ready else "data")
 
 
-def _order(idle: Idle) -> list[int]:
+def _order(idle: EvictionQueue) -> list[int]:
     with contextlib.closing(idle.ascending()) as items:
         return [item.item_id for item in items]
 
 
 def test_of_equals_the_least_recently_used_comes_first() -> None:
-    idle, items = Idle(), [_item(number) for number in range(3)]
+    idle, items = EvictionQueue(), [_item(number) for number in range(3)]
     for item in items:
         idle.add(item)
     idle.discard(items[0])
@@ -31,7 +31,7 @@ def test_of_equals_the_least_recently_used_comes_first() -> None:
 
 
 def test_what_is_dear_to_make_and_small_stays_longer() -> None:
-    idle = Idle()
+    idle = EvictionQueue()
     idle.add(_item(0, num_tokens=8, nbytes=64))
     idle.add(_item(1, num_tokens=8, nbytes=128))
     idle.add(_item(2, num_tokens=2, nbytes=64))
@@ -40,7 +40,7 @@ def test_what_is_dear_to_make_and_small_stays_longer() -> None:
 
 
 def test_evictions_raise_what_newcomers_are_worth() -> None:
-    idle, dear, cheap = Idle(), _item(0, num_tokens=8), _item(1, num_tokens=4)
+    idle, dear, cheap = EvictionQueue(), _item(0, num_tokens=8), _item(1, num_tokens=4)
     idle.add(dear)
     idle.add(cheap)
     idle.evicted(cheap)
@@ -50,7 +50,7 @@ def test_evictions_raise_what_newcomers_are_worth() -> None:
 
 
 def test_looking_at_some_leaves_all() -> None:
-    idle = Idle()
+    idle = EvictionQueue()
     for number in range(4):
         idle.add(_item(number))
     with contextlib.closing(idle.ascending()) as items:
@@ -60,7 +60,7 @@ def test_looking_at_some_leaves_all() -> None:
 
 
 def test_a_thousand_uses_of_one_item_are_one_entry() -> None:
-    idle, item, other = Idle(), _item(0), _item(1)
+    idle, item, other = EvictionQueue(), _item(0), _item(1)
     idle.add(other)
     for _ in range(5000):
         idle.add(item)
@@ -72,7 +72,7 @@ def test_a_thousand_uses_of_one_item_are_one_entry() -> None:
 
 
 def test_leaving_twice_is_harmless() -> None:
-    idle, item = Idle(), _item(0)
+    idle, item = EvictionQueue(), _item(0)
     idle.add(item)
     idle.discard(item)
     idle.discard(item)

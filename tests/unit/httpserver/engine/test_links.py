@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from mmserve.cache_server.entries import Lease
-from mmserve.cache_server.table import Slots
-from mmserve.httpserver.engine.links import road_of
+from mmserve.cache_server.table import MediaTable
+from mmserve.httpserver.engine.links import encoder_for
 from mmserve.messages.cache import AllocItem
 
 
@@ -18,15 +18,17 @@ from mmserve.messages.cache import AllocItem
 def test_requests_alike_are_spread_over_all_visual_servers(
     visual_workers: int, images: int, first_item_id: int
 ) -> None:
-    slots = Slots(1 << 30, first_generation=1, first_item_id=first_item_id, first_token=1 << 32, erase=lambda _: None)
+    slots = MediaTable(
+        1 << 30, first_generation=1, first_item_id=first_item_id, first_token=1 << 32, erase=lambda _: None
+    )
     roads: Counter[int] = Counter()
     for request in range(1000):
         items = [AllocItem(b"%d %d" % (request, image), 1, 64, 64) for image in range(images)]
         records = slots.alloc(Lease("http", str(request)), items).records
-        roads[road_of(records[0].item_id, visual_workers)] += 1
+        roads[encoder_for(records[0].item_id, visual_workers)] += 1
     assert len(roads) == visual_workers
     assert max(roads.values()) < 1.5 * 1000 / visual_workers
 
 
 def test_an_image_always_goes_the_same_way() -> None:
-    assert {road_of(12345, 7) for _ in range(3)} == {road_of(12345, 7)}
+    assert {encoder_for(12345, 7) for _ in range(3)} == {encoder_for(12345, 7)}

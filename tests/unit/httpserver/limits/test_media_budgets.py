@@ -30,7 +30,7 @@ def items(count: int) -> list[AllocItem]:
     return [AllocItem(bytes([number]), 4, DATA, EMBED) for number in range(count)]
 
 
-class Lane:
+class AllocPath:
     """The budgets of one lane, and what was counted."""
 
     def __init__(self, arena_nbytes: int = 64 * MIB, **budgets: int) -> None:
@@ -56,7 +56,7 @@ class Lane:
     ],
 )
 def test_what_fits_exactly_passes_and_more_is_refused_by_name(flag: str, budgets: dict[str, int]) -> None:
-    lane = Lane(**budgets)
+    lane = AllocPath(**budgets)
     lane.check(items(2))
     lane.check([*items(2), *items(2)])
     assert flag in lane.refusal(items(3))
@@ -64,14 +64,14 @@ def test_what_fits_exactly_passes_and_more_is_refused_by_name(flag: str, budgets
 
 def test_forms_that_fit_each_but_not_together_are_refused_with_both_numbers() -> None:
     """Whether anything of it is cached already or not, so that a request does not pass by chance."""
-    message = Lane(arena_nbytes=4 * MIB).refusal(items(5))
+    message = AllocPath(arena_nbytes=4 * MIB).refusal(items(5))
     assert "4.8 MiB" in message
     assert "4.0 MiB" in message
     assert "--mm-cache-gb" in message
 
 
 def test_refusals_are_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    lane = Lane(arena_nbytes=0)
+    lane = AllocPath(arena_nbytes=0)
     for _ in range(3):
         lane.refusal(items(1))
     assert lane.samples.total("mm_alloc_too_large", "v1") == 3

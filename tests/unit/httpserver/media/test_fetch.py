@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from mmserve.httpserver.limits.request_bytes import ByteBudget
+from mmserve.httpserver.limits.request_bytes import RequestByteLimit
 from mmserve.httpserver.media.addresses import AddressPolicy
 from mmserve.httpserver.media.fetch import Fetcher
 from mmserve.runtime.errors import MediaError
@@ -15,7 +15,7 @@ def refusal(url: str, policy: AddressPolicy | None = None) -> str:
         fetcher = Fetcher(policy or AddressPolicy(), timeout_s=5)
         try:
             with pytest.raises(MediaError) as caught:
-                await fetcher.get(url, ByteBudget(1000))
+                await fetcher.get(url, RequestByteLimit(1000))
             return caught.value.message
         finally:
             await fetcher.aclose()

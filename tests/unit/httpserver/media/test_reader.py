@@ -10,7 +10,7 @@ import pybase64
 import pytest
 
 from mmserve.httpserver.call import MediaItem, MediaRef
-from mmserve.httpserver.limits.request_bytes import ByteBudget
+from mmserve.httpserver.limits.request_bytes import RequestByteLimit
 from mmserve.httpserver.media.local import read_data_url, read_file_url
 from mmserve.httpserver.media.reader import MediaReader
 from mmserve.httpserver.media.reader import reader as media
@@ -76,7 +76,7 @@ def test_large_images_are_read_at_once(model: Path, monkeypatch: pytest.MonkeyPa
     """Each waits for all others to have begun, so fewer threads than images would never get through."""
     together = threading.Barrier(3)
 
-    def read_together(ref: MediaRef, budget: ByteBudget) -> bytes:
+    def read_together(ref: MediaRef, budget: RequestByteLimit) -> bytes:
         together.wait(20)
         return read_data_url(ref, budget)
 
@@ -234,7 +234,7 @@ def test_files_are_read_at_once_for_nobody_knows_their_size_yet(
 ) -> None:
     together = threading.Barrier(3)
 
-    def read_together(url: str, root: str | None, budget: ByteBudget) -> bytes:
+    def read_together(url: str, root: str | None, budget: RequestByteLimit) -> bytes:
         together.wait(20)
         return read_file_url(url, root, budget)
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from mmserve.httpserver.limits.request_bytes import ByteBudget
+from mmserve.httpserver.limits.request_bytes import RequestByteLimit
 from mmserve.httpserver.media.addresses import AddressPolicy
 from mmserve.httpserver.media.fetch import Fetcher
 from mmserve.httpserver.media.resolver import Resolver
@@ -64,10 +64,10 @@ def test_a_fetch_that_finds_no_room_is_not_the_clients_fault() -> None:
         names = SlowNames()
         resolver = Resolver(names, max_lookups=1, turn_s=0.05)
         fetcher = Fetcher(AddressPolicy(), timeout_s=20, resolver=resolver)
-        slow = asyncio.create_task(fetcher.get("http://a.slow/", ByteBudget(100)))
+        slow = asyncio.create_task(fetcher.get("http://a.slow/", RequestByteLimit(100)))
         await asyncio.sleep(0.05)
         with pytest.raises(Unavailable):
-            await fetcher.get("http://another.name/", ByteBudget(100))
+            await fetcher.get("http://another.name/", RequestByteLimit(100))
         slow.cancel()
         names.answer.set()
         await asyncio.gather(slow, return_exceptions=True)

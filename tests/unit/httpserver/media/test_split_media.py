@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from mmserve.httpserver.api.openai.chat import parse
 from mmserve.httpserver.call import GenerateCall
-from mmserve.httpserver.limits.request_bytes import ByteBudget
+from mmserve.httpserver.limits.request_bytes import RequestByteLimit
 from mmserve.httpserver.media.local import read_data_url
 from mmserve.httpserver.media.reader import split_media as skeleton
-from mmserve.httpserver.media.split_media import CutUrl, cut_data_urls
+from mmserve.httpserver.media.split_media import SplitUrl, split_media
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import MmserveError
 from tests.fakes.http_helpers import make_deployment
@@ -75,7 +75,7 @@ def _character(char: str, rng: random.Random) -> bytes:
     return char.encode()
 
 
-def restored(value: Any, cut: Mapping[str, CutUrl]) -> Any:
+def restored(value: Any, cut: Mapping[str, SplitUrl]) -> Any:
     """The parsed skeleton with strings in the place of marks, keys included."""
     if isinstance(value, str) and value in cut:
         head, data = cut[value]
@@ -90,7 +90,7 @@ def restored(value: Any, cut: Mapping[str, CutUrl]) -> Any:
 @given(documents, seeds)
 def test_the_skeleton_of_any_document_is_the_document(value: Any, seed: int) -> None:
     body = written(value, random.Random(seed))
-    text, cut = cut_data_urls(body)
+    text, cut = split_media(body)
     assert restored(msgspec.json.decode(text), cut) == msgspec.json.decode(body)
 
 
@@ -100,10 +100,10 @@ def test_what_is_no_json_has_no_skeleton_that_is(value: Any, seed: int, data: st
     body = bytearray(written(value, random.Random(seed)))
     at, length = data.draw(st.integers(0, len(body))), data.draw(st.integers(0, 1))
     body[at : at + length] = data.draw(st.sampled_from([b"", b'"', b"\\", b"}", b",", b"\n", b"x"]))
-    assert value_or_none(*cut_data_urls(body)) == value_or_none(body, {})
+    assert value_or_none(*split_media(body)) == value_or_none(body, {})
 
 
-def value_or_none(text: bytes | bytearray, cut: Mapping[str, CutUrl]) -> list[Any] | None:
+def value_or_none(text: bytes | bytearray, cut: Mapping[str, SplitUrl]) -> list[Any] | None:
     try:
         return [restored(msgspec.json.decode(text), cut)]
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -142,7 +142,7 @@ def outcome(body: bytes, *, cutting: bool) -> object:
 
 
 def whole(ref: Any) -> str:
-    return ref.url if ref.data is None else restored("m", {"m": CutUrl(ref.url, ref.data)})
+    return ref.url if ref.data is None else restored("m", {"m": SplitUrl(ref.url, ref.data)})
 
 
 @given(requests, seeds)
@@ -165,7 +165,7 @@ def test_images_are_not_copied_out_of_the_body() -> None:
     assert first.data is not None
     assert second.data is not None
     assert first.data.obj is second.data.obj
-    assert read_data_url(second, ByteBudget(1 << 20)) == PIXELS
+    assert read_data_url(second, RequestByteLimit(1 << 20)) == PIXELS
     assert second.nbytes == len(URL)
     assert second.param == "messages[0].content[2].image_url.url"
 
@@ -177,7 +177,7 @@ def test_a_data_url_that_is_text_stays_text() -> None:
 
 
 def test_a_mark_means_nothing_when_a_client_sends_it() -> None:
-    mark = next(iter(cut_data_urls(json.dumps([URL]).encode())[1]))
+    mark = next(iter(split_media(json.dumps([URL]).encode())[1]))
     call = call_of(image(mark), {"type": "text", "text": URL})
     assert call.media[0].url == mark
 
@@ -193,7 +193,7 @@ def test_escaped_base64_is_read_all_the_same(escape: str) -> None:
     start = body.index(b"base64,") + 7
     media = parse(body[:start] + body[start:].replace(b"/", escape.encode()), MODEL, 0.0).media
     assert media[0].data is not None
-    assert read_data_url(media[0], ByteBudget(1 << 20)) == PIXELS
+    assert read_data_url(media[0], RequestByteLimit(1 << 20)) == PIXELS
 
 
 @pytest.mark.parametrize("inside", [b"\x00", b"\xff", b"\\q", b"\xc3\xbc", b"-_", b"=="])
@@ -201,7 +201,7 @@ def test_what_is_no_base64_is_refused_by_the_image_that_has_it(inside: bytes) ->
     body = b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":"data:;base64,QUJD%bQUJD"}]}]}'
     media = parse(body % inside, MODEL, 0.0).media
     with pytest.raises(MmserveError, match="not valid base64"):
-        read_data_url(media[0], ByteBudget(1 << 20))
+        read_data_url(media[0], RequestByteLimit(1 << 20))
 
 
 def test_a_text_full_of_starts_is_not_searched_to_its_end() -> None:
@@ -214,6 +214,6 @@ def test_a_text_full_of_starts_is_not_searched_to_its_end() -> None:
 def test_small_images_and_bodies_without_any_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     for body in (json.dumps([URL[:1000]] * 9).encode(), b'{"text": "no picture"}', b"", b'"data:;base64,'):
-        text, cut = cut_data_urls(body)
+        text, cut = split_media(body)
         assert text is body
         assert not cut

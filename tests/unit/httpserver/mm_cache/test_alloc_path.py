@@ -11,30 +11,30 @@ from typing import Any
 
 import pytest
 
-from mmserve.httpserver.mm_cache.alloc_path import Lane, Lanes
-from mmserve.httpserver.mm_cache.traffic_split import AllocShare
+from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths
+from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit
 
 NOTHING: Any = None
 
 
 @pytest.fixture
-def share(tmp_path: Path) -> Iterator[AllocShare]:
-    with closing(AllocShare(tmp_path / "share", 1.0)) as share:
+def share(tmp_path: Path) -> Iterator[TrafficSplit]:
+    with closing(TrafficSplit(tmp_path / "share", 1.0)) as share:
         yield share
 
 
 class Counted:
     """How many requests took each lane."""
 
-    def __init__(self, share: AllocShare, **options: Any) -> None:
-        v1, self._v2 = Lane(NOTHING, "v1"), Lane(NOTHING, "v2")  # type: ignore[arg-type]
-        self._lanes = Lanes(v1, self._v2, share, **options)
+    def __init__(self, share: TrafficSplit, **options: Any) -> None:
+        v1, self._v2 = AllocPath(NOTHING, "v1"), AllocPath(NOTHING, "v2")  # type: ignore[arg-type]
+        self._lanes = AllocPaths(v1, self._v2, share, **options)
 
     def v2_of(self, requests: int) -> int:
         return sum(self._lanes.choose() is self._v2 for _ in range(requests))
 
 
-def test_none_and_all_are_exact(share: AllocShare) -> None:
+def test_none_and_all_are_exact(share: TrafficSplit) -> None:
     counted = Counted(share)
     for fraction, expected in ((0.0, 0), (1.0, 500), (0.0, 0)):
         share.fraction = fraction
@@ -46,18 +46,18 @@ def test_none_and_all_are_exact(share: AllocShare) -> None:
     assert largest.v2_of(1) == 1
 
 
-def test_a_share_is_about_that_share(share: AllocShare) -> None:
+def test_a_share_is_about_that_share(share: TrafficSplit) -> None:
     share.fraction = 0.3
     assert 2700 < Counted(share, draw=random.Random(1).random).v2_of(10_000) < 3300
 
 
 def test_what_one_sets_all_read(tmp_path: Path) -> None:
     path = tmp_path / "share"
-    with closing(AllocShare(path, 0.25)) as one, closing(AllocShare(path, 1.0)) as other:
+    with closing(TrafficSplit(path, 0.25)) as one, closing(TrafficSplit(path, 1.0)) as other:
         assert one.fraction == other.fraction == 0.25
         other.fraction = 0.75
         assert one.fraction == 0.75
-    with closing(AllocShare(path, 0.25)) as restarted:
+    with closing(TrafficSplit(path, 0.25)) as restarted:
         assert restarted.fraction == 0.75
     assert [found.name for found in tmp_path.iterdir()] == ["share"]
 
@@ -68,7 +68,7 @@ def test_many_begin_at_once_and_agree(tmp_path: Path) -> None:
 
     def begin(initial: float) -> None:
         barrier.wait()
-        with closing(AllocShare(tmp_path / "share", initial)) as share:
+        with closing(TrafficSplit(tmp_path / "share", initial)) as share:
             found.append(share.fraction)
 
     threads = [threading.Thread(target=begin, args=(number / 8,)) for number in range(1, 9)]

@@ -37,7 +37,7 @@ def arena() -> Iterator[Arena]:
     arena.close()
 
 
-class Gate:
+class AdmissionControl:
     """Stops one call of one request in its thread. Make it on the event loop."""
 
     def __init__(self) -> None:
@@ -72,11 +72,11 @@ class Worker:
             client=self.cache,  # type: ignore[arg-type]
             patience_s=patience_s,
         )
-        self._gates: dict[tuple[str, str], Gate] = {}
+        self._gates: dict[tuple[str, str], AdmissionControl] = {}
         self.cache.at_call = self._at_call
 
-    def gate(self, call: str, request_id: str) -> Gate:
-        self._gates[call, request_id] = Gate()
+    def gate(self, call: str, request_id: str) -> AdmissionControl:
+        self._gates[call, request_id] = AdmissionControl()
         return self._gates[call, request_id]
 
     def _at_call(self, call: str, request_id: str) -> None:

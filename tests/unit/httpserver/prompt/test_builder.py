@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, CLIPImageProcessor, LlavaProcessor
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaPart, MediaRef, Message, TextPart
-from mmserve.httpserver.prompt.builder import Prompts
+from mmserve.httpserver.prompt.builder import PromptBuilder
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import Handle
 from mmserve.messages.sampling import SamplingParams
@@ -73,7 +73,7 @@ def test_text_model_gives_transformers_ids(models: Any, kind: Kind, template: st
     expected = reference.apply_chat_template(
         [{"role": "user", "content": content}], add_generation_prompt=True, return_dict=False
     )
-    assert Prompts(deployment_of(directory)).build(call(user(text)), []).ids.tolist() == expected
+    assert PromptBuilder(deployment_of(directory)).build(call(user(text)), []).ids.tolist() == expected
 
 
 @pytest.mark.parametrize(("kind", "template"), MODELS[:3])
@@ -100,7 +100,7 @@ def test_llava_gives_transformers_processor_ids(models: Any, kind: Kind, templat
     encoded = reference(
         text=expected, images=[picture] * 3, add_special_tokens=not expected.startswith(bos), return_tensors=None
     )
-    prompt = Prompts(deployment_of(directory)).build(call(*messages, media=3), [lease(1), lease(2), lease(3)])
+    prompt = PromptBuilder(deployment_of(directory)).build(call(*messages, media=3), [lease(1), lease(2), lease(3)])
     virtual_as_placeholder = [
         reference.image_token_id if id >= FIRST_VIRTUAL_TOKEN else id for id in prompt.ids.tolist()
     ]
@@ -109,7 +109,7 @@ def test_llava_gives_transformers_processor_ids(models: Any, kind: Kind, templat
 
 
 def test_each_span_covers_its_images_virtual_ids(models: Any) -> None:
-    prompts = Prompts(deployment_of(models["byte-level", CHATML, True]))
+    prompts = PromptBuilder(deployment_of(models["byte-level", CHATML, True]))
     prompt = prompts.build(call(user(IMAGE(1), "text", IMAGE(0)), media=2), [lease(5, 3), lease(6, 2)])
     first, second = prompt.spans
     assert (first.media_index, first.item_id, first.num_tokens) == (1, 6, 2)
@@ -121,7 +121,7 @@ def test_each_span_covers_its_images_virtual_ids(models: Any) -> None:
     assert sum(id >= FIRST_VIRTUAL_TOKEN for id in prompt.ids) == 5
 
 
-def controls(prompts: Prompts, ids: list[int]) -> list[int]:
+def controls(prompts: PromptBuilder, ids: list[int]) -> list[int]:
     raw = prompts.tokenizer
     special = {raw.token_to_id(text) for kind in SPECIAL.values() for text in kind} - {raw.token_to_id("<unk>"), None}
     return [id for id in ids if id in special]
@@ -140,7 +140,7 @@ def controls(prompts: Prompts, ids: list[int]) -> list[int]:
     ],
 )
 def test_users_cannot_write_control_tokens(models: Any, kind: Kind, template: str, parts: tuple[str, ...]) -> None:
-    prompts = Prompts(deployment_of(models[kind, template, False]))
+    prompts = PromptBuilder(deployment_of(models[kind, template, False]))
     if template == LLAMA_2:
         parts = ("".join(parts),)
     forged = prompts.build(call(user(*parts)), []).ids.tolist()
@@ -153,7 +153,7 @@ def test_users_cannot_write_control_tokens(models: Any, kind: Kind, template: st
 
 @pytest.mark.parametrize(("kind", "template"), [MODELS[0], MODELS[1], MODELS[3]])
 def test_no_text_at_all_forges_a_control_token(models: Any, kind: Kind, template: str) -> None:
-    prompts = Prompts(deployment_of(models[kind, template, False]))
+    prompts = PromptBuilder(deployment_of(models[kind, template, False]))
     honest = controls(
         prompts,
         prompts.build(
@@ -175,7 +175,7 @@ def test_no_text_at_all_forges_a_control_token(models: Any, kind: Kind, template
 
 
 def test_a_typed_placeholder_takes_no_images_place(models: Any) -> None:
-    prompts = Prompts(deployment_of(models["byte-level", CHATML, True]))
+    prompts = PromptBuilder(deployment_of(models["byte-level", CHATML, True]))
     prompt = prompts.build(call(user("<image> what is <image>?", IMAGE(0), "<image>"), media=1), [lease(3)])
     assert len(prompt.spans) == 1
     before = prompts.tokenizer.decode(prompt.ids[: prompt.spans[0].start].tolist(), skip_special_tokens=False)
@@ -183,14 +183,14 @@ def test_a_typed_placeholder_takes_no_images_place(models: Any) -> None:
 
 
 def test_forging_in_one_message_leaves_the_others_tokens_alone(models: Any) -> None:
-    prompts = Prompts(deployment_of(models["byte-level", CHATML, False]))
+    prompts = PromptBuilder(deployment_of(models["byte-level", CHATML, False]))
     alone = prompts.build(call(user("How many red circles?")), []).ids.tolist()
     both = prompts.build(call(user("How many red circles?"), user("<|im_end|>")), []).ids.tolist()
     assert both[: len(alone) - 4] == alone[:-4]
 
 
 def test_prompt_length_is_checked_with_images(models: Any) -> None:
-    prompts = Prompts(deployment_of(models["byte-level", CHATML, True], max_model_len=64))
+    prompts = PromptBuilder(deployment_of(models["byte-level", CHATML, True], max_model_len=64))
     assert prompts.max_prompt_tokens == 63
     with pytest.raises(ContextLengthExceeded, match=r"\d+ tokens.* context is 64 tokens"):
         prompts.build(call(user(IMAGE(0)), media=1), [lease(1, num_tokens=60)])
@@ -200,14 +200,17 @@ def test_prompt_length_is_checked_with_images(models: Any) -> None:
 
 def test_a_prompt_that_just_fits(models: Any) -> None:
     directory = models["byte-level", CHATML, False]
-    length = len(Prompts(deployment_of(directory)).build(call(user("hello")), []).ids)
-    assert len(Prompts(deployment_of(directory, max_model_len=length + 1)).build(call(user("hello")), []).ids) == length
+    length = len(PromptBuilder(deployment_of(directory)).build(call(user("hello")), []).ids)
+    assert (
+        len(PromptBuilder(deployment_of(directory, max_model_len=length + 1)).build(call(user("hello")), []).ids)
+        == length
+    )
     with pytest.raises(ContextLengthExceeded, match=f"has {length} tokens.* {length} tokens"):
-        Prompts(deployment_of(directory, max_model_len=length)).build(call(user("hello")), [])
+        PromptBuilder(deployment_of(directory, max_model_len=length)).build(call(user("hello")), [])
 
 
 def test_images_for_a_text_model_name_the_part(models: Any) -> None:
-    prompts = Prompts(deployment_of(models["byte-level", CHATML, False]))
+    prompts = PromptBuilder(deployment_of(models["byte-level", CHATML, False]))
     with pytest.raises(InvalidRequest, match="no images") as caught:
         prompts.build(call(user("hi", IMAGE(1)), media=2), [lease(1), lease(2)])
     assert caught.value.param == "messages[0].content[1].image_url.url"
@@ -215,20 +218,20 @@ def test_images_for_a_text_model_name_the_part(models: Any) -> None:
 
 def test_a_template_that_drops_images(tmp_path: Path) -> None:
     template = "{% for m in messages %}{% for p in m['content'] %}{{ p['text'] }}{% endfor %}{% endfor %}"
-    prompts = Prompts(deployment_of(write_chat_model(tmp_path, template=template)))
+    prompts = PromptBuilder(deployment_of(write_chat_model(tmp_path, template=template)))
     with pytest.raises(InvalidRequest, match="0 of 1 images"):
         prompts.build(call(user("hi", IMAGE(0)), media=1), [lease(1)])
     assert prompts.build(call(user("hi")), []).spans == ()
 
 
 def test_a_model_without_template_says_so(tmp_path: Path) -> None:
-    prompts = Prompts(deployment_of(write_chat_model(tmp_path, template=None)))
+    prompts = PromptBuilder(deployment_of(write_chat_model(tmp_path, template=None)))
     with pytest.raises(InvalidRequest, match="no chat template"):
         prompts.build(call(user("hi")), [])
 
 
 def test_a_templates_own_complaint_reaches_the_client(models: Any) -> None:
-    prompts = Prompts(deployment_of(models["metaspace", LLAMA_2, False]))
+    prompts = PromptBuilder(deployment_of(models["metaspace", LLAMA_2, False]))
     with pytest.raises(InvalidRequest, match="roles must alternate"):
         prompts.build(call(Message("assistant", (TextPart("hi"),))), [])
 
@@ -238,7 +241,7 @@ def test_missing_tokenizer(tmp_path: Path) -> None:
     deployment = deployment_of(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(StartupError, match="cannot read"):
-        Prompts(deployment)
+        PromptBuilder(deployment)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(StartupError, match=r"no tokenizer\.json"):
-        Prompts(deployment)
+        PromptBuilder(deployment)

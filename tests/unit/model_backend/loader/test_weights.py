@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmserve.checkpoint.load import load
-from mmserve.model_backend.attention.sdpa import PlainAttention
+from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.loader import weights
 from mmserve.model_backend.models.llama import Llama
 from mmserve.model_backend.vision.load import load_tower
-from mmserve.model_backend.worker.model_runner import Runner
+from mmserve.model_backend.worker.model_runner import ModelRunner
 from mmserve.runtime.errors import StartupError
 from tests.fakes.checkpoints import make_llama, make_llava
 from tests.fakes.engine import deployment, make_runner
@@ -64,7 +64,7 @@ def test_ranks_hold_disjoint_parts_that_make_up_the_checkpoint(tmp_path: Path, s
     spec = load(tmp_path).text
     models, reported = [], []
     for rank in range(size):
-        model = Llama(spec, PlainAttention(), tp=TpGroup(rank, size), like=torch.empty(0))
+        model = Llama(spec, SdpaAttention(), tp=TpGroup(rank, size), like=torch.empty(0))
         weights.load(tmp_path, ("text.",), model.targets(), lambda *event: reported.append(event))
         assert reported[-1] == (reported[-1][1], reported[-1][1], "bytes")
         assert [done for done, *_ in reported] == sorted(done for done, *_ in reported)
@@ -97,4 +97,4 @@ def test_a_text_model_has_no_tower(tmp_path: Path) -> None:
 def test_ranks_that_do_not_divide_the_heads(tmp_path: Path) -> None:
     made = deployment(make_llama(tmp_path))
     with pytest.raises(StartupError, match="--tp 3"):
-        Runner(made, TpGroup(0, 3), None, torch.empty(0), lambda *_: None)
+        ModelRunner(made, TpGroup(0, 3), None, torch.empty(0), lambda *_: None)

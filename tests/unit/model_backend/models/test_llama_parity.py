@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from mmserve.config.deployment import KV_BLOCK_TOKENS
-from mmserve.model_backend.worker.model_runner import Runner
+from mmserve.model_backend.worker.model_runner import ModelRunner
 from tests.fakes.checkpoints import VOCAB, make_llama
 from tests.fakes.engine import Driver, Running, make_runner
 
@@ -115,7 +115,7 @@ def test_preempted_and_resumed(checkpoints: Checkpoints) -> None:
 
 
 @pytest.fixture(scope="module")
-def scheduled(checkpoints: Checkpoints) -> tuple[Runner, list[tuple[list[int], list[int]]]]:
+def scheduled(checkpoints: Checkpoints) -> tuple[ModelRunner, list[tuple[list[int], list[int]]]]:
     """A runner that all examples share, stale slots and blocks included; prompts and what must come out."""
     directory = checkpoints("grouped")
     return make_runner(directory), [(prompt, expected(directory, prompt, 8)) for prompt in prompts(3, 16, 37, 65)]
@@ -126,7 +126,7 @@ Events = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3), st.booleans()
 
 @given(events=Events)
 @settings(max_examples=20, deadline=None)
-def test_any_schedule(scheduled: tuple[Runner, list[tuple[list[int], list[int]]]], events: Any) -> None:
+def test_any_schedule(scheduled: tuple[ModelRunner, list[tuple[list[int], list[int]]]], events: Any) -> None:
     """Sequences arrive and are preempted between steps of any chunk size: the text does not depend on it."""
     runner, texts = scheduled
     driver = Driver(runner.step)

@@ -15,7 +15,7 @@ from mmserve.ipc.arena import Arena
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
-from mmserve.model_backend.worker.model_runner import Runner
+from mmserve.model_backend.worker.model_runner import ModelRunner
 from mmserve.runtime.errors import StartupError
 from tests.fakes.checkpoints import IMAGE, make_llama, make_llava
 from tests.fakes.embeddings import put_rows, spliced_prompt
@@ -178,7 +178,7 @@ def test_an_internal_error_fails_the_step_and_the_engine_lives_on(
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Runner, "_forward", explode)
+        patched.setattr(ModelRunner, "_forward", explode)
         driver = Driver(runner.step)
         driver.add(0, GOOD)
         driver.step()

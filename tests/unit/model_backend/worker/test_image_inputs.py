@@ -15,7 +15,7 @@ from mmserve.ipc.arena import ALIGNMENT, Arena
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.platforms.cuda.pinned import pin
-from mmserve.model_backend.worker.image_inputs import Splicer
+from mmserve.model_backend.worker.image_inputs import ImageEmbeddingWriter
 from tests.fakes.checkpoints import IMAGE, make_llava
 from tests.fakes.embeddings import put_rows, spliced_prompt
 from tests.fakes.engine import Driver, make_runner
@@ -39,7 +39,7 @@ def span_of(handle: Handle) -> MediaSpan:
 def test_rows_are_the_arenas_own_memory(arena: Arena) -> None:
     rows = torch.randn(16, HIDDEN)
     handle, _ = put_rows(arena, rows, 4096)
-    read = Splicer(arena, HIDDEN, TpGroup(), LIKE)._rows(span_of(handle), 3, 7)
+    read = ImageEmbeddingWriter(arena, HIDDEN, TpGroup(), LIKE)._rows(span_of(handle), 3, 7)
     assert torch.equal(read.view(4, HIDDEN), rows[3:7])
     mapping = torch.frombuffer(arena.whole(), dtype=torch.uint8)
     assert read.data_ptr() == mapping.data_ptr() + 4096 + ALIGNMENT + 3 * HIDDEN * 4
@@ -50,13 +50,13 @@ def test_only_rows_of_the_chunk_are_read(tmp_path: Path, arena: Arena, monkeypat
     handle, _ = put_rows(arena, torch.randn(16, HIDDEN), 0)
     prompt, spans = spliced_prompt([5, *[IMAGE] * 16, 6], [handle], image_id=IMAGE, num_tokens=16)
     read: list[tuple[int, int]] = []
-    rows = Splicer._rows
+    rows = ImageEmbeddingWriter._rows
 
-    def note(splicer: Splicer, span: MediaSpan, first: int, end: int) -> torch.Tensor:
+    def note(splicer: ImageEmbeddingWriter, span: MediaSpan, first: int, end: int) -> torch.Tensor:
         read.append((first, end))
         return rows(splicer, span, first, end)
 
-    monkeypatch.setattr(Splicer, "_rows", note)
+    monkeypatch.setattr(ImageEmbeddingWriter, "_rows", note)
     driver = Driver(make_runner(make_llava(tmp_path), arena).step, chunk=10)
     driver.add(0, prompt, spans=spans)
     driver.run(3)

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from array import array
 
-from mmserve.router.kv_cache.manager import Holding, KvLedger, Match, blocks_for
+from mmserve.router.kv_cache.manager import BlockTable, KvCacheManager, Match, blocks_for
 
 TOKENS = array("q", range(100))
 NOTHING = Match([])
 
 
-def computed(kv: KvLedger, tokens: array[int], num_computed: int | None = None) -> Holding:
+def computed(kv: KvCacheManager, tokens: array[int], num_computed: int | None = None) -> BlockTable:
     """A sequence that has computed its tokens."""
     holding = kv.reserve(len(tokens), kv.match(tokens))
     assert holding is not None
@@ -21,7 +21,7 @@ def test_blocks_are_rounded_up() -> None:
 
 
 def test_a_sequence_takes_blocks_and_gives_all_back() -> None:
-    kv = KvLedger(8)
+    kv = KvCacheManager(8)
     holding = computed(kv, TOKENS)
     assert (kv.num_held, kv.num_free, kv.num_cached) == (7, 1, 0)
     kv.free(holding)
@@ -29,7 +29,7 @@ def test_a_sequence_takes_blocks_and_gives_all_back() -> None:
 
 
 def test_a_match_leaves_one_token_to_compute() -> None:
-    kv = KvLedger(8)
+    kv = KvCacheManager(8)
     kv.free(computed(kv, TOKENS))
     assert len(kv.match(TOKENS).nodes) == 6
     assert len(kv.match(TOKENS[:97]).nodes) == 6
@@ -38,7 +38,7 @@ def test_a_match_leaves_one_token_to_compute() -> None:
 
 
 def test_only_computed_blocks_can_be_matched() -> None:
-    kv = KvLedger(8)
+    kv = KvCacheManager(8)
     holding = computed(kv, TOKENS, num_computed=40)
     assert [node.block for node in kv.match(TOKENS).nodes] == holding.blocks[:2]
     kv.publish(holding, TOKENS, 64)
@@ -46,7 +46,7 @@ def test_only_computed_blocks_can_be_matched() -> None:
 
 
 def test_a_running_sequence_shares_its_prefix() -> None:
-    kv = KvLedger(10)
+    kv = KvCacheManager(10)
     first = computed(kv, TOKENS)
     second = kv.reserve(len(TOKENS), kv.match(TOKENS))
     assert second is not None
@@ -60,7 +60,7 @@ def test_a_running_sequence_shares_its_prefix() -> None:
 
 
 def test_the_cache_gives_way_but_not_the_matched_part_of_it() -> None:
-    kv = KvLedger(8)
+    kv = KvCacheManager(8)
     kv.free(computed(kv, TOKENS))
     match = kv.match(TOKENS[:49])
     assert len(match.nodes) == 3
@@ -71,7 +71,7 @@ def test_the_cache_gives_way_but_not_the_matched_part_of_it() -> None:
 
 
 def test_extending_takes_blocks_only_when_needed() -> None:
-    kv = KvLedger(3)
+    kv = KvCacheManager(3)
     holding = kv.reserve(16, NOTHING)
     assert holding is not None
     assert kv.extend(holding, 16) == ()
@@ -81,7 +81,7 @@ def test_extending_takes_blocks_only_when_needed() -> None:
 
 
 def test_who_computes_the_same_tokens_second_keeps_a_copy() -> None:
-    kv = KvLedger(16)
+    kv = KvCacheManager(16)
     first, second = kv.reserve(100, NOTHING), kv.reserve(100, NOTHING)
     assert first is not None
     assert second is not None
@@ -95,7 +95,7 @@ def test_who_computes_the_same_tokens_second_keeps_a_copy() -> None:
 
 
 def test_what_a_failed_sequence_computed_is_forgotten() -> None:
-    kv = KvLedger(16)
+    kv = KvCacheManager(16)
     kv.free(computed(kv, TOKENS[:40]))
     failed = computed(kv, TOKENS)
     kv.distrust(failed)
@@ -105,7 +105,7 @@ def test_what_a_failed_sequence_computed_is_forgotten() -> None:
 
 
 def test_what_others_build_on_is_kept() -> None:
-    kv = KvLedger(16)
+    kv = KvCacheManager(16)
     failed = computed(kv, TOKENS)
     other = kv.reserve(50, kv.match(TOKENS[:50]))
     assert other is not None
@@ -117,7 +117,7 @@ def test_what_others_build_on_is_kept() -> None:
 
 
 def test_what_is_published_can_be_used_before_it_is_computed_and_forgotten_if_it_never_is() -> None:
-    kv = KvLedger(16)
+    kv = KvCacheManager(16)
     leader = kv.reserve(100, NOTHING)
     assert leader is not None
     first = kv.publish(leader, TOKENS, 40)
@@ -138,7 +138,7 @@ def test_what_is_published_can_be_used_before_it_is_computed_and_forgotten_if_it
 
 
 def test_what_was_let_go_of_before_it_is_forgotten_is_free() -> None:
-    kv = KvLedger(16)
+    kv = KvCacheManager(16)
     trusted = computed(kv, TOKENS, num_computed=32)
     first = kv.publish(trusted, TOKENS, 96)
     assert first is not None
@@ -150,7 +150,7 @@ def test_what_was_let_go_of_before_it_is_forgotten_is_free() -> None:
 
 
 def test_what_is_alike_within_a_block_is_copied_from_where_it_rests() -> None:
-    kv = KvLedger(16)
+    kv = KvCacheManager(16)
     first = computed(kv, TOKENS)
     similar = TOKENS[:40] + array("q", [7] * 20)
     assert kv.match(similar).num_copied == 0, "its block may only be being computed"
@@ -165,7 +165,7 @@ def test_what_is_alike_within_a_block_is_copied_from_where_it_rests() -> None:
 
 
 def test_nothing_is_copied_from_a_block_that_is_gone() -> None:
-    kv = KvLedger(7)
+    kv = KvCacheManager(7)
     kv.free(computed(kv, TOKENS))
     assert kv.match(TOKENS[:20]).num_copied == 3
     other = kv.reserve(16 * 6, NOTHING)
@@ -173,7 +173,7 @@ def test_nothing_is_copied_from_a_block_that_is_gone() -> None:
     assert kv.match(TOKENS[:20]) == kv.match(TOKENS[:17]), "only the first block is left"
 
 
-def left(kv: KvLedger, tokens: array[int]) -> Holding:
+def left(kv: KvCacheManager, tokens: array[int]) -> BlockTable:
     """A sequence that has computed its tokens and is gone."""
     holding = computed(kv, tokens)
     kv.publish_rest(holding, tokens, len(tokens))
@@ -182,7 +182,7 @@ def left(kv: KvLedger, tokens: array[int]) -> Holding:
 
 
 def test_the_last_block_of_a_sequence_is_copied_from_though_it_is_not_full() -> None:
-    kv = KvLedger(16)
+    kv = KvCacheManager(16)
     left(kv, TOKENS)
     assert (kv.num_held, kv.num_cached) == (0, 7)
     longer = TOKENS + array("q", [7] * 20)
@@ -197,7 +197,7 @@ def test_the_last_block_of_a_sequence_is_copied_from_though_it_is_not_full() -> 
 
 
 def test_a_block_that_is_not_full_gives_way_to_the_next_that_begins_like_it() -> None:
-    kv = KvLedger(16)
+    kv = KvCacheManager(16)
     for last in range(5):
         left(kv, TOKENS[:98] + array("q", [last]))
         assert kv.num_cached == 7
@@ -209,7 +209,7 @@ def test_a_block_that_is_not_full_gives_way_to_the_next_that_begins_like_it() ->
 
 
 def test_what_is_not_full_and_may_be_wrong_is_not_kept() -> None:
-    kv = KvLedger(16)
+    kv = KvCacheManager(16)
     failed = computed(kv, TOKENS)
     kv.distrust(failed)
     kv.publish_rest(failed, TOKENS, 100)

@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.router.kv_cache.manager import Holding, Match, blocks_for
-from mmserve.router.scheduler.kv_demand import Outlook, OutputLengths
+from mmserve.router.kv_cache.manager import BlockTable, Match, blocks_for
+from mmserve.router.scheduler.kv_demand import KvDemandEstimator, OutputLengths
 from mmserve.router.scheduler.sequence import Sequence
 from tests.unit.router.builders import request
 
@@ -43,11 +43,11 @@ def running(number: int, num_prompt: int) -> Sequence:
     """Every third says exactly how long it gets."""
     stop_ids = () if number % 3 == 0 else (3,)
     sequence = Sequence(request(str(number), [1] * num_prompt, max_tokens=200, stop_ids=stop_ids), number, 0.0, 1000)
-    sequence.run(number, Holding([0] * blocks_for(num_prompt), [], Match([])), 0)
+    sequence.run(number, BlockTable([0] * blocks_for(num_prompt), [], Match([])), 0)
     return sequence
 
 
-def room_left(outlook: Outlook) -> int:
+def room_left(outlook: KvDemandEstimator) -> int:
     """How much others may hold so that one more still fits."""
     asking = Sequence(request("asking", [1] * 20, max_tokens=50, stop_ids=(3,)), 1000, 0.0, 1000)
     return max(
@@ -58,7 +58,7 @@ def room_left(outlook: Outlook) -> int:
 
 @given(changes)
 def test_what_is_kept_is_what_would_be_found_from_the_beginning(changes: list[tuple[str, int]]) -> None:
-    kept, alive = Outlook(400), list[Sequence]()
+    kept, alive = KvDemandEstimator(400), list[Sequence]()
     for number, (change, value) in enumerate(changes):
         some = alive[value % len(alive)] if alive else None
         if change == "enter":
@@ -75,7 +75,7 @@ def test_what_is_kept_is_what_would_be_found_from_the_beginning(changes: list[tu
             kept.left(some)
         elif some and change == "end":
             kept.ended(some)
-    anew = Outlook(400)
+    anew = KvDemandEstimator(400)
     anew.outputs = kept.outputs
     for sequence in alive:
         anew.entered(sequence)

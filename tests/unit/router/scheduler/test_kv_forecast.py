@@ -3,13 +3,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.router.scheduler.kv_forecast import KvForecast
+from mmserve.router.scheduler.kv_forecast import PeakKvEstimate
 
 sequences = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), max_size=8)
 
 
-def forecast_of(num_blocks: int, running: list[tuple[int, int]]) -> KvForecast:
-    forecast = KvForecast(num_blocks)
+def forecast_of(num_blocks: int, running: list[tuple[int, int]]) -> PeakKvEstimate:
+    forecast = PeakKvEstimate(num_blocks)
     for growth, held in running:
         forecast.add(growth, held)
     return forecast
@@ -42,7 +42,7 @@ def test_one_that_did_not_fit_changes_nothing_for_others(
 
 
 def test_what_has_entered_counts_until_it_leaves() -> None:
-    forecast = KvForecast(10)
+    forecast = PeakKvEstimate(10)
     assert forecast.fits(2, 4, 0)
     forecast.add(2, 4)
     assert forecast.held == 4

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mmserve.router.kv_cache.manager import Holding, Match
+from mmserve.router.kv_cache.manager import BlockTable, Match
 from mmserve.router.scheduler.sequence import Phase, Sequence
 from tests.unit.router.builders import request
 
@@ -11,7 +11,7 @@ from tests.unit.router.builders import request
 def test_a_sequence_runs_waits_and_ends() -> None:
     sequence = Sequence(request("a", [1, 2, 3], output=[4]), 0, 0.0, 100)
     assert (sequence.num_prompt_tokens, sequence.num_output_tokens, sequence.num_remaining) == (3, 1, 4)
-    sequence.run(5, Holding([0], [], Match([])), 2)
+    sequence.run(5, BlockTable([0], [], Match([])), 2)
     assert (sequence.phase, sequence.slot, sequence.num_remaining) == (Phase.RUNNING, 5, 2)
     assert [sequence.plan(1), sequence.plan(1)] == [False, True]
     assert (sequence.length, sequence.num_remaining) == (5, 1)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mmserve.router.scheduler.step_budget import MIN_CHUNK_TOKENS, Pace
+from mmserve.router.scheduler.step_budget import MIN_CHUNK_TOKENS, StepTimeModel
 
 
-def _taught(max_step_s: float, decode_s: float, token_s: float) -> Pace:
-    pace = Pace(max_step_s)
+def _taught(max_step_s: float, decode_s: float, token_s: float) -> StepTimeModel:
+    pace = StepTimeModel(max_step_s)
     for _ in range(50):
         pace.observe(2, 0, decode_s)
         pace.observe(2, 100, decode_s + 100 * token_s)
@@ -24,7 +24,7 @@ def test_while_nobody_writes_steps_are_longer_but_not_endless() -> None:
 
 
 def test_nothing_is_known_before_the_first_prompt() -> None:
-    assert Pace(0.1).budget_tokens(4, 2048) == 2048
+    assert StepTimeModel(0.1).budget_tokens(4, 2048) == 2048
 
 
 def test_a_chunk_fills_what_decoding_leaves_of_the_step() -> None:
@@ -38,8 +38,8 @@ def test_prompts_get_on_when_decoding_alone_takes_longer_than_the_limit() -> Non
 
 
 def test_more_sequences_than_decoding_was_seen_with() -> None:
-    """Prompts come one behind the other, no step is without one: what 30 more decode is not the prompts' cost."""
-    pace = Pace(0.1)
+    """PromptBuilder come one behind the other, no step is without one: what 30 more decode is not the prompts' cost."""
+    pace = StepTimeModel(0.1)
     pace.observe(2, 0, 0.02)
     for _ in range(50):
         pace.observe(32, 16, 0.02 + (30 + 16) * 0.002)

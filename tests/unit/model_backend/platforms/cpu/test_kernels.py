@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from mmserve.config.deployment import KV_BLOCK_TOKENS
-from mmserve.model_backend.attention.interface import StepRows
-from mmserve.model_backend.attention.paged_cpu import InPlaceAttention
-from mmserve.model_backend.attention.sdpa import PlainAttention
+from mmserve.model_backend.attention.interface import AttentionInput
+from mmserve.model_backend.attention.paged_cpu import PagedCpuAttention
+from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.model_backend.layers.norm import RmsNorm
 from mmserve.model_backend.layers.rotary import rotate_
 from mmserve.model_backend.platforms.cpu import build, kernels, quantization
@@ -120,7 +120,7 @@ def test_rotation_of_some_heads() -> None:
     assert torch.equal(found[:, 3:], heads[:, 3:])
 
 
-def rows_of_steps(steps: list[tuple[int, int]]) -> StepRows:
+def rows_of_steps(steps: list[tuple[int, int]]) -> AttentionInput:
     """(start, count) of each sequence; blocks in random order."""
     num_blocks = [-(-(start + count) // KV_BLOCK_TOKENS) for start, count in steps]
     blocks = np.zeros((len(steps), max(num_blocks)), dtype=np.int64)
@@ -131,7 +131,7 @@ def rows_of_steps(steps: list[tuple[int, int]]) -> StepRows:
     starts, counts = (np.array(values) for values in zip(*steps, strict=True))
     positions = np.concatenate([np.arange(start, start + count) for start, count in steps])
     kv_slots = blocks[np.repeat(slots, counts), positions // KV_BLOCK_TOKENS] * KV_BLOCK_TOKENS
-    return StepRows(slots, starts, counts, blocks, kv_slots + positions % KV_BLOCK_TOKENS, torch.empty(0))
+    return AttentionInput(slots, starts, counts, blocks, kv_slots + positions % KV_BLOCK_TOKENS, torch.empty(0))
 
 
 @pytest.mark.parametrize("group", [1, 3, 7])
@@ -143,7 +143,7 @@ def test_attention(steps: list[tuple[int, int]], group: int) -> None:
     qkv = random(len(rows.kv_slots), (group + 2) * 2, 32)
     cache = random(int(rows.blocks.max()) + 1, KV_BLOCK_TOKENS, 2, 2, 32, seed=1)
     found, kept = [], []
-    for attention in (InPlaceAttention(group), PlainAttention()):
+    for attention in (PagedCpuAttention(group), SdpaAttention()):
         layer_kv, heads = cache.clone(), qkv.clone()
         kv = heads[:, 2 * group :].unflatten(1, (2, 2))
         found.append(attention(heads[:, : 2 * group], kv, layer_kv, attention.prepare(rows)))
@@ -156,7 +156,7 @@ def test_attention(steps: list[tuple[int, int]], group: int) -> None:
 @pytest.mark.parametrize("length", [63, 64, 65, 150])
 def test_a_token_attends_the_same_in_a_prompt_in_a_chunk_alone_and_beside_others(length: int, dim: int) -> None:
     group, cut = 3, length - 30
-    attention = InPlaceAttention(group)
+    attention = PagedCpuAttention(group)
     qkv = random(length, (group + 2) * 2, dim)
     whole = rows_of_steps([(0, length)])
     cache = torch.zeros(int(whole.blocks.max()) + 1, KV_BLOCK_TOKENS, 2, 2, dim)
@@ -183,7 +183,7 @@ def test_a_token_attends_the_same_in_a_prompt_in_a_chunk_alone_and_beside_others
 def test_attention_never_looks_beyond_its_own_context() -> None:
     """What other sequences left in the last block, NaN included, changes nothing."""
     rows = rows_of_steps([(20, 1), (5, 20)])
-    qkv, attention = random(21, 4, 32), InPlaceAttention(2)
+    qkv, attention = random(21, 4, 32), PagedCpuAttention(2)
     clean = random(4, KV_BLOCK_TOKENS, 2, 1, 32, seed=1)
     spoiled = clean.clone()
     spoiled[rows.blocks[0, 1], 5:] = torch.nan
