@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from mmserve.cache_server.decode_permits import Turns
+from mmserve.cache_server.decode_permits import DecodePermits
 from mmserve.cache_server.rpc.services import serving
 from mmserve.cache_server.run import new_slots
 from mmserve.cache_server.shared_table import SharedMediaTable
@@ -16,7 +16,7 @@ from mmserve.messages.cache import AllocItem
 
 
 @contextmanager
-def serving_cache(endpoints: Endpoints, arena: Arena, turns: Turns | None = None) -> Iterator[SharedMediaTable]:
+def serving_cache(endpoints: Endpoints, arena: Arena, turns: DecodePermits | None = None) -> Iterator[SharedMediaTable]:
     """Serves until the block ends; a second one afterwards is a restarted server."""
     table = SharedMediaTable(new_slots(arena), turns)
     with serving(table, endpoints):

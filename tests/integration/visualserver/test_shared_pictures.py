@@ -10,7 +10,7 @@ from mmserve.messages.cache import PermitRequest
 from mmserve.messages.request import AbortRequest, choice_id
 from tests.fakes.media import png
 from tests.integration.visualserver.stack import PIXELS_NBYTES, Stack, play
-from tests.integration.visualserver.test_turns import HeldDecoder, _abort, _held
+from tests.integration.visualserver.test_permits import HeldDecoder, _abort, _held
 
 
 def _take_turn(stack: Stack, name: str, nbytes: int = PIXELS_NBYTES) -> None:

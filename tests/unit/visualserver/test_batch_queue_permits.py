@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mmserve.messages.request import EngineInbound, GenerateRequest
 from mmserve.visualserver.batch_queue import ENCODED, BatchQueue, Claim, PendingRequest, item_ids
-from tests.unit.visualserver.test_batcher import PIXELS_NBYTES, _begin, _ids, _request
+from tests.unit.visualserver.test_batch_queue import PIXELS_NBYTES, _begin, _ids, _request
 
 
 def _add(batcher: BatchQueue, **items: tuple[int, ...]) -> None:
