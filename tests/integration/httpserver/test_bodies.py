@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mmserve.httpserver import body as body_module
+from mmserve.httpserver.http import body as body_module
 from mmserve.httpserver.http import body_receiver
 from mmserve.httpserver.http.body import read_body
 from mmserve.httpserver.server import Server

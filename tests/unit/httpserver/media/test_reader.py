@@ -11,9 +11,9 @@ import pytest
 
 from mmserve.httpserver.call import MediaItem, MediaRef
 from mmserve.httpserver.limits.request_bytes import RequestByteLimit
+from mmserve.httpserver.media import reader as media
 from mmserve.httpserver.media.local import read_data_url, read_file_url
 from mmserve.httpserver.media.reader import MediaReader
-from mmserve.httpserver.media.reader import reader as media
 from mmserve.httpserver.mm_cache.alloc_path import Generation
 from mmserve.processors.picture import header
 from mmserve.runtime.errors import MediaError, MmserveError, TooLarge

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from mmserve.httpserver.api.openai.chat import parse
 from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.limits.request_bytes import RequestByteLimit
+from mmserve.httpserver.media import split_media as split_media_module
 from mmserve.httpserver.media.local import read_data_url
-from mmserve.httpserver.media.reader import split_media as skeleton
 from mmserve.httpserver.media.split_media import SplitUrl, split_media
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import MmserveError
@@ -44,7 +44,7 @@ documents = st.recursive(
 
 @pytest.fixture(autouse=True)
 def _cut_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(skeleton, "_MIN_NBYTES", 0)
+    monkeypatch.setattr(split_media_module, "_MIN_NBYTES", 0)
 
 
 def written(value: Any, rng: random.Random) -> bytes:
@@ -76,7 +76,7 @@ def _character(char: str, rng: random.Random) -> bytes:
 
 
 def restored(value: Any, cut: Mapping[str, SplitUrl]) -> Any:
-    """The parsed skeleton with strings in the place of marks, keys included."""
+    """The parsed cut body with strings in the place of marks, keys included."""
     if isinstance(value, str) and value in cut:
         head, data = cut[value]
         return head + msgspec.json.decode(b'"' + bytes(data) + b'"', type=str)
@@ -96,7 +96,7 @@ def test_the_skeleton_of_any_document_is_the_document(value: Any, seed: int) -> 
 
 @given(documents, seeds, st.data())
 def test_what_is_no_json_has_no_skeleton_that_is(value: Any, seed: int, data: st.DataObject) -> None:
-    """One byte is changed, left out or put in: the skeleton and its strings parse just when the whole does."""
+    """One byte is changed, left out or put in: the cut body and its strings parse exactly when the whole body does."""
     body = bytearray(written(value, random.Random(seed)))
     at, length = data.draw(st.integers(0, len(body))), data.draw(st.integers(0, 1))
     body[at : at + length] = data.draw(st.sampled_from([b"", b'"', b"\\", b"}", b",", b"\n", b"x"]))
@@ -133,7 +133,7 @@ def outcome(body: bytes, *, cutting: bool) -> object:
     """What parsing comes to: the call with whole URLs, or the error and its field."""
     minimum = 0 if cutting else 1 << 60
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(skeleton, "_MIN_NBYTES", minimum)
+        patch.setattr(split_media_module, "_MIN_NBYTES", minimum)
         try:
             call = parse(body, MODEL, 0.0)
         except MmserveError as error:
