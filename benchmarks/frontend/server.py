@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from mmserve.cli.main import main as cli
+from mmserve.cli import main as cli
 from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process
 from mmserve.ipc.channel import AsyncReceiver, Sender

@@ -49,16 +49,16 @@ class _TimedClient:
 
 
 def _lane(
-    cache: CacheProcess, name: str, generation: str, client: _TimedClient
+    cache: CacheProcess, name: str, alloc_version: str, client: _TimedClient
 ) -> tuple[Identify, MediaReader, MediaLeases]:
-    """The worker's own reader and leases of one generation of allocation.
+    """The worker's own reader and leases of one alloc_version of allocation.
 
     Reading begins where the bytes are there (after fetch or base64), for this is what the published figures and the
     limit count.
     """
     metrics = MetricsClient(cache.endpoints, name)
-    reader = MediaReader(cache.deployment, metrics, generation)
-    leases = MediaLeases(cache.deployment, cache.arena, cache.endpoints, name, metrics, generation, client=client)
+    reader = MediaReader(cache.deployment, metrics, alloc_version)
+    leases = MediaLeases(cache.deployment, cache.arena, cache.endpoints, name, metrics, alloc_version, client=client)
 
     ref = MediaRef("", "images")
 
@@ -74,14 +74,14 @@ def _lane(
 
 
 class Worker:
-    """One HTTP worker's media code of one generation (v1 or v2), and a visual server's calls to make hits."""
+    """One HTTP worker's media code of one alloc_version (v1 or v2), and a visual server's calls to make hits."""
 
-    def __init__(self, cache: CacheProcess, generation: str) -> None:
-        self.path = generation
-        name = f"httpserver-{generation}"
-        self._calls = _TimedClient(cache.client(name, batched=generation == "v2"))
-        self._identify, self._reader, self._leases = _lane(cache, name, generation, self._calls)
-        self._visual = cache.client(f"visualserver-{generation}")
+    def __init__(self, cache: CacheProcess, alloc_version: str) -> None:
+        self.path = alloc_version
+        name = f"httpserver-{alloc_version}"
+        self._calls = _TimedClient(cache.client(name, batched=alloc_version == "v2"))
+        self._identify, self._reader, self._leases = _lane(cache, name, alloc_version, self._calls)
+        self._visual = cache.client(f"visualserver-{alloc_version}")
         self._requests = 0
 
     async def allocate(self, images: Sequence[bytes], salt: str) -> Sample:

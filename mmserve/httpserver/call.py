@@ -17,6 +17,10 @@ from mmserve.messages.media import MediaSpan
 from mmserve.messages.reply import FinishReason
 from mmserve.messages.sampling import SamplingParams
 
+AllocVersion = Literal["v1", "v2"]
+"""How a request allocates its images: v1 one image after another, one RPC a call; v2 concurrently, one RPC a request.
+Also the value of the metric label ``alloc``."""
+
 
 class MediaRef(msgspec.Struct, frozen=True):
     """An image as the client named it; ``param`` is where (e.g. ``messages[1].content[0].image_url.url``)."""

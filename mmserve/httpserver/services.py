@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 
 from mmserve.config.process import Process
+from mmserve.httpserver.call import AllocVersion
 from mmserve.httpserver.context import RequestServices
 from mmserve.httpserver.media.reader import MediaReader
-from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths, Generation
+from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths
 from mmserve.httpserver.mm_cache.leases import MediaLeases
 from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit
 from mmserve.httpserver.output.vocabulary import Vocabulary
@@ -32,13 +33,15 @@ async def open_services(process: Process, metrics: MetricsClient) -> AsyncIterat
 
 
 @asynccontextmanager
-async def open_alloc_path(generation: Generation, process: Process, metrics: MetricsClient) -> AsyncIterator[AllocPath]:
-    """One generation's reader and leases; a lane that no request takes has neither threads nor connections."""
+async def open_alloc_path(
+    alloc_version: AllocVersion, process: Process, metrics: MetricsClient
+) -> AsyncIterator[AllocPath]:
+    """One alloc_version's reader and leases; a lane that no request takes has neither threads nor connections."""
     deployment, arena = process.deployment, process.arena
     assert arena is not None, "an http worker inherits the arena"
     async with AsyncExitStack() as stack:
-        media = MediaReader(deployment, metrics, generation)
+        media = MediaReader(deployment, metrics, alloc_version)
         stack.push_async_callback(media.aclose)
-        leases = MediaLeases(deployment, arena, process.endpoints, process.name, metrics, generation)
+        leases = MediaLeases(deployment, arena, process.endpoints, process.name, metrics, alloc_version)
         stack.push_async_callback(leases.aclose)
         yield AllocPath(media, leases)

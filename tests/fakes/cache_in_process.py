@@ -16,7 +16,7 @@ from mmserve.cache_server.rpc.v1.service import CacheService
 from mmserve.cache_server.rpc.v2 import service as service_v2
 from mmserve.cache_server.rpc.v2.client import BatchedCalls
 from mmserve.cache_server.shared_table import SharedMediaTable
-from mmserve.httpserver.mm_cache.alloc_path import Generation
+from mmserve.httpserver.call import AllocVersion
 
 
 class _NoHangups:
@@ -80,9 +80,9 @@ class InProcessLink:
 _numbers = itertools.count()
 
 
-def in_process_client(table: SharedMediaTable, generation: Generation) -> tuple[MediaCacheClient, InProcessLink]:
+def in_process_client(table: SharedMediaTable, alloc_version: AllocVersion) -> tuple[MediaCacheClient, InProcessLink]:
     """A client of the table, an owner of its own, and its link."""
     owner = f"httpserver-0/{next(_numbers)}"
-    link = InProcessLink(lambda: (_V2Connection if generation == "v2" else _V1Connection)(table, owner))
-    calls = BatchedCalls(link) if generation == "v2" else ItemwiseCalls(link)  # type: ignore[arg-type]
+    link = InProcessLink(lambda: (_V2Connection if alloc_version == "v2" else _V1Connection)(table, owner))
+    calls = BatchedCalls(link) if alloc_version == "v2" else ItemwiseCalls(link)  # type: ignore[arg-type]
     return MediaCacheClient(link, calls), link  # type: ignore[arg-type]

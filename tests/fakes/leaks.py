@@ -1,6 +1,6 @@
-"""What the code under test has not given back: reservations of an HTTP worker, leases of owners that end in good order.
+"""Leaks in the code under test: reservations of an HTTP worker, and leases of owners that ended in good order.
 
-Product code logs and mends both, so that a test would not see them otherwise.
+Product code logs leaks and repairs them, so tests would not see them otherwise.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from weakref import WeakSet
 
 import pytest
 
+from mmserve.cache_server import shared_table
+from mmserve.httpserver.limits import reservations
 from mmserve.httpserver.limits.reservations import Reservation
 
-_LOGGERS = [logging.getLogger(f"mmserve.{name}") for name in ("httpserver.reservations", "cache_server.table")]
+_LOGGERS = [shared_table.logger, reservations.logger]
 _init = Reservation.__init__
 
 
-class _Kept(logging.Handler):
+class _MessageCollector(logging.Handler):
     def __init__(self, messages: list[str]) -> None:
         super().__init__(logging.ERROR)
         self._messages = messages
@@ -30,17 +32,17 @@ class _Kept(logging.Handler):
 
 @contextmanager
 def leaks() -> Iterator[list[str]]:
-    """Leaks within the block, in words, complete at its end. Of blocks in each other, the innermost gets them."""
+    """Descriptions of the leaks within the block; complete when the block ends. Nested: the innermost gets them."""
     found: list[str] = []
-    made: WeakSet[Reservation] = WeakSet()
+    created: WeakSet[Reservation] = WeakSet()
 
     def init(reservation: Reservation, *args: Any) -> None:
         _init(reservation, *args)
-        made.add(reservation)
+        created.add(reservation)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Reservation, "__init__", init)
         for logger in _LOGGERS:
-            patch.setattr(logger, "handlers", [_Kept(found)])
+            patch.setattr(logger, "handlers", [_MessageCollector(found)])
         yield found
-    found += [f"{one.nbytes} bytes are still reserved" for one in made if one.nbytes]
+    found += [f"{one.nbytes} bytes are still reserved" for one in created if one.nbytes]

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from mmserve.checkpoint.spec import ModelSpec, TextSpec
-from mmserve.cli.main import main as cli
+from mmserve.cli import main as cli
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process

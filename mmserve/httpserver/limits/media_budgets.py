@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from mmserve.config.deployment import Budgets
-from mmserve.httpserver.mm_cache.alloc_path import Generation
+from mmserve.httpserver.call import AllocVersion
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem
 from mmserve.metrics.client import MetricsClient
@@ -20,11 +20,13 @@ logger = logging.getLogger(__name__)
 class MediaBudgets:
     """As one lane of an HTTP worker knows them."""
 
-    def __init__(self, budgets: Budgets, arena_nbytes: int, metrics: MetricsClient, generation: Generation) -> None:
+    def __init__(
+        self, budgets: Budgets, arena_nbytes: int, metrics: MetricsClient, alloc_version: AllocVersion
+    ) -> None:
         self._budgets = budgets
         self._arena_nbytes = arena_nbytes
         self._metrics = metrics
-        self._generation = generation
+        self._alloc_version = alloc_version
         self._said = False
 
     def check(self, items: Sequence[AllocItem], decoded_nbytes: Sequence[int]) -> None:
@@ -50,7 +52,7 @@ class MediaBudgets:
 
     def _refuse(self, message: str) -> NoReturn:
         """Also tells the operator: once, and then by the metric."""
-        self._metrics.add("mm_alloc_too_large", 1, self._generation)
+        self._metrics.add("mm_alloc_too_large", 1, self._alloc_version)
         if not self._said:
             self._said = True
             logger.warning("refused with 413, and so will others be: %s", message)

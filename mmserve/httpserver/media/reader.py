@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from mmserve.config.deployment import Deployment
-from mmserve.httpserver.call import MediaItem, MediaRef
+from mmserve.httpserver.call import AllocVersion, MediaItem, MediaRef
 from mmserve.httpserver.limits.request_bytes import RequestByteLimit
 from mmserve.httpserver.media.addresses import AddressPolicy
+from mmserve.httpserver.media.content_key import ContentKeys
 from mmserve.httpserver.media.fetch import Fetcher
 from mmserve.httpserver.media.local import read_data_url, read_file_url
-from mmserve.httpserver.mm_cache.alloc_path import Generation
-from mmserve.httpserver.mm_cache.content_key import ContentKeys
 from mmserve.metrics.client import MetricsClient
 from mmserve.processors.picture import Header, header
 from mmserve.processors.registry import processor_for
@@ -45,16 +44,16 @@ class MediaReader:
         self,
         deployment: Deployment,
         metrics: MetricsClient,
-        generation: Generation = "v2",
+        alloc_version: AllocVersion = "v2",
         *,
         policy: AddressPolicy | None = None,
     ) -> None:
         config = deployment.config
         self._config = config
         self._metrics = metrics
-        self._generation = generation
-        concurrent = generation == "v2"
-        self._threads = Threads(f"media-{generation}", config.concurrent_alloc_workers, concurrent=concurrent)
+        self._alloc_version = alloc_version
+        concurrent = alloc_version == "v2"
+        self._threads = Threads(f"media-{alloc_version}", config.concurrent_alloc_workers, concurrent=concurrent)
         self._turn = asyncio.Semaphore(_turns(config.concurrent_alloc_workers))
         self._read_all = self._together if concurrent else self._one_by_one
         policy = policy or AddressPolicy(config.allowed_media_domains)
@@ -71,8 +70,8 @@ class MediaReader:
         if not self._takes_images:
             raise MediaError("this model takes no images", param=refs[0].param)
         found = await self._read_all(refs, RequestByteLimit(int(self._config.max_body_mb * MIB)), cache_salt)
-        self._metrics.add("mm_fetch_seconds", sum(one.read_s for one in found), self._generation)
-        self._metrics.add("mm_hash_seconds", sum(one.hash_s for one in found), self._generation)
+        self._metrics.add("mm_fetch_seconds", sum(one.read_s for one in found), self._alloc_version)
+        self._metrics.add("mm_hash_seconds", sum(one.hash_s for one in found), self._alloc_version)
         return [one.item for one in found]
 
     async def aclose(self) -> None:

@@ -1,6 +1,6 @@
 """The two ways to a request's images in the arena, and which of them a request takes.
 
-A lane is one generation of allocation, v1 (one item after another, one RPC a call) or v2 (concurrent, one RPC a
+A lane is one alloc_version of allocation, v1 (one item after another, one RPC a call) or v2 (concurrent, one RPC a
 request), with the same results and guarantees. Both run side by side against the same cache server.
 """
 
@@ -10,13 +10,10 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef
 from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit
-
-Generation = Literal["v1", "v2"]
-"""Also the label ``alloc`` of every metric that a lane measures."""
 
 
 class MediaReading(Protocol):

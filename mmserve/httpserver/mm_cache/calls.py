@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from mmserve.cache_server.client import MediaCacheClient
-from mmserve.httpserver.mm_cache.alloc_path import Generation
+from mmserve.httpserver.call import AllocVersion
 from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.errors import Overloaded, Unavailable
@@ -42,14 +42,14 @@ class CacheCalls:
     queue behind it: who waits for space holds nothing, who waits for others may hold what others need."""
 
     def __init__(
-        self, client: MediaCacheClient, threads: Threads, metrics: MetricsClient, generation: Generation
+        self, client: MediaCacheClient, threads: Threads, metrics: MetricsClient, alloc_version: AllocVersion
     ) -> None:
         self._client = client
         self._threads = threads
-        self._for_space = _Waiting(f"lease-space-{generation}")
-        self._for_others = _Waiting(f"lease-others-{generation}")
+        self._for_space = _Waiting(f"lease-space-{alloc_version}")
+        self._for_others = _Waiting(f"lease-others-{alloc_version}")
         self._metrics = metrics
-        self._generation = generation
+        self._alloc_version = alloc_version
         self._num_waiting = 0
 
     async def alloc(
@@ -74,9 +74,9 @@ class CacheCalls:
         except Overloaded:
             records, seconds = await self._after_waiting(request_id, deadline_s, call)
             result = records
-        self._metrics.add("mm_alloc_rpc_seconds", seconds, self._generation)
+        self._metrics.add("mm_alloc_rpc_seconds", seconds, self._alloc_version)
         for state, count in Counter(record.state for record in records).items():
-            self._metrics.add("mm_items", count, state, self._generation)
+            self._metrics.add("mm_items", count, state, self._alloc_version)
         return result
 
     async def await_others(self, request_id: str, item_ids: Sequence[int], deadline_s: float) -> Sequence[ItemState]:
@@ -124,7 +124,7 @@ class CacheCalls:
     def _count_waiting(self, change: int) -> None:
         """Those in line for a thread to wait in as well, of whom the cache server does not know yet."""
         self._num_waiting += change
-        self._metrics.add("mm_alloc_waiting", self._num_waiting, self._generation)
+        self._metrics.add("mm_alloc_waiting", self._num_waiting, self._alloc_version)
 
     async def _patiently(self, line: _Waiting, request_id: str, deadline_s: float, call: Callable[[float], B]) -> B:
         """A call that may wait in the server, so long. When it is cancelled, releases there end its waiting."""

@@ -19,11 +19,10 @@ import msgspec
 
 from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.config.deployment import Deployment
-from mmserve.httpserver.call import LeasedItem, MediaItem
+from mmserve.httpserver.call import AllocVersion, LeasedItem, MediaItem
 from mmserve.httpserver.limits.media_budgets import MediaBudgets
-from mmserve.httpserver.mm_cache.alloc_path import Generation
+from mmserve.httpserver.media.content_key import second_key
 from mmserve.httpserver.mm_cache.calls import CacheCalls
-from mmserve.httpserver.mm_cache.content_key import second_key
 from mmserve.httpserver.mm_cache.stored_bytes import differs, put
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
@@ -63,22 +62,22 @@ class MediaLeases:
         endpoints: Endpoints,
         owner: str,
         metrics: MetricsClient,
-        generation: Generation = "v2",
+        alloc_version: AllocVersion = "v2",
         *,
         client: MediaCacheClient | None = None,
         patience_s: float | None = None,
     ) -> None:
-        concurrent, workers = generation == "v2", deployment.config.concurrent_alloc_workers
+        concurrent, workers = alloc_version == "v2", deployment.config.concurrent_alloc_workers
         self._deployment = deployment
-        self._budgets = MediaBudgets(deployment.budgets, arena.nbytes, metrics, generation)
+        self._budgets = MediaBudgets(deployment.budgets, arena.nbytes, metrics, alloc_version)
         self._arena = arena
         self._metrics = metrics
         self._patience_s = deployment.config.mm_queue_timeout if patience_s is None else patience_s
-        self._generation = generation
+        self._alloc_version = alloc_version
         self._processor = processor_for(deployment.model)
-        self._threads = Threads(f"lease-{generation}", workers, concurrent=concurrent)
+        self._threads = Threads(f"lease-{alloc_version}", workers, concurrent=concurrent)
         self._client = client or connect(endpoints, owner, batched=concurrent)
-        self._cache = CacheCalls(self._client, self._threads, metrics, generation)
+        self._cache = CacheCalls(self._client, self._threads, metrics, alloc_version)
         self._little_nbytes = 2 * MIN_BATCH_NBYTES if concurrent else 0
         """So much is written by the thread that has allocated; handing it to others would take longer."""
 
@@ -119,7 +118,7 @@ class MediaLeases:
         while True:
             try:
                 records = await self._make_ready(_Holding(request_id, items, list(wanted), deadline_s))
-                self._metrics.add("mm_alloc_seconds", time.monotonic() - started_s, self._generation)
+                self._metrics.add("mm_alloc_seconds", time.monotonic() - started_s, self._alloc_version)
                 return records
             except Unavailable:
                 if time.monotonic() + _RECONNECT_S > deadline_s:
@@ -189,8 +188,8 @@ class MediaLeases:
             holding.write_s = time.monotonic() - started_s
             records = _written(holding, records, jobs)
         if holding.write_s:
-            self._metrics.add("mm_write_seconds", holding.write_s, self._generation)
-            self._metrics.add("mm_copied_bytes", holding.written_nbytes, "data", self._generation)
+            self._metrics.add("mm_write_seconds", holding.write_s, self._alloc_version)
+            self._metrics.add("mm_copied_bytes", holding.written_nbytes, "data", self._alloc_version)
             holding.write_s, holding.written_nbytes = 0.0, 0
         return records
 
@@ -222,7 +221,7 @@ class MediaLeases:
             return []
         started_s = time.monotonic()
         found = await self._each(lambda index: self._differs(holding, records, index), holding, others)
-        self._metrics.add("mm_compare_seconds", time.monotonic() - started_s, self._generation)
+        self._metrics.add("mm_compare_seconds", time.monotonic() - started_s, self._alloc_version)
         return [index for index, collides in zip(others, found, strict=True) if collides]
 
     def _differs(self, holding: _Holding, records: Sequence[MediaRecord], index: int) -> bool:
@@ -233,7 +232,7 @@ class MediaLeases:
     async def _give_second_keys(self, holding: _Holding, collided: Sequence[int]) -> None:
         """Nothing is held while all is allocated again, as nothing is held by any request that waits for space."""
         logger.warning("request %s: %d images share content keys with others", holding.request_id, len(collided))
-        self._metrics.add("mm_hash_collisions", len(collided), self._generation)
+        self._metrics.add("mm_hash_collisions", len(collided), self._alloc_version)
         await self._cache.release(holding.request_id)
         items = holding.items
         keys = await self._each(lambda index: second_key(items[index].key, items[index].data), holding, collided)

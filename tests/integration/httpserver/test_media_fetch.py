@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from mmserve.httpserver.call import MediaRef
+from mmserve.httpserver.call import AllocVersion, MediaRef
 from mmserve.httpserver.limits.request_bytes import RequestByteLimit
 from mmserve.httpserver.media.addresses import AddressPolicy
 from mmserve.httpserver.media.fetch import Fetcher
 from mmserve.httpserver.media.reader import MediaReader
-from mmserve.httpserver.mm_cache.alloc_path import Generation
 from mmserve.runtime.errors import MediaError, MmserveError, TooLarge
 from tests.fakes.chat_models import deployment_of, write_chat_model
 from tests.fakes.media import png
@@ -206,13 +205,13 @@ def test_cancelling_leaves_no_connection_behind() -> None:
     with_site(scenario)
 
 
-@pytest.mark.parametrize("generation", ["v1", "v2"])
-def test_a_reader_mixes_sources_and_names_the_one_at_fault(tmp_path: Path, generation: Generation) -> None:
+@pytest.mark.parametrize("alloc_version", ["v1", "v2"])
+def test_a_reader_mixes_sources_and_names_the_one_at_fault(tmp_path: Path, alloc_version: AllocVersion) -> None:
     deployment = deployment_of(write_chat_model(tmp_path), media_fetch_timeout=5.0, max_body_mb=1.0)
 
     async def run() -> None:
         samples = Samples()
-        reader = MediaReader(deployment, samples, generation, policy=LOOPBACK)  # type: ignore[arg-type]
+        reader = MediaReader(deployment, samples, alloc_version, policy=LOOPBACK)  # type: ignore[arg-type]
         async with Site() as site:
             urls = [
                 site.url("/a.png"),
@@ -224,7 +223,7 @@ def test_a_reader_mixes_sources_and_names_the_one_at_fault(tmp_path: Path, gener
             items = await reader.read([refs[0], refs[0]], "")
             assert [item.data for item in items] == [PNG, PNG]
             labelled = [(name, labels) for name, _, labels in samples.taken]
-            assert labelled == [("mm_fetch_seconds", (generation,)), ("mm_hash_seconds", (generation,))]
+            assert labelled == [("mm_fetch_seconds", (alloc_version,)), ("mm_hash_seconds", (alloc_version,))]
             # The failure ends the wait for the silent one.
             with pytest.raises(MmserveError, match="answered 404") as caught:
                 await reader.read(refs, "")

@@ -13,8 +13,7 @@ from typing import Any, cast
 import pytest
 
 from mmserve.cache_server.client import connect
-from mmserve.httpserver.call import MediaItem
-from mmserve.httpserver.mm_cache.alloc_path import Generation
+from mmserve.httpserver.call import AllocVersion, MediaItem
 from mmserve.httpserver.mm_cache.leases import MediaLeases
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
@@ -44,21 +43,23 @@ def arena() -> Iterator[Arena]:
 
 
 @pytest.fixture(params=["v2", "v1"])
-def generation(request: pytest.FixtureRequest) -> Generation:
-    return cast(Generation, request.param)
+def alloc_version(request: pytest.FixtureRequest) -> AllocVersion:
+    return cast(AllocVersion, request.param)
 
 
 def item(number: int, nbytes: int = 5000) -> MediaItem:
     return MediaItem(bytes([number]) * nbytes, 40, 30, number.to_bytes(16, "little"), f"part{number}")
 
 
-def leases_of(model: Path, arena: Arena, endpoints: Endpoints, generation: Generation, **options: Any) -> MediaLeases:
+def leases_of(
+    model: Path, arena: Arena, endpoints: Endpoints, alloc_version: AllocVersion, **options: Any
+) -> MediaLeases:
     deployment, samples = deployment_of(model, data_budget_mb=1), Samples()
-    return MediaLeases(deployment, arena, endpoints, "httpserver-0", samples, generation, **options)  # type: ignore[arg-type]
+    return MediaLeases(deployment, arena, endpoints, "httpserver-0", samples, alloc_version, **options)  # type: ignore[arg-type]
 
 
 def test_many_requests_share_images_and_leave_nothing(
-    model: Path, arena: Arena, endpoints: Endpoints, generation: Generation
+    model: Path, arena: Arena, endpoints: Endpoints, alloc_version: AllocVersion
 ) -> None:
     async def request(leases: MediaLeases, number: int) -> None:
         items = [item(number), item(100), item(number % 3), item(100)]
@@ -70,7 +71,7 @@ def test_many_requests_share_images_and_leave_nothing(
             assert leased[1].record.token_start == leased[3].record.token_start
 
     async def scenario() -> None:
-        leases = leases_of(model, arena, endpoints, generation)
+        leases = leases_of(model, arena, endpoints, alloc_version)
         async with asyncio.TaskGroup() as group:
             for number in range(24):
                 group.create_task(request(leases, number))
@@ -84,14 +85,14 @@ def test_many_requests_share_images_and_leave_nothing(
 
 
 def test_cancelled_requests_leave_nothing(
-    model: Path, arena: Arena, endpoints: Endpoints, generation: Generation
+    model: Path, arena: Arena, endpoints: Endpoints, alloc_version: AllocVersion
 ) -> None:
     async def request(leases: MediaLeases, number: int) -> None:
         async with leases.hold(f"request-{number}", [item(number), item(100, 200_000)]):
             await asyncio.sleep(60)
 
     async def scenario() -> None:
-        leases = leases_of(model, arena, endpoints, generation)
+        leases = leases_of(model, arena, endpoints, alloc_version)
         for turns in range(40):
             task = asyncio.create_task(request(leases, turns))
             for _ in range(turns):
@@ -112,8 +113,8 @@ from pathlib import Path
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from tests.integration.httpserver.test_media_lease import item, leases_of
-directory, run_dir, generation, fd = sys.argv[1:]
-leases = leases_of(Path(directory), Arena.attach(int(fd)), Endpoints(run_dir), generation)
+directory, run_dir, alloc_version, fd = sys.argv[1:]
+leases = leases_of(Path(directory), Arena.attach(int(fd)), Endpoints(run_dir), alloc_version)
 def tell(*args):
     print("writing", flush=True)
     sys.stdin.read()
@@ -128,13 +129,13 @@ asyncio.run(write())
 
 @pytest.mark.parametrize("writer", ["v1", "v2"])
 def test_who_waits_takes_over_from_a_killed_writer(
-    model: Path, arena: Arena, endpoints: Endpoints, generation: Generation, writer: Generation
+    model: Path, arena: Arena, endpoints: Endpoints, alloc_version: AllocVersion, writer: AllocVersion
 ) -> None:
     """In whichever lane both are."""
     command = [sys.executable, "-c", HOLDER, str(model), str(endpoints.run_dir), writer, str(arena.fd)]
 
     async def scenario(holder: subprocess.Popen[str]) -> None:
-        leases = leases_of(model, arena, endpoints, generation)
+        leases = leases_of(model, arena, endpoints, alloc_version)
         assert holder.stdout is not None
         assert await asyncio.to_thread(holder.stdout.readline) == "writing\n"
         waiting = asyncio.create_task(bytes_of(leases, arena, item(1)))
@@ -154,13 +155,13 @@ def test_who_waits_takes_over_from_a_killed_writer(
 @pytest.mark.parametrize("writer", ["v1", "v2"])
 @pytest.mark.parametrize("ends", ["written", "cancelled"])
 def test_who_waits_goes_on_when_the_writer_ends(
-    model: Path, arena: Arena, endpoints: Endpoints, generation: Generation, writer: Generation, ends: str
+    model: Path, arena: Arena, endpoints: Endpoints, alloc_version: AllocVersion, writer: AllocVersion, ends: str
 ) -> None:
     """The first request stops with its bytes written and nobody told; then it goes on, or is cancelled there."""
     stopped, go_on = threading.Event(), threading.Event()
 
     async def scenario() -> None:
-        first, second = (leases_of(model, arena, endpoints, lane) for lane in (writer, generation))
+        first, second = (leases_of(model, arena, endpoints, lane) for lane in (writer, alloc_version))
         client = first._cache._client
         tell = client.set_items_data
 
@@ -180,7 +181,7 @@ def test_who_waits_goes_on_when_the_writer_ends(
         assert await waiting == item(1).data
         await asyncio.wait([writing])
         assert writing.cancelled() == (ends == "cancelled")
-        written_again = second._metrics.total("mm_items", "write", generation)  # type: ignore[attr-defined]
+        written_again = second._metrics.total("mm_items", "write", alloc_version)  # type: ignore[attr-defined]
         assert written_again == 0, "at first it is told to wait"
         await first.aclose()
         await second.aclose()
@@ -205,7 +206,7 @@ async def has_waited(leases: MediaLeases) -> None:
 
 @pytest.mark.parametrize("order", [("v1", "v2", "v1"), ("v2", "v1", "v2")])
 def test_both_lanes_share_one_cache(
-    model: Path, arena: Arena, endpoints: Endpoints, order: tuple[Generation, ...]
+    model: Path, arena: Arena, endpoints: Endpoints, order: tuple[AllocVersion, ...]
 ) -> None:
     """What one lane wrote, the other finds, at the same place and with the same tokens."""
 
@@ -232,9 +233,9 @@ async def hold(leases: MediaLeases, items: list[MediaItem]) -> None:
         pass
 
 
-def test_what_does_not_fit(model: Path, arena: Arena, endpoints: Endpoints, generation: Generation) -> None:
+def test_what_does_not_fit(model: Path, arena: Arena, endpoints: Endpoints, alloc_version: AllocVersion) -> None:
     async def scenario() -> None:
-        leases = leases_of(model, arena, endpoints, generation, patience_s=0.05)
+        leases = leases_of(model, arena, endpoints, alloc_version, patience_s=0.05)
         with pytest.raises(TooLarge):
             await hold(leases, [item(1, 2 * ARENA_NBYTES)])
         async with leases.hold("first", [item(2, ARENA_NBYTES // 2)]):
@@ -248,10 +249,10 @@ def test_what_does_not_fit(model: Path, arena: Arena, endpoints: Endpoints, gene
 
 
 def test_a_cache_server_that_comes_back(
-    model: Path, arena: Arena, endpoints: Endpoints, generation: Generation
+    model: Path, arena: Arena, endpoints: Endpoints, alloc_version: AllocVersion
 ) -> None:
     async def scenario() -> None:
-        leases = leases_of(model, arena, endpoints, generation)
+        leases = leases_of(model, arena, endpoints, alloc_version)
         waiting = asyncio.create_task(hold(leases, [item(1)]))
         await asyncio.sleep(0)
         with serving_cache(endpoints, arena):
@@ -261,11 +262,11 @@ def test_a_cache_server_that_comes_back(
     asyncio.run(scenario())
 
 
-def test_without_a_cache_server(model: Path, arena: Arena, endpoints: Endpoints, generation: Generation) -> None:
-    client = connect(endpoints, "httpserver-0", batched=generation == "v2", patience_s=0.05)
+def test_without_a_cache_server(model: Path, arena: Arena, endpoints: Endpoints, alloc_version: AllocVersion) -> None:
+    client = connect(endpoints, "httpserver-0", batched=alloc_version == "v2", patience_s=0.05)
 
     async def scenario() -> None:
-        leases = leases_of(model, arena, endpoints, generation, patience_s=0.05, client=client)
+        leases = leases_of(model, arena, endpoints, alloc_version, patience_s=0.05, client=client)
         with pytest.raises(Unavailable):
             await hold(leases, [item(1)])
         await leases.aclose()

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from docs.configuration import page
-from mmserve.cli.main import main as cli
+from mmserve.cli import main as cli
 from mmserve.config.config import Config
 from mmserve.config.options import OPTIONS
 

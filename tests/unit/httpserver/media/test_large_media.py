@@ -15,8 +15,8 @@ from mmserve.httpserver.mm_cache import leases as media_lease
 from mmserve.ipc.arena import Arena
 from mmserve.messages.media import Handle
 from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES
+from tests.fakes.alloc_paths import BothAllocPaths
 from tests.fakes.chat_models import deployment_of, write_chat_model
-from tests.fakes.lanes import BothLanes
 
 THREADS = 4
 ITEMS = [
@@ -56,19 +56,19 @@ def arena() -> Iterator[Arena]:
 
 
 @pytest.fixture
-def lanes(tmp_path: Any, arena: Arena) -> BothLanes:
+def paths(tmp_path: Any, arena: Arena) -> BothAllocPaths:
     model = write_chat_model(tmp_path)
-    return BothLanes(deployment_of(model, concurrent_alloc_workers=THREADS, data_budget_mb=64), arena)
+    return BothAllocPaths(deployment_of(model, concurrent_alloc_workers=THREADS, data_budget_mb=64), arena)
 
 
 @pytest.mark.parametrize("last", [0, THREADS - 1])
 def test_all_threads_write_and_the_last_one_says_so(
-    lanes: BothLanes, monkeypatch: pytest.MonkeyPatch, last: int
+    paths: BothAllocPaths, monkeypatch: pytest.MonkeyPatch, last: int
 ) -> None:
     put, differs = AtOnce(media_lease.put, last), AtOnce(media_lease.differs, last)
     monkeypatch.setattr(media_lease, "put", put)
     monkeypatch.setattr(media_lease, "differs", differs)
-    leases, link, written_when_told = lanes.lanes["v2"].leases, lanes.links["v2"], []
+    leases, link, written_when_told = paths.paths["v2"].leases, paths.links["v2"], []
 
     def at_call(name: str) -> None:
         if name == "set_items_data":
@@ -78,11 +78,11 @@ def test_all_threads_write_and_the_last_one_says_so(
 
     async def scenario() -> None:
         async with leases.hold("writer", ITEMS) as written:
-            assert lanes.bytes_held(written) == [item.data for item in ITEMS]
+            assert paths.bytes_held(written) == [item.data for item in ITEMS]
             async with leases.hold("reader", ITEMS) as found:
                 assert [one.record for one in found] == [one.record for one in written]
 
-    lanes.run(scenario)
+    paths.run(scenario)
     assert len(put.threads) == len(differs.threads) == THREADS
     assert written_when_told == [THREADS]
-    assert lanes.samples.total("mm_hash_collisions", "v2") == 0
+    assert paths.samples.total("mm_hash_collisions", "v2") == 0

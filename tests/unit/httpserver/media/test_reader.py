@@ -9,12 +9,11 @@ from urllib.parse import quote
 import pybase64
 import pytest
 
-from mmserve.httpserver.call import MediaItem, MediaRef
+from mmserve.httpserver.call import AllocVersion, MediaItem, MediaRef
 from mmserve.httpserver.limits.request_bytes import RequestByteLimit
-from mmserve.httpserver.media import reader as media
+from mmserve.httpserver.media import reader as reader_module
 from mmserve.httpserver.media.local import read_data_url, read_file_url
 from mmserve.httpserver.media.reader import MediaReader
-from mmserve.httpserver.mm_cache.alloc_path import Generation
 from mmserve.processors.picture import header
 from mmserve.runtime.errors import MediaError, MmserveError, TooLarge
 from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES
@@ -34,12 +33,12 @@ def read(
     *,
     salt: str = "",
     samples: Samples | None = None,
-    generation: Generation = "v2",
+    alloc_version: AllocVersion = "v2",
     **config: Any,
 ) -> list[MediaItem]:
     async def run() -> list[MediaItem]:
         deployment = deployment_of(model, **config)
-        reader = MediaReader(deployment, samples or Samples(), generation)  # type: ignore[arg-type]
+        reader = MediaReader(deployment, samples or Samples(), alloc_version)  # type: ignore[arg-type]
         try:
             return await reader.read([MediaRef(url, f"part{index}") for index, url in enumerate(urls)], salt)
         finally:
@@ -59,17 +58,17 @@ def refused(model: Path, url: str, **config: Any) -> MmserveError:
     return caught.value
 
 
-@pytest.mark.parametrize("generation", ["v1", "v2"])
-def test_many_images_come_back_in_order(model: Path, generation: Generation) -> None:
+@pytest.mark.parametrize("alloc_version", ["v1", "v2"])
+def test_many_images_come_back_in_order(model: Path, alloc_version: AllocVersion) -> None:
     pictures = [png(seed, width=20 + seed, height=10 + seed) for seed in range(12)]
     samples = Samples()
-    items = read(model, list(map(data_url, pictures)), samples=samples, generation=generation)
+    items = read(model, list(map(data_url, pictures)), samples=samples, alloc_version=alloc_version)
     assert [item.data for item in items] == pictures
     assert [(item.width, item.height) for item in items] == [(20 + seed, 10 + seed) for seed in range(12)]
     assert [item.param for item in items] == [f"part{index}" for index in range(12)]
     assert len({item.key for item in items}) == 12
     labelled = [(name, labels) for name, _, labels in samples.taken]
-    assert labelled == [("mm_fetch_seconds", (generation,)), ("mm_hash_seconds", (generation,))]
+    assert labelled == [("mm_fetch_seconds", (alloc_version,)), ("mm_hash_seconds", (alloc_version,))]
 
 
 def test_large_images_are_read_at_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +79,7 @@ def test_large_images_are_read_at_once(model: Path, monkeypatch: pytest.MonkeyPa
         together.wait(20)
         return read_data_url(ref, budget)
 
-    monkeypatch.setattr(media, "read_data_url", read_together)
+    monkeypatch.setattr(reader_module, "read_data_url", read_together)
     pictures = [png(seed) + os.urandom(MIN_BATCH_NBYTES) for seed in range(3)]
     items = read(model, list(map(data_url, pictures)), concurrent_alloc_workers=3)
     assert [item.data for item in items] == pictures
@@ -168,7 +167,7 @@ def test_keys_depend_on_all_that_matters(model: Path, tmp_path: Path) -> None:
     assert all(len(key) == 16 for key in keys)
     assert len(set(keys)) == 4
     assert read(model, [url])[0].key == keys[0]
-    assert read(model, [url], generation="v1")[0].key == keys[0]
+    assert read(model, [url], alloc_version="v1")[0].key == keys[0]
 
 
 def test_keys_depend_on_the_mode_that_the_header_names(model: Path) -> None:
@@ -238,7 +237,7 @@ def test_files_are_read_at_once_for_nobody_knows_their_size_yet(
         together.wait(20)
         return read_file_url(url, root, budget)
 
-    monkeypatch.setattr(media, "read_file_url", read_together)
+    monkeypatch.setattr(reader_module, "read_file_url", read_together)
     files = [tmp_path / f"{seed}.png" for seed in range(3)]
     for seed, file in enumerate(files):
         file.write_bytes(png(seed))

@@ -1,4 +1,4 @@
-"""Cancelled at any await, in both lanes at once: nothing stays held, and the next request works."""
+"""Cancelled at any await, in both paths at once: nothing stays held, and the next request works."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from hypothesis import strategies as st
 
 from mmserve.cache_server.entries import Lease
 from mmserve.config.deployment import Deployment
-from mmserve.httpserver.call import MediaRef
-from mmserve.httpserver.mm_cache.alloc_path import Generation
+from mmserve.httpserver.call import AllocVersion, MediaRef
 from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.messages.cache import AllocItem
 from mmserve.runtime.errors import Overloaded, TooLarge, Unavailable
+from tests.fakes.alloc_paths import ALLOC_VERSIONS, BothAllocPaths
 from tests.fakes.cache_in_process import in_process_client
 from tests.fakes.cancelling import CancelledAt
 from tests.fakes.chat_models import deployment_of, write_chat_model
-from tests.fakes.lanes import GENERATIONS, BothLanes
 from tests.fakes.media import png
 
 PICTURES = tuple(png(seed, width=20 + 10 * seed, height=30) for seed in range(3))
@@ -34,9 +33,9 @@ MOST_AWAITS = 20
 
 
 class Planned(NamedTuple):
-    """One request: its lane, its pictures, and at which of its awaits it is cancelled, how often."""
+    """One request: its path, its pictures, and at which of its awaits it is cancelled, how often."""
 
-    generation: Generation
+    alloc_version: AllocVersion
     pictures: list[int]
     cancelled_at: int
     times: int
@@ -44,7 +43,7 @@ class Planned(NamedTuple):
 
 planned = st.builds(
     Planned,
-    st.sampled_from(GENERATIONS),
+    st.sampled_from(ALLOC_VERSIONS),
     st.lists(st.integers(0, 2), min_size=1, max_size=4),
     st.integers(1, MOST_AWAITS),
     st.integers(0, 3),
@@ -65,27 +64,29 @@ def arena() -> Iterator[Arena]:
     arena.close()
 
 
-async def request(lanes: BothLanes, generation: Generation, name: str, pictures: list[int]) -> None:
+async def request(paths: BothAllocPaths, alloc_version: AllocVersion, name: str, pictures: list[int]) -> None:
     """As the request path does it: read, hold, look, let go."""
-    lane = lanes.lanes[generation]
-    items = await lane.media.read([REFS[number] for number in pictures], "")
-    async with lane.leases.hold(name, items) as leased:
+    path = paths.paths[alloc_version]
+    items = await path.media.read([REFS[number] for number in pictures], "")
+    async with path.leases.hold(name, items) as leased:
         await asyncio.sleep(0)
-        assert lanes.bytes_held(leased) == [PICTURES[number] for number in pictures]
+        assert paths.bytes_held(leased) == [PICTURES[number] for number in pictures]
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(planned, min_size=1, max_size=4))
 @example([Planned("v1", [0, 1], at, 1) for at in range(1, MOST_AWAITS + 1)])
 @example([Planned("v2", [0, 1], at, 1) for at in range(1, MOST_AWAITS + 1)])
-@example([Planned(GENERATIONS[at % 2], [at % 3, (at + 1) % 3], at, 2) for at in range(1, MOST_AWAITS + 1)])
+@example([Planned(ALLOC_VERSIONS[at % 2], [at % 3, (at + 1) % 3], at, 2) for at in range(1, MOST_AWAITS + 1)])
 def test_however_cancelled_nothing_stays_held(deployment: Deployment, arena: Arena, plans: list[Planned]) -> None:
-    lanes = BothLanes(deployment, arena, patience_s=0.05)
+    paths = BothAllocPaths(deployment, arena, patience_s=0.05)
 
     async def scenario() -> None:
         tasks = [
             asyncio.create_task(
-                CancelledAt(request(lanes, plan.generation, f"r{number}", plan.pictures), plan.cancelled_at, plan.times)
+                CancelledAt(
+                    request(paths, plan.alloc_version, f"r{number}", plan.pictures), plan.cancelled_at, plan.times
+                )
             )
             for number, plan in enumerate(plans)
         ]
@@ -93,51 +94,51 @@ def test_however_cancelled_nothing_stays_held(deployment: Deployment, arena: Are
         for task in tasks:
             # A request for all three pictures, or one that waited too long, is refused.
             assert task.cancelled() or isinstance(task.exception(), Overloaded | TooLarge | Unavailable | None)
-        assert lanes.is_clean()
-        for generation in GENERATIONS:
+        assert paths.is_clean()
+        for alloc_version in ALLOC_VERSIONS:
             for number in range(len(PICTURES)):
-                await request(lanes, generation, "next", [number])
-        assert lanes.is_clean()
+                await request(paths, alloc_version, "next", [number])
+        assert paths.is_clean()
 
-    lanes.run(scenario)
+    paths.run(scenario)
 
 
-@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("alloc_version", ALLOC_VERSIONS)
 @pytest.mark.parametrize("times", [1, 3])
-def test_at_every_single_await(deployment: Deployment, arena: Arena, generation: Generation, times: int) -> None:
-    lanes = BothLanes(deployment, arena)
+def test_at_every_single_await(deployment: Deployment, arena: Arena, alloc_version: AllocVersion, times: int) -> None:
+    paths = BothAllocPaths(deployment, arena)
 
     async def scenario() -> None:
         for at in itertools.count(1):
-            work = CancelledAt(request(lanes, generation, "r", [0, 1]), at, times)
+            work = CancelledAt(request(paths, alloc_version, "r", [0, 1]), at, times)
             task = asyncio.create_task(work)
             await asyncio.wait([task])
-            assert lanes.is_clean()
+            assert paths.is_clean()
             if not work.reached:
                 break
             assert task.cancelled() or at > 5
         assert task.exception() is None
         assert at > 5
 
-    lanes.run(scenario)
+    paths.run(scenario)
 
 
-@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("alloc_version", ALLOC_VERSIONS)
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("waits_for", ["bytes", "space"])
 def test_a_client_that_leaves_waits_no_more(
-    deployment: Deployment, arena: Arena, generation: Generation, times: int, waits_for: str
+    deployment: Deployment, arena: Arena, alloc_version: AllocVersion, times: int, waits_for: str
 ) -> None:
     """Neither in its worker nor in the server's queue, although what it waited for has not come."""
-    lanes = BothLanes(deployment, arena, patience_s=1000.0)
-    other, _ = in_process_client(lanes.table, "v2")
+    paths = BothAllocPaths(deployment, arena, patience_s=1000.0)
+    other, _ = in_process_client(paths.table, "v2")
 
     async def scenario() -> None:
-        (item,) = await lanes.lanes["v2"].media.read([REFS[1]], "")
+        (item,) = await paths.paths["v2"].media.read([REFS[1]], "")
         sizes = (len(item.data), ROWS_NBYTES) if waits_for == "bytes" else (arena.nbytes - 2 * extent_nbytes(200), 200)
         (record,) = other.alloc("other", [AllocItem(item.key, 4, *sizes)], wait_s=0)
-        task = asyncio.create_task(request(lanes, generation, "r", [1]))
-        while not lanes.has_waited(generation):  # noqa: ASYNC110 - the table announces it to nobody
+        task = asyncio.create_task(request(paths, alloc_version, "r", [1]))
+        while not paths.has_waited(alloc_version):  # noqa: ASYNC110 - the table announces it to nobody
             await asyncio.sleep(0.001)
         for _ in range(times):
             task.cancel()
@@ -146,25 +147,25 @@ def test_a_client_that_leaves_waits_no_more(
             await asyncio.wait([task])
         assert task.cancelled()
         assert other.get_items_data("other", [record.item_id], wait_s=0) == ("write",)
-        snapshot = lanes.table.snapshot()
+        snapshot = paths.table.snapshot()
         assert (snapshot.num_leases, snapshot.num_waiting) == (1, 0)
         other.release("other")
-        await request(lanes, generation, "next", [1])
-        assert lanes.is_clean()
+        await request(paths, alloc_version, "next", [1])
+        assert paths.is_clean()
 
-    lanes.run(scenario)
+    paths.run(scenario)
 
 
-@pytest.mark.parametrize(("generation", "late"), [("v2", "alloc"), ("v1", "alloc"), ("v1", "await_alloc")])
+@pytest.mark.parametrize(("alloc_version", "late"), [("v2", "alloc"), ("v1", "alloc"), ("v1", "await_alloc")])
 def test_a_wait_for_space_that_begins_after_its_release_ends_too(
-    deployment: Deployment, arena: Arena, monkeypatch: pytest.MonkeyPatch, generation: Generation, late: str
+    deployment: Deployment, arena: Arena, monkeypatch: pytest.MonkeyPatch, alloc_version: AllocVersion, late: str
 ) -> None:
     """The release of a cancelled request overtakes the call that it shall end, and finds nothing to end."""
-    lanes = BothLanes(deployment, arena, patience_s=1000.0)
-    other, _ = in_process_client(lanes.table, "v2")
+    paths = BothAllocPaths(deployment, arena, patience_s=1000.0)
+    other, _ = in_process_client(paths.table, "v2")
     other.alloc("other", [AllocItem(b"all", 4, arena.nbytes - 2 * extent_nbytes(200), 200)], wait_s=0)
     late_one_asks, release_answered = threading.Event(), threading.Event()
-    table_release = lanes.table.release
+    table_release = paths.table.release
 
     def release(lease: Lease) -> None:
         table_release(lease)
@@ -176,11 +177,11 @@ def test_a_wait_for_space_that_begins_after_its_release_ends_too(
             late_one_asks.set()
             assert release_answered.wait(30)
 
-    monkeypatch.setattr(lanes.table, "release", release)
-    lanes.links[generation].at_call = at_call
+    monkeypatch.setattr(paths.table, "release", release)
+    paths.links[alloc_version].at_call = at_call
 
     async def scenario() -> None:
-        task = asyncio.create_task(request(lanes, generation, "r", [1]))
+        task = asyncio.create_task(request(paths, alloc_version, "r", [1]))
         assert await asyncio.to_thread(late_one_asks.wait, 30)
         task.cancel()
         try:
@@ -189,6 +190,6 @@ def test_a_wait_for_space_that_begins_after_its_release_ends_too(
         finally:
             other.release("other")
             await asyncio.wait([task])
-        assert lanes.is_clean()
+        assert paths.is_clean()
 
-    lanes.run(scenario)
+    paths.run(scenario)

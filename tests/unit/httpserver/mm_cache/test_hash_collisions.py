@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from mmserve.config.deployment import Deployment
-from mmserve.httpserver.call import LeasedItem, MediaItem
-from mmserve.httpserver.mm_cache.alloc_path import Generation
+from mmserve.httpserver.call import AllocVersion, LeasedItem, MediaItem
 from mmserve.ipc.arena import Arena
+from tests.fakes.alloc_paths import ALLOC_VERSIONS, BothAllocPaths
 from tests.fakes.chat_models import deployment_of, write_chat_model
-from tests.fakes.lanes import GENERATIONS, BothLanes
 
 BAD_KEY = b"the same for all"
 
@@ -30,58 +29,62 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
 
 
 @pytest.fixture
-def lanes(deployment: Deployment) -> Iterator[BothLanes]:
+def paths(deployment: Deployment) -> Iterator[BothAllocPaths]:
     arena = Arena.create(1 << 18)
-    yield BothLanes(deployment, arena)
+    yield BothAllocPaths(deployment, arena)
     arena.close()
 
 
-@pytest.fixture(params=GENERATIONS)
-def generation(request: pytest.FixtureRequest) -> Any:
+@pytest.fixture(params=ALLOC_VERSIONS)
+def alloc_version(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-async def hold(lanes: BothLanes, generation: Generation, name: str, items: list[MediaItem]) -> list[LeasedItem]:
+async def hold(
+    paths: BothAllocPaths, alloc_version: AllocVersion, name: str, items: list[MediaItem]
+) -> list[LeasedItem]:
     """Check that what is held is what was asked for."""
-    async with lanes.lanes[generation].leases.hold(name, items) as leased:
-        assert lanes.bytes_held(leased) == [item.data for item in items]
+    async with paths.paths[alloc_version].leases.hold(name, items) as leased:
+        assert paths.bytes_held(leased) == [item.data for item in items]
         return leased
 
 
-def collisions(lanes: BothLanes, generation: Generation) -> float:
-    return lanes.samples.total("mm_hash_collisions", generation)
+def collisions(paths: BothAllocPaths, alloc_version: AllocVersion) -> float:
+    return paths.samples.total("mm_hash_collisions", alloc_version)
 
 
-def test_one_request_after_another(lanes: BothLanes, generation: Generation) -> None:
+def test_one_request_after_another(paths: BothAllocPaths, alloc_version: AllocVersion) -> None:
     async def scenario() -> None:
-        (first,) = await hold(lanes, generation, "a", [item(1)])
-        (second,) = await hold(lanes, generation, "b", [item(2)])
-        (again,) = await hold(lanes, generation, "c", [item(2)])
-        (unharmed,) = await hold(lanes, generation, "d", [item(1)])
+        (first,) = await hold(paths, alloc_version, "a", [item(1)])
+        (second,) = await hold(paths, alloc_version, "b", [item(2)])
+        (again,) = await hold(paths, alloc_version, "c", [item(2)])
+        (unharmed,) = await hold(paths, alloc_version, "d", [item(1)])
         assert first.record.token_start == unharmed.record.token_start
         assert second.record.token_start == again.record.token_start
         assert first.record.token_start != second.record.token_start
-        assert collisions(lanes, generation) == 2
-        assert lanes.is_clean()
+        assert collisions(paths, alloc_version) == 2
+        assert paths.is_clean()
 
-    lanes.run(scenario)
+    paths.run(scenario)
 
 
-def test_within_one_request(lanes: BothLanes, generation: Generation) -> None:
+def test_within_one_request(paths: BothAllocPaths, alloc_version: AllocVersion) -> None:
     async def scenario() -> None:
         numbers = (1, 2, 1, 3, 2)
-        leased = await hold(lanes, generation, "a", [item(number) for number in numbers])
+        leased = await hold(paths, alloc_version, "a", [item(number) for number in numbers])
         starts = [one.record.token_start for one in leased]
         assert len(set(starts)) == 3
         assert starts[0] == starts[2]
         assert starts[1] == starts[4]
-        assert lanes.is_clean()
+        assert paths.is_clean()
 
-    lanes.run(scenario)
+    paths.run(scenario)
 
 
-@pytest.mark.parametrize("other", GENERATIONS)
-def test_one_that_waited_for_the_others_bytes(lanes: BothLanes, generation: Generation, other: Generation) -> None:
+@pytest.mark.parametrize("other", ALLOC_VERSIONS)
+def test_one_that_waited_for_the_others_bytes(
+    paths: BothAllocPaths, alloc_version: AllocVersion, other: AllocVersion
+) -> None:
     """Compared when they have come."""
     has_waited, writes = threading.Event(), threading.Event()
 
@@ -93,35 +96,35 @@ def test_one_that_waited_for_the_others_bytes(lanes: BothLanes, generation: Gene
             assert has_waited.wait(20)
 
     async def scenario() -> None:
-        first = asyncio.create_task(hold(lanes, other, "a", [item(1)]))
+        first = asyncio.create_task(hold(paths, other, "a", [item(1)]))
         await asyncio.to_thread(writes.wait, 20)
-        second = asyncio.create_task(hold(lanes, generation, "b", [item(2)]))
+        second = asyncio.create_task(hold(paths, alloc_version, "b", [item(2)]))
         await asyncio.gather(first, second)
-        assert collisions(lanes, generation) == 1
-        assert lanes.is_clean()
+        assert collisions(paths, alloc_version) == 1
+        assert paths.is_clean()
 
-    for link in lanes.links.values():
+    for link in paths.links.values():
         link.at_call = at_call
-    lanes.run(scenario)
+    paths.run(scenario)
 
 
-def test_bytes_that_are_encoded_and_gone_cannot_be_compared(lanes: BothLanes, generation: Generation) -> None:
+def test_bytes_that_are_encoded_and_gone_cannot_be_compared(paths: BothAllocPaths, alloc_version: AllocVersion) -> None:
     async def scenario() -> None:
-        (first,) = await hold(lanes, generation, "a", [item(1)])
-        lanes.table.get_embed("visual", [first.record.item_id])
-        lanes.table.set_embed("visual", [first.record.item_id], [True])
-        async with lanes.lanes[generation].leases.hold("b", [item(2)]) as (second,):
+        (first,) = await hold(paths, alloc_version, "a", [item(1)])
+        paths.table.get_embed("visual", [first.record.item_id])
+        paths.table.set_embed("visual", [first.record.item_id], [True])
+        async with paths.paths[alloc_version].leases.hold("b", [item(2)]) as (second,):
             assert second.record.state == "hit"
-        assert collisions(lanes, generation) == 0
+        assert collisions(paths, alloc_version) == 0
 
-    lanes.run(scenario)
+    paths.run(scenario)
 
 
-def test_same_bytes_are_no_collision(lanes: BothLanes, generation: Generation) -> None:
+def test_same_bytes_are_no_collision(paths: BothAllocPaths, alloc_version: AllocVersion) -> None:
     async def scenario() -> None:
-        await hold(lanes, generation, "a", [item(1), item(1)])
-        await hold(lanes, generation, "b", [item(1)])
-        assert collisions(lanes, generation) == 0
-        assert lanes.samples.names().count("mm_compare_seconds") == 2
+        await hold(paths, alloc_version, "a", [item(1), item(1)])
+        await hold(paths, alloc_version, "b", [item(1)])
+        assert collisions(paths, alloc_version) == 0
+        assert paths.samples.names().count("mm_compare_seconds") == 2
 
-    lanes.run(scenario)
+    paths.run(scenario)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from mmserve.config.deployment import Deployment
-from mmserve.httpserver.call import MediaItem
-from mmserve.httpserver.mm_cache.alloc_path import Generation
+from mmserve.httpserver.call import AllocVersion, MediaItem
 from mmserve.httpserver.mm_cache.calls import _WAITING_THREADS
 from mmserve.httpserver.mm_cache.leases import MediaLeases
 from mmserve.ipc.arena import Arena
@@ -57,7 +56,7 @@ class Worker:
     """Leases over a fake cache."""
 
     def __init__(
-        self, deployment: Deployment, arena: Arena, generation: Generation = "v2", patience_s: float = 10.0
+        self, deployment: Deployment, arena: Arena, alloc_version: AllocVersion = "v2", patience_s: float = 10.0
     ) -> None:
         self.arena = arena
         self.cache = FakeMediaCache()
@@ -68,7 +67,7 @@ class Worker:
             Endpoints("/nowhere"),
             "httpserver-0",
             self.samples,  # type: ignore[arg-type]
-            generation,
+            alloc_version,
             client=self.cache,  # type: ignore[arg-type]
             patience_s=patience_s,
         )
@@ -124,14 +123,14 @@ def test_metrics_tell_states_and_stages(worker: Worker) -> None:
             pass
 
     worker.run(scenario)
-    generation = worker.leases._generation
-    assert worker.samples.total("mm_items", "write", generation) == 2
-    assert worker.samples.total("mm_items", "hit", generation) == 1
+    alloc_version = worker.leases._alloc_version
+    assert worker.samples.total("mm_items", "write", alloc_version) == 2
+    assert worker.samples.total("mm_items", "hit", alloc_version) == 1
     assert sorted((name, labels) for name, _, labels in worker.samples.taken if name != "mm_items") == [
-        ("mm_alloc_rpc_seconds", (generation,)),
-        ("mm_alloc_seconds", (generation,)),
-        ("mm_copied_bytes", ("data", generation)),
-        ("mm_write_seconds", (generation,)),
+        ("mm_alloc_rpc_seconds", (alloc_version,)),
+        ("mm_alloc_seconds", (alloc_version,)),
+        ("mm_copied_bytes", ("data", alloc_version)),
+        ("mm_write_seconds", (alloc_version,)),
     ]
 
 
@@ -143,7 +142,7 @@ def test_each_image_is_copied_once_and_counted_so(worker: Worker) -> None:
             pass
 
     worker.run(scenario)
-    assert worker.samples.total("mm_copied_bytes", "data", worker.leases._generation) == len(item(1).data) + 300_000
+    assert worker.samples.total("mm_copied_bytes", "data", worker.leases._alloc_version) == len(item(1).data) + 300_000
 
 
 def test_hits_write_nothing(worker: Worker) -> None:

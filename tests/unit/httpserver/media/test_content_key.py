@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.config.config import MmHash
-from mmserve.httpserver.mm_cache.content_key import ContentKeys, framed, second_key
+from mmserve.httpserver.media.content_key import ContentKeys, framed, second_key
 from mmserve.processors.picture import Header
 
 PICTURE = Header(30, 100, "RGB")
