@@ -109,5 +109,5 @@ def run(test: Callable[[], Awaitable[T]]) -> T:
         async with asyncio.timeout(60):
             return await test()
 
-    with asyncio.ModelRunner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(limited())
