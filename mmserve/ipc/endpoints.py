@@ -59,8 +59,8 @@ class Endpoints:
         """One float that all HTTP workers map: the share of requests that allocate by v2."""
         return self.run_dir / "alloc-share"
 
-    def taken_cores(self, role: str) -> Path:
-        """Numbers that ranks and visual servers map: on how many cores each process of that role computes."""
+    def busy_cores(self, role: str) -> Path:
+        """File mapped by ranks and visual servers: the number of cores each process of the role computes on now."""
         return self.run_dir / f"cores-{role}"
 
     def tp_store(self, incarnation: int) -> Path:

@@ -42,10 +42,10 @@ def run(process: Process) -> None:
         phases.end("kernels and links")
         if process.arena is not None and deployment.config.arena_prefault:
             process.arena.map_all()
-        towers = BusyCores(endpoints.taken_cores("visualserver"), deployment.config.visual_workers)
-        kernels.leave(towers.numbers, among=size)
-        ranks = BusyCores(endpoints.taken_cores("model_backend"), size)
-        ranks.none(rank)
+        towers = BusyCores(endpoints.busy_cores("visualserver"), deployment.config.visual_workers)
+        kernels.leave(towers.counts, among=size)
+        ranks = BusyCores(endpoints.busy_cores("model_backend"), size)
+        ranks.clear(rank)
         with memory_allocator.loading():
             runner = ModelRunner(deployment, tp, process.arena, like, process.progress, phases)
         if kernels.usable(like):
@@ -58,7 +58,7 @@ def run(process: Process) -> None:
         if rank == 0:
             outbox.send(RankReady(num_blocks=runner.num_blocks))
         process.ready(_details(process, runner, device))
-        computing = partial(ranks.taken, rank, deployment.cpu_threads // size)
+        computing = partial(ranks.computing, rank, deployment.cpu_threads // size)
         serve(inbox, outbox, runner, pulse, computing, answers=rank == 0)
 
 

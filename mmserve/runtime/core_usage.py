@@ -1,8 +1,9 @@
-"""On how many cores each process of a role computes at this moment: numbers in a file that ranks and visual servers
-map. Each leaves the others theirs, down to its own share, and computes with the rest. Knows no kernels.
+"""How many cores each process of a role computes on at this moment, shared between processes through a mapped file.
 
-Threads that meet on one core take it in turns of milliseconds, and all others of an operation wait for the one that has
-lost its turn in the middle of it.
+Ranks and visual servers of a CPU deployment share the cores. Each reads the numbers of the other role and uses fewer
+threads while those compute, but never fewer than its own share. Without this, threads of both would meet on one core;
+the kernel switches between them every few milliseconds, and the other threads of the operation wait for the one that
+was switched out.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from pathlib import Path
 
 
 class BusyCores:
-    """``path`` is made if it is not there. Its numbers stay mapped for the life of the process."""
+    """One role's counts. Creates the file at ``path`` if needed; it stays mapped for the life of the process."""
 
     def __init__(self, path: Path, num_processes: int) -> None:
-        numbers = ctypes.c_int32 * num_processes
+        counts = ctypes.c_int32 * num_processes
         with path.open("a+b") as file:
-            file.truncate(ctypes.sizeof(numbers))
-            self.numbers = numbers.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(numbers)))
-        """int32, one for each process"""
+            file.truncate(ctypes.sizeof(counts))
+            self.counts = counts.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(counts)))
+        """int32 [num_processes]: cores on which each process computes now."""
 
-    def none(self, index: int) -> None:
-        """For a process that starts: one of its number that was killed before may have left something."""
-        self.numbers[index] = 0
+    def clear(self, index: int) -> None:
+        """Reset the count of a process that starts: its predecessor may have been killed while computing."""
+        self.counts[index] = 0
 
     @contextmanager
-    def taken(self, index: int, count: int) -> Iterator[None]:
-        """It computes on so many within the block."""
-        self.numbers[index] = count
+    def computing(self, index: int, num_cores: int) -> Iterator[None]:
+        """Within the block, process ``index`` computes on ``num_cores`` cores."""
+        self.counts[index] = num_cores
         try:
             yield
         finally:
-            self.none(index)
+            self.clear(index)

@@ -1,7 +1,7 @@
-"""Which images to encode next, across requests, and which requests that completes. Pure: no clocks, no torch.
+"""Requests that wait for images, and the choice of the next images to decode and encode. Pure: no clock, no torch.
 
-An image that several requests wait for is one piece of work. Requests are served first come first served, and none of
-their images begins before their turn at decoding has come.
+An image is decoded and encoded once, however many requests need it. Requests are served in order of arrival. The images
+of a request are started only under a decode permit of that request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mmserve.visualserver.permits import PermitHolders
 
 @dataclass(frozen=True)
 class Image:
-    """One piece of work; where its bytes are and where its rows go."""
+    """One image to encode: where its compressed bytes are and where its embedding rows go."""
 
     item_id: int
     data: Handle
@@ -28,225 +28,235 @@ class Image:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an image ended: encoded, or why every request that needs it ends."""
+    """How the work on an image ended: encoded, or the reason for which every request that needs it is aborted."""
 
     state: Literal["encoded"] | AbortReason
     message: str = ""
 
 
 ENCODED = Outcome("encoded")
+LOST = Outcome("media_lost", "the image is no longer in the media cache")
+INTERNAL = Outcome("internal_error", "the image could not be encoded")
 
 
 @dataclass
 class PendingRequest:
-    """A request that waits for images; ``missing``: item id -> place among the request's images."""
+    """A request with images that are not encoded yet."""
 
     request: GenerateRequest
     received_s: float
     missing: dict[int, int] = field(default_factory=dict)
-    begun: bool = False
-    has_turn: bool = False
+    """Item id of an image that is not encoded -> its index among the request's images."""
+    started: bool = False
+    """Some of its images were put into a batch under its permit."""
+    has_permit: bool = False
 
     @property
-    def turn(self) -> str:
-        """Name of its turn: a later attempt at the same request has another."""
+    def permit_name(self) -> str:
+        """Name of its decode permit. Attempts at the same request have different permits."""
         return f"{self.request.id}/{self.request.attempt}"
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A request that has images to be decoded, of about so many bytes of pixels, and no turn yet."""
+class PermitCandidate:
+    """A request that needs a decode permit; ``nbytes``: estimated bytes of the pixels to be decoded under it."""
 
-    held: PendingRequest
+    pending: PendingRequest
     nbytes: int
 
 
+@dataclass(frozen=True)
+class ImageBatch:
+    """Distinct images to decode and encode together."""
+
+    images: tuple[Image, ...]
+    first_started: tuple[PendingRequest, ...]
+    """Requests whose first images are in this batch."""
+    others_waiting: bool
+    """True if a request without a permit has images that are in no batch yet."""
+
+
 @dataclass
-class _Work:
+class _ImageTask:
     image: Image
     decoded_nbytes: int
-    waiting: dict[str, PendingRequest] = field(default_factory=dict)
+    waiters: dict[str, PendingRequest] = field(default_factory=dict)
+    """Request id -> request that needs the image."""
     in_flight: bool = False
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Distinct images to decode and encode together, and requests whose first image this brings. ``others_wait``: for
-    their turn, with images that nobody has begun."""
-
-    images: tuple[Image, ...]
-    begun: tuple[PendingRequest, ...]
-    others_wait: bool
-
-
 class BatchQueue:
-    """``max_images`` in one batch; ``max_held`` clients' requests wait, each with all its choices, more are refused."""
+    """Pending requests and the images that they need.
 
-    def __init__(self, max_images: int, max_held: int = sys.maxsize) -> None:
+    A batch has at most ``max_images``. At most ``max_requests`` client requests wait, a request with all its choices
+    counting as one; further ones are refused.
+    """
+
+    def __init__(self, max_images: int, max_requests: int = sys.maxsize) -> None:
         self._max_images = max_images
-        self._max_held = max_held
-        self.turns = PermitHolders()
-        self.following: PendingRequest | None = None
-        """Knows that its turn comes when the one that is on is over."""
-        self._held: dict[str, PendingRequest] = {}
+        self._max_requests = max_requests
+        self.permits = PermitHolders()
+        self.promised: PendingRequest | None = None
+        """The request that holds a permit as soon as the current one ends."""
+        self._pending: dict[str, PendingRequest] = {}
         self._num_choices: Counter[str] = Counter()
-        """Client's request -> how many of its choices are held."""
-        self._work: dict[int, _Work] = {}
+        """Client request -> number of its choices that are pending."""
+        self._tasks: dict[int, _ImageTask] = {}
 
     def __len__(self) -> int:
-        """Clients' requests that are held."""
+        """Number of client requests that are pending."""
         return len(self._num_choices)
 
     def add(self, request: GenerateRequest, now_s: float) -> list[EngineInbound]:
-        """Hold the request until its images are encoded; what to send on at once: itself, if nothing is missing, or
-        that it ends, if too many wait already.
+        """Add a request. Returns what to send on at once.
 
-        Of two attempts at one id the later counts; the same one twice counts once.
+        That is the request itself if no image is missing, an abort if too many requests wait, otherwise nothing. A
+        later attempt replaces an earlier one with the same id; the same attempt again is ignored.
         """
-        if (known := self._held.get(request.id)) is not None:
+        if (known := self._pending.get(request.id)) is not None:
             if known.request.attempt >= request.attempt:
                 return []
             self.drop(request.id)
-        held = PendingRequest(request, now_s)
+        pending = PendingRequest(request, now_s)
         for span in request.spans:
-            if span.data is not None and span.item_id not in held.missing:
-                held.missing[span.item_id] = span.media_index
-                self._work_for(span, span.data).waiting[request.id] = held
-        if not held.missing:
+            if span.data is not None and span.item_id not in pending.missing:
+                pending.missing[span.item_id] = span.media_index
+                self._task_for(span, span.data).waiters[request.id] = pending
+        if not pending.missing:
             return [request]
-        self._held[request.id] = held
+        self._pending[request.id] = pending
         self._num_choices[request.client_request] += 1
-        if len(self) > self._max_held:
-            return [self.give_up(held, "queue_full", f"{self._max_held} requests wait for their images already")]
+        if len(self) > self._max_requests:
+            return [self.abort(pending, "queue_full", f"{self._max_requests} requests wait for their images already")]
         return []
 
     def drop(self, request_id: str) -> None:
-        """Forget the request, and images that nobody else waits for."""
-        if request_id not in self._held:
+        """Remove the request, and the images in no batch yet that no other request needs."""
+        if request_id not in self._pending:
             return
-        held = self._let_go(request_id)
-        self.turns.no_more(held.turn)
-        if held is self.following:
-            self.following = None
-            self.turns.give_up(held.turn)
-        for item_id in held.missing:
-            work = self._work[item_id]
-            del work.waiting[request_id]
-            if not work.waiting and not work.in_flight:
-                del self._work[item_id]
+        pending = self._remove(request_id)
+        self.permits.no_more(pending.permit_name)
+        if pending is self.promised:
+            self.promised = None
+            self.permits.give_up(pending.permit_name)
+        for item_id in pending.missing:
+            task = self._tasks[item_id]
+            del task.waiters[request_id]
+            if not task.waiters and not task.in_flight:
+                del self._tasks[item_id]
 
-    def give_up(self, held: PendingRequest, reason: AbortReason, message: str) -> AbortRequest:
-        """Forget a request whose images do not get their turn; what the router is told."""
-        self.drop(held.request.id)
-        return _abort(held.request, reason, message, None)
+    def abort(self, pending: PendingRequest, reason: AbortReason, message: str) -> AbortRequest:
+        """Remove a request that got no permit in time. Returns the abort for the router."""
+        self.drop(pending.request.id)
+        return _abort(pending.request, reason, message, None)
 
-    def claims(self) -> list[Claim]:
-        """The oldest requests that have images which nobody is encoding, and no turn; some of them.
+    def permit_candidates(self) -> list[PermitCandidate]:
+        """The oldest requests that need a decode permit, at most ``max_images`` of them.
 
-        No image is claimed twice: of those that wait for one the first claims it, with all others that it needs. The
-        next claims what is idle still when the first has begun, or all of its own when the first was dropped.
+        Of several requests that need the same image only the first is a candidate, so that the image is counted once.
+        The next one becomes a candidate when the first has started or was dropped.
         """
-        claimants = (held for held in self._held.values() if held.has_turn or held is self.following)
-        claimed = {item_id for held in claimants for item_id in held.missing}
-        claims: list[Claim] = []
-        for held in self._held.values():
-            idle = self._idle(held)
-            item_ids = {work.image.item_id for work in idle}
-            if idle and claimed.isdisjoint(item_ids):
-                claims.append(Claim(held, sum(work.decoded_nbytes for work in idle)))
-                claimed |= item_ids
-            if len(claims) == self._max_images:
+        covered_by = (pending for pending in self._pending.values() if pending.has_permit or pending is self.promised)
+        covered = {item_id for pending in covered_by for item_id in pending.missing}
+        candidates: list[PermitCandidate] = []
+        for pending in self._pending.values():
+            idle = self._idle_tasks(pending)
+            idle_ids = {task.image.item_id for task in idle}
+            if idle and covered.isdisjoint(idle_ids):
+                candidates.append(PermitCandidate(pending, sum(task.decoded_nbytes for task in idle)))
+                covered |= idle_ids
+            if len(candidates) == self._max_images:
                 break
-        return claims
+        return candidates
 
-    def wanted(self, images: Sequence[Image]) -> bool:
-        """Does any request still wait for any of them?"""
-        return any(self._work[image.item_id].waiting for image in images)
+    def has_waiters(self, images: Sequence[Image]) -> bool:
+        """True if a request still needs any of these images, which are in flight."""
+        return any(self._tasks[image.item_id].waiters for image in images)
 
-    def withdraw(self, images: Sequence[Image]) -> None:
-        """Nobody wants any of them, and nobody is going to decode them."""
+    def cancel(self, images: Sequence[Image]) -> None:
+        """Remove images of a batch that has no waiters and will not be decoded."""
         for image in images:
-            del self._work[image.item_id]
-        self.turns.taken(item_ids(images))
+            del self._tasks[image.item_id]
+        self.permits.taken(item_ids(images))
 
-    def holds(self, held: PendingRequest) -> bool:
-        """Is it this attempt that is waiting?"""
-        return self._held.get(held.request.id) is held
+    def is_pending(self, pending: PendingRequest) -> bool:
+        """True if exactly this attempt of the request is pending."""
+        return self._pending.get(pending.request.id) is pending
 
-    def begin(self, held: PendingRequest) -> None:
-        """Its turn has come. One that was dropped meanwhile ends it at once."""
-        held.has_turn = True
-        self.turns.begin(held.turn)
-        if not self.holds(held):
-            self.turns.no_more(held.turn)
+    def grant(self, pending: PendingRequest) -> None:
+        """The request has its permit. If it was dropped meanwhile, the permit ends at once."""
+        pending.has_permit = True
+        self.permits.begin(pending.permit_name)
+        if not self.is_pending(pending):
+            self.permits.no_more(pending.permit_name)
 
-    def follow(self, held: PendingRequest) -> None:
-        """Its turn comes when the one that is on is over. One that was dropped meanwhile gives it up at once."""
-        if self.holds(held):
-            self.following = held
+    def promise(self, pending: PendingRequest) -> None:
+        """The request gets its permit when the current one ends. If it was dropped meanwhile, it gives that up."""
+        if self.is_pending(pending):
+            self.promised = pending
         else:
-            self.turns.give_up(held.turn)
+            self.permits.give_up(pending.permit_name)
 
-    def next_batch(self, *, ahead: bool = False) -> Batch | None:
-        """Images, which nobody is encoding, of the oldest requests that have a turn; in flight until ``finish``.
+    def next_batch(self, *, promised_only: bool = False) -> ImageBatch | None:
+        """Take images that are not in flight, of the oldest requests with a permit; in flight until ``finish``.
 
-        ``ahead``: of who follows alone, to be decoded when what is being decoded is with the encoder.
+        ``promised_only``: only images of the promised request, for a batch behind one that is being decoded.
         """
-        if self.following is not None and self.turns.none_to_begin:
-            held, self.following = self.following, None
-            self.begin(held)
-        elif ahead:
+        if self.promised is not None and self.permits.none_to_begin:
+            pending, self.promised = self.promised, None
+            self.grant(pending)
+        elif promised_only:
             return None
-        chosen: list[_Work] = []
-        begun: list[PendingRequest] = []
-        for held in [held for held in self._held.values() if held.has_turn]:
-            idle = self._idle(held)
-            mine = idle[: self._max_images - len(chosen)]
-            if mine:
-                self._decode(held, mine)
-                chosen += mine
-                begun += [] if held.begun else [held]
-                held.begun = True
-            if len(mine) == len(idle):
-                self.turns.no_more(held.turn)
+        chosen: list[_ImageTask] = []
+        first_started: list[PendingRequest] = []
+        for pending in [pending for pending in self._pending.values() if pending.has_permit]:
+            idle = self._idle_tasks(pending)
+            added = idle[: self._max_images - len(chosen)]
+            if added:
+                self._start(pending, added)
+                chosen += added
+                first_started += [] if pending.started else [pending]
+                pending.started = True
+            if len(added) == len(idle):
+                self.permits.no_more(pending.permit_name)
         if not chosen:
             return None
-        others_wait = any(self._idle(held) for held in self._held.values() if not held.has_turn)
-        return Batch(tuple(work.image for work in chosen), tuple(begun), others_wait)
+        others_waiting = any(self._idle_tasks(pending) for pending in self._pending.values() if not pending.has_permit)
+        return ImageBatch(tuple(task.image for task in chosen), tuple(first_started), others_waiting)
 
-    def _decode(self, held: PendingRequest, works: Sequence[_Work]) -> None:
-        for work in works:
-            work.in_flight = True
-        self.turns.decode(held.turn, (work.image.item_id for work in works))
+    def _start(self, pending: PendingRequest, tasks: Sequence[_ImageTask]) -> None:
+        for task in tasks:
+            task.in_flight = True
+        self.permits.decode(pending.permit_name, (task.image.item_id for task in tasks))
 
-    def _idle(self, held: PendingRequest) -> list[_Work]:
-        return [work for item_id in held.missing if not (work := self._work[item_id]).in_flight]
+    def _idle_tasks(self, pending: PendingRequest) -> list[_ImageTask]:
+        return [task for item_id in pending.missing if not (task := self._tasks[item_id]).in_flight]
 
     def finish(self, outcomes: Mapping[int, Outcome]) -> list[EngineInbound]:
-        """Item id -> how it ended. Returns what goes to the router: complete requests, aborts of failed ones."""
+        """Record outcomes by item id. Returns the messages for the router: complete requests and aborted ones."""
         outbound: list[EngineInbound] = []
         for item_id, outcome in outcomes.items():
-            work = self._work.pop(item_id)
-            for held in work.waiting.values():
-                media_index = held.missing.pop(item_id)
+            task = self._tasks.pop(item_id)
+            for pending in task.waiters.values():
+                media_index = pending.missing.pop(item_id)
                 if outcome.state != "encoded":
-                    outbound.append(_abort(held.request, outcome.state, outcome.message, media_index))
-                    self.drop(held.request.id)
-                elif not held.missing:
-                    outbound.append(self._let_go(held.request.id).request)
+                    outbound.append(_abort(pending.request, outcome.state, outcome.message, media_index))
+                    self.drop(pending.request.id)
+                elif not pending.missing:
+                    outbound.append(self._remove(pending.request.id).request)
         return outbound
 
-    def _let_go(self, request_id: str) -> PendingRequest:
-        held = self._held.pop(request_id)
-        client_request = held.request.client_request
+    def _remove(self, request_id: str) -> PendingRequest:
+        pending = self._pending.pop(request_id)
+        client_request = pending.request.client_request
         self._num_choices[client_request] -= 1
         if not self._num_choices[client_request]:
             del self._num_choices[client_request]
-        return held
+        return pending
 
-    def _work_for(self, span: MediaSpan, data: Handle) -> _Work:
+    def _task_for(self, span: MediaSpan, data: Handle) -> _ImageTask:
         image = Image(span.item_id, data, span.embed)
-        return self._work.setdefault(span.item_id, _Work(image, span.decoded_nbytes))
+        return self._tasks.setdefault(span.item_id, _ImageTask(image, span.decoded_nbytes))
 
 
 def _abort(request: GenerateRequest, reason: AbortReason, message: str, media_index: int | None) -> AbortRequest:
@@ -261,5 +271,5 @@ def _abort(request: GenerateRequest, reason: AbortReason, message: str, media_in
 
 
 def item_ids(images: Sequence[Image]) -> tuple[int, ...]:
-    """Names of the images, in order."""
+    """Item ids of the images, in order."""
     return tuple(image.item_id for image in images)

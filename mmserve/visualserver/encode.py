@@ -1,4 +1,4 @@
-"""Pixels through the vision tower, rows into the arena, one word to the cache server for the batch."""
+"""Runs the vision tower on decoded batches, writes the rows into the arena and reports them to the cache server."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.model_backend.platforms.device import is_lost
 from mmserve.runtime.errors import Unavailable
-from mmserve.visualserver.batch_queue import ENCODED, Image, Outcome
-from mmserve.visualserver.image_decode import INTERNAL, LOST, DecodedBatch
+from mmserve.visualserver.batch_queue import ENCODED, INTERNAL, LOST, Image, Outcome
+from mmserve.visualserver.image_decode import DecodedBatch
 
 Tower = Callable[[torch.Tensor], torch.Tensor]
 """float32 [B, 3, H, W] -> rows [B, num_image_tokens, hidden]."""
@@ -23,24 +23,27 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """How every image of the batch ended; ``seconds``: tower and copy together; bytes of rows put into the arena."""
+class EncodeResult:
+    """Result of one call of the tower."""
 
     outcomes: dict[int, Outcome]
+    """Item id -> outcome, for every image of the call."""
     seconds: float
+    """Time of the tower and of the copy into the arena."""
     written_nbytes: int
+    """Bytes of embedding rows written into the arena."""
 
 
 @dataclass(frozen=True)
 class EncoderBatch:
-    """Images and their pixels, float32 [B, 3, H, W], which nobody else has any more."""
+    """Images and their pixels, float32 [B, 3, H, W]. Holds the only reference to the pixels."""
 
     images: Sequence[Image]
     pixels: torch.Tensor
 
 
 class Encoder:
-    """``encode`` computes and makes an RPC: from one thread at a time, never the event loop's."""
+    """Runs the tower. ``encode`` is not thread-safe and blocks, so never call it on the event loop."""
 
     def __init__(self, tower: Tower, dtype: torch.dtype, arena: Arena, cache: MediaCacheClient) -> None:
         self._tower = tower
@@ -49,18 +52,21 @@ class Encoder:
         self._cache = cache
 
     def take(self, decoded: DecodedBatch) -> EncoderBatch:
-        """The batch's pixels, taken over without a copy: ``decoded`` holds none any more."""
+        """Move the pixels out of ``decoded``, without a copy."""
         pixels, decoded.pixels = decoded.pixels, None
-        assert pixels is not None, "nothing was decoded, or it was taken before"
+        assert pixels is not None, "nothing was decoded, or the pixels were taken before"
         return EncoderBatch(decoded.images, torch.from_numpy(pixels))
 
-    def encode(self, taken: list[EncoderBatch]) -> Encoded:
-        """All at once; after an error (out of memory, say) one by one, so that only what really fails does. Empties
-        the list, so that no pixels outlive the call."""
+    def encode(self, batches: list[EncoderBatch]) -> EncodeResult:
+        """Encode all batches in one call of the tower. Clears the list, so that the pixels are freed with this call.
+
+        After an error (out of memory, for example) each image is encoded alone, and only those fail that fail again.
+        Raises the tower's error if the device is lost.
+        """
         started_s = time.monotonic()
-        images = [image for part in taken for image in part.images]
-        pixels = taken[0].pixels if len(taken) == 1 else torch.cat([part.pixels for part in taken])
-        taken.clear()
+        images = [image for batch in batches for image in batch.images]
+        pixels = batches[0].pixels if len(batches) == 1 else torch.cat([batch.pixels for batch in batches])
+        batches.clear()
         try:
             outcomes = self._encode(images, pixels)
         except Exception as error:  # the boundary of one batch
@@ -71,7 +77,7 @@ class Encoder:
             for index, image in enumerate(images):
                 outcomes |= self._encode_alone(image, pixels[index : index + 1])
         written_nbytes = sum(image.embed.nbytes for image in images if outcomes[image.item_id] is ENCODED)
-        return Encoded(self._register(outcomes), time.monotonic() - started_s, written_nbytes)
+        return EncodeResult(self._report(outcomes), time.monotonic() - started_s, written_nbytes)
 
     def _encode_alone(self, image: Image, pixels: torch.Tensor) -> dict[int, Outcome]:
         try:
@@ -87,7 +93,7 @@ class Encoder:
         return {image.item_id: self._write(image, rows[index]) for index, image in enumerate(images)}
 
     def _write(self, image: Image, rows: torch.Tensor) -> Outcome:
-        """Rows [num_image_tokens, hidden] straight from the device into the extent, in the deployment's dtype."""
+        """Copy rows [num_image_tokens, hidden] from the device into the extent, in the deployment's dtype."""
         try:
             extent = torch.frombuffer(self._arena.writable(image.embed), dtype=self._dtype)
             extent.view(rows.shape).copy_(rows)
@@ -96,15 +102,15 @@ class Encoder:
             return LOST
         return ENCODED
 
-    def _register(self, outcomes: dict[int, Outcome]) -> dict[int, Outcome]:
-        """An embedding that the cache server does not take, after a restart, is lost."""
-        names = list(outcomes)
+    def _report(self, outcomes: dict[int, Outcome]) -> dict[int, Outcome]:
+        """Report outcomes. An embedding that the cache server does not accept, after its restart, is lost."""
+        ids = list(outcomes)
         try:
-            states = self._cache.set_items_embed(names, [outcomes[name] is ENCODED for name in names])
+            states = self._cache.set_items_embed(ids, [outcomes[item_id] is ENCODED for item_id in ids])
         except Unavailable:
-            return dict.fromkeys(names, LOST)
-        kept = dict(zip(names, states, strict=True))
+            return dict.fromkeys(ids, LOST)
+        state_of = dict(zip(ids, states, strict=True))
         return {
-            name: LOST if outcome is ENCODED and kept[name] != "ready" else outcome
-            for name, outcome in outcomes.items()
+            item_id: LOST if outcome is ENCODED and state_of[item_id] != "ready" else outcome
+            for item_id, outcome in outcomes.items()
         }

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.messages.cache import PermitRequest, PermitsReply
 from mmserve.runtime.errors import Unavailable
-from mmserve.visualserver.batch_queue import Claim, PendingRequest
+from mmserve.visualserver.batch_queue import PendingRequest, PermitCandidate
 
 logger = logging.getLogger(__name__)
 
@@ -24,12 +24,12 @@ class PermitClient:
         self.patience_s = patience_s
         self._asking, self._ending = ThreadPoolExecutor(1, "turn"), ThreadPoolExecutor(1, "turn-end")
 
-    async def come(self, claims: Sequence[Claim]) -> PermitsReply:
+    async def come(self, candidates: Sequence[PermitCandidate]) -> PermitsReply:
         """Wait until turns have come. None have: all have been given up (``end``), or the first is late.
 
         Without a cache server there is nothing to be decoded, and nothing to wait for: decoding will say so.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._asking, self._ask, claims)
+        return await asyncio.get_running_loop().run_in_executor(self._asking, self._ask, candidates)
 
     def left_s(self, held: PendingRequest) -> float:
         """Seconds for which it may wait on; 0 when it has waited long enough."""
@@ -42,13 +42,16 @@ class PermitClient:
     def close(self, asked: Iterable[PendingRequest]) -> None:
         """Nobody waits for a turn any more, ``asked`` neither: a thread that still did would keep the process alive."""
         for held in asked:
-            self._end(held.turn)
+            self._end(held.permit_name)
         for threads in (self._asking, self._ending):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _ask(self, claims: Sequence[Claim]) -> PermitsReply:
-        left_s = self.left_s(claims[0].held)
-        wanted = [PermitRequest(claim.held.turn, claim.nbytes, claim.held.request.arrival_s) for claim in claims]
+    def _ask(self, candidates: Sequence[PermitCandidate]) -> PermitsReply:
+        left_s = self.left_s(candidates[0].pending)
+        wanted = [
+            PermitRequest(candidate.pending.permit_name, candidate.nbytes, candidate.pending.request.arrival_s)
+            for candidate in candidates
+        ]
         try:
             return self._cache.begin_turns(wanted, wait_s=left_s)
         except Unavailable:

@@ -1,7 +1,8 @@
-"""Requests to their turns, batches through decoding and the tower, one batch in each at a time, while messages keep
-coming in. Lives on the event loop; what blocks runs in threads of its own. Knows no sockets: ``emit`` sends on.
+"""Moves requests through decode permits, decoding and the vision tower. Lives on the event loop.
 
-The decoding thread waits for room with the encoder itself, so that whose turn is next is decoded without a pause.
+Four stages run at the same time: receiving messages, acquiring decode permits, decoding one batch, encoding one batch.
+Blocking work has threads of its own. The decoding thread itself waits for room in the encoder, so that the next batch
+starts without a round trip through the event loop.
 """
 
 from __future__ import annotations
@@ -14,230 +15,249 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from mmserve.messages.request import AbortRequest, EngineInbound
 from mmserve.metrics.client import MetricsClient
-from mmserve.visualserver.batch_queue import Batch, BatchQueue, Claim, Image, Outcome, PendingRequest, item_ids
+from mmserve.visualserver.batch_queue import BatchQueue, Image, ImageBatch, Outcome, PendingRequest, PermitCandidate
 from mmserve.visualserver.encode import Encoder, EncoderBatch
 from mmserve.visualserver.image_decode import DecodedBatch, ImageDecoder
 from mmserve.visualserver.permit_calls import PermitClient
 
 
 class Pipeline:
-    """``receive`` takes every message; ``run`` works until cancelled. One batch is decoded while one is encoded.
+    """``receive`` takes messages; ``run`` works until cancelled; ``emit`` sends a message to the router.
 
-    ``encoder_images``: most whose pixels the encoder has, waiting or being encoded; no batch is larger.
+    ``max_encoder_images``: limit of images whose pixels the encoder has, waiting or being encoded. No batch is larger.
     """
 
     def __init__(
         self,
-        batcher: BatchQueue,
-        turns: PermitClient,
+        queue: BatchQueue,
+        permits: PermitClient,
         decoder: ImageDecoder,
         encoder: Encoder,
         metrics: MetricsClient,
         emit: Callable[[EngineInbound], object],
-        encoder_images: int,
+        max_encoder_images: int,
     ) -> None:
-        self._batcher = batcher
-        self._turns = turns
-        self._asking: list[PendingRequest] = []
+        self._queue = queue
+        self._permits = permits
         self._decoder = decoder
         self._encoder = encoder
         self._metrics = metrics
         self._emit = emit
-        self._arrived = asyncio.Event()
-        self._turn_came = asyncio.Event()
-        self._threads = (ThreadPoolExecutor(1, "decode"), ThreadPoolExecutor(1, "encode"))
-        self._line: dict[Future[DecodedBatch], Batch] = {}
-        """With the decoding thread: the batch that it decodes, or cannot hand over yet, and at most one behind it."""
-        self._deadline: asyncio.TimerHandle | None = None
-        """Of who follows; without effect once that is being decoded."""
-        self._encoder_images = encoder_images
-        self._encoder_room = threading.Semaphore(encoder_images)
-        """Images. EncoderBatch by the decoding thread with each hand-over, given back when they are encoded."""
-        self._taken_over: list[EncoderBatch] = []
-        """The encoder's, to be encoded together."""
-        self._company: Future[DecodedBatch] | None = None
-        """To be encoded together with those taken over, while it is in the line."""
-        self._pixels_came = asyncio.Event()
+        self._decode_thread = ThreadPoolExecutor(1, "decode")
+        self._encode_thread = ThreadPoolExecutor(1, "encode")
+        self._wake_permits = asyncio.Event()
+        self._wake_decode = asyncio.Event()
+        self._wake_encode = asyncio.Event()
+        self._asking: list[PendingRequest] = []
+        """Requests for which the permit client is waiting."""
+        self._promise_timer: asyncio.TimerHandle | None = None
+        """Deadline of the promised request. Has no effect once its images are being decoded."""
+        self._decoding: dict[Future[DecodedBatch], ImageBatch] = {}
+        """Batches of the decoding thread: the one being decoded or waiting for the encoder, and at most one behind."""
+        self._max_encoder_images = max_encoder_images
+        self._encoder_room = threading.Semaphore(max_encoder_images)
+        """In images. The decoding thread acquires it for each batch; released when the batch is encoded."""
+        self._to_encode: list[EncoderBatch] = []
+        """Decoded batches for the next call of the tower."""
+        self._merge_candidate: Future[DecodedBatch] | None = None
+        """A batch in ``_decoding`` for which the encoder waits, to encode it together with ``_to_encode``."""
         self._encoding = False
         self.num_finished = 0
-        """Batches and images that got somewhere: a stuck tower is seen by it standing still."""
+        """Grows with every batch that ends; the health server sees a stuck tower by it standing still."""
 
     @property
     def busy(self) -> bool:
-        """Is anything being computed? Who waits for a turn may do so long, and nothing is stuck here."""
-        return bool(self._line or self._taken_over or self._encoding)
+        """True if something is being computed. Waiting for a permit does not count: it may take long."""
+        return bool(self._decoding or self._to_encode or self._encoding)
 
     def receive(self, message: EngineInbound) -> None:
-        """Hold a request until its images are encoded; an abort ends it here and goes on to the router."""
+        """Hold a request until its images are encoded. An abort ends it here and is forwarded to the router."""
         if isinstance(message, AbortRequest):
-            self._batcher.drop(message.id)
+            self._queue.drop(message.id)
             self._emit(message)
         else:
-            for complete in self._batcher.add(message, time.monotonic()):
-                self._emit(complete)
-        self._changed()
+            for outbound in self._queue.add(message, time.monotonic()):
+                self._emit(outbound)
+        self._on_change()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run all stages until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._take_turns())
-            tasks.create_task(self._begin_batches())
+            tasks.create_task(self._acquire_permits())
+            tasks.create_task(self._decode_batches())
             tasks.create_task(self._encode_batches())
 
     def close(self) -> None:
-        """Waits for nothing: what is being computed is of no use any more."""
-        following = self._batcher.following
-        self._turns.close(self._asking if following is None else [*self._asking, following])
-        for threads in self._threads:
-            threads.shutdown(wait=False, cancel_futures=True)
-        self._encoder_room.release(self._encoder_images)  # a thread that waited for it would keep the process alive
+        """Give up all permits asked for and stop the threads, without waiting for running work."""
+        promised = self._queue.promised
+        self._permits.close(self._asking if promised is None else [*self._asking, promised])
+        for thread in (self._decode_thread, self._encode_thread):
+            thread.shutdown(wait=False, cancel_futures=True)
+        # A decoding thread blocked on this semaphore would keep the process alive.
+        self._encoder_room.release(self._max_encoder_images)
 
-    async def _take_turns(self) -> None:
-        """For the oldest requests first."""
+    # Permits
+
+    async def _acquire_permits(self) -> None:
         while True:
-            claims = await self._next_claims()
-            self._asking = [claim.held for claim in claims]
-            reply = await self._turns.come(claims)
+            candidates = await self._next_candidates()
+            self._asking = [candidate.pending for candidate in candidates]
+            reply = await self._permits.come(candidates)
             asked, self._asking = self._asking, []
-            for held in asked:
-                if held.turn in reply.come:
-                    self._batcher.begin(held)
-                elif held.turn == reply.following:
-                    self._follow(held)
-                elif self._batcher.holds(held) and not self._turns.left_s(held):
-                    self._late(held)
-            self._changed()
+            for pending in asked:
+                if pending.permit_name in reply.come:
+                    self._queue.grant(pending)
+                elif pending.permit_name == reply.following:
+                    self._promise(pending)
+                elif self._queue.is_pending(pending) and not self._permits.left_s(pending):
+                    self._time_out(pending)
+            self._on_change()
 
-    def _follow(self, held: PendingRequest) -> None:
-        """Who followed before is being decoded by now, so one deadline at a time is enough, and keeps one request."""
-        self._batcher.follow(held)
-        if self._deadline is not None:
-            self._deadline.cancel()
+    async def _next_candidates(self) -> list[PermitCandidate]:
+        while not (candidates := self._queue.permit_candidates()):
+            self._metrics.flush()
+            self._wake_permits.clear()
+            await self._wake_permits.wait()
+        return candidates
+
+    def _promise(self, pending: PendingRequest) -> None:
+        """One timer is enough: an earlier promised request is being decoded by now."""
+        self._queue.promise(pending)
+        if self._promise_timer is not None:
+            self._promise_timer.cancel()
         loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(self._turns.left_s(held), self._still_follows, held)
+        self._promise_timer = loop.call_later(self._permits.left_s(pending), self._time_out_promised, pending)
 
-    def _still_follows(self, held: PendingRequest) -> None:
-        in_line = any(held in batch.begun and not _has_begun(future) for future, batch in self._line.items())
-        if self._batcher.holds(held) and (in_line or self._batcher.following is held):
-            self._late(held)
-            self._changed()
+    def _time_out_promised(self, pending: PendingRequest) -> None:
+        """Abort the request unless its decoding has started."""
+        queued = any(
+            pending in batch.first_started and not _has_started(future) for future, batch in self._decoding.items()
+        )
+        if self._queue.is_pending(pending) and (queued or self._queue.promised is pending):
+            self._time_out(pending)
+            self._on_change()
 
-    def _late(self, held: PendingRequest) -> None:
-        message = f"its images did not get their turn within {self._turns.patience_s:g} s"
-        self._emit(self._batcher.give_up(held, "queue_timeout", message))
+    def _time_out(self, pending: PendingRequest) -> None:
+        message = f"its images did not get their turn within {self._permits.patience_s:g} s"
+        self._emit(self._queue.abort(pending, "queue_timeout", message))
 
-    async def _begin_batches(self) -> None:
-        async with asyncio.TaskGroup() as begun:
+    # Decoding
+
+    async def _decode_batches(self) -> None:
+        async with asyncio.TaskGroup() as running:
             while True:
                 batch = await self._next_batch()
-                future = self._threads[0].submit(self._decode_and_hand_over, batch.images)
-                self._line[future] = batch
-                begun.create_task(self._work(future))
+                future = self._decode_thread.submit(self._decode_and_reserve, batch.images)
+                self._decoding[future] = batch
+                running.create_task(self._after_decoding(future))
 
-    async def _work(self, future: Future[DecodedBatch]) -> None:
-        """One batch from its bytes to its rows, unless it is taken out of the line."""
-        ended = asyncio.wrap_future(future)
-        try:
-            await asyncio.wait((ended,))
-        finally:
-            batch = self._line.pop(future)
-            self._pixels_came.set()
-        if ended.cancelled():
-            return
-        decoded = ended.result()
-        for seconds in decoded.seconds:
-            self._metrics.add("mm_decode_seconds", seconds)
-        if decoded.images:
-            self._take_over(decoded, batch)
-        self._finish(decoded.outcomes)
-        self._taken((*decoded.outcomes, *item_ids(decoded.images)))
+    async def _next_batch(self) -> ImageBatch:
+        """The next batch to decode. Behind a batch in the decoding thread, only one of the promised request."""
+        while len(self._decoding) > 1 or (batch := self._queue.next_batch(promised_only=bool(self._decoding))) is None:
+            self._wake_decode.clear()
+            await self._wake_decode.wait()
+        # A request that shares an image with this batch may now ask for a permit for its other images.
+        self._wake_permits.set()
+        now_s = time.monotonic()
+        for pending in batch.first_started:
+            self._metrics.add("mm_queue_seconds", now_s - pending.received_s)
+        return batch
 
-    def _take_over(self, decoded: DecodedBatch, batch: Batch) -> None:
-        """With few turns, who waited already when these were begun could not be decoded with them; the first of those
-        that fits is encoded with them, as it would be without a gate."""
-        behind, following = next(iter(self._line.items()), (None, None))
-        room = self._encoder_images - len(decoded.images)
-        fits = following is not None and len(following.images) <= room
-        self._company = behind if batch.others_wait and fits and not self._taken_over else None
-        self._taken_over.append(self._encoder.take(decoded))
-
-    def _decode_and_hand_over(self, images: Sequence[Image]) -> DecodedBatch:
-        """In the decoding thread, which begins nothing else before the encoder has room for these."""
+    def _decode_and_reserve(self, images: Sequence[Image]) -> DecodedBatch:
+        """Runs in the decoding thread, and blocks it until the encoder has room for the batch."""
         decoded = self._decoder.decode(images)
         for _ in decoded.images:
             self._encoder_room.acquire()
         return decoded
 
+    async def _after_decoding(self, future: Future[DecodedBatch]) -> None:
+        """Wait until the batch is decoded or cancelled, then hand its pixels to the encoder."""
+        done = asyncio.wrap_future(future)
+        try:
+            await asyncio.wait((done,))
+        finally:
+            batch = self._decoding.pop(future)
+            self._wake_encode.set()
+        if done.cancelled():
+            return
+        decoded = done.result()
+        for seconds in decoded.seconds:
+            self._metrics.add("mm_decode_seconds", seconds)
+        if decoded.images:
+            self._hand_to_encoder(decoded, batch)
+        self._finish(decoded.outcomes)
+        self._pixels_handed_over((*decoded.outcomes, *(image.item_id for image in decoded.images)))
+
+    def _hand_to_encoder(self, decoded: DecodedBatch, batch: ImageBatch) -> None:
+        """Queue the pixels for the tower, and choose whether the tower waits for the next batch.
+
+        With few permits, requests that arrived together are decoded one after another. The tower still encodes two
+        such batches in one call if both fit, as it would without a limit on permits.
+        """
+        next_future, next_batch = next(iter(self._decoding.items()), (None, None))
+        room = self._max_encoder_images - len(decoded.images)
+        fits = next_batch is not None and len(next_batch.images) <= room
+        self._merge_candidate = next_future if batch.others_waiting and fits and not self._to_encode else None
+        self._to_encode.append(self._encoder.take(decoded))
+
+    def _pixels_handed_over(self, images: Iterable[int]) -> None:
+        """The encoder has the pixels of these item ids, or there are none: permits may end."""
+        self._queue.permits.taken(images)
+        self._on_change()
+
+    # Encoding
+
     async def _encode_batches(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            batch = await self._next_taken_over()
+            batches = await self._next_encoder_batches()
             self._encoding = True
-            encoded = await loop.run_in_executor(self._threads[1], self._encoder.encode, batch)
+            encoded = await loop.run_in_executor(self._encode_thread, self._encoder.encode, batches)
             self._encoding = False
             self._encoder_room.release(len(encoded.outcomes))
             self._metrics.add("mm_encode_seconds", encoded.seconds)
             self._metrics.add("mm_encode_batch_size", len(encoded.outcomes))
             self._metrics.add("mm_copied_bytes", encoded.written_nbytes, "embed", "")
-            self._metrics.add("mm_images_encoded", _count(encoded.outcomes, "encoded"))
+            self._metrics.add("mm_images_encoded", _count_encoded(encoded.outcomes))
             self._finish(encoded.outcomes)
 
-    async def _next_taken_over(self) -> list[EncoderBatch]:
-        while not self._taken_over or self._company in self._line:
-            self._pixels_came.clear()
-            await self._pixels_came.wait()
-        taken, self._taken_over = self._taken_over, []
-        return taken
+    async def _next_encoder_batches(self) -> list[EncoderBatch]:
+        while not self._to_encode or self._merge_candidate in self._decoding:
+            self._wake_encode.clear()
+            await self._wake_encode.wait()
+        batches, self._to_encode = self._to_encode, []
+        return batches
 
-    async def _next_claims(self) -> list[Claim]:
-        while not (claims := self._batcher.claims()):
-            self._metrics.flush()
-            self._arrived.clear()
-            await self._arrived.wait()
-        return claims
-
-    async def _next_batch(self) -> Batch:
-        while len(self._line) > 1 or (batch := self._batcher.next_batch(ahead=bool(self._line))) is None:
-            self._turn_came.clear()
-            await self._turn_came.wait()
-        self._arrived.set()  # who shares an image of the batch may claim its others
-        now_s = time.monotonic()
-        for held in batch.begun:
-            self._metrics.add("mm_queue_seconds", now_s - held.received_s)
-        return batch
-
-    def _taken(self, images: Iterable[int]) -> None:
-        """Their pixels are the encoder's, or there are none: turns may be over."""
-        self._batcher.turns.taken(images)
-        self._changed()
+    # All stages
 
     def _finish(self, outcomes: Mapping[int, Outcome]) -> None:
-        for message in self._batcher.finish(outcomes):
+        """Forward the requests that these outcomes complete or abort."""
+        for message in self._queue.finish(outcomes):
             self._emit(message)
         self.num_finished += 1
-        self._metrics.add("mm_images_failed", len(outcomes) - _count(outcomes, "encoded"))
-        self._changed()
+        self._metrics.add("mm_images_failed", len(outcomes) - _count_encoded(outcomes))
+        self._on_change()
 
-    def _changed(self) -> None:
-        """Whatever happened: there may be a turn to ask for, to begin, or to give back."""
-        for held in self._asking:
-            if not self._batcher.holds(held):
-                self._turns.end(held.turn)
-        for future, batch in self._line.items():
-            # None of it is done, so what nobody wants is still known to the batcher.
-            if not future.done() and not self._batcher.wanted(batch.images) and future.cancel():
-                self._batcher.withdraw(batch.images)
-        for name in self._batcher.turns.ended():
-            self._turns.end(name)
-        self._turn_came.set()
-        self._pixels_came.set()
-        self._metrics.add("mm_encoder_requests_waiting", len(self._batcher))
-        self._arrived.set()
+    def _on_change(self) -> None:
+        """After any change of the queue: give back permits, cancel work without waiters, wake all stages."""
+        for pending in self._asking:
+            if not self._queue.is_pending(pending):
+                self._permits.end(pending.permit_name)
+        for future, batch in self._decoding.items():
+            # Images of a future that is not done are still in the queue, so has_waiters may be asked.
+            if not future.done() and not self._queue.has_waiters(batch.images) and future.cancel():
+                self._queue.cancel(batch.images)
+        for permit_name in self._queue.permits.ended():
+            self._permits.end(permit_name)
+        self._wake_decode.set()
+        self._wake_encode.set()
+        self._metrics.add("mm_encoder_requests_waiting", len(self._queue))
+        self._wake_permits.set()
 
 
-def _has_begun(future: Future[DecodedBatch]) -> bool:
+def _has_started(future: Future[DecodedBatch]) -> bool:
     return future.running() or future.done()
 
 
-def _count(outcomes: Mapping[int, Outcome], state: str) -> int:
-    return sum(outcome.state == state for outcome in outcomes.values())
+def _count_encoded(outcomes: Mapping[int, Outcome]) -> int:
+    return sum(outcome.state == "encoded" for outcome in outcomes.values())

@@ -1,4 +1,4 @@
-"""The visual server: images of many requests through the vision tower, rows into the arena, requests to the router."""
+"""The visual server process: loads the vision tower, connects the pipeline's sockets and runs it until SIGTERM."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from mmserve.visualserver.pipeline import Pipeline
 
 _MAX_DECODE_THREADS = 8
 _NICENESS = 4
-"""On a CPU the ranks compute on the same cores: answers being written go before images yet to be seen."""
+"""Lowers the priority on a CPU, where ranks compute on the same cores: decoding text goes before encoding images."""
 _BATCH_IMAGES = {"cpu": 2, "cuda": 16}
-"""From how many on more do not make it faster: docs/performance.md. On a CPU each costs tens of MiB."""
+"""By device. Larger batches are not faster (docs/performance.md), and on a CPU each image costs tens of MiB."""
 logger = logging.getLogger(__name__)
 
 
@@ -43,17 +43,17 @@ def run(process: Process) -> None:
     deployment = process.deployment
     if deployment.device == "cpu":
         os.nice(_NICENESS)
-    towers = BusyCores(process.endpoints.taken_cores("visualserver"), deployment.config.visual_workers)
-    towers.none(process.index)
+    busy_towers = BusyCores(process.endpoints.busy_cores("visualserver"), deployment.config.visual_workers)
+    busy_towers.clear(process.index)
     use_threads(_threads(deployment))
     with memory_allocator.loading():
         tower = _load_tower(process)
     memory.take_for_images(deployment, _batch_images(deployment))
-    serve(process, _sharing_cores(tower, process, towers))
+    serve(process, _sharing_cores(tower, process, busy_towers))
 
 
 def serve(process: Process, tower: Tower) -> None:
-    """Serve with this tower until SIGTERM, or until Stop is raised before the event loop has it."""
+    """Serve with this tower until SIGTERM. A SIGTERM before the event loop handles it raises Stop."""
     cache = connect(process.endpoints, process.name, batched=process.deployment.config.enable_concurrent_alloc)
     decode_threads = min(_MAX_DECODE_THREADS, _threads(process.deployment))
     with ThreadPoolExecutor(decode_threads, "pixels") as pool:
@@ -63,25 +63,25 @@ def serve(process: Process, tower: Tower) -> None:
             cache.close()
 
 
-def _sharing_cores(tower: Tower, process: Process, towers: BusyCores) -> Tower:
-    """It is left its share of the cores while it computes; with the kernels, all of them while no rank does."""
+def _sharing_cores(tower: Tower, process: Process, busy_towers: BusyCores) -> Tower:
+    """The tower, announcing to ranks the cores on which it computes. The CPU kernels also use cores of idle ranks."""
     deployment = process.deployment
     share = _threads(deployment)
     if deployment.device == "cpu" and kernels.usable(torch.empty(0, dtype=DTYPES[deployment.dtype])):
         torch.set_num_threads(1)
         kernels.set_threads(deployment.cpu_threads // deployment.config.visual_workers)
-        ranks = BusyCores(process.endpoints.taken_cores("model_backend"), deployment.config.tp)
-        kernels.leave(ranks.numbers, least=share)
+        busy_ranks = BusyCores(process.endpoints.busy_cores("model_backend"), deployment.config.tp)
+        kernels.leave(busy_ranks.counts, least=share)
 
     def compute(pixels: torch.Tensor) -> torch.Tensor:
-        with towers.taken(process.index, share):
+        with busy_towers.computing(process.index, share):
             return tower(pixels)
 
     return compute
 
 
 def _threads(deployment: Deployment) -> int:
-    """Half of what the ranks have, who compute at the same time, for all visual servers together."""
+    """Threads of one visual server. All of them together have half as many as the ranks, which compute meanwhile."""
     return max(1, deployment.cpu_threads // (2 * deployment.config.visual_workers))
 
 
@@ -114,8 +114,8 @@ async def _serve(process: Process, tower: Tower, cache: MediaCacheClient, pool: 
         stopping.cancel()
         await asyncio.gather(loops, stopping, return_exceptions=True)
         pipeline.close()
-        for link in (inbox, router, metrics):
-            link.close()
+        for socket in (inbox, router, metrics):
+            socket.close()
 
 
 def _pipeline(
@@ -153,13 +153,13 @@ async def _receive(inbox: AsyncReceiver[EngineInbound], pipeline: Pipeline) -> N
 
 
 async def _beat(process: Process, pipeline: Pipeline, metrics: MetricsClient) -> None:
-    """Heartbeats from the loop that serves; they show progress only when batches get through."""
-    pulse, seen = HeartbeatSender(process.endpoints, process.name), 0
+    """Send heartbeats from the serving event loop. They report progress only when batches are finished."""
+    heartbeats, num_seen = HeartbeatSender(process.endpoints, process.name), 0
     try:
         while True:
-            pulse.beat(busy=pipeline.busy, progressed=pipeline.num_finished > seen)
-            seen = pipeline.num_finished
+            heartbeats.beat(busy=pipeline.busy, progressed=pipeline.num_finished > num_seen)
+            num_seen = pipeline.num_finished
             metrics.flush()
             await asyncio.sleep(INTERVAL_S / 2)
     finally:
-        pulse.close()
+        heartbeats.close()

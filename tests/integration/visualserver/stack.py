@@ -1,4 +1,4 @@
-"""A visual server with a fake tower between a real cache server and a pretended router, in one event loop."""
+"""A visual server with a fake or real tower, a real cache server and the test as router, in one event loop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PIXELS_NBYTES = 1 << 20
 
 
 class FakeTower:
-    """Rows that carry the mean of the picture. Waits while ``gate`` is closed; counts what it is given."""
+    """Returns rows filled with the mean of the picture. Blocks while ``gate`` is cleared; records batch sizes."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -53,7 +53,7 @@ class FakeTower:
 
 @dataclass
 class Stack:
-    """What a test talks to: it is the HTTP worker and the router."""
+    """The server under test. The test plays the HTTP worker and the router."""
 
     process: Process
     tower: FakeTower
@@ -102,7 +102,7 @@ class Stack:
         return self.sent[name]
 
     def send(self, name: str, *pictures: bytes) -> GenerateRequest:
-        """``request``, and off to the visual server."""
+        """``request``, then send it to the visual server."""
         request = self.request(name, *pictures)
         self.visual.send(request)
         return request
@@ -118,7 +118,7 @@ class Stack:
         raise AssertionError("unreachable")
 
     async def encoding(self) -> None:
-        """Returns once the tower is at work."""
+        """Wait until the tower is computing."""
         assert await asyncio.to_thread(self.tower.entered.wait, TIMEOUT_S)
         self.tower.entered.clear()
 
@@ -129,7 +129,7 @@ class Stack:
 
 @asynccontextmanager
 async def _running(tmp_path: Path, model: ModelSpec | None, **config: object) -> AsyncIterator[Stack]:
-    """A fake tower, or the real one of ``model``."""
+    """With the real tower of ``model`` if given, else a fake one."""
     arena, tower = Arena.create(1 << 20), FakeTower()
     fake_model = model_spec(write_preprocessor(tmp_path), hidden_size=HIDDEN)
     process = fake_process("visualserver", tmp_path, arena, model or fake_model, **config)
@@ -139,14 +139,14 @@ async def _running(tmp_path: Path, model: ModelSpec | None, **config: object) ->
         stack.callback(arena.close)
         cache = stack.enter_context(ExitStack())
         deployment = process.deployment
-        turns = DecodePermits(deployment.config.max_mm_preprocess_concurrency, deployment.budgets.pixel_nbytes)
-        table = cache.enter_context(serving_cache(endpoints, arena, turns))
+        permits = DecodePermits(deployment.config.max_mm_preprocess_concurrency, deployment.budgets.pixel_nbytes)
+        table = cache.enter_context(serving_cache(endpoints, arena, permits))
         clients = [connect(endpoints, owner, batched=batched, patience_s=0.1) for owner in ("http-2", process.name)]
         router: AsyncReceiver[EngineInbound] = AsyncReceiver(endpoints.router, EngineInbound)
         metrics: Receiver[MetricBatch] = Receiver(endpoints.metrics, MetricBatch)
         visual: Sender[EngineInbound] = Sender(endpoints.visual(0), EngineInbound)
-        for link in (router, metrics, visual, *clients):
-            stack.callback(link.close)
+        for socket in (router, metrics, visual, *clients):
+            stack.callback(socket.close)
         pool = stack.enter_context(ThreadPoolExecutor(2))
         server = asyncio.create_task(_serve(process, load_tower(process) if model else tower, clients[1], pool))
         try:

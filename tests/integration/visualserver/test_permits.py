@@ -1,4 +1,4 @@
-"""DecodePermits at decoding, from the visual server's side: who decodes now, and when that is over."""
+"""Decode permits as the visual server uses them: limits, order, promises, timeouts, and when permits end."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.fakes.media import png
 from tests.integration.visualserver.stack import PIXELS_NBYTES, TIMEOUT_S, Stack, play
 
 
-class HeldDecoder:
-    """Decoding waits while ``gate`` is closed."""
+class BlockedDecoder:
+    """Makes image decoding block until ``gate`` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gate, self.entered = threading.Event(), threading.Event()
@@ -35,8 +35,8 @@ class HeldDecoder:
 
         monkeypatch.setattr(LlavaProcessor, "pixels", pixels)
 
-    async def holds(self, stack: Stack, request_id: str) -> None:
-        """A request with a picture, sent now and held here."""
+    async def block(self, stack: Stack, request_id: str) -> None:
+        """Send a request with one picture and wait until its decoding is blocked."""
         stack.send(request_id, png(0))
         assert await asyncio.to_thread(self.entered.wait, TIMEOUT_S)
 
@@ -46,33 +46,33 @@ async def _abort(stack: Stack, request_id: str) -> None:
     assert isinstance((await stack.received(1))[request_id], AbortRequest)
 
 
-async def _held(stack: Stack, turns: int, waiting: int) -> None:
-    """Until the cache server counts so many."""
+async def _until_permits(stack: Stack, granted: int, waiting: int) -> None:
+    """Wait until the cache server counts this many permits."""
 
-    def as_said() -> bool:
+    def reached() -> bool:
         snapshot = stack.table.snapshot()
-        return (snapshot.num_turns, snapshot.num_turns_waiting) == (turns, waiting)
+        return (snapshot.num_turns, snapshot.num_turns_waiting) == (granted, waiting)
 
-    await asyncio.to_thread(until, as_said)
+    await asyncio.to_thread(until, reached)
 
 
-@pytest.mark.parametrize("gate", [1, 2])
-def test_no_more_requests_decode_at_once_than_the_gate_lets(tmp_path: Path, gate: int) -> None:
+@pytest.mark.parametrize("limit", [1, 2])
+def test_requests_that_decode_at_once_are_limited_in_number(tmp_path: Path, limit: int) -> None:
     async def scenario(stack: Stack) -> None:
         for number in range(12):
             stack.send(f"r{number}", png(number), png(100 + number))
         assert await stack.received(12) == stack.sent
-        assert max(stack.tower.batches) <= 2 * gate
-        await _held(stack, 0, 0)
+        assert max(stack.tower.batches) <= 2 * limit
+        await _until_permits(stack, 0, 0)
         snapshot = stack.table.snapshot()
-        assert snapshot.max_turns == gate
+        assert snapshot.max_turns == limit
         assert snapshot.budgets["pixels"].used_nbytes == 0
-        assert snapshot.budgets["pixels"].peak_nbytes <= gate * 2 * PIXELS_NBYTES
+        assert snapshot.budgets["pixels"].peak_nbytes <= limit * 2 * PIXELS_NBYTES
 
-    play(tmp_path, scenario, max_mm_preprocess_concurrency=gate)
+    play(tmp_path, scenario, max_mm_preprocess_concurrency=limit)
 
 
-def test_bytes_alone_bound_decoding_too(tmp_path: Path) -> None:
+def test_requests_that_decode_at_once_are_limited_in_bytes(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
         for number in range(8):
             stack.send(f"r{number}", png(number), png(100 + number))
@@ -83,39 +83,41 @@ def test_bytes_alone_bound_decoding_too(tmp_path: Path) -> None:
     play(tmp_path, scenario, pixel_budget_mb=5)
 
 
-def test_a_request_with_more_images_than_a_batch_is_not_in_its_own_way(tmp_path: Path) -> None:
+def test_a_request_with_more_images_than_a_batch_completes_under_one_permit(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
         stack.send("many", *(png(number) for number in range(7)))
         stack.send("another", png(50))
         assert await stack.received(2) == stack.sent
-        await _held(stack, 0, 0)
+        await _until_permits(stack, 0, 0)
 
     play(tmp_path, scenario, max_mm_preprocess_concurrency=1, visual_batch_size=2)
 
 
-def test_a_turn_ends_when_the_encoder_has_the_pixels_not_when_it_is_done(tmp_path: Path) -> None:
+def test_a_permit_ends_when_the_encoder_has_the_pixels_not_when_they_are_encoded(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
         stack.tower.gate.clear()
         stack.send("first", png(0))
         await stack.encoding()
-        await _held(stack, 0, 0)
+        await _until_permits(stack, 0, 0)
         stack.send("second", png(1))
         stack.send("third", png(2))
-        await _held(stack, 1, 1)  # second is decoded and waits for the encoder
+        await _until_permits(stack, 1, 1)  # second is decoded and waits for the encoder
         stack.tower.gate.set()
         assert await stack.received(3) == stack.sent
 
     play(tmp_path, scenario, max_mm_preprocess_concurrency=1, visual_batch_size=1)
 
 
-def test_those_who_wait_for_a_single_turn_are_encoded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = HeldDecoder(monkeypatch)
+def test_requests_that_wait_for_a_single_permit_are_encoded_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = BlockedDecoder(monkeypatch)
 
     async def scenario(stack: Stack) -> None:
-        await decoder.holds(stack, "first")
+        await decoder.block(stack, "first")
         for number in range(1, 9):
             stack.send(f"r{number}", png(number))
-        await _held(stack, 1, 3)  # one follows, two more have asked
+        await _until_permits(stack, 1, 3)  # one is promised, two more have asked
         decoder.gate.set()
         assert await stack.received(9) == stack.sent
         assert stack.table.snapshot().max_turns == 1
@@ -125,85 +127,87 @@ def test_those_who_wait_for_a_single_turn_are_encoded_together(tmp_path: Path, m
     play(tmp_path, scenario, max_mm_preprocess_concurrency=1, visual_batch_size=2)
 
 
-def test_nobody_is_kept_for_one_who_does_not_fit_or_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = HeldDecoder(monkeypatch)
+def test_the_encoder_does_not_wait_for_a_batch_that_does_not_fit_or_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = BlockedDecoder(monkeypatch)
 
     async def scenario(stack: Stack) -> None:
-        await decoder.holds(stack, "first")
+        await decoder.block(stack, "first")
         stack.send("pair", png(1), png(2))
         stack.send("broken", b"no picture")
         stack.send("last", png(3))
-        await _held(stack, 1, 3)
+        await _until_permits(stack, 1, 3)
         decoder.gate.set()
         received = await stack.received(4)
         assert isinstance(received.pop("broken"), AbortRequest)
         assert set(received) == {"first", "pair", "last"}
-        await _held(stack, 0, 0)
+        await _until_permits(stack, 0, 0)
 
     play(tmp_path, scenario, max_mm_preprocess_concurrency=1, visual_batch_size=2)
 
 
-def test_the_next_begins_before_word_of_the_last_ones_end_has_gone_round(
+def test_a_promised_request_starts_before_the_cache_server_hears_of_the_last_permits_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = threading.Event()
+    proceed = threading.Event()
     end_turn = MediaCacheClient.end_turn
 
-    def held_up(client: MediaCacheClient, name: str) -> None:
-        assert told.wait(TIMEOUT_S)
+    def delayed(client: MediaCacheClient, name: str) -> None:
+        assert proceed.wait(TIMEOUT_S)
         end_turn(client, name)
 
-    monkeypatch.setattr(MediaCacheClient, "end_turn", held_up)
-    decoder = HeldDecoder(monkeypatch)
+    monkeypatch.setattr(MediaCacheClient, "end_turn", delayed)
+    decoder = BlockedDecoder(monkeypatch)
 
     async def scenario(stack: Stack) -> None:
-        await decoder.holds(stack, "first")
+        await decoder.block(stack, "first")
         stack.send("second", png(1))
-        await _held(stack, 1, 1)
+        await _until_permits(stack, 1, 1)
         decoder.gate.set()
         assert await stack.received(2) == stack.sent
-        told.set()
-        await _held(stack, 0, 0)
+        proceed.set()
+        await _until_permits(stack, 0, 0)
         assert stack.table.snapshot().max_turns == 1
 
     play(tmp_path, scenario, max_mm_preprocess_concurrency=1)
 
 
-def test_an_aborted_request_keeps_its_turn_until_its_decoding_thread_returns(
+def test_an_aborted_request_keeps_its_permit_until_its_decoding_thread_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder = HeldDecoder(monkeypatch)
+    decoder = BlockedDecoder(monkeypatch)
 
     async def scenario(stack: Stack) -> None:
-        await decoder.holds(stack, "gone")
+        await decoder.block(stack, "gone")
         await _abort(stack, "gone")
         stack.send("next", png(1))
-        await _held(stack, 1, 1)
+        await _until_permits(stack, 1, 1)
         decoder.gate.set()
         assert set(await stack.received(1)) == {"next"}
-        await _held(stack, 0, 0)
+        await _until_permits(stack, 0, 0)
 
     play(tmp_path, scenario, max_mm_preprocess_concurrency=1)
 
 
-def test_who_is_aborted_while_waiting_for_a_turn_leaves_the_line(
+def test_a_request_aborted_while_waiting_for_a_permit_leaves_the_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder = HeldDecoder(monkeypatch)
+    decoder = BlockedDecoder(monkeypatch)
 
     async def scenario(stack: Stack) -> None:
-        await decoder.holds(stack, "first")
+        await decoder.block(stack, "first")
         stack.send("gone", png(1))
-        await _held(stack, 1, 1)
+        await _until_permits(stack, 1, 1)
         await _abort(stack, "gone")
-        await _held(stack, 1, 0)
+        await _until_permits(stack, 1, 0)
         decoder.gate.set()
         assert set(await stack.received(1)) == {"first"}
 
     play(tmp_path, scenario, max_mm_preprocess_concurrency=1)
 
 
-def test_a_picture_whose_decoding_fails_gives_its_turn_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_whose_decoding_fails_gives_its_permit_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(processor: LlavaProcessor, data: bytes) -> Pixels:
         raise RuntimeError("a bug in a decoder")
 
@@ -216,16 +220,16 @@ def test_a_picture_whose_decoding_fails_gives_its_turn_back(tmp_path: Path, monk
         assert {message.reason for message in received.values() if isinstance(message, AbortRequest)} == {
             "internal_error"
         }
-        await _held(stack, 0, 0)
+        await _until_permits(stack, 0, 0)
 
     play(tmp_path, scenario, max_mm_preprocess_concurrency=1)
 
 
 def test_waiting_is_bounded_in_number_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = HeldDecoder(monkeypatch)
+    decoder = BlockedDecoder(monkeypatch)
 
     async def scenario(stack: Stack) -> None:
-        await decoder.holds(stack, "first")
+        await decoder.block(stack, "first")
         for name in ("late", "too many"):
             stack.send(name, png(len(name)))
         received = await stack.received(2)
@@ -233,12 +237,12 @@ def test_waiting_is_bounded_in_number_and_time(tmp_path: Path, monkeypatch: pyte
         assert reasons == {"late": "queue_timeout", "too many": "queue_full"}
         decoder.gate.set()
         assert set(await stack.received(1)) == {"first"}
-        await _held(stack, 0, 0)
+        await _until_permits(stack, 0, 0)
 
     play(tmp_path, scenario, max_mm_preprocess_concurrency=1, max_queued_mm_requests=2, mm_queue_timeout=0.3)
 
 
-def test_decoded_pixels_are_let_go_when_the_encoder_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoded_pixels_are_freed_when_the_encoder_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[weakref.ref[Pixels]] = []
     original = LlavaProcessor.pixels
 
@@ -253,7 +257,7 @@ def test_decoded_pixels_are_let_go_when_the_encoder_has_them(tmp_path: Path, mon
         stack.tower.gate.clear()
         stack.send("r", png(0), png(1))
         await stack.encoding()
-        await _held(stack, 0, 0)
+        await _until_permits(stack, 0, 0)
         gc.collect()
         assert [reference() for reference in decoded] == [None, None]
         stack.tower.gate.set()
@@ -262,23 +266,25 @@ def test_decoded_pixels_are_let_go_when_the_encoder_has_them(tmp_path: Path, mon
     play(tmp_path, scenario)
 
 
-def test_a_server_that_ends_waits_for_no_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = HeldDecoder(monkeypatch)
+def test_a_server_that_stops_gives_back_permits_that_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = BlockedDecoder(monkeypatch)
 
     async def scenario(stack: Stack) -> None:
-        await decoder.holds(stack, "first")
+        await decoder.block(stack, "first")
         stack.send("second", png(1))
         stack.send("third", png(2))
-        await _held(stack, 1, 2)
+        await _until_permits(stack, 1, 2)
         stack.server.cancel()
         await asyncio.gather(stack.server, return_exceptions=True)
-        await _held(stack, 1, 1)  # second's turn is bound to first's, third asked
+        await _until_permits(stack, 1, 1)  # second was promised first's permit, third had asked
         decoder.gate.set()
 
     play(tmp_path, scenario, max_mm_preprocess_concurrency=1)
 
 
-def test_a_server_that_ends_waits_for_no_hand_over(tmp_path: Path) -> None:
+def test_a_server_that_stops_does_not_wait_for_room_in_the_encoder(tmp_path: Path) -> None:
     def decoding_threads() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
 
@@ -287,7 +293,7 @@ def test_a_server_that_ends_waits_for_no_hand_over(tmp_path: Path) -> None:
         stack.send("first", png(0))
         await stack.encoding()
         stack.send("second", png(1))
-        await _held(stack, 1, 0)
+        await _until_permits(stack, 1, 0)
         assert decoding_threads()
         stack.server.cancel()
         await asyncio.gather(stack.server, return_exceptions=True)
@@ -297,22 +303,22 @@ def test_a_server_that_ends_waits_for_no_hand_over(tmp_path: Path) -> None:
     play(tmp_path, scenario, visual_batch_size=1)
 
 
-def test_busy_is_who_computes_not_who_waits_for_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that is busy and gets nowhere counts as stuck; a turn may take minutes to come."""
+def test_a_server_that_waits_for_a_permit_is_not_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy process without progress counts as stuck, and waiting for a permit may take minutes."""
     pipelines: list[Pipeline] = []
     run = Pipeline.run
 
-    async def seen(pipeline: Pipeline) -> None:
+    async def recorded(pipeline: Pipeline) -> None:
         pipelines.append(pipeline)
         await run(pipeline)
 
-    monkeypatch.setattr(Pipeline, "run", seen)
+    monkeypatch.setattr(Pipeline, "run", recorded)
 
     async def scenario(stack: Stack) -> None:
         assert stack.client.begin_turns([PermitRequest("another's", 1, 0.0)], wait_s=5).come == ("another's",)
         stack.tower.gate.clear()
         stack.send("r", png(0))
-        await _held(stack, 1, 1)
+        await _until_permits(stack, 1, 1)
         (pipeline,) = pipelines
         assert not pipeline.busy
         stack.client.end_turn("another's")

@@ -19,7 +19,7 @@ from tests.integration.visualserver.stack import Stack, play
 
 
 @pytest.mark.parametrize("batched", [False, True], ids=["v1", "v2"])
-def test_requests_go_on_unchanged_with_their_rows_in_the_arena(tmp_path: Path, batched: bool) -> None:
+def test_requests_are_forwarded_unchanged_with_their_rows_in_the_arena(tmp_path: Path, batched: bool) -> None:
     async def scenario(stack: Stack) -> None:
         requests = [stack.send(f"r{n}", png(n), png(n + 100)) for n in range(6)]
         received = await stack.received(6)
@@ -31,7 +31,7 @@ def test_requests_go_on_unchanged_with_their_rows_in_the_arena(tmp_path: Path, b
     play(tmp_path, scenario, enable_concurrent_alloc=batched)
 
 
-def test_images_that_arrive_while_the_tower_works_are_batched_across_requests(tmp_path: Path) -> None:
+def test_images_that_arrive_while_the_tower_computes_are_batched_across_requests(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
         stack.tower.gate.clear()
         stack.send("first", png(0))
@@ -60,7 +60,7 @@ def test_the_same_picture_from_32_requests_is_encoded_once(tmp_path: Path) -> No
     play(tmp_path, scenario)
 
 
-def test_a_broken_picture_ends_only_its_own_request(tmp_path: Path) -> None:
+def test_a_broken_picture_aborts_only_its_own_request(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
         stack.send("good", png(1))
         stack.send("bad", png(2), truncated(png(3)))
@@ -76,7 +76,7 @@ def test_a_broken_picture_ends_only_its_own_request(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_an_abort_gets_through_while_the_tower_works(tmp_path: Path) -> None:
+def test_an_abort_is_forwarded_while_the_tower_computes(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
         stack.tower.gate.clear()
         stack.send("encoding", png(1))
@@ -93,7 +93,7 @@ def test_an_abort_gets_through_while_the_tower_works(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_bytes_that_are_not_there_are_lost_not_an_error(tmp_path: Path) -> None:
+def test_an_image_whose_bytes_were_evicted_is_reported_as_lost(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
         request = stack.request("r", png(1))
         stack.client.release("r")
@@ -107,7 +107,7 @@ def test_bytes_that_are_not_there_are_lost_not_an_error(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_a_cache_server_restart_while_encoding_loses_images_and_writes_nowhere(tmp_path: Path) -> None:
+def test_a_cache_server_restart_while_encoding_loses_images_and_corrupts_none(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
         stack.tower.gate.clear()
         stack.send("r", png(1))
@@ -138,14 +138,14 @@ def test_without_a_cache_server_images_are_lost(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_metrics_tell_every_stage(tmp_path: Path) -> None:
+def test_metrics_cover_every_stage(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
         stack.send("good", png(1), png(2))
         stack.send("bad", truncated(png(3)))
         await stack.received(2)
         seen: dict[str, float] = {}
 
-        def all_there() -> bool:
+        def all_seen() -> bool:
             for batch in stack.metrics.drain(block=False):
                 for sample in batch.samples:
                     assert len(sample.labels) == len(METRICS[sample.name].labels)
@@ -156,7 +156,7 @@ def test_metrics_tell_every_stage(tmp_path: Path) -> None:
             copied = seen.get("mm_copied_bytes") == rows_nbytes
             return wanted <= set(seen) and counted and copied and seen.get("mm_encode_batch_size") == 2
 
-        await asyncio.to_thread(until, all_there)
+        await asyncio.to_thread(until, all_seen)
 
     play(tmp_path, scenario)
 

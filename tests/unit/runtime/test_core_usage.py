@@ -1,4 +1,4 @@
-"""Who computes says so, and all that map the file see it."""
+"""Counts of busy cores are seen by every process that maps the file, and are reset after use."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import pytest
 from mmserve.runtime.core_usage import BusyCores
 
 
-def test_what_one_takes_others_see(tmp_path: Path) -> None:
-    rank, tower = (BusyCores(tmp_path / "taken-cores", 2) for _ in range(2))
-    with tower.taken(1, 4):
-        assert list(rank.numbers) == [0, 4]
-    assert list(rank.numbers) == [0, 0]
+def test_a_count_is_seen_by_other_processes_while_computing(tmp_path: Path) -> None:
+    rank, visual_server = (BusyCores(tmp_path / "cores", 2) for _ in range(2))
+    with visual_server.computing(1, 4):
+        assert list(rank.counts) == [0, 4]
+    assert list(rank.counts) == [0, 0]
 
 
-def test_a_failure_gives_them_back(tmp_path: Path) -> None:
-    cores = BusyCores(tmp_path / "taken-cores", 1)
-    with pytest.raises(RuntimeError), cores.taken(0, 2):
+def test_an_error_resets_the_count(tmp_path: Path) -> None:
+    cores = BusyCores(tmp_path / "cores", 1)
+    with pytest.raises(RuntimeError), cores.computing(0, 2):
         raise RuntimeError("out of memory")
-    assert list(cores.numbers) == [0]
+    assert list(cores.counts) == [0]
 
 
-def test_what_a_killed_one_left_is_gone_with_its_successor(tmp_path: Path) -> None:
-    rank, killed = (BusyCores(tmp_path / "taken-cores", 1) for _ in range(2))
-    killed.taken(0, 2).__enter__()
-    BusyCores(tmp_path / "taken-cores", 1).none(0)
-    assert list(rank.numbers) == [0]
+def test_a_restarted_process_clears_the_count_of_its_killed_predecessor(tmp_path: Path) -> None:
+    rank, killed = (BusyCores(tmp_path / "cores", 1) for _ in range(2))
+    killed.computing(0, 2).__enter__()
+    BusyCores(tmp_path / "cores", 1).clear(0)
+    assert list(rank.counts) == [0]

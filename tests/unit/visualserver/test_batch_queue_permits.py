@@ -1,4 +1,4 @@
-"""Requests that share images: whatever happens to them, no image is claimed twice, decoded twice at once, or lost."""
+"""Requests that share images: each image is counted under one permit, decoded once at a time, and never lost."""
 
 from __future__ import annotations
 
@@ -8,62 +8,64 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.messages.request import EngineInbound, GenerateRequest
-from mmserve.visualserver.batch_queue import ENCODED, BatchQueue, Claim, PendingRequest, item_ids
-from tests.unit.visualserver.test_batch_queue import PIXELS_NBYTES, _begin, _ids, _request
+from mmserve.visualserver.batch_queue import ENCODED, BatchQueue, PendingRequest, PermitCandidate, item_ids
+from tests.unit.visualserver.test_batch_queue import PIXELS_NBYTES, _grant_all, _ids, _request
 
 
-def _add(batcher: BatchQueue, **items: tuple[int, ...]) -> None:
-    for name, of_it in items.items():
-        assert batcher.add(_request(name, *of_it), 0.0) == []
+def _add(queue: BatchQueue, **items: tuple[int, ...]) -> None:
+    for name, ids in items.items():
+        assert queue.add(_request(name, *ids), 0.0) == []
 
 
-def _claims(batcher: BatchQueue) -> list[tuple[str, int]]:
-    """(request, number of images) of each."""
-    return [(claim.held.request.id, claim.nbytes // PIXELS_NBYTES) for claim in batcher.claims()]
+def _candidates(queue: BatchQueue) -> list[tuple[str, int]]:
+    """(request id, number of images) of each candidate."""
+    return [
+        (candidate.pending.request.id, candidate.nbytes // PIXELS_NBYTES) for candidate in queue.permit_candidates()
+    ]
 
 
-def test_an_image_that_several_wait_for_is_claimed_by_the_first_of_them() -> None:
-    batcher = BatchQueue(8)
-    _add(batcher, a=(1,), b=(1, 2), c=(3,), d=(1,))
-    assert _claims(batcher) == [("a", 1), ("c", 1)]
-    batcher.drop("a")
-    assert _claims(batcher) == [("b", 2), ("c", 1)]
-    assert _begin(batcher) == ["b", "c"]
-    assert _ids(batcher.next_batch()) == [1, 2, 3]
+def test_of_requests_that_share_an_image_only_the_first_is_a_candidate() -> None:
+    queue = BatchQueue(8)
+    _add(queue, a=(1,), b=(1, 2), c=(3,), d=(1,))
+    assert _candidates(queue) == [("a", 1), ("c", 1)]
+    queue.drop("a")
+    assert _candidates(queue) == [("b", 2), ("c", 1)]
+    assert _grant_all(queue) == ["b", "c"]
+    assert _ids(queue.next_batch()) == [1, 2, 3]
 
 
-def test_who_shares_an_image_claims_its_others_once_that_has_begun() -> None:
-    batcher = BatchQueue(max_images=2)
-    _add(batcher, a=(1, 2, 3), b=(3, 4))
-    assert _begin(batcher) == ["a"]
-    assert _ids(batcher.next_batch()) == [1, 2]
-    assert _claims(batcher) == [], "the third image is to be decoded in the turn that is on"
-    assert _ids(batcher.next_batch()) == [3]
-    assert _claims(batcher) == [("b", 1)]
+def test_a_request_is_a_candidate_once_its_shared_image_has_started() -> None:
+    queue = BatchQueue(max_images=2)
+    _add(queue, a=(1, 2, 3), b=(3, 4))
+    assert _grant_all(queue) == ["a"]
+    assert _ids(queue.next_batch()) == [1, 2]
+    assert _candidates(queue) == [], "the third image will be decoded under the current permit"
+    assert _ids(queue.next_batch()) == [3]
+    assert _candidates(queue) == [("b", 1)]
 
 
-def test_who_follows_has_claimed_its_images() -> None:
-    batcher = BatchQueue(8)
-    _add(batcher, a=(1,), b=(2,), c=(2,))
-    first, second = batcher.claims()
-    batcher.begin(first.held)
-    batcher.follow(second.held)
-    assert _claims(batcher) == []
-    batcher.drop("b")
-    assert _claims(batcher) == [("c", 1)]
+def test_images_of_a_promised_request_are_covered_by_its_permit() -> None:
+    queue = BatchQueue(8)
+    _add(queue, a=(1,), b=(2,), c=(2,))
+    first, second = queue.permit_candidates()
+    queue.grant(first.pending)
+    queue.promise(second.pending)
+    assert _candidates(queue) == []
+    queue.drop("b")
+    assert _candidates(queue) == [("c", 1)]
 
 
-class Play:
-    """A batcher, and what its pipeline does to it at random moments."""
+class RandomPipeline:
+    """A queue and random calls as the pipeline makes them."""
 
     def __init__(self, seed: int) -> None:
-        self.draw = random.Random(seed)
-        self.batcher = BatchQueue(self.draw.randint(1, 3))
-        self.waiting: dict[str, set[int]] = {}
-        """Request -> its images that are not encoded."""
-        self.claimed: dict[str, set[int]] = {}
-        """Request that has a turn, or follows -> the images that it asked for."""
-        self.asking: list[Claim] = []
+        self.random = random.Random(seed)
+        self.queue = BatchQueue(self.random.randint(1, 3))
+        self.missing: dict[str, set[int]] = {}
+        """Request id -> its images that are not encoded."""
+        self.covered: dict[str, set[int]] = {}
+        """Request id -> images covered by its permit, granted or promised."""
+        self.asking: list[PermitCandidate] = []
         self.decoding: list[tuple[int, ...]] = []
         self.encoding: list[tuple[int, ...]] = []
         self.num_requests = 0
@@ -73,84 +75,84 @@ class Play:
         return {item for batch in self.decoding + self.encoding for item in batch}
 
     def add(self) -> None:
-        name, items = f"r{self.num_requests}", self.draw.sample(range(6), self.draw.randint(1, 3))
+        name, items = f"r{self.num_requests}", self.random.sample(range(6), self.random.randint(1, 3))
         self.num_requests += 1
-        self.waiting[name] = set(items)
-        assert self.batcher.add(_request(name, *items), 0.0) == []
+        self.missing[name] = set(items)
+        assert self.queue.add(_request(name, *items), 0.0) == []
 
     def drop(self) -> None:
-        name = self.draw.choice([*self.waiting, "unknown"])
-        self.batcher.drop(name)
-        self._over(name)
+        name = self.random.choice([*self.missing, "unknown"])
+        self.queue.drop(name)
+        self._forget(name)
 
-    def ask(self) -> None:
+    def request_permits(self) -> None:
         if self.asking:
             return
-        taken = {item for items in self.claimed.values() for item in items} - self.in_flight
-        self.asking = self.batcher.claims()
-        for claim in self.asking:
-            idle = self.waiting[claim.held.request.id] - self.in_flight
+        covered = {item for items in self.covered.values() for item in items} - self.in_flight
+        self.asking = self.queue.permit_candidates()
+        for candidate in self.asking:
+            idle = self.missing[candidate.pending.request.id] - self.in_flight
             assert idle
-            assert claim.nbytes == PIXELS_NBYTES * len(idle)
-            assert not idle & taken, "another request claims it"
-            taken |= idle
+            assert candidate.nbytes == PIXELS_NBYTES * len(idle)
+            assert not idle & covered, "covered by another permit"
+            covered |= idle
 
     def reply(self) -> None:
-        """Some turns come, in order; one may be the next."""
-        come = self.draw.randint(0, len(self.asking))
-        for claim in self.asking[:come]:
-            self._granted(claim.held)
-            self.batcher.begin(claim.held)
-        if self.asking[come:] and self.batcher.following is None:
-            self._granted(self.asking[come].held)
-            self.batcher.follow(self.asking[come].held)
+        """Grant some permits in order, and perhaps promise the next one."""
+        num_granted = self.random.randint(0, len(self.asking))
+        for candidate in self.asking[:num_granted]:
+            self._cover(candidate.pending)
+            self.queue.grant(candidate.pending)
+        if self.asking[num_granted:] and self.queue.promised is None:
+            self._cover(self.asking[num_granted].pending)
+            self.queue.promise(self.asking[num_granted].pending)
         self.asking = []
 
     def decode(self) -> None:
-        batch = self.batcher.next_batch()
+        batch = self.queue.next_batch()
         if batch is None:
             return
         images = item_ids(batch.images)
-        assert not self.in_flight & set(images), "it is decoded or encoded already"
+        assert not self.in_flight & set(images), "already in flight"
         for image in images:
-            assert sum(image in items for items in self.claimed.values()) == 1, "counted once, before it is decoded"
+            assert sum(image in items for items in self.covered.values()) == 1, "covered by exactly one permit"
         self.decoding.append(images)
 
-    def take(self) -> None:
+    def hand_to_encoder(self) -> None:
         if self.decoding:
             self.encoding.append(self.decoding.pop(0))
-            self.batcher.turns.taken(self.encoding[-1])
+            self.queue.permits.taken(self.encoding[-1])
 
     def finish(self) -> None:
         if self.encoding:
             encoded = self.encoding.pop(0)
-            for items in (*self.waiting.values(), *self.claimed.values()):
+            for items in (*self.missing.values(), *self.covered.values()):
                 items.difference_update(encoded)
-            self._complete(self.batcher.finish(dict.fromkeys(encoded, ENCODED)))
+            self._complete(self.queue.finish(dict.fromkeys(encoded, ENCODED)))
 
     def _complete(self, sent: list[EngineInbound]) -> None:
-        assert {message.id for message in sent} == {name for name, items in self.waiting.items() if not items}
+        assert {message.id for message in sent} == {name for name, items in self.missing.items() if not items}
         for message in sent:
             assert isinstance(message, GenerateRequest)
-            self._over(message.id)
+            self._forget(message.id)
 
-    def _granted(self, held: PendingRequest) -> None:
-        if self.batcher.holds(held):
-            self.claimed[held.request.id] = self.waiting[held.request.id] - self.in_flight
+    def _cover(self, pending: PendingRequest) -> None:
+        if self.queue.is_pending(pending):
+            self.covered[pending.request.id] = self.missing[pending.request.id] - self.in_flight
 
-    def _over(self, name: str) -> None:
-        self.waiting.pop(name, None)
-        self.claimed.pop(name, None)
+    def _forget(self, name: str) -> None:
+        self.missing.pop(name, None)
+        self.covered.pop(name, None)
 
 
 @given(seed=st.integers(0, 1 << 30))
-def test_no_image_is_claimed_twice_and_none_is_forgotten(seed: int) -> None:
-    play = Play(seed)
-    events = (play.add, play.drop, play.ask, play.reply, play.decode, play.take, play.finish)
+def test_every_image_has_exactly_one_permit_and_every_request_completes(seed: int) -> None:
+    pipeline = RandomPipeline(seed)
+    stages = (pipeline.request_permits, pipeline.reply, pipeline.decode, pipeline.hand_to_encoder, pipeline.finish)
     for _ in range(60):
-        play.draw.choice(events)()
-    for _ in range(20 * play.num_requests):
-        for event in (play.ask, play.reply, play.decode, play.take, play.finish):
-            event()
-    assert not play.waiting, "everybody who stayed has all images"
-    assert len(play.batcher) == 0
+        pipeline.random.choice((pipeline.add, pipeline.drop, *stages))()
+    for _ in range(20 * pipeline.num_requests):
+        for stage in stages:
+            stage()
+    assert not pipeline.missing, "every request that was not dropped is complete"
+    assert len(pipeline.queue) == 0

@@ -1,4 +1,4 @@
-"""While a tower computes, ranks see how many cores it takes."""
+"""Ranks see on how many cores the vision tower computes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from mmserve.visualserver.run import _sharing_cores
 from tests.fakes.media import fake_process, model_spec, write_preprocessor
 
 
-def test_half_of_the_cores_while_it_computes_and_none_before_and_after(tmp_path: Path) -> None:
+def test_the_tower_announces_half_of_the_cores_only_while_it_computes(tmp_path: Path) -> None:
     arena = Arena.create(1 << 14)
     process = fake_process("visualserver", tmp_path, arena, model_spec(write_preprocessor(tmp_path), hidden_size=4))
-    # In bfloat16 the kernels' threads, which this process has for all of its tests, stay as they are.
+    # bfloat16 does not use the CPU kernels, so their thread count, which is global in this process, stays unchanged.
     deployment = msgspec.structs.replace(process.deployment, dtype="bfloat16", cpu_threads=8)
-    path = process.endpoints.taken_cores("visualserver")
+    path = process.endpoints.busy_cores("visualserver")
     rank, seen = BusyCores(path, 1), []
 
     def tower(pixels: torch.Tensor) -> torch.Tensor:
-        seen.extend(rank.numbers)
+        seen.extend(rank.counts)
         return pixels
 
     shared = _sharing_cores(tower, replace(process, deployment=deployment), BusyCores(path, 1))
-    assert list(rank.numbers) == [0]
+    assert list(rank.counts) == [0]
     shared(torch.zeros(1))
-    assert (seen, list(rank.numbers)) == ([4], [0])
+    assert (seen, list(rank.counts)) == ([4], [0])
     arena.close()

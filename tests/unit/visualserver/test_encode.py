@@ -1,4 +1,4 @@
-"""Pixels through a tower, rows into the arena."""
+"""The encoder runs the tower and writes its rows into the arena."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from mmserve.ipc.arena import Arena
 from mmserve.messages.cache import EmbedState
 from mmserve.messages.media import Handle
 from mmserve.runtime.errors import Unavailable
-from mmserve.visualserver.batch_queue import ENCODED, Image, Outcome
+from mmserve.visualserver.batch_queue import ENCODED, INTERNAL, LOST, Image, Outcome
 from mmserve.visualserver.encode import Encoder
-from mmserve.visualserver.image_decode import INTERNAL, LOST, DecodedBatch
+from mmserve.visualserver.image_decode import DecodedBatch
 
 TOKENS, HIDDEN = 3, 4
 
@@ -36,7 +36,7 @@ class _Cache:
 
 
 def _tower(pixels: torch.Tensor) -> torch.Tensor:
-    """Rows full of the image's first value; more than two images, or a 13, are too much."""
+    """Rows filled with the image's first value. Out of memory for more than two images, or for a value of 13."""
     if pixels.shape[0] > 2 or (pixels == 13).any():
         raise torch.OutOfMemoryError("out of memory")
     return pixels[:, :1, :1, :1].reshape(-1, 1, 1).expand(-1, TOKENS, HIDDEN).to(torch.float32)
@@ -59,31 +59,31 @@ def _encoder(arena: Arena, cache: _Cache) -> Encoder:
 
 
 def _encode(encoder: Encoder, decoded: DecodedBatch) -> dict[int, Outcome]:
-    taken = encoder.take(decoded)
-    assert decoded.pixels is None, "the encoder has them now"
-    return encoder.encode([taken]).outcomes
+    batch = encoder.take(decoded)
+    assert decoded.pixels is None, "moved to the encoder"
+    return encoder.encode([batch]).outcomes
 
 
 def _rows(arena: Arena, handle: Handle) -> Any:
     return torch.frombuffer(bytearray(arena.readable(handle)), dtype=torch.bfloat16).tolist()
 
 
-def test_rows_stand_sealed_in_the_arena_in_the_deployments_dtype(arena: Arena) -> None:
+def test_rows_are_written_and_sealed_in_the_deployments_dtype(arena: Arena) -> None:
     cache, decoded = _Cache(), _decoded(5, 6)
     assert _encode(_encoder(arena, cache), decoded) == {5: ENCODED, 6: ENCODED}
     assert [_rows(arena, image.embed) for image in decoded.images] == [[5.0] * 12, [6.0] * 12]
     assert cache.calls == [{5: True, 6: True}]
 
 
-def test_after_a_failed_batch_images_are_tried_one_by_one(arena: Arena) -> None:
+def test_images_of_a_failed_batch_are_encoded_one_by_one(arena: Arena) -> None:
     cache, decoded = _Cache(), _decoded(5, 13, 7)
     assert _encode(_encoder(arena, cache), decoded) == {5: ENCODED, 13: INTERNAL, 7: ENCODED}
     assert _rows(arena, decoded.images[2].embed) == [7.0] * 12
     assert cache.calls == [{5: True, 13: False, 7: True}]
 
 
-def test_an_error_of_the_device_ends_the_process(arena: Arena) -> None:
-    """All that it asks of the device afterwards would fail as well."""
+def test_a_lost_device_ends_the_process(arena: Arena) -> None:
+    """Every later call of the device would fail as well."""
 
     def broken(pixels: torch.Tensor) -> torch.Tensor:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
@@ -94,16 +94,16 @@ def test_an_error_of_the_device_ends_the_process(arena: Arena) -> None:
             _encode(encoder, _decoded(*values))
 
 
-def test_rows_are_copied_once_and_counted_so(arena: Arena) -> None:
+def test_written_bytes_count_each_encoded_row_once(arena: Arena) -> None:
     encoder, decoded = _encoder(arena, _Cache()), _decoded(5, 13, 7)
     assert encoder.encode([encoder.take(decoded)]).written_nbytes == 2 * TOKENS * HIDDEN * 2
 
 
-def test_what_the_cache_server_does_not_take_is_lost(arena: Arena) -> None:
+def test_an_embedding_that_the_cache_server_does_not_accept_is_lost(arena: Arena) -> None:
     assert _encode(_encoder(arena, _Cache(gone=(5,))), _decoded(5, 6)) == {5: LOST, 6: ENCODED}
     assert _encode(_encoder(arena, _Cache(down=True)), _decoded(5, 6)) == {5: LOST, 6: LOST}
 
 
-def test_rows_for_a_handle_from_before_a_restart_are_written_nowhere(arena: Arena) -> None:
+def test_rows_for_a_handle_from_before_a_cache_server_restart_are_lost(arena: Arena) -> None:
     arena.begin_epoch(1 << 60)
     assert _encode(_encoder(arena, _Cache()), _decoded(5)) == {5: LOST}

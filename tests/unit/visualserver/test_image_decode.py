@@ -1,4 +1,4 @@
-"""A batch's images from arena bytes to pixels, each on its own."""
+"""Images of a batch are decoded from the arena independently of each other."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mmserve.ipc.arena import Arena
 from mmserve.messages.cache import EmbedState
 from mmserve.messages.media import Handle
 from mmserve.runtime.errors import MediaError, Unavailable
-from mmserve.visualserver.batch_queue import ENCODED, Image
-from mmserve.visualserver.image_decode import LOST, ImageDecoder
+from mmserve.visualserver.batch_queue import ENCODED, LOST, Image
+from mmserve.visualserver.image_decode import ImageDecoder
 
 
 class _Processor:
-    """Bytes to pixels that carry the first byte; "bad" and "bug" fail."""
+    """Pixels filled with the first byte; the bytes "bad" and "bug" raise."""
 
     def pixels(self, data: bytes) -> np.ndarray[Any, Any]:
         if data == b"bad":
@@ -30,7 +30,7 @@ class _Processor:
 
 
 class _Cache:
-    """Answers from ``states``; a reported failure makes an item gone."""
+    """Answers from ``states``; an item reported as failed is gone."""
 
     def __init__(self, states: dict[int, EmbedState]) -> None:
         self.states = states
@@ -68,7 +68,7 @@ def _decode(arena: Arena, cache: _Cache, images: list[Image], processor: _Proces
         return decoder.decode(images)
 
 
-def test_what_fails_fails_alone(arena: Arena) -> None:
+def test_a_failing_image_does_not_affect_the_others(arena: Arena) -> None:
     images = [_image(arena, n, data) for n, data in enumerate((b"\x05abc", b"bad", b"bug", None, b"\x07"))]
     cache = _Cache({})
     decoded = _decode(arena, cache, images)
@@ -81,8 +81,8 @@ def test_what_fails_fails_alone(arena: Arena) -> None:
     assert sorted(cache.failed) == [1, 2, 3]
 
 
-def test_bytes_are_read_where_they_lie(arena: Arena) -> None:
-    """What the processor is given is the arena's own memory, and cannot be written to."""
+def test_bytes_are_read_in_the_arena_without_a_copy(arena: Arena) -> None:
+    """The processor gets a read-only view of the arena's memory."""
     seen: list[memoryview] = []
     image = _image(arena, 1, b"\x05abc")
 
@@ -99,8 +99,8 @@ def test_bytes_are_read_where_they_lie(arena: Arena) -> None:
 
 
 @pytest.mark.parametrize("ends", ["pixels", "error", "bug"])
-def test_bytes_that_are_replaced_while_they_are_decoded_are_lost(arena: Arena, ends: str) -> None:
-    """Whatever was decoded: pixels of nobody's picture, or an error that is nobody's fault."""
+def test_an_image_overwritten_while_it_is_decoded_is_lost(arena: Arena, ends: str) -> None:
+    """The pixels, or the error, of the overwritten bytes are discarded."""
     image = _image(arena, 1, b"\x05abc")
 
     class Processor(_Processor):
@@ -115,21 +115,21 @@ def test_bytes_that_are_replaced_while_they_are_decoded_are_lost(arena: Arena, e
     assert cache.failed == [1]
 
 
-def test_what_is_ready_or_unknown_is_not_decoded(arena: Arena) -> None:
+def test_an_image_that_is_ready_or_gone_is_not_decoded(arena: Arena) -> None:
     images = [_image(arena, n, b"bad") for n in (1, 2)]
     decoded = _decode(arena, _Cache({1: "ready", 2: "gone"}), images)
     assert decoded.outcomes == {1: ENCODED, 2: LOST}
     assert decoded.seconds == []
 
 
-def test_bytes_that_went_because_another_encoded_them_are_no_loss(arena: Arena) -> None:
+def test_an_image_that_another_server_encoded_meanwhile_counts_as_encoded(arena: Arena) -> None:
     cache = _Cache({})
     images = [_image(arena, 1, None)]
     cache.set_items_embed = lambda item_ids, ok: ("ready",)  # type: ignore[method-assign]
     assert _decode(arena, cache, images).outcomes == {1: ENCODED}
 
 
-def test_without_a_cache_server_all_is_lost(arena: Arena) -> None:
+def test_without_a_cache_server_all_images_are_lost(arena: Arena) -> None:
     cache = _Cache({})
     cache.down = True
     decoded = _decode(arena, cache, [_image(arena, 1, b"\x01"), _image(arena, 2, b"\x02")])
