@@ -38,9 +38,9 @@ class Calls(Protocol):
     def get_items_data(self, request_id: str, item_ids: Sequence[int], wait_s: float) -> Sequence[ItemState]: ...
     def set_items_embed(self, item_ids: Sequence[int], ok: Sequence[bool]) -> Sequence[EmbedState]: ...
     def get_items_embed(self, item_ids: Sequence[int]) -> Sequence[EmbedState]: ...
-    def begin_turns(self, claims: Sequence[PermitRequest], wait_s: float) -> PermitsReply: ...
-    def end_turn(self, name: str) -> None: ...
-    def leaving(self) -> None: ...
+    def acquire_permits(self, requests: Sequence[PermitRequest], wait_s: float) -> PermitsReply: ...
+    def release_permit(self, name: str) -> None: ...
+    def unregister(self) -> None: ...
 
 
 def connect(endpoints: Endpoints, owner: str, *, batched: bool, patience_s: float = PATIENCE_S) -> MediaCacheClient:
@@ -120,21 +120,21 @@ class MediaCacheClient:
         states = dict(zip(unique, self._calls.get_items_embed(unique), strict=True))
         return tuple(states[item_id] for item_id in item_ids)
 
-    def begin_turns(self, claims: Sequence[PermitRequest], *, wait_s: float) -> PermitsReply:
-        """Whose images may be decoded now, whose next? Waits up to wait_s for either; see DecodePermits.
+    def acquire_permits(self, requests: Sequence[PermitRequest], *, wait_s: float) -> PermitsReply:
+        """Ask for permits to decode these requests' images; waits up to wait_s until one is granted or promised.
 
-        What has begun lasts until ``end_turn``, which also ends the waiting for a turn.
+        A permit lasts until ``release_permit``, which also ends the waiting for one. See DecodePermits.
         """
-        return self._calls.begin_turns(claims, wait_s) if claims else PermitsReply()
+        return self._calls.acquire_permits(requests, wait_s) if requests else PermitsReply()
 
-    def end_turn(self, name: str) -> None:
-        """The pixels are the encoder's now, or nobody wants them; twice, or without a turn, is harmless."""
-        self._calls.end_turn(name)
+    def release_permit(self, name: str) -> None:
+        """End a permit, a promise or the waiting for one. Harmless without any."""
+        self._calls.release_permit(name)
 
-    def leave(self) -> None:
-        """Before ``close``: whatever is held now was forgotten, and is counted as a bug."""
+    def unregister(self) -> None:
+        """Call it before ``close``: leases that are left then are counted as leaks."""
         if self._link.connected:
-            self._calls.leaving()
+            self._calls.unregister()
 
     def close(self) -> None:
         """Close the connections; leases that are left end with them."""

@@ -87,9 +87,9 @@ def _report(metrics: MetricsClient, snapshot: Snapshot, arena_nbytes: int, repor
         metrics.add(name, count, *labels)
     metrics.add("mm_arena_bytes", arena_nbytes)
     metrics.add("mm_leases", snapshot.num_leases)
-    metrics.add("mm_decoding", snapshot.num_turns)
-    metrics.add("mm_decoding_peak", snapshot.max_turns)
-    metrics.add("mm_decode_waiting", snapshot.num_turns_waiting)
+    metrics.add("mm_decoding", snapshot.num_permits)
+    metrics.add("mm_decoding_peak", snapshot.peak_permits)
+    metrics.add("mm_decode_waiting", snapshot.num_permits_waiting)
     for form, budget in snapshot.budgets.items():
         metrics.add_budget(form, budget)
     metrics.flush()

@@ -15,7 +15,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mmserve.cache_server.decode_permits import Claim, DecodePermits
+from mmserve.cache_server.decode_permits import DecodePermits, QueuedRequest
 from mmserve.cache_server.entries import Lease
 from mmserve.cache_server.table import MediaTable
 from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, PermitRequest, PermitsReply
@@ -45,10 +45,10 @@ class Snapshot:
     usage: dict[tuple[str, str], tuple[int, int]]
     num_leases: int
     num_waiting: int
-    num_turns: int
-    max_turns: int
-    """Most turns ever held at once."""
-    num_turns_waiting: int
+    num_permits: int
+    peak_permits: int
+    """Most permits ever out at once."""
+    num_permits_waiting: int
     budgets: dict[str, ByteBudget]
     """Form of an image -> as it was then."""
     counters: Counter[tuple[str, ...]]
@@ -58,44 +58,44 @@ class SharedMediaTable:
     """Thread-safe. An owner is alive while one of its connections is."""
 
     def __init__(
-        self, slots: MediaTable, turns: DecodePermits | None = None, clock: Callable[[], float] = time.monotonic
+        self, slots: MediaTable, permits: DecodePermits | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._slots = slots
-        self._turns = turns or DecodePermits(0, sys.maxsize)
+        self._permits = permits or DecodePermits(0, sys.maxsize)
         self._clock = clock
         self._changed = threading.Condition()
         self._queue: deque[_Ticket] = deque()
         """Allocations that wait for space, in order of arrival."""
         self._connections: Counter[str] = Counter()
-        self._leaving: set[str] = set()
+        self._unregistered: set[str] = set()
 
-    def hello(self, owner: str) -> None:
+    def connect(self, owner: str) -> None:
         """A connection of ``owner`` begins."""
         with self._changed:
             self._connections[owner] += 1
 
-    def goodbye(self, owner: str) -> None:
+    def disconnect(self, owner: str) -> None:
         """A connection ends; with the owner's last one all it held is given back."""
         with self._changed:
             self._connections[owner] -= 1
             if self._connections[owner] <= 0:
                 del self._connections[owner]
-                self._turns.drop_owner(owner)
+                self._permits.drop_owner(owner)
                 self._drop_leases(owner)
             self._changed.notify_all()
 
     def _drop_leases(self, owner: str) -> None:
         """When this is a leak, whoever reads the metrics of a server that ends is gone as well: hence the log."""
-        count, leaving = self._slots.drop_owner(owner), owner in self._leaving
-        self._leaving.discard(owner)
-        self._slots.counters["mm_lease_leaks" if leaving else "mm_leases_reclaimed",] += count
-        if leaving and count:
+        count, unregistered = self._slots.drop_owner(owner), owner in self._unregistered
+        self._unregistered.discard(owner)
+        self._slots.counters["mm_lease_leaks" if unregistered else "mm_leases_reclaimed",] += count
+        if unregistered and count:
             logger.error("%s forgot %d leases", owner, count)
 
-    def leaving(self, owner: str) -> None:
-        """The owner is about to end in good order: what it still holds when its connections end, it has forgotten."""
+    def unregister(self, owner: str) -> None:
+        """The owner is about to end in good order: leases that it still has when its connections end are leaks."""
         with self._changed:
-            self._leaving.add(owner)
+            self._unregistered.add(owner)
 
     def alloc(self, lease: Lease, items: Sequence[AllocItem], wait_s: float) -> AllocReply:
         """All or none; waits up to wait_s for space, behind those who came before."""
@@ -178,47 +178,44 @@ class SharedMediaTable:
                 return tuple("gone" for _ in item_ids)
             return self._slots.get_embed(owner, item_ids)
 
-    def begin_turns(self, owner: str, claims: Sequence[PermitRequest], wait_s: float) -> PermitsReply:
-        """Whose of these requests' images may be decoded now, and whose next? Waits up to wait_s until there is
-        something to say. Turns last until ``end_turn`` or the owner's end; an ``end_turn`` meanwhile ends the wait."""
-        leases = {claim.name: Lease(owner, claim.name) for claim in claims}
+    def acquire_permits(self, owner: str, requests: Sequence[PermitRequest], wait_s: float) -> PermitsReply:
+        """Waits up to wait_s until a permit is granted or promised, or none of the requests waits for one any more.
 
-        def attempt() -> PermitsReply | None:
-            come = tuple(name for name, lease in leases.items() if self._turns.has_come(lease))
-            following = next((name for name, lease in leases.items() if self._turns.follows(lease)), "")
-            known = any(self._turns.is_known(lease) for lease in leases.values())
-            return PermitsReply(come=come, following=following) if known else None
-
+        Permits last until ``release_permit`` or the owner's end.
+        """
+        leases = [Lease(owner, request.name) for request in requests]
         with self._changed:
             if owner not in self._connections:
                 return PermitsReply()
-            for claim in claims:
-                self._turns.ask(Claim(claim.arrival_s, leases[claim.name], claim.pixel_nbytes))
-            reply = self._wait(owner, wait_s, attempt, lambda result: result != PermitsReply(), None) or PermitsReply()
-            for name in leases.keys() - {*reply.come, reply.following}:
-                self._turns.end(leases[name])
-            self._changed.notify_all()  # others in line may begin as well
+            for lease, request in zip(leases, requests, strict=True):
+                self._permits.enqueue(QueuedRequest(request.arrival_s, lease, request.pixel_nbytes))
+            answer = self._wait(
+                owner, wait_s, lambda: self._permits.answer(leases), lambda reply: reply is not None, None
+            )
+            reply = answer or PermitsReply()
+            self._permits.release_others(leases, reply)
+            self._changed.notify_all()  # others in the queue may be granted theirs
             return reply
 
-    def end_turn(self, lease: Lease) -> None:
-        """The request's pixels are the encoder's, or it wants none any more. Harmless without a turn."""
+    def release_permit(self, lease: Lease) -> None:
+        """End the request's permit, promise or waiting. Harmless without any."""
         with self._changed:
-            if self._turns.end(lease):
+            if self._permits.release(lease):
                 self._changed.notify_all()
 
     def snapshot(self) -> Snapshot:
         """Takes the lock, so it also proves that the table is not stuck."""
         with self._changed:
             counters, self._slots.counters = self._slots.counters, Counter()
-            turns, claims = self._turns, self._slots.claims
-            budgets = {"data": claims.data, "embeddings": claims.embeds, "pixels": turns.pixels}
+            permits, claims = self._permits, self._slots.claims
+            budgets = {"data": claims.data, "embeddings": claims.embeds, "pixels": permits.pixels}
             return Snapshot(
                 self._slots.usage(),
                 self._slots.num_leases,
                 len(self._queue),
-                turns.num_held,
-                turns.peak,
-                turns.num_waiting,
+                permits.num_granted,
+                permits.peak,
+                permits.num_waiting,
                 {form: copy(budget) for form, budget in budgets.items()},
                 counters,
             )

@@ -15,8 +15,8 @@ EmbedState = Literal["ready", "pending", "gone"]
 """gone: the item is unknown (evicted, failed, or from before a restart)."""
 
 
-class Register(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="hello"):
-    """The first of each connection, and only that: who is calling. What the owner holds ends with its last one."""
+class Register(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="register"):
+    """The first message of each connection, and only the first. An owner's leases end with its last connection."""
 
     owner: str
 
@@ -95,37 +95,37 @@ class GetEmbedRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
 
 
 class PermitRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A request that has images to be decoded, of about so many bytes of pixels."""
+    """A request with images to decode, of about ``pixel_nbytes`` bytes of pixels; ``name``: of its permit."""
 
     name: str
     pixel_nbytes: int
     arrival_s: float
-    """CLOCK_MONOTONIC: turns come in this order."""
+    """CLOCK_MONOTONIC. Permits are granted in this order."""
 
 
-class AcquirePermitsRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="begin_turns"):
-    """Whose images may be decoded now? Waits up to wait_s for the first turns to come."""
+class AcquirePermitsRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="acquire_permits"):
+    """May these requests' images be decoded? Waits up to wait_s until at least one is granted or promised."""
 
-    claims: tuple[PermitRequest, ...]
+    requests: tuple[PermitRequest, ...]
     wait_s: float = 0.0
 
 
-class PermitsReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="turns"):
-    """Names of the turns that have come. ``following``: the one that begins when the caller's only turn ends; its end
-    is still to be told, but nobody is to be asked any more."""
+class PermitsReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="permits"):
+    """Names of the permits granted. ``promised``: granted when the caller's only permit ends: it may start the request
+    then, without another call, and tells the cache server that the first permit has ended as always."""
 
-    come: tuple[str, ...] = ()
-    following: str = ""
+    granted: tuple[str, ...] = ()
+    promised: str = ""
 
 
-class ReleasePermitRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="end_turn"):
-    """The turn is over, or not wanted any more."""
+class ReleasePermitRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="release_permit"):
+    """The permit has ended, or is not wanted any more."""
 
     name: str
 
 
-class UnregisterRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="leaving"):
-    """The owner ends in good order: what it holds now, it has forgotten."""
+class UnregisterRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="unregister"):
+    """The owner is about to end in good order: leases that it still has when its connections end are leaks."""
 
 
 CacheRequest = (

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mmserve.messages.cache import PermitRequest
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.request import AbortReason, AbortRequest, EngineInbound, GenerateRequest
 from mmserve.visualserver.permits import PermitHolders
@@ -63,6 +64,10 @@ class PermitCandidate:
 
     pending: PendingRequest
     nbytes: int
+
+    @property
+    def permit_request(self) -> PermitRequest:
+        return PermitRequest(self.pending.permit_name, self.nbytes, self.pending.request.arrival_s)
 
 
 @dataclass(frozen=True)
@@ -135,10 +140,10 @@ class BatchQueue:
         if request_id not in self._pending:
             return
         pending = self._remove(request_id)
-        self.permits.no_more(pending.permit_name)
+        self.permits.close(pending.permit_name)
         if pending is self.promised:
             self.promised = None
-            self.permits.give_up(pending.permit_name)
+            self.permits.decline(pending.permit_name)
         for item_id in pending.missing:
             task = self._tasks[item_id]
             del task.waiters[request_id]
@@ -177,7 +182,7 @@ class BatchQueue:
         """Remove images of a batch that has no waiters and will not be decoded."""
         for image in images:
             del self._tasks[image.item_id]
-        self.permits.taken(item_ids(images))
+        self.permits.decoded(item_ids(images))
 
     def is_pending(self, pending: PendingRequest) -> bool:
         """True if exactly this attempt of the request is pending."""
@@ -186,23 +191,23 @@ class BatchQueue:
     def grant(self, pending: PendingRequest) -> None:
         """The request has its permit. If it was dropped meanwhile, the permit ends at once."""
         pending.has_permit = True
-        self.permits.begin(pending.permit_name)
+        self.permits.open(pending.permit_name)
         if not self.is_pending(pending):
-            self.permits.no_more(pending.permit_name)
+            self.permits.close(pending.permit_name)
 
     def promise(self, pending: PendingRequest) -> None:
         """The request gets its permit when the current one ends. If it was dropped meanwhile, it gives that up."""
         if self.is_pending(pending):
             self.promised = pending
         else:
-            self.permits.give_up(pending.permit_name)
+            self.permits.decline(pending.permit_name)
 
     def next_batch(self, *, promised_only: bool = False) -> ImageBatch | None:
         """Take images that are not in flight, of the oldest requests with a permit; in flight until ``finish``.
 
         ``promised_only``: only images of the promised request, for a batch behind one that is being decoded.
         """
-        if self.promised is not None and self.permits.none_to_begin:
+        if self.promised is not None and self.permits.all_closed:
             pending, self.promised = self.promised, None
             self.grant(pending)
         elif promised_only:
@@ -218,7 +223,7 @@ class BatchQueue:
                 first_started += [] if pending.started else [pending]
                 pending.started = True
             if len(added) == len(idle):
-                self.permits.no_more(pending.permit_name)
+                self.permits.close(pending.permit_name)
         if not chosen:
             return None
         others_waiting = any(self._idle_tasks(pending) for pending in self._pending.values() if not pending.has_permit)

@@ -18,7 +18,7 @@ from mmserve.metrics.client import MetricsClient
 from mmserve.visualserver.batch_queue import BatchQueue, Image, ImageBatch, Outcome, PendingRequest, PermitCandidate
 from mmserve.visualserver.encode import Encoder, EncoderBatch
 from mmserve.visualserver.image_decode import DecodedBatch, ImageDecoder
-from mmserve.visualserver.permit_calls import PermitClient
+from mmserve.visualserver.permits import PermitClient
 
 
 class Pipeline:
@@ -90,7 +90,8 @@ class Pipeline:
     def close(self) -> None:
         """Give up all permits asked for and stop the threads, without waiting for running work."""
         promised = self._queue.promised
-        self._permits.close(self._asking if promised is None else [*self._asking, promised])
+        waiting = self._asking if promised is None else [*self._asking, promised]
+        self._permits.close(pending.permit_name for pending in waiting)
         for thread in (self._decode_thread, self._encode_thread):
             thread.shutdown(wait=False, cancel_futures=True)
         # A decoding thread blocked on this semaphore would keep the process alive.
@@ -102,14 +103,15 @@ class Pipeline:
         while True:
             candidates = await self._next_candidates()
             self._asking = [candidate.pending for candidate in candidates]
-            reply = await self._permits.come(candidates)
+            wait_s = self._permits.remaining_s(candidates[0].pending.received_s)
+            reply = await self._permits.acquire([candidate.permit_request for candidate in candidates], wait_s)
             asked, self._asking = self._asking, []
             for pending in asked:
-                if pending.permit_name in reply.come:
+                if pending.permit_name in reply.granted:
                     self._queue.grant(pending)
-                elif pending.permit_name == reply.following:
+                elif pending.permit_name == reply.promised:
                     self._promise(pending)
-                elif self._queue.is_pending(pending) and not self._permits.left_s(pending):
+                elif self._queue.is_pending(pending) and not self._permits.remaining_s(pending.received_s):
                     self._time_out(pending)
             self._on_change()
 
@@ -126,7 +128,9 @@ class Pipeline:
         if self._promise_timer is not None:
             self._promise_timer.cancel()
         loop = asyncio.get_running_loop()
-        self._promise_timer = loop.call_later(self._permits.left_s(pending), self._time_out_promised, pending)
+        self._promise_timer = loop.call_later(
+            self._permits.remaining_s(pending.received_s), self._time_out_promised, pending
+        )
 
     def _time_out_promised(self, pending: PendingRequest) -> None:
         """Abort the request unless its decoding has started."""
@@ -138,7 +142,7 @@ class Pipeline:
             self._on_change()
 
     def _time_out(self, pending: PendingRequest) -> None:
-        message = f"its images did not get their turn within {self._permits.patience_s:g} s"
+        message = f"its images did not get their turn within {self._permits.timeout_s:g} s"
         self._emit(self._queue.abort(pending, "queue_timeout", message))
 
     # Decoding
@@ -202,7 +206,7 @@ class Pipeline:
 
     def _pixels_handed_over(self, images: Iterable[int]) -> None:
         """The encoder has the pixels of these item ids, or there are none: permits may end."""
-        self._queue.permits.taken(images)
+        self._queue.permits.decoded(images)
         self._on_change()
 
     # Encoding
@@ -242,13 +246,13 @@ class Pipeline:
         """After any change of the queue: give back permits, cancel work without waiters, wake all stages."""
         for pending in self._asking:
             if not self._queue.is_pending(pending):
-                self._permits.end(pending.permit_name)
+                self._permits.release(pending.permit_name)
         for future, batch in self._decoding.items():
             # Images of a future that is not done are still in the queue, so has_waiters may be asked.
             if not future.done() and not self._queue.has_waiters(batch.images) and future.cancel():
                 self._queue.cancel(batch.images)
-        for permit_name in self._queue.permits.ended():
-            self._permits.end(permit_name)
+        for permit_name in self._queue.permits.take_ended():
+            self._permits.release(permit_name)
         self._wake_decode.set()
         self._wake_encode.set()
         self._metrics.add("mm_encoder_requests_waiting", len(self._queue))

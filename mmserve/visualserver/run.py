@@ -27,7 +27,7 @@ from mmserve.runtime.core_usage import BusyCores
 from mmserve.visualserver.batch_queue import BatchQueue
 from mmserve.visualserver.encode import Encoder, Tower
 from mmserve.visualserver.image_decode import ImageDecoder
-from mmserve.visualserver.permit_calls import PermitClient
+from mmserve.visualserver.permits import PermitClient
 from mmserve.visualserver.pipeline import Pipeline
 
 _MAX_DECODE_THREADS = 8

@@ -67,21 +67,21 @@ def test_a_request_that_can_never_decode_is_told_the_limit(gated: Stack) -> None
     assert "6.0 MiB at once (--pixel-budget-mb)" in caught.value.message
 
 
-def test_turns_of_a_killed_visual_server_are_given_to_others(gated: Stack) -> None:
+def test_permits_of_a_killed_visual_server_are_granted_to_others(gated: Stack) -> None:
     asked = list(samples(24, seed=880303, kinds=("colour", "background")))
     ours, after_all = PermitRequest("ours", 1, 0.0), PermitRequest("after all", 1, math.inf)
     with gated.cache_client() as cache:
 
         async def scenario() -> list[str]:
-            assert cache.begin_turns([ours], wait_s=20).come == (ours.name,)
+            assert cache.acquire_permits([ours], wait_s=20).granted == (ours.name,)
             answers = asyncio.create_task(_ask_all(gated, asked))
             await asyncio.to_thread(until, lambda: gated.metric("mm_decode_waiting") > 0)
             victims = gated.processes("mmserve: visualserver")
             for victim in victims:
                 victim.suspend()
-            cache.end_turn(ours.name)
-            # The first in line has it now, and nobody there to end it.
-            assert cache.begin_turns([after_all], wait_s=0) == PermitsReply()
+            cache.release_permit(ours.name)
+            # The head of the queue has it now, and its suspended visual server does not release it.
+            assert cache.acquire_permits([after_all], wait_s=0) == PermitsReply()
             for victim in victims:
                 victim.kill()
             return await answers

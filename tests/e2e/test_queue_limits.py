@@ -1,4 +1,4 @@
-"""Images that do not get their turn, in the whole server: what clients are told, and that nothing stays behind."""
+"""Images that do not get a decode permit, in the whole server: what clients are told, and that nothing stays behind."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ async def _refusals(stack: Stack, asked: list[Sample]) -> dict[int, openai.APISt
 def test_one_more_than_may_wait_is_429_and_who_waits_too_long_is_503() -> None:
     *asked, later = samples(3, seed=880404, kinds=("colour",))
     with running(*LIMITS) as stack, stack.cache_client() as cache:
-        assert cache.begin_turns([PermitRequest("held", 1, 0.0)], wait_s=20).come == ("held",)
+        assert cache.acquire_permits([PermitRequest("held", 1, 0.0)], wait_s=20).granted == ("held",)
         refused = asyncio.run(_refusals(stack, asked))
         assert set(refused) == {429, 503}
         assert all(int(error.response.headers["retry-after"]) >= 1 for error in refused.values())
         assert "requests wait for their images already" in refused[429].message
         assert "did not get their turn within 5 s" in refused[503].message
-        cache.end_turn("held")
+        cache.release_permit("held")
         with stack.client() as client:
             assert ask(client, later.messages)

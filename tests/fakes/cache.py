@@ -16,9 +16,11 @@ from mmserve.messages.cache import AllocItem
 
 
 @contextmanager
-def serving_cache(endpoints: Endpoints, arena: Arena, turns: DecodePermits | None = None) -> Iterator[SharedMediaTable]:
+def serving_cache(
+    endpoints: Endpoints, arena: Arena, permits: DecodePermits | None = None
+) -> Iterator[SharedMediaTable]:
     """Serves until the block ends; a second one afterwards is a restarted server."""
-    table = SharedMediaTable(new_slots(arena), turns)
+    table = SharedMediaTable(new_slots(arena), permits)
     with serving(table, endpoints):
         yield table
 

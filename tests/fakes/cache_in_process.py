@@ -28,7 +28,7 @@ class _V1Connection:
     def __init__(self, table: SharedMediaTable, owner: str) -> None:
         self._service = CacheService(table, _NoHangups())  # type: ignore[arg-type]
         self._service._fd = -1
-        self._service.exposed_hello(owner)
+        self._service.exposed_register(owner)
 
     def call(self, method: str, *args: Any) -> Any:
         return getattr(self._service, f"exposed_{method}")(*args)

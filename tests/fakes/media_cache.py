@@ -73,8 +73,8 @@ class FakeMediaCache:
                     del self.items[key]
             self._changed.notify_all()
 
-    def leave(self) -> None:
-        with self._call("leave", ""):
+    def unregister(self) -> None:
+        with self._call("unregister", ""):
             held = {request_id for item in self.items.values() for request_id in item.holders}
             assert not held, f"leases were forgotten: {held}"
 

@@ -44,10 +44,10 @@ def _leave_holding(names: list[str]) -> None:
     table = SharedMediaTable(
         MediaTable(1 << 12, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None)
     )
-    table.hello("http")
+    table.connect("http")
     table.alloc(Lease("http", "r"), [alloc_item(name) for name in names], 0.0)
-    table.leaving("http")
-    table.goodbye("http")
+    table.unregister("http")
+    table.disconnect("http")
 
 
 def test_bytes_that_are_forgotten() -> None:

@@ -10,16 +10,16 @@ from mmserve.cache_server.shared_table import SharedMediaTable
 
 
 class ClientSession:
-    """From a connection's hello to its end; ``fd`` is watched, so that its end is seen while a call of it waits."""
+    """From a connection's registration to its end. ``fd`` is watched: its end is seen even while a call waits."""
 
     def __init__(self, table: SharedMediaTable, hangups: DisconnectWatcher, owner: str, fd: int) -> None:
         """Raises ValueError for an owner without a name."""
         if not owner:
-            raise ValueError("say hello with a name")
+            raise ValueError("register with a name")
         self.owner = owner
         self._table = table
         self._left = threading.Lock()
-        table.hello(owner)
+        table.connect(owner)
         try:
             hangups.watch(fd, self.leave)
         except OSError:
@@ -35,4 +35,4 @@ class ClientSession:
     def leave(self) -> None:
         """Once, from whoever notices first that the connection is over."""
         if self._left.acquire(blocking=False):
-            self._table.goodbye(self.owner)
+            self._table.disconnect(self.owner)

@@ -29,14 +29,14 @@ logger = logging.getLogger(__name__)
 
 
 class Connection(Protocol):
-    """Has said hello. Used by one thread."""
+    """Registered. Used by one thread."""
 
     def call(self, *args: Any) -> Any: ...
     def close(self) -> None: ...
 
 
 class ConnectionPool:
-    """Thread-safe. ``open_`` makes a connection that says hello as the owner it is given: ``owner`` with a suffix, so
+    """Thread-safe. ``open_`` makes a connection registered as the owner it is given: ``owner`` with a suffix, so
     that a restarted process is a new owner."""
 
     def __init__(self, open_: Callable[[str], Connection], owner: str, patience_s: float) -> None:

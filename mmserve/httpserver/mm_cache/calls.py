@@ -104,7 +104,7 @@ class CacheCalls:
     async def aclose(self) -> None:
         """Close connections and the waiting threads; leases that are left end with the connections."""
         with suppress(Unavailable):
-            await self._threads.run(self._client.leave)
+            await self._threads.run(self._client.unregister)
         await self._threads.run(self._client.close)
         self._for_space.threads.close()
         self._for_others.threads.close()

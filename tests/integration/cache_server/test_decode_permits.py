@@ -1,4 +1,4 @@
-"""DecodePermits at decoding, asked for by several processes over the real socket."""
+"""Decode permits, requested by several processes over the real socket."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def table(endpoints: Endpoints, arena: Arena) -> Iterator[SharedMediaTable]:
 
 
 def _waiting(table: SharedMediaTable) -> Callable[[], bool]:
-    return lambda: table.snapshot().num_turns_waiting == 1
+    return lambda: table.snapshot().num_permits_waiting == 1
 
 
 def _in_thread(work: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
@@ -36,62 +36,62 @@ def _in_thread(work: Callable[[], object]) -> tuple[threading.Thread, list[objec
     return thread, results
 
 
-def test_one_turn_for_all_processes(table: SharedMediaTable, client_of: Callable[..., MediaCacheClient]) -> None:
+def test_one_permit_for_all_processes(table: SharedMediaTable, client_of: Callable[..., MediaCacheClient]) -> None:
     one, other = client_of("visual-0"), client_of("visual-1")
-    assert one.begin_turns([FIRST], wait_s=0.0).come == ("first",)
-    assert other.begin_turns([SECOND], wait_s=0.0) == PermitsReply()
-    thread, results = _in_thread(lambda: other.begin_turns([SECOND], wait_s=30.0))
+    assert one.acquire_permits([FIRST], wait_s=0.0).granted == ("first",)
+    assert other.acquire_permits([SECOND], wait_s=0.0) == PermitsReply()
+    thread, results = _in_thread(lambda: other.acquire_permits([SECOND], wait_s=30.0))
     until(_waiting(table))
-    one.end_turn("first")
+    one.release_permit("first")
     thread.join(20)
-    assert results == [PermitsReply(come=("second",))]
-    assert table.snapshot().max_turns == 1
+    assert results == [PermitsReply(granted=("second",))]
+    assert table.snapshot().peak_permits == 1
 
 
-def test_the_turn_of_a_dead_process_is_free(
+def test_the_permit_of_a_dead_process_is_released(
     table: SharedMediaTable, client_of: Callable[..., MediaCacheClient]
 ) -> None:
     dying, other = client_of("visual-0"), client_of("visual-1")
-    assert dying.begin_turns([FIRST], wait_s=0.0).come == ("first",)
-    thread, results = _in_thread(lambda: other.begin_turns([SECOND], wait_s=30.0))
+    assert dying.acquire_permits([FIRST], wait_s=0.0).granted == ("first",)
+    thread, results = _in_thread(lambda: other.acquire_permits([SECOND], wait_s=30.0))
     until(_waiting(table))
     dying.close()
     thread.join(20)
-    assert results == [PermitsReply(come=("second",))]
+    assert results == [PermitsReply(granted=("second",))]
 
 
-def test_a_request_that_is_dropped_waits_no_more(
+def test_a_request_that_is_released_waits_no_more(
     table: SharedMediaTable, client_of: Callable[..., MediaCacheClient]
 ) -> None:
     one, other = client_of("visual-0"), client_of("visual-1")
-    assert one.begin_turns([FIRST], wait_s=0.0).come == ("first",)
-    thread, results = _in_thread(lambda: other.begin_turns([SECOND], wait_s=30.0))
+    assert one.acquire_permits([FIRST], wait_s=0.0).granted == ("first",)
+    thread, results = _in_thread(lambda: other.acquire_permits([SECOND], wait_s=30.0))
     until(_waiting(table))
-    other.end_turn("second")
+    other.release_permit("second")
     thread.join(20)
     assert results == [PermitsReply()]
     snapshot = table.snapshot()
-    assert (snapshot.num_turns, snapshot.num_turns_waiting) == (1, 0)
-    one.end_turn("first")
+    assert (snapshot.num_permits, snapshot.num_permits_waiting) == (1, 0)
+    one.release_permit("first")
     assert table.snapshot().budgets["pixels"].used_nbytes == 0
 
 
-def test_who_holds_the_only_turn_is_told_which_of_its_requests_comes_next(
+def test_the_owner_of_the_only_permit_is_promised_the_next_one(
     table: SharedMediaTable, client_of: Callable[..., MediaCacheClient]
 ) -> None:
     client, other = client_of("visual-0"), client_of("visual-1")
-    assert client.begin_turns([FIRST, SECOND], wait_s=0.0) == PermitsReply(come=("first",), following="second")
-    thread, results = _in_thread(lambda: other.begin_turns([PermitRequest("third", 100, 3.0)], wait_s=30.0))
-    until(lambda: table.snapshot().num_turns_waiting == 2)
-    client.end_turn("first")
-    assert (table.snapshot().num_turns, table.snapshot().num_turns_waiting) == (1, 1)
-    client.end_turn("second")
+    assert client.acquire_permits([FIRST, SECOND], wait_s=0.0) == PermitsReply(granted=("first",), promised="second")
+    thread, results = _in_thread(lambda: other.acquire_permits([PermitRequest("third", 100, 3.0)], wait_s=30.0))
+    until(lambda: table.snapshot().num_permits_waiting == 2)
+    client.release_permit("first")
+    assert (table.snapshot().num_permits, table.snapshot().num_permits_waiting) == (1, 1)
+    client.release_permit("second")
     thread.join(20)
-    assert results == [PermitsReply(come=("third",))]
-    assert table.snapshot().max_turns == 1
+    assert results == [PermitsReply(granted=("third",))]
+    assert table.snapshot().peak_permits == 1
 
 
-def test_what_a_process_forgot_is_told_from_what_a_killed_one_held(
+def test_leases_left_after_unregister_are_leaks_those_of_a_killed_process_are_not(
     table: SharedMediaTable, client_of: Callable[..., MediaCacheClient]
 ) -> None:
     counted: dict[str, float] = {}
@@ -106,7 +106,7 @@ def test_what_a_process_forgot_is_told_from_what_a_killed_one_held(
             client = client_of(name)
             client.alloc("r", [alloc_item(name), alloc_item(f"{name} too")], wait_s=0)
             if in_good_order:
-                client.leave()
+                client.unregister()
             client.close()
         until(all_counted)
     (message,) = found

@@ -51,7 +51,7 @@ async def _until_permits(stack: Stack, granted: int, waiting: int) -> None:
 
     def reached() -> bool:
         snapshot = stack.table.snapshot()
-        return (snapshot.num_turns, snapshot.num_turns_waiting) == (granted, waiting)
+        return (snapshot.num_permits, snapshot.num_permits_waiting) == (granted, waiting)
 
     await asyncio.to_thread(until, reached)
 
@@ -65,7 +65,7 @@ def test_requests_that_decode_at_once_are_limited_in_number(tmp_path: Path, limi
         assert max(stack.tower.batches) <= 2 * limit
         await _until_permits(stack, 0, 0)
         snapshot = stack.table.snapshot()
-        assert snapshot.max_turns == limit
+        assert snapshot.peak_permits == limit
         assert snapshot.budgets["pixels"].used_nbytes == 0
         assert snapshot.budgets["pixels"].peak_nbytes <= limit * 2 * PIXELS_NBYTES
 
@@ -120,7 +120,7 @@ def test_requests_that_wait_for_a_single_permit_are_encoded_together(
         await _until_permits(stack, 1, 3)  # one is promised, two more have asked
         decoder.gate.set()
         assert await stack.received(9) == stack.sent
-        assert stack.table.snapshot().max_turns == 1
+        assert stack.table.snapshot().peak_permits == 1
         assert sum(stack.tower.batches) == 9
         assert stack.tower.batches.count(2) >= 3
 
@@ -151,13 +151,13 @@ def test_a_promised_request_starts_before_the_cache_server_hears_of_the_last_per
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proceed = threading.Event()
-    end_turn = MediaCacheClient.end_turn
+    release_permit = MediaCacheClient.release_permit
 
     def delayed(client: MediaCacheClient, name: str) -> None:
         assert proceed.wait(TIMEOUT_S)
-        end_turn(client, name)
+        release_permit(client, name)
 
-    monkeypatch.setattr(MediaCacheClient, "end_turn", delayed)
+    monkeypatch.setattr(MediaCacheClient, "release_permit", delayed)
     decoder = BlockedDecoder(monkeypatch)
 
     async def scenario(stack: Stack) -> None:
@@ -168,7 +168,7 @@ def test_a_promised_request_starts_before_the_cache_server_hears_of_the_last_per
         assert await stack.received(2) == stack.sent
         proceed.set()
         await _until_permits(stack, 0, 0)
-        assert stack.table.snapshot().max_turns == 1
+        assert stack.table.snapshot().peak_permits == 1
 
     play(tmp_path, scenario, max_mm_preprocess_concurrency=1)
 
@@ -315,13 +315,13 @@ def test_a_server_that_waits_for_a_permit_is_not_busy(tmp_path: Path, monkeypatc
     monkeypatch.setattr(Pipeline, "run", recorded)
 
     async def scenario(stack: Stack) -> None:
-        assert stack.client.begin_turns([PermitRequest("another's", 1, 0.0)], wait_s=5).come == ("another's",)
+        assert stack.client.acquire_permits([PermitRequest("another's", 1, 0.0)], wait_s=5).granted == ("another's",)
         stack.tower.gate.clear()
         stack.send("r", png(0))
         await _until_permits(stack, 1, 1)
         (pipeline,) = pipelines
         assert not pipeline.busy
-        stack.client.end_turn("another's")
+        stack.client.release_permit("another's")
         await stack.encoding()
         assert pipeline.busy
         stack.tower.gate.set()

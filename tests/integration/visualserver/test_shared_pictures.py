@@ -15,7 +15,7 @@ from tests.integration.visualserver.test_permits import BlockedDecoder, _abort, 
 
 def _acquire_permit(stack: Stack, name: str, nbytes: int = PIXELS_NBYTES) -> None:
     """Acquire a permit as another visual server would."""
-    assert stack.client.begin_turns([PermitRequest(name, nbytes, 0.0)], wait_s=5).come == (name,)
+    assert stack.client.acquire_permits([PermitRequest(name, nbytes, 0.0)], wait_s=5).granted == (name,)
 
 
 def test_n_choices_of_a_request_share_one_permit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +32,7 @@ def test_n_choices_of_a_request_share_one_permit(tmp_path: Path, monkeypatch: py
         assert sum(stack.tower.batches) == 4, "one preprocess for all"
         await _until_permits(stack, 0, 0)
         snapshot = stack.table.snapshot()
-        assert snapshot.max_turns == 3
+        assert snapshot.peak_permits == 3
         assert snapshot.budgets["pixels"].peak_nbytes == 4 * PIXELS_NBYTES, "each picture once"
 
     play(tmp_path, scenario)
@@ -57,7 +57,7 @@ def test_remaining_choices_get_a_permit_when_the_one_that_asked_is_aborted(tmp_p
         await _until_permits(stack, 1, 1)
         for choice in range(2):
             await _abort(stack, f"r-{choice}")
-        stack.client.end_turn("another server's")
+        stack.client.release_permit("another server's")
         assert set(await stack.received(2)) == {"r-2", "r-3"}
         assert stack.tower.batches == [1]
         await _until_permits(stack, 0, 0)
@@ -75,7 +75,7 @@ def test_a_request_gets_a_permit_for_its_other_pictures_when_the_shared_one_star
         stack.send("one", png(1))
         stack.send("both", png(1), png(2))
         await _abort(stack, "after these")
-        stack.client.end_turn("another server's")
+        stack.client.release_permit("another server's")
         await _until_permits(stack, 2, 0)
         decoder.gate.set()
         assert await stack.received(2) == stack.sent

@@ -47,7 +47,7 @@ def new_table(kind: type[MediaTable] = MediaTable) -> SharedMediaTable:
     table = SharedMediaTable(
         kind(NBYTES, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None)
     )
-    table.hello("http")
+    table.connect("http")
     return table
 
 

@@ -50,7 +50,7 @@ class SlotsMachine(RuleBasedStateMachine):
 
     @rule(owner=st.sampled_from(OWNERS + VISUALS))
     def connect(self, owner: str) -> None:
-        self.table.hello(owner)
+        self.table.connect(owner)
         self.alive[owner] += 1
 
     @rule(owner=owners, request=requests, items=some_items)
@@ -103,7 +103,7 @@ class SlotsMachine(RuleBasedStateMachine):
     def die(self, owner: str) -> None:
         """All its connections end, one after another: with the last all it held is given back."""
         for _ in range(self.alive.pop(owner, 0)):
-            self.table.goodbye(owner)
+            self.table.disconnect(owner)
         for table in (self.held, self.encoding):
             for lease in [lease for lease in table if lease.owner == owner]:
                 del table[lease]  # type: ignore[attr-defined]

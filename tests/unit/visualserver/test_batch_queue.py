@@ -155,14 +155,14 @@ def test_a_permit_ends_when_the_encoder_has_all_its_pixels() -> None:
     queue = BatchQueue(max_images=2)
     queue.add(_request("a", 1, 2, 3), 0.0)
     assert _ids(_next(queue)) == [1, 2]
-    queue.permits.taken([1, 2])
-    assert queue.permits.ended() == []
+    queue.permits.decoded([1, 2])
+    assert queue.permits.take_ended() == []
     assert _ids(_next(queue)) == [3]
     queue.finish({1: ENCODED, 2: ENCODED})
-    assert queue.permits.ended() == []
-    queue.permits.taken([3])
-    assert queue.permits.ended() == ["a/0"]
-    assert queue.permits.ended() == []
+    assert queue.permits.take_ended() == []
+    queue.permits.decoded([3])
+    assert queue.permits.take_ended() == ["a/0"]
+    assert queue.permits.take_ended() == []
 
 
 def test_a_dropped_request_keeps_its_permit_while_its_image_is_decoded() -> None:
@@ -170,9 +170,9 @@ def test_a_dropped_request_keeps_its_permit_while_its_image_is_decoded() -> None
     queue.add(_request("a", 1), 0.0)
     _next(queue)
     queue.drop("a")
-    assert queue.permits.ended() == []
-    queue.permits.taken([1])
-    assert queue.permits.ended() == ["a/0"]
+    assert queue.permits.take_ended() == []
+    queue.permits.decoded([1])
+    assert queue.permits.take_ended() == ["a/0"]
 
 
 def test_a_permit_granted_to_a_dropped_request_ends_at_once() -> None:
@@ -182,7 +182,7 @@ def test_a_permit_granted_to_a_dropped_request_ends_at_once() -> None:
     (first,) = queue.permit_candidates()
     queue.drop("a")
     queue.grant(first.pending)
-    assert queue.permits.ended() == ["a/0"], "it was dropped while it waited for its permit"
+    assert queue.permits.take_ended() == ["a/0"], "it was dropped while it waited for its permit"
     assert _grant_all(queue) == ["b"], "its image is c's too"
     assert _ids(queue.next_batch()) == [1]
 
@@ -200,8 +200,8 @@ def test_a_promised_request_starts_behind_the_current_one() -> None:
     assert _ids(queue.next_batch()) == [1]
     assert _ids(queue.next_batch(promised_only=True)) == [2]
     assert queue.next_batch(promised_only=True) is None
-    queue.permits.taken([1])
-    assert queue.permits.ended() == ["a/0"]
+    queue.permits.decoded([1])
+    assert queue.permits.take_ended() == ["a/0"]
 
 
 def test_a_promised_request_waits_for_all_images_of_the_current_one() -> None:
@@ -228,7 +228,7 @@ def test_an_image_has_waiters_as_long_as_a_request_needs_it() -> None:
     queue.drop("b")
     assert not queue.has_waiters(batch.images)
     queue.cancel(batch.images)
-    assert queue.permits.ended() == ["a/0"]
+    assert queue.permits.take_ended() == ["a/0"]
     queue.add(_request("c", 1), 0.0)
     assert _ids(_next(queue)) == [1], "a new request needs it"
 
@@ -241,9 +241,9 @@ def test_a_dropped_request_gives_its_promised_permit_back() -> None:
     queue.grant(first.pending)
     queue.promise(second.pending)
     queue.drop("b")
-    assert queue.permits.ended() == ["b/0"]
+    assert queue.permits.take_ended() == ["b/0"]
     queue.promise(second.pending)
-    assert queue.permits.ended() == ["b/0"], "it was dropped before the promise arrived"
+    assert queue.permits.take_ended() == ["b/0"], "it was dropped before the promise arrived"
 
 
 def test_requests_beyond_the_limit_are_refused() -> None:

@@ -121,7 +121,7 @@ class RandomPipeline:
     def hand_to_encoder(self) -> None:
         if self.decoding:
             self.encoding.append(self.decoding.pop(0))
-            self.queue.permits.taken(self.encoding[-1])
+            self.queue.permits.decoded(self.encoding[-1])
 
     def finish(self) -> None:
         if self.encoding:

@@ -35,7 +35,7 @@ class RpycConnection:
         # rpyc's own unix_connect compresses what is larger than 3000 bytes.
         channel = Channel(SocketStream.unix_connect(str(path)), compress=False)
         self._rpyc = rpyc.connect_channel(channel, config=_CONFIG)
-        self.call("hello", owner)
+        self.call("register", owner)
 
     def call(self, method: str, *args: Any) -> Any:
         if method not in self._methods:
@@ -95,16 +95,16 @@ class ItemwiseCalls:
     def get_items_embed(self, item_ids: Sequence[int]) -> Sequence[EmbedState]:
         return [self._link.call("get_items_embed", item_id) for item_id in item_ids]
 
-    def begin_turns(self, claims: Sequence[PermitRequest], wait_s: float) -> PermitsReply:
-        wanted = tuple((claim.name, claim.pixel_nbytes, claim.arrival_s) for claim in claims)
-        come, following = self._link.call("begin_turns", wanted, wait_s)
-        return PermitsReply(come=come, following=following)
+    def acquire_permits(self, requests: Sequence[PermitRequest], wait_s: float) -> PermitsReply:
+        fields = tuple((request.name, request.pixel_nbytes, request.arrival_s) for request in requests)
+        granted, promised = self._link.call("acquire_permits", fields, wait_s)
+        return PermitsReply(granted=granted, promised=promised)
 
-    def end_turn(self, name: str) -> None:
-        self._link.call("end_turn", name)
+    def release_permit(self, name: str) -> None:
+        self._link.call("release_permit", name)
 
-    def leaving(self) -> None:
-        self._link.call("leaving")
+    def unregister(self) -> None:
+        self._link.call("unregister")
 
     def _alloc_item(self, request_id: str, item: AllocItem) -> AllocReply:
         refused, record = self._link.call(

@@ -26,7 +26,7 @@ RecordTuple = tuple[int, int, str, HandleTuple | None, HandleTuple]
 
 
 class CacheService(rpyc.Service):  # type: ignore[misc]
-    """One connection. The first call must be ``hello``."""
+    """One connection. The first call must be ``register``."""
 
     def __init__(self, table: SharedMediaTable, hangups: DisconnectWatcher) -> None:
         self._table = table
@@ -45,13 +45,13 @@ class CacheService(rpyc.Service):  # type: ignore[misc]
     @property
     def _guest(self) -> ClientSession:
         if self._met is None:
-            raise ValueError("say hello first")
+            raise ValueError("register first")
         return self._met
 
-    def exposed_hello(self, owner: str) -> None:
+    def exposed_register(self, owner: str) -> None:
         """Who is calling; leases are freed when the owner's last connection ends."""
         if self._met is not None:
-            raise ValueError("hello is said once")
+            raise ValueError("registered already")
         self._met = ClientSession(self._table, self._hangups, owner, self._fd)
 
     def exposed_alloc(
@@ -91,19 +91,19 @@ class CacheService(rpyc.Service):  # type: ignore[misc]
     def exposed_get_items_embed(self, item_id: int) -> str:
         return self._table.get_embed(self._guest.owner, (item_id,))[0]
 
-    def exposed_begin_turns(
-        self, claims: tuple[tuple[str, int, float], ...], wait_s: float
+    def exposed_acquire_permits(
+        self, requests: tuple[tuple[str, int, float], ...], wait_s: float
     ) -> tuple[tuple[str, ...], str]:
-        """``claims``: the fields of PermitRequest. Returns those of PermitsReply."""
-        wanted = [PermitRequest(*claim) for claim in claims]
-        reply = self._table.begin_turns(self._guest.owner, wanted, min(wait_s, MAX_WAIT_S))
-        return reply.come, reply.following
+        """``requests``: the fields of each PermitRequest. Returns those of PermitsReply."""
+        wanted = [PermitRequest(*fields) for fields in requests]
+        reply = self._table.acquire_permits(self._guest.owner, wanted, min(wait_s, MAX_WAIT_S))
+        return reply.granted, reply.promised
 
-    def exposed_end_turn(self, name: str) -> None:
-        self._table.end_turn(self._guest.lease(name))
+    def exposed_release_permit(self, name: str) -> None:
+        self._table.release_permit(self._guest.lease(name))
 
-    def exposed_leaving(self) -> None:
-        self._table.leaving(self._guest.owner)
+    def exposed_unregister(self) -> None:
+        self._table.unregister(self._guest.owner)
 
 
 def _record_tuple(record: MediaRecord) -> RecordTuple:

@@ -37,7 +37,7 @@ _REQUESTS: Codec[CacheRequest] = Codec(CacheRequest)
 _ALLOC: Codec[AllocReply | CallFailed] = Codec(AllocReply | CallFailed)
 _ITEM_STATES: Codec[tuple[ItemState, ...] | CallFailed] = Codec(tuple[ItemState, ...] | CallFailed)
 _EMBED_STATES: Codec[tuple[EmbedState, ...] | CallFailed] = Codec(tuple[EmbedState, ...] | CallFailed)
-_TURNS: Codec[PermitsReply | CallFailed] = Codec(PermitsReply | CallFailed)
+_PERMITS: Codec[PermitsReply | CallFailed] = Codec(PermitsReply | CallFailed)
 _NOTHING: Codec[CallFailed | None] = Codec(CallFailed | None)
 
 
@@ -90,13 +90,13 @@ class BatchedCalls:
     def get_items_embed(self, item_ids: Sequence[int]) -> Sequence[EmbedState]:
         return self._call(GetEmbedRequest(item_ids=tuple(item_ids)), _EMBED_STATES)
 
-    def begin_turns(self, claims: Sequence[PermitRequest], wait_s: float) -> PermitsReply:
-        return self._call(AcquirePermitsRequest(claims=tuple(claims), wait_s=wait_s), _TURNS)
+    def acquire_permits(self, requests: Sequence[PermitRequest], wait_s: float) -> PermitsReply:
+        return self._call(AcquirePermitsRequest(requests=tuple(requests), wait_s=wait_s), _PERMITS)
 
-    def end_turn(self, name: str) -> None:
+    def release_permit(self, name: str) -> None:
         self._call(ReleasePermitRequest(name=name), _NOTHING)
 
-    def leaving(self) -> None:
+    def unregister(self) -> None:
         self._call(UnregisterRequest(), _NOTHING)
 
     def _call(self, request: CacheRequest, replies: Codec[R | CallFailed]) -> R:

@@ -43,12 +43,12 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def serve(table: SharedMediaTable, hangups: DisconnectWatcher, connected: socket.socket) -> None:
-    """One connection to its end. Raises ValueError, or DecodeError, when it does not begin with hello."""
+    """One connection to its end. Raises ValueError, or DecodeError, when the first message is not Register."""
     with contextlib.closing(Frames(connected)) as frames:
-        hello = _REQUESTS.decode(frames.receive())
-        if not isinstance(hello, Register):
-            raise ValueError("say hello first")
-        guest = ClientSession(table, hangups, hello.owner, connected.fileno())
+        register = _REQUESTS.decode(frames.receive())
+        if not isinstance(register, Register):
+            raise ValueError("register first")
+        guest = ClientSession(table, hangups, register.owner, connected.fileno())
         try:
             frames.send(_encode(None))
             while True:
@@ -86,14 +86,14 @@ def answer(
         case GetEmbedRequest():
             return table.get_embed(guest.owner, request.item_ids)
         case AcquirePermitsRequest():
-            return table.begin_turns(guest.owner, request.claims, min(request.wait_s, MAX_WAIT_S))
+            return table.acquire_permits(guest.owner, request.requests, min(request.wait_s, MAX_WAIT_S))
         case ReleasePermitRequest():
-            table.end_turn(guest.lease(request.name))
+            table.release_permit(guest.lease(request.name))
             return None
         case UnregisterRequest():
-            table.leaving(guest.owner)
+            table.unregister(guest.owner)
             return None
         case Register():
-            raise ValueError("hello is said once")
+            raise ValueError("registered already")
         case _:
             assert_never(request)

@@ -26,7 +26,7 @@ from mmserve.messages.cache import AllocRequest, CallFailed, Register, ReleaseRe
 from tests.fakes.cache import alloc_item, until
 
 CAT = alloc_item("cat")
-HELLO = msgspec.msgpack.encode(Register(owner="http-9"))
+REGISTER = msgspec.msgpack.encode(Register(owner="http-9"))
 RELEASE = msgspec.msgpack.encode(ReleaseRequest(request_id="r"))
 NOTHING = msgspec.msgpack.encode(None)
 ALLOC = msgspec.msgpack.encode(AllocRequest(request_id="r", items=(CAT,)))
@@ -95,7 +95,7 @@ def socket_feeder(to: socket.socket, data: bytes) -> Callable[[], None]:
 def test_bytes_that_are_no_frame_end_their_connection_alone(table: SharedMediaTable, endpoints: Endpoints) -> None:
     for garbage in (struct.pack("<I", MAX_FRAME_NBYTES + 1), b"GET / HTTP/1.1\r\n\r\n"):
         with raw_connection(endpoints) as (raw, frames):
-            assert ask(frames, HELLO) == NOTHING
+            assert ask(frames, REGISTER) == NOTHING
             ask(frames, ALLOC)
             assert table.snapshot().num_leases == 2
             raw.sendall(garbage)
@@ -109,7 +109,7 @@ def test_a_frame_that_ends_in_the_middle_ends_its_connection_alone(
     table: SharedMediaTable, endpoints: Endpoints
 ) -> None:
     with raw_connection(endpoints) as (raw, frames):
-        assert ask(frames, HELLO) == NOTHING
+        assert ask(frames, REGISTER) == NOTHING
         ask(frames, ALLOC)
         raw.sendall(struct.pack("<I", 1000) + ALLOC)
     until(lambda: table.snapshot().num_leases == 1)
@@ -117,7 +117,7 @@ def test_a_frame_that_ends_in_the_middle_ends_its_connection_alone(
 
 @pytest.mark.usefixtures("bystander")
 @pytest.mark.parametrize("first", [RELEASE, ALLOC, b"\xc1", b"", msgspec.msgpack.encode(Register(owner=""))])
-def test_without_hello_nothing_is_answered(endpoints: Endpoints, first: bytes) -> None:
+def test_without_register_nothing_is_answered(endpoints: Endpoints, first: bytes) -> None:
     with raw_connection(endpoints) as (_, frames):
         frames.send(first)
         with pytest.raises((EOFError, ConnectionError)):
@@ -133,12 +133,12 @@ def test_without_hello_nothing_is_answered(endpoints: Endpoints, first: bytes) -
         msgspec.msgpack.encode({"t": "close"}),
         msgspec.msgpack.encode({"t": "alloc", "request_id": "r", "items": [["key", "not a number", 1, 1]]}),
         msgspec.msgpack.encode(ReleaseRequest(request_id="")),
-        HELLO,
+        REGISTER,
     ],
 )
 def test_a_call_without_sense_is_answered_and_the_connection_goes_on(endpoints: Endpoints, call: bytes) -> None:
     with raw_connection(endpoints) as (_, frames):
-        assert ask(frames, HELLO) == NOTHING
+        assert ask(frames, REGISTER) == NOTHING
         assert FAILED.decode(ask(frames, call)).message
         assert ask(frames, RELEASE) == NOTHING
 
@@ -170,7 +170,7 @@ def test_every_method_of_v1_returns_plain_immutable_values(arena: Arena) -> None
     connection._fd = 0
     connection._hangups.watch = lambda fd, on_hangup: None  # type: ignore[method-assign]
     calls: dict[str, tuple[Any, ...]] = {
-        "hello": ("http-0",),
+        "register": ("http-0",),
         "alloc": ("a", CAT.key, 4, 100, 100),
         "await_alloc": ("a", 0.0),
         "set_items_data": ("a", 1, True),
@@ -178,9 +178,9 @@ def test_every_method_of_v1_returns_plain_immutable_values(arena: Arena) -> None
         "set_items_embed": (1, True),
         "get_items_embed": (1,),
         "release": ("a",),
-        "begin_turns": ((("t", 100, 1.5),), 0.0),
-        "end_turn": ("t",),
-        "leaving": (),
+        "acquire_permits": ((("t", 100, 1.5),), 0.0),
+        "release_permit": ("t",),
+        "unregister": (),
         "get_service_name": (),
         "get_service_aliases": (),
     }

@@ -307,7 +307,7 @@ def test_an_image_of_impossible_shape_is_named(worker: Worker) -> None:
 
 def test_a_release_that_finds_no_server_is_no_error(worker: Worker) -> None:
     def at_call(name: str, request_id: str) -> None:
-        if name in ("release", "leave"):
+        if name in ("release", "unregister"):
             raise Unavailable("gone")
 
     worker.cache.at_call = at_call
