@@ -1,4 +1,4 @@
-"""Heartbeats from a process's own main loop; sent at most once a second, dropped when nobody listens."""
+"""Sends heartbeats from a process's main loop to the health server, at most one a second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ INTERVAL_S = 1.0
 
 
 class HeartbeatSender:
-    """Call ``beat`` on every turn of the loop, and at least every INTERVAL_S while idle."""
+    """Call ``beat`` in every iteration of the main loop, and at least every INTERVAL_S while idle.
+
+    Heartbeats are dropped while the health server does not receive them.
+    """
 
     def __init__(self, endpoints: Endpoints, process: str) -> None:
         self._process = process
@@ -21,7 +24,7 @@ class HeartbeatSender:
         self._sent_s = 0.0
 
     def beat(self, *, busy: bool, progressed: bool = True) -> None:
-        """``busy``: there is work; ``progressed``: some was done since the last call."""
+        """``busy``: there is work. ``progressed``: some work was finished since the last call."""
         self._progress += progressed
         now = time.monotonic()
         if now - self._sent_s >= INTERVAL_S:

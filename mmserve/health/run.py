@@ -1,21 +1,66 @@
-"""The health server process."""
+"""The health server process: receives heartbeats, and answers probes over HTTP from threads, on a port of its own."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
+import time
+from collections.abc import Iterator
 from contextlib import closing
 
+import msgspec
+
 from mmserve.config.process import Process
-from mmserve.health.server import HealthCollector, answering, collect
+from mmserve.health.state import HealthState
 from mmserve.ipc.channel import Receiver
+from mmserve.ipc.status_http import Page, StatusServer
 from mmserve.messages.status import HealthInbound
 
 
 def run(process: Process) -> None:
     """Serve until SIGTERM."""
     assert process.listen_fd is not None
-    ward = HealthCollector()
+    collector = HealthCollector()
     inbox: Receiver[HealthInbound] = Receiver(process.endpoints.health, HealthInbound)
-    with closing(inbox), socket.socket(fileno=process.listen_fd) as listener, answering(listener, ward):
+    with closing(inbox), socket.socket(fileno=process.listen_fd) as listener, serving_probes(listener, collector):
         process.ready({})
-        collect(inbox, ward)
+        while True:
+            collector.apply(inbox.receive())
+
+
+class HealthCollector:
+    """A HealthState shared by the thread that receives messages and the threads that answer probes. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._state = HealthState()
+        self._lock = threading.Lock()
+
+    def apply(self, message: HealthInbound) -> None:
+        with self._lock:
+            self._state.apply(message, time.monotonic())
+
+    def page(self, path: str) -> Page | None:
+        """The full report with status 200 or 503; None for an unknown path."""
+        now_s = time.monotonic()
+        with self._lock:
+            match path:
+                case "/live":
+                    good = self._state.is_live(now_s)
+                case "/ready" | "/health":
+                    good = self._state.is_ready(now_s)
+                case _:
+                    return None
+            report = self._state.report(now_s)
+        return Page(msgspec.json.encode(report), 200 if good else 503)
+
+
+@contextlib.contextmanager
+def serving_probes(listener: socket.socket, collector: HealthCollector) -> Iterator[None]:
+    """Answer probes on the listening socket, from threads, until the block ends."""
+    server = StatusServer(listener, collector.page)
+    threading.Thread(target=server.serve_forever, name="health-http", daemon=True).start()
+    try:
+        yield
+    finally:
+        server.shutdown()

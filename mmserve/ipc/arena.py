@@ -1,15 +1,15 @@
-"""The shared-memory arena: one anonymous memory file that every process maps. Moves bytes, owns no table.
+"""The shared-memory arena: an anonymous memory file that processes map, and reads and writes of extents in it.
 
-Who may write where is the cache server's business. Each extent carries its generation before and after the
-payload, so that a reader with an old handle gets a typed miss and never another item's bytes:
+The cache server decides which extent belongs to which item. Each extent carries its generation before and after the
+payload, so that a reader with an old handle gets StaleHandle and never the bytes of another item:
 
     extent.offset -> | generation, nbytes (64 B header) | payload ... | generation (8 B) | padding to 64 |
 
-Behind the extents stands the first generation of the cache server's present life: handles from an earlier life
-are misses for readers and writers alike.
+The epoch word after the last extent holds the first generation of the cache server's current run. Handles from an
+earlier run are stale for readers and writers.
 
-The memory file has no name: the kernel frees it with the last process, whatever kills them. It is not in /dev/shm and
-not limited by its size, but by free memory and the limit of the control group (container).
+The memory file has no name, so the kernel frees it with the last process that maps it. It is not in /dev/shm; its size
+is limited by free memory and by the limit of the control group (container).
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ ALIGNMENT = 64
 _HEADER = struct.Struct("<QQ")
 _TRAILER = struct.Struct("<Q")
 _EPOCH = struct.Struct("<Q")
-_UP_TO_NEXT = ALIGNMENT + _TRAILER.size + ALIGNMENT - 1
-"""Header and trailer, and what rounds up to the next multiple of ALIGNMENT, a power of two."""
+_OVERHEAD_NBYTES = ALIGNMENT + _TRAILER.size + ALIGNMENT - 1
+"""Header and trailer, plus ALIGNMENT - 1 for rounding up to a multiple of ALIGNMENT."""
 HUGE_PAGE_NBYTES = 2 << 20
 _HUGE_PAGES = os.MFD_HUGETLB | os.MFD_HUGE_2MB
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; not among mmap's own names
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; not defined in the mmap module
 GENERATIONS = 1 << 40
-"""Generations of one epoch, from its first on."""
+"""Number of generations in one epoch (one run of the cache server)."""
 
 
 class StaleHandle(Exception):
-    """The extent was reused, never written, or the handle is forged: a miss."""
+    """The extent was reused, never written, or the handle is forged. To be treated as a cache miss."""
 
 
 def extent_nbytes(payload_nbytes: int) -> int:
-    """Arena bytes that a payload of this size occupies, header, trailer and alignment included."""
-    return (payload_nbytes + _UP_TO_NEXT) & -ALIGNMENT
+    """Arena bytes of an extent with this payload, including header, trailer and alignment."""
+    return (payload_nbytes + _OVERHEAD_NBYTES) & -ALIGNMENT
 
 
 def file_nbytes(arena_nbytes: int, *, huge_pages: bool) -> int:
-    """Bytes of the memory file of an arena of this size."""
+    """Size of the memory file for an arena of this size."""
     page_nbytes = HUGE_PAGE_NBYTES if huge_pages else 1
     return -(-(arena_nbytes + _EPOCH.size) // page_nbytes) * page_nbytes
 
 
 class Arena:
-    """One mapping of the memory file. ``fd`` stays open and may be inherited by child processes."""
+    """One process's mapping of the memory file. ``fd`` stays open and may be inherited by child processes."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.fd = fd
@@ -61,11 +61,11 @@ class Arena:
 
     @classmethod
     def create(cls, nbytes: int, *, huge_pages: bool = False) -> Arena:
-        """Make the memory file. Raises OSError when the machine cannot give that much: ENOSPC, ENOMEM, or EFBIG where
-        the size of files is limited. Of huge pages, which must have been reserved, a whole number is taken.
+        """Create the memory file and allocate all of it. Huge pages must have been reserved; the size is rounded up.
 
-        Memory files have no quota of their own: asking for more than is free ends in the kernel's OOM killer, so
-        whoever calls this has looked at what is free; here only the impossible is refused.
+        Raises OSError if the machine cannot provide the memory: ENOSPC, ENOMEM, or EFBIG for a limit on file sizes.
+        Only sizes beyond the physical memory are refused here. Allocating more than is free invokes the kernel's OOM
+        killer, so the caller must check free memory first.
         """
         if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
@@ -73,7 +73,7 @@ class Arena:
         try:
             os.posix_fallocate(fd, 0, file_nbytes(nbytes, huge_pages=huge_pages))
             return cls.attach(fd)
-        except BaseException:  # nothing is swallowed: whatever ends this, Ctrl-C too, must not leave the memory taken
+        except BaseException:  # also on Ctrl-C, the memory must be freed; the exception is re-raised
             os.close(fd)
             raise
 
@@ -83,31 +83,31 @@ class Arena:
         return cls(fd, os.fstat(fd).st_size - _EPOCH.size)
 
     def map_all(self) -> None:
-        """Make every page known to this process now (some tenths of a second a GiB), for those that write a lot.
+        """Map all pages into this process now (some tenths of a second a GiB), to avoid page faults on first writes.
 
-        A page's first touch costs more than writing it. Older kernels leave it at that.
+        A page fault costs more than writing the page. Does nothing on kernels before Linux 5.14.
         """
         with suppress(OSError):
             self._map.madvise(_MADV_POPULATE_WRITE)
 
     def begin_epoch(self, first_generation: int) -> None:
-        """For the cache server at its start: only generations from this one on are accepted from now on."""
+        """Invalidate all handles with earlier generations. Called by the cache server when it starts."""
         _EPOCH.pack_into(self._view, self.nbytes, first_generation)
 
     def erase(self, handle: Handle) -> None:
-        """For the cache server when it frees an extent: the handle is a miss, whatever is put there later."""
+        """Make the handle stale for ever. Called by the cache server when it frees an extent."""
         self._check_bounds(handle)
         _HEADER.pack_into(self._view, handle.offset, 0, 0)
         _TRAILER.pack_into(self._view, self._trailer(handle), 0)
 
     def writable(self, handle: Handle) -> memoryview:
-        """The payload region, for its one writer; call ``seal`` when all bytes are there. Raises StaleHandle."""
+        """A writable view of the payload, for its only writer; call ``seal`` after writing. Raises StaleHandle."""
         self._check_bounds(handle)
         start = handle.offset + ALIGNMENT
         return self._view[start : start + handle.nbytes]
 
     def seal(self, handle: Handle) -> None:
-        """Stamp the generation on both ends: from now on ``readable`` accepts the handle."""
+        """Write the generation before and after the payload. From then on ``readable`` accepts the handle."""
         self._check_bounds(handle)
         _TRAILER.pack_into(self._view, self._trailer(handle), handle.generation)
         _HEADER.pack_into(self._view, handle.offset, handle.generation, handle.nbytes)
@@ -123,8 +123,8 @@ class Arena:
         start = handle.offset + ALIGNMENT
         return self._view[start : start + handle.nbytes].toreadonly()
 
-    def whole(self) -> memoryview:
-        """All of the mapping, for a device that is to know its pages; nobody reads or writes items through it."""
+    def mapping(self) -> memoryview:
+        """The whole mapping, to register its pages with a device driver. Not for access to items."""
         return self._view[:]
 
     def check(self, handle: Handle) -> None:
@@ -136,7 +136,7 @@ class Arena:
             raise StaleHandle(f"extent at {handle.offset} does not carry generation {handle.generation}")
 
     def close(self) -> None:
-        """Close the descriptor and unmap; while views that were handed out still live, that is left to the last."""
+        """Close the descriptor and unmap. Views that were handed out keep the mapping alive until they are freed."""
         self._view.release()
         with suppress(BufferError):
             self._map.close()

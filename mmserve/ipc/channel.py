@@ -1,6 +1,6 @@
-"""Typed one-way message links on ZeroMQ push/pull over Unix sockets. Knows no message by name.
+"""Typed one-way message links: ZeroMQ push/pull over Unix sockets. Receivers bind, senders connect.
 
-A message that does not decode is logged and skipped: one bad message never ends a loop.
+A message that does not decode is logged and skipped, so that a bad message does not end a receiver's loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Sender(Generic[T]):
-    """Connects and pushes. Never blocks: without limit by default, or dropping when ``limit`` messages wait."""
+    """Sends messages without blocking. The queue is unlimited, or holds ``limit`` messages and drops further ones."""
 
     def __init__(self, endpoint: str, type_: Any, *, limit: int = 0) -> None:
         self._codec: Codec[T] = Codec(type_)
@@ -31,7 +31,7 @@ class Sender(Generic[T]):
         self._socket.connect(endpoint)
 
     def send(self, message: T) -> bool:
-        """False when the message was dropped because the limit was reached."""
+        """Send a message. Returns False if it was dropped because the queue is full."""
         try:
             self._socket.send(self._codec.encode(message), zmq.NOBLOCK)
         except zmq.Again:
@@ -49,7 +49,7 @@ def _bind(socket: Any, endpoint: str) -> None:
 
 
 class Receiver(Generic[T]):
-    """Binds and pulls, for a process whose main loop is synchronous."""
+    """Receives messages in a synchronous main loop."""
 
     def __init__(self, endpoint: str, type_: Any) -> None:
         self._codec: Codec[T] = Codec(type_)
@@ -57,7 +57,7 @@ class Receiver(Generic[T]):
         _bind(self._socket, endpoint)
 
     def drain(self, *, block: bool, timeout_s: float | None = None) -> list[T]:
-        """All messages that are there. ``block``: wait for the first, at most timeout_s (None: for ever)."""
+        """All messages received so far. ``block``: wait for the first, at most timeout_s (None: without limit)."""
         if block:
             self._socket.poll(None if timeout_s is None else int(timeout_s * 1000))
         messages: list[T] = []
@@ -70,7 +70,7 @@ class Receiver(Generic[T]):
                 messages.append(message)
 
     def receive(self) -> T:
-        """The next message, however long it takes."""
+        """Wait for the next message, without limit."""
         while True:
             if (message := _decode(self._codec, self._socket.recv())) is not None:
                 return message
@@ -80,7 +80,7 @@ class Receiver(Generic[T]):
 
 
 class AsyncReceiver(Generic[T]):
-    """Binds and pulls, for a process that runs an event loop."""
+    """Receives messages on an event loop."""
 
     def __init__(self, endpoint: str, type_: Any) -> None:
         self._codec: Codec[T] = Codec(type_)

@@ -1,4 +1,4 @@
-"""Typed bytes: one msgpack codec per message type, checked on decode. Knows no message by name."""
+"""Encodes messages as msgpack and decodes them with type checks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Codec(Generic[T]):
-    """Encode and decode ``T`` (a struct or a tagged union of structs); decode raises msgspec.DecodeError."""
+    """Codec of ``T``, a struct or a tagged union of structs. ``decode`` raises msgspec.DecodeError."""
 
     def __init__(self, type_: Any) -> None:
         self._encoder = msgspec.msgpack.Encoder()

@@ -1,4 +1,4 @@
-"""Every internal address, from the run directory (0700, made by the supervisor, gone with the server)."""
+"""All internal addresses. They are files in the run directory, which the supervisor creates (0700) and removes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class Endpoints:
-    """Addresses inside one run directory. ZeroMQ receivers bind theirs, senders connect."""
+    """Addresses inside one run directory."""
 
     def __init__(self, run_dir: str | Path) -> None:
         self.run_dir = Path(run_dir)
@@ -41,22 +41,22 @@ class Endpoints:
 
     @property
     def metrics_http(self) -> Path:
-        """Unix socket on which the metrics server speaks HTTP."""
+        """Unix socket of the metrics server's HTTP page."""
         return self.run_dir / "metrics.http"
 
     @property
     def cache_rpc(self) -> Path:
-        """Unix socket of the cache server's v1 calls, over rpyc."""
+        """Unix socket of the cache server's v1 RPC (rpyc)."""
         return self.run_dir / "cache.rpc"
 
     @property
     def cache_calls(self) -> Path:
-        """Unix socket of the cache server's v2 calls, in frames."""
+        """Unix socket of the cache server's v2 RPC (length-framed msgpack)."""
         return self.run_dir / "cache.calls"
 
     @property
     def alloc_share(self) -> Path:
-        """One float that all HTTP workers map: the share of requests that allocate by v2."""
+        """File mapped by all HTTP workers: one float, the share of requests that allocate through v2."""
         return self.run_dir / "alloc-share"
 
     def busy_cores(self, role: str) -> Path:
@@ -64,5 +64,5 @@ class Endpoints:
         return self.run_dir / f"cores-{role}"
 
     def tp_store(self, incarnation: int) -> Path:
-        """Rendezvous file of the ranks; a new one for each start of the engine."""
+        """Rendezvous file of the tensor-parallel ranks, a new one for each start of the engine."""
         return self.run_dir / f"tp-{incarnation}"

@@ -1,4 +1,4 @@
-"""A small threaded HTTP server for status pages (GET and HEAD). Knows no page: a function answers each path."""
+"""A small threaded HTTP server for status pages (GET and HEAD). A function maps a path to its page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REQUEST_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Page:
-    """One answer."""
+    """An HTTP response."""
 
     body: bytes
     status: int = 200
@@ -21,12 +21,12 @@ class Page:
 
 
 class StatusServer(ThreadingMixIn, UnixStreamServer):
-    """Answers on a listening stream socket, TCP or Unix, each connection in a thread; run ``serve_forever``."""
+    """Serves on a listening TCP or Unix socket, one thread a connection. Run ``serve_forever``."""
 
     daemon_threads = True
 
     def __init__(self, listener: socket.socket, page: Callable[[str], Page | None]) -> None:
-        """``page(path)``: the answer, or None for 404; called from many threads."""
+        """``page(path)`` returns the response, or None for 404. It is called from many threads."""
         super().__init__("", _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
@@ -49,7 +49,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def log_message(self, format: str, *args: object) -> None:
-        """Probes come every second; they are not worth a line."""
+        """Log nothing: probes come every second."""
 
     def address_string(self) -> str:
         return "client"

@@ -1,5 +1,6 @@
-"""The log-probabilities that come with one sampled token, packed: (id, log-probability) of the token itself, then of
-the most likely ones, most likely first. The rank packs them, the HTTP worker unpacks them, all between pass them on.
+"""Packed log-probabilities of a sampled token: pairs of (token id, log-probability) for it, then for the top tokens.
+
+Top tokens are ordered by falling probability. Ranks pack, HTTP workers unpack, the router forwards the bytes.
 """
 
 from __future__ import annotations
@@ -8,16 +9,16 @@ import struct
 from collections.abc import Iterable
 
 MAX_TOP = 20
-"""Of the most likely tokens, so many can be asked for."""
+"""Largest number of top tokens that a request can ask for."""
 
 _PAIR = struct.Struct("<if")
 
 
 def pack(pairs: Iterable[tuple[int, float]]) -> bytes:
-    """Eight bytes a pair: int32, float32."""
+    """Pack pairs of (token id, log-probability), 8 bytes each: int32, float32."""
     return b"".join(_PAIR.pack(token_id, logprob) for token_id, logprob in pairs)
 
 
 def unpack(packed: bytes) -> list[tuple[int, float]]:
-    """The pairs again. Raises struct.error when these are not whole pairs."""
+    """The pairs of packed bytes. Raises struct.error if the length is not a multiple of 8."""
     return [(token_id, logprob) for token_id, logprob in _PAIR.iter_unpack(packed)]

@@ -1,4 +1,4 @@
-"""What travels towards the engine: http -> visual or router, visual -> router (forwarded unchanged)."""
+"""Messages towards the engine: HTTP worker -> visual server or router, visual server -> router (unchanged)."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from mmserve.messages.sampling import SamplingParams
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="generate"):
-    """One sequence to generate. Receiving the same id twice is the same as once."""
+    """One sequence to generate. Idempotent by id and attempt."""
 
     id: str
-    """See ``choice_id``."""
+    """Made by ``choice_id``."""
     reply_to: int
     """Index of the HTTP worker that owns the client."""
     prompt_ids: bytes
-    """int64 little endian; image tokens are virtual ids (see Deployment)."""
+    """int64, little endian. Image tokens are virtual ids (see Deployment)."""
     spans: tuple[MediaSpan, ...] = ()
     sampling: SamplingParams
     output_ids: bytes = b""
-    """int64 tokens already sent to the client, when the request is sent again after a restart."""
+    """int64 tokens that the client has already, if the request is submitted again after a restart."""
     arrival_s: float
-    """CLOCK_MONOTONIC at HTTP arrival."""
+    """CLOCK_MONOTONIC when the HTTP request arrived."""
     attempt: int = 0
-    """Raised by the HTTP worker each time it sends the request again; replies to older attempts are dropped."""
+    """Increased each time the HTTP worker submits the request again. Replies to older attempts are discarded."""
 
     @property
     def client_request(self) -> str:
-        """Id of what the client asked, of which this is one choice."""
+        """Id of the client's request, of which this sequence is one choice."""
         return self.id.rsplit("-", 1)[0]
 
 
 def choice_id(request_id: str, index: int) -> str:
-    """Id of one of the n sequences that answer a client's request."""
+    """Id of one of the n sequences of a client's request."""
     return f"{request_id}-{index}"
 
 
@@ -43,7 +43,7 @@ AbortReason = Literal["client", "media_error", "media_lost", "internal_error", "
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="abort"):
-    """End a request wherever it is. Takes its request's road; the router answers with the one terminal reply."""
+    """End a request. Sent along the same link as the request; the router answers with the terminal reply."""
 
     id: str
     reply_to: int
@@ -54,4 +54,4 @@ class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag
 
 
 EngineInbound = GenerateRequest | AbortRequest
-"""All that the router's and the visual server's inboxes carry."""
+"""Messages received by the router and the visual servers."""

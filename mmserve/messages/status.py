@@ -1,4 +1,4 @@
-"""What every process tells about itself: samples to the metrics server, heartbeats to the health server."""
+"""Messages to the metrics server and the health server."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from mmserve.messages.reply import ServerPhase
 
 
 class MetricSample(msgspec.Struct, frozen=True, array_like=True):
-    """One observation of a metric in ``metrics.names``: counter += value, gauge = value, histogram observes."""
+    """One sample of a metric in ``metrics.names``: added to a counter, set on a gauge, observed by a histogram."""
 
     name: str
     value: float
     labels: tuple[str, ...] = ()
-    """Label values in the order of the metric's label names."""
+    """Label values, in the order of the metric's label names."""
 
 
 class MetricBatch(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="metrics"):
-    """Samples of one process; gauges are kept per process and summed at scrape.
+    """Samples of one process. Gauges are kept per process and summed when scraped.
 
-    Without samples, from the supervisor: the process is gone, and its gauges with it.
+    An empty batch, sent by the supervisor, means that the process has ended: its gauges are removed.
     """
 
     process: str
@@ -27,11 +27,13 @@ class MetricBatch(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="heartbeat"):
-    """Sent by a process's own main loop, so that a stuck loop is seen. ``busy``: has work it should progress on."""
+    """Sent by a process's main loop, so that a stuck loop is noticed."""
 
     process: str
     progress: int
+    """Grows whenever work was finished."""
     busy: bool = False
+    """True if there is work on which the process should make progress."""
 
 
 HealthInbound = Heartbeat | ServerPhase

@@ -1,4 +1,4 @@
-"""Fire-and-forget metrics: samples are gathered and pushed; when the server does not keep up they are dropped."""
+"""Sends metric samples to the metrics server in batches. Batches are dropped if the server does not keep up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNSENT_LIMIT = 256
 
 
 class MetricsClient:
-    """One per process, used from one thread. Counters add, gauges replace, histograms observe: see metrics.names."""
+    """Collects the samples of one process. Not thread-safe. Metric names are those of ``metrics.names``."""
 
     def __init__(self, endpoints: Endpoints, process: str) -> None:
         self._process = process
@@ -24,23 +24,23 @@ class MetricsClient:
         self._flushed_s = 0.0
 
     def add(self, name: str, value: float, *labels: str) -> None:
-        """One sample; goes out at once or with the next ones, at the latest at ``flush``."""
+        """Add a sample, and send the batch if it is large or old enough."""
         self.add_later(name, value, *labels)
         if len(self._samples) >= _FLUSH_SAMPLES or time.monotonic() - self._flushed_s > _FLUSH_AFTER_S:
             self.flush()
 
     def add_later(self, name: str, value: float, *labels: str) -> None:
-        """One sample that is worth no message of its own: it goes out with others, at the latest at ``flush``."""
+        """Add a sample without sending; it goes with the next ``add`` or ``flush``."""
         self._samples.append(MetricSample(name, value, labels))
 
     def add_budget(self, name: str, budget: ByteBudget) -> None:
-        """The three gauges of a budget, under this label."""
+        """Set the three gauges of a budget, labelled ``name``."""
         self.add("budget_limit_bytes", budget.limit_nbytes, name)
         self.add("budget_used_bytes", budget.used_nbytes, name)
         self.add("budget_peak_bytes", budget.peak_nbytes, name)
 
     def flush(self) -> None:
-        """Push what is gathered; loops call it before they go to sleep."""
+        """Send all collected samples. Main loops call this before they wait."""
         if self._samples:
             self._sender.send(MetricBatch(process=self._process, samples=tuple(self._samples)))
             self._samples.clear()

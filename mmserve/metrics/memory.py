@@ -1,4 +1,4 @@
-"""Memory of every process of this server, read when Prometheus asks."""
+"""Collector for the memory of every process of the server, read at each scrape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TITLE = "mmserve: "
 
 
 class ProcessMemory:
-    """A Prometheus collector over the process tree below ``root_pid``; processes are named by their titles."""
+    """Prometheus collector over the process tree of ``root_pid``. The label ``process`` is the process title."""
 
     def __init__(self, root_pid: int) -> None:
         self._root_pid = root_pid
@@ -27,11 +27,11 @@ class ProcessMemory:
             PREFIX + "process_pss_bytes", "Resident memory, shared pages by share", labels=("process",)
         )
         for process in self._tree():
-            # A process may end, or not be ours to look into, at any moment.
+            # A process may end at any time, or deny access.
             with contextlib.suppress(psutil.Error):
                 title = " ".join(process.cmdline())
                 if title.startswith(_TITLE):
-                    # The supervisor's title goes on with its model and address.
+                    # The supervisor's title also has the model and the address, in parentheses.
                     name = title.removeprefix(_TITLE).split(" (")[0].strip()
                     memory = process.memory_full_info()
                     rss.add_metric((name,), memory.rss)

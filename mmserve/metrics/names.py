@@ -1,6 +1,6 @@
-"""The table of all metrics: name, type, labels, help. A sample whose name is not here is dropped by the server.
+"""The table of all metrics: name, type, labels, help. The metrics server drops samples of other names.
 
-Names follow vLLM's, under the prefix ``mmserve:``; counters get ``_total`` when rendered.
+Names follow vLLM's, with the prefix ``mmserve:``. Counters get the suffix ``_total`` when rendered.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def _stage(help: str, *labels: str) -> Metric:
 
 
 METRICS: dict[str, Metric] = {
-    # requests, measured in the HTTP worker from the request's arrival
+    # requests, measured in the HTTP worker
     "http_requests": Metric("counter", "HTTP requests answered", ("route", "status")),
     "request_success": Metric("counter", "Sequences finished", ("finished_reason",)),
-    "requests_aborted": Metric("counter", "Requests whose client went away"),
+    "requests_aborted": Metric("counter", "Requests whose client disconnected"),
     "admission_rejections": Metric("counter", "Requests refused before any work", ("reason",)),
-    "requests_resent": Metric("counter", "Requests sent to the engine again after a restart or a lost image"),
+    "requests_resent": Metric("counter", "Requests submitted to the engine again after a restart or a lost image"),
     "num_requests_in_flight": Metric("gauge", "Requests between arrival and last byte"),
     "prompt_tokens": Metric("counter", "Prompt tokens, image tokens included"),
     "generation_tokens": Metric("counter", "Tokens generated"),
@@ -49,51 +49,51 @@ METRICS: dict[str, Metric] = {
     "request_generation_tokens": Metric("histogram", "Tokens generated for a request", (), TOKENS),
     "request_params_n": Metric("histogram", "n of a request", (), COUNT),
     "request_params_max_tokens": Metric("histogram", "max_tokens of a request", (), TOKENS),
-    # media stages; alloc is the lane, v1 or v2
+    # media stages; label alloc: the allocation path, v1 or v2
     "mm_items": Metric("counter", "Images by what allocation found", ("state", "alloc")),
     "mm_fetch_seconds": _stage("Reading one request's images: decode base64, fetch, or read file", "alloc"),
     "mm_hash_seconds": _stage("Hashing one request's images and reading their headers", "alloc"),
     "mm_alloc_seconds": _stage("Allocation of one request, waits included", "alloc"),
     "mm_alloc_rpc_seconds": _stage("One allocation RPC", "alloc"),
-    "mm_write_seconds": _stage("Writing one request's images into the arena and saying so", "alloc"),
+    "mm_write_seconds": _stage("Writing one request's images into the arena and reporting them", "alloc"),
     "mm_alloc_waiting": Metric("gauge", "Requests waiting for arena space", ("alloc",)),
     "mm_alloc_too_large": Metric("counter", "Requests with images of more than a budget or the arena", ("alloc",)),
-    "mm_compare_seconds": _stage("Comparing one request's images with the bytes that others wrote", "alloc"),
-    "mm_hash_collisions": Metric("counter", "Images whose content key was found to be another image's", ("alloc",)),
+    "mm_compare_seconds": _stage("Comparing one request's images with bytes that other requests wrote", "alloc"),
+    "mm_hash_collisions": Metric("counter", "Images whose content key was that of a different image", ("alloc",)),
     "mm_copied_bytes": Metric(
-        "counter", "Payload bytes copied on the host: data into the arena; rows into it, by no lane", ("kind", "alloc")
+        "counter", "Bytes copied into the arena by the host: image data, embedding rows", ("kind", "alloc")
     ),
-    "mm_queue_seconds": _seconds("A request waiting in the visual server for its images' turn"),
+    "mm_queue_seconds": _seconds("Time a request waits in the visual server before its images are decoded"),
     "mm_decode_seconds": _stage("Decoding and preprocessing one image"),
     "mm_encode_seconds": _stage("One vision tower batch"),
     "mm_encode_batch_size": Metric("histogram", "Images in one vision tower batch", (), COUNT),
     "mm_images_encoded": Metric("counter", "Images encoded"),
     "mm_images_failed": Metric("counter", "Images that could not be decoded or encoded"),
-    "mm_encoder_requests_waiting": Metric("gauge", "Requests held by the visual servers"),
-    "mm_decoding": Metric("gauge", "Requests whose images are being decoded, or are decoded and wait for the encoder"),
-    "mm_decoding_peak": Metric("gauge", "Most of these at once"),
-    "mm_decode_waiting": Metric("gauge", "Requests for which a visual server waits to decode"),
-    # bytes: body, fetch (HTTP workers), data, embeddings (arena), pixels (visual servers)
-    "budget_limit_bytes": Metric("gauge", "Bytes that requests may hold in this form", ("budget",)),
-    "budget_used_bytes": Metric("gauge", "Bytes that requests hold in this form", ("budget",)),
-    "budget_peak_bytes": Metric("gauge", "Most bytes that requests ever held in this form", ("budget",)),
-    # arena and cache server, both lanes together: they share one table, which is not told who calls by which
+    "mm_encoder_requests_waiting": Metric("gauge", "Requests waiting in the visual servers"),
+    "mm_decoding": Metric("gauge", "Requests that hold a decode permit: decoding, or waiting for the encoder"),
+    "mm_decoding_peak": Metric("gauge", "Peak of mm_decoding"),
+    "mm_decode_waiting": Metric("gauge", "Requests that wait for a decode permit"),
+    # label budget: body, fetch (HTTP workers), data, embeddings (arena), pixels (visual servers)
+    "budget_limit_bytes": Metric("gauge", "Limit of the budget", ("budget",)),
+    "budget_used_bytes": Metric("gauge", "Bytes of the budget in use", ("budget",)),
+    "budget_peak_bytes": Metric("gauge", "Most bytes of the budget ever in use", ("budget",)),
+    # arena and cache server, both allocation paths together
     "mm_cache_queries": Metric("counter", "Images looked up"),
-    "mm_cache_hits": Metric("counter", "Images whose embedding was there"),
+    "mm_cache_hits": Metric("counter", "Images whose embedding was cached"),
     "mm_cache_evictions": Metric("counter", "Extents evicted", ("kind",)),
     "mm_cache_evicted_bytes": Metric("counter", "Arena bytes evicted"),
     "mm_slots": Metric("gauge", "Extents in the arena", ("kind", "state")),
     "mm_slot_bytes": Metric("gauge", "Arena bytes by use", ("kind", "state")),
     "mm_arena_bytes": Metric("gauge", "Size of the arena"),
     "mm_leases": Metric("gauge", "Leases held"),
-    "mm_leases_reclaimed": Metric("counter", "Leases given back because their owner was killed"),
-    "mm_lease_leaks": Metric("counter", "Leases and reservations that a living owner forgot: a bug, always 0"),
+    "mm_leases_reclaimed": Metric("counter", "Leases released because their owner was killed"),
+    "mm_lease_leaks": Metric("counter", "Leases and reservations that a running owner never released: a bug, always 0"),
     # router
     "num_requests_running": Metric("gauge", "Sequences in slots"),
     "num_requests_waiting": Metric("gauge", "Sequences waiting for a slot"),
     "kv_cache_usage_perc": Metric("gauge", "KV blocks held by running sequences, 0 to 1"),
     "kv_blocks": Metric("gauge", "KV blocks", ("state",)),
-    "num_preemptions": Metric("counter", "Sequences whose KV was given up to be recomputed"),
+    "num_preemptions": Metric("counter", "Sequences whose KV was freed, to be recomputed later"),
     "prefix_cache_queries": Metric("counter", "Prompt tokens looked up in the prefix cache"),
     "prefix_cache_hits": Metric("counter", "Prompt tokens found in the prefix cache"),
     "request_queue_time_seconds": _seconds("From the router's receipt to the first step"),
@@ -105,7 +105,7 @@ METRICS: dict[str, Metric] = {
     "schedule_seconds": _stage("Planning one step"),
     # processes
     "event_loop_lag_seconds": Metric("histogram", "How late the HTTP workers' event loops are", (), LAG),
-    "process_restarts": Metric("counter", "Processes started again", ("role",)),
+    "process_restarts": Metric("counter", "Restarts of processes", ("role",)),
 }
 
 PREFIX = "mmserve:"

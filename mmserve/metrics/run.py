@@ -1,16 +1,26 @@
-"""The metrics server process."""
+"""The metrics server process: receives samples, and answers ``/metrics`` over HTTP on a Unix socket from threads.
+
+The HTTP workers forward ``/metrics`` requests to this socket.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import threading
+from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
+
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from mmserve.config.process import Process
 from mmserve.ipc.channel import Receiver
+from mmserve.ipc.status_http import Page, StatusServer
 from mmserve.messages.status import MetricBatch
 from mmserve.metrics.memory import ProcessMemory
 from mmserve.metrics.series import Series
-from mmserve.metrics.server import answering, collect
 
 
 def run(process: Process) -> None:
@@ -18,6 +28,29 @@ def run(process: Process) -> None:
     series = Series()
     series.registry.register(ProcessMemory(os.getppid()))
     inbox: Receiver[MetricBatch] = Receiver(process.endpoints.metrics, MetricBatch)
-    with closing(inbox), answering(process.endpoints.metrics_http, series):
+    with closing(inbox), serving_metrics(process.endpoints.metrics_http, series):
         process.ready({})
-        collect(inbox, series)
+        while True:
+            series.apply(inbox.receive())
+
+
+@contextlib.contextmanager
+def serving_metrics(socket_path: Path, series: Series) -> Iterator[None]:
+    """Answer ``/metrics`` on a new Unix socket, from threads, until the block ends."""
+    # A metrics server that was killed leaves its socket behind.
+    socket_path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(socket_path))
+        listener.listen()
+        server = StatusServer(listener, lambda path: _page(path, series))
+        threading.Thread(target=server.serve_forever, name="metrics-http", daemon=True).start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+
+
+def _page(path: str, series: Series) -> Page | None:
+    if path not in ("/", "/metrics"):
+        return None
+    return Page(series.render(), content_type=CONTENT_TYPE_PLAIN_0_0_4)

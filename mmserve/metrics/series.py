@@ -1,6 +1,7 @@
-"""Samples of all processes -> Prometheus series, by the table in ``names``. No socket, no process.
+"""Aggregates samples of all processes into Prometheus series, as the table in ``names`` says.
 
-Counters and histograms outlive the process that sent them. Gauges are kept per process and summed, and go with it.
+Counters and histograms are kept when the process that sent them ends. Gauges are kept per process, summed when scraped,
+and removed when the process ends.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Series:
-    """All series of one server. Safe to render while samples come in."""
+    """All series of the server. ``render`` may run while another thread calls ``apply``."""
 
     def __init__(self, table: Mapping[str, Metric] = METRICS) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -40,17 +41,18 @@ class Series:
         }
         self._gauges = _Gauges({name: metric for name, metric in table.items() if metric.kind == "gauge"})
         self.registry.register(self._gauges)
-        self._refused: set[str] = set()
+        self._warned: set[str] = set()
+        """Names of metrics with an invalid sample; each is logged once."""
 
     def apply(self, batch: MetricBatch) -> None:
-        """Take in a batch; one without samples says that its process is gone. A wrong sample is dropped."""
+        """Add a batch. An empty batch means that its process has ended. An invalid sample is dropped."""
         if not batch.samples:
-            self._gauges.forget(batch.process)
+            self._gauges.remove_process(batch.process)
         for sample in batch.samples:
             try:
                 self._apply(batch.process, sample)
             except (KeyError, ValueError) as error:
-                self._refuse(batch.process, sample.name, error)
+                self._warn(batch.process, sample.name, error)
 
     def _apply(self, process: str, sample: MetricSample) -> None:
         if (counter := self._counters.get(sample.name)) is not None:
@@ -60,18 +62,18 @@ class Series:
         else:
             self._gauges.set(process, sample)
 
-    def _refuse(self, process: str, name: str, error: Exception) -> None:
-        if name not in self._refused:
-            self._refused.add(name)
+    def _warn(self, process: str, name: str, error: Exception) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
             logger.warning("%s sent a sample of %s that is dropped: %r", process, name, error)
 
     def render(self) -> bytes:
-        """The text that Prometheus reads."""
+        """The Prometheus text format."""
         return prometheus_client.generate_latest(self.registry)
 
 
 class _Gauges:
-    """A collector: last value of each gauge by process, summed when asked."""
+    """Prometheus collector of gauges: the sum of the processes' last values. Thread-safe."""
 
     def __init__(self, table: Mapping[str, Metric]) -> None:
         self._table = table
@@ -85,7 +87,7 @@ class _Gauges:
         with self._lock:
             self._values[process][sample.name, sample.labels] = sample.value
 
-    def forget(self, process: str) -> None:
+    def remove_process(self, process: str) -> None:
         with self._lock:
             self._values.pop(process, None)
 

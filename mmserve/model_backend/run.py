@@ -46,7 +46,7 @@ def run(process: Process) -> None:
         kernels.leave(towers.counts, among=size)
         ranks = BusyCores(endpoints.busy_cores("model_backend"), size)
         ranks.clear(rank)
-        with memory_allocator.loading():
+        with memory_allocator.return_freed_memory():
             runner = ModelRunner(deployment, tp, process.arena, like, process.progress, phases)
         if kernels.usable(like):
             # What is left to torch is small, and waiting for its other threads costs more than they save.

@@ -1,4 +1,4 @@
-"""A budget of bytes: its limit, what is taken of it now, and the most that ever was. Pure: whoever uses it waits."""
+"""A budget of bytes: limit, bytes used now, and the peak. Pure: waiting for room is up to the caller."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ MIB = 1 << 20
 
 
 class ByteBudget:
-    """Not thread-safe; one owner counts everything that is taken of it."""
+    """Counts bytes against a limit. Not thread-safe."""
 
     def __init__(self, limit_nbytes: int) -> None:
         self.limit_nbytes = limit_nbytes
@@ -14,15 +14,15 @@ class ByteBudget:
         self.peak_nbytes = 0
 
     def fits(self, nbytes: int) -> bool:
-        """Is so much left?"""
+        """True if ``nbytes`` more stay within the limit."""
         return self.used_nbytes + nbytes <= self.limit_nbytes
 
     def take(self, nbytes: int) -> None:
-        """Count them, whether they fit or not."""
+        """Count ``nbytes`` as used, even beyond the limit."""
         self.used_nbytes += nbytes
         self.peak_nbytes = max(self.peak_nbytes, self.used_nbytes)
 
     def give(self, nbytes: int) -> None:
-        """Back what was taken."""
+        """Give back bytes that were taken."""
         assert 0 <= nbytes <= self.used_nbytes, "only what was taken is given back"
         self.used_nbytes -= nbytes

@@ -1,6 +1,6 @@
-"""Typed errors that reach a user, each with its HTTP status and machine-readable kind.
+"""Errors that reach a user, each with an HTTP status and a machine-readable kind.
 
-Knows no protocol: httpserver renders an error in the client's own shape.
+The HTTP server renders them in the format of the client's protocol.
 """
 
 from __future__ import annotations
@@ -23,74 +23,74 @@ class MmserveError(Exception):
 
 
 class InvalidRequest(MmserveError):
-    """The request itself is wrong; sending it again cannot help."""
+    """The request is wrong; a retry cannot succeed."""
 
     status = 400
     kind = "invalid_request_error"
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """Prompt (plus requested output) longer than the context."""
+    """The prompt, or prompt and requested output, are longer than the context."""
 
     kind = "context_length_exceeded"
 
 
 class MediaError(InvalidRequest):
-    """An image that cannot be fetched, read, decoded or used."""
+    """An image cannot be fetched, read, decoded or used."""
 
     kind = "invalid_media"
 
 
 class TooSlow(MmserveError):
-    """The request's body did not arrive in time."""
+    """The body of the request did not arrive in time."""
 
     status = 408
     kind = "request_timeout"
 
 
 class Unauthorized(MmserveError):
-    """No API key, or a wrong one."""
+    """The API key is missing or wrong."""
 
     status = 401
     kind = "invalid_api_key"
 
 
 class NotFound(MmserveError):
-    """No such route or model."""
+    """The route or model does not exist."""
 
     status = 404
     kind = "not_found"
 
 
 class ModelNotFound(NotFound):
-    """The request names a model that is not served here."""
+    """The request names a model that is not served."""
 
     kind = "model_not_found"
 
 
 class TooLarge(MmserveError):
-    """A body, an image or a request that could never fit the configured limits."""
+    """A body, an image or a request exceeds a configured limit."""
 
     status = 413
     kind = "request_too_large"
 
 
 class Overloaded(MmserveError):
-    """The queue is full; try again after ``retry_after_s``."""
+    """The queue is full; the client may retry after ``retry_after_s``."""
 
     status = 429
     kind = "overloaded"
 
 
 class Unavailable(MmserveError):
-    """Loading, draining, restarting, or resources did not become free in time."""
+    """The server is loading, draining or restarting, or resources did not become free in time."""
 
     status = 503
     kind = "unavailable"
 
 
 class StartupError(Exception):
-    """The server cannot start. The message is one line that says what to do instead."""
+    """The server cannot start. The message is one line that says what the user can do."""
 
 
 ERROR_KINDS: dict[str, type[MmserveError]] = {
@@ -109,4 +109,4 @@ ERROR_KINDS: dict[str, type[MmserveError]] = {
         Unavailable,
     )
 }
-"""``kind`` -> class: an error that crossed a process boundary as (kind, message) is raised again from here."""
+"""``kind`` -> class, to raise an error again that crossed a process boundary as (kind, message)."""

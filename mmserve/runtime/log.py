@@ -1,4 +1,4 @@
-"""One log format for every process: time, level, who (the process's title), what. Knows no process by name."""
+"""Log format of every process: time, level, process title, message."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import logging
 import sys
 
 
-def setup(who: str, level: str) -> None:
-    """Send our records of at least ``level`` and libraries' warnings to stderr, each line naming ``who``."""
+def setup(title: str, level: str) -> None:
+    """Log mmserve's records from ``level`` on, and warnings of libraries, to stderr. Each line names ``title``."""
     handler = logging.StreamHandler(sys.stderr)
-    # A "%" in a title would otherwise be read as a format.
-    who = who.replace("%", "%%")
+    # logging.Formatter would read a "%" in the title as a format.
+    title = title.replace("%", "%%")
     handler.setFormatter(
-        logging.Formatter(f"%(asctime)s.%(msecs)03d %(levelname)-7s [{who}] %(message)s", datefmt="%H:%M:%S")
+        logging.Formatter(f"%(asctime)s.%(msecs)03d %(levelname)-7s [{title}] %(message)s", datefmt="%H:%M:%S")
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    # Libraries speak up only when something is wrong.
     root.setLevel(logging.WARNING)
     logging.getLogger("mmserve").setLevel(level.upper())

@@ -1,7 +1,4 @@
-"""Waiting that cannot be cut short: cancellation is delivered after the awaited work, not instead of it.
-
-Only for bounded work (cleanup); knows nothing of what is awaited.
-"""
+"""Waiting that a cancellation does not interrupt. For bounded cleanup only."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ T = TypeVar("T")
 
 
 async def to_completion(work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` to its end, however often the caller is cancelled meanwhile; then raise CancelledError if it was."""
+    """Run ``work`` to completion even if the caller is cancelled; re-raise the cancellation afterwards."""
     task = asyncio.ensure_future(work)
     cancelled = False
     while not task.done():

@@ -1,7 +1,6 @@
-"""Blocking work in threads, never abandoned: whoever awaits it goes on only after its thread has returned.
+"""Runs blocking work in threads for an event loop. A caller resumes only after its work has returned.
 
-Knows nothing of the work but its size in bytes. Many tiny jobs share a task, so that handing a job to a thread (tens
-of microseconds) is not what they cost.
+Small jobs are grouped by their size in bytes, because handing work to a thread costs tens of microseconds.
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 MIN_BATCH_NBYTES = 4 << 20
-"""Hashing and copying run at several GB/s: below this, handing over to another thread and back, and threads that take
-the interpreter's lock from each other between small items, cost more than a second core gives."""
+"""Work below this size is not split. Hashing and copying run at several GB/s, so for less than this the hand-over and
+the competition for the GIL cost more than a second core gains."""
 
 
-class Threads:
-    """A pool. ``concurrent``: ``map`` spreads jobs over it; otherwise it runs them one after another, a task each.
+class WorkerThreads:
+    """A pool of up to ``count`` threads, started on demand.
 
-    Not concurrent.futures': its way to a thread and back takes twice as long (50 us here, of about 700 for a request).
+    ``concurrent``: ``map`` spreads jobs over the threads; otherwise it runs one job after another.
+    A ThreadPoolExecutor takes twice as long to hand over a call and its result (50 us of about 700 us a request).
     """
 
     def __init__(self, name: str, count: int, *, concurrent: bool = True) -> None:
@@ -38,13 +38,13 @@ class Threads:
         self._closed = False
 
     async def run(self, work: Callable[[], B]) -> B:
-        """One blocking call. A cancelled caller gets its CancelledError when the call has returned, not before."""
+        """Run one blocking call. If the caller is cancelled, CancelledError is raised after the call has returned."""
         return (await self._run_all([work]))[0]
 
     async def map(self, work: Callable[[A], B], jobs: Sequence[A], nbytes: Sequence[int]) -> list[B]:
-        """``work`` over ``jobs``, results in order; nbytes[i] is about how much job i has to go through.
+        """Apply ``work`` to all jobs; results are in the order of the jobs. nbytes[i] estimates the bytes of job i.
 
-        All have returned when the first exception (in the order of the jobs) is raised.
+        If jobs raise, the exception of the first of them is raised after all jobs have returned.
         """
         if not self._concurrent:
             parts = [await self.run(_bound(work, [job])) for job in jobs]
@@ -53,7 +53,7 @@ class Threads:
         return [result for part in parts for result in part]
 
     def close(self) -> None:
-        """Take nothing more; what runs or has been handed over ends by itself."""
+        """Accept no more work. Work that was accepted before still runs; this does not wait for it."""
         self._closed = True
         for _ in range(self._started):
             self._calls.put(None)
@@ -61,12 +61,12 @@ class Threads:
     async def _run_all(self, works: Sequence[Callable[[], B]]) -> list[B]:
         if not works:
             return []
-        together = _Together(works, asyncio.get_running_loop())
+        group = _CallGroup(works, asyncio.get_running_loop())
         for index in range(len(works)):
-            self._hand_over(partial(together.run, index))
-        return await together.results()
+            self._submit(partial(group.run, index))
+        return await group.results()
 
-    def _hand_over(self, call: Callable[[], None]) -> None:
+    def _submit(self, call: Callable[[], None]) -> None:
         if self._closed:
             raise RuntimeError(f"the threads {self._name} are closed")
         self._calls.put(call)
@@ -75,29 +75,29 @@ class Threads:
             self._started += 1
 
 
-class _Together(Generic[B]):
-    """Works that are awaited together, each run once by some thread."""
+class _CallGroup(Generic[B]):
+    """Calls that are awaited together. Each runs once, in any thread."""
 
     def __init__(self, works: Sequence[Callable[[], B]], loop: asyncio.AbstractEventLoop) -> None:
         self._works = works
         self._loop = loop
         self._all_done = asyncio.Event()
-        self._left = itertools.count(len(works) - 1, -1)
+        self._num_left = itertools.count(len(works) - 1, -1)  # next() is atomic under the GIL
         self._results: dict[int, B] = {}
         self._errors: dict[int, BaseException] = {}
 
     def run(self, index: int) -> None:
-        """In a thread."""
+        """Run call ``index``. Called in a worker thread."""
         try:
             self._results[index] = self._works[index]()
-        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
+        except BaseException as error:  # noqa: BLE001 - raised by results()
             self._errors[index] = error
-        if next(self._left) == 0:
-            with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+        if next(self._num_left) == 0:
+            with suppress(RuntimeError):  # the event loop is closed
                 self._loop.call_soon_threadsafe(self._all_done.set)
 
     async def results(self) -> list[B]:
-        """When all are done, come what may; only then is a cancellation passed on, or the first error raised."""
+        """Wait until all calls have returned, then raise a cancellation or the first error, or return the results."""
         cancelled = False
         while not self._all_done.is_set():
             try:
@@ -114,7 +114,7 @@ class _Together(Generic[B]):
 def _run_calls(calls: SimpleQueue[Callable[[], None] | None]) -> None:
     while (call := calls.get()) is not None:
         call()
-        del call  # and all it holds, before waiting for the next
+        del call  # frees its arguments and result before waiting for the next call
 
 
 def _bound(work: Callable[[A], B], jobs: Sequence[A]) -> Callable[[], list[B]]:
@@ -122,14 +122,14 @@ def _bound(work: Callable[[A], B], jobs: Sequence[A]) -> Callable[[], list[B]]:
 
 
 def batches(jobs: Sequence[A], nbytes: Sequence[int], threads: int) -> list[list[A]]:
-    """``jobs`` in order, cut into runs of about equal bytes: as many as threads at most, fewer when they are small."""
+    """Split ``jobs``, in order, into at most ``threads`` batches of about equal bytes; fewer if the jobs are small."""
     total, done = sum(nbytes), 0
     count = min(threads, total // MIN_BATCH_NBYTES)
     if count <= 1:
         return [list(jobs)] if jobs else []
-    runs: list[list[A]] = [[] for _ in range(count)]
+    split: list[list[A]] = [[] for _ in range(count)]
     for job, size in zip(jobs, nbytes, strict=True):
-        # The run in which the middle of the job falls.
-        runs[min(count - 1, (2 * done + size) * count // (2 * total))].append(job)
+        # A job belongs to the batch that contains its middle byte.
+        split[min(count - 1, (2 * done + size) * count // (2 * total))].append(job)
         done += size
-    return [run for run in runs if run]
+    return [batch for batch in split if batch]

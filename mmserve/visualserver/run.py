@@ -46,7 +46,7 @@ def run(process: Process) -> None:
     busy_towers = BusyCores(process.endpoints.busy_cores("visualserver"), deployment.config.visual_workers)
     busy_towers.clear(process.index)
     use_threads(_threads(deployment))
-    with memory_allocator.loading():
+    with memory_allocator.return_freed_memory():
         tower = _load_tower(process)
     memory.take_for_images(deployment, _batch_images(deployment))
     serve(process, _sharing_cores(tower, process, busy_towers))

@@ -24,7 +24,7 @@ from mmserve.processors.picture import Header, header
 from mmserve.processors.registry import processor_for
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import MediaError, MmserveError
-from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES, Threads
+from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES, WorkerThreads
 
 A = TypeVar("A")
 
@@ -53,7 +53,7 @@ class MediaReader:
         self._metrics = metrics
         self._alloc_version = alloc_version
         concurrent = alloc_version == "v2"
-        self._threads = Threads(f"media-{alloc_version}", config.concurrent_alloc_workers, concurrent=concurrent)
+        self._threads = WorkerThreads(f"media-{alloc_version}", config.concurrent_alloc_workers, concurrent=concurrent)
         self._turn = asyncio.Semaphore(_turns(config.concurrent_alloc_workers))
         self._read_all = self._together if concurrent else self._one_by_one
         policy = policy or AddressPolicy(config.allowed_media_domains)

@@ -19,7 +19,7 @@ from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.errors import Overloaded, Unavailable
 from mmserve.runtime.uncancelled import to_completion
-from mmserve.runtime.worker_threads import Threads
+from mmserve.runtime.worker_threads import WorkerThreads
 
 _WAITING_THREADS = 16
 _RETRY_AFTER_S = 1.0
@@ -33,7 +33,7 @@ class _Waiting:
     """Threads that wait in the server, and who may have one: first come first served, and free to leave until then."""
 
     def __init__(self, name: str) -> None:
-        self.threads = Threads(name, _WAITING_THREADS)
+        self.threads = WorkerThreads(name, _WAITING_THREADS)
         self.places = asyncio.Semaphore(_WAITING_THREADS)
 
 
@@ -42,7 +42,7 @@ class CacheCalls:
     queue behind it: who waits for space holds nothing, who waits for others may hold what others need."""
 
     def __init__(
-        self, client: MediaCacheClient, threads: Threads, metrics: MetricsClient, alloc_version: AllocVersion
+        self, client: MediaCacheClient, threads: WorkerThreads, metrics: MetricsClient, alloc_version: AllocVersion
     ) -> None:
         self._client = client
         self._threads = threads

@@ -30,7 +30,7 @@ from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
 from mmserve.metrics.client import MetricsClient
 from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import MmserveError, Unavailable
-from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES, Threads
+from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES, WorkerThreads
 
 _RETRY_AFTER_S = 1.0
 _RECONNECT_S = 0.25
@@ -75,7 +75,7 @@ class MediaLeases:
         self._patience_s = deployment.config.mm_queue_timeout if patience_s is None else patience_s
         self._alloc_version = alloc_version
         self._processor = processor_for(deployment.model)
-        self._threads = Threads(f"lease-{alloc_version}", workers, concurrent=concurrent)
+        self._threads = WorkerThreads(f"lease-{alloc_version}", workers, concurrent=concurrent)
         self._client = client or connect(endpoints, owner, batched=concurrent)
         self._cache = CacheCalls(self._client, self._threads, metrics, alloc_version)
         self._little_nbytes = 2 * MIN_BATCH_NBYTES if concurrent else 0

@@ -1,4 +1,4 @@
-"""Links over real sockets: order, restarts of the receiver, and one bad message that ends nothing."""
+"""Message links over real sockets: order, restarts of the receiver, bad messages, limits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_sender_may_start_before_its_receiver(endpoint: str) -> None:
 
 
 def test_a_sender_outlives_its_receiver(endpoint: str) -> None:
-    """What was on its way to the dead one may be lost (senders send again when told); the link itself comes back."""
+    """Messages in transit to the old receiver may be lost; the sender reconnects to the new one."""
     sender: Sender[TokenReply] = Sender(endpoint, TokenReply)
     Receiver(endpoint, TokenReply).close()
     receiver: Receiver[TokenReply] = Receiver(endpoint, TokenReply)
@@ -64,7 +64,7 @@ def test_a_bad_message_is_skipped(endpoint: str, caplog: pytest.LogCaptureFixtur
     raw = zmq.Context.instance().socket(zmq.PUSH)
     raw.connect(endpoint)
     raw.send(b"\xc1 not a message")
-    raw.send(b"\x82\xa1t\xa6tokens\xa2id\xa2\xff\xfe")  # nor is what is no UTF-8
+    raw.send(b"\x82\xa1t\xa6tokens\xa2id\xa2\xff\xfe")  # an id that is not UTF-8
     sender: Sender[TokenReply] = Sender(endpoint, TokenReply)
     sender.send(TokenReply(id="good"))
     assert [message.id for message in _receive(receiver, 1)] == ["good"]
@@ -72,14 +72,14 @@ def test_a_bad_message_is_skipped(endpoint: str, caplog: pytest.LogCaptureFixtur
         socket.close()
 
 
-def test_a_limited_sender_drops_instead_of_waiting(endpoint: str) -> None:
+def test_a_limited_sender_drops_messages_instead_of_blocking(endpoint: str) -> None:
     sender: Sender[TokenReply] = Sender(endpoint, TokenReply, limit=3)
     results = [sender.send(TokenReply(id="x")) for _ in range(10)]
     assert not results[-1]
     sender.close()
 
 
-def test_an_event_loop_receives_too(endpoint: str) -> None:
+def test_an_async_receiver_yields_messages_in_order(endpoint: str) -> None:
     async def scenario() -> list[str]:
         receiver: AsyncReceiver[TokenReply] = AsyncReceiver(endpoint, TokenReply)
         sender: Sender[TokenReply] = Sender(endpoint, TokenReply)

@@ -1,4 +1,4 @@
-"""The arena gives bytes back only for the handle they were written under."""
+"""The arena returns bytes only for the handle with which they were written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def arena() -> Iterator[Arena]:
     arena.close()
 
 
-def test_what_is_written_is_read(arena: Arena) -> None:
+def test_written_bytes_are_read_back(arena: Arena) -> None:
     handle = Handle(generation=7, offset=128, nbytes=5)
     arena.write(handle, b"hello")
     assert bytes(arena.readable(handle)) == b"hello"
@@ -52,7 +52,7 @@ def test_an_unsealed_extent_is_stale(arena: Arena) -> None:
         arena.readable(handle)
 
 
-def test_reuse_during_a_read_is_noticed(arena: Arena) -> None:
+def test_reuse_during_a_read_is_detected_by_check(arena: Arena) -> None:
     old, new = Handle(20, 4096, 64), Handle(21, 4096, 40)
     arena.write(old, bytes(64))
     arena.readable(old)
@@ -66,7 +66,7 @@ def test_reuse_during_a_read_is_noticed(arena: Arena) -> None:
     offset=st.integers(-(2**40), 2**40),
     nbytes=st.integers(-(2**40), 2**40),
 )
-def test_a_forged_handle_is_stale_and_never_an_error(arena: Arena, generation: int, offset: int, nbytes: int) -> None:
+def test_a_forged_handle_is_stale(arena: Arena, generation: int, offset: int, nbytes: int) -> None:
     with pytest.raises(StaleHandle):
         arena.readable(Handle(generation | (1 << 62), offset, nbytes))
 
@@ -85,12 +85,12 @@ def test_extents_are_aligned_and_hold_header_payload_and_trailer(nbytes: int) ->
     assert extent_nbytes(nbytes) >= ALIGNMENT + nbytes + 8
 
 
-def test_more_than_the_machine_has_is_an_error_at_once() -> None:
+def test_a_size_beyond_the_physical_memory_is_refused() -> None:
     with pytest.raises(OSError, match=r".+"):
         Arena.create(1 << 60)
 
 
-def test_an_arena_without_room_refuses_every_handle() -> None:
+def test_an_empty_arena_refuses_every_handle() -> None:
     arena = Arena.create(0)
     assert arena.nbytes == 0
     with pytest.raises(StaleHandle):
@@ -98,8 +98,8 @@ def test_an_arena_without_room_refuses_every_handle() -> None:
     arena.close()
 
 
-def test_all_of_the_memory_is_taken_at_once() -> None:
-    """Otherwise the machine could run out of it later, as a bus error in whoever writes."""
+def test_all_memory_is_allocated_at_creation() -> None:
+    """Otherwise a writer could later die of a bus error, when the machine has run out of memory."""
     arena = Arena.create(8 << 20)
     taken = os.fstat(arena.fd).st_blocks * 512
     arena.close()
@@ -107,15 +107,15 @@ def test_all_of_the_memory_is_taken_at_once() -> None:
 
 
 def _mapped_nbytes() -> int:
-    """Bytes of arenas whose pages this process has in its page table."""
+    """Bytes of arenas that are in this process's page table."""
     return sum(each.rss for each in psutil.Process().memory_maps() if each.path.startswith("/memfd:mmserve-arena"))
 
 
 @pytest.mark.skipif(
     tuple(map(int, os.uname().release.split(".")[:2])) < (5, 14),
-    reason="this kernel cannot map pages ahead: map_all leaves that to their first touch",
+    reason="map_all does nothing on this kernel",
 )
-def test_every_page_is_mapped_ahead_when_that_is_asked_for() -> None:
+def test_map_all_maps_every_page() -> None:
     arena = Arena.create(8 << 20)
     before = _mapped_nbytes()
     arena.map_all()
@@ -129,11 +129,10 @@ def _free_huge_pages() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("HugePages_Free")), 0)
 
 
-# The kernel gives huge pages only where an administrator has set some aside, which a test must not do to a machine.
-# All else about the arena is tested on ordinary pages above, and the refusal where there are none just below.
+# Huge pages must be reserved by root, and a test must not change the machine.
 @pytest.mark.skipif(
     _free_huge_pages() < 3,
-    reason="no huge pages here, and only root can reserve them; the other tests ask the same of small pages",
+    reason="no huge pages are reserved on this machine",
 )
 def test_an_arena_of_huge_pages() -> None:
     arena = Arena.create(4 << 20, huge_pages=True)
@@ -146,7 +145,7 @@ def test_an_arena_of_huge_pages() -> None:
     other.close()
 
 
-def test_huge_pages_that_are_not_there_are_an_error_at_once() -> None:
+def test_missing_huge_pages_are_an_error_at_creation() -> None:
     with pytest.raises(OSError, match=r".+"):
         Arena.create((_free_huge_pages() + 8) << 21, huge_pages=True)
 

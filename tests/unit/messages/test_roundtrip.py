@@ -1,4 +1,4 @@
-"""Every message survives its link's codec, and nothing else is let in."""
+"""Messages are unchanged by encoding and decoding, and bytes of other types are refused."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ IDS = array("q", [1, 1 << 40, 5]).tobytes()
         ),
     ],
 )
-def test_a_message_survives_its_link(link: object, message: object) -> None:
+def test_a_message_is_unchanged_by_its_codec(link: object, message: object) -> None:
     codec: Codec[object] = Codec(link)
     assert codec.decode(codec.encode(message)) == message
 
 
-def test_logprobs_are_eight_bytes_a_token_and_come_out_as_they_went_in() -> None:
+def test_logprobs_take_eight_bytes_a_pair_and_are_unchanged_by_packing() -> None:
     assert unpack(LOGPROBS) == [(5, -0.5), (4, -0.25)]
     assert len(LOGPROBS) == 16
 

@@ -1,4 +1,4 @@
-"""Samples in, Prometheus text out."""
+"""Samples are aggregated into the Prometheus text format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TABLE = {
     "images": Metric("counter", "Images", ("state",)),
     "steps": Metric("counter", "Steps"),
     "waiting": Metric("gauge", "Waiting"),
-    "slots": Metric("gauge", "MediaTable", ("kind",)),
+    "slots": Metric("gauge", "Slots", ("kind",)),
     "took_seconds": Metric("histogram", "Took", ("way",), (0.1, 1.0)),
 }
 
@@ -31,7 +31,7 @@ def test_counters_add_over_processes() -> None:
     assert {'mmserve:images_total{state="hit"} 5.0', "mmserve:steps_total 1.0"} <= _lines(series)
 
 
-def test_gauges_replace_within_a_process_and_sum_over_processes() -> None:
+def test_gauges_are_replaced_within_a_process_and_summed_over_processes() -> None:
     series = Series(TABLE)
     _send(series, "a", ("waiting", 9))
     _send(series, "a", ("waiting", 2), ("slots", 1, ("data",)))
@@ -39,7 +39,7 @@ def test_gauges_replace_within_a_process_and_sum_over_processes() -> None:
     assert {"mmserve:waiting 5.0", 'mmserve:slots{kind="data"} 5.0'} <= _lines(series)
 
 
-def test_a_dead_processs_gauges_go_and_its_counters_stay() -> None:
+def test_gauges_of_an_ended_process_are_removed_and_its_counters_kept() -> None:
     series = Series(TABLE)
     _send(series, "a", ("waiting", 2), ("steps", 7))
     _send(series, "b", ("waiting", 3))
@@ -57,7 +57,7 @@ def test_histograms_observe() -> None:
     } <= _lines(series)
 
 
-def test_wrong_samples_are_dropped_and_the_others_of_their_batch_kept() -> None:
+def test_an_invalid_sample_is_dropped_and_the_rest_of_its_batch_kept() -> None:
     series = Series(TABLE)
     _send(
         series,

@@ -1,11 +1,11 @@
-"""What a process tells the collector when it is ready."""
+"""The garbage collector's settings of a process that is ready."""
 
 import gc
 
 from mmserve.runtime.memory_allocator import freeze_gc
 
 
-def test_what_lives_when_a_process_settles_is_not_looked_through_again() -> None:
+def test_freeze_gc_excludes_existing_objects_from_later_collections() -> None:
     kept = [[number] for number in range(100)]
     try:
         freeze_gc()

@@ -1,4 +1,4 @@
-"""Work in threads: few hand-overs, results in order, nothing abandoned."""
+"""Worker threads: batching, order of results, cancellation, errors and closing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES, Threads, batches
+from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES, WorkerThreads, batches
 
 
 @pytest.fixture(params=[True, False], ids=["concurrent", "sequential"])
-def threads(request: pytest.FixtureRequest) -> Iterator[Threads]:
-    threads = Threads("test", 3, concurrent=request.param)
+def threads(request: pytest.FixtureRequest) -> Iterator[WorkerThreads]:
+    threads = WorkerThreads("test", 3, concurrent=request.param)
     yield threads
     threads.close()
 
@@ -30,7 +30,7 @@ def test_batches_are_few_and_keep_the_order(sizes: list[int], threads: int) -> N
     assert all(found)
 
 
-def test_small_jobs_share_a_task() -> None:
+def test_small_jobs_share_a_batch() -> None:
     assert batches(range(128), [1000] * 128, 4) == [list(range(128))]
     assert len(batches(range(8), [MIN_BATCH_NBYTES] * 8, 4)) == 4
     few_large = [5 * MIN_BATCH_NBYTES] * 4
@@ -39,9 +39,7 @@ def test_small_jobs_share_a_task() -> None:
     assert [0] in batches(range(9), [20 * MIN_BATCH_NBYTES] + [10] * 8, 4)
 
 
-def test_work_is_never_abandoned(threads: Threads) -> None:
-    """A cancelled caller goes on only after its thread has returned, and only then."""
-
+def test_a_cancelled_caller_resumes_only_after_its_thread_has_returned(threads: WorkerThreads) -> None:
     async def run() -> list[str]:
         loop = asyncio.get_running_loop()
         started = asyncio.Event()
@@ -69,22 +67,22 @@ def test_work_is_never_abandoned(threads: Threads) -> None:
     assert asyncio.run(run()) == ["returned", "cancelled"]
 
 
-def test_results_come_in_the_order_of_the_jobs(threads: Threads) -> None:
+def test_results_are_in_the_order_of_the_jobs(threads: WorkerThreads) -> None:
     sizes = [MIN_BATCH_NBYTES] * 20
     assert asyncio.run(threads.map(lambda job: job * job, range(20), sizes)) == [job * job for job in range(20)]
     assert asyncio.run(threads.map(lambda job: job, [], [])) == []
 
 
 def test_jobs_run_at_the_same_time() -> None:
-    """Each waits for all others to have begun, so one thread alone would never get through."""
-    threads, together = Threads("test", 3), threading.Barrier(3)
+    """Each job waits until all have started, so a single thread would time out."""
+    threads, together = WorkerThreads("test", 3), threading.Barrier(3)
     places = asyncio.run(threads.map(lambda job: together.wait(20), range(3), [MIN_BATCH_NBYTES] * 3))
     assert sorted(places) == [0, 1, 2]
     threads.close()
 
 
-def test_jobs_run_one_after_another_where_that_is_asked_for() -> None:
-    threads, free = Threads("test", 3, concurrent=False), threading.Lock()
+def test_jobs_run_one_after_another_if_not_concurrent() -> None:
+    threads, free = WorkerThreads("test", 3, concurrent=False), threading.Lock()
 
     def work(job: int) -> bool:
         if not free.acquire(blocking=False):
@@ -97,7 +95,7 @@ def test_jobs_run_one_after_another_where_that_is_asked_for() -> None:
     threads.close()
 
 
-def test_the_first_error_is_raised_when_all_have_returned(threads: Threads) -> None:
+def test_the_first_error_is_raised_when_all_have_returned(threads: WorkerThreads) -> None:
     returned: list[int] = []
 
     def work(job: int) -> None:
@@ -110,7 +108,7 @@ def test_the_first_error_is_raised_when_all_have_returned(threads: Threads) -> N
     assert returned == [0]
 
 
-def test_nothing_of_a_job_stays_with_the_threads(threads: Threads) -> None:
+def test_threads_keep_no_reference_to_a_finished_job(threads: WorkerThreads) -> None:
     class Picture:
         pass
 
@@ -125,7 +123,7 @@ def test_nothing_of_a_job_stays_with_the_threads(threads: Threads) -> None:
     assert gone() is None
 
 
-def test_closed_threads_finish_what_they_have_and_take_no_more(threads: Threads) -> None:
+def test_closed_threads_finish_accepted_work_and_refuse_more(threads: WorkerThreads) -> None:
     async def run() -> None:
         proceed = threading.Event()
         task = asyncio.create_task(threads.run(lambda: proceed.wait(10)))

@@ -21,7 +21,7 @@ def pin(arena: Arena, device: torch.device) -> None:
     Where the driver refuses (a limit on locked memory, say), copies to ``device`` still work, through its own staging
     buffer.
     """
-    whole = torch.frombuffer(arena.whole(), dtype=torch.uint8)
+    whole = torch.frombuffer(arena.mapping(), dtype=torch.uint8)
     driver = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     error = int(driver.cudaHostRegister(whole.data_ptr(), whole.numel(), _PORTABLE))
     if error:

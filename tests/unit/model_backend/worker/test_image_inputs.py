@@ -41,7 +41,7 @@ def test_rows_are_the_arenas_own_memory(arena: Arena) -> None:
     handle, _ = put_rows(arena, rows, 4096)
     read = ImageEmbeddingWriter(arena, HIDDEN, TpGroup(), LIKE)._rows(span_of(handle), 3, 7)
     assert torch.equal(read.view(4, HIDDEN), rows[3:7])
-    mapping = torch.frombuffer(arena.whole(), dtype=torch.uint8)
+    mapping = torch.frombuffer(arena.mapping(), dtype=torch.uint8)
     assert read.data_ptr() == mapping.data_ptr() + 4096 + ALIGNMENT + 3 * HIDDEN * 4
 
 
@@ -112,7 +112,7 @@ def test_a_gpu_rank_registers_the_whole_mapping_once(arena: Arena, monkeypatch: 
 
     monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=register))
     pin(arena, CPU)
-    mapping = torch.frombuffer(arena.whole(), dtype=torch.uint8)
+    mapping = torch.frombuffer(arena.mapping(), dtype=torch.uint8)
     assert registered == [(mapping.data_ptr(), mapping.numel())]
     assert mapping.numel() >= arena.nbytes
 

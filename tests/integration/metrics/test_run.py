@@ -1,4 +1,4 @@
-"""The metrics server's two sockets: samples in over ZeroMQ, text out over HTTP."""
+"""The metrics server over real sockets: samples arrive over ZeroMQ, the text is served over HTTP."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.status import MetricBatch
 from mmserve.metrics.client import MetricsClient
 from mmserve.metrics.memory import ProcessMemory
+from mmserve.metrics.run import serving_metrics
 from mmserve.metrics.series import Series
-from mmserve.metrics.server import answering
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -43,12 +43,12 @@ def _ask(path: Path, method: str, target: str) -> tuple[int, str, str]:
         return response.status, response.getheader("Content-Type", ""), response.read().decode()
 
 
-def test_what_a_client_adds_is_scraped(endpoints: Endpoints) -> None:
+def test_samples_of_a_client_are_scraped(endpoints: Endpoints) -> None:
     series = Series()
     inbox: Receiver[MetricBatch] = Receiver(endpoints.metrics, MetricBatch)
     with (
         closing(inbox),
-        answering(endpoints.metrics_http, series),
+        serving_metrics(endpoints.metrics_http, series),
         closing(MetricsClient(endpoints, "router-0")) as client,
     ):
         client.add("num_requests_running", 3)
@@ -59,7 +59,7 @@ def test_what_a_client_adds_is_scraped(endpoints: Endpoints) -> None:
         assert "mmserve:num_requests_running 3.0" in text.splitlines()
 
 
-def test_what_can_wait_comes_with_the_next_flush(endpoints: Endpoints) -> None:
+def test_samples_added_for_later_are_sent_with_the_next_flush(endpoints: Endpoints) -> None:
     inbox: Receiver[MetricBatch] = Receiver(endpoints.metrics, MetricBatch)
     with closing(inbox), closing(MetricsClient(endpoints, "http-0")) as client:
         client.add_later("event_loop_lag_seconds", 0.25)
@@ -68,19 +68,19 @@ def test_what_can_wait_comes_with_the_next_flush(endpoints: Endpoints) -> None:
         assert [sample.value for sample in inbox.receive().samples] == [0.25, 0.5]
 
 
-def test_other_paths_and_head(endpoints: Endpoints) -> None:
-    with answering(endpoints.metrics_http, Series()):
+def test_unknown_paths_are_404_and_head_has_no_body(endpoints: Endpoints) -> None:
+    with serving_metrics(endpoints.metrics_http, Series()):
         assert _ask(endpoints.metrics_http, "GET", "/secrets")[0] == 404
         status, _, body = _ask(endpoints.metrics_http, "HEAD", "/metrics")
         assert (status, body) == (200, "")
 
 
-def test_starts_over_the_socket_of_a_killed_one(endpoints: Endpoints) -> None:
+def test_starts_when_a_killed_server_left_its_socket(endpoints: Endpoints) -> None:
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(endpoints.metrics_http))
-    with answering(endpoints.metrics_http, Series()):
+    with serving_metrics(endpoints.metrics_http, Series()):
         assert _ask(endpoints.metrics_http, "GET", "/metrics")[0] == 200
 
 
-def test_memory_of_a_tree_that_is_gone_is_empty() -> None:
+def test_memory_of_an_ended_process_tree_is_empty() -> None:
     assert [family.samples for family in ProcessMemory(root_pid=2**22 + 1).collect()] == [[], []]

@@ -1,4 +1,4 @@
-"""The health server's probes over real sockets."""
+"""The health server over real sockets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import urllib.request
 from contextlib import closing
 
 from mmserve.health.heartbeat import HeartbeatSender
-from mmserve.health.server import HealthCollector, answering
+from mmserve.health.run import HealthCollector, serving_probes
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.reply import ServerPhase
@@ -27,7 +27,7 @@ def _ask(listener: socket.socket, path: str) -> tuple[int, dict[str, object]]:
 
 
 def test_probes_follow_phase_and_heartbeats() -> None:
-    ward = HealthCollector()
+    collector = HealthCollector()
     with tempfile.TemporaryDirectory(dir="/tmp") as run_dir, socket.create_server(("127.0.0.1", 0)) as listener:
         endpoints = Endpoints(run_dir)
         inbox: Receiver[HealthInbound] = Receiver(endpoints.health, HealthInbound)
@@ -35,15 +35,15 @@ def test_probes_follow_phase_and_heartbeats() -> None:
         with (
             closing(inbox),
             closing(phases),
-            answering(listener, ward),
-            closing(HeartbeatSender(endpoints, "router-0")) as pulse,
+            serving_probes(listener, collector),
+            closing(HeartbeatSender(endpoints, "router-0")) as heartbeats,
         ):
             assert _ask(listener, "/live")[0] == 200
             assert _ask(listener, "/ready")[0] == 503
             phases.send(ServerPhase(phase="ready", ready=True))
-            ward.apply(inbox.receive())
-            pulse.beat(busy=False)
-            ward.apply(inbox.receive())
+            collector.apply(inbox.receive())
+            heartbeats.beat(busy=False)
+            collector.apply(inbox.receive())
             status, report = _ask(listener, "/health")
             assert status == 200
             assert report["phase"] == "ready"
