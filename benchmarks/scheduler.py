@@ -20,14 +20,14 @@ from benchmarks.load.report import Row, table, write_json
 from mmserve.messages.request import GenerateRequest
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan, StepResult
-from mmserve.router.scheduler.limits import Limits
-from mmserve.router.scheduler.scheduler import Scheduler
+from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 
 RUNNING = 256
 WAITING = (10, 100, 1_000, 10_000)
 STEPS = 300
 REPEATS = 5
 PROMPT_TOKENS = 64
+BLOCK_TOKENS = 16
 _BLOCKS_OF_A_SEQUENCE = 16
 """Fewer than its answer needs: a full cache holds not all of them."""
 
@@ -61,9 +61,13 @@ def _measure(num_waiting: int, *, full: bool) -> Row:
 def _loaded(num_waiting: int, *, full: bool) -> tuple[Scheduler, int]:
     """A scheduler whose slots are taken, and the bytes that those who wait take."""
     num_blocks = RUNNING * _BLOCKS_OF_A_SEQUENCE
-    limits = Limits(max_num_seqs=RUNNING, max_num_batched_tokens=20_000, max_model_len=4096)
+    config = SchedulerConfig(max_num_seqs=RUNNING, max_num_batched_tokens=20_000, max_model_len=4096)
     scheduler = Scheduler(
-        limits, num_blocks if full else 100 * num_blocks, now=time.monotonic, record=lambda name, value: None
+        config,
+        num_blocks=num_blocks if full else 100 * num_blocks,
+        block_tokens=BLOCK_TOKENS,
+        now=time.monotonic,
+        record=lambda name, value: None,
     )
     for index in range(RUNNING):
         # Of a full cache some end during the measurement, so that others may enter.

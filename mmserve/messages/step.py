@@ -74,9 +74,11 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class RankReady(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="ready"):
-    """From rank 0 to the router, first message: what only the device could tell."""
+    """From rank 0 to the router, its first message: the size of the KV cache of every rank."""
 
     num_blocks: int
+    block_tokens: int
+    """Tokens in a KV block, as the attention backend wants it."""
 
 
 RankInbound = StepPlan

@@ -56,7 +56,7 @@ def run(process: Process) -> None:
         phases.end("warm-up")
         logger.info("started within %s", phases)
         if rank == 0:
-            outbox.send(RankReady(num_blocks=runner.num_blocks))
+            outbox.send(RankReady(num_blocks=runner.num_blocks, block_tokens=KV_BLOCK_TOKENS))
         process.ready(_details(process, runner, device))
         computing = partial(ranks.computing, rank, deployment.cpu_threads // size)
         serve(inbox, outbox, runner, pulse, computing, answers=rank == 0)

@@ -1,4 +1,4 @@
-"""The ranks as one engine: a plan goes to all of them, the result comes from rank 0. Knows no sequences."""
+"""Client of the model ranks: sends each plan to all ranks and receives its result from rank 0."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ logger = logging.getLogger(__name__)
 
 
 class EngineClient:
-    """Links to ``num_ranks`` model backends, and the plans in flight: sent, but their result not taken. While they
-    compute, the heartbeat goes on without progress."""
+    """Channels to ``num_ranks`` ranks, and the plans in flight: sent, but their result not yet received.
 
-    def __init__(self, endpoints: Endpoints, num_ranks: int, pulse: HeartbeatSender) -> None:
+    While a call waits for the ranks it sends heartbeats without progress.
+    """
+
+    def __init__(self, endpoints: Endpoints, num_ranks: int, heartbeat: HeartbeatSender) -> None:
         self._results: Receiver[RankOutbound] = Receiver(endpoints.rank_results, RankOutbound)
         self._ranks: list[Sender[RankInbound]] = [
             Sender(endpoints.rank(rank), RankInbound) for rank in range(num_ranks)
         ]
-        self._arrived: deque[RankOutbound] = deque()
+        self._received: deque[RankOutbound] = deque()
         self._in_flight: deque[StepPlan] = deque()
-        self._pulse = pulse
+        self._heartbeat = heartbeat
 
     def wait_ready(self) -> RankReady:
-        """The first message of rank 0, sent when all ranks have loaded."""
+        """Waits for rank 0's first message, sent when all ranks have loaded."""
         while True:
             message = self._next(busy=False)
             if isinstance(message, RankReady):
@@ -39,14 +41,16 @@ class EngineClient:
         return len(self._in_flight)
 
     def send(self, plan: StepPlan) -> None:
-        """Have the plan computed after those in flight."""
+        """Sends a plan; the ranks compute it after those in flight."""
         for rank in self._ranks:
             rank.send(plan)
         self._in_flight.append(plan)
 
-    def take(self) -> tuple[StepPlan, StepResult]:
-        """The oldest plan in flight (there is one) with its result. A plan without steps is not answered, its result is
-        empty at once."""
+    def receive(self) -> tuple[StepPlan, StepResult]:
+        """Waits for the result of the oldest plan in flight (at least one exists).
+
+        The ranks do not answer a plan without steps; its result is empty and returned at once.
+        """
         plan = self._in_flight.popleft()
         if not plan.steps:
             return plan, StepResult(step_id=plan.step_id, tokens=())
@@ -62,7 +66,7 @@ class EngineClient:
             rank.close()
 
     def _next(self, *, busy: bool) -> RankOutbound:
-        while not self._arrived:
-            self._arrived.extend(self._results.drain(block=True, timeout_s=INTERVAL_S))
-            self._pulse.beat(busy=busy, progressed=False)
-        return self._arrived.popleft()
+        while not self._received:
+            self._received.extend(self._results.drain(block=True, timeout_s=INTERVAL_S))
+            self._heartbeat.beat(busy=busy, progressed=False)
+        return self._received.popleft()

@@ -1,4 +1,4 @@
-"""OutputBuffer to the HTTP workers, each to the one that owns the client. Knows no sequences."""
+"""Sends replies to the HTTP workers, each to the worker that serves the client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class OutputSender:
-    """Links to ``num_workers`` HTTP workers."""
+    """Channels to ``num_workers`` HTTP workers."""
 
     def __init__(self, endpoints: Endpoints, num_workers: int) -> None:
         self._workers: list[Sender[HttpInbound]] = [
@@ -22,7 +22,7 @@ class OutputSender:
         ]
 
     def send_all(self, replies: list[tuple[int, TokenReply]]) -> None:
-        """Send each reply to the worker it is for; one for a worker that does not exist is logged and dropped."""
+        """Sends each (worker, reply). A reply to a worker that does not exist is logged and dropped."""
         for worker, reply in replies:
             if 0 <= worker < len(self._workers):
                 self._workers[worker].send(reply)
@@ -30,6 +30,6 @@ class OutputSender:
                 logger.error("dropped a reply of request %s to unknown http worker %d", reply.id, worker)
 
     def close(self) -> None:
-        """What was sent last still goes out."""
+        """Closes the channels; replies that were sent last still go out, for at most 200 ms."""
         for worker in self._workers:
             worker.close(linger_ms=_LINGER_MS)

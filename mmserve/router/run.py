@@ -1,11 +1,11 @@
-"""The router process: messages in, plans to the ranks, replies out, one turn of the loop a step."""
+"""The router process: receives requests, sends plans to the ranks and replies to the HTTP workers, one step a loop."""
 
 from __future__ import annotations
 
 import time
 from contextlib import ExitStack, closing, suppress
 
-from mmserve.config.deployment import KV_BLOCK_TOKENS, Deployment
+from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process, Stop
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.channel import Receiver
@@ -14,57 +14,56 @@ from mmserve.messages.step import RankReady, StepPlan
 from mmserve.metrics.client import MetricsClient
 from mmserve.router.engine_client import EngineClient
 from mmserve.router.output import OutputSender
-from mmserve.router.scheduler.limits import Limits
-from mmserve.router.scheduler.scheduler import Scheduler
+from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from mmserve.router.stats import report_state
 
 
 def run(process: Process) -> None:
-    """Serve until Stop."""
+    """Serves until Stop is raised."""
     deployment, endpoints = process.deployment, process.endpoints
     with suppress(Stop), ExitStack() as stack:
-        pulse = stack.enter_context(closing(HeartbeatSender(endpoints, process.name)))
+        heartbeat = stack.enter_context(closing(HeartbeatSender(endpoints, process.name)))
         metrics = stack.enter_context(closing(MetricsClient(endpoints, process.name)))
         inbox: Receiver[EngineInbound] = stack.enter_context(closing(Receiver(endpoints.router, EngineInbound)))
-        outbox = stack.enter_context(closing(OutputSender(endpoints, deployment.config.http_workers)))
-        ranks = stack.enter_context(closing(EngineClient(endpoints, deployment.config.tp, pulse)))
-        num_blocks = _num_blocks(deployment, ranks.wait_ready())
-        scheduler = Scheduler(_limits(deployment), num_blocks, now=time.monotonic, record=metrics.add)
-        process.ready({"kv_blocks": num_blocks, "kv_tokens": num_blocks * KV_BLOCK_TOKENS})
+        output = stack.enter_context(closing(OutputSender(endpoints, deployment.config.http_workers)))
+        engine = stack.enter_context(closing(EngineClient(endpoints, deployment.config.tp, heartbeat)))
+        ready = engine.wait_ready()
+        scheduler = _scheduler(deployment, ready, metrics)
+        process.ready({"kv_blocks": ready.num_blocks, "kv_tokens": ready.num_blocks * ready.block_tokens})
         depth = 2 if deployment.config.overlap_scheduling else 1
-        serve(inbox, scheduler, ranks, outbox, metrics, pulse, depth)
+        serve(inbox, scheduler, engine, output, metrics, heartbeat, depth)
 
 
 def serve(
     inbox: Receiver[EngineInbound],
     scheduler: Scheduler,
-    ranks: EngineClient,
-    outbox: OutputSender,
+    engine: EngineClient,
+    output: OutputSender,
     metrics: MetricsClient,
-    pulse: HeartbeatSender,
+    heartbeat: HeartbeatSender,
     depth: int,
 ) -> None:
-    """The loop, with at most ``depth`` plans in flight. While idle it sleeps, and wakes once a heartbeat.
+    """The router's loop, with at most ``depth`` plans in flight. Idle, it sleeps and wakes for heartbeats only.
 
-    With two, the ranks have the next plan before they are done with the last. Then an abort comes while one plan is in
-    flight, and its reply goes out after that one's result: no rank reads pictures of whoever was told of an end.
+    With depth 2 the ranks have the next plan before they finish the last one. The reply to an abort is still sent only
+    after the result of every plan that computes the sequence: no rank reads images after their leases may have ended.
     """
     while True:
         for message in inbox.drain(block=scheduler.idle, timeout_s=INTERVAL_S):
             scheduler.receive(message)
         started_s = time.perf_counter()
-        while ranks.num_in_flight < depth and (plan := scheduler.schedule()):
-            ranks.send(plan)
+        while engine.num_in_flight < depth and (plan := scheduler.schedule()):
+            engine.send(plan)
         planned_s = time.perf_counter()
-        if ranks.num_in_flight:
-            plan, result = ranks.take()
+        if engine.num_in_flight:
+            plan, result = engine.receive()
             scheduler.apply(plan, result)
             _report_step(metrics, plan, planned_s - started_s, time.perf_counter() - started_s)
-        outbox.send_all(scheduler.take_replies())
+        output.send_all(scheduler.take_replies())
         report_state(scheduler, metrics)
         if scheduler.idle:
             metrics.flush()
-        pulse.beat(busy=not scheduler.idle)
+        heartbeat.beat(busy=not scheduler.idle)
 
 
 def _report_step(metrics: MetricsClient, plan: StepPlan, schedule_s: float, step_s: float) -> None:
@@ -74,16 +73,18 @@ def _report_step(metrics: MetricsClient, plan: StepPlan, schedule_s: float, step
         metrics.add("step_seconds", step_s)
 
 
-def _limits(deployment: Deployment) -> Limits:
-    config = deployment.config
-    return Limits(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+def _scheduler(deployment: Deployment, ready: RankReady, metrics: MetricsClient) -> Scheduler:
+    """A scheduler for the KV cache that the ranks have allocated."""
+    config = SchedulerConfig(
+        max_num_seqs=deployment.config.max_num_seqs,
+        max_num_batched_tokens=deployment.config.max_num_batched_tokens,
         max_model_len=deployment.max_model_len,
-        max_step_s=config.max_step_ms / 1e3,
+        max_step_s=deployment.config.max_step_ms / 1e3,
     )
-
-
-def _num_blocks(deployment: Deployment, ready: RankReady) -> int:
-    """What the ranks could allocate, within what the supervisor has decided."""
-    return ready.num_blocks if deployment.kv_blocks is None else min(deployment.kv_blocks, ready.num_blocks)
+    return Scheduler(
+        config,
+        num_blocks=ready.num_blocks,
+        block_tokens=ready.block_tokens,
+        now=time.monotonic,
+        record=metrics.add,
+    )

@@ -7,7 +7,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.logprobs import pack
@@ -24,6 +23,7 @@ from mmserve.messages.step import (
 )
 
 VOCAB_SIZE = 40
+BLOCK_TOKENS = 16
 _MODULUS = (1 << 61) - 1
 _GARBAGE = -1
 
@@ -96,9 +96,17 @@ class _Slot:
 class FakeRank:
     """Obeys step plans and checks that they can be obeyed. Says that each token takes ``token_s``."""
 
-    def __init__(self, num_blocks: int, num_slots: int, max_tokens: int, token_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        num_slots: int,
+        max_tokens: int,
+        token_s: float = 0.0,
+        block_tokens: int = BLOCK_TOKENS,
+    ) -> None:
         self.num_blocks = num_blocks
-        self.cells = [_GARBAGE] * (num_blocks * KV_BLOCK_TOKENS)
+        self.block_tokens = block_tokens
+        self.cells = [_GARBAGE] * (num_blocks * block_tokens)
         self.lost_items: set[int] = set()
         """CacheEntry ids whose embeddings are gone."""
         self.broken_seeds: set[int] = set()
@@ -126,7 +134,7 @@ class FakeRank:
         assert sum(step.num_tokens for step in plan.steps) <= self._max_tokens
         beginnings = [self._beginning(copy.source, copy.num_tokens) for copy in plan.copies]
         for copy, cells in zip(plan.copies, beginnings, strict=True):
-            start = copy.target * KV_BLOCK_TOKENS
+            start = copy.target * self.block_tokens
             self.cells[start : start + copy.num_tokens] = cells
         tokens, logprobs, failures = [], [], []
         for step in plan.steps:
@@ -154,8 +162,8 @@ class FakeRank:
         )
 
     def _beginning(self, block: int, num_tokens: int) -> list[int]:
-        assert 0 < num_tokens < KV_BLOCK_TOKENS
-        return self.cells[block * KV_BLOCK_TOKENS : block * KV_BLOCK_TOKENS + num_tokens]
+        assert 0 < num_tokens < self.block_tokens
+        return self.cells[block * self.block_tokens : block * self.block_tokens + num_tokens]
 
     def _compute(self, step: SequenceStep, later: set[int]) -> SlotFailure | tuple[int, bytes | None] | None:
         """``later``: slots that are computed after this one in the same step."""
@@ -164,9 +172,9 @@ class FakeRank:
         if slot.has_failed and end > len(slot.tokens):
             return SlotFailure(slot=step.slot, media_lost=False, message="beyond its tokens")
         assert step.start == slot.computed or not slot.computed, "computed tokens are not computed again"
-        assert end <= min(len(slot.tokens), len(slot.blocks) * KV_BLOCK_TOKENS)
+        assert end <= min(len(slot.tokens), len(slot.blocks) * self.block_tokens)
         assert step.sample == (end == len(slot.tokens))
-        written = slot.blocks[step.start // KV_BLOCK_TOKENS : (end - 1) // KV_BLOCK_TOKENS + 1]
+        written = slot.blocks[step.start // self.block_tokens : (end - 1) // self.block_tokens + 1]
         self._check_unread(step.slot, written, later)
         slot.computed = end
         self.num_tokens_computed += step.num_tokens
@@ -210,7 +218,7 @@ class FakeRank:
         return None
 
     def _address(self, slot: _Slot, position: int) -> int:
-        return slot.blocks[position // KV_BLOCK_TOKENS] * KV_BLOCK_TOKENS + position % KV_BLOCK_TOKENS
+        return slot.blocks[position // self.block_tokens] * self.block_tokens + position % self.block_tokens
 
 
 STOP_PLAN = StepPlan(step_id=-1)
@@ -223,7 +231,7 @@ def serve_rank(endpoints: Endpoints, rank: int, fake: FakeRank) -> None:
     results: Sender[RankOutbound] = Sender(endpoints.rank_results, RankOutbound)
     try:
         if rank == 0:
-            results.send(RankReady(num_blocks=fake.num_blocks))
+            results.send(RankReady(num_blocks=fake.num_blocks, block_tokens=fake.block_tokens))
         while (plan := inbox.receive()) != STOP_PLAN:
             result = fake.step(plan)
             if rank == 0 and plan.steps:

@@ -1,77 +1,71 @@
-"""The one account of KV memory: what each sequence holds, what is cached, what is free.
+"""The KV cache of one engine: allocates blocks to sequences, caches computed prefixes, evicts them to make room.
 
-Joins the block pool and the prefix tree; nobody else touches either. Knows no scheduling policy.
+    free --allocate, extend--> used --free--> cached --evict--> free
 
-    free ──reserve/extend──> held ──free──> cached (idle in the tree) ──evict──> free
-                              └─free, not computed or there already────────────────┘
+Blocks that are not in the prefix cache go from used straight to free.
 
-Only full blocks are shared: computed ones, and those that a sequence fills in a step that is in flight or being
-planned, for a rank keeps the K and V of all tokens of a step, layer by layer, before anyone attends to them. None is
-written again, and a sequence writes into blocks that it alone holds, so nobody reads what is not written or changes
-later. When the step fails, ``forget`` takes the blocks out again, and with them what was computed from them.
+Blocks are shared between sequences when they are full. A full block enters the prefix cache when the step that fills
+it is planned, not when it is done: a rank writes the K and V of all tokens of a step, layer by layer, before any token
+attends to them, and steps run in the order of their plans. A shared block is never written again, because a sequence
+writes only into blocks that it alone uses. If the step fails, ``invalidate`` removes its blocks from the cache, and all
+blocks that were computed from them.
 
-Where the cached prefix ends within a block, the tokens that are the same are copied into the sequence's own block; the
-last block of a sequence that has left, full or not, is there to be copied from. The ranks copy before they compute
-anything, so only from blocks of earlier steps, and it does not matter who is given the block that was copied from.
+Where a cached prefix ends inside a block, the ranks copy the equal tokens into the sequence's own block. The source is
+a cached block without references, possibly the partial last block of a finished sequence. Ranks copy before they
+compute a step, so the source may be evicted and given to another sequence in the same plan.
+
+Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.router.kv_cache.block_pool import BlockPool
-from mmserve.router.kv_cache.prefix_cache import Node, PrefixTree, block_key
-
-
-def blocks_for(num_tokens: int) -> int:
-    """KV blocks that this many tokens occupy."""
-    return -(-num_tokens // KV_BLOCK_TOKENS)
+from mmserve.router.kv_cache.prefix_cache import Node, PrefixTree
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
-    """What is cached of a sequence's beginning. Holds nothing."""
+class PrefixMatch:
+    """The cached part of a sequence's tokens. Holds no references."""
 
     nodes: list[Node]
-    """Of whole blocks, from the root down."""
-    copied_block: int = -1
-    """A block of which ``num_copied`` tokens come next; -1: none."""
-    num_copied: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that need not be computed."""
-        return len(self.nodes) * KV_BLOCK_TOKENS + self.num_copied
+    """Whole blocks, from the root down."""
+    num_tokens: int = 0
+    """Tokens that need not be computed, copied ones included."""
+    copy_source: int = -1
+    """The block to copy the tokens after the whole blocks from; -1: none."""
+    num_copied_tokens: int = 0
 
 
 @dataclass(slots=True)
 class BlockTable:
-    """One sequence's KV blocks in the order of its tokens."""
+    """The KV blocks of one sequence, in the order of its tokens."""
 
     blocks: list[int]
     nodes: list[Node]
-    """Tree nodes of the first len(nodes) blocks; the rest is the sequence's own."""
-    hit: Match
-    """What was found in the cache, not computed for this holding."""
-    shares: bool = field(default=True)
-    """False once another sequence has entered the same tokens first: this one keeps its copy for itself."""
+    """Cache nodes of the first len(nodes) blocks. The other blocks are used by this sequence alone."""
+    prefix_hit: PrefixMatch
+    """The cached prefix that the table was allocated with."""
+    cacheable: bool = True
+    """False once another sequence has cached the same tokens first: the further blocks of this one stay private."""
 
     @property
     def num_hit_blocks(self) -> int:
-        """Of the first blocks: how many are shared with who computed them."""
-        return len(self.hit.nodes)
+        """Leading blocks that other sequences have computed."""
+        return len(self.prefix_hit.nodes)
 
 
 class KvCacheManager:
-    """KV blocks of one engine (every rank has the same numbering)."""
+    """KV blocks of ``block_tokens`` tokens each. Every rank uses the same block numbers."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
         self._pool = BlockPool(num_blocks)
-        self._tree = PrefixTree()
+        self._tree = PrefixTree(block_tokens)
         self.num_frees = 0
-        """How often a sequence has let go of its blocks: while it stands still, what did not fit does not fit."""
+        """Number of calls of ``free``. Until it changes, a sequence that did not fit still does not fit."""
 
     @property
     def num_blocks(self) -> int:
@@ -79,121 +73,127 @@ class KvCacheManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks with nothing in them."""
+        """Blocks without contents."""
         return self._pool.num_free
 
     @property
     def num_cached(self) -> int:
-        """Blocks that only the cache keeps; they are given up when a sequence needs them."""
-        return self._tree.num_idle
+        """Blocks that only the prefix cache keeps; evicted when a sequence needs them."""
+        return self._tree.num_evictable
 
     @property
-    def num_left(self) -> int:
-        """Blocks that a sequence could be given."""
+    def num_available(self) -> int:
+        """Blocks that can be allocated: free and evictable ones."""
         return self.num_free + self.num_cached
 
     @property
-    def num_held(self) -> int:
-        """Blocks that sequences hold, shared ones counted once."""
-        return self.num_blocks - self.num_left
+    def num_used(self) -> int:
+        """Blocks that sequences use. A shared block counts once."""
+        return self.num_blocks - self.num_available
 
-    def match(self, tokens: array[int]) -> Match:
+    def blocks_for(self, num_tokens: int) -> int:
+        """Number of blocks that ``num_tokens`` tokens occupy."""
+        return -(-num_tokens // self.block_tokens)
+
+    def match_prefix(self, tokens: array[int]) -> PrefixMatch:
         """The longest cached prefix that leaves at least one token to compute."""
-        nodes = self._tree.match(tokens, (len(tokens) - 1) // KV_BLOCK_TOKENS)
-        end = len(nodes) * KV_BLOCK_TOKENS
-        rest = tokens[end : min(end + KV_BLOCK_TOKENS, len(tokens) - 1)]
-        return Match(nodes, *(self._tree.alike(nodes[-1] if nodes else self._tree.root, rest) or ()))
+        size = self.block_tokens
+        nodes = self._tree.match(tokens, (len(tokens) - 1) // size)
+        end = len(nodes) * size
+        rest = tokens[end : min(end + size, len(tokens) - 1)]
+        parent = nodes[-1] if nodes else self._tree.root
+        source, num_copied = self._tree.find_partial_match(parent, rest) or (-1, 0)
+        return PrefixMatch(nodes, end + num_copied, source, num_copied)
 
-    def num_idle(self, nodes: list[Node]) -> int:
-        """How many of the matched blocks no sequence holds yet."""
-        return sum(self._pool.holders(node.block) == 0 for node in nodes)
+    def num_unreferenced(self, nodes: list[Node]) -> int:
+        """How many of the nodes' blocks no sequence uses."""
+        return sum(self._pool.ref_count(node.block) == 0 for node in nodes)
 
-    def reserve(self, num_tokens: int, match: Match) -> BlockTable | None:
-        """Hold a matched prefix and new blocks for the rest of ``num_tokens``; None when too few are left."""
+    def allocate(self, num_tokens: int, match: PrefixMatch) -> BlockTable | None:
+        """A table for ``num_tokens`` tokens: the matched blocks, then new ones. None if too few are available."""
         nodes = match.nodes
-        num_new = blocks_for(num_tokens) - len(nodes)
-        if num_new > self.num_left - self.num_idle(nodes):
+        num_new = self.blocks_for(num_tokens) - len(nodes)
+        if num_new > self.num_available - self.num_unreferenced(nodes):
             return None
         for node in nodes:
-            if self._pool.hold(node.block):
-                self._tree.mark_busy(node)
+            if self._pool.incref(node.block):
+                self._tree.mark_in_use(node)
         blocks = [node.block for node in nodes] + self._allocate(num_new)
         return BlockTable(blocks, list(nodes), match)
 
-    def extend(self, holding: BlockTable, num_tokens: int) -> tuple[int, ...] | None:
-        """New blocks so that the holding can take ``num_tokens`` in all; None when too few are left."""
-        num_new = blocks_for(num_tokens) - len(holding.blocks)
+    def extend(self, table: BlockTable, num_tokens: int) -> tuple[int, ...] | None:
+        """Adds blocks until the table holds ``num_tokens`` tokens, and returns them. None if too few are available."""
+        num_new = self.blocks_for(num_tokens) - len(table.blocks)
         if num_new <= 0:
             return ()
-        if num_new > self.num_left:
+        if num_new > self.num_available:
             return None
         blocks = self._allocate(num_new)
-        holding.blocks += blocks
+        table.blocks += blocks
         return tuple(blocks)
 
-    def publish(self, holding: BlockTable, tokens: array[int], num_computed: int) -> Node | None:
-        """Enter the blocks that the first ``num_computed`` tokens fill into the tree, for others to match; the first
-        of them that is new there."""
-        known = len(holding.nodes)
-        while holding.shares and len(holding.nodes) < num_computed // KV_BLOCK_TOKENS:
-            index = len(holding.nodes)
-            parent = holding.nodes[-1] if holding.nodes else self._tree.root
-            node = self._tree.insert(parent, block_key(tokens, index), holding.blocks[index])
+    def cache_full_blocks(self, table: BlockTable, tokens: array[int], num_computed: int) -> Node | None:
+        """Caches the full blocks among the first ``num_computed`` tokens. Returns the first newly cached node."""
+        num_known = len(table.nodes)
+        while table.cacheable and len(table.nodes) < num_computed // self.block_tokens:
+            index = len(table.nodes)
+            parent = table.nodes[-1] if table.nodes else self._tree.root
+            node = self._tree.insert(parent, self._tree.block_key(tokens, index), table.blocks[index])
             if node is None:
-                holding.shares = False
+                table.cacheable = False
             else:
-                holding.nodes.append(node)
-        return holding.nodes[known] if len(holding.nodes) > known else None
+                table.nodes.append(node)
+        return table.nodes[num_known] if len(table.nodes) > num_known else None
 
-    def publish_rest(self, holding: BlockTable, tokens: array[int], num_computed: int) -> None:
-        """Enter the block that the first ``num_computed`` tokens fill in part, of a sequence that lets go of it now."""
-        num_full, num_rest = divmod(num_computed, KV_BLOCK_TOKENS)
-        misled = holding.nodes and holding.nodes[-1].forgotten
-        if not num_rest or not holding.shares or misled or len(holding.nodes) != num_full:
+    def cache_partial_block(self, table: BlockTable, tokens: array[int], num_computed: int) -> None:
+        """Caches the last, partly filled block of a sequence. Called just before ``free``."""
+        num_full, num_rest = divmod(num_computed, self.block_tokens)
+        after_invalid = table.nodes and table.nodes[-1].removed
+        if not num_rest or not table.cacheable or after_invalid or len(table.nodes) != num_full:
             return
-        parent = holding.nodes[-1] if holding.nodes else self._tree.root
-        rest = tokens[num_full * KV_BLOCK_TOKENS : num_computed]
-        if node := self._tree.insert(parent, rest.tobytes(), holding.blocks[num_full]):
-            holding.nodes.append(node)
+        parent = table.nodes[-1] if table.nodes else self._tree.root
+        rest = tokens[num_full * self.block_tokens : num_computed]
+        if node := self._tree.insert(parent, rest.tobytes(), table.blocks[num_full]):
+            table.nodes.append(node)
 
-    def forget(self, first: Node) -> None:
-        """Take a block that was not computed out of the tree, and all below it: they were computed from it."""
-        if first.forgotten:
+    def invalidate(self, first: Node) -> None:
+        """Removes a block that was not computed from the cache, and all blocks below it: they were computed from it."""
+        if first.removed:
             return
-        for node in reversed([first, *self._tree.below(first)]):
+        for node in reversed([first, *self._tree.descendants(first)]):
             self._tree.remove(node)
-            if self._pool.holders(node.block) == 0:
+            if self._pool.ref_count(node.block) == 0:
                 self._pool.reclaim(node.block)
 
-    def misled(self, holding: BlockTable) -> bool:
-        """What it found in the cache was forgotten after all."""
-        return holding.num_hit_blocks > 0 and holding.nodes[holding.num_hit_blocks - 1].forgotten
+    def uses_invalid_block(self, table: BlockTable) -> bool:
+        """True if the table's prefix hit includes a block that was invalidated."""
+        return table.num_hit_blocks > 0 and table.nodes[table.num_hit_blocks - 1].removed
 
-    def distrust(self, holding: BlockTable) -> None:
-        """Take out of the tree what this sequence has computed and nobody else builds on: it may be wrong."""
-        holding.shares = False
-        for node in reversed(holding.nodes[holding.num_hit_blocks :]):
-            if node.children or self._pool.holders(node.block) > 1:
+    def discard_computed(self, table: BlockTable) -> None:
+        """Removes the blocks that a failed sequence has computed from the cache, except those that others build on."""
+        table.cacheable = False
+        for node in reversed(table.nodes[table.num_hit_blocks :]):
+            if node.children or self._pool.ref_count(node.block) > 1:
                 return
-            self.forget(node)
+            self.invalidate(node)
 
-    def free(self, holding: BlockTable) -> None:
-        """Let go of everything: what is in the tree stays cached, the rest is free. The deepest go first."""
+    def free(self, table: BlockTable) -> None:
+        """Releases all blocks of the table, deepest first. Cached blocks become evictable, the others free."""
         self.num_frees += 1
-        for block in reversed(holding.blocks[len(holding.nodes) :]):
-            self._pool.let_go(block)
+        for block in reversed(table.blocks[len(table.nodes) :]):
+            self._pool.decref(block)
             self._pool.reclaim(block)
-        for node in reversed(holding.nodes):
-            if self._pool.let_go(node.block):
-                self._let_rest(node)
-        holding.blocks, holding.nodes = [], []
+        for node in reversed(table.nodes):
+            if self._pool.decref(node.block):
+                self._release(node)
+        table.blocks, table.nodes = [], []
 
-    def _let_rest(self, node: Node) -> None:
-        """Nobody holds the node's block any more."""
-        if node.forgotten:
+    def _release(self, node: Node) -> None:
+        """The node's block has lost its last reference."""
+        if node.removed:
             self._pool.reclaim(node.block)
-        elif hidden := self._tree.mark_idle(node):
-            self._pool.reclaim(hidden.block)
+        elif replaced := self._tree.mark_evictable(node):
+            self._pool.reclaim(replaced.block)
 
     def _allocate(self, count: int) -> list[int]:
         while self._pool.num_free < count:

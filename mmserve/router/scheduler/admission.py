@@ -1,68 +1,233 @@
-"""Who has a slot and KV blocks: those waiting that fit the cache now and, as far as can be foreseen, later.
+"""Decides whether a waiting sequence may start: it must fit the KV cache now and, by estimate, until it ends.
 
-Knows no token budget and no ranks; the caller stops asking when its step is full.
+The method is the Efficient Router of LightLLM (github.com/ModelTC/lightllm, ``server/router/req_queue``; also
+"Past-Future Scheduler for LLM Serving under SLA Guarantees", ASPLOS 2025). Credit for prefix-cache hits is an addition.
+Estimates may be too low; then the scheduler preempts. Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
+from operator import ge
 
 from mmserve.router.kv_cache.manager import BlockTable, KvCacheManager
-from mmserve.router.scheduler.kv_demand import KvDemandEstimator
-from mmserve.router.scheduler.running_set import RunningSet
-from mmserve.router.scheduler.sequence import Phase, Sequence
-from mmserve.router.scheduler.waiting_queue import WaitingQueue
+from mmserve.router.scheduler.queues import RunningSet, WaitingQueue
+from mmserve.router.scheduler.sequence import Sequence, SequenceStatus
+
+_INITIAL_OUTPUT_TOKENS = 256.0
+"""Assumed mean output length before any answer has ended."""
+_LENGTH_MARGIN = 1.25
+_OVERRUN_DIVISOR = 10
+"""A sequence that is longer than expected is assumed to grow by another tenth."""
+_LENGTH_WEIGHT = 1 / 32
 
 
 class Admission:
-    """The way from the waiting queue into a slot, and out of it."""
+    """Moves sequences from the waiting queue into slots with KV blocks, and back out."""
 
     def __init__(self, waiting: WaitingQueue, running: RunningSet, kv: KvCacheManager) -> None:
         self._waiting = waiting
         self._running = running
         self._kv = kv
-        self.outlook = KvDemandEstimator(kv.num_blocks)
+        self.kv_demand = KvDemandEstimator(kv)
 
-    def enter(self, room: Callable[[Sequence], int]) -> Iterator[Sequence]:
-        """Move sequences for which there is ``room``, in tokens, one by one into slots, yielding each with its cached
-        prefix counted as planned.
+    def admit(self, room: Callable[[Sequence], int]) -> Iterator[Sequence]:
+        """Starts waiting sequences one by one, and yields each once it has its slot and blocks.
 
-        The caller publishes what one will fill before it asks for the next, so that the next may use it (n > 1, many
-        requests with one new image).
+        ``room``: prompt tokens of the sequence that the step can still compute; 0 skips it. The caller caches the
+        blocks that a sequence will fill before it asks for the next one, so that the next one can share them.
         """
-        candidates = self._waiting.candidates() if self._running.has_room else []
-        if all(sequence.refused_after == self._kv.num_frees for sequence in candidates):
+        candidates = self._waiting.candidates() if self._running.has_free_slot else []
+        if all(sequence.num_frees_when_refused == self._kv.num_frees for sequence in candidates):
             return
         bypassed: list[Sequence] = []
         for sequence in filter(room, candidates):
-            holding = self._reserve(sequence)
-            if holding is None:
+            block_table = self._allocate(sequence)
+            if block_table is None:
                 bypassed.append(sequence)
                 continue
-            self._waiting.enter(sequence, bypassed)
-            self._running.enter(sequence, holding, holding.hit.num_tokens)
-            self.outlook.entered(sequence)
+            self._waiting.pop(sequence, bypassed)
+            self._running.add(sequence, block_table)
+            self.kv_demand.add(sequence)
             yield sequence
-            if not self._running.has_room:
+            if not self._running.has_free_slot:
                 return
 
-    def leave(self, sequence: Sequence) -> None:
-        """Give back the sequence's slot and blocks; if it waits, at the head of the queue."""
-        assert sequence.holding is not None
-        num_computed = min(sequence.planned, len(sequence.tokens))
-        self._kv.publish_rest(sequence.holding, sequence.tokens, num_computed)
-        self.outlook.left(sequence)
-        self._kv.free(sequence.holding)
-        self._running.leave(sequence)
-        sequence.leave()
-        if sequence.phase is Phase.WAITING:
+    def release(self, sequence: Sequence) -> None:
+        """Frees the sequence's slot and blocks, and caches the blocks. A waiting one goes to the head of the queue."""
+        assert sequence.block_table is not None
+        self._kv.cache_partial_block(sequence.block_table, sequence.tokens, sequence.num_known_computed_tokens)
+        self.kv_demand.remove(sequence)
+        self._kv.free(sequence.block_table)
+        self._running.remove(sequence)
+        sequence.reset()
+        if sequence.status is SequenceStatus.WAITING:
             self._waiting.push_front(sequence)
 
-    def _reserve(self, sequence: Sequence) -> BlockTable | None:
-        """Memory for all tokens that the sequence has so far, if it may enter. One that is alone always may."""
-        match = self._kv.match(sequence.tokens)
-        shared = self._kv.num_idle(match.nodes)
-        if self.outlook.fits(sequence, num_hit=len(match.nodes), shared=shared, num_held=self._kv.num_held):
-            return self._kv.reserve(len(sequence.tokens), match)
-        sequence.refused_after = self._kv.num_frees
+    def _allocate(self, sequence: Sequence) -> BlockTable | None:
+        """Blocks for the sequence's tokens; None if it may not start. A sequence always may if no other one runs."""
+        match = self._kv.match_prefix(sequence.tokens)
+        num_newly_used = self._kv.num_unreferenced(match.nodes)
+        if self.kv_demand.fits(sequence, num_hit_blocks=len(match.nodes), num_used=self._kv.num_used + num_newly_used):
+            return self._kv.allocate(len(sequence.tokens), match)
+        sequence.num_frees_when_refused = self._kv.num_frees
         return None
+
+
+class OutputLengths:
+    """Expected output length of requests that only give an upper limit: a moving average of observed lengths."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._mean_tokens = _INITIAL_OUTPUT_TOKENS
+        self.expected_tokens = self._expected()
+        """In whole blocks, so that it changes rarely."""
+
+    def observe(self, num_tokens: int) -> None:
+        """Records the output length of a sequence that ended by itself."""
+        self._mean_tokens += _LENGTH_WEIGHT * (num_tokens - self._mean_tokens)
+        self.expected_tokens = self._expected()
+
+    def final_length(self, sequence: Sequence) -> int:
+        """Expected prompt plus output tokens: at most the request's limit, and exactly that if no token can stop it."""
+        if not sequence.request.sampling.stop_token_ids:
+            return sequence.max_length
+        num_output = len(sequence.tokens) - sequence.num_prompt_tokens
+        overrun_tokens = num_output + num_output // _OVERRUN_DIVISOR + 2
+        total = self.expected_tokens if self.expected_tokens > overrun_tokens else overrun_tokens
+        length = sequence.num_prompt_tokens + total
+        return length if length < sequence.max_length else sequence.max_length
+
+    def _expected(self) -> int:
+        return max(1, math.ceil(_LENGTH_MARGIN * self._mean_tokens / self._block_tokens)) * self._block_tokens + 1
+
+
+class KvDemandEstimator:
+    """What each running sequence will still need of the KV cache.
+
+    Estimates are kept between calls. ``fits`` recomputes those of sequences that got new blocks, and all of them if the
+    expected output length changed.
+    """
+
+    def __init__(self, kv: KvCacheManager) -> None:
+        self._kv = kv
+        self.output_lengths = OutputLengths(kv.block_tokens)
+        self._expected_tokens = self.output_lengths.expected_tokens
+        """The expected output length that all of ``_demands`` were computed with."""
+        self._peak = PeakKvEstimate(kv.num_blocks)
+        self._demands: dict[Sequence, tuple[int, int]] = {}
+        """(growth, private blocks) of each running sequence, as added to ``_peak``."""
+        self._grown: set[Sequence] = set()
+        """Sequences that got blocks since their estimate."""
+
+    def add(self, sequence: Sequence) -> None:
+        """The sequence has started."""
+        demand = self._demand(sequence)
+        self._demands[sequence] = demand
+        self._peak.add(*demand)
+
+    def mark_grown(self, sequence: Sequence) -> None:
+        """The sequence got more blocks."""
+        self._grown.add(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """The sequence's blocks are about to be freed."""
+        self._grown.discard(sequence)
+        self._peak.remove(*self._demands.pop(sequence))
+
+    def observe_output(self, sequence: Sequence) -> None:
+        """The sequence ended by itself."""
+        self.output_lengths.observe(sequence.num_output_tokens)
+
+    def fits(self, sequence: Sequence, *, num_hit_blocks: int, num_used: int) -> bool:
+        """True if the peak stays within the cache when this sequence starts too.
+
+        ``num_hit_blocks``: its blocks that are cached. ``num_used``: used blocks, including those that the sequence
+        would take into use from the cache.
+        """
+        if self._expected_tokens != self.output_lengths.expected_tokens:
+            self._update(list(self._demands))
+        elif self._grown:
+            self._update(self._grown)
+        num_blocks = self._kv.blocks_for(len(sequence.tokens))
+        growth = self._kv.blocks_for(self.output_lengths.final_length(sequence)) - num_blocks
+        return self._peak.fits(growth, num_blocks - num_hit_blocks, num_used - self._peak.num_private)
+
+    def _update(self, sequences: Iterable[Sequence]) -> None:
+        for sequence in sequences:
+            self._peak.remove(*self._demands[sequence])
+            self.add(sequence)
+        self._grown.clear()
+        self._expected_tokens = self.output_lengths.expected_tokens
+
+    def _demand(self, sequence: Sequence) -> tuple[int, int]:
+        block_table = sequence.block_table
+        assert block_table is not None
+        num_blocks = len(block_table.blocks)
+        growth = self._kv.blocks_for(self.output_lengths.final_length(sequence)) - num_blocks
+        return growth if growth > 0 else 0, num_blocks - block_table.num_hit_blocks
+
+
+class PeakKvEstimate:
+    """Peak number of blocks in use, from each sequence's private blocks and the blocks that it will still add (growth).
+
+    Sequences end in the order of their growth. Just before the i-th longest ends, the i longest are running, and each
+    has grown by growth_i, so the peak is
+
+        shared + max over i of (i * growth_i + sum over j <= i of private_j),  sorted by growth, longest first.
+
+    Of sequences with equal growth only the last one matters, so they are kept as one group. ``fits`` costs as much as
+    there are groups, which are few; ``add`` and ``remove`` take constant time.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._groups: dict[int, list[int]] = {}
+        """Growth -> [number of sequences, their private blocks]."""
+        self._refused: tuple[int, int, int] | None = None
+
+    @property
+    def num_private(self) -> int:
+        """Private blocks of all sequences."""
+        return sum(private for _, private in self._groups.values())
+
+    def add(self, growth: int, private: int) -> None:
+        """Adds a sequence that has ``private`` blocks and will add ``growth``."""
+        self._refused = None
+        if group := self._groups.get(growth):
+            group[0] += 1
+            group[1] += private
+        else:
+            self._groups[growth] = [1, private]
+
+    def remove(self, growth: int, private: int) -> None:
+        """Removes a sequence that was added with these numbers."""
+        self._refused = None
+        group = self._groups[growth]
+        group[0] -= 1
+        group[1] -= private
+        if not group[0]:
+            del self._groups[growth]
+
+    def fits(self, growth: int, private: int, shared: int) -> bool:
+        """True if the peak with one more sequence stays within the cache. ``shared``: used blocks that are nobody's
+        private blocks.
+
+        The peak only rises with more sequences, so a sequence that needs at least as much as a refused one is refused.
+        """
+        if self._refused and all(map(ge, (growth, private, shared), self._refused)):
+            return False
+        if shared + self._with(growth, private) <= self._num_blocks:
+            return True
+        self._refused = growth, private, shared
+        return False
+
+    def _with(self, growth: int, private: int) -> int:
+        """The peak of private blocks with one more sequence."""
+        peak = num_longer = private_of_longer = 0
+        for each, (count, blocks) in sorted([*self._groups.items(), (growth, [1, private])], reverse=True):
+            num_longer += count
+            private_of_longer += blocks
+            peak = max(peak, private_of_longer + each * num_longer)
+        return peak

@@ -1,15 +1,15 @@
-"""One sequence on its way through the engine: its tokens, how many are planned, what it occupies.
+"""The state of one sequence: its tokens, how far they are planned, its slot and blocks, and when it stops.
 
-States: waiting -> running -> ended; running -> waiting when preempted; waiting -> ended when aborted. Slot and blocks
-are left apart from that: what a plan in flight still computes keeps them, though it does not run any more.
+Status: waiting -> running -> finished; running -> waiting when preempted or restarted; waiting -> finished if aborted.
+Slot and blocks are released separately: a sequence that no longer runs keeps both while a plan in flight computes it.
 
-Plans name slots, not tokens, so the next can be made before the last one's tokens are back:
+A plan names slots, not tokens, so the next plan can be made before the tokens of the last one are known:
 
-    tokens     are known
-    length     will be known when all plans in flight are done; one more for each of them that samples
-    planned    will be computed then; one less than length, once the sequence decodes
+    tokens               known tokens
+    length               number of tokens once all plans in flight are done: one more for each that samples
+    num_computed_tokens  tokens with K and V in the blocks then; length - 1 while the sequence decodes
 
-Knows no policy: when to move and why is the scheduler's business.
+Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -17,41 +17,44 @@ from __future__ import annotations
 from array import array
 from enum import Enum
 
+from mmserve.messages.reply import FinishReason
 from mmserve.messages.request import GenerateRequest
 from mmserve.router.kv_cache.manager import BlockTable
 
 
-class Phase(Enum):
+class SequenceStatus(Enum):
     WAITING = "waiting"
     RUNNING = "running"
-    ENDED = "ended"
+    FINISHED = "finished"
 
 
 class Sequence:
-    """State of one (id, attempt). ``number`` is the order of receipt: a lower one is older and goes first."""
+    """State of one (request id, attempt). ``number`` is the order of arrival: a lower number goes first."""
 
     __slots__ = (
+        "block_table",
         "first_token_s",
-        "holding",
         "length",
         "max_length",
         "num_cached_tokens",
+        "num_computed_tokens",
+        "num_frees_when_refused",
         "num_prompt_tokens",
         "number",
-        "phase",
-        "planned",
         "received_s",
-        "refused_after",
         "request",
         "slot",
         "started_s",
+        "status",
         "times_bypassed",
         "tokens",
     )
 
     def __init__(self, request: GenerateRequest, number: int, received_s: float, context_tokens: int) -> None:
-        """``context_tokens``: most that any sequence may have. Raises ValueError when the ids are no int64 or there is
-        no prompt."""
+        """``context_tokens``: the most tokens that any sequence may have.
+
+        Raises ValueError if the ids are not int64 or the prompt is empty.
+        """
         self.request = request
         self.number = number
         self.received_s = received_s
@@ -59,73 +62,90 @@ class Sequence:
         self.first_token_s: float | None = None
 
         self.tokens = array("q")
-        """Prompt, then output, as far as it is known."""
+        """Prompt, then output."""
         self.tokens.frombytes(request.prompt_ids)
         self.num_prompt_tokens = len(self.tokens)
         if not self.tokens:
             raise ValueError("the prompt is empty")
         self.tokens.frombytes(request.output_ids)
         self.length = len(self.tokens)
-        """Tokens when all plans in flight are done."""
+        """Number of tokens once all plans in flight are done."""
         self.max_length = min(self.num_prompt_tokens + request.sampling.max_tokens, context_tokens)
-        """Prompt plus output at which it ends, whatever it says."""
+        """Prompt plus output at which the sequence ends at the latest."""
 
-        self.phase = Phase.WAITING
+        self.status = SequenceStatus.WAITING
         self.slot = -1
-        self.holding: BlockTable | None = None
-        self.planned = 0
-        """Tokens whose keys and values are in the held blocks when all plans in flight are done."""
+        self.block_table: BlockTable | None = None
+        self.num_computed_tokens = 0
+        """Tokens whose keys and values are in the blocks once all plans in flight are done."""
         self.times_bypassed = 0
-        self.refused_after = -1
-        """The ledger's num_frees when the sequence did not fit."""
+        self.num_frees_when_refused = -1
+        """``KvCacheManager.num_frees`` when the sequence last failed to fit; -1: never."""
         self.num_cached_tokens = 0
-        """Prompt tokens found in the prefix cache at first; the client is told with its first token."""
+        """Prompt tokens found in the prefix cache on the first start; reported with the first output token."""
 
     @property
     def num_output_tokens(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
-    def num_remaining(self) -> int:
+    def num_remaining_tokens(self) -> int:
         """Tokens to plan before the next one can be sampled; 1 while decoding."""
-        return self.length - self.planned
+        return self.length - self.num_computed_tokens
 
-    def run(self, slot: int, holding: BlockTable, num_cached_tokens: int) -> None:
-        """Enter a slot; the first ``num_cached_tokens`` are in the held blocks already."""
-        assert self.phase is Phase.WAITING
-        self.phase = Phase.RUNNING
+    @property
+    def num_known_computed_tokens(self) -> int:
+        """Computed tokens whose ids are known."""
+        return min(self.num_computed_tokens, len(self.tokens))
+
+    def finish_reason(self) -> FinishReason | None:
+        """Why the last output token (at least one exists) ends the sequence. None: it goes on.
+
+        A stop token counts from the min_tokens-th output token on.
+        """
+        tokens, sampling = self.tokens, self.request.sampling
+        if tokens[-1] in sampling.stop_token_ids and self.num_output_tokens >= sampling.min_tokens:
+            return "stop"
+        return "length" if len(tokens) >= self.max_length else None
+
+    def start(self, slot: int, block_table: BlockTable) -> None:
+        """Starts to run in a slot. The tokens of the table's prefix hit count as computed."""
+        assert self.status is SequenceStatus.WAITING
+        self.status = SequenceStatus.RUNNING
         self.slot = slot
-        self.holding = holding
-        self.planned = num_cached_tokens
+        self.block_table = block_table
+        self.num_computed_tokens = block_table.prefix_hit.num_tokens
+        if self.started_s is None:
+            self.num_cached_tokens = min(self.num_computed_tokens, self.num_prompt_tokens)
 
-    def plan(self, num_tokens: int) -> bool:
-        """A step computes the next ``num_tokens``; True when a token is sampled after them."""
-        self.planned += num_tokens
-        sample = self.planned == self.length
+    def plan_chunk(self, num_tokens: int) -> bool:
+        """Counts the next ``num_tokens`` tokens as computed. True if a token is sampled after them."""
+        self.num_computed_tokens += num_tokens
+        sample = self.num_computed_tokens == self.length
         self.length += sample
         return sample
 
-    def plan_token(self) -> int:
-        """A step computes the last token, after which one is sampled; the place of the last."""
-        start = self.planned
-        self.planned = start + 1
+    def plan_decode(self) -> int:
+        """Counts the last token as computed, after which one is sampled. Returns the last token's position."""
+        position = self.num_computed_tokens
+        self.num_computed_tokens = position + 1
         self.length += 1
-        return start
+        return position
 
-    def wait(self) -> None:
-        """To be computed again later (preemption)."""
-        assert self.phase is Phase.RUNNING
-        self.phase = Phase.WAITING
+    def requeue(self) -> None:
+        """Stops running, to be computed again later: after preemption, or when its prefix was invalidated."""
+        assert self.status is SequenceStatus.RUNNING
+        self.status = SequenceStatus.WAITING
 
-    def end(self) -> None:
-        """No more tokens, whatever the reason."""
-        assert self.phase is not Phase.ENDED
-        self.phase = Phase.ENDED
+    def finish(self) -> None:
+        """Ends the sequence, for whatever reason."""
+        assert self.status is not SequenceStatus.FINISHED
+        self.status = SequenceStatus.FINISHED
 
-    def leave(self) -> None:
-        """Occupy nothing any more; what was planned is forgotten."""
-        assert self.phase is not Phase.RUNNING
+    def reset(self) -> None:
+        """Forgets slot, blocks and what was planned; the caller has released them."""
+        assert self.status is not SequenceStatus.RUNNING
         self.slot = -1
-        self.holding = None
-        self.planned = 0
+        self.block_table = None
+        self.num_computed_tokens = 0
         self.length = len(self.tokens)

@@ -1,28 +1,39 @@
-"""How many tokens a step may compute so that prompts, and the images in them, do not hold up answers being written.
+"""How many prompt tokens a step may compute beside the sequences that decode.
 
-Learns what a step costs from the steps before it. Knows no sequences and no clock.
+``StepTimeModel`` learns the cost of steps and limits their length, so that prompts do not delay the output of running
+requests. ``StepBudget`` is what is left of one step, with a smaller share for prompts with images. Pure: no clock, no
+I/O.
 """
 
 from __future__ import annotations
 
+from math import ceil
+
+from mmserve.router.scheduler.sequence import Sequence
+
 MIN_CHUNK_TOKENS = 16
-_SHARE = 3.0
-"""Prompts may always cost so many times the step's decoding part: where many decode, a step is long anyway, and prompts
-that come faster than they are computed wait in line for longer than their answers then take. With four, pictures beside
-16 texts doubled the median gap of those; with three they do not change it (docs/performance.md)."""
-_ALONE = 2.0
-"""A step in which nobody decodes may take so many times as long. Longer ones are hardly faster a token, and whoever
-comes during one waits until it is over."""
-_WEIGHT = 0.2
-_OUTLIER = 3.0
-"""A step that took longer than so many times the expected (first use of a kernel, a busy machine) counts as that."""
+_PROMPT_SHARE = 3.0
+"""Prompts may always cost this many times the step's decoding part. With many decoding sequences a step is long anyway,
+and prompts that arrive faster than they are computed would wait longer than their answers take. With 4, images beside
+16 texts doubled the median inter-token latency of the texts; with 3 they do not change it (docs/design/scheduling.md).
+"""
+_IDLE_FACTOR = 2.0
+"""A step without decoding sequences may take this many times ``max_step_s``. Longer steps are hardly faster per token,
+and a request that arrives during one waits for its end."""
+_MEDIA_SHARE_BESIDE_TEXT = 2 / 3
+"""Share of the prompt tokens for prompts with images while text waits or runs. Short texts pass in the rest, and steps
+end sooner."""
+_AVERAGE_WEIGHT = 0.2
+_OUTLIER_FACTOR = 3.0
+"""A step that took longer than this many times the average (first use of a kernel, a busy machine) counts as that."""
 
 
 class StepTimeModel:
-    """``max_step_s``: about how long a step may take while somebody decodes, twice as long else; 0: no limit.
+    """Predicts step times to find the prompt tokens that fit ``max_step_s`` seconds (0: no limit).
 
-    Model: decoding costs d with n sequences, each prompt token and each further sequence p on top. All are moving
-    averages, d and n over steps without prompt tokens, p over mixed steps.
+        step_s = decode_s + token_s * (prompt_tokens + max(0, decoding - decode_rows))
+
+    All are moving averages: decode_s and decode_rows from decode-only steps, token_s from mixed steps.
     """
 
     def __init__(self, max_step_s: float) -> None:
@@ -31,32 +42,57 @@ class StepTimeModel:
         self._decode_rows = 0.0
         self._token_s = 0.0
 
-    def budget_tokens(self, num_decoding: int, most: int) -> int:
-        """Tokens of the next step, at most ``most``, when ``num_decoding`` sequences decode in it."""
+    def chunk_budget(self, num_decoding: int, max_tokens: int) -> int:
+        """Prompt tokens for the next step, in which ``num_decoding`` sequences decode. At most ``max_tokens``."""
         if not (self._max_step_s and self._token_s):
-            return most
-        if not num_decoding:
-            return min(most, max(MIN_CHUNK_TOKENS, int(_ALONE * self._max_step_s / self._token_s)))
-        decode_s = self._decode_s + self._token_s * self._rows_beyond(num_decoding)
-        room_s = max(self._max_step_s - decode_s, decode_s * _SHARE)
-        return min(most, num_decoding + max(MIN_CHUNK_TOKENS, int(room_s / self._token_s)))
+            return max_tokens
+        if num_decoding:
+            decode_s = self._decode_s + self._token_s * self._rows_beyond_average(num_decoding)
+            room_s = max(self._max_step_s - decode_s, decode_s * _PROMPT_SHARE)
+        else:
+            room_s = _IDLE_FACTOR * self._max_step_s
+        return min(max_tokens, max(MIN_CHUNK_TOKENS, int(room_s / self._token_s)))
 
-    def observe(self, num_decoding: int, num_prompt: int, seconds: float) -> None:
-        """What a step took in which so many sequences decoded beside so many tokens of prompts; 0 seconds: unknown."""
-        if seconds <= 0 or not num_decoding + num_prompt:
+    def observe(self, num_decoding: int, num_prompt_tokens: int, seconds: float) -> None:
+        """Records the time of a step; 0 seconds: unknown."""
+        if seconds <= 0 or not num_decoding + num_prompt_tokens:
             return
-        if not num_prompt:
-            self._decode_s = _moved(self._decode_s, seconds)
-            self._decode_rows = _moved(self._decode_rows, num_decoding)
-        elif num_prompt >= MIN_CHUNK_TOKENS // 2:
+        if not num_prompt_tokens:
+            self._decode_s = _average(self._decode_s, seconds)
+            self._decode_rows = _average(self._decode_rows, num_decoding)
+        elif num_prompt_tokens >= MIN_CHUNK_TOKENS // 2:
             decode_s = min(self._decode_s, 0.9 * seconds) if num_decoding else 0.0
-            self._token_s = _moved(self._token_s, (seconds - decode_s) / (num_prompt + self._rows_beyond(num_decoding)))
+            num_rows = num_prompt_tokens + self._rows_beyond_average(num_decoding)
+            self._token_s = _average(self._token_s, (seconds - decode_s) / num_rows)
 
-    def _rows_beyond(self, num_decoding: int) -> float:
+    def _rows_beyond_average(self, num_decoding: int) -> float:
         return max(0.0, num_decoding - self._decode_rows)
 
 
-def _moved(average: float, value: float) -> float:
+class StepBudget:
+    """Prompt tokens that the step being planned can still compute.
+
+    ``beside_text``: sequences without images run or wait, so prompts with images get a part of the tokens only.
+    """
+
+    def __init__(self, num_tokens: int, *, beside_text: bool) -> None:
+        self.num_tokens = num_tokens
+        self._num_media_tokens = ceil(_MEDIA_SHARE_BESIDE_TEXT * num_tokens) if beside_text else num_tokens
+
+    def room(self, sequence: Sequence) -> int:
+        """Tokens of the sequence's prompt that fit the step."""
+        return min(self.num_tokens, self._num_media_tokens) if sequence.request.spans else self.num_tokens
+
+    def take(self, sequence: Sequence) -> int:
+        """Takes as many of the sequence's remaining tokens as fit, and returns their number."""
+        num_tokens = min(sequence.num_remaining_tokens, self.room(sequence))
+        self.num_tokens -= num_tokens
+        if sequence.request.spans:
+            self._num_media_tokens -= num_tokens
+        return num_tokens
+
+
+def _average(average: float, value: float) -> float:
     if not average:
         return value
-    return average + _WEIGHT * (min(value, _OUTLIER * average) - average)
+    return average + _AVERAGE_WEIGHT * (min(value, _OUTLIER_FACTOR * average) - average)

@@ -1,40 +1,34 @@
-"""A step plan being made: what the ranks are told about the sequences that compute. Decides nothing."""
+"""Builds the plan of one step, and keeps what is needed to apply its result. Pure: no clock, no I/O."""
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
-from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep
+from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep, SlotFailure, StepPlan, StepResult
 from mmserve.router.kv_cache.prefix_cache import Node
 from mmserve.router.scheduler.sequence import Sequence
 
 
 @dataclass
 class StepBuilder:
-    """``budget_tokens``: how many more the step can take; ``picture_tokens``: how many of prompts with pictures."""
+    """The sequences of one step, first while it is planned, then while it is in flight."""
 
-    budget_tokens: int
-    picture_tokens: int
-    new: list[NewSequence] = field(default_factory=list)
-    copies: list[BlockCopy] = field(default_factory=list)
-    steps: list[SequenceStep] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
-    """Whose steps they are."""
-    published: dict[int, Node] = field(default_factory=dict)
-    """By slot: the first block that its step fills and others may use from now on."""
+    """The sequence of each of ``steps``."""
+    steps: list[SequenceStep] = field(default_factory=list)
+    cached_nodes: dict[int, Node] = field(default_factory=dict)
+    """Slot -> first block that the slot's step fills and that is in the prefix cache already."""
     num_chunks: int = 0
-    """Of ``steps``: those of prompts, the others decode."""
+    """Steps that compute a prompt; the others decode."""
     num_prompt_tokens: int = 0
-    preempted: bool = False
+    _new: list[NewSequence] = field(default_factory=list)
+    _copies: list[BlockCopy] = field(default_factory=list)
 
-    def room(self, sequence: Sequence) -> int:
-        """How many tokens of the sequence's prompt the step can take."""
-        return min(self.budget_tokens, self.picture_tokens) if sequence.request.spans else self.budget_tokens
-
-    def enter(self, sequence: Sequence) -> None:
-        """The ranks do not know the sequence yet, or have forgotten it."""
+    def add_sequence(self, sequence: Sequence) -> None:
+        """Introduces a sequence that the ranks do not know: new, or resumed."""
         request = sequence.request
-        self.new.append(
+        self._new.append(
             NewSequence(
                 slot=sequence.slot,
                 token_ids=sequence.tokens.tobytes(),
@@ -43,28 +37,40 @@ class StepBuilder:
                 sampling=request.sampling,
             )
         )
-        holding = sequence.holding
-        assert holding is not None
-        if (hit := holding.hit).num_copied:
-            own = holding.blocks[holding.num_hit_blocks]
-            self.copies.append(BlockCopy(source=hit.copied_block, target=own, num_tokens=hit.num_copied))
+        table = sequence.block_table
+        assert table is not None
+        if (hit := table.prefix_hit).num_copied_tokens:
+            target = table.blocks[table.num_hit_blocks]
+            self._copies.append(BlockCopy(source=hit.copy_source, target=target, num_tokens=hit.num_copied_tokens))
 
-    def chunk(self, sequence: Sequence, new_blocks: tuple[int, ...]) -> None:
-        """Compute as much of the sequence's prompt as there is room for."""
-        num_tokens = min(sequence.num_remaining, self.room(sequence))
-        if sequence.request.spans:
-            self.picture_tokens -= num_tokens
-        start = sequence.planned
-        sample = sequence.plan(num_tokens)
-        self.budget_tokens -= num_tokens
+    def add_chunk(self, sequence: Sequence, num_tokens: int, new_blocks: tuple[int, ...]) -> None:
+        """Computes the next ``num_tokens`` tokens of a prompt."""
+        start = sequence.num_computed_tokens
+        sample = sequence.plan_chunk(num_tokens)
         self.num_chunks += 1
         self.num_prompt_tokens += num_tokens
         self.sequences.append(sequence)
         self.steps.append(SequenceStep(sequence.slot, start, num_tokens, new_blocks, sample))
 
-    def token(self, sequence: Sequence, new_blocks: tuple[int, ...]) -> None:
-        """Compute the last token of a sequence that decodes."""
-        start = sequence.plan_token()
-        self.budget_tokens -= 1
+    def add_decode(self, sequence: Sequence, new_blocks: tuple[int, ...]) -> None:
+        """Computes the last token of a sequence and samples the next one."""
+        position = sequence.plan_decode()
         self.sequences.append(sequence)
-        self.steps.append(SequenceStep(sequence.slot, start, 1, new_blocks, True))
+        self.steps.append(SequenceStep(sequence.slot, position, 1, new_blocks, True))
+
+    def build(self, step_id: int, freed_slots: tuple[int, ...]) -> StepPlan:
+        """The plan to send. ``freed_slots``: slots that the ranks clear first."""
+        return StepPlan(
+            step_id=step_id,
+            free=freed_slots,
+            new=tuple(self._new),
+            copies=tuple(self._copies),
+            steps=tuple(self.steps),
+        )
+
+    def failures(self, result: StepResult, sampled_slots: Container[int]) -> dict[int, SlotFailure]:
+        """Slot -> failure: those that the ranks report, and slots that should have sampled a token and did not."""
+        missing = [step.slot for step in self.steps if step.sample and step.slot not in sampled_slots]
+        failures = {slot: SlotFailure(slot=slot, media_lost=False, message="no token came back") for slot in missing}
+        failures.update((failure.slot, failure) for failure in result.failures)
+        return failures

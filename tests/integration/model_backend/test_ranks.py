@@ -16,8 +16,7 @@ from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.messages.media import Handle
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan, StepResult
-from mmserve.router.scheduler.limits import Limits
-from mmserve.router.scheduler.scheduler import Scheduler
+from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
 from tests.fakes.embeddings import put_rows, spliced_prompt
 from tests.fakes.engine import Driver, make_runner
@@ -63,8 +62,14 @@ def test_tokens_equal_transformers(start_ranks: StartRanks, tmp_path: Path, tp: 
 
 def answers(ranks: Ranks, texts: list[list[int]], stop: int, depth: int) -> list[list[int]]:
     """What a scheduler with ``depth`` plans in flight makes of the ranks."""
-    limits = Limits(max_num_seqs=8, max_num_batched_tokens=16, max_model_len=256)
-    scheduler = Scheduler(limits, ranks.ready.num_blocks, now=lambda: 0.0, record=lambda name, value: None)
+    config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=16, max_model_len=256)
+    scheduler = Scheduler(
+        config,
+        num_blocks=ranks.ready.num_blocks,
+        block_tokens=ranks.ready.block_tokens,
+        now=lambda: 0.0,
+        record=lambda name, value: None,
+    )
     for index, text in enumerate(texts):
         message = request(str(index), text, max_tokens=12, stop_ids=(stop,))
         greedy = msgspec.structs.replace(message.sampling, temperature=0.0)
@@ -78,7 +83,7 @@ def answers(ranks: Ranks, texts: list[list[int]], stop: int, depth: int) -> list
         if plan.steps and not results:
             results += ranks.inbox.drain(block=True, timeout_s=60)
         scheduler.apply(plan, results.popleft() if plan.steps else StepResult(step_id=plan.step_id, tokens=()))
-    assert scheduler.kv.num_held == 0
+    assert scheduler.kv.num_used == 0
     output: list[list[int]] = [[] for _ in texts]
     for _, reply in scheduler.take_replies():
         output[int(reply.id)] += reply.token_ids

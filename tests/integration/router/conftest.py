@@ -65,8 +65,8 @@ def _deployment(run_dir: Path, *, overlap: bool) -> Deployment:
     )
 
 
-class Neighbours:
-    """All that the router talks to. ``num_blocks`` is what the fake ranks report."""
+class RouterPeers:
+    """The processes around the router: fake ranks with ``num_blocks`` KV blocks each, HTTP workers, metrics, health."""
 
     def __init__(self, run_dir: Path, stack: ExitStack, num_blocks: int, *, overlap: bool) -> None:
         endpoints = Endpoints(run_dir)
@@ -90,7 +90,7 @@ class Neighbours:
         return self.process.stdout.readline()
 
     def replies_until_finish(self, worker: int, count: int) -> list[TokenReply]:
-        """All replies to the worker until ``count`` terminal ones have come."""
+        """Receives replies of the worker until ``count`` of them were terminal."""
         replies: list[TokenReply] = []
         while sum(reply.finish is not None for reply in replies) < count:
             reply = self.workers[worker].receive()
@@ -99,7 +99,7 @@ class Neighbours:
         return replies
 
     def stop(self) -> tuple[str, int]:
-        """SIGTERM; the last line of output and the exit code."""
+        """Sends SIGTERM; returns the last line of output and the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self._line().strip(), self.process.wait(timeout=20)
 
@@ -122,11 +122,11 @@ def _start(run_dir: Path, deployment: Deployment, stack: ExitStack) -> subproces
 
 @pytest.fixture
 def overlap() -> bool:
-    """Tests may parametrize it."""
+    """Whether the router overlaps scheduling with computing; tests parametrize it."""
     return False
 
 
 @pytest.fixture
-def neighbours(tmp_path_factory: pytest.TempPathFactory, overlap: bool) -> Iterator[Neighbours]:
+def peers(tmp_path_factory: pytest.TempPathFactory, overlap: bool) -> Iterator[RouterPeers]:
     with ExitStack() as stack:
-        yield Neighbours(tmp_path_factory.mktemp("r"), stack, num_blocks=24, overlap=overlap)
+        yield RouterPeers(tmp_path_factory.mktemp("r"), stack, num_blocks=24, overlap=overlap)

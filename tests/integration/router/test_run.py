@@ -16,11 +16,11 @@ from mmserve.messages.step import StepPlan, StepResult
 from mmserve.metrics.names import METRICS
 from tests.fakes.cache import until
 from tests.fakes.rank import generate_alone
-from tests.integration.router.conftest import NUM_WORKERS, Neighbours
+from tests.integration.router.conftest import NUM_WORKERS, RouterPeers
 from tests.unit.router.builders import abort, request, span
 
 CONTEXT_TOKENS = 24 * 16
-both_ways = pytest.mark.parametrize("overlap", [False, True])
+with_and_without_overlap = pytest.mark.parametrize("overlap", [False, True])
 
 
 def outputs(replies: list) -> dict[str, list[int]]:
@@ -30,41 +30,39 @@ def outputs(replies: list) -> dict[str, list[int]]:
     return found
 
 
-def test_ready_says_how_many_tokens_the_cache_takes(neighbours: Neighbours) -> None:
-    assert neighbours.ready == {"kv_blocks": 24, "kv_tokens": CONTEXT_TOKENS}
+def test_the_ready_report_has_the_size_of_the_kv_cache(peers: RouterPeers) -> None:
+    assert peers.ready == {"kv_blocks": 24, "kv_tokens": CONTEXT_TOKENS}
 
 
-@both_ways
-def test_many_requests_of_two_workers_get_their_own_tokens(neighbours: Neighbours) -> None:
+@with_and_without_overlap
+def test_replies_go_to_the_worker_of_each_request(peers: RouterPeers) -> None:
     prompts = {str(number): [*range(100, 120), *[number] * (5 * number)] for number in range(16)}
     for name, prompt in prompts.items():
-        neighbours.router.send(
-            request(name, prompt, max_tokens=30, seed=int(name) // 2, reply_to=int(name) % NUM_WORKERS)
-        )
+        peers.router.send(request(name, prompt, max_tokens=30, seed=int(name) // 2, reply_to=int(name) % NUM_WORKERS))
     for worker in range(NUM_WORKERS):
-        received = outputs(neighbours.replies_until_finish(worker, 8))
+        received = outputs(peers.replies_until_finish(worker, 8))
         assert sorted(received) == sorted(name for name in prompts if int(name) % NUM_WORKERS == worker)
         for name, tokens in received.items():
             sampling = SamplingParams(max_tokens=30, seed=int(name) // 2)
             assert tokens == generate_alone(prompts[name], sampling, CONTEXT_TOKENS)[0]
-    # All ranks got the same plans; the last of them may still be computed by the one that does not answer.
-    first, second = neighbours.fakes
+    # All ranks got the same plans; the rank that sends no results may still be computing the last one.
+    first, second = peers.fakes
     until(lambda: first.cells == second.cells)
 
 
-@both_ways
-def test_failures_of_single_requests_leave_the_others_alone(neighbours: Neighbours) -> None:
-    for fake in neighbours.fakes:
+@with_and_without_overlap
+def test_a_failing_request_does_not_affect_the_others(peers: RouterPeers) -> None:
+    for fake in peers.fakes:
         fake.lost_items.add(1)
         fake.broken_seeds.add(13)
     lost = [*range(1, 10), *range(1 << 32, (1 << 32) + 20)]
-    neighbours.router.send(request("lost", lost, spans=(span(9, 20, 1),)))
-    neighbours.router.send(request("broken", [1, 2, 3], seed=13))
-    neighbours.router.send(request("too long", [1] * 400))
-    neighbours.router.send(request("nobody's", [1, 2], reply_to=77))
-    neighbours.router.send(abort("gone", reason="media_error", message="not a picture"))
-    neighbours.router.send(request("good", [4, 5, 6], max_tokens=6))
-    finishes = {reply.id: reply.finish for reply in neighbours.replies_until_finish(0, 5) if reply.finish}
+    peers.router.send(request("lost", lost, spans=(span(9, 20, 1),)))
+    peers.router.send(request("broken", [1, 2, 3], seed=13))
+    peers.router.send(request("too long", [1] * 400))
+    peers.router.send(request("nobody's", [1, 2], reply_to=77))
+    peers.router.send(abort("gone", reason="media_error", message="not a picture"))
+    peers.router.send(request("good", [4, 5, 6], max_tokens=6))
+    finishes = {reply.id: reply.finish for reply in peers.replies_until_finish(0, 5) if reply.finish}
     assert finishes == {
         "lost": "media_lost",
         "broken": "error",
@@ -75,55 +73,55 @@ def test_failures_of_single_requests_leave_the_others_alone(neighbours: Neighbou
 
 
 @pytest.mark.parametrize("overlap", [True])
-def test_the_next_plan_is_there_before_the_ranks_are_done_with_the_last(neighbours: Neighbours) -> None:
-    """Rank 0, who answers, computes nothing before the other one has been given a second plan."""
-    first, second = neighbours.fakes
+def test_the_ranks_have_the_next_plan_before_they_finish_the_last_one(peers: RouterPeers) -> None:
+    """Rank 0, which sends the results, waits until the other rank has received a second plan."""
+    first, second = peers.fakes
     compute, compute_too = first.step, second.step
-    starts, came, has_second = list[int](), list[bool](), threading.Event()
+    starts, in_time, has_second = list[int](), list[bool](), threading.Event()
 
     def compute_late(plan: StepPlan) -> StepResult:
-        came.append(has_second.wait(timeout=20))
+        in_time.append(has_second.wait(timeout=20))
         starts.extend(step.start for step in plan.steps)
         return compute(plan)
 
-    def tell(plan: StepPlan) -> StepResult:
+    def report_plan(plan: StepPlan) -> StepResult:
         if plan.step_id == 2:
             has_second.set()
         return compute_too(plan)
 
-    first.step, second.step = compute_late, tell
-    neighbours.router.send(request("a", [1, 2, 3], max_tokens=4))
-    received = outputs(neighbours.replies_until_finish(0, 1))
+    first.step, second.step = compute_late, report_plan
+    peers.router.send(request("a", [1, 2, 3], max_tokens=4))
+    received = outputs(peers.replies_until_finish(0, 1))
     assert received == {"a": generate_alone([1, 2, 3], SamplingParams(max_tokens=4), CONTEXT_TOKENS)[0]}
-    assert all(came)
+    assert all(in_time)
     assert starts == [0, 3, 4, 5]
 
 
-def test_bytes_that_are_no_message_are_skipped(neighbours: Neighbours) -> None:
-    stranger: Sender[object] = Sender(f"ipc://{neighbours.deployment.run_dir}/router", dict)
-    stranger.send({"t": "nonsense"})
-    stranger.close(linger_ms=1000)
-    neighbours.router.send(request("a", [1, 2, 3], max_tokens=2))
-    assert len(neighbours.replies_until_finish(0, 1)) == 2
+def test_malformed_messages_are_skipped(peers: RouterPeers) -> None:
+    sender: Sender[object] = Sender(f"ipc://{peers.deployment.run_dir}/router", dict)
+    sender.send({"t": "nonsense"})
+    sender.close(linger_ms=1000)
+    peers.router.send(request("a", [1, 2, 3], max_tokens=2))
+    assert len(peers.replies_until_finish(0, 1)) == 2
 
 
-@both_ways
-def test_an_abort_ends_a_running_request_and_frees_its_blocks(neighbours: Neighbours) -> None:
-    neighbours.router.send(request("a", [1, 2, 3], max_tokens=300))
-    assert neighbours.workers[0].receive().token_ids
-    neighbours.router.send(abort("a"))
-    assert neighbours.replies_until_finish(0, 1)[-1].finish == "abort"
-    held = None
-    while held != 0:
-        for sample in neighbours.metrics.receive().samples:
+@with_and_without_overlap
+def test_an_abort_ends_a_running_request_and_frees_its_blocks(peers: RouterPeers) -> None:
+    peers.router.send(request("a", [1, 2, 3], max_tokens=300))
+    assert peers.workers[0].receive().token_ids
+    peers.router.send(abort("a"))
+    assert peers.replies_until_finish(0, 1)[-1].finish == "abort"
+    used = None
+    while used != 0:
+        for sample in peers.metrics.receive().samples:
             if sample.name == "kv_blocks" and sample.labels == ("held",):
-                held = sample.value
+                used = sample.value
 
 
-@both_ways
-def test_nothing_is_computed_for_whoever_was_told_of_an_abort(neighbours: Neighbours) -> None:
-    """It may have given up its pictures."""
-    first = neighbours.fakes[0]
+@with_and_without_overlap
+def test_nothing_is_computed_for_a_request_after_the_reply_to_its_abort(peers: RouterPeers) -> None:
+    """The HTTP worker releases the leases of the images when it has the reply."""
+    first = peers.fakes[0]
     compute = first.step
 
     def compute_slowly(plan: StepPlan) -> StepResult:
@@ -131,21 +129,21 @@ def test_nothing_is_computed_for_whoever_was_told_of_an_abort(neighbours: Neighb
         return compute(plan)
 
     first.step = compute_slowly
-    neighbours.router.send(request("a", [1, 2, 3], max_tokens=300))
+    peers.router.send(request("a", [1, 2, 3], max_tokens=300))
     for _ in range(3):
-        neighbours.workers[0].receive()
-    neighbours.router.send(abort("a"))
-    neighbours.replies_until_finish(0, 1)
+        peers.workers[0].receive()
+    peers.router.send(abort("a"))
+    peers.replies_until_finish(0, 1)
     computed = first.num_tokens_computed
-    neighbours.router.send(request("b", [4, 5, 6], max_tokens=2))
-    neighbours.replies_until_finish(0, 1)
+    peers.router.send(request("b", [4, 5, 6], max_tokens=2))
+    peers.replies_until_finish(0, 1)
     assert first.num_tokens_computed == computed + 4
 
 
-def test_metrics_and_heartbeats_go_out_with_known_names(neighbours: Neighbours) -> None:
-    neighbours.router.send(request("a", list(range(40)), max_tokens=4))
-    neighbours.replies_until_finish(0, 1)
-    wanted = {
+def test_metrics_and_heartbeats_are_sent_with_known_names(peers: RouterPeers) -> None:
+    peers.router.send(request("a", list(range(40)), max_tokens=4))
+    peers.replies_until_finish(0, 1)
+    expected = {
         "num_requests_running",
         "num_requests_waiting",
         "kv_cache_usage_perc",
@@ -160,33 +158,33 @@ def test_metrics_and_heartbeats_go_out_with_known_names(neighbours: Neighbours) 
         "step_seconds",
         "schedule_seconds",
     }
-    while wanted:
-        batch = neighbours.metrics.receive()
+    while expected:
+        batch = peers.metrics.receive()
         assert batch.process == "router-0"
         for sample in batch.samples:
             assert len(sample.labels) == len(METRICS[sample.name].labels)
-            wanted.discard(sample.name)
-    beats = [neighbours.health.receive() for _ in range(2)]
+            expected.discard(sample.name)
+    beats = [peers.health.receive() for _ in range(2)]
     assert all(isinstance(beat, Heartbeat) and beat.process == "router-0" for beat in beats)
 
 
-@both_ways
-def test_an_idle_router_sleeps(neighbours: Neighbours) -> None:
-    process = psutil.Process(neighbours.process.pid)
-    neighbours.health.receive()
+@with_and_without_overlap
+def test_an_idle_router_sleeps(peers: RouterPeers) -> None:
+    process = psutil.Process(peers.process.pid)
+    peers.health.receive()
     before = process.cpu_times()
     for _ in range(2):
-        neighbours.health.receive()
+        peers.health.receive()
     after = process.cpu_times()
     assert (after.user + after.system) - (before.user + before.system) <= 5 / os.sysconf("SC_CLK_TCK")
 
 
-@both_ways
-def test_sigterm_ends_it_cleanly_while_busy(neighbours: Neighbours) -> None:
-    neighbours.router.send(request("a", [1, 2, 3], max_tokens=300))
-    neighbours.workers[0].receive()
-    assert neighbours.stop() == ("stopped", 0)
+@with_and_without_overlap
+def test_sigterm_stops_a_busy_router_cleanly(peers: RouterPeers) -> None:
+    peers.router.send(request("a", [1, 2, 3], max_tokens=300))
+    peers.workers[0].receive()
+    assert peers.stop() == ("stopped", 0)
 
 
-def test_sigterm_ends_it_cleanly_while_idle(neighbours: Neighbours) -> None:
-    assert neighbours.stop() == ("stopped", 0)
+def test_sigterm_stops_an_idle_router_cleanly(peers: RouterPeers) -> None:
+    assert peers.stop() == ("stopped", 0)

@@ -1,5 +1,6 @@
-"""A thousand images through an arena for a dozen, while sequences are preempted and resumed: no rank ever meets a
-handle that is not there, every answer is that of its own image, and nothing stays leased.
+"""A thousand images through an arena that holds a dozen, while sequences are preempted and resumed.
+
+No rank reads a stale handle, every answer belongs to its own image, and no lease is left.
 """
 
 from __future__ import annotations
@@ -14,38 +15,39 @@ import torch
 from mmserve.cache_server.entries import Lease
 from mmserve.cache_server.run import new_slots
 from mmserve.cache_server.table import MediaTable
+from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.messages.cache import AllocItem
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest
 from mmserve.model_backend.platforms.cpu import build
-from mmserve.router.scheduler.limits import Limits
-from mmserve.router.scheduler.scheduler import Scheduler
+from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.fakes.checkpoints import make_llava
 from tests.fakes.engine import make_runner
 from tests.unit.router.builders import request
 
 TOKENS, HIDDEN, NUM_NEW = 16, 64, 20
 ROWS_NBYTES, FILE_NBYTES = TOKENS * HIDDEN * 4, 300
-FOR_THE_KERNELS = {"head_dim": 16, "vocab_size": 272}
-"""Sizes that they take; with others torch computes, whose sums differ in the last bit with the size of the batch."""
+KERNEL_SIZES = {"head_dim": 16, "vocab_size": 272}
+"""Sizes that the C++ kernels support. With others torch computes, and its sums depend on the batch size in the last
+bit."""
 
 ROOM_FOR, AT_ONCE, IMAGES, DISTINCT = 12, 8, 1000, 40
 
 
-class WorkerContext:
-    """HTTP worker and visual server in one: what a request needs before it goes to the router."""
+class MediaFrontend:
+    """HTTP worker and visual server in one: prepares a request for the router."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self.slots: MediaTable = new_slots(arena)
+        self.table: MediaTable = new_slots(arena)
         self._rows = torch.randn(DISTINCT, TOKENS, HIDDEN, generator=torch.manual_seed(3))
 
     def admit(self, name: str, image: int) -> GenerateRequest | None:
-        """None: the arena is full."""
+        """The request, with its image leased and written; None if the arena is full."""
         lease, item = Lease("http", name), AllocItem(bytes([image]) * 16, TOKENS, FILE_NBYTES, ROWS_NBYTES)
-        reply = self.slots.alloc(lease, [item])
+        reply = self.table.alloc(lease, [item])
         if reply.refused:
             assert reply.refused == "full"
             return None
@@ -53,10 +55,10 @@ class WorkerContext:
         if record.state == "write":
             assert record.data is not None
             self.arena.write(record.data, bytes([image]) * FILE_NBYTES)
-            self.slots.set_data(lease, [record.item_id], True)
-            assert self.slots.get_embed("visual", [record.item_id]) == ("pending",)
+            self.table.set_data(lease, [record.item_id], True)
+            assert self.table.get_embed("visual", [record.item_id]) == ("pending",)
             self.arena.write(record.embed, self._rows[image].numpy().tobytes())
-            assert self.slots.set_embed("visual", [record.item_id], [True]) == ("ready",)
+            assert self.table.set_embed("visual", [record.item_id], [True]) == ("ready",)
         prompt = [5, *range(record.token_start, record.token_start + TOKENS), 7, 8]
         span = MediaSpan(
             start=1, num_tokens=TOKENS, item_id=record.item_id, data=None, embed=record.embed, media_index=0
@@ -65,47 +67,53 @@ class WorkerContext:
         return msgspec.structs.replace(message, sampling=msgspec.structs.replace(message.sampling, temperature=0.0))
 
     def release(self, name: str) -> None:
-        self.slots.release(Lease("http", name))
+        self.table.release(Lease("http", name))
 
 
 def test_a_thousand_images_through_an_arena_for_a_dozen(tmp_path: Path) -> None:
     arena = Arena.create(ROOM_FOR * (extent_nbytes(ROWS_NBYTES) + extent_nbytes(FILE_NBYTES)))
-    front, metrics = WorkerContext(arena), list[str]()
-    runner = make_runner(make_llava(tmp_path, text=FOR_THE_KERNELS), arena, max_model_len=64, kv_blocks=14)
-    limits = Limits(max_num_seqs=6, max_num_batched_tokens=24, max_model_len=64)
-    scheduler = Scheduler(limits, 14, now=lambda: 0.0, record=lambda name, value: metrics.append(name))
+    frontend, metrics = MediaFrontend(arena), list[str]()
+    runner = make_runner(make_llava(tmp_path, text=KERNEL_SIZES), arena, max_model_len=64, kv_blocks=14)
+    config = SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=24, max_model_len=64)
+    scheduler = Scheduler(
+        config,
+        num_blocks=14,
+        block_tokens=KV_BLOCK_TOKENS,
+        now=lambda: 0.0,
+        record=lambda name, value: metrics.append(name),
+    )
     for _ in range(300):
-        scheduler._admission.outlook.outputs.observe(1)
+        scheduler._admission.kv_demand.output_lengths.observe(1)
     draw = random.Random(8)
     waiting = [(str(number), draw.randrange(DISTINCT)) for number in range(IMAGES)]
     image_of, live = dict(waiting), set[str]()
     output: dict[str, list[int]] = defaultdict(list)
     while waiting or live:
-        while waiting and len(live) < AT_ONCE and (message := front.admit(*waiting[-1])) is not None:
+        while waiting and len(live) < AT_ONCE and (message := frontend.admit(*waiting[-1])) is not None:
             live.add(waiting.pop()[0])
             scheduler.receive(message)
         plan = scheduler.schedule()
-        assert plan is not None, "whoever is live can go on"
+        assert plan is not None, "live sequences can continue"
         scheduler.apply(plan, runner.step(plan))
         for _, reply in scheduler.take_replies():
             output[reply.id] += reply.token_ids
-            _end(front, live, reply)
-    assert front.slots.num_leases == 0
-    assert front.slots.counters["mm_cache_evictions", "embed"] > IMAGES / 4
+            _end(frontend, live, reply)
+    assert frontend.table.num_leases == 0
+    assert frontend.table.counters["mm_cache_evictions", "embed"] > IMAGES / 4
     assert metrics.count("num_preemptions") > 0
     answers: dict[int, set[tuple[int, ...]]] = defaultdict(set)
     for name, tokens in output.items():
         answers[image_of[name]].add(tuple(tokens))
-    alike = sum(len(each) == 1 for each in answers.values())
+    num_consistent = sum(len(each) == 1 for each in answers.values())
     expected = DISTINCT if build.compiler() is not None else 0.9 * DISTINCT
-    assert alike >= expected, "an image has one answer, however it got there"
-    assert len({min(each) for each in answers.values()}) > DISTINCT / 2, "and another image another"
+    assert num_consistent >= expected, "each image has one answer, however it was computed"
+    assert len({min(each) for each in answers.values()}) > DISTINCT / 2, "different images have different answers"
     del runner
     arena.close()
 
 
-def _end(front: WorkerContext, live: set[str], reply: TokenReply) -> None:
+def _end(frontend: MediaFrontend, live: set[str], reply: TokenReply) -> None:
     if reply.finish is not None:
         assert reply.finish in ("stop", "length"), reply
         live.remove(reply.id)
-        front.release(reply.id)
+        frontend.release(reply.id)

@@ -1,5 +1,5 @@
-"""The scheduler with a real rank: however sequences are batched, cut, cached and preempted, the tokens are a plain
-greedy loop's over the transformers model, and so are their log-probabilities."""
+"""The scheduler with a real rank: tokens and log-probabilities equal those of a greedy loop over the transformers
+model, however sequences are batched, cut into chunks, cached and preempted."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.messages.logprobs import unpack
 from mmserve.messages.request import GenerateRequest
 from mmserve.messages.step import SlotFailure, StepPlan, StepResult
 from mmserve.model_backend.attention.interface import Attention
 from mmserve.model_backend.attention.paged_cpu import PagedCpuAttention
 from mmserve.model_backend.attention.sdpa import SdpaAttention
-from mmserve.router.scheduler.limits import Limits
-from mmserve.router.scheduler.scheduler import Scheduler
+from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.fakes.checkpoints import VOCAB, make_llama
 from tests.fakes.engine import make_runner
 from tests.fakes.logprobs import check_logprobs
@@ -38,14 +38,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def jobs() -> list[list[int]]:
-    """PromptBuilder with shared prefixes, some longer than a chunk."""
+    """Prompts with shared prefixes, some longer than a chunk."""
     draw = random.Random(5)
     prefix = [draw.randrange(4, VOCAB) for _ in range(70)]
     return [prefix[: draw.choice([0, 20, 48, 70])] + [draw.randrange(4, VOCAB) for _ in range(5)] for _ in range(7)]
 
 
 def greedy(request_id: str, prompt: list[int], num_new: int = NUM_NEW) -> GenerateRequest:
-    """A stop id that never comes keeps the forecast from knowing the length."""
+    """A greedy request. Its stop token is never sampled, but keeps the admission estimate from knowing the length."""
     message = request(request_id, prompt, max_tokens=num_new, stop_ids=(VOCAB - 1,), logprobs=3)
     return msgspec.structs.replace(message, sampling=msgspec.structs.replace(message.sampling, temperature=0.0))
 
@@ -72,13 +72,14 @@ def test_tokens_are_those_of_the_model(
     runner = make_runner(directory, max_model_len=128, kv_blocks=num_blocks)
     metrics: list[str] = []
     scheduler = Scheduler(
-        Limits(max_num_seqs=6, max_num_batched_tokens=chunk, max_model_len=128),
-        num_blocks,
+        SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=chunk, max_model_len=128),
+        num_blocks=num_blocks,
+        block_tokens=KV_BLOCK_TOKENS,
         now=lambda: 0.0,
         record=lambda name, value: metrics.append(name),
     )
     for _ in range(300 if preempts else 0):
-        scheduler._admission.outlook.outputs.observe(1)
+        scheduler._admission.kv_demand.output_lengths.observe(1)
     for index, prompt in enumerate(jobs()):
         scheduler.receive(greedy(str(index), prompt))
     output: dict[str, list[int]] = {name: [] for name in answers}
@@ -97,13 +98,13 @@ def test_tokens_are_those_of_the_model(
     assert output == answers
     for prompt, name in zip(jobs(), answers, strict=True):
         check_logprobs(directory, prompt, answers[name], logprobs[name])
-    assert scheduler.kv.num_held == 0
+    assert scheduler.kv.num_used == 0
     assert cached > 0
     assert ("num_preemptions" in metrics) == preempts
 
 
 def without(step: Callable[[StepPlan], StepResult], plan: StepPlan, slot: int) -> StepResult:
-    """The plan's result when nothing of the slot's step is computed."""
+    """The result of the plan when the slot's step is not computed."""
     steps = tuple(each for each in plan.steps if each.slot != slot)
     result = step(msgspec.structs.replace(plan, steps=steps))
     failure = SlotFailure(slot=slot, media_lost=False, message="not computed")
@@ -115,7 +116,7 @@ def without(step: Callable[[StepPlan], StepResult], plan: StepPlan, slot: int) -
 def test_equal_prefixes_that_arrive_together(
     tmp_path: Path, head_dim: int, attention: type[Attention], leader_fails: bool
 ) -> None:
-    """Seven read in the very step in which the first one writes."""
+    """Seven sequences read blocks that the first one writes in the same step."""
     directory = make_llama(tmp_path / "model", head_dim=head_dim)
     runner = make_runner(directory)
     if not isinstance(runner._attention, attention):
@@ -124,8 +125,14 @@ def test_equal_prefixes_that_arrive_together(
     draw = random.Random(7)
     prefix = [draw.randrange(4, VOCAB) for _ in range(100)]
     prompts = [prefix + [draw.randrange(4, VOCAB) for _ in range(1 + index % 3)] for index in range(8)]
-    limits = Limits(max_num_seqs=8, max_num_batched_tokens=512, max_model_len=256)
-    scheduler = Scheduler(limits, runner.num_blocks, now=lambda: 0.0, record=lambda name, value: None)
+    config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=512, max_model_len=256)
+    scheduler = Scheduler(
+        config,
+        num_blocks=runner.num_blocks,
+        block_tokens=KV_BLOCK_TOKENS,
+        now=lambda: 0.0,
+        record=lambda name, value: None,
+    )
     for index, prompt in enumerate(prompts):
         scheduler.receive(greedy(str(index), prompt, num_new=6))
     plan = scheduler.schedule()

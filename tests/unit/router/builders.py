@@ -6,16 +6,14 @@ from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 
-from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import AbortReason, AbortRequest, GenerateRequest
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan
-from mmserve.router.scheduler.limits import Limits
-from mmserve.router.scheduler.scheduler import Scheduler
-from mmserve.router.scheduler.sequence import Phase
-from tests.fakes.rank import FakeRank, cells_of
+from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
+from mmserve.router.scheduler.sequence import SequenceStatus
+from tests.fakes.rank import BLOCK_TOKENS, FakeRank, cells_of
 
 STOP_IDS = (3, 5)
 
@@ -62,7 +60,7 @@ def span(start: int, num_tokens: int, item_id: int) -> MediaSpan:
 
 
 class Engine:
-    """A scheduler and a rank with ``depth`` plans in flight at most; keeps the replies and the metrics."""
+    """A scheduler and a fake rank, with at most ``depth`` plans in flight. Keeps the replies and the metrics."""
 
     def __init__(
         self,
@@ -75,27 +73,29 @@ class Engine:
         max_step_s: float = 0.0,
         token_s: float = 0.0,
         depth: int = 1,
+        block_tokens: int = BLOCK_TOKENS,
     ) -> None:
-        """``expects_short``: many short answers have made the forecast bold, so long ones lead to preemption.
-        ``token_s``: what the rank says a token takes."""
+        """``expects_short``: many short answers were observed, so long ones are underestimated and lead to preemption.
+        ``token_s``: the forward time that the rank reports for a token."""
         self.depth = depth
         self.in_flight: deque[StepPlan] = deque()
-        self.context_tokens = min(max_model_len, num_blocks * KV_BLOCK_TOKENS)
+        self.context_tokens = min(max_model_len, num_blocks * block_tokens)
         self.clock_s = 0.0
         self.metrics: dict[str, list[float]] = defaultdict(list)
-        self.rank = FakeRank(num_blocks, max_num_seqs, max_num_batched_tokens, token_s)
+        self.rank = FakeRank(num_blocks, max_num_seqs, max_num_batched_tokens, token_s, block_tokens)
         self.scheduler = Scheduler(
-            Limits(max_num_seqs, max_num_batched_tokens, max_model_len, max_step_s),
-            num_blocks,
+            SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, max_step_s),
+            num_blocks=num_blocks,
+            block_tokens=block_tokens,
             now=lambda: self.clock_s,
             record=lambda name, value: self.metrics[name].append(value),
         )
         for _ in range(200 if expects_short else 0):
-            self.scheduler._admission.outlook.outputs.observe(1)
+            self.scheduler._admission.kv_demand.output_lengths.observe(1)
         self.replies: dict[tuple[str, int], list[TokenReply]] = defaultdict(list)
 
     def turn(self, meanwhile: Callable[[], None] = lambda: None) -> StepPlan | None:
-        """One turn of the router's loop, and the plan whose result it takes in; ``meanwhile``: before the result."""
+        """One pass of the router's loop; returns the plan whose result was applied. ``meanwhile`` runs before that."""
         idle = self.scheduler.idle
         self.plan()
         assert (not self.in_flight) == idle, "idle exactly when there is nothing to plan and nothing in flight"
@@ -108,12 +108,12 @@ class Engine:
         return plan
 
     def plan(self) -> None:
-        """As many plans as may be in flight."""
+        """Plans steps until ``depth`` plans are in flight."""
         while len(self.in_flight) < self.depth and (plan := self.scheduler.schedule()):
             self.in_flight.append(plan)
 
     def apply(self) -> None:
-        """Compute the oldest plan in flight."""
+        """Computes the oldest plan in flight and applies its result."""
         plan = self.in_flight.popleft()
         self.scheduler.apply(plan, self.rank.step(plan))
 
@@ -123,7 +123,7 @@ class Engine:
             self.replies[reply.id, reply.attempt].append(reply)
 
     def run(self, max_turns: int = 5000) -> int:
-        """Until idle; the number of turns."""
+        """Runs until idle; returns the number of turns."""
         for turns in range(max_turns):
             if self.turn() is None:
                 return turns
@@ -142,41 +142,41 @@ class Engine:
         return finishes[-1] if finishes else None
 
     def check_memory(self) -> None:
-        """Each block is free, cached or held, once; the tree holds what was computed into its blocks."""
+        """Asserts that each block is either free, cached or used, and that cached blocks hold what was computed."""
         kv, running = self.scheduler.kv, self.scheduler._running.sequences
         pool, tree = kv._pool, kv._tree
-        holders: dict[int, int] = defaultdict(int)
-        readers: dict[int, int] = defaultdict(int)
+        users: dict[int, int] = defaultdict(int)
+        running_users: dict[int, int] = defaultdict(int)
         for sequence in running:
-            for block in sequence.holding.blocks:
-                holders[block] += 1
-                readers[block] += sequence.phase is Phase.RUNNING
-            for node, block in zip(sequence.holding.nodes, sequence.holding.blocks, strict=False):
+            for block in sequence.block_table.blocks:
+                users[block] += 1
+                running_users[block] += sequence.status is SequenceStatus.RUNNING
+            for node, block in zip(sequence.block_table.nodes, sequence.block_table.blocks, strict=False):
                 assert node.block == block
-        nodes = {node.block: node for node in tree.below(tree.root)}
-        idle = {node.block for node in tree._idle}
-        assert len(nodes) == sum(1 for _ in tree.below(tree.root)), "a block is in the tree once"
+        nodes = {node.block: node for node in tree.descendants(tree.root)}
+        evictable = {node.block for node in tree._evictable}
+        assert len(nodes) == sum(1 for _ in tree.descendants(tree.root)), "a block is in the tree once"
         assert len(set(pool._free)) == len(pool._free)
         for block in range(pool.num_blocks):
-            assert pool.holders(block) == holders[block]
-            states = (block in pool._free, block in idle, holders[block] > 0)
-            assert sum(states) == 1, f"block {block}: free, idle, held = {states}"
-            if block in idle:
+            assert pool.ref_count(block) == users[block]
+            states = (block in pool._free, block in evictable, users[block] > 0)
+            assert sum(states) == 1, f"block {block}: free, evictable, used = {states}"
+            if block in evictable:
                 assert block in nodes
-            if readers[block] > 1:
-                assert block in nodes, "only computed blocks are shared"
-        in_flight = [node for draft in self.scheduler._in_flight for node in draft.published.values()]
+            if running_users[block] > 1:
+                assert block in nodes, "only cached blocks are shared"
+        in_flight = [node for step in self.scheduler._in_flight for node in step.cached_nodes.values()]
         self._check_tree(tree.root, [], in_flight)
 
     def _check_tree(self, node, prefix: list[int], in_flight: list) -> None:
-        """``in_flight``: the first nodes that are not computed yet."""
+        """``in_flight``: nodes that, with all below them, are not computed yet."""
         for key, child in node.children.items():
             if child in in_flight:
                 continue
             own = array("q", key)
             tokens = prefix + list(own)
-            start = child.block * KV_BLOCK_TOKENS
-            held = self.rank.cells[start : start + len(own)]
-            assert held == cells_of(tokens)[-len(own) :], f"block {child.block} is not what the tree says"
-            assert child.is_full or not child.children, "nothing comes after a block that is not full"
+            start = child.block * self.rank.block_tokens
+            cells = self.rank.cells[start : start + len(own)]
+            assert cells == cells_of(tokens)[-len(own) :], f"block {child.block} does not hold the tokens of its node"
+            assert self.scheduler.kv._tree.is_full(child) or not child.children, "a partial block has no descendants"
             self._check_tree(child, tokens, in_flight)

@@ -1,4 +1,4 @@
-"""The scheduler with a rank that computes tokens from its KV blocks."""
+"""The scheduler with a fake rank that computes each token from the contents of its KV blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.unit.router.builders import Engine, abort, request, span
 PROMPT = list(range(100, 140))
 
 
-def alone(engine: Engine, prompt: list[int], **sampling: object) -> list[int]:
+def generate(engine: Engine, prompt: list[int], **sampling: object) -> list[int]:
+    """The tokens of the sequence computed by itself."""
     return generate_alone(prompt, SamplingParams(**sampling), engine.context_tokens)[0]
 
 
@@ -22,13 +23,13 @@ def test_a_request_is_answered_token_by_token() -> None:
     engine = Engine()
     engine.scheduler.receive(request("a", PROMPT, max_tokens=5))
     engine.run()
-    assert engine.output("a") == alone(engine, PROMPT, max_tokens=5)
+    assert engine.output("a") == generate(engine, PROMPT, max_tokens=5)
     assert [len(reply.token_ids) for reply in engine.replies["a", 0]] == [1] * 5
     assert engine.finish("a") == "length"
-    assert engine.scheduler.kv.num_held == 0
+    assert engine.scheduler.kv.num_used == 0
 
 
-def test_a_long_prompt_is_computed_in_chunks_beside_decoding_ones() -> None:
+def test_a_long_prompt_is_computed_in_chunks_beside_decoding_sequences() -> None:
     engine = Engine(max_num_batched_tokens=32)
     engine.scheduler.receive(request("short", PROMPT[:5], max_tokens=20))
     engine.turn()
@@ -38,11 +39,11 @@ def test_a_long_prompt_is_computed_in_chunks_beside_decoding_ones() -> None:
     assert [step.num_tokens for step in plan.steps] == [1, 31]
     assert [step.sample for step in plan.steps] == [True, False]
     engine.run()
-    assert engine.output("short") == alone(engine, PROMPT[:5], max_tokens=20)
-    assert engine.output("long") == alone(engine, list(range(200, 300)), max_tokens=2)
+    assert engine.output("short") == generate(engine, PROMPT[:5], max_tokens=20)
+    assert engine.output("long") == generate(engine, list(range(200, 300)), max_tokens=2)
 
 
-def test_a_long_prompt_does_not_hold_up_those_who_write() -> None:
+def test_a_long_prompt_keeps_steps_within_max_step_s_while_others_decode() -> None:
     engine = Engine(max_num_batched_tokens=512, max_step_s=0.04, token_s=0.001)
     engine.scheduler.receive(request("short", PROMPT, max_tokens=30))
     engine.turn()
@@ -52,11 +53,11 @@ def test_a_long_prompt_does_not_hold_up_those_who_write() -> None:
         assert plan is not None
         assert sum(step.num_tokens for step in plan.steps) <= 41
     engine.run()
-    assert engine.output("short") == alone(engine, PROMPT, max_tokens=30)
-    assert engine.output("long") == alone(engine, list(range(200, 500)), max_tokens=2)
+    assert engine.output("short") == generate(engine, PROMPT, max_tokens=30)
+    assert engine.output("long") == generate(engine, list(range(200, 500)), max_tokens=2)
 
 
-def test_a_long_prompt_alone_takes_long_steps_that_end() -> None:
+def test_a_long_prompt_alone_gets_steps_of_twice_max_step_s() -> None:
     engine = Engine(max_num_batched_tokens=512, max_step_s=0.04, token_s=0.001)
     engine.scheduler.receive(request("first", PROMPT, max_tokens=1))
     engine.run()
@@ -65,17 +66,17 @@ def test_a_long_prompt_alone_takes_long_steps_that_end() -> None:
     assert [[step.num_tokens for step in plan.steps] for plan in plans if plan] == [[80], [80], [80], [60]]
 
 
-def _picture(name: str, *, max_tokens: int = 8) -> GenerateRequest:
-    """200 image tokens, different for each name."""
+def _image_request(name: str, *, max_tokens: int = 8) -> GenerateRequest:
+    """A request with one image of 200 tokens, different for each name."""
     first = FIRST_VIRTUAL_TOKEN + 1000 * len(name)
     return request(
         name, [*(first + index for index in range(200)), 9], max_tokens=max_tokens, spans=(span(0, 200, len(name)),)
     )
 
 
-def test_text_does_not_wait_for_a_picture_of_several_steps() -> None:
+def test_text_starts_beside_an_image_prompt_of_several_steps() -> None:
     engine = Engine()
-    engine.scheduler.receive(_picture("picture"))
+    engine.scheduler.receive(_image_request("image"))
     engine.turn()
     engine.scheduler.receive(request("text", PROMPT[:20], max_tokens=4))
     engine.scheduler.receive(request("long", PROMPT, max_tokens=4))
@@ -84,45 +85,45 @@ def test_text_does_not_wait_for_a_picture_of_several_steps() -> None:
     assert {step.slot: step.num_tokens for step in plan.steps} == {0: 43, 1: 20, 2: 1}
     assert len(engine.output("text")) == 1
     engine.run()
-    assert engine.output("text") == alone(engine, PROMPT[:20], max_tokens=4)
-    assert engine.finish("picture") == "length"
+    assert engine.output("text") == generate(engine, PROMPT[:20], max_tokens=4)
+    assert engine.finish("image") == "length"
 
 
-def test_pictures_beside_text_that_is_written_take_a_part_of_the_room() -> None:
+def test_an_image_prompt_gets_two_thirds_of_the_step_beside_decoding_text() -> None:
     engine = Engine()
     engine.scheduler.receive(request("text", PROMPT[:5], max_tokens=20))
     engine.turn()
-    engine.scheduler.receive(_picture("a"))
+    engine.scheduler.receive(_image_request("a"))
     plan = engine.turn()
     assert plan is not None
     assert [step.num_tokens for step in plan.steps] == [1, 42]
     engine.run()
-    assert engine.output("text") == alone(engine, PROMPT[:5], max_tokens=20)
+    assert engine.output("text") == generate(engine, PROMPT[:5], max_tokens=20)
 
 
-def test_pictures_among_themselves_take_all_of_it() -> None:
+def test_an_image_prompt_gets_the_whole_step_beside_other_images() -> None:
     engine = Engine()
-    engine.scheduler.receive(_picture("a"))
+    engine.scheduler.receive(_image_request("a"))
     while engine.output("a") == []:
         engine.turn()
-    engine.scheduler.receive(_picture("bb"))
+    engine.scheduler.receive(_image_request("bb"))
     plan = engine.turn()
     assert plan is not None
     assert [step.num_tokens for step in plan.steps] == [1, 63]
 
 
-def test_a_long_text_gets_on_behind_a_picture_that_came_before() -> None:
+def test_a_long_text_prompt_progresses_behind_an_older_image_prompt() -> None:
     engine = Engine()
-    engine.scheduler.receive(_picture("a"))
+    engine.scheduler.receive(_image_request("a"))
     engine.turn()
     engine.scheduler.receive(request("text", list(range(200, 300)), max_tokens=1))
     plans = [engine.turn() for _ in range(2)]
     assert [[step.num_tokens for step in plan.steps] for plan in plans if plan] == [[43, 21], [43, 21]]
 
 
-def test_text_that_was_begun_before_does_not_wait_for_a_picture_of_several_steps() -> None:
+def test_resumed_text_starts_beside_an_image_prompt_of_several_steps() -> None:
     engine = Engine()
-    engine.scheduler.receive(_picture("picture"))
+    engine.scheduler.receive(_image_request("image"))
     engine.turn()
     engine.scheduler.receive(request("text", PROMPT[:20], max_tokens=4, attempt=1, output=[7]))
     plan = engine.turn()
@@ -144,7 +145,7 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
     assert engine.metrics["prefix_cache_queries"] == [40, 33]
 
 
-def test_the_next_turn_of_a_conversation_computes_only_what_is_new() -> None:
+def test_the_next_turn_of_a_conversation_computes_only_its_new_tokens() -> None:
     engine = Engine()
     engine.scheduler.receive(request("first", PROMPT[:21], max_tokens=6))
     engine.run()
@@ -152,23 +153,23 @@ def test_the_next_turn_of_a_conversation_computes_only_what_is_new() -> None:
     turn = [*PROMPT[:21], *engine.output("first"), 7, 8, 9]
     engine.scheduler.receive(request("second", turn, max_tokens=6))
     engine.run()
-    assert engine.replies["second", 0][0].num_cached_tokens == 26, "of its last token there is no K and V"
+    assert engine.replies["second", 0][0].num_cached_tokens == 26, "the last output token has no K and V"
     assert engine.rank.num_tokens_computed - computed == 4 + 5
-    assert engine.output("second") == alone(engine, turn, max_tokens=6)
+    assert engine.output("second") == generate(engine, turn, max_tokens=6)
     engine.check_memory()
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_what_fails_after_an_abort_is_not_cached(depth: int) -> None:
+def test_blocks_of_a_step_that_fails_after_an_abort_are_not_cached(depth: int) -> None:
     engine = Engine(depth=depth)
     engine.rank.broken_seeds.add(13)
     engine.scheduler.receive(request("bad", PROMPT[:10], seed=13))
     engine.turn(meanwhile=lambda: engine.scheduler.receive(abort("bad")))
     engine.run()
-    assert engine.scheduler.kv.num_left == engine.scheduler.kv.num_free
+    assert engine.scheduler.kv.num_available == engine.scheduler.kv.num_free
 
 
-def test_a_wholly_cached_prompt_still_computes_a_token() -> None:
+def test_a_fully_cached_prompt_still_computes_one_token() -> None:
     engine = Engine()
     for name in ("a", "b"):
         engine.scheduler.receive(request(name, PROMPT[:32], max_tokens=3))
@@ -177,7 +178,7 @@ def test_a_wholly_cached_prompt_still_computes_a_token() -> None:
     assert engine.output("b") == engine.output("a")
 
 
-def test_siblings_use_the_prefix_that_one_of_them_computes_in_the_same_step() -> None:
+def test_equal_prompts_share_the_prefix_that_one_computes_in_the_same_step() -> None:
     engine = Engine(max_num_batched_tokens=1024, num_blocks=256)
     prompt = list(range(100, 500))
     for seed in range(4):
@@ -189,11 +190,11 @@ def test_siblings_use_the_prefix_that_one_of_them_computes_in_the_same_step() ->
     engine.run()
     assert engine.rank.num_tokens_computed == 400 + 3 * 16 + 40 + 5 * 3
     for seed in range(4):
-        assert engine.output(f"n{seed}") == alone(engine, prompt, seed=seed, max_tokens=4)
+        assert engine.output(f"n{seed}") == generate(engine, prompt, seed=seed, max_tokens=4)
         assert engine.replies[f"n{seed}", 0][0].num_cached_tokens == (384 if seed else 0)
 
 
-def test_a_prefix_of_several_chunks_is_used_as_soon_as_its_last_one_is_planned() -> None:
+def test_a_prefix_of_several_chunks_is_shared_once_its_last_chunk_is_planned() -> None:
     engine = Engine(max_num_batched_tokens=64)
     prefix = list(range(100, 196))
     for name in range(3):
@@ -202,10 +203,10 @@ def test_a_prefix_of_several_chunks_is_used_as_soon_as_its_last_one_is_planned()
     assert [[step.num_tokens for step in plan.steps] for plan in plans if plan] == [[64], [33, 1, 1]]
     engine.run()
     for name in range(3):
-        assert engine.output(str(name)) == alone(engine, [*prefix, name], max_tokens=4)
+        assert engine.output(str(name)) == generate(engine, [*prefix, name], max_tokens=4)
 
 
-def test_a_block_that_an_answer_fills_is_used_in_the_same_step() -> None:
+def test_a_block_filled_by_a_decoding_sequence_is_shared_in_the_same_step() -> None:
     engine = Engine()
     engine.scheduler.receive(request("writer", PROMPT[:30], max_tokens=8))
     engine.turn()
@@ -216,10 +217,10 @@ def test_a_block_that_an_answer_fills_is_used_in_the_same_step() -> None:
     assert plan is not None
     assert [step.num_tokens for step in plan.steps] == [1, 1]
     engine.run()
-    assert engine.output("follower") == alone(engine, follower, max_tokens=4)
+    assert engine.output("follower") == generate(engine, follower, max_tokens=4)
 
 
-def test_who_used_what_a_failed_sequence_should_have_computed_begins_again() -> None:
+def test_sequences_that_used_blocks_of_a_failed_one_start_again() -> None:
     engine = Engine(max_num_batched_tokens=512)
     engine.rank.broken_seeds.add(13)
     prompts = {"first": PROMPT, "second": [*PROMPT, *range(200, 230)], "third": [*PROMPT, *range(200, 220), 9]}
@@ -233,16 +234,16 @@ def test_who_used_what_a_failed_sequence_should_have_computed_begins_again() -> 
     assert len(engine.output("other")) == 1
     plan = engine.turn()
     assert plan is not None
-    assert [step.num_tokens for step in plan.steps] == [1, 70, 13], "in the order in which they came"
+    assert [step.num_tokens for step in plan.steps] == [1, 70, 13], "in order of arrival"
     engine.run()
     for name in ("second", "third"):
-        assert engine.output(name) == alone(engine, prompts[name], seed=1, max_tokens=8)
+        assert engine.output(name) == generate(engine, prompts[name], seed=1, max_tokens=8)
         assert engine.finish(name) == "length"
     assert not engine.metrics["num_preemptions"]
     engine.check_memory()
 
 
-def test_an_image_before_the_one_that_is_lost_is_computed_by_the_next() -> None:
+def test_an_image_before_a_lost_one_is_computed_by_the_next_sequence() -> None:
     engine = Engine(max_num_batched_tokens=512)
     image, other = ([FIRST_VIRTUAL_TOKEN + first + index for index in range(32)] for first in (0, 32))
     lost, fine = [*image, *other, 9], [*image, 8, 7]
@@ -254,13 +255,13 @@ def test_an_image_before_the_one_that_is_lost_is_computed_by_the_next() -> None:
     assert [step.num_tokens for step in plan.steps] == [65, 2]
     engine.run()
     assert engine.finish("lost") == "media_lost"
-    assert engine.output("fine") == alone(engine, fine, max_tokens=8)
+    assert engine.output("fine") == generate(engine, fine, max_tokens=8)
     engine.check_memory()
 
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("aborted", ["leader", "follower"])
-def test_an_abort_between_plan_and_result_misleads_nobody(aborted: str, fails: bool) -> None:
+def test_an_abort_between_plan_and_result_leaves_no_wrong_blocks(aborted: str, fails: bool) -> None:
     engine = Engine(max_num_batched_tokens=512)
     engine.rank.broken_seeds.update([13] if fails else [])
     prompts = {"leader": PROMPT, "follower": [*PROMPT, *range(200, 230)], "last": [*PROMPT, *range(200, 220), 9]}
@@ -274,7 +275,7 @@ def test_an_abort_between_plan_and_result_misleads_nobody(aborted: str, fails: b
     engine.check_memory()
     engine.run()
     assert engine.finish(aborted) == "abort"
-    assert engine.output("last") == alone(engine, prompts["last"], seed=1, max_tokens=8)
+    assert engine.output("last") == generate(engine, prompts["last"], seed=1, max_tokens=8)
     engine.check_memory()
 
 
@@ -282,8 +283,8 @@ def test_an_image_is_found_in_the_cache_by_its_virtual_ids() -> None:
     engine = Engine()
     image = list(range(FIRST_VIRTUAL_TOKEN, FIRST_VIRTUAL_TOKEN + 32))
     other = list(range(FIRST_VIRTUAL_TOKEN + 32, FIRST_VIRTUAL_TOKEN + 64))
-    for name, picture in (("a", image), ("b", image), ("c", other)):
-        engine.scheduler.receive(request(name, [*picture, 9], spans=(span(0, 32, 1),)))
+    for name, tokens in (("a", image), ("b", image), ("c", other)):
+        engine.scheduler.receive(request(name, [*tokens, 9], spans=(span(0, 32, 1),)))
         engine.run()
     assert [engine.replies[name, 0][0].num_cached_tokens for name in "abc"] == [0, 32, 0]
 
@@ -297,7 +298,7 @@ def test_min_tokens_hold_a_stop_id_back(stop_ids: tuple[int, ...]) -> None:
     assert len(engine.output("a")) == (1 if stop_ids else 6)
 
 
-def test_the_context_ends_a_sequence() -> None:
+def test_the_context_length_ends_a_sequence() -> None:
     engine = Engine(max_model_len=50)
     engine.scheduler.receive(request("a", PROMPT, max_tokens=1000))
     engine.run()
@@ -326,7 +327,7 @@ def test_a_prompt_that_can_never_fit_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_preempted_sequences_go_on_with_the_same_text(depth: int) -> None:
+def test_preempted_sequences_continue_with_the_same_tokens(depth: int) -> None:
     engine = Engine(depth=depth, num_blocks=8, max_num_seqs=4, expects_short=True)
     prompts = {name: list(range(start, start + 17)) for name, start in (("a", 100), ("b", 200), ("c", 300))}
     for name, prompt in prompts.items():
@@ -334,11 +335,11 @@ def test_preempted_sequences_go_on_with_the_same_text(depth: int) -> None:
     engine.run()
     assert sum(engine.metrics["num_preemptions"]) > 0
     for name, prompt in prompts.items():
-        assert engine.output(name) == alone(engine, prompt, max_tokens=70, stop_token_ids=(99,))
+        assert engine.output(name) == generate(engine, prompt, max_tokens=70, stop_token_ids=(99,))
     engine.check_memory()
 
 
-def test_known_output_lengths_are_never_preempted() -> None:
+def test_sequences_of_known_output_length_are_never_preempted() -> None:
     engine = Engine(num_blocks=8, max_num_seqs=8)
     for name in range(8):
         engine.scheduler.receive(request(str(name), [name, *range(100, 120)], max_tokens=30))
@@ -346,7 +347,7 @@ def test_known_output_lengths_are_never_preempted() -> None:
     assert not engine.metrics["num_preemptions"]
 
 
-def test_an_abort_ends_a_running_and_a_waiting_sequence_at_the_step_border() -> None:
+def test_an_abort_ends_running_and_waiting_sequences_between_steps() -> None:
     engine = Engine(max_num_seqs=1)
     engine.scheduler.receive(request("running", PROMPT, max_tokens=500))
     engine.scheduler.receive(request("waiting", PROMPT))
@@ -359,7 +360,7 @@ def test_an_abort_ends_a_running_and_a_waiting_sequence_at_the_step_border() -> 
     assert not plan.steps
     assert engine.turn() is None
     assert [engine.finish(name) for name in ("running", "waiting", "unknown")] == ["abort"] * 3
-    assert engine.scheduler.kv.num_held == 0
+    assert engine.scheduler.kv.num_used == 0
     engine.check_memory()
 
 
@@ -410,7 +411,7 @@ def test_receiving_a_request_twice_is_once() -> None:
     assert len(engine.output("a")) == 8
 
 
-def test_a_newer_attempt_replaces_the_older_and_goes_on_where_it_was() -> None:
+def test_a_newer_attempt_replaces_the_older_and_continues_its_output() -> None:
     engine = Engine()
     engine.scheduler.receive(request("a", PROMPT, max_tokens=20))
     for _ in range(4):
@@ -422,7 +423,7 @@ def test_a_newer_attempt_replaces_the_older_and_goes_on_where_it_was() -> None:
     engine.run()
     assert engine.finish("a", 0) is None
     assert engine.finish("a", 1) == "length"
-    assert first + engine.output("a", 1) == alone(engine, PROMPT, max_tokens=20)
+    assert first + engine.output("a", 1) == generate(engine, PROMPT, max_tokens=20)
     engine.check_memory()
 
 
@@ -437,7 +438,7 @@ def test_an_abort_of_a_newer_attempt_ends_the_older_silently() -> None:
 
 
 @pytest.mark.parametrize(("output", "finish"), [([9, 9], "length"), ([3], "stop")])
-def test_a_request_sent_again_that_was_done_already_ends_at_once(output: list[int], finish: str) -> None:
+def test_a_resent_request_that_is_complete_ends_at_once(output: list[int], finish: str) -> None:
     engine = Engine()
     engine.scheduler.receive(request("a", PROMPT, max_tokens=2, output=output, stop_ids=(3,), attempt=1))
     engine.take_replies()
@@ -459,7 +460,7 @@ def test_a_lost_image_ends_only_its_own_sequence_and_is_not_cached() -> None:
     engine.scheduler.receive(request("lost", prompt, spans=(span(32, 32, 1),), attempt=1))
     engine.run()
     assert engine.replies["lost", 1][0].num_cached_tokens == 0
-    assert engine.output("lost", 1) == alone(engine, prompt, max_tokens=8)
+    assert engine.output("lost", 1) == generate(engine, prompt, max_tokens=8)
 
 
 def test_a_numerical_error_ends_only_its_own_sequence() -> None:
@@ -473,7 +474,7 @@ def test_a_numerical_error_ends_only_its_own_sequence() -> None:
     engine.check_memory()
 
 
-def test_what_a_failed_sequence_computed_before_is_not_cached() -> None:
+def test_earlier_blocks_of_a_failed_sequence_are_not_cached() -> None:
     engine = Engine(max_num_batched_tokens=16)
     engine.scheduler.receive(request("bad", PROMPT, seed=13))
     engine.turn()
@@ -485,7 +486,7 @@ def test_what_a_failed_sequence_computed_before_is_not_cached() -> None:
     engine.check_memory()
 
 
-def test_a_token_that_does_not_come_back_ends_its_sequence() -> None:
+def test_a_missing_token_ends_its_sequence_with_an_error() -> None:
     engine = Engine()
     engine.scheduler.receive(request("a", PROMPT))
     plan = engine.scheduler.schedule()
@@ -495,7 +496,7 @@ def test_a_token_that_does_not_come_back_ends_its_sequence() -> None:
     assert engine.finish("a") == "error"
 
 
-def test_small_requests_pass_a_big_one_but_not_for_ever() -> None:
+def test_small_requests_bypass_a_large_one_a_bounded_number_of_times() -> None:
     engine = Engine(num_blocks=16, max_num_seqs=4)
     for name in range(2):
         engine.scheduler.receive(request(f"first{name}", [name, *range(100, 140)], max_tokens=20))
@@ -512,7 +513,7 @@ def test_small_requests_pass_a_big_one_but_not_for_ever() -> None:
     assert finished_small > 0
 
 
-def test_more_slots_than_tokens_in_a_step_starve_nobody() -> None:
+def test_no_sequence_starves_with_more_slots_than_tokens_in_a_step() -> None:
     engine = Engine(max_num_seqs=64, max_num_batched_tokens=16, num_blocks=256)
     for name in range(40):
         engine.scheduler.receive(request(str(name), [name, *range(100, 120)], max_tokens=30))
@@ -521,7 +522,7 @@ def test_more_slots_than_tokens_in_a_step_starve_nobody() -> None:
     assert turns < 200
 
 
-def test_stage_times_are_recorded_once_a_sequence() -> None:
+def test_stage_times_are_recorded_once_per_request() -> None:
     engine = Engine(max_num_batched_tokens=16)
     engine.scheduler.receive(request("a", list(range(100, 130)), max_tokens=3))
     engine.run()
@@ -535,8 +536,8 @@ def test_the_cost_of_a_step_does_not_depend_on_how_many_wait(monkeypatch: pytest
     engine = Engine(max_num_seqs=8, num_blocks=16)
     for name in range(3000):
         engine.scheduler.receive(request(str(name), [name, *range(100, 140)], max_tokens=100))
-    looked_at = []
-    match = engine.scheduler.kv.match
-    monkeypatch.setattr(engine.scheduler.kv, "match", lambda tokens: looked_at.append(1) or match(tokens))
+    matched = []
+    match = engine.scheduler.kv.match_prefix
+    monkeypatch.setattr(engine.scheduler.kv, "match_prefix", lambda tokens: matched.append(1) or match(tokens))
     engine.turn()
-    assert len(looked_at) <= 16
+    assert len(matched) <= 16

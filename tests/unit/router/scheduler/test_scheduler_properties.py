@@ -1,4 +1,4 @@
-"""Random traffic through the scheduler: nothing leaks, nothing is shared wrongly, everyone is answered once."""
+"""Random traffic through the scheduler: no leaks, no wrongly shared blocks, one terminal reply for each attempt."""
 
 from __future__ import annotations
 
@@ -41,16 +41,27 @@ aborts = st.tuples(
     st.integers(0, _NUM_IDS - 1),
     st.sampled_from(["client", "media_error", "media_lost", "internal_error"]),
 )
-others = st.sampled_from([("turn",), ("turn",), ("turn",), ("lose",), ("find",), ("spoil",), ("mend",), ("restart",)])
-waves = st.tuples(
-    st.just("wave"),
+others = st.sampled_from(
+    [
+        ("turn",),
+        ("turn",),
+        ("turn",),
+        ("lose_image",),
+        ("restore_image",),
+        ("break_seed",),
+        ("repair_seed",),
+        ("restart",),
+    ]
+)
+bursts = st.tuples(
+    st.just("burst"),
     st.integers(0, len(_PREFIXES) - 1),
     st.lists(st.tuples(st.integers(0, _NUM_IDS - 1), st.integers(0, 20), st.integers(0, 3)), min_size=2, max_size=8),
 )
 turns_with_aborts = st.tuples(st.just("turn"), st.lists(aborts, min_size=1, max_size=3))
 resends = st.tuples(st.just("resend"), st.integers(0, _NUM_IDS - 1))
-again = st.tuples(st.just("again"), st.integers(0, _NUM_IDS - 1))
-events = st.lists(st.one_of(requests, waves, aborts, turns_with_aborts, resends, again, others, others), max_size=60)
+repeats = st.tuples(st.just("repeat"), st.integers(0, _NUM_IDS - 1))
+events = st.lists(st.one_of(requests, bursts, aborts, turns_with_aborts, resends, repeats, others, others), max_size=60)
 engines = st.builds(
     dict,
     num_blocks=st.integers(4, 16),
@@ -60,11 +71,12 @@ engines = st.builds(
     expects_short=st.booleans(),
     max_step_s=st.sampled_from([0.0, 0.02, 1.0]),
     token_s=st.sampled_from([0.0, 0.001, 0.1]),
+    block_tokens=st.sampled_from([16, 16, 8, 32]),
 )
 
 
 class Traffic:
-    """Plays events and remembers, as HTTP workers do, what each client has got."""
+    """Replays events and keeps, like the HTTP workers, what each client has received."""
 
     def __init__(self, options: dict[str, int]) -> None:
         self.options = options
@@ -73,7 +85,7 @@ class Traffic:
         self.asked: set[tuple[str, int]] = set()
         self.replaced: set[tuple[str, int]] = set()
         self.before_restart: set[str] = set()
-        """Answered by an engine that is gone: nobody asks about these again."""
+        """Ids answered before a restart; they are not sent again."""
 
     def request(
         self,
@@ -104,8 +116,8 @@ class Traffic:
             )
         )
 
-    def wave(self, kind: int, members: list[tuple[int, int, int]]) -> None:
-        """Equal prefixes that arrive together, with seeds of which one may be broken."""
+    def burst(self, kind: int, members: list[tuple[int, int, int]]) -> None:
+        """Several requests with the same prefix at once; one of the seeds may be broken."""
         for number, length, seed in members:
             self.request(number, (kind, length, 1), 9, 0, seed, ())
 
@@ -123,14 +135,14 @@ class Traffic:
         self.engine.scheduler.receive(abort(name, attempt=attempt, reason=reason))
         self.sent.setdefault(name, request(name, [1]))
 
-    def again(self, number: int) -> None:
-        """The same message a second time."""
+    def repeat(self, number: int) -> None:
+        """Sends the same message a second time."""
         message = self.sent.get(str(number))
         if message and message.id not in self.before_restart:
             self.send(message)
 
     def resend(self, number: int) -> None:
-        """A new attempt with the tokens that have arrived, unless the client has its answer."""
+        """Sends a new attempt with the tokens received so far, unless the client has its answer."""
         old = self.sent.get(str(number))
         if (
             old is None
@@ -143,11 +155,11 @@ class Traffic:
         self.send(self._next_attempt(old))
 
     def restart(self) -> None:
-        """Router and ranks begin anew, all live requests are sent again."""
-        kept, self.engine = self.engine, Engine(**self.options)
-        self.engine.replies = kept.replies
+        """Restarts router and ranks; all live requests are sent again."""
+        old_engine, self.engine = self.engine, Engine(**self.options)
+        self.engine.replies = old_engine.replies
         for old in list(self.sent.values()):
-            if kept.finish(old.id, old.attempt) is None:
+            if old_engine.finish(old.id, old.attempt) is None:
                 self.replaced.add((old.id, old.attempt))
                 self.send(self._next_attempt(old))
             else:
@@ -157,29 +169,29 @@ class Traffic:
         return msgspec.structs.replace(old, output_ids=ids(self.received(old)), attempt=old.attempt + 1)
 
     def received(self, message: GenerateRequest) -> list[int]:
-        """All that the client has of a request, over its attempts."""
+        """The tokens that the client has of a request, over all attempts."""
         return [token for attempt in range(message.attempt + 1) for token in self.engine.output(message.id, attempt)]
 
     def logprobs(self, message: GenerateRequest) -> list[bytes]:
-        """As ``received``, those that came with the tokens."""
+        """The log-probabilities that came with the tokens of ``received``."""
         return [
             packed for attempt in range(message.attempt + 1) for packed in self.engine.logprobs(message.id, attempt)
         ]
 
-    def lose(self) -> None:
+    def lose_image(self) -> None:
         self.engine.rank.lost_items.add(1)
 
-    def find(self) -> None:
+    def restore_image(self) -> None:
         self.engine.rank.lost_items.clear()
 
-    def spoil(self) -> None:
+    def break_seed(self) -> None:
         self.engine.rank.broken_seeds.add(2)
 
-    def mend(self) -> None:
+    def repair_seed(self) -> None:
         self.engine.rank.broken_seeds.clear()
 
     def turn(self, aborts: tuple[tuple, ...] = ()) -> None:
-        """``aborts`` come between plan and result."""
+        """One turn of the router's loop. ``aborts`` arrive between plan and result."""
 
         def meanwhile() -> None:
             for _, number, reason in aborts:
@@ -187,7 +199,7 @@ class Traffic:
 
         self.engine.turn(meanwhile)
 
-    def play(self, event: tuple) -> None:
+    def apply(self, event: tuple) -> None:
         action: Callable[..., None] = getattr(self, event[0])
         action(*event[1:])
         self.engine.take_replies()
@@ -204,11 +216,11 @@ def tokens_of(data: bytes) -> list[int]:
 def test_random_traffic(depth: int, options: dict[str, int], traffic: list[tuple]) -> None:
     clients = Traffic(options | {"depth": depth})
     for event in traffic:
-        clients.play(event)
+        clients.apply(event)
     engine = clients.engine
     engine.run(max_turns=4000)
     engine.check_memory()
-    assert engine.scheduler.kv.num_held == 0
+    assert engine.scheduler.kv.num_used == 0
     assert not engine.rank.num_used_slots
     for name, attempt in clients.asked:
         finishes = [reply.finish for reply in engine.replies[name, attempt] if reply.finish]
@@ -231,7 +243,7 @@ def test_random_traffic(depth: int, options: dict[str, int], traffic: list[tuple
 @pytest.mark.parametrize("depth", [1, 2])
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(engines, st.lists(st.tuples(prompts, st.integers(1, 60), st.integers(0, 3)), min_size=1, max_size=30))
-def test_everything_finishes_in_bounded_steps(depth: int, options: dict[str, int], jobs: list[tuple]) -> None:
+def test_all_requests_finish_in_bounded_steps(depth: int, options: dict[str, int], jobs: list[tuple]) -> None:
     engine = Engine(**options, depth=depth)
     bound = 10
     for number, ((kind, length, fill), max_tokens, seed) in enumerate(jobs):
@@ -239,6 +251,6 @@ def test_everything_finishes_in_bounded_steps(depth: int, options: dict[str, int
         message = request(str(number), prompt, max_tokens=max_tokens, seed=seed, stop_ids=(99,))
         engine.scheduler.receive(message)
         bound += len(prompt) // options["max_num_batched_tokens"] + max_tokens + 2
-    # Not slower than one after the other: what is preempted was extra.
+    # Preemption costs no more than computing the requests one after the other.
     assert engine.run(max_turns=2 * bound) <= 2 * bound
     assert all(engine.finish(str(number)) in ("length", "error") for number in range(len(jobs)))

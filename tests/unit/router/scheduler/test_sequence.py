@@ -3,28 +3,50 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from mmserve.router.kv_cache.manager import BlockTable, Match
-from mmserve.router.scheduler.sequence import Phase, Sequence
+from mmserve.router.kv_cache.manager import BlockTable, PrefixMatch
+from mmserve.router.scheduler.sequence import Sequence, SequenceStatus
 from tests.unit.router.builders import request
 
 
 def test_a_sequence_runs_waits_and_ends() -> None:
     sequence = Sequence(request("a", [1, 2, 3], output=[4]), 0, 0.0, 100)
-    assert (sequence.num_prompt_tokens, sequence.num_output_tokens, sequence.num_remaining) == (3, 1, 4)
-    sequence.run(5, BlockTable([0], [], Match([])), 2)
-    assert (sequence.phase, sequence.slot, sequence.num_remaining) == (Phase.RUNNING, 5, 2)
-    assert [sequence.plan(1), sequence.plan(1)] == [False, True]
-    assert (sequence.length, sequence.num_remaining) == (5, 1)
-    sequence.wait()
-    sequence.leave()
-    assert (sequence.phase, sequence.holding, sequence.num_remaining) == (Phase.WAITING, None, 4)
-    sequence.end()
+    assert (sequence.num_prompt_tokens, sequence.num_output_tokens, sequence.num_remaining_tokens) == (3, 1, 4)
+    sequence.start(5, BlockTable([0], [], PrefixMatch([], num_tokens=2)))
+    assert (sequence.status, sequence.slot, sequence.num_remaining_tokens) == (SequenceStatus.RUNNING, 5, 2)
+    assert sequence.num_cached_tokens == 2
+    assert [sequence.plan_chunk(1), sequence.plan_chunk(1)] == [False, True]
+    assert (sequence.length, sequence.num_remaining_tokens) == (5, 1)
+    sequence.requeue()
+    sequence.reset()
+    assert (sequence.status, sequence.block_table, sequence.num_remaining_tokens) == (SequenceStatus.WAITING, None, 4)
+    sequence.finish()
     with pytest.raises(AssertionError):
-        sequence.end()
+        sequence.finish()
 
 
 @pytest.mark.parametrize("prompt_ids", [b"", b"\0" * 9])
-def test_a_prompt_that_is_none_is_refused(prompt_ids: bytes) -> None:
+def test_an_empty_or_cut_off_prompt_is_refused(prompt_ids: bytes) -> None:
     message = msgspec.structs.replace(request("a", [1]), prompt_ids=prompt_ids)
     with pytest.raises(ValueError, match=r"prompt|bytes"):
         Sequence(message, 0, 0.0, 100)
+
+
+@pytest.mark.parametrize(
+    ("output", "max_tokens", "min_tokens", "context_tokens", "finish"),
+    [
+        ([7], 5, 0, 100, None),
+        ([7, 3], 5, 0, 100, "stop"),
+        ([7, 3], 5, 2, 100, "stop"),
+        ([7, 3], 5, 3, 100, None),
+        ([7, 8], 2, 0, 100, "length"),
+        ([7, 3], 2, 0, 100, "stop"),
+        ([7, 8], 5, 0, 5, "length"),
+        ([7, 8], 5, 0, 6, None),
+        ([3, 7], 5, 0, 100, None),
+    ],
+)
+def test_finish_reason(
+    output: list[int], max_tokens: int, min_tokens: int, context_tokens: int, finish: str | None
+) -> None:
+    message = request("a", [1, 3, 3], max_tokens=max_tokens, min_tokens=min_tokens, output=output, stop_ids=(3,))
+    assert Sequence(message, 0, 0.0, context_tokens).finish_reason() == finish

@@ -1,59 +1,71 @@
-"""The pace: chunks shrink to what a step may take, never to nothing."""
+"""The step budget: prompt chunks shrink to fit the step time, but never to nothing."""
 
 from __future__ import annotations
 
-from mmserve.router.scheduler.step_budget import MIN_CHUNK_TOKENS, StepTimeModel
+from mmserve.router.scheduler.sequence import Sequence
+from mmserve.router.scheduler.step_budget import MIN_CHUNK_TOKENS, StepBudget, StepTimeModel
+from tests.unit.router.builders import request, span
 
 
-def _taught(max_step_s: float, decode_s: float, token_s: float) -> StepTimeModel:
-    pace = StepTimeModel(max_step_s)
+def _trained(max_step_s: float, decode_s: float, token_s: float) -> StepTimeModel:
+    """A model that has seen steps with two decoding sequences."""
+    model = StepTimeModel(max_step_s)
     for _ in range(50):
-        pace.observe(2, 0, decode_s)
-        pace.observe(2, 100, decode_s + 100 * token_s)
-    return pace
+        model.observe(2, 0, decode_s)
+        model.observe(2, 100, decode_s + 100 * token_s)
+    return model
 
 
-def test_without_a_limit_steps_are_whole() -> None:
-    assert _taught(0.0, 0.03, 0.002).budget_tokens(4, 2048) == 2048
-    assert _taught(0.0, 0.03, 0.002).budget_tokens(0, 2048) == 2048
+def test_without_a_limit_steps_are_full() -> None:
+    assert _trained(0.0, 0.03, 0.002).chunk_budget(4, 2044) == 2044
+    assert _trained(0.0, 0.03, 0.002).chunk_budget(0, 2048) == 2048
 
 
-def test_while_nobody_writes_steps_are_longer_but_not_endless() -> None:
-    assert abs(_taught(0.1, 0.03, 0.002).budget_tokens(0, 2048) - 100) <= 2
-    assert _taught(0.1, 0.03, 0.002).budget_tokens(0, 50) == 50
+def test_steps_without_decoding_sequences_are_twice_as_long() -> None:
+    assert abs(_trained(0.1, 0.03, 0.002).chunk_budget(0, 2048) - 100) <= 2
+    assert _trained(0.1, 0.03, 0.002).chunk_budget(0, 50) == 50
 
 
-def test_nothing_is_known_before_the_first_prompt() -> None:
-    assert StepTimeModel(0.1).budget_tokens(4, 2048) == 2048
+def test_before_the_first_prompt_steps_are_full() -> None:
+    assert StepTimeModel(0.1).chunk_budget(4, 2044) == 2044
 
 
-def test_a_chunk_fills_what_decoding_leaves_of_the_step() -> None:
-    assert abs(_taught(0.1, 0.01, 0.002).budget_tokens(2, 2048) - 47) <= 1
-    assert _taught(0.1, 0.01, 0.002).budget_tokens(2, 20) == 20
+def test_a_chunk_fills_the_time_that_decoding_leaves() -> None:
+    assert abs(_trained(0.1, 0.01, 0.002).chunk_budget(2, 2046) - 45) <= 1
+    assert _trained(0.1, 0.01, 0.002).chunk_budget(2, 18) == 18
 
 
-def test_prompts_get_on_when_decoding_alone_takes_longer_than_the_limit() -> None:
-    assert abs(_taught(0.1, 0.4, 0.002).budget_tokens(2, 2048) - 602) <= 2
-    assert _taught(0.1, 0.4, 0.2).budget_tokens(2, 2048) == 2 + MIN_CHUNK_TOKENS
+def test_prompts_get_their_share_when_decoding_alone_exceeds_the_limit() -> None:
+    assert abs(_trained(0.1, 0.4, 0.002).chunk_budget(2, 2046) - 600) <= 2
+    assert _trained(0.1, 0.4, 0.2).chunk_budget(2, 2046) == MIN_CHUNK_TOKENS
 
 
-def test_more_sequences_than_decoding_was_seen_with() -> None:
-    """PromptBuilder come one behind the other, no step is without one: what 30 more decode is not the prompts' cost."""
-    pace = StepTimeModel(0.1)
-    pace.observe(2, 0, 0.02)
+def test_decoding_sequences_beyond_those_of_decode_only_steps_are_not_charged_to_prompts() -> None:
+    """With prompts in every step, no decode-only step is ever seen with 32 sequences."""
+    model = StepTimeModel(0.1)
+    model.observe(2, 0, 0.02)
     for _ in range(50):
-        pace.observe(32, 16, 0.02 + (30 + 16) * 0.002)
-    assert abs(pace.budget_tokens(32, 2048) - (32 + 120)) <= 2
+        model.observe(32, 16, 0.02 + (30 + 16) * 0.002)
+    assert abs(model.chunk_budget(32, 2016) - 120) <= 2
 
 
-def test_one_slow_step_does_not_upset_it() -> None:
-    pace = _taught(0.1, 0.03, 0.001)
-    pace.observe(2, 100, 60.0)
-    assert pace.budget_tokens(2, 2048) > 60
+def test_one_slow_step_has_little_effect() -> None:
+    model = _trained(0.1, 0.03, 0.001)
+    model.observe(2, 100, 60.0)
+    assert model.chunk_budget(2, 2046) > 58
 
 
-def test_it_follows_a_machine_that_has_become_slower() -> None:
-    pace = _taught(0.1, 0.03, 0.001)
+def test_the_model_follows_a_machine_that_has_become_slower() -> None:
+    model = _trained(0.1, 0.03, 0.001)
     for _ in range(50):
-        pace.observe(2, 100, 0.43)
-    assert pace.budget_tokens(2, 2048) <= 25
+        model.observe(2, 100, 0.43)
+    assert model.chunk_budget(2, 2046) <= 23
+
+
+def test_prompts_with_images_get_two_thirds_of_a_step_beside_text() -> None:
+    text = Sequence(request("text", [1] * 100), 0, 0.0, 1000)
+    media = Sequence(request("media", [1] * 100, spans=(span(0, 9, 1),)), 1, 0.0, 1000)
+    alone, beside_text = StepBudget(62, beside_text=False), StepBudget(62, beside_text=True)
+    assert [alone.room(media), beside_text.room(media), beside_text.room(text)] == [62, 42, 62]
+    assert [beside_text.take(media), beside_text.room(media), beside_text.take(text)] == [42, 0, 20]
+    assert [beside_text.num_tokens, alone.take(text), alone.room(media)] == [0, 62, 0]

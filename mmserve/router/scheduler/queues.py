@@ -1,0 +1,146 @@
+"""The waiting queue and the set of running sequences. Pure: no clock, no I/O."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import chain, islice
+
+from mmserve.router.kv_cache.manager import BlockTable
+from mmserve.router.scheduler.sequence import Sequence, SequenceStatus
+
+MAX_CANDIDATES = 8
+"""Waiting sequences considered in one step. Keeps the cost of a step independent of the queue's length."""
+MAX_BYPASSES = 64
+MAX_TEXTS_BEFORE_MEDIA = 8
+"""Later text requests that may start before the oldest request with images. About as many short prompts as cost what
+one image costs."""
+
+
+class WaitingQueue:
+    """Waiting sequences in the order in which they may start: first come, first served, with bounded exceptions.
+
+    - Resumed sequences (preempted, or sent again after a restart) go before new ones: a client is reading their output.
+    - New text requests go before new requests with images, so that hundreds of image tokens do not delay a line of
+      text. After MAX_TEXTS_BEFORE_MEDIA of them the oldest request with images is first.
+    - A sequence that does not fit yet may be bypassed by later ones that do, so that the engine is not idle. After
+      MAX_BYPASSES it may not, so that it does not starve.
+
+    All operations take constant time.
+    """
+
+    def __init__(self) -> None:
+        self._resumed: OrderedDict[int, Sequence] = OrderedDict()
+        self._text: OrderedDict[int, Sequence] = OrderedDict()
+        self._media: OrderedDict[int, Sequence] = OrderedDict()
+        self._num_texts_before_media = 0
+        """Later text requests that have started before the oldest of ``_media``."""
+
+    def __len__(self) -> int:
+        return len(self._resumed) + len(self._text) + len(self._media)
+
+    @property
+    def has_text(self) -> bool:
+        """True if a sequence without images may be among the candidates."""
+        resumed = islice(self._resumed.values(), MAX_CANDIDATES)
+        return bool(self._text) or not all(sequence.request.spans for sequence in resumed)
+
+    def push(self, sequence: Sequence) -> None:
+        """Adds a new request behind all others of its kind."""
+        new = self._media if sequence.request.spans else self._text
+        queue = self._resumed if sequence.num_output_tokens else new
+        queue[sequence.number] = sequence
+
+    def push_front(self, sequence: Sequence) -> None:
+        """Adds a preempted sequence before all others. The newest is preempted first, so the oldest ends up first."""
+        self._resumed[sequence.number] = sequence
+        self._resumed.move_to_end(sequence.number, last=False)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Removes a waiting sequence. Raises KeyError if it does not wait."""
+        if sequence is self._oldest_media():
+            self._num_texts_before_media = 0
+        for queue in (self._resumed, self._text, self._media):
+            if queue.pop(sequence.number, None) is not None:
+                return
+        raise KeyError(sequence.number)
+
+    def candidates(self) -> list[Sequence]:
+        """The sequences that may start now, best first. None comes after one that was bypassed too often."""
+        found: list[Sequence] = []
+        for sequence in islice(chain(self._resumed.values(), self._new()), MAX_CANDIDATES):
+            found.append(sequence)
+            if sequence.times_bypassed >= MAX_BYPASSES:
+                break
+        return found
+
+    def pop(self, sequence: Sequence, bypassed: list[Sequence]) -> None:
+        """Removes a candidate that starts, and counts it for the candidates before it that did not fit."""
+        oldest = self._oldest_media()
+        if oldest is not None and sequence.number in self._text and oldest.number < sequence.number:
+            self._num_texts_before_media += 1
+        self.remove(sequence)
+        for other in bypassed:
+            other.times_bypassed += 1
+
+    def _new(self) -> Iterable[Sequence]:
+        text, media = self._text.values(), self._media.values()
+        if self._num_texts_before_media < MAX_TEXTS_BEFORE_MEDIA:
+            return chain(text, media)
+        return chain(islice(media, 1), text, islice(media, 1, None))
+
+    def _oldest_media(self) -> Sequence | None:
+        return next(iter(self._media.values()), None)
+
+
+class RunningSet:
+    """The sequences that have one of the ``num_slots`` slots of the ranks' batch."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+        self._freed_slots: list[int] = []
+        self.sequences: list[Sequence] = []
+        """Oldest first. The newest is preempted first."""
+
+    @property
+    def has_free_slot(self) -> bool:
+        return bool(self._free_slots)
+
+    @property
+    def has_freed_slots(self) -> bool:
+        """True if slots were freed that the ranks have not been told of."""
+        return bool(self._freed_slots)
+
+    def take_freed_slots(self) -> tuple[int, ...]:
+        """Slots freed since the last call. The ranks must clear them before they are used again."""
+        slots = tuple(self._freed_slots)
+        self._freed_slots.clear()
+        return slots
+
+    def partition(self) -> tuple[list[Sequence], list[Sequence]]:
+        """(decoding, prefilling): running sequences with one token to compute, and those with more.
+
+        Leaves out sequences that need no more steps: not running, or complete once the plans in flight are done.
+        """
+        running = SequenceStatus.RUNNING
+        active = [each for each in self.sequences if each.status is running and each.length < each.max_length]
+        decoding = [each for each in active if each.length - each.num_computed_tokens == 1]
+        if len(decoding) == len(active):
+            return decoding, []
+        return decoding, [each for each in active if each.length - each.num_computed_tokens != 1]
+
+    def add(self, sequence: Sequence, block_table: BlockTable) -> None:
+        """Starts the sequence in a free slot (at least one exists)."""
+        sequence.start(self._free_slots.pop(), block_table)
+        insort(self.sequences, sequence, key=_number)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Frees the slot of a sequence that no plan in flight computes."""
+        del self.sequences[bisect_left(self.sequences, sequence.number, key=_number)]
+        self._free_slots.append(sequence.slot)
+        self._freed_slots.append(sequence.slot)
+
+
+def _number(sequence: Sequence) -> int:
+    return sequence.number

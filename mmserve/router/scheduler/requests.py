@@ -1,0 +1,143 @@
+"""Bookkeeping of requests beside their sequences: current attempts, replies to send, stage times. Pure: the clock is
+passed in."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from mmserve.messages.reply import FinishReason, TokenReply
+from mmserve.messages.request import AbortReason, AbortRequest, EngineInbound, GenerateRequest
+from mmserve.router.scheduler.sequence import Sequence
+
+Clock = Callable[[], float]
+"""Seconds on a monotonic clock."""
+Record = Callable[[str, float], None]
+"""Records one observation of a metric (metrics/names)."""
+
+_FINISH_OF_ABORT: dict[AbortReason, FinishReason] = {
+    "client": "abort",
+    "media_error": "media_error",
+    "media_lost": "media_lost",
+    "internal_error": "error",
+    "queue_full": "overloaded",
+    "queue_timeout": "abort",
+}
+
+
+class RequestRegistry:
+    """The current attempt of each request id. Makes receiving a message twice the same as receiving it once.
+
+    Remembers the last ``max_ended`` ids that have ended.
+    """
+
+    def __init__(self, max_ended: int = 16384) -> None:
+        self._max_ended = max_ended
+        self._live: dict[str, Sequence] = {}
+        self._ended: OrderedDict[str, int] = OrderedDict()
+        """Id -> newest attempt, in the order of ending."""
+
+    def live(self, request_id: str) -> Sequence | None:
+        """The waiting or running sequence of this id."""
+        return self._live.get(request_id)
+
+    def has_seen(self, request_id: str, attempt: int) -> bool:
+        """True if this attempt or a newer one was started or ended before."""
+        live = self._live.get(request_id)
+        newest = self._ended.get(request_id, -1) if live is None else live.request.attempt
+        return attempt <= newest
+
+    def add(self, sequence: Sequence) -> None:
+        """Makes the sequence its id's current attempt."""
+        self._live[sequence.request.id] = sequence
+
+    def end(self, request_id: str, attempt: int) -> None:
+        """The attempt has its terminal reply."""
+        self._live.pop(request_id, None)
+        self._ended[request_id] = attempt
+        self._ended.move_to_end(request_id)
+        if len(self._ended) > self._max_ended:
+            self._ended.popitem(last=False)
+
+
+class OutputBuffer:
+    """Replies to send, in order. A terminal reply ends its attempt in the registry."""
+
+    def __init__(self, registry: RequestRegistry) -> None:
+        self._registry = registry
+        self._replies: list[tuple[int, TokenReply]] = []
+
+    def take(self) -> list[tuple[int, TokenReply]]:
+        """(HTTP worker, reply) since the last call."""
+        replies, self._replies = self._replies, []
+        return replies
+
+    def add_token(
+        self,
+        request: GenerateRequest,
+        token_id: int,
+        finish: FinishReason | None,
+        logprobs: bytes | None,
+        num_cached_tokens: int,
+    ) -> None:
+        """One more token of the request; with ``finish`` its last one."""
+        if finish is None and logprobs is None and not num_cached_tokens:  # the common case
+            reply = TokenReply(id=request.id, attempt=request.attempt, token_ids=(token_id,))
+            self._replies.append((request.reply_to, reply))
+            return
+        reply = TokenReply(
+            id=request.id,
+            attempt=request.attempt,
+            token_ids=(token_id,),
+            logprobs=() if logprobs is None else (logprobs,),
+            finish=finish,
+            num_cached_tokens=num_cached_tokens,
+        )
+        self._add(request, reply)
+
+    def add_abort(self, message: AbortRequest) -> None:
+        """The terminal reply to an aborted request."""
+        self.add_finish(message, _FINISH_OF_ABORT[message.reason], message.message, message.media_index)
+
+    def add_finish(
+        self, message: EngineInbound, finish: FinishReason, text: str = "", media_index: int | None = None
+    ) -> None:
+        """The terminal reply to the message's id and attempt, without a token. ``text``: the reason in words."""
+        reply = TokenReply(id=message.id, attempt=message.attempt, finish=finish, message=text, media_index=media_index)
+        self._add(message, reply)
+
+    def _add(self, message: EngineInbound, reply: TokenReply) -> None:
+        self._replies.append((message.reply_to, reply))
+        if reply.finish:
+            self._registry.end(reply.id, reply.attempt)
+
+
+class RequestTimings:
+    """Records the stage times of requests. Each stage counts once a request, also after preemption."""
+
+    def __init__(self, now: Clock, record: Record) -> None:
+        self._now = now
+        self._record = record
+
+    def started(self, sequence: Sequence) -> None:
+        """The sequence has got a slot."""
+        if sequence.started_s is not None:
+            return
+        sequence.started_s = self._now()
+        self._record("request_queue_time_seconds", sequence.started_s - sequence.received_s)
+        self._record("prefix_cache_queries", sequence.num_prompt_tokens)
+        self._record("prefix_cache_hits", sequence.num_cached_tokens)
+
+    def sampled(self, sequence: Sequence) -> None:
+        """The sequence has got a token."""
+        if sequence.first_token_s is None and sequence.started_s is not None:
+            sequence.first_token_s = self._now()
+            self._record("request_prefill_time_seconds", sequence.first_token_s - sequence.started_s)
+
+    def ended(self, sequence: Sequence) -> None:
+        """The sequence has got its last token."""
+        if sequence.first_token_s is None or sequence.started_s is None:
+            return
+        now = self._now()
+        self._record("request_decode_time_seconds", now - sequence.first_token_s)
+        self._record("request_inference_time_seconds", now - sequence.started_s)

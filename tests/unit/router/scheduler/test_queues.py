@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from itertools import count
+
+from mmserve.router.kv_cache.manager import BlockTable, PrefixMatch
+from mmserve.router.scheduler.queues import (
+    MAX_BYPASSES,
+    MAX_CANDIDATES,
+    MAX_TEXTS_BEFORE_MEDIA,
+    RunningSet,
+    WaitingQueue,
+)
+from mmserve.router.scheduler.sequence import Sequence
+from tests.unit.router.builders import request, span
+
+numbers = count()
+
+
+def sequence(name: str, output: tuple[int, ...] = ()) -> Sequence:
+    return Sequence(request(name, [1], output=output), next(numbers), 0.0, 100)
+
+
+def with_image(name: str) -> Sequence:
+    return Sequence(request(name, [1, 7, 7], spans=(span(1, 2, 7),)), next(numbers), 0.0, 100)
+
+
+def names(queue: WaitingQueue) -> list[str]:
+    return [candidate.request.id for candidate in queue.candidates()]
+
+
+def test_first_come_first_served_but_resumed_sequences_go_first() -> None:
+    queue = WaitingQueue()
+    older, newer = sequence("older"), sequence("newer")
+    for member in (sequence("a"), sequence("b"), sequence("resumed", output=(5,))):
+        queue.push(member)
+    queue.push_front(newer)
+    queue.push_front(older)
+    assert names(queue) == ["older", "newer", "resumed", "a", "b"]
+    assert len(queue) == 5
+
+
+def test_the_number_of_candidates_is_bounded() -> None:
+    queue = WaitingQueue()
+    members = [sequence(str(index)) for index in range(3 * MAX_CANDIDATES)]
+    for member in members:
+        queue.push(member)
+    assert names(queue) == [str(index) for index in range(MAX_CANDIDATES)]
+    queue.remove(members[0])
+    queue.remove(members[-1])
+    assert names(queue) == [str(index) for index in range(1, MAX_CANDIDATES + 1)]
+    assert len(queue) == 3 * MAX_CANDIDATES - 2
+
+
+def test_a_sequence_is_bypassed_at_most_max_bypasses_times() -> None:
+    queue = WaitingQueue()
+    big = sequence("big")
+    queue.push(big)
+    for index in range(MAX_BYPASSES):
+        small = sequence(str(index))
+        queue.push(small)
+        assert names(queue) == ["big", str(index)]
+        queue.pop(small, [big])
+    queue.push(sequence("late"))
+    assert names(queue) == ["big"]
+    queue.pop(big, [])
+    assert names(queue) == ["late"]
+
+
+def test_text_goes_before_images() -> None:
+    queue = WaitingQueue()
+    for number in range(MAX_CANDIDATES):
+        queue.push(with_image(f"image {number}"))
+    queue.push(sequence("text"))
+    assert names(queue)[0] == "text"
+
+
+def test_images_wait_for_a_bounded_number_of_text_requests() -> None:
+    queue = WaitingQueue()
+    queue.push(earlier := sequence("earlier"))
+    queue.push(first := with_image("first"))
+    queue.push(with_image("second"))
+    queue.pop(earlier, [])
+    for number in range(MAX_TEXTS_BEFORE_MEDIA):
+        queue.push(text := sequence(f"text {number}"))
+        assert names(queue) == [f"text {number}", "first", "second"]
+        queue.pop(text, [])
+    queue.push(sequence("late"))
+    assert names(queue) == ["first", "late", "second"]
+    queue.pop(first, [])
+    assert names(queue) == ["late", "second"]
+
+
+def test_removing_the_oldest_image_request_resets_the_count_of_text_requests() -> None:
+    queue = WaitingQueue()
+    queue.push(first := with_image("first"))
+    for number in range(MAX_TEXTS_BEFORE_MEDIA):
+        queue.push(text := sequence(f"text {number}"))
+        queue.pop(text, [])
+    queue.push(with_image("second"))
+    queue.remove(first)
+    queue.push(sequence("late"))
+    assert names(queue) == ["late", "second"]
+
+
+def test_running_sequences_are_kept_in_order_of_arrival_and_freed_slots_are_reported_once() -> None:
+    running, members = RunningSet(2), [sequence("older"), sequence("newer")]
+    for member in reversed(members):
+        running.add(member, BlockTable([0], [], PrefixMatch([])))
+    assert running.sequences == members
+    assert (running.has_free_slot, running.has_freed_slots) == (False, False)
+    older = members[0]
+    running.remove(older)
+    assert (running.sequences, running.has_free_slot) == (members[1:], True)
+    assert (running.take_freed_slots(), running.take_freed_slots()) == ((older.slot,), ())
