@@ -1,7 +1,6 @@
-"""Hugging Face's config.json as typed structs, with the defaults transformers fills in for keys a file omits.
+"""Hugging Face's config.json as typed structs. ``load`` turns them into a ModelSpec.
 
-Defaults are those of LlamaConfig, MistralConfig, CLIPVisionConfig and LlavaConfig in transformers 5. Knows no
-mmserve type: ``load`` turns these into a ModelSpec.
+Defaults for missing keys are those of LlamaConfig, MistralConfig, CLIPVisionConfig and LlavaConfig in transformers 5.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ TokenIds = int | list[int] | None
 
 
 class RopeJson(msgspec.Struct, kw_only=True):
-    """``rope_parameters`` (transformers 5) or ``rope_scaling`` (before), which calls the kind ``type`` at times."""
+    """``rope_parameters`` (transformers 5) or ``rope_scaling`` (earlier versions, sometimes with ``type``)."""
 
     rope_type: str | None = None
     type: str | None = None
@@ -78,11 +77,11 @@ LLAVA_VISION = ClipVisionJson(
     image_size=336,
     patch_size=14,
 )
-"""What LlavaConfig assumes when ``vision_config`` is missing altogether."""
+"""LlavaConfig's default for a missing ``vision_config``."""
 
 
 class LlavaJson(msgspec.Struct, kw_only=True):
-    """``text_config`` stays raw until its ``model_type`` says which of the text structs it is."""
+    """``text_config`` stays raw, because its ``model_type`` decides its struct."""
 
     text_config: dict[str, object] | None = None
     vision_config: ClipVisionJson | None = None

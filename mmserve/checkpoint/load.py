@@ -1,6 +1,6 @@
-"""A checkpoint directory's JSON files -> ModelSpec, or one clear line why this model cannot be served.
+"""Reads a checkpoint directory's JSON files into a ModelSpec, and checks that the model can be served.
 
-Reads no weights, only looks whether they are there. Knows nothing of devices or processes.
+Weights are not read, except to compare a tied output head with the embedding (``tied_head``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ S = TypeVar("S")
 
 
 def load(directory: Path) -> ModelSpec:
-    """Read what ``directory`` holds. Raises StartupError: unreadable, not supported, quantised, weights missing."""
+    """Read a checkpoint directory. Raises StartupError if it is unreadable, unsupported, quantised or lacks weights."""
     directory = directory.resolve()
     config = read_json(directory / "config.json")
     if config is None:
@@ -51,20 +51,20 @@ def load(directory: Path) -> ModelSpec:
 
 
 def check_tp(spec: ModelSpec, tp: int) -> None:
-    """Raise StartupError, naming the sizes that work, unless ``tp`` ranks can share the model's heads evenly."""
+    """Raise StartupError, listing valid sizes, unless ``tp`` ranks can share the model's heads evenly."""
     text = spec.text
     dims = (text.num_heads, text.num_kv_heads, text.intermediate_size)
     if all(dim % tp == 0 for dim in dims):
         return
-    works = [str(size) for size in range(1, text.num_kv_heads + 1) if all(dim % size == 0 for dim in dims)]
+    valid = [str(size) for size in range(1, text.num_kv_heads + 1) if all(dim % size == 0 for dim in dims)]
     raise StartupError(
         f"--tp {tp} does not divide the model's {text.num_heads} query heads, {text.num_kv_heads} KV heads and "
-        f"intermediate size {text.intermediate_size}; --tp can be {', '.join(works)}"
+        f"intermediate size {text.intermediate_size}; --tp can be {', '.join(valid)}"
     )
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The checkpoint's safetensors files, sorted. Raises StartupError when there are none or a shard is missing."""
+    """The checkpoint's safetensors files, sorted. Raises StartupError if there are none or a shard is missing."""
     index = read_json(directory / "model.safetensors.index.json")
     if index is None:
         files = [directory / "model.safetensors"]
@@ -80,7 +80,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, None when there is no such file. Raises StartupError when it does not parse."""
+    """The object in a JSON file; None if the file does not exist. Raises StartupError if it cannot be parsed."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except (FileNotFoundError, NotADirectoryError):
@@ -91,8 +91,8 @@ def read_json(file: Path) -> dict[str, Any] | None:
 
 def _architecture(config: dict[str, Any]) -> str:
     by_type = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "llava": "LlavaForConditionalGeneration"}
-    named = config.get("architectures") or [by_type.get(config.get("model_type", ""), "an unnamed architecture")]
-    return str(named[0])
+    names = config.get("architectures") or [by_type.get(config.get("model_type", ""), "an unnamed architecture")]
+    return str(names[0])
 
 
 def _text_config(raw: dict[str, Any], model_type: str) -> LlamaJson:
@@ -139,7 +139,7 @@ def _llava_model(directory: Path, config: LlavaJson) -> ModelSpec:
 
 
 def _is_tied(directory: Path, *configs: LlamaJson | LlavaJson) -> bool:
-    """Is the output head the embedding?"""
+    """True if the output head shares the embedding's weight."""
     return any(config.tie_word_embeddings for config in configs) and not has_own_head(weight_files(directory))
 
 
@@ -205,7 +205,7 @@ def _vision_spec(config: LlavaJson, vision: ClipVisionJson) -> VisionSpec:
         select_strategy=cast(Literal["default", "full"], strategy),
         projector_activation=config.projector_hidden_act,
         projector_bias=config.multimodal_projector_bias,
-        # "default" drops the class token, "full" keeps it.
+        # "default" drops the class token; "full" keeps it.
         num_image_tokens=patches + (strategy == "full"),
     )
 
@@ -221,7 +221,7 @@ def _generation(directory: Path) -> GenerationJson:
 
 
 def _eos_ids(directory: Path, generation: GenerationJson, config: LlamaJson) -> tuple[int, ...]:
-    """generation_config's, else config's; and the tokenizer's own, which many fine-tunes set nowhere else."""
+    """EOS ids of generation_config or else config, and the tokenizer's: many fine-tunes set it only there."""
     ids = _as_list(generation.eos_token_id) or _as_list(config.eos_token_id)
     return tuple(dict.fromkeys([*ids, *_tokenizer_eos(directory)]))
 
@@ -231,7 +231,7 @@ def _as_list(ids: TokenIds) -> list[int]:
 
 
 def _tokenizer_eos(directory: Path) -> list[int]:
-    named = (read_json(directory / "tokenizer_config.json") or {}).get("eos_token")
-    text = named.get("content") if isinstance(named, dict) else named
+    eos_token = (read_json(directory / "tokenizer_config.json") or {}).get("eos_token")
+    text = eos_token.get("content") if isinstance(eos_token, dict) else eos_token
     added = (read_json(directory / "tokenizer.json") or {}).get("added_tokens") or []
     return [int(token["id"]) for token in added if text is not None and token.get("content") == text]

@@ -1,7 +1,4 @@
-"""``--model`` -> a directory on this machine: a packaged name, a local directory, or a hub id that is fetched.
-
-Does not look into the directory; ``load`` does.
-"""
+"""Finds the checkpoint directory for ``--model``: a packaged name, a local directory, or a hub id to download."""
 
 from __future__ import annotations
 
@@ -12,15 +9,15 @@ from mmserve.runtime.errors import StartupError
 
 _PACKAGED = Path(__file__).parent.parent / "packaged"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
-_UNWANTED = ["*/*", "consolidated*"]
-"""Copies of the same weights in another layout, which some hub repositories carry beside the standard one."""
+_DOWNLOADED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
+_SKIPPED = ["*/*", "consolidated*"]
+"""Some hub repositories also have the same weights in another layout."""
 
 
 def locate(model: str) -> Path:
-    """The checkpoint directory. Raises StartupError in one line; may download, with progress bars.
+    """The checkpoint directory, downloaded if necessary. Raises StartupError with a message of one line.
 
-    A packaged name wins over a directory of that name in the working directory; write ``./name`` for the latter.
+    A packaged name takes precedence over a directory of that name; ``./name`` selects the directory.
     """
     if model in packaged_names():
         return _PACKAGED / model
@@ -36,22 +33,22 @@ def locate(model: str) -> Path:
 
 
 def packaged_names() -> list[str]:
-    """Models that come with mmserve."""
+    """Names of the models that are part of the package."""
     return sorted(file.parent.name for file in _PACKAGED.glob("*/config.json"))
 
 
 def _download(hub_id: str) -> Path:
-    # Imported here: the hub client costs a tenth of a second that a local model need not pay.
+    # Imported lazily: the import takes a tenth of a second, and local models do not need it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+        return Path(snapshot_download(hub_id, allow_patterns=_DOWNLOADED, ignore_patterns=_SKIPPED))
     except GatedRepoError:
         raise StartupError(f"--model {hub_id}: access is restricted; accept its terms and set HF_TOKEN") from None
     except RepositoryNotFoundError:
         raise StartupError(f"--model {hub_id}: no such directory here, and no such model on the hub") from None
-    except Exception as error:  # noqa: BLE001 - which HTTP library the hub client fails in depends on its version
+    except Exception as error:  # noqa: BLE001 - the error types depend on the hub client's version
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise StartupError(
             f"--model {hub_id}: no such directory here, and fetching it from the hub failed: {reason}"

@@ -1,4 +1,4 @@
-"""What a checkpoint directory says about its model, as plain data. Reads JSON only: no torch, no weights."""
+"""Description of a model, as plain data read from its checkpoint directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Family = Literal["llama", "llava"]
 
 
 class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary position scaling, kinds ``linear`` and ``llama3`` (HF's ``rope_scaling`` / ``rope_parameters``)."""
+    """Scaling of rotary positions (Hugging Face's ``rope_scaling`` or ``rope_parameters``)."""
 
     kind: Literal["default", "linear", "llama3"] = "default"
     factor: float = 1.0
@@ -20,7 +20,7 @@ class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A Llama-family decoder."""
+    """A decoder of the Llama family."""
 
     hidden_size: int
     intermediate_size: int
@@ -58,7 +58,7 @@ class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One model: what processes need to know before any weight is read."""
+    """A model as processes know it before weights are loaded."""
 
     family: Family
     path: str
@@ -66,7 +66,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     text: TextSpec
     vision: VisionSpec | None = None
     image_token_id: int | None = None
-    """Placeholder token in the vocabulary that the chat template writes once per image."""
+    """Placeholder token that the chat template writes once per image."""
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     checkpoint_dtype: str = "float32"

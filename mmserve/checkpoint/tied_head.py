@@ -1,7 +1,7 @@
-"""Whether a checkpoint that ties its output head to the embedding stores another head all the same.
+"""Detects an output head that is stored separately although the config ties it to the embedding.
 
-Fine-tunes that trained a head of their own often keep ``tie_word_embeddings`` in their config; the stored head is what
-they mean (and what transformers 5 takes). Reads headers and, where both are stored, their bytes; judges no weights.
+Some fine-tunes trained their own head and kept ``tie_word_embeddings``. The stored head is the right one, and
+transformers 5 uses it too.
 """
 
 from __future__ import annotations
@@ -16,63 +16,69 @@ import msgspec
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _CHUNK_NBYTES = 16 << 20
 _MAX_HEADER_NBYTES = 100 << 20
-"""Safetensors' own limit."""
+"""The limit of the safetensors library."""
 
 
-class _Entry(msgspec.Struct):
+class _HeaderEntry(msgspec.Struct):
     dtype: str
     shape: list[int]
     data_offsets: tuple[int, int]
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """One tensor and where its bytes are."""
+class _StoredTensor:
+    """A tensor's dtype and shape, and the range of its bytes in a file."""
 
     file: Path
     start: int
     nbytes: int
-    kind: tuple[str, tuple[int, ...]]
+    dtype: str
+    shape: tuple[int, ...]
+
+    def same_type(self, other: _StoredTensor) -> bool:
+        return (self.dtype, self.shape) == (other.dtype, other.shape)
 
     def chunks(self) -> Iterator[bytes]:
         with self.file.open("rb") as file:
             file.seek(self.start)
-            for left in range(self.nbytes, 0, -_CHUNK_NBYTES):
-                yield file.read(min(left, _CHUNK_NBYTES))
+            for remaining in range(self.nbytes, 0, -_CHUNK_NBYTES):
+                yield file.read(min(remaining, _CHUNK_NBYTES))
 
 
 def has_own_head(files: Iterable[Path]) -> bool:
-    """Are embedding and head both in these safetensors files, and different? Files that cannot be read say no: whoever
-    loads them says what is wrong."""
-    found: dict[str, _Stored] = {}
+    """True if these safetensors files store an embedding and an output head, and they differ.
+
+    Unreadable files count as False; loading the weights reports them.
+    """
+    found: dict[str, _StoredTensor] = {}
     with suppress(OSError, ValueError, msgspec.MsgspecError):
         for file in files:
-            found |= _ends(file)
+            found |= _read_header(file)
         if _HEAD not in found or _EMBEDDING not in found:
             return False
         head, embedding = found[_HEAD], found[_EMBEDDING]
-        if head.kind != embedding.kind:
+        if not head.same_type(embedding):
             return True
         return any(one != other for one, other in zip(head.chunks(), embedding.chunks(), strict=True))
     return False
 
 
-def _ends(path: Path) -> dict[str, _Stored]:
-    """Those of the two that the file holds. The format: https://github.com/huggingface/safetensors#format"""
+# safetensors' safe_open is not used: without torch it can neither read bfloat16 data nor tell where the data lies.
+def _read_header(path: Path) -> dict[str, _StoredTensor]:
+    """Embedding and head in the file, if present. Format: https://github.com/huggingface/safetensors#format"""
     with path.open("rb") as file:
-        nbytes = int.from_bytes(file.read(8), "little")
-        if nbytes > _MAX_HEADER_NBYTES:
+        header_nbytes = int.from_bytes(file.read(8), "little")
+        if header_nbytes > _MAX_HEADER_NBYTES:
             raise ValueError("no header")
-        header = msgspec.json.decode(file.read(nbytes), type=dict[str, msgspec.Raw])
+        header = msgspec.json.decode(file.read(header_nbytes), type=dict[str, msgspec.Raw])
     return {
-        wanted: _stored(path, 8 + nbytes, msgspec.json.decode(raw, type=_Entry))
-        for wanted in (_EMBEDDING, _HEAD)
+        suffix: _stored_tensor(path, 8 + header_nbytes, msgspec.json.decode(raw, type=_HeaderEntry))
+        for suffix in (_EMBEDDING, _HEAD)
         for name, raw in header.items()
-        if name.endswith(wanted)
+        if name.endswith(suffix)
     }
 
 
-def _stored(path: Path, first: int, entry: _Entry) -> _Stored:
-    """``first``: where the file's tensors begin."""
+def _stored_tensor(path: Path, data_start: int, entry: _HeaderEntry) -> _StoredTensor:
     start, end = entry.data_offsets
-    return _Stored(path, first + start, end - start, (entry.dtype, tuple(entry.shape)))
+    return _StoredTensor(path, data_start + start, end - start, entry.dtype, tuple(entry.shape))

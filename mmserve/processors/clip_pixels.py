@@ -1,7 +1,6 @@
-"""A picture to what a CLIP vision tower takes: the steps and the arithmetic of transformers' CLIP image processor.
+"""Pixels for a CLIP vision tower, computed with the steps and the arithmetic of transformers' CLIP image processor.
 
-Settings come from the checkpoint (preprocessor_config.json, or processor_config.json's ``image_processor``).
-Knows no file format.
+The settings come from the checkpoint: preprocessor_config.json, or ``image_processor`` in processor_config.json.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from PIL import Image
 from mmserve.runtime.errors import MediaError, StartupError
 
 MAX_WORKING_PIXELS = 64_000_000
-"""Pixels of the padded or resized picture; a strip of 1 x 100000 would grow to gigabytes before the crop."""
+"""Limit for the padded or resized picture. Without it, a picture of 1 x 100000 would be resized to gigabytes."""
 
 Pixels = npt.NDArray[np.float32]
 
@@ -32,7 +31,7 @@ class EdgeSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClipSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields and defaults of transformers' CLIPImageProcessor; ``do_pad`` matters to LlavaImageProcessor alone."""
+    """Fields and defaults of transformers' CLIPImageProcessor. Only LlavaImageProcessor uses ``do_pad``."""
 
     do_resize: bool = True
     size: EdgeSize | int = EdgeSize(shortest_edge=224)
@@ -53,14 +52,15 @@ class ClipSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_settings(checkpoint: Path, image_size: int) -> ClipSettings:
-    """Read a checkpoint's settings; CLIP's defaults at ``image_size`` when it has none. Raises StartupError."""
+    """Read a checkpoint's settings, or CLIP's defaults for ``image_size`` if it has none. Raises StartupError."""
     try:
         settings = msgspec.convert(_read_json(checkpoint, image_size), ClipSettings, strict=False)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise StartupError(f"the image processor settings in {checkpoint} cannot be used: {error}") from error
-    if output_size(settings) != (image_size, image_size):
-        got = output_size(settings)
-        raise StartupError(f"{checkpoint}: the image processor makes {got} pixels, the vision tower takes {image_size}")
+    if (made := output_size(settings)) != (image_size, image_size):
+        raise StartupError(
+            f"{checkpoint}: the image processor makes {made} pixels, the vision tower takes {image_size}"
+        )
     return settings
 
 
@@ -73,12 +73,12 @@ def _read_json(checkpoint: Path, image_size: int) -> dict[str, Any]:
         found = msgspec.json.decode(processor.read_bytes()).get("image_processor")
     if found is None:
         return {"size": {"shortest_edge": image_size}, "crop_size": {"height": image_size, "width": image_size}}
-    # Files written by transformers name every field; null means the default.
+    # transformers writes every field; null means the default.
     return {name: value for name, value in found.items() if value is not None}
 
 
 def output_size(settings: ClipSettings) -> tuple[int, int] | None:
-    """(height, width) of every result; None when it depends on the picture."""
+    """(height, width) of the pixels; None if it depends on the picture."""
     if settings.do_center_crop:
         return _both_sides(settings.crop_size)
     return _both_sides(settings.size) if settings.do_resize and not _shortest_edge(settings.size) else None
@@ -97,7 +97,7 @@ def _both_sides(size: EdgeSize | int) -> tuple[int, int] | None:
 
 
 def resized_size(settings: ClipSettings, width: int, height: int) -> tuple[int, int]:
-    """(width, height) after pad and resize. Raises MediaError when they are out of all proportion."""
+    """(width, height) after padding and resizing. Raises MediaError if that exceeds MAX_WORKING_PIXELS."""
     if settings.pads_to_square:
         width = height = max(width, height)
         _check_working_pixels(width, height)
@@ -112,8 +112,10 @@ def resized_size(settings: ClipSettings, width: int, height: int) -> tuple[int, 
 
 
 def decoded_nbytes(settings: ClipSettings, width: int, height: int) -> int:
-    """About the memory that a picture of this size takes until its pixels are there: Pillow's 4 bytes a pixel of the
-    picture, padded and resized, and float32 of the result. Raises MediaError."""
+    """Estimated peak memory of processing a picture of this size. Raises MediaError.
+
+    Counts Pillow's 4 bytes a pixel for the picture, its padded and resized copies, and 12 bytes a pixel of the result.
+    """
     resized = resized_size(settings, width, height)
     padded = max(width, height) ** 2 if settings.pads_to_square else 0
     out_height, out_width = output_size(settings) or resized[::-1]
@@ -126,7 +128,7 @@ def _check_working_pixels(width: int, height: int) -> None:
 
 
 def pixels(settings: ClipSettings, image: Image.Image) -> Pixels:
-    """RGB picture -> float32 [3, height, width], C-contiguous. Raises MediaError."""
+    """Convert an RGB picture to float32 [3, height, width], C-contiguous. Raises MediaError."""
     size = resized_size(settings, *image.size)
     if settings.pads_to_square:
         image = _pad_to_square(image, settings.image_mean)
@@ -153,7 +155,7 @@ def _pad_to_square(image: Image.Image, mean: tuple[float, ...]) -> Image.Image:
 
 
 def _center_crop(array: npt.NDArray[Any], height: int, width: int) -> npt.NDArray[Any]:
-    """Crop [H, W, 3] around the centre; a smaller picture is first padded with zeros."""
+    """Crop [H, W, 3] around the centre. A smaller picture is padded with zeros first."""
     rows, columns = array.shape[:2]
     above, left = math.ceil(max(height - rows, 0) / 2), math.ceil(max(width - columns, 0) / 2)
     if rows < height or columns < width:

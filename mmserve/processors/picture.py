@@ -1,6 +1,6 @@
-"""Compressed bytes to an upright 8-bit RGB picture, or a MediaError whose text names nothing internal.
+"""Decodes image files to upright 8-bit RGB pictures, and reads their headers.
 
-Only Pillow's raster decoders for common formats are ever tried. Knows no model and no settings.
+Uses only Pillow's raster decoders of common formats. Messages of MediaError are shown to clients.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from mmserve.processors.view_file import ViewFile
 from mmserve.runtime.errors import MediaError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-"""What is accepted. Pillow knows many more, some of which run interpreters or are rarely exercised."""
+"""Accepted formats. Pillow has more decoders; some run interpreters (PostScript), others are rarely tested."""
 
-# The limit is max_pixels, checked before anything is decoded; Pillow's own would only add a warning on stderr.
+# Pillow's own limit only warns on stderr; ``header`` enforces max_pixels before anything is decoded.
 Image.MAX_IMAGE_PIXELS = None
 
 
 class Header(NamedTuple):
-    """What a file says of its picture: size as stored, before EXIF orientation, and Pillow's name of its mode."""
+    """Size of the picture as stored, before its EXIF orientation is applied, and its Pillow mode."""
 
     width: int
     height: int
@@ -31,12 +31,12 @@ class Header(NamedTuple):
 
 
 def header(data: bytes, max_pixels: int) -> Header:
-    """Read from the header alone: nothing is decoded.
+    """Read the header without decoding the picture.
 
-    Further frames of an animation are never decoded, so their number needs no limit.
+    The number of frames needs no limit, because only the first one is ever decoded.
     Raises MediaError for an empty file, an unknown format, no pixels, or more than ``max_pixels``.
     """
-    width, height, mode = jpeg_header(data) or _opened(data)
+    width, height, mode = jpeg_header(data) or _pillow_header(data)
     if width < 1 or height < 1:
         raise MediaError(f"the image has no pixels ({width} x {height})")
     if width * height > max_pixels:
@@ -44,15 +44,15 @@ def header(data: bytes, max_pixels: int) -> Header:
     return Header(width, height, mode)
 
 
-def _opened(data: bytes) -> tuple[int, int, str]:
+def _pillow_header(data: bytes) -> tuple[int, int, str]:
     with _open(data) as image:
         return (*image.size, image.mode)
 
 
 def decode(data: bytes | memoryview) -> Image.Image:
-    """First frame, turned upright, mode RGB, transparency composited onto white. Raises MediaError.
+    """Decode the first frame: upright, mode RGB, transparency composited onto white. Raises MediaError.
 
-    A view is read where it is, and no more once this returns.
+    A view is read in place, and not used after this returns.
     """
     with _open(data) as image:
         try:
@@ -60,7 +60,7 @@ def decode(data: bytes | memoryview) -> Image.Image:
             return _to_rgb(_upright(image))
         except (MediaError, MemoryError):
             raise
-        except Exception as error:  # decoders raise whatever a broken file makes them raise
+        except Exception as error:  # decoders raise exceptions of any type for broken files
             raise MediaError("the image cannot be decoded: it is truncated or corrupt") from error
 
 
@@ -76,16 +76,16 @@ def _open(data: bytes | memoryview) -> Image.Image:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    # Unreadable metadata does not make the pixels wrong.
+    # A picture with unreadable metadata is used as it is stored.
     with suppress(SyntaxError, ValueError, TypeError, KeyError, OSError):
         ImageOps.exif_transpose(image, in_place=True)
     return image
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """Alpha as transformers' ``convert_to_rgb`` does it; 16-bit grey keeps its high byte instead of being clipped."""
+    """Composites alpha like transformers' ``convert_to_rgb``. 16-bit grey keeps its high byte; Pillow would clip it."""
     if image.mode.startswith("I") or image.mode == "F":
-        image = _grey_from_wide(image)
+        image = _grey_from_16_bit(image)
     if "A" in image.getbands() or "a" in image.getbands() or image.info.get("transparency") is not None:
         rgba = image.convert("RGBA")
         white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
@@ -93,7 +93,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _grey_from_wide(image: Image.Image) -> Image.Image:
+def _grey_from_16_bit(image: Image.Image) -> Image.Image:
     values = np.asarray(image)
     if image.mode == "F" or values.min() < 0 or values.max() > 0xFFFF:
         raise MediaError("pixels of more than 16 bits or with fractions are not supported")

@@ -1,4 +1,4 @@
-"""Which processor a model's images go through. The one place that names the families."""
+"""The image processor of each model family."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from mmserve.processors.llava import LlavaProcessor
 
 
 class ImageProcessor(Protocol):
-    """What HTTP workers (token counts, keys) and visual servers (pixels) need of a family."""
+    """Image processing of a model family. HTTP workers use token counts and digests, visual servers use pixels."""
 
     def num_tokens(self, width: int, height: int) -> int:
         """Image tokens of a picture of this size. Raises MediaError."""
         ...
 
     def decoded_nbytes(self, width: int, height: int) -> int:
-        """About the memory that decoding a picture of this size takes, its pixels included. Raises MediaError."""
+        """Estimated peak memory of decoding a picture of this size, pixels included. Raises MediaError."""
         ...
 
     def pixels(self, data: bytes | memoryview) -> Pixels:
-        """Compressed bytes -> float32 [3, H, W]. Raises MediaError."""
+        """Decode compressed bytes to float32 [3, H, W]. Raises MediaError."""
         ...
 
     def settings_digest(self) -> bytes:
-        """Changes whenever the same bytes would give other pixels."""
+        """Differs if the same bytes would give different pixels."""
         ...
 
 
 def processor_for(model: ModelSpec) -> ImageProcessor | None:
-    """The model's image processor; None for a text model. Raises StartupError."""
+    """The image processor of a model; None for a text model. Raises StartupError."""
     if model.vision is None:
         return None
     return LlavaProcessor(Path(model.path), model.vision)

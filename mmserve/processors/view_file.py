@@ -1,9 +1,8 @@
-"""A read-only file over a view of somebody else's memory. Knows no format.
+"""A read-only file object over a memoryview, for decoding images in the arena without copying them first.
 
-Not io.BytesIO, which would copy a view. Each ``read`` copies what it returns: decoders read a compressed picture in
-windows of some 64 KiB, so it is never in memory a second time as a whole (WebP and compressed TIFF, which their
-libraries want in one piece, excepted). And whatever happens to the memory meanwhile, a decoder's window does not
-change under it.
+io.BytesIO would copy the whole view. ViewFile copies only what each ``read`` returns: decoders read windows of some
+64 KiB, except for WebP and compressed TIFF, whose libraries read everything at once. Since the window is a copy, it
+does not change when the arena's extent is overwritten meanwhile.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import io
 
 
 class ViewFile(io.BufferedIOBase):
-    """What Pillow needs of a file. Has no descriptor: ``fileno`` raises OSError."""
+    """The part of the file protocol that Pillow uses. There is no descriptor: ``fileno`` raises OSError."""
 
     def __init__(self, view: memoryview) -> None:
         super().__init__()
@@ -26,15 +25,15 @@ class ViewFile(io.BufferedIOBase):
         return True
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """At most ``size`` bytes from the position on, all that are left for None or a negative one."""
-        begin = self._position
-        end = len(self._view) if size is None or size < 0 else begin + size
-        window = self._view[begin:end].tobytes()
+        """Read at most ``size`` bytes; all remaining bytes if it is None or negative."""
+        start = self._position
+        end = len(self._view) if size is None or size < 0 else start + size
+        window = self._view[start:end].tobytes()
         self._position += len(window)
         return window
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Before the beginning is at the beginning."""
+        """Move the position. A negative result becomes 0."""
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._view)}[whence]
         self._position = max(0, origin + offset)
         return self._position

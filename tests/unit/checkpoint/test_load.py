@@ -1,3 +1,5 @@
+"""Checkpoint directories are read into a ModelSpec, or refused with one line."""
+
 import json
 from pathlib import Path
 from typing import Any
@@ -59,7 +61,7 @@ def llama(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_llava_7b_with_omitted_keys(tmp_path: Path) -> None:
+def test_omitted_keys_have_the_values_of_llava_7b(tmp_path: Path) -> None:
     spec = load(checkpoint(tmp_path, LLAVA_7B))
     assert spec.family == "llava"
     assert spec.image_token_id == 32000
@@ -115,7 +117,7 @@ def transformers_specs() -> list[Any]:
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_configs_written_by_transformers(tmp_path: Path, number: int) -> None:
+def test_configs_written_by_transformers_are_read(tmp_path: Path, number: int) -> None:
     config = transformers_specs()[number]
     config.architectures = {
         "llama": ["LlamaForCausalLM"],
@@ -140,7 +142,7 @@ def test_configs_written_by_transformers(tmp_path: Path, number: int) -> None:
         assert spec.vision.layer_norm_eps == config.vision_config.layer_norm_eps
 
 
-def test_rope_scaling_of_both_spellings(tmp_path: Path) -> None:
+def test_rope_scaling_is_read_from_both_spellings(tmp_path: Path) -> None:
     old = load(checkpoint(tmp_path, llama(rope_theta=1e6, rope_scaling={"type": "linear", "factor": 2.0})))
     new = load(checkpoint(tmp_path, llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6})))
     assert old.text == new.text
@@ -177,18 +179,18 @@ def test_eos_ids_of_generation_config_and_tokenizer(tmp_path: Path) -> None:
         ({}, "supported are"),
     ],
 )
-def test_what_cannot_be_served_is_said_in_one_line(tmp_path: Path, config: dict[str, Any], says: str) -> None:
+def test_an_unsupported_model_is_refused_with_one_line(tmp_path: Path, config: dict[str, Any], says: str) -> None:
     with pytest.raises(StartupError, match=says) as caught:
         load(checkpoint(tmp_path, config))
     assert "\n" not in str(caught.value)
 
 
-def test_mistral_with_a_window_as_long_as_its_context(tmp_path: Path) -> None:
+def test_a_sliding_window_as_long_as_the_context_is_accepted(tmp_path: Path) -> None:
     config = {"architectures": ["MistralForCausalLM"], "sliding_window": 4096, "max_position_embeddings": 4096}
     assert load(checkpoint(tmp_path, config)).text.num_kv_heads == 8
 
 
-def test_missing_pieces(tmp_path: Path) -> None:
+def test_missing_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"config\.json"):
         load(tmp_path)
     checkpoint(tmp_path, llama())

@@ -1,3 +1,5 @@
+"""``--model`` is resolved to a packaged model, a directory or a download."""
+
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def test_packaged_name_wins_over_a_local_directory(
+def test_a_packaged_name_takes_precedence_over_a_directory(
     packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here" / "llava").mkdir(parents=True)
@@ -25,7 +27,7 @@ def test_packaged_name_wins_over_a_local_directory(
     assert locate("./llava") == tmp_path / "here" / "llava"
 
 
-def test_directory_is_resolved(tmp_path: Path) -> None:
+def test_a_directory_is_resolved(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "model")
     assert locate(str(tmp_path / "link")) == tmp_path / "model"
@@ -33,14 +35,16 @@ def test_directory_is_resolved(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("packaged")
 @pytest.mark.parametrize("model", ["no-such-model", "/no/such/dir", "./none", "../a", "a/b/c", "~/none-such"])
-def test_unknown_model_names_the_packaged_ones(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_model_is_refused_with_the_packaged_names(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     with pytest.raises(StartupError, match=r"packaged models \(llava\)"):
         locate(model)
 
 
-def test_hub_failure_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_failure_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(hub_id: str, **_: object) -> str:
         raise ConnectionError(f"cannot reach the hub for {hub_id}\nand a long story")
 
@@ -50,7 +54,7 @@ def test_hub_failure_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_hub_id_fetches_only_what_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_needed_files_are_downloaded_from_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: dict[str, object] = {}
 
     def fetch(hub_id: str, **options: object) -> str:

@@ -1,4 +1,4 @@
-"""Two matrices where the config says one: what is stored decides."""
+"""A stored output head that differs from the embedding is used although the config ties them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stored(directory: Path, *files: dict[str, torch.Tensor]) -> list[Path]:
 
 @pytest.mark.parametrize("chunk_nbytes", [7, 1 << 20])
 @pytest.mark.parametrize("prefix", ["", "language_model."])
-def test_only_another_head_is_its_own(
+def test_a_head_is_its_own_if_it_differs_from_the_embedding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str, chunk_nbytes: int
 ) -> None:
     monkeypatch.setattr(tied_head, "_CHUNK_NBYTES", chunk_nbytes)
@@ -35,12 +35,12 @@ def test_only_another_head_is_its_own(
         assert has_own_head(stored(tmp_path, embedding | {f"{prefix}lm_head.weight": head})) is own
 
 
-def test_one_of_them_alone_is_both(tmp_path: Path) -> None:
+def test_a_single_stored_matrix_is_tied(tmp_path: Path) -> None:
     assert not has_own_head(stored(tmp_path, {"model.embed_tokens.weight": EMBEDDING}))
     assert not has_own_head(stored(tmp_path, {"lm_head.weight": EMBEDDING}))
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 20, b"\x05" + b"\0" * 7 + b"[1,2]", b"\x20" + b"\0" * 7 + b"{"])
-def test_what_cannot_be_read_is_for_others_to_complain_about(tmp_path: Path, content: bytes) -> None:
+def test_unreadable_files_have_no_own_head(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "broken").write_bytes(content)
     assert not has_own_head([tmp_path / "broken", tmp_path / "missing"])

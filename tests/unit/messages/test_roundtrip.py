@@ -63,6 +63,6 @@ def test_logprobs_take_eight_bytes_a_pair_and_are_unchanged_by_packing() -> None
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"hello", msgspec.msgpack.encode({"t": "generate"}), b"\x80"])
-def test_anything_else_is_refused(data: bytes) -> None:
+def test_other_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         Codec(EngineInbound).decode(data)

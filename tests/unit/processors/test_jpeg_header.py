@@ -1,4 +1,4 @@
-"""The quick look at a JPEG says what Pillow says, or nothing."""
+"""The JPEG header parser agrees with Pillow or returns None."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def exif() -> bytes:
     ids=["plain", "progressive", "comment", "exif", "profile"],
 )
 @pytest.mark.parametrize("size", [(1, 1), (644, 364), (17, 4000)])
-def test_it_agrees_with_pillow(mode: str, options: dict[str, Any], size: tuple[int, int]) -> None:
+def test_the_header_agrees_with_pillow(mode: str, options: dict[str, Any], size: tuple[int, int]) -> None:
     data = encoded(picture(*size, mode), "JPEG", **options)
     assert jpeg_header(data) == as_pillow(data)
 
 
-def test_other_formats_are_left_to_others() -> None:
+def test_other_formats_give_none() -> None:
     for data in (b"", b"\xff", b"\xff\xd8\xff", png(), encoded(picture(), "GIF")):
         assert jpeg_header(data) is None
 
 
-def test_a_header_that_is_cut_off_says_nothing() -> None:
+def test_a_truncated_header_gives_none() -> None:
     whole = jpeg_header(PLAIN)
     found = [jpeg_header(PLAIN[:length]) for length in range(len(PLAIN))]
     assert set(found) == {None, whole}
@@ -52,7 +52,7 @@ def test_a_header_that_is_cut_off_says_nothing() -> None:
 
 
 @given(st.binary(max_size=200), st.integers(0, 620))
-def test_rubbish_is_never_an_error(rubbish: bytes, position: int) -> None:
+def test_random_bytes_raise_no_error(rubbish: bytes, position: int) -> None:
     data = PLAIN[:position] + rubbish + PLAIN[position + len(rubbish) :]
     found = jpeg_header(data)
     assert found is None or (min(found[:2]) >= 0 and found[2] in ("L", "RGB", "CMYK"))

@@ -68,7 +68,7 @@ def test_llavas_pad_to_square(tmp_path: Path, size: tuple[int, int]) -> None:
     assert np.array_equal(pixels, _reference(tmp_path, data, LlavaImageProcessorPil))
 
 
-def test_settings_may_stand_in_processor_config(tmp_path: Path) -> None:
+def test_settings_are_read_from_processor_config_too(tmp_path: Path) -> None:
     data = png(4)
     expected = LlavaProcessor(write_preprocessor(tmp_path, resample=2), vision_spec()).pixels(data)
     old = tmp_path / "preprocessor_config.json"
@@ -77,26 +77,26 @@ def test_settings_may_stand_in_processor_config(tmp_path: Path) -> None:
     assert np.array_equal(LlavaProcessor(tmp_path, vision_spec()).pixels(data), expected)
 
 
-def test_token_count_is_fixed_and_absurd_proportions_are_refused(tmp_path: Path) -> None:
+def test_token_count_is_fixed_and_extreme_proportions_are_refused(tmp_path: Path) -> None:
     processor = LlavaProcessor(write_preprocessor(tmp_path), vision_spec(num_image_tokens=4))
     assert processor.num_tokens(1, 1) == processor.num_tokens(4000, 30) == 4
     with pytest.raises(MediaError, match="thin"):
         processor.num_tokens(1, 10_000_000)
 
 
-def test_settings_digest_tells_settings_apart(tmp_path: Path) -> None:
+def test_different_settings_have_different_digests(tmp_path: Path) -> None:
     first = LlavaProcessor(write_preprocessor(tmp_path), vision_spec()).settings_digest()
     assert LlavaProcessor(write_preprocessor(tmp_path), vision_spec()).settings_digest() == first
     assert LlavaProcessor(write_preprocessor(tmp_path, resample=2), vision_spec()).settings_digest() != first
 
 
 @pytest.mark.parametrize("changes", [{"crop_size": {"height": 30, "width": 30}}, {"size": {"longest_edge": 28}}])
-def test_settings_that_do_not_fit_stop_the_start(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_settings_that_do_not_match_the_tower_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(StartupError):
         LlavaProcessor(write_preprocessor(tmp_path, **changes), vision_spec())
 
 
-def test_registry_gives_a_processor_to_models_that_see(tmp_path: Path) -> None:
+def test_the_registry_has_a_processor_for_vision_models_only(tmp_path: Path) -> None:
     write_preprocessor(tmp_path)
     processor = processor_for(model_spec(tmp_path))
     assert processor is not None

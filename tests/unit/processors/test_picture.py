@@ -1,4 +1,4 @@
-"""Bytes to an upright RGB picture: every odd file gives the right picture or a MediaError."""
+"""Image files are decoded to upright RGB pictures, or refused with a MediaError."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def _png_header_claiming(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
-def test_header_tells_the_size_of_every_accepted_format(format: str) -> None:
+def test_the_header_has_the_size_for_every_accepted_format(format: str) -> None:
     assert header(encoded(picture(40, 30), format), LIMIT)[:2] == (40, 30)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA"])
-def test_header_tells_the_mode(mode: str) -> None:
+def test_the_header_has_the_mode(mode: str) -> None:
     assert header(encoded(picture(40, 30, mode)), LIMIT) == (40, 30, mode)
 
 
@@ -39,14 +39,14 @@ def test_header_tells_the_mode(mode: str) -> None:
     "data",
     [b"", b"\0", b"not an image", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%!PS-Adobe-3.0 EPSF-3.0\n"],
 )
-def test_what_is_no_accepted_image_is_refused_by_header_and_decode(data: bytes) -> None:
+def test_files_that_are_no_accepted_image_are_refused_by_header_and_decode(data: bytes) -> None:
     with pytest.raises(MediaError):
         header(data, LIMIT)
     with pytest.raises(MediaError):
         decode(data)
 
 
-def test_formats_that_pillow_knows_but_we_do_not_accept_are_refused() -> None:
+def test_other_formats_of_pillow_are_refused() -> None:
     with pytest.raises(MediaError, match="supported format"):
         header(encoded(picture(), "PPM"), LIMIT)
 
@@ -61,7 +61,7 @@ def test_a_decompression_bomb_is_refused_from_its_header_without_a_warning() -> 
 
 
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF"])
-def test_a_truncated_image_passes_the_header_and_fails_in_decode(format: str) -> None:
+def test_a_truncated_image_has_a_header_but_cannot_be_decoded(format: str) -> None:
     data = truncated(encoded(picture(200, 150), format))
     try:
         header(data, LIMIT)
@@ -113,18 +113,18 @@ def test_grey_becomes_rgb(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
-def test_transparent_pixels_show_white(mode: str) -> None:
+def test_transparent_pixels_become_white(mode: str) -> None:
     clear = Image.new(mode, (4, 4), (0,) * len(mode))
     assert np.asarray(decode(encoded(clear))).min() == 255
 
 
-def test_a_transparent_palette_entry_shows_white() -> None:
+def test_a_transparent_palette_entry_becomes_white() -> None:
     image = Image.new("P", (4, 4), 1)
     image.putpalette([0, 0, 0, 255, 0, 0])
     assert np.asarray(decode(encoded(image, "PNG", transparency=1))).min() == 255
 
 
-def test_an_animation_is_its_first_frame() -> None:
+def test_only_the_first_frame_of_an_animation_is_decoded() -> None:
     buffer = io.BytesIO()
     frames = [Image.new("RGB", (8, 8), colour) for colour in ((255, 0, 0), (0, 255, 0))]
     frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:])

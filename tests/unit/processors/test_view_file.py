@@ -1,4 +1,4 @@
-"""A file over a view reads like io.BytesIO over the same bytes."""
+"""ViewFile behaves like io.BytesIO over the same bytes, without copying them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _reads = st.one_of(st.none(), st.integers(-1, 60))
 
 
 @given(st.lists(st.one_of(_seeks, _reads), max_size=12))
-def test_it_reads_like_bytesio(steps: list[tuple[int, int] | int | None]) -> None:
+def test_reads_and_seeks_behave_like_bytesio(steps: list[tuple[int, int] | int | None]) -> None:
     file, expected = ViewFile(memoryview(CONTENT)), io.BytesIO(CONTENT)
     for step in steps:
         if isinstance(step, tuple):
@@ -34,7 +34,7 @@ def test_it_reads_like_bytesio(steps: list[tuple[int, int] | int | None]) -> Non
         assert file.tell() == expected.tell()
 
 
-def test_it_has_no_descriptor() -> None:
+def test_there_is_no_descriptor() -> None:
     with pytest.raises(OSError, match="fileno"):
         ViewFile(memoryview(b"")).fileno()
 
@@ -48,8 +48,8 @@ def test_every_format_is_decoded_from_a_view(format: str) -> None:
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "BMP"])
-def test_compressed_bytes_are_never_copied_as_a_whole(format: str) -> None:
-    """Python's memory, in which such a copy would be, does not grow by nearly as much while decoding."""
+def test_compressed_bytes_are_not_copied_as_a_whole(format: str) -> None:
+    """The peak of Python's own memory while decoding stays far below the size of the file."""
     rng = np.random.default_rng(4)
     data = encoded(Image.fromarray(rng.integers(0, 255, (1600, 1600, 3), np.uint8)), format)
     assert len(data) > 1 << 20
