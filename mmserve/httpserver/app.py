@@ -23,6 +23,7 @@ from mmserve.httpserver.api.openai.fields import ChatRequest
 from mmserve.httpserver.api.operations import operation_routes
 from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.context import WorkerContext
+from mmserve.httpserver.http.auth import ApiKeyAuth
 from mmserve.httpserver.http.body import read_body
 from mmserve.httpserver.http.middleware import RequestMiddleware
 from mmserve.httpserver.media.local import with_small_ones_decoded
@@ -46,7 +47,8 @@ def make_app(front: WorkerContext) -> ASGIApp:
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_bug)
-    return RequestMiddleware(app, front.authorisation, front.metrics, error_response)
+    auth = ApiKeyAuth(front.deployment.config.api_key)
+    return RequestMiddleware(app, auth, front.metrics, error_response)
 
 
 def _add_chat(app: FastAPI, front: WorkerContext) -> None:

@@ -5,21 +5,30 @@ Knows no protocol, no socket and no engine.
 
 from __future__ import annotations
 
+import random
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
-from mmserve.httpserver.output.logprobs import TokenLogprobs
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import MediaSpan
-from mmserve.messages.reply import FinishReason
 from mmserve.messages.sampling import SamplingParams
 
 AllocVersion = Literal["v1", "v2"]
 """How a request allocates its images: v1 one image after another, one RPC a call; v2 concurrently, one RPC a request.
 Also the value of the metric label ``alloc``."""
+
+_RANDOM = random.Random()  # seeded by the operating system
+
+
+def new_request_id() -> str:
+    """32 random hexadecimal digits: unique, not secret.
+
+    Not from ``secrets``: a system call releases the interpreter's lock, and the event loop would have to wait for it.
+    """
+    return f"{_RANDOM.getrandbits(128):032x}"
 
 
 class MediaRef(msgspec.Struct, frozen=True):
@@ -108,27 +117,3 @@ class Prompt:
 
     ids: array[int]
     spans: tuple[MediaSpan, ...] = ()
-
-
-@dataclass(frozen=True)
-class Usage:
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int = 0
-    image_tokens: int = 0
-
-
-@dataclass(frozen=True)
-class TextDelta:
-    """New text of choice ``index``; ``finish`` on its last."""
-
-    index: int
-    text: str
-    num_tokens: int
-    finish: FinishReason | None = None
-    cached_tokens: int = field(default=0)
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of the tokens whose text begins here, when the call asked."""
-
-
-Role = Literal["system", "user", "assistant", "tool"]

@@ -15,30 +15,20 @@ from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.httpserver.engine.dispatcher import Dispatcher
 from mmserve.httpserver.engine.links import EngineLinks
-from mmserve.httpserver.http.auth import ApiKeyAuth
 from mmserve.httpserver.limits.admission import AdmissionControl
 from mmserve.httpserver.limits.reservations import Reservations
 from mmserve.httpserver.loop_lag import watch_lag
 from mmserve.httpserver.mm_cache.alloc_path import AllocPaths
-from mmserve.httpserver.output.vocabulary import Vocabulary
-from mmserve.httpserver.request.path import Prompting, RequestPath
+from mmserve.httpserver.request.path import RequestPath
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.httpserver.request.task import RequestTasks
 from mmserve.httpserver.served_model import ServedModel
+from mmserve.httpserver.services import RequestServices
 from mmserve.ipc.channel import AsyncReceiver
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.reply import HttpInbound, ServerPhase, TokenReply
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.byte_budget import MIB
-
-
-@dataclass(frozen=True)
-class RequestServices:
-    """The parts of the request path that touch media and prompts; tests bring their own."""
-
-    lanes: AllocPaths
-    prompts: Prompting
-    vocabulary: Vocabulary
 
 
 @dataclass(frozen=True)
@@ -48,7 +38,6 @@ class WorkerContext:
     deployment: Deployment
     endpoints: Endpoints
     model: ServedModel
-    authorisation: ApiKeyAuth
     gate: AdmissionControl
     flights: RequestTasks
     lanes: AllocPaths
@@ -92,10 +81,7 @@ async def open_worker(
                 tasks.create_task(_beat(process, (bodies, fetches), metrics)),
                 tasks.create_task(watch_lag(metrics)),
             ]
-            authorisation = ApiKeyAuth(deployment.config.api_key)
-            yield WorkerContext(
-                deployment, endpoints, model, authorisation, gate, flights, helpers.lanes, metrics, bodies, fetches
-            )
+            yield WorkerContext(deployment, endpoints, model, gate, flights, helpers.lanes, metrics, bodies, fetches)
             for task in running:
                 task.cancel()
     finally:

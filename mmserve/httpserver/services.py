@@ -5,17 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass
 
 from mmserve.config.process import Process
 from mmserve.httpserver.call import AllocVersion
-from mmserve.httpserver.context import RequestServices
 from mmserve.httpserver.media.reader import MediaReader
 from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths
 from mmserve.httpserver.mm_cache.leases import MediaLeases
 from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit
 from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.httpserver.prompt.builder import PromptBuilder
+from mmserve.httpserver.request.path import Prompting
 from mmserve.metrics.client import MetricsClient
+
+
+@dataclass(frozen=True)
+class RequestServices:
+    """The parts of the request path that touch media and prompts; tests bring their own."""
+
+    lanes: AllocPaths
+    prompts: Prompting
+    vocabulary: Vocabulary
 
 
 @asynccontextmanager

@@ -16,11 +16,12 @@ import openai
 import uvloop
 
 from mmserve.config.process import Process
-from mmserve.httpserver.context import RequestServices, WorkerContext, open_worker
+from mmserve.httpserver.context import WorkerContext, open_worker
 from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths, MediaReading
 from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit
 from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.httpserver.server import serve
+from mmserve.httpserver.services import RequestServices
 from mmserve.metrics.client import MetricsClient
 from tests.fakes.http_helpers import StubLeases, StubMedia, StubPrompts, byte_tokenizer, make_deployment
 from tests.fakes.http_upstream import TIMEOUT_S, Upstream

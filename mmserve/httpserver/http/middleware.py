@@ -13,8 +13,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mmserve.httpserver.call import new_request_id
 from mmserve.httpserver.http.auth import ApiKeyAuth
-from mmserve.httpserver.request.ids import new_request_id
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.errors import MmserveError
 
@@ -27,12 +27,12 @@ class RequestMiddleware:
     def __init__(
         self,
         app: ASGIApp,
-        authorisation: ApiKeyAuth,
+        auth: ApiKeyAuth,
         metrics: MetricsClient,
         render: Callable[[MmserveError], Response],
     ) -> None:
         self._app = app
-        self._authorisation = authorisation
+        self._auth = auth
         self._metrics = metrics
         self._render = render
 
@@ -49,7 +49,7 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            self._authorisation.check(scope["path"], headers)
+            self._auth.check(scope["path"], headers)
         except MmserveError as error:
             return await self._render(error)(scope, receive, answer)
         await self._app(scope, receive, answer)

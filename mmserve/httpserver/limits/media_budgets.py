@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -57,3 +58,19 @@ class MediaBudgets:
             self._said = True
             logger.warning("refused with 413, and so will others be: %s", message)
         raise TooLarge(message)
+
+
+class RequestByteLimit:
+    """How many bytes of images one request may still read, whatever their source. Thread-safe."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.left = nbytes
+        self.message = f"the request's images exceed {nbytes / MIB:g} MiB in all"
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> None:
+        """Raises TooLarge when fewer than ``nbytes`` are left."""
+        with self._lock:
+            if nbytes > self.left:
+                raise TooLarge(self.message)
+            self.left -= nbytes

@@ -15,7 +15,7 @@ from typing import Any
 import httpcore2
 import httpx2
 
-from mmserve.httpserver.limits.request_bytes import RequestByteLimit
+from mmserve.httpserver.limits.media_budgets import RequestByteLimit
 from mmserve.httpserver.media.addresses import AddressPolicy
 from mmserve.httpserver.media.resolver import Resolver
 from mmserve.runtime.errors import MediaError, TooLarge

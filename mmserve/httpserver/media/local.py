@@ -16,7 +16,7 @@ import msgspec
 import pybase64
 
 from mmserve.httpserver.call import GenerateCall, MediaRef
-from mmserve.httpserver.limits.request_bytes import RequestByteLimit
+from mmserve.httpserver.limits.media_budgets import RequestByteLimit
 from mmserve.runtime.errors import MediaError
 
 _LITTLE_NBYTES = 1 << 20

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from mmserve.config.deployment import Deployment
 from mmserve.httpserver.call import AllocVersion, MediaItem, MediaRef
-from mmserve.httpserver.limits.request_bytes import RequestByteLimit
+from mmserve.httpserver.limits.media_budgets import RequestByteLimit
 from mmserve.httpserver.media.addresses import AddressPolicy
 from mmserve.httpserver.media.content_key import ContentKeys
 from mmserve.httpserver.media.fetch import Fetcher

@@ -8,9 +8,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
-from mmserve.httpserver.call import TextDelta, Usage
+from mmserve.httpserver.output.logprobs import TokenLogprobs
+from mmserve.messages.reply import FinishReason
 from mmserve.runtime.errors import MmserveError
+
+
+@dataclass(frozen=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    image_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """New text of choice ``index``; ``finish`` on its last."""
+
+    index: int
+    text: str
+    num_tokens: int
+    finish: FinishReason | None = None
+    cached_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the tokens whose text begins here, when the call asked."""
 
 
 class DeltaStream:

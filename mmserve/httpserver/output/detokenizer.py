@@ -6,7 +6,7 @@ into replies can never change the text: streamed and whole answers are equal by 
 
 from __future__ import annotations
 
-from mmserve.httpserver.call import TextDelta
+from mmserve.httpserver.output.deltas import TextDelta
 from mmserve.httpserver.output.logprobs import HeldLogprobs
 from mmserve.httpserver.output.stop_strings import StopStrings
 from mmserve.httpserver.output.vocabulary import REPLACEMENT, Vocabulary

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from mmserve.httpserver.call import GenerateCall, TextDelta
+from mmserve.httpserver.call import GenerateCall
+from mmserve.httpserver.output.deltas import TextDelta
 from mmserve.metrics.client import MetricsClient
 
 

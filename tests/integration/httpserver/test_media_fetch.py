@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmserve.httpserver.call import AllocVersion, MediaRef
-from mmserve.httpserver.limits.request_bytes import RequestByteLimit
+from mmserve.httpserver.limits.media_budgets import RequestByteLimit
 from mmserve.httpserver.media.addresses import AddressPolicy
 from mmserve.httpserver.media.fetch import Fetcher
 from mmserve.httpserver.media.reader import MediaReader

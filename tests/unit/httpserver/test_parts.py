@@ -8,10 +8,9 @@ from typing import cast
 
 import pytest
 
-from mmserve.httpserver.call import TextDelta, Usage
 from mmserve.httpserver.http.auth import ApiKeyAuth
 from mmserve.httpserver.limits.admission import AdmissionControl
-from mmserve.httpserver.output.deltas import DeltaStream
+from mmserve.httpserver.output.deltas import DeltaStream, TextDelta, Usage
 from mmserve.httpserver.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from mmserve.messages.reply import ServerPhase
 from mmserve.metrics.client import MetricsClient

@@ -22,9 +22,9 @@ from mmserve.httpserver.api.openai.fields import ChatRequest, decode, refuse_uns
 from mmserve.httpserver.api.openai.logprobs import ChoiceLogprobs, logprobs_for
 from mmserve.httpserver.api.openai.messages import ConversationReader
 from mmserve.httpserver.api.sse import DONE, event, send_events
-from mmserve.httpserver.call import GenerateCall, Usage
+from mmserve.httpserver.call import GenerateCall, new_request_id
 from mmserve.httpserver.media.split_media import SplitUrl, split_media
-from mmserve.httpserver.request.ids import new_request_id
+from mmserve.httpserver.output.deltas import Usage
 from mmserve.httpserver.request.task import RequestTask
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.messages.sampling import SamplingParams

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from mmserve.httpserver.limits.request_bytes import RequestByteLimit
+from mmserve.httpserver.limits.media_budgets import RequestByteLimit
 from mmserve.httpserver.media.addresses import AddressPolicy
 from mmserve.httpserver.media.fetch import Fetcher
 from mmserve.runtime.errors import MediaError

@@ -10,7 +10,7 @@ import pybase64
 import pytest
 
 from mmserve.httpserver.call import AllocVersion, MediaItem, MediaRef
-from mmserve.httpserver.limits.request_bytes import RequestByteLimit
+from mmserve.httpserver.limits.media_budgets import RequestByteLimit
 from mmserve.httpserver.media import reader as reader_module
 from mmserve.httpserver.media.local import read_data_url, read_file_url
 from mmserve.httpserver.media.reader import MediaReader

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from mmserve.httpserver.limits.request_bytes import RequestByteLimit
+from mmserve.httpserver.limits.media_budgets import RequestByteLimit
 from mmserve.httpserver.media.addresses import AddressPolicy
 from mmserve.httpserver.media.fetch import Fetcher
 from mmserve.httpserver.media.resolver import Resolver

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mmserve.httpserver.api.openai.chat import parse
 from mmserve.httpserver.call import GenerateCall
-from mmserve.httpserver.limits.request_bytes import RequestByteLimit
+from mmserve.httpserver.limits.media_budgets import RequestByteLimit
 from mmserve.httpserver.media import split_media as split_media_module
 from mmserve.httpserver.media.local import read_data_url
 from mmserve.httpserver.media.split_media import SplitUrl, split_media

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from mmserve.httpserver.call import TextDelta
+from mmserve.httpserver.output.deltas import TextDelta
 from mmserve.httpserver.output.detokenizer import Detokenizer
 from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.messages.reply import TokenReply

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.httpserver.api.openai.logprobs import logprobs_for
-from mmserve.httpserver.call import GenerateCall, TextDelta
+from mmserve.httpserver.call import GenerateCall
+from mmserve.httpserver.output.deltas import TextDelta
 from mmserve.httpserver.output.detokenizer import Detokenizer
 from mmserve.httpserver.output.vocabulary import Spelling, Vocabulary
 from mmserve.messages.logprobs import pack
