@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from mmserve.httpserver.http import body as body_module
 from mmserve.httpserver.http import body_receiver
 from mmserve.httpserver.http.body import read_body
-from mmserve.httpserver.server import Server
+from mmserve.httpserver.http.uvicorn_server import UvicornServer
 from mmserve.runtime.errors import TooLarge, TooSlow
 from tests.fakes.http_worker import run
 
@@ -49,7 +49,7 @@ async def serving() -> AsyncIterator[Digests]:
     app, started = Digests(), asyncio.Event()
     listener = socket.create_server(("127.0.0.1", 0))
     app.port = listener.getsockname()[1]
-    server = Server(app, started.set)
+    server = UvicornServer(app, started.set)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     await started.wait()
     try:
