@@ -1,6 +1,6 @@
-"""What an HTTP worker does with a request's images, by its own code: hash, alloc, write, say that they are written.
+"""An HTTP worker's handling of a request's images, by its own code: hash, allocate, write, report.
 
-The only module here that knows how the worker's classes are put together: see ``_lane``.
+Only ``_alloc_path`` depends on how the worker's classes are constructed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Sample:
 
 @dataclass
 class _TimedClient:
-    """Stands between the worker's code and its client, and notes how long calls take."""
+    """Wraps the client of the worker's code and measures its calls."""
 
     client: MediaCacheClient
     ms: dict[str, float] = field(default_factory=dict)
@@ -48,13 +48,13 @@ class _TimedClient:
         return timed
 
 
-def _lane(
+def _alloc_path(
     cache: CacheProcess, name: str, alloc_version: str, client: _TimedClient
 ) -> tuple[Identify, MediaReader, MediaLeases]:
-    """The worker's own reader and leases of one alloc_version of allocation.
+    """Reader and leases of one allocation path, as a worker constructs them.
 
-    Reading begins where the bytes are there (after fetch or base64), for this is what the published figures and the
-    limit count.
+    Reading starts from compressed bytes (after fetch or base64 decoding), because the published figures and the limit
+    count from there.
     """
     metrics = MetricsClient(cache.endpoints, name)
     reader = MediaReader(cache.deployment, metrics, alloc_version)
@@ -63,8 +63,8 @@ def _lane(
     ref = MediaRef("", "images")
 
     async def identify(images: Sequence[bytes], salt: str) -> list[MediaItem]:
-        found = await reader._in_turn(
-            lambda image: reader._identified(ref, image, salt, 0.0),
+        found = await reader._map(
+            lambda image: reader._identify(ref, image, salt, 0.0),
             images,
             [len(image) for image in images],
         )
@@ -80,7 +80,7 @@ class Worker:
         self.path = alloc_version
         name = f"httpserver-{alloc_version}"
         self._calls = _TimedClient(cache.client(name, batched=alloc_version == "v2"))
-        self._identify, self._reader, self._leases = _lane(cache, name, alloc_version, self._calls)
+        self._identify, self._reader, self._leases = _alloc_path(cache, name, alloc_version, self._calls)
         self._visual = cache.client(f"visualserver-{alloc_version}")
         self._requests = 0
 

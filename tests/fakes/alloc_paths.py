@@ -1,4 +1,4 @@
-"""Both paths of a worker over one real table, without sockets."""
+"""Both allocation paths of a worker over one real MediaTable, without sockets."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ ALLOC_VERSIONS: tuple[AllocVersion, AllocVersion] = ("v1", "v2")
 
 
 class BothAllocPaths:
-    """``paths`` and ``links`` by alloc_version; ``samples`` of both. AllocPaths are closed by ``run``."""
+    """``paths`` and ``links`` by version; ``samples`` of both. ``run`` closes the paths."""
 
-    def __init__(self, deployment: Deployment, arena: Arena, patience_s: float = 10.0) -> None:
+    def __init__(self, deployment: Deployment, arena: Arena, timeout_s: float = 10.0) -> None:
         self.arena = arena
         self.table = SharedMediaTable(new_slots(arena))
         self.samples = Samples()
@@ -42,12 +42,12 @@ class BothAllocPaths:
                 samples,
                 alloc_version,
                 client=client,
-                patience_s=patience_s,
+                timeout_s=timeout_s,
             )
             self.paths[alloc_version] = AllocPath(reader, leases)
 
     def run(self, scenario: Callable[[], Awaitable[Any]]) -> Any:
-        async def all_of_it() -> Any:
+        async def run_and_close() -> Any:
             try:
                 return await scenario()
             finally:
@@ -55,18 +55,18 @@ class BothAllocPaths:
                     await path.media.aclose()  # type: ignore[attr-defined]
                     await path.leases.aclose()  # type: ignore[attr-defined]
 
-        return asyncio.run(all_of_it())
+        return asyncio.run(run_and_close())
 
     def bytes_held(self, leased: Any) -> list[bytes]:
-        """What stands in the arena for leased items whose bytes are there."""
-        return [bytes(self.arena.readable(one.record.data)) for one in leased]
+        """The stored bytes of leased items that have data."""
+        return [bytes(self.arena.readable(item.record.data)) for item in leased]
 
     def is_clean(self) -> bool:
-        """No lease, no request that waits, nothing that is being written."""
+        """True without any lease, waiting request or unfinished write."""
         snapshot = self.table.snapshot()
         return snapshot.num_leases == snapshot.num_waiting == 0 and ("data", "writing") not in snapshot.usage
 
     def has_waited(self, alloc_version: AllocVersion) -> bool:
-        """Does a request wait for space, or has one of this path begun to wait for bytes?"""
+        """True if a request waits for space, or if one of this path has started to wait for bytes."""
         calls = self.links[alloc_version].calls
         return self.table.snapshot().num_waiting > 0 or "get_items_data" in calls

@@ -17,7 +17,7 @@ import uvloop
 
 from mmserve.config.process import Process
 from mmserve.httpserver.context import WorkerContext, open_worker
-from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths, MediaReading
+from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths, MediaSource
 from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit
 from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.httpserver.server import serve
@@ -62,7 +62,7 @@ class Worker:
 
 @asynccontextmanager
 async def http_worker(
-    *, ready: bool = True, vision: bool = True, media: MediaReading | None = None, **config: object
+    *, ready: bool = True, vision: bool = True, media: MediaSource | None = None, **config: object
 ) -> AsyncIterator[Worker]:
     """Start, yield, then SIGTERM as the supervisor would. ``media``: a reader in place of the stub."""
     with tempfile.TemporaryDirectory(prefix="test-mmserve-") as run_dir:

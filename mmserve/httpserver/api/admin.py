@@ -27,7 +27,7 @@ class AllocSettings(msgspec.Struct, forbid_unknown_fields=True):
 def admin_routes(front: WorkerContext) -> APIRouter:
     """``GET`` and ``POST /admin/alloc``; what one worker is told, all follow."""
     router = APIRouter(tags=["admin"])
-    share, has_v2 = front.lanes.share, front.deployment.config.enable_concurrent_alloc
+    share, has_v2 = front.lanes.split, front.deployment.config.enable_concurrent_alloc
 
     def answer() -> Response:
         return Response(msgspec.json.encode(AllocSettings(share.fraction)), media_type="application/json")

@@ -1,7 +1,7 @@
-"""GET one image from the open internet: total deadline, byte cap while streaming, every hop's address checked.
+"""Fetches one URL from the internet with a total timeout and a byte limit; checks the address of every redirect.
 
-The host is resolved once and the connection goes to a checked address, so a second DNS answer has no say. No proxy,
-no environment, no cookies, no decompression. Knows nothing of images.
+The host is resolved once, and the connection goes to the address that was checked, so a second DNS answer (DNS
+rebinding) has no effect. No proxy, environment variables, cookies or decompression.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _KEEPALIVE_S = 15.0
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """One for all pools: reading the machine's certificates takes tens of milliseconds."""
+    """Shared by all pools: reading the system's certificates takes tens of milliseconds."""
     return httpcore2.default_ssl_context()
 
 
 class _AddressDenied(Exception):
-    """Every address of the host is one we do not connect to."""
+    """The policy denies every address of the host."""
 
 
 class _CheckedBackend(httpcore2.AsyncNetworkBackend):  # type: ignore[misc, unused-ignore]
-    """Resolves, drops addresses the policy denies, connects to the literal that is left."""
+    """Resolves the host and connects to its first address that the policy admits and that accepts."""
 
     def __init__(self, policy: AddressPolicy, resolver: Resolver) -> None:
         self._policy = policy
@@ -64,7 +64,7 @@ class _CheckedBackend(httpcore2.AsyncNetworkBackend):  # type: ignore[misc, unus
 
 
 class Fetcher:
-    """One connection pool for a worker's image fetches."""
+    """Fetches images for one worker, with one connection pool."""
 
     def __init__(self, policy: AddressPolicy, *, timeout_s: float, resolver: Resolver | None = None) -> None:
         self._policy = policy
@@ -78,11 +78,11 @@ class Fetcher:
         )
 
     async def get(self, url: str, budget: RequestByteLimit) -> bytes:
-        """The body at ``url``. Raises MediaError, TooLarge when it does not fit what is left of ``budget``, and
-        Unavailable when too many names are being looked up."""
+        """The response body. Raises MediaError, TooLarge if it exceeds the rest of ``budget``, and Unavailable if too
+        many DNS look-ups are in progress."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._follow(self._checked(url), budget)
+                return await self._follow(self._parse(url), budget)
         except TimeoutError:
             raise MediaError(f"the image could not be fetched within {self._timeout_s:g} s") from None
         except _AddressDenied:
@@ -100,11 +100,12 @@ class Fetcher:
                 if response.status not in _REDIRECTS:
                     return await _body(response, budget)
                 location = _header(response, b"location")
-            url = self._checked(location, relative_to=url)
+            url = self._parse(location, relative_to=url)
         raise MediaError(f"the image could not be fetched: more than {MAX_REDIRECTS} redirects")
 
-    def _checked(self, text: str, *, relative_to: httpx2.URL | None = None) -> httpx2.URL:
-        """Parse, and refuse what parsers disagree on: they must not see another host than the one we check."""
+    def _parse(self, text: str, *, relative_to: httpx2.URL | None = None) -> httpx2.URL:
+        """Parse and check a URL. Refuses spellings that URL parsers read differently, because the host that is checked
+        must be the host that is fetched from."""
         if "\\" in text or any(char <= " " or char == "\x7f" for char in text):
             raise MediaError("the image's URL holds a backslash, blank or control character")
         try:

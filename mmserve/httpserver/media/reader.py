@@ -1,7 +1,7 @@
-"""The images of one request, all at once: bytes, size from the header, content key. Decodes no pixels, owns no slot.
+"""Reads the images of one request: compressed bytes, width and height from the header, content key.
 
-Everything that takes time runs in threads or, for http(s), awaits; the event loop only hands over. The images of a
-request are read all at once (v2) or one after another (v1).
+Pixels are not decoded here. Blocking work runs in threads; http(s) fetches run on the event loop. The images of a
+request are read concurrently (v2) or one after another (v1).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES, WorkerThreads
 A = TypeVar("A")
 
 
-class _Found(NamedTuple):
-    """One image, and how long it took to get its bytes and to identify it."""
+class _ReadItem(NamedTuple):
+    """One image, with the seconds spent on its bytes and on its header and key."""
 
     item: MediaItem
     read_s: float
@@ -38,7 +38,7 @@ class _Found(NamedTuple):
 
 
 class MediaReader:
-    """One per lane of an HTTP worker. ``policy`` is for tests; by default it follows the configuration."""
+    """One per allocation path of an HTTP worker. ``policy`` is for tests; the default follows the configuration."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class MediaReader:
         self._alloc_version = alloc_version
         concurrent = alloc_version == "v2"
         self._threads = WorkerThreads(f"media-{alloc_version}", config.concurrent_alloc_workers, concurrent=concurrent)
-        self._turn = asyncio.Semaphore(_turns(config.concurrent_alloc_workers))
-        self._read_all = self._together if concurrent else self._one_by_one
+        self._request_permits = asyncio.Semaphore(_max_requests(config.concurrent_alloc_workers))
+        self._read_all = self._read_concurrently if concurrent else self._read_one_by_one
         policy = policy or AddressPolicy(config.allowed_media_domains)
         self._fetcher = Fetcher(policy, timeout_s=config.media_fetch_timeout)
         model, processor = deployment.model, processor_for(deployment.model)
@@ -64,60 +64,66 @@ class MediaReader:
         self._takes_images = processor is not None
 
     async def read(self, refs: Sequence[MediaRef], cache_salt: str) -> list[MediaItem]:
-        """In the order of ``refs``. Raises MediaError or TooLarge with the image's ``param``."""
+        """The images, in the order of ``refs``. Raises MediaError or TooLarge with the image's ``param``."""
         if not refs:
             return []
         if not self._takes_images:
             raise MediaError("this model takes no images", param=refs[0].param)
-        found = await self._read_all(refs, RequestByteLimit(int(self._config.max_body_mb * MIB)), cache_salt)
-        self._metrics.add("mm_fetch_seconds", sum(one.read_s for one in found), self._alloc_version)
-        self._metrics.add("mm_hash_seconds", sum(one.hash_s for one in found), self._alloc_version)
-        return [one.item for one in found]
+        results = await self._read_all(refs, RequestByteLimit(int(self._config.max_body_mb * MIB)), cache_salt)
+        self._metrics.add("mm_fetch_seconds", sum(result.read_s for result in results), self._alloc_version)
+        self._metrics.add("mm_hash_seconds", sum(result.hash_s for result in results), self._alloc_version)
+        return [result.item for result in results]
 
     async def aclose(self) -> None:
-        """Close connections and threads; a thread that still reads ends by itself."""
+        """Close connections and threads. A thread that still reads ends when its read does."""
         await self._fetcher.aclose()
         self._threads.close()
 
-    async def _one_by_one(self, refs: Sequence[MediaRef], budget: RequestByteLimit, cache_salt: str) -> list[_Found]:
-        found = []
+    async def _read_one_by_one(
+        self, refs: Sequence[MediaRef], budget: RequestByteLimit, cache_salt: str
+    ) -> list[_ReadItem]:
+        results = []
         for ref in refs:
             if _is_remote(ref):
-                found.append(await self._fetched(ref, budget, cache_salt))
+                results.append(await self._read_remote(ref, budget, cache_salt))
             else:
-                found += await self._threads.map(lambda ref: self._local(ref, budget, cache_salt), [ref], [ref.nbytes])
-        return found
+                results += await self._threads.map(
+                    lambda ref: self._read_local(ref, budget, cache_salt), [ref], [ref.nbytes]
+                )
+        return results
 
-    async def _together(self, refs: Sequence[MediaRef], budget: RequestByteLimit, cache_salt: str) -> list[_Found]:
+    async def _read_concurrently(
+        self, refs: Sequence[MediaRef], budget: RequestByteLimit, cache_salt: str
+    ) -> list[_ReadItem]:
         local = [index for index, ref in enumerate(refs) if not _is_remote(ref)]
         remote = [index for index, ref in enumerate(refs) if _is_remote(ref)]
         sizes = [_work_nbytes(refs[index]) for index in local]
         try:
             async with asyncio.TaskGroup() as group:
-                fetches = [group.create_task(self._fetched(refs[index], budget, cache_salt)) for index in remote]
+                fetches = [group.create_task(self._read_remote(refs[index], budget, cache_salt)) for index in remote]
                 reads = group.create_task(
-                    self._in_turn(lambda index: self._local(refs[index], budget, cache_salt), local, sizes)
+                    self._map(lambda index: self._read_local(refs[index], budget, cache_salt), local, sizes)
                 )
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        found = dict(zip(local, reads.result(), strict=True))
-        found |= {index: fetch.result() for index, fetch in zip(remote, fetches, strict=True)}
-        return [found[index] for index in range(len(refs))]
+        results = dict(zip(local, reads.result(), strict=True))
+        results |= {index: fetch.result() for index, fetch in zip(remote, fetches, strict=True)}
+        return [results[index] for index in range(len(refs))]
 
-    async def _fetched(self, ref: MediaRef, budget: RequestByteLimit, cache_salt: str) -> _Found:
+    async def _read_remote(self, ref: MediaRef, budget: RequestByteLimit, cache_salt: str) -> _ReadItem:
         started_s = time.monotonic()
         content = await self._fetch(ref, budget)
         read_s = time.monotonic() - started_s
-        (found,) = await self._in_turn(
-            lambda content: self._identified(ref, content, cache_salt, read_s), [content], [len(content)]
+        (result,) = await self._map(
+            lambda content: self._identify(ref, content, cache_salt, read_s), [content], [len(content)]
         )
-        return found
+        return result
 
-    async def _in_turn(self, work: Callable[[A], _Found], jobs: Sequence[A], nbytes: Sequence[int]) -> list[_Found]:
-        """In the lane's threads, first come first served."""
+    async def _map(self, work: Callable[[A], _ReadItem], jobs: Sequence[A], nbytes: Sequence[int]) -> list[_ReadItem]:
+        """``work`` for each job in this path's threads. Requests take them first come, first served."""
         if not jobs:
             return []
-        async with self._turn:
+        async with self._request_permits:
             return await self._threads.map(work, jobs, nbytes)
 
     async def _fetch(self, ref: MediaRef, budget: RequestByteLimit) -> bytes:
@@ -127,7 +133,7 @@ class MediaReader:
             error.param = ref.param
             raise
 
-    def _read_local(self, ref: MediaRef, budget: RequestByteLimit) -> bytes:
+    def _local_bytes(self, ref: MediaRef, budget: RequestByteLimit) -> bytes:
         try:
             match ref.scheme:
                 case "data":
@@ -139,17 +145,17 @@ class MediaReader:
             error.param = ref.param
             raise
 
-    def _local(self, ref: MediaRef, budget: RequestByteLimit, cache_salt: str) -> _Found:
+    def _read_local(self, ref: MediaRef, budget: RequestByteLimit, cache_salt: str) -> _ReadItem:
         started_s = time.monotonic()
-        content = self._read_local(ref, budget)
-        return self._identified(ref, content, cache_salt, time.monotonic() - started_s)
+        content = self._local_bytes(ref, budget)
+        return self._identify(ref, content, cache_salt, time.monotonic() - started_s)
 
-    def _identified(self, ref: MediaRef, content: bytes, cache_salt: str, read_s: float) -> _Found:
+    def _identify(self, ref: MediaRef, content: bytes, cache_salt: str, read_s: float) -> _ReadItem:
         started_s = time.monotonic()
         picture = self._header(content, ref.param)
         key = self._keys.of(content, picture, cache_salt)
         item = MediaItem(content, picture.width, picture.height, key, ref.param)
-        return _Found(item, read_s, time.monotonic() - started_s)
+        return _ReadItem(item, read_s, time.monotonic() - started_s)
 
     def _header(self, content: bytes, param: str) -> Header:
         try:
@@ -159,15 +165,15 @@ class MediaReader:
             raise
 
 
-def _turns(workers: int) -> int:
-    """Requests at once in the threads. More would not be faster: they take cores from the event loop and its clients,
-    and the interpreter's lock from each other."""
+def _max_requests(workers: int) -> int:
+    """How many requests may use the threads at once. More would not be faster: they would take cores from the event
+    loop and compete for the GIL."""
     return min(workers, max(1, len(os.sched_getaffinity(0)) // 2))
 
 
 def _work_nbytes(ref: MediaRef) -> int:
-    """About how much there is to go through. Nobody knows how large a file is before a thread has opened it, and that
-    may have to wait for a disk: it is worth a thread of its own."""
+    """Estimated bytes to process. The size of a file is unknown until it is opened, and opening may wait for a disk, so
+    each file counts as enough work for a thread of its own."""
     return max(ref.nbytes, MIN_BATCH_NBYTES) if ref.scheme == "file" else ref.nbytes
 
 

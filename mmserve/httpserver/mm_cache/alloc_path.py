@@ -1,7 +1,7 @@
-"""The two ways to a request's images in the arena, and which of them a request takes.
+"""The two allocation paths (v1, v2) for a request's images, and the choice between them.
 
-A lane is one alloc_version of allocation, v1 (one item after another, one RPC a call) or v2 (concurrent, one RPC a
-request), with the same results and guarantees. Both run side by side against the same cache server.
+v1 handles one image after another, with one RPC a call. v2 handles images concurrently, with one RPC a request.
+Results and guarantees are the same. Both run side by side against the same cache server.
 """
 
 from __future__ import annotations
@@ -16,33 +16,37 @@ from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef
 from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit
 
 
-class MediaReading(Protocol):
+class MediaSource(Protocol):
+    """Implemented by media.reader.MediaReader."""
+
     async def read(self, refs: Sequence[MediaRef], cache_salt: str) -> list[MediaItem]: ...
 
 
-class Leasing(Protocol):
+class LeaseSource(Protocol):
+    """Implemented by mm_cache.leases.MediaLeases."""
+
     def hold(self, request_id: str, items: Sequence[MediaItem]) -> AbstractAsyncContextManager[list[LeasedItem]]: ...
 
 
 @dataclass(frozen=True)
 class AllocPath:
-    """A request reads its images and holds their leases in one lane, to its end."""
+    """Reader and leases of one path. A request uses one allocation path for its whole life."""
 
-    media: MediaReading
-    leases: Leasing
+    media: MediaSource
+    leases: LeaseSource
 
 
 class AllocPaths:
-    """The lanes of one HTTP worker. ``draw`` gives numbers from 0 up to but not 1."""
+    """Both paths of one HTTP worker. ``draw`` returns a random number in [0, 1)."""
 
     def __init__(
-        self, v1: AllocPath, v2: AllocPath, share: TrafficSplit, draw: Callable[[], float] = random.random
+        self, v1: AllocPath, v2: AllocPath, split: TrafficSplit, draw: Callable[[], float] = random.random
     ) -> None:
         self._v1 = v1
         self._v2 = v2
         self._draw = draw
-        self.share = share
+        self.split = split
 
     def choose(self) -> AllocPath:
-        """For one request: v2 with the probability of the share, so never at 0 and always at 1."""
-        return self._v2 if self._draw() < self.share.fraction else self._v1
+        """Path for one request: v2 with probability ``split.fraction`` (never at 0, always at 1)."""
+        return self._v2 if self._draw() < self.split.fraction else self._v1

@@ -1,6 +1,7 @@
-"""The cache server's calls, awaited: in threads that are never abandoned; what may wait there ends when cancelled.
+"""Async calls to the cache server. Each blocking call runs in a thread, and its caller waits until the thread returns.
 
-Knows requests by their ids and images by what the cache server says of them; touches no bytes.
+Two kinds of call may wait inside the cache server: for arena space (alloc), and for image data that another request
+writes. Both end early when their request is cancelled.
 """
 
 from __future__ import annotations
@@ -21,70 +22,77 @@ from mmserve.runtime.errors import Overloaded, Unavailable
 from mmserve.runtime.uncancelled import to_completion
 from mmserve.runtime.worker_threads import WorkerThreads
 
-_WAITING_THREADS = 16
+_MAX_WAITING_CALLS = 16
 _RETRY_AFTER_S = 1.0
-_RELEASE_AGAIN_S = 0.02
+_RELEASE_RETRY_S = 0.02
 B = TypeVar("B")
 Records = Sequence[MediaRecord]
 logger = logging.getLogger(__name__)
 
 
-class _Waiting:
-    """Threads that wait in the server, and who may have one: first come first served, and free to leave until then."""
+class _WaitingThreads:
+    """WorkerThreads for calls that wait in the cache server. Requests get one first come, first served."""
 
     def __init__(self, name: str) -> None:
-        self.threads = WorkerThreads(name, _WAITING_THREADS)
-        self.places = asyncio.Semaphore(_WAITING_THREADS)
+        self.threads = WorkerThreads(name, _MAX_WAITING_CALLS)
+        self.permits = asyncio.Semaphore(_MAX_WAITING_CALLS)
 
 
-class CacheCalls:
-    """One per lane. ``threads`` are the lane's; calls that may wait have their own, so that those that end a wait never
-    queue behind it: who waits for space holds nothing, who waits for others may hold what others need."""
+class AsyncCacheClient:
+    """One per allocation path. ``threads`` runs the calls that return at once.
+
+    Waiting calls have threads of their own, so a release that ends a wait never queues behind that wait. Waits for
+    space and waits for data have separate threads: a request that waits for space holds no lease, but a request that
+    waits for data holds leases whose space the others may need.
+    """
 
     def __init__(
         self, client: MediaCacheClient, threads: WorkerThreads, metrics: MetricsClient, alloc_version: AllocVersion
     ) -> None:
         self._client = client
         self._threads = threads
-        self._for_space = _Waiting(f"lease-space-{alloc_version}")
-        self._for_others = _Waiting(f"lease-others-{alloc_version}")
+        self._space_threads = _WaitingThreads(f"lease-space-{alloc_version}")
+        self._data_threads = _WaitingThreads(f"lease-data-{alloc_version}")
         self._metrics = metrics
         self._alloc_version = alloc_version
         self._num_waiting = 0
 
     async def alloc(
-        self, request_id: str, items: Sequence[AllocItem], deadline_s: float, then: Callable[[Records], Records]
+        self, request_id: str, items: Sequence[AllocItem], deadline_s: float, on_immediate: Callable[[Records], Records]
     ) -> Records:
-        """See MediaCacheClient.alloc. At once if there is space; only otherwise in a thread that waits for some.
+        """MediaCacheClient.alloc. Uses a waiting thread only if there is no space now.
 
-        At once, ``then`` goes on with the records in the same thread. After a wait it does not: whoever is cancelled
-        there is released while the thread runs, so nothing may be written by it.
+        If there is space now, ``on_immediate`` processes the records in the same thread and its result is returned.
+        It is not called after a wait: a request that is cancelled during the wait is released while the thread still
+        runs, so that thread must not write. Raises Unavailable when no space becomes free before ``deadline_s``.
         """
 
         def call(wait_s: float) -> tuple[Records, float]:
             started_s = time.monotonic()
             return self._client.alloc(request_id, items, wait_s=wait_s), time.monotonic() - started_s
 
-        def call_and_go_on() -> tuple[Records, float, Records]:
-            records, seconds = call(0.0)
-            return records, seconds, then(records)
+        def call_now() -> tuple[Records, float, Records]:
+            records, rpc_s = call(0.0)
+            return records, rpc_s, on_immediate(records)
 
         try:
-            records, seconds, result = await self._threads.run(call_and_go_on)
+            records, rpc_s, result = await self._threads.run(call_now)
         except Overloaded:
-            records, seconds = await self._after_waiting(request_id, deadline_s, call)
+            records, rpc_s = await self._alloc_waiting(request_id, deadline_s, call)
             result = records
-        self._metrics.add("mm_alloc_rpc_seconds", seconds, self._alloc_version)
+        self._metrics.add("mm_alloc_rpc_seconds", rpc_s, self._alloc_version)
         for state, count in Counter(record.state for record in records).items():
             self._metrics.add("mm_items", count, state, self._alloc_version)
         return result
 
-    async def await_others(self, request_id: str, item_ids: Sequence[int], deadline_s: float) -> Sequence[ItemState]:
-        """States of items that others write, once one of them changes or it is too late. Raises Unavailable when it was
-        too late to ask, so many wait."""
+    async def wait_for_data(self, request_id: str, item_ids: Sequence[int], deadline_s: float) -> Sequence[ItemState]:
+        """States of items that other requests write, once one of them changes or ``deadline_s`` has passed.
+
+        Raises Unavailable when no waiting thread became free before ``deadline_s``.
+        """
         try:
-            return await self._patiently(
-                self._for_others,
+            return await self._run_waiting(
+                self._data_threads,
                 request_id,
                 deadline_s,
                 lambda wait_s: self._client.get_items_data(request_id, item_ids, wait_s=wait_s),
@@ -95,24 +103,24 @@ class CacheCalls:
             ) from None
 
     async def release(self, request_id: str) -> None:
-        """End the request's leases; doing it twice, or without a server, is harmless."""
+        """End the request's leases. Idempotent; does nothing if the cache server is gone."""
         try:
             await self._threads.run(lambda: self._client.release(request_id))
         except Unavailable:
             logger.info("request %s: the cache server that held its leases is gone", request_id)
 
     async def aclose(self) -> None:
-        """Close connections and the waiting threads; leases that are left end with the connections."""
+        """Close the connections and the waiting threads. Remaining leases end with the connections."""
         with suppress(Unavailable):
             await self._threads.run(self._client.unregister)
         await self._threads.run(self._client.close)
-        self._for_space.threads.close()
-        self._for_others.threads.close()
+        self._space_threads.threads.close()
+        self._data_threads.threads.close()
 
-    async def _after_waiting(self, request_id: str, deadline_s: float, call: Callable[[float], B]) -> B:
+    async def _alloc_waiting(self, request_id: str, deadline_s: float, call: Callable[[float], B]) -> B:
         self._count_waiting(1)
         try:
-            return await self._patiently(self._for_space, request_id, deadline_s, call)
+            return await self._run_waiting(self._space_threads, request_id, deadline_s, call)
         except (Overloaded, TimeoutError):
             raise Unavailable(
                 "no space for this request's images became free in time (--data-budget-mb, --mm-cache-gb)",
@@ -122,33 +130,35 @@ class CacheCalls:
             self._count_waiting(-1)
 
     def _count_waiting(self, change: int) -> None:
-        """Those in line for a thread to wait in as well, of whom the cache server does not know yet."""
+        """Includes requests that still wait for a thread; the cache server does not know of those yet."""
         self._num_waiting += change
         self._metrics.add("mm_alloc_waiting", self._num_waiting, self._alloc_version)
 
-    async def _patiently(self, line: _Waiting, request_id: str, deadline_s: float, call: Callable[[float], B]) -> B:
-        """A call that may wait in the server, so long. When it is cancelled, releases there end its waiting."""
-        async with asyncio.timeout(_left_s(deadline_s)) as in_line:
-            await line.places.acquire()
-            in_line.reschedule(None)
+    async def _run_waiting(
+        self, waiting: _WaitingThreads, request_id: str, deadline_s: float, call: Callable[[float], B]
+    ) -> B:
+        """Run a call that may wait in the server; ``call`` gets the seconds that are left. On cancellation, release
+        the request so that the server ends the wait. Raises TimeoutError when no thread becomes free in time."""
+        async with asyncio.timeout(_left_s(deadline_s)) as queue_timeout:
+            await waiting.permits.acquire()
+            queue_timeout.reschedule(None)
         try:
-            waiting = asyncio.ensure_future(line.threads.run(lambda: call(_left_s(deadline_s))))
+            running = asyncio.ensure_future(waiting.threads.run(lambda: call(_left_s(deadline_s))))
             try:
-                return await asyncio.shield(waiting)
+                return await asyncio.shield(running)
             except asyncio.CancelledError:
-                await to_completion(self._end(request_id, waiting))
+                await to_completion(self._release_until_done(request_id, running))
                 raise
         finally:
-            line.places.release()
+            waiting.permits.release()
 
-    async def _end(self, request_id: str, waiting: asyncio.Future[B]) -> None:
-        """A release may reach the server, on a connection of its own, before the call that it shall end, and find
-        nothing to end; nobody there can tell that from a request that holds nothing. So it is repeated until then.
-        """
-        while not waiting.done():
+    async def _release_until_done(self, request_id: str, running: asyncio.Future[B]) -> None:
+        """Release repeatedly until the call returns. The release uses another connection and may reach the server
+        before the call does; it then ends nothing, and the server cannot tell this from a request without leases."""
+        while not running.done():
             await self.release(request_id)
-            await asyncio.wait([waiting], timeout=_RELEASE_AGAIN_S)
-        waiting.exception()  # looked at, so that asyncio does not report what nobody waits for any more
+            await asyncio.wait([running], timeout=_RELEASE_RETRY_S)
+        running.exception()  # retrieved, so that asyncio does not log it as never retrieved
 
 
 def _left_s(deadline_s: float) -> float:

@@ -1,7 +1,8 @@
-"""A request's images in the arena, leased for as long as the request needs them: alloc, write, wait, compare, release.
+"""Leases on a request's images in the arena: allocate, write, wait for data of others, compare, release.
 
-Blocking calls run in threads and are never abandoned midway, so the lease is given back exactly once and never while
-a thread still writes under it. Knows no prompt and no engine; the cache server decides who writes and who waits.
+The cache server decides which request writes an image and which ones wait for it. Blocking calls run in threads, and
+a cancelled request waits for its thread to return. So a lease is released exactly once, and never while a thread still
+writes under it.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from mmserve.config.deployment import Deployment
 from mmserve.httpserver.call import AllocVersion, LeasedItem, MediaItem
 from mmserve.httpserver.limits.media_budgets import MediaBudgets
 from mmserve.httpserver.media.content_key import second_key
-from mmserve.httpserver.mm_cache.calls import CacheCalls
-from mmserve.httpserver.mm_cache.stored_bytes import differs, put
+from mmserve.httpserver.mm_cache.calls import AsyncCacheClient
+from mmserve.httpserver.mm_cache.stored_bytes import differs, write
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
@@ -39,21 +40,26 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class _Holding:
-    """One request's way to its leases. ``wanted`` are its ``items`` as the cache server is asked for them."""
+class _LeaseRequest:
+    """The state of one request while it acquires its leases."""
 
     request_id: str
     items: Sequence[MediaItem]
-    wanted: list[AllocItem]
+    alloc_items: list[AllocItem]
+    """``items`` as they are sent to the cache server."""
     deadline_s: float
-    own: set[int] = field(default_factory=set)
-    """Indices of items that are known to be what stands in the arena: this request has written them."""
+    written: set[int] = field(default_factory=set)
+    """Indices of items that this request has written itself, so their stored bytes need no comparison."""
     write_s: float = 0.0
     written_nbytes: int = 0
 
 
 class MediaLeases:
-    """One per lane of an HTTP worker. ``client`` is for tests; by default it connects at the first call."""
+    """One per allocation path of an HTTP worker.
+
+    ``client`` is for tests; the default one connects at the first call. ``timeout_s`` limits the wait of one request
+    for its leases; the default is --mm-queue-timeout.
+    """
 
     def __init__(
         self,
@@ -65,31 +71,31 @@ class MediaLeases:
         alloc_version: AllocVersion = "v2",
         *,
         client: MediaCacheClient | None = None,
-        patience_s: float | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         concurrent, workers = alloc_version == "v2", deployment.config.concurrent_alloc_workers
         self._deployment = deployment
         self._budgets = MediaBudgets(deployment.budgets, arena.nbytes, metrics, alloc_version)
         self._arena = arena
         self._metrics = metrics
-        self._patience_s = deployment.config.mm_queue_timeout if patience_s is None else patience_s
+        self._timeout_s = deployment.config.mm_queue_timeout if timeout_s is None else timeout_s
         self._alloc_version = alloc_version
         self._processor = processor_for(deployment.model)
         self._threads = WorkerThreads(f"lease-{alloc_version}", workers, concurrent=concurrent)
         self._client = client or connect(endpoints, owner, batched=concurrent)
-        self._cache = CacheCalls(self._client, self._threads, metrics, alloc_version)
-        self._little_nbytes = 2 * MIN_BATCH_NBYTES if concurrent else 0
-        """So much is written by the thread that has allocated; handing it to others would take longer."""
+        self._cache = AsyncCacheClient(self._client, self._threads, metrics, alloc_version)
+        self._inline_write_nbytes = 2 * MIN_BATCH_NBYTES if concurrent else 0
+        """Up to this size, the thread that has allocated also writes; handing it to other threads would take longer."""
 
     def hold(self, request_id: str, items: Sequence[MediaItem]) -> AbstractAsyncContextManager[list[LeasedItem]]:
-        """The items in their order, bytes or embedding ready, leased until the context ends, however it ends.
+        """Leases for ``items``, in order, each with data or embedding ready. They are released when the context ends.
 
         Raises MediaError, TooLarge (can never fit), Overloaded or Unavailable (try again).
         """
         return self._hold(request_id, items)
 
     async def aclose(self) -> None:
-        """Close threads and connections; leases that are left end with the connections."""
+        """Close threads and connections. Remaining leases end with the connections."""
         await self._cache.aclose()
         self._threads.close()
 
@@ -98,26 +104,26 @@ class MediaLeases:
         if not items:
             yield []
             return
-        wanted, decoded = self._wanted(items), [self._decoded_nbytes(item) for item in items]
-        self._budgets.check(wanted, decoded)
+        alloc_items, decoded_nbytes = self._alloc_items(items), [self._decoded_nbytes(item) for item in items]
+        self._budgets.check(alloc_items, decoded_nbytes)
         try:
-            records = await self._acquire(request_id, items, wanted)
+            records = await self._acquire(request_id, items, alloc_items)
             yield [
-                LeasedItem(record, one.num_tokens, nbytes)
-                for record, one, nbytes in zip(records, wanted, decoded, strict=True)
+                LeasedItem(record, item.num_tokens, nbytes)
+                for record, item, nbytes in zip(records, alloc_items, decoded_nbytes, strict=True)
             ]
         finally:
             await self._cache.release(request_id)
 
     async def _acquire(
-        self, request_id: str, items: Sequence[MediaItem], wanted: Sequence[AllocItem]
+        self, request_id: str, items: Sequence[MediaItem], alloc_items: Sequence[AllocItem]
     ) -> Sequence[MediaRecord]:
-        """Records of images that are all ready; from the start again when the cache server was restarted."""
+        """Records of images that are all ready. Starts over when the cache server was restarted."""
         started_s = time.monotonic()
-        deadline_s = started_s + self._patience_s
+        deadline_s = started_s + self._timeout_s
         while True:
             try:
-                records = await self._make_ready(_Holding(request_id, items, list(wanted), deadline_s))
+                records = await self._make_ready(_LeaseRequest(request_id, items, list(alloc_items), deadline_s))
                 self._metrics.add("mm_alloc_seconds", time.monotonic() - started_s, self._alloc_version)
                 return records
             except Unavailable:
@@ -125,28 +131,31 @@ class MediaLeases:
                     raise
             await asyncio.sleep(_RECONNECT_S)
 
-    async def _make_ready(self, holding: _Holding) -> Sequence[MediaRecord]:
-        """Alloc, write, wait, compare; once more for content whose key turns out to be another's."""
+    async def _make_ready(self, request: _LeaseRequest) -> Sequence[MediaRecord]:
+        """Allocate, write, wait, compare; then again with second keys for images that collided with other content."""
         while True:
-            holding.own.clear()
+            request.written.clear()
             records = await self._cache.alloc(
-                holding.request_id, holding.wanted, holding.deadline_s, lambda found: self._write_little(holding, found)
+                request.request_id,
+                request.alloc_items,
+                request.deadline_s,
+                lambda allocated: self._write_inline(request, allocated),
             )
-            records = await self._write(holding, records)
+            records = await self._write(request, records)
             while any(record.state == "wait" for record in records):
-                records = await self._await_others(holding, records)
-                records = await self._write(holding, records)
-            collided = await self._compare(holding, records)
+                records = await self._wait_for_data(request, records)
+                records = await self._write(request, records)
+            collided = await self._compare(request, records)
             if not collided:
                 return records
-            await self._give_second_keys(holding, collided)
+            await self._give_second_keys(request, collided)
 
-    def _wanted(self, items: Sequence[MediaItem]) -> list[AllocItem]:
-        tokens = [self._num_tokens(item) for item in items]
+    def _alloc_items(self, items: Sequence[MediaItem]) -> list[AllocItem]:
+        num_tokens = [self._num_tokens(item) for item in items]
         row_nbytes = self._deployment.embed_row_nbytes
         return [
             AllocItem(item.key, count, len(item.data), count * row_nbytes)
-            for item, count in zip(items, tokens, strict=True)
+            for item, count in zip(items, num_tokens, strict=True)
         ]
 
     def _num_tokens(self, item: MediaItem) -> int:
@@ -161,97 +170,99 @@ class MediaLeases:
         assert self._processor is not None, "a text model's request holds no images"
         return self._processor.decoded_nbytes(item.width, item.height)
 
-    def _write_little(self, holding: _Holding, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
-        """Blocking. Leaves what is more than a little to ``_write``."""
+    def _write_inline(self, request: _LeaseRequest, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
+        """Blocking. Writes the images if they are small in total; otherwise leaves them to ``_write``."""
         jobs = _to_write(records)
-        if not jobs or sum(len(holding.items[index].data) for index in jobs.values()) > self._little_nbytes:
+        if not jobs or sum(len(request.items[index].data) for index in jobs.values()) > self._inline_write_nbytes:
             return records
         started_s = time.monotonic()
         for index in jobs.values():
-            self._put(holding, records, index)
-        self._client.set_items_data(holding.request_id, tuple(jobs))
-        holding.write_s = time.monotonic() - started_s
-        return _written(holding, records, jobs)
+            self._write_item(request, records, index)
+        self._client.set_items_data(request.request_id, tuple(jobs))
+        request.write_s = time.monotonic() - started_s
+        return _mark_written(request, records, jobs)
 
-    async def _write(self, holding: _Holding, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
-        """Bytes of the records that say "write", each content once, then one word to the cache server."""
+    async def _write(self, request: _LeaseRequest, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
+        """Write the images in state "write", each content once, then report all of them with one RPC."""
         if jobs := _to_write(records):
-            left, started_s = itertools.count(len(jobs) - 1, -1), time.monotonic()
+            num_left, started_s = itertools.count(len(jobs) - 1, -1), time.monotonic()
 
-            def one(index: int) -> None:
-                self._put(holding, records, index)
-                # The last to be done tells, so that nobody waits for that to be asked of a thread again.
-                if next(left) == 0:
-                    self._client.set_items_data(holding.request_id, tuple(jobs))
+            def write_one(index: int) -> None:
+                self._write_item(request, records, index)
+                # The last thread to finish makes the RPC; that saves one more hand-over to a thread.
+                if next(num_left) == 0:
+                    self._client.set_items_data(request.request_id, tuple(jobs))
 
-            await self._each(one, holding, list(jobs.values()))
-            holding.write_s = time.monotonic() - started_s
-            records = _written(holding, records, jobs)
-        if holding.write_s:
-            self._metrics.add("mm_write_seconds", holding.write_s, self._alloc_version)
-            self._metrics.add("mm_copied_bytes", holding.written_nbytes, "data", self._alloc_version)
-            holding.write_s, holding.written_nbytes = 0.0, 0
+            await self._map(write_one, request, list(jobs.values()))
+            request.write_s = time.monotonic() - started_s
+            records = _mark_written(request, records, jobs)
+        if request.write_s:
+            self._metrics.add("mm_write_seconds", request.write_s, self._alloc_version)
+            self._metrics.add("mm_copied_bytes", request.written_nbytes, "data", self._alloc_version)
+            request.write_s, request.written_nbytes = 0.0, 0
         return records
 
-    def _put(self, holding: _Holding, records: Sequence[MediaRecord], index: int) -> None:
-        place = records[index].data
-        assert place is not None, "who shall write is told where"
-        put(self._arena, place, holding.items[index].data)
+    def _write_item(self, request: _LeaseRequest, records: Sequence[MediaRecord], index: int) -> None:
+        handle = records[index].data
+        assert handle is not None, "a record in state write has a data handle"
+        write(self._arena, handle, request.items[index].data)
 
-    async def _await_others(self, holding: _Holding, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
-        """New states: those that were "wait" are ready, or ours to write, or still "wait" for others to be written."""
+    async def _wait_for_data(self, request: _LeaseRequest, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
+        """Records with new states: those in state "wait" become "data", "hit", "write", or stay "wait"."""
         ids = tuple(dict.fromkeys(record.item_id for record in records if record.state == "wait"))
-        if time.monotonic() >= holding.deadline_s:
+        if time.monotonic() >= request.deadline_s:
             raise Unavailable("an image of this request did not become ready in time", retry_after_s=_RETRY_AFTER_S)
-        found = await self._cache.await_others(holding.request_id, ids, holding.deadline_s)
-        if "gone" in found:
+        states = await self._cache.wait_for_data(request.request_id, ids, request.deadline_s)
+        if "gone" in states:
             raise Unavailable("the media cache was restarted", retry_after_s=_RETRY_AFTER_S)
-        return _with_states(records, dict(zip(ids, found, strict=True)))
+        return _with_states(records, dict(zip(ids, states, strict=True)))
 
-    async def _compare(self, holding: _Holding, records: Sequence[MediaRecord]) -> list[int]:
-        """Indices of items whose key stands for other bytes, as far as those are still in the arena to be looked at."""
-        others = [
+    async def _compare(self, request: _LeaseRequest, records: Sequence[MediaRecord]) -> list[int]:
+        """Indices of items whose content key collides: the arena holds other bytes under it. Bytes that were evicted
+        after encoding cannot be compared."""
+        stored_by_others = [
             index
             for index, record in enumerate(records)
             if record.state == "data"
-            and index not in holding.own
-            and holding.wanted[index].key == holding.items[index].key
+            and index not in request.written
+            and request.alloc_items[index].key == request.items[index].key
         ]
-        if not others:
+        if not stored_by_others:
             return []
         started_s = time.monotonic()
-        found = await self._each(lambda index: self._differs(holding, records, index), holding, others)
+        results = await self._map(lambda index: self._differs(request, records, index), request, stored_by_others)
         self._metrics.add("mm_compare_seconds", time.monotonic() - started_s, self._alloc_version)
-        return [index for index, collides in zip(others, found, strict=True) if collides]
+        return [index for index, collides in zip(stored_by_others, results, strict=True) if collides]
 
-    def _differs(self, holding: _Holding, records: Sequence[MediaRecord], index: int) -> bool:
-        place = records[index].data
-        assert place is not None, "an image that is not encoded has its bytes"
-        return differs(self._arena, place, holding.items[index].data)
+    def _differs(self, request: _LeaseRequest, records: Sequence[MediaRecord], index: int) -> bool:
+        handle = records[index].data
+        assert handle is not None, "an image that is not encoded yet has a data handle"
+        return differs(self._arena, handle, request.items[index].data)
 
-    async def _give_second_keys(self, holding: _Holding, collided: Sequence[int]) -> None:
-        """Nothing is held while all is allocated again, as nothing is held by any request that waits for space."""
-        logger.warning("request %s: %d images share content keys with others", holding.request_id, len(collided))
+    async def _give_second_keys(self, request: _LeaseRequest, collided: Sequence[int]) -> None:
+        """Also releases all leases before they are allocated again: a request that waits for space must hold none, or
+        two such requests could deadlock."""
+        logger.warning("request %s: %d images share content keys with others", request.request_id, len(collided))
         self._metrics.add("mm_hash_collisions", len(collided), self._alloc_version)
-        await self._cache.release(holding.request_id)
-        items = holding.items
-        keys = await self._each(lambda index: second_key(items[index].key, items[index].data), holding, collided)
+        await self._cache.release(request.request_id)
+        items = request.items
+        keys = await self._map(lambda index: second_key(items[index].key, items[index].data), request, collided)
         for index, key in zip(collided, keys, strict=True):
-            holding.wanted[index] = msgspec.structs.replace(holding.wanted[index], key=key)
+            request.alloc_items[index] = msgspec.structs.replace(request.alloc_items[index], key=key)
 
-    async def _each(self, work: Callable[[int], B], holding: _Holding, indices: Sequence[int]) -> list[B]:
-        """In the lane's threads; about all bytes of these items are gone through."""
-        return await self._threads.map(work, indices, [len(holding.items[index].data) for index in indices])
+    async def _map(self, work: Callable[[int], B], request: _LeaseRequest, indices: Sequence[int]) -> list[B]:
+        """``work`` for each index, in this path's threads; it reads about all bytes of each item."""
+        return await self._threads.map(work, indices, [len(request.items[index].data) for index in indices])
 
 
 def _to_write(records: Sequence[MediaRecord]) -> dict[int, int]:
-    """Item id -> index of one item that says "write"."""
+    """Item id -> index of one item in state "write"."""
     return {record.item_id: index for index, record in enumerate(records) if record.state == "write"}
 
 
-def _written(holding: _Holding, records: Sequence[MediaRecord], jobs: Mapping[int, int]) -> list[MediaRecord]:
-    holding.own.update(jobs.values())
-    holding.written_nbytes += sum(len(holding.items[index].data) for index in jobs.values())
+def _mark_written(request: _LeaseRequest, records: Sequence[MediaRecord], jobs: Mapping[int, int]) -> list[MediaRecord]:
+    request.written.update(jobs.values())
+    request.written_nbytes += sum(len(request.items[index].data) for index in jobs.values())
     return _with_states(records, dict.fromkeys(jobs, "data"))
 
 

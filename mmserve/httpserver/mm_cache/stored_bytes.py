@@ -1,4 +1,4 @@
-"""An image's compressed bytes in the arena: putting them there, comparing with them. Knows no lease. Blocking."""
+"""Writes an image's compressed bytes into the arena, and compares stored bytes with others. Blocking, thread-safe."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.messages.media import Handle
 from mmserve.runtime.errors import Unavailable
 
-_LARGE_NBYTES = 256 << 10
-"""What is smaller is copied sooner (at most 30 us) than the interpreter's lock is given away and had again."""
+_NO_GIL_NBYTES = 256 << 10
+"""From this size on, the copy releases the GIL. A smaller copy (at most 30 us) costs less than giving up the GIL and
+getting it back."""
 
 
-def put(arena: Arena, place: Handle, content: bytes) -> None:
-    """Write and seal. Raises Unavailable when the place is from before a restart of the cache server."""
+def write(arena: Arena, handle: Handle, content: bytes) -> None:
+    """Write and seal. Raises Unavailable when the handle is from before a restart of the cache server."""
     try:
-        if len(content) < _LARGE_NBYTES:
-            arena.write(place, content)
+        if len(content) < _NO_GIL_NBYTES:
+            arena.write(handle, content)
             return
-        # numpy copies without the interpreter's lock: threads copy side by side and the event loop goes on.
-        np.frombuffer(arena.writable(place), np.uint8)[:] = np.frombuffer(content, np.uint8)
-        arena.seal(place)
+        # numpy copies without the GIL: several threads copy at once, and the event loop keeps running.
+        np.frombuffer(arena.writable(handle), np.uint8)[:] = np.frombuffer(content, np.uint8)
+        arena.seal(handle)
     except StaleHandle as stale:
         raise Unavailable("the media cache was restarted", retry_after_s=1.0) from stale
 
 
-def differs(arena: Arena, place: Handle, content: bytes) -> bool:
-    """Are other bytes than ``content`` there? False also when they are gone, which they may be at any moment."""
+def differs(arena: Arena, handle: Handle, content: bytes) -> bool:
+    """True if the stored bytes are not ``content``. False if they are equal or were evicted, even during the call."""
     try:
-        # The one memcmp between bytes and a view that copies nothing: comparing the view itself goes byte by byte.
-        same = place.nbytes == len(content) and content.startswith(arena.readable(place))
-        arena.check(place)
+        # bytes.startswith is a memcmp without a copy. Comparing the memoryview itself goes byte by byte.
+        same = handle.nbytes == len(content) and content.startswith(arena.readable(handle))
+        arena.check(handle)
     except StaleHandle:
         return False
     return not same

@@ -1,7 +1,7 @@
-"""The share of requests that allocate by v2: one number of the whole server, in a file that every HTTP worker maps.
+"""The fraction of requests that use allocation path v2: one number of the whole server, in a memory-mapped file.
 
-Whoever sets it is followed by all workers with their next request, and by a worker that is started again. Knows no
-request.
+Every HTTP worker maps the same file. A new value applies to the next request of every worker, and to workers that
+are restarted later.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _NUMBER = struct.Struct("=d")
 
 
 class TrafficSplit:
-    """The number at ``path``, which is made, holding ``initial``, if it is not there."""
+    """Maps the number at ``path``; creates the file with ``initial`` if it is missing."""
 
     def __init__(self, path: Path, initial: float) -> None:
-        _make(path, initial)
+        _create(path, initial)
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _NUMBER.size)
-        # One item of this view is read and written as one aligned machine word, so never half of it.
+        # The view reads and writes the number as one aligned machine word, so no reader sees half of a new value.
         self._number = memoryview(self._map).cast("d")
 
     @property
@@ -36,18 +36,18 @@ class TrafficSplit:
         self._number[0] = value
 
     def close(self) -> None:
-        """The file stays for the other workers."""
+        """Unmap. The file stays for the other workers."""
         self._number.release()
         self._map.close()
 
 
-def _make(path: Path, initial: float) -> None:
-    """Named only when it is whole, and never over another worker's."""
-    descriptor, unnamed = tempfile.mkstemp(dir=path.parent)
+def _create(path: Path, initial: float) -> None:
+    """Atomic: the file gets its name only when it is complete, and never replaces another worker's file."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)
     try:
         os.write(descriptor, _NUMBER.pack(initial))
         with contextlib.suppress(FileExistsError):
-            os.link(unnamed, path)
+            os.link(temporary, path)
     finally:
         os.close(descriptor)
-        Path(unnamed).unlink()
+        Path(temporary).unlink()

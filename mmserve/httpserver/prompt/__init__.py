@@ -1,0 +1,1 @@
+"""Chat messages and leased images to token ids. Door: ``builder`` (PromptBuilder)."""

@@ -17,7 +17,7 @@ import pytest
 from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.httpserver.call import MediaItem, MediaRef
-from mmserve.httpserver.mm_cache import leases as media_lease
+from mmserve.httpserver.mm_cache import leases as leases_module
 from mmserve.httpserver.mm_cache import stored_bytes
 from mmserve.httpserver.mm_cache.alloc_path import AllocPath
 from mmserve.httpserver.mm_cache.leases import MediaLeases
@@ -116,13 +116,13 @@ async def waiting_for_space(scene: Scene) -> AsyncIterator[Callable[[], bool]]:
 async def writing(scene: Scene) -> AsyncIterator[Callable[[], bool]]:
     begun, go_on = threading.Event(), threading.Event()
 
-    def put(arena: Arena, place: Handle, content: bytes) -> None:
+    def write(arena: Arena, handle: Handle, content: bytes) -> None:
         begun.set()
         assert go_on.wait(30)
-        stored_bytes.put(arena, place, content)
+        stored_bytes.write(arena, handle, content)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(media_lease, "put", put)
+        patch.setattr(leases_module, "write", write)
         yield begun.is_set
         go_on.set()
         await scene.worker.idle()

@@ -126,12 +126,12 @@ def get(path: str, *, limit: int = 1_000_000, policy: AddressPolicy = LOOPBACK) 
     return data
 
 
-def test_an_image() -> None:
+def test_an_image_is_fetched() -> None:
     assert get("/a.png?size=large") == PNG
     assert get("/redirect/5") == PNG
 
 
-def test_requests_say_little_about_us(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_carry_few_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
 
@@ -166,19 +166,19 @@ def test_requests_say_little_about_us(monkeypatch: pytest.MonkeyPatch) -> None:
         ("/to/\\\\127.0.0.1", "backslash"),
     ],
 )
-def test_what_does_not_end_in_an_image(path: str, says: str) -> None:
+def test_answers_without_an_image_are_refused(path: str, says: str) -> None:
     with pytest.raises(MediaError, match=says) as caught:
         get(path)
     assert "secret" not in caught.value.message
 
 
 @pytest.mark.parametrize("path", ["/large", "/endless"])
-def test_bodies_are_cut_off_at_the_limit(path: str) -> None:
+def test_bodies_are_read_up_to_the_limit(path: str) -> None:
     with pytest.raises(TooLarge, match="MiB"):
         get(path, limit=50_000)
 
 
-def test_loopback_is_closed_without_the_hook() -> None:
+def test_loopback_addresses_are_refused_by_default() -> None:
     with pytest.raises(MediaError, match="that address"):
         get("/a.png", policy=AddressPolicy())
     assert get("/a.png", policy=AddressPolicy(["127.0.0.1"])) == PNG
@@ -193,7 +193,7 @@ def test_redirects_are_checked_against_the_list() -> None:
     with_site(scenario, policy=AddressPolicy(["127.0.0.1"]))
 
 
-def test_cancelling_leaves_no_connection_behind() -> None:
+def test_a_cancelled_fetch_closes_its_connection() -> None:
     async def scenario(site: Site, fetcher: Fetcher) -> None:
         task = asyncio.create_task(fetcher.get(site.url("/silent"), RequestByteLimit(1000)))
         await site.requested.wait()
@@ -206,7 +206,7 @@ def test_cancelling_leaves_no_connection_behind() -> None:
 
 
 @pytest.mark.parametrize("alloc_version", ["v1", "v2"])
-def test_a_reader_mixes_sources_and_names_the_one_at_fault(tmp_path: Path, alloc_version: AllocVersion) -> None:
+def test_a_reader_takes_mixed_sources_and_names_the_failing_image(tmp_path: Path, alloc_version: AllocVersion) -> None:
     deployment = deployment_of(write_chat_model(tmp_path), media_fetch_timeout=5.0, max_body_mb=1.0)
 
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""Leases against the real cache server, by both RPC generations."""
+"""MediaLeases against the real cache server, by both RPC versions."""
 
 import asyncio
 import subprocess
@@ -58,7 +58,7 @@ def leases_of(
     return MediaLeases(deployment, arena, endpoints, "httpserver-0", samples, alloc_version, **options)  # type: ignore[arg-type]
 
 
-def test_many_requests_share_images_and_leave_nothing(
+def test_many_requests_share_images_and_leave_no_lease(
     model: Path, arena: Arena, endpoints: Endpoints, alloc_version: AllocVersion
 ) -> None:
     async def request(leases: MediaLeases, number: int) -> None:
@@ -84,7 +84,7 @@ def test_many_requests_share_images_and_leave_nothing(
         asyncio.run(scenario())
 
 
-def test_cancelled_requests_leave_nothing(
+def test_cancelled_requests_leave_no_lease(
     model: Path, arena: Arena, endpoints: Endpoints, alloc_version: AllocVersion
 ) -> None:
     async def request(leases: MediaLeases, number: int) -> None:
@@ -107,7 +107,7 @@ def test_cancelled_requests_leave_nothing(
         asyncio.run(scenario())
 
 
-HOLDER = """
+WRITER_PROCESS = """
 import asyncio, sys
 from pathlib import Path
 from mmserve.ipc.arena import Arena
@@ -115,11 +115,11 @@ from mmserve.ipc.endpoints import Endpoints
 from tests.integration.httpserver.test_media_lease import item, leases_of
 directory, run_dir, alloc_version, fd = sys.argv[1:]
 leases = leases_of(Path(directory), Arena.attach(int(fd)), Endpoints(run_dir), alloc_version)
-def tell(*args):
+def stop(*args):
     print("writing", flush=True)
     sys.stdin.read()
-# All but the last word: the bytes are written, and nobody is told.
-leases._cache._client.set_items_data = tell
+# Stops between the write and the RPC that reports it.
+leases._cache._client.set_items_data = stop
 async def write():
     async with leases.hold("theirs", [item(1)]):
         pass
@@ -128,49 +128,49 @@ asyncio.run(write())
 
 
 @pytest.mark.parametrize("writer", ["v1", "v2"])
-def test_who_waits_takes_over_from_a_killed_writer(
+def test_a_waiting_request_takes_over_from_a_killed_writer(
     model: Path, arena: Arena, endpoints: Endpoints, alloc_version: AllocVersion, writer: AllocVersion
 ) -> None:
-    """In whichever lane both are."""
-    command = [sys.executable, "-c", HOLDER, str(model), str(endpoints.run_dir), writer, str(arena.fd)]
+    """For every combination of their allocation paths."""
+    command = [sys.executable, "-c", WRITER_PROCESS, str(model), str(endpoints.run_dir), writer, str(arena.fd)]
 
-    async def scenario(holder: subprocess.Popen[str]) -> None:
+    async def scenario(writer_process: subprocess.Popen[str]) -> None:
         leases = leases_of(model, arena, endpoints, alloc_version)
-        assert holder.stdout is not None
-        assert await asyncio.to_thread(holder.stdout.readline) == "writing\n"
+        assert writer_process.stdout is not None
+        assert await asyncio.to_thread(writer_process.stdout.readline) == "writing\n"
         waiting = asyncio.create_task(bytes_of(leases, arena, item(1)))
         await has_waited(leases)
-        holder.kill()
+        writer_process.kill()
         assert await waiting == item(1).data
         await leases.aclose()
 
     with (
         serving_cache(endpoints, arena) as table,
-        subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, pass_fds=[arena.fd]) as holder,
+        subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, pass_fds=[arena.fd]) as writer_process,
     ):
-        asyncio.run(scenario(holder))
+        asyncio.run(scenario(writer_process))
         until(lambda: table.snapshot().num_leases == 0)
 
 
 @pytest.mark.parametrize("writer", ["v1", "v2"])
 @pytest.mark.parametrize("ends", ["written", "cancelled"])
-def test_who_waits_goes_on_when_the_writer_ends(
+def test_a_waiting_request_continues_when_the_writer_ends(
     model: Path, arena: Arena, endpoints: Endpoints, alloc_version: AllocVersion, writer: AllocVersion, ends: str
 ) -> None:
-    """The first request stops with its bytes written and nobody told; then it goes on, or is cancelled there."""
+    """The first request stops between its write and its RPC; then it continues, or is cancelled there."""
     stopped, go_on = threading.Event(), threading.Event()
 
     async def scenario() -> None:
-        first, second = (leases_of(model, arena, endpoints, lane) for lane in (writer, alloc_version))
+        first, second = (leases_of(model, arena, endpoints, version) for version in (writer, alloc_version))
         client = first._cache._client
-        tell = client.set_items_data
+        set_items_data = client.set_items_data
 
-        def told(*args: Any) -> None:
+        def delayed(*args: Any) -> None:
             stopped.set()
             assert go_on.wait(30)
-            tell(*args, ok=ends == "written")
+            set_items_data(*args, ok=ends == "written")
 
-        client.set_items_data = told  # type: ignore[method-assign]
+        client.set_items_data = delayed  # type: ignore[method-assign]
         writing = asyncio.create_task(bytes_of(first, arena, item(1)))
         await asyncio.to_thread(stopped.wait, 30)
         waiting = asyncio.create_task(bytes_of(second, arena, item(1)))
@@ -190,37 +190,37 @@ def test_who_waits_goes_on_when_the_writer_ends(
         asyncio.run(scenario())
 
 
-async def bytes_of(leases: MediaLeases, arena: Arena, wanted: MediaItem) -> bytes:
-    async with leases.hold("mine", [wanted, wanted]) as leased:
+async def bytes_of(leases: MediaLeases, arena: Arena, item: MediaItem) -> bytes:
+    async with leases.hold("mine", [item, item]) as leased:
         assert leased[0].record == leased[1].record
         assert leased[0].record.data is not None
         return bytes(arena.readable(leased[0].record.data))
 
 
 async def has_waited(leases: MediaLeases) -> None:
-    """A call that waits for others' bytes is on its way."""
+    """Returns once a call that waits for data of another request has started."""
     async with asyncio.timeout(30):
-        while not leases._cache._for_others.threads._started:  # noqa: ASYNC110 - announced to nobody
+        while not leases._cache._data_threads.threads._started:  # noqa: ASYNC110 - there is no event for this
             await asyncio.sleep(0.002)
 
 
 @pytest.mark.parametrize("order", [("v1", "v2", "v1"), ("v2", "v1", "v2")])
-def test_both_lanes_share_one_cache(
+def test_both_allocation_paths_share_one_cache(
     model: Path, arena: Arena, endpoints: Endpoints, order: tuple[AllocVersion, ...]
 ) -> None:
-    """What one lane wrote, the other finds, at the same place and with the same tokens."""
+    """Images written by one path are found by the other, with the same handles and token ids."""
 
     async def scenario() -> None:
-        lanes = {lane: leases_of(model, arena, endpoints, lane) for lane in set(order)}
+        by_version = {version: leases_of(model, arena, endpoints, version) for version in set(order)}
         async with AsyncExitStack() as stack:
             held = [
-                await stack.enter_async_context(lanes[lane].hold(f"r{turn}", [item(1), item(2), item(1)]))
-                for turn, lane in enumerate(order)
+                await stack.enter_async_context(by_version[version].hold(f"r{number}", [item(1), item(2), item(1)]))
+                for number, version in enumerate(order)
             ]
             assert held[0] == held[1] == held[2]
-        written = [leases._metrics.total("mm_items", "write", lane) for lane, leases in lanes.items()]  # type: ignore[attr-defined]
+        written = [leases._metrics.total("mm_items", "write", version) for version, leases in by_version.items()]  # type: ignore[attr-defined]
         assert sorted(written) == [0, 2]
-        for leases in lanes.values():
+        for leases in by_version.values():
             await leases.aclose()
 
     with serving_cache(endpoints, arena) as table:
@@ -233,9 +233,11 @@ async def hold(leases: MediaLeases, items: list[MediaItem]) -> None:
         pass
 
 
-def test_what_does_not_fit(model: Path, arena: Arena, endpoints: Endpoints, alloc_version: AllocVersion) -> None:
+def test_images_that_do_not_fit_are_refused(
+    model: Path, arena: Arena, endpoints: Endpoints, alloc_version: AllocVersion
+) -> None:
     async def scenario() -> None:
-        leases = leases_of(model, arena, endpoints, alloc_version, patience_s=0.05)
+        leases = leases_of(model, arena, endpoints, alloc_version, timeout_s=0.05)
         with pytest.raises(TooLarge):
             await hold(leases, [item(1, 2 * ARENA_NBYTES)])
         async with leases.hold("first", [item(2, ARENA_NBYTES // 2)]):
@@ -248,7 +250,7 @@ def test_what_does_not_fit(model: Path, arena: Arena, endpoints: Endpoints, allo
         asyncio.run(scenario())
 
 
-def test_a_cache_server_that_comes_back(
+def test_a_restarted_cache_server_serves_again(
     model: Path, arena: Arena, endpoints: Endpoints, alloc_version: AllocVersion
 ) -> None:
     async def scenario() -> None:
@@ -262,11 +264,13 @@ def test_a_cache_server_that_comes_back(
     asyncio.run(scenario())
 
 
-def test_without_a_cache_server(model: Path, arena: Arena, endpoints: Endpoints, alloc_version: AllocVersion) -> None:
+def test_requests_without_a_cache_server_are_unavailable(
+    model: Path, arena: Arena, endpoints: Endpoints, alloc_version: AllocVersion
+) -> None:
     client = connect(endpoints, "httpserver-0", batched=alloc_version == "v2", patience_s=0.05)
 
     async def scenario() -> None:
-        leases = leases_of(model, arena, endpoints, alloc_version, patience_s=0.05, client=client)
+        leases = leases_of(model, arena, endpoints, alloc_version, timeout_s=0.05, client=client)
         with pytest.raises(Unavailable):
             await hold(leases, [item(1)])
         await leases.aclose()

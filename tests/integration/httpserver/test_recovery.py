@@ -141,14 +141,14 @@ def test_a_request_stays_in_its_lane_whatever_the_share_becomes(share: float) ->
             lanes = worker.front.lanes
 
             async def behave(upstream: Upstream, request: GenerateRequest) -> None:
-                lanes.share.fraction = 1.0 - share
+                lanes.split.fraction = 1.0 - share
                 if request.attempt < 1:
                     upstream.reply(request, finish="media_lost")
                 else:
                     await say("seen")(upstream, request)
 
             worker.upstream.behave = behave
-            lanes.share.fraction = share
+            lanes.split.fraction = share
             await client.chat.completions.create(model="stub", messages=PICTURE)
             await worker.idle()
             taken, other = (worker.leases, worker.v1_leases) if share else (worker.v1_leases, worker.leases)

@@ -1,4 +1,4 @@
-"""One server, several worker processes: what an operator tells one of them, all follow."""
+"""The traffic split of one server with several worker processes: a value set through one applies to all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FRACTION = "concurrent_alloc_fraction"
 
 @contextmanager
 def worker(deployment: Deployment, index: int) -> Iterator[httpx2.Client]:
-    """A client of a worker process that is killed in the end, as the worst of ends."""
+    """A client of a worker process; the process is killed at the end."""
     file = Path(deployment.run_dir) / "deployment"
     codec: Codec[Deployment] = Codec(Deployment)
     file.write_bytes(codec.encode(deployment))
@@ -39,7 +39,7 @@ def share_at(client: httpx2.Client) -> float:
     return float(client.get("/admin/alloc").json()[FRACTION])
 
 
-def test_all_workers_follow_and_a_restarted_one_remembers(tmp_path: Path) -> None:
+def test_a_new_fraction_applies_to_all_workers_and_to_a_restarted_one(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="test-mmserve-") as run_dir, ExitStack() as stack:
         deployment = deployment_of(
             write_chat_model(tmp_path),

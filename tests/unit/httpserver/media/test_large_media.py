@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mmserve.httpserver.call import MediaItem
-from mmserve.httpserver.mm_cache import leases as media_lease
+from mmserve.httpserver.mm_cache import leases as leases_module
 from mmserve.ipc.arena import Arena
 from mmserve.messages.media import Handle
 from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES
@@ -65,14 +65,14 @@ def paths(tmp_path: Any, arena: Arena) -> BothAllocPaths:
 def test_all_threads_write_and_the_last_one_says_so(
     paths: BothAllocPaths, monkeypatch: pytest.MonkeyPatch, last: int
 ) -> None:
-    put, differs = AtOnce(media_lease.put, last), AtOnce(media_lease.differs, last)
-    monkeypatch.setattr(media_lease, "put", put)
-    monkeypatch.setattr(media_lease, "differs", differs)
+    write, differs = AtOnce(leases_module.write, last), AtOnce(leases_module.differs, last)
+    monkeypatch.setattr(leases_module, "write", write)
+    monkeypatch.setattr(leases_module, "differs", differs)
     leases, link, written_when_told = paths.paths["v2"].leases, paths.links["v2"], []
 
     def at_call(name: str) -> None:
         if name == "set_items_data":
-            written_when_told.append(len(put.threads))
+            written_when_told.append(len(write.threads))
 
     link.at_call = at_call
 
@@ -83,6 +83,6 @@ def test_all_threads_write_and_the_last_one_says_so(
                 assert [one.record for one in found] == [one.record for one in written]
 
     paths.run(scenario)
-    assert len(put.threads) == len(differs.threads) == THREADS
+    assert len(write.threads) == len(differs.threads) == THREADS
     assert written_when_told == [THREADS]
     assert paths.samples.total("mm_hash_collisions", "v2") == 0

@@ -44,7 +44,7 @@ def test_names_literals_and_what_does_not_exist() -> None:
 def test_silent_name_servers_hold_up_no_literal_and_no_more_than_their_threads() -> None:
     async def test() -> None:
         names = SlowNames()
-        resolver = Resolver(names, max_lookups=2, turn_s=0.05)
+        resolver = Resolver(names, max_lookups=2, thread_timeout_s=0.05)
         slow = [asyncio.create_task(resolver.addresses(f"{index}.slow", 80)) for index in range(2)]
         await asyncio.sleep(0)
         slow[0].cancel()  # who asked has gone; the look-up has not
@@ -62,7 +62,7 @@ def test_silent_name_servers_hold_up_no_literal_and_no_more_than_their_threads()
 def test_a_fetch_that_finds_no_room_is_not_the_clients_fault() -> None:
     async def test() -> None:
         names = SlowNames()
-        resolver = Resolver(names, max_lookups=1, turn_s=0.05)
+        resolver = Resolver(names, max_lookups=1, thread_timeout_s=0.05)
         fetcher = Fetcher(AddressPolicy(), timeout_s=20, resolver=resolver)
         slow = asyncio.create_task(fetcher.get("http://a.slow/", RequestByteLimit(100)))
         await asyncio.sleep(0.05)

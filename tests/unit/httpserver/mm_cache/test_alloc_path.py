@@ -1,4 +1,4 @@
-"""Which lane a request takes, and who follows when that changes."""
+"""The choice between the allocation paths, and the traffic split that all workers share."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ NOTHING: Any = None
 
 
 @pytest.fixture
-def share(tmp_path: Path) -> Iterator[TrafficSplit]:
-    with closing(TrafficSplit(tmp_path / "share", 1.0)) as share:
-        yield share
+def split(tmp_path: Path) -> Iterator[TrafficSplit]:
+    with closing(TrafficSplit(tmp_path / "share", 1.0)) as split:
+        yield split
 
 
-class Counted:
-    """How many requests took each lane."""
+class ChoiceCounter:
+    """Counts how many requests use v2."""
 
-    def __init__(self, share: TrafficSplit, **options: Any) -> None:
+    def __init__(self, split: TrafficSplit, **options: Any) -> None:
         v1, self._v2 = AllocPath(NOTHING, "v1"), AllocPath(NOTHING, "v2")  # type: ignore[arg-type]
-        self._lanes = AllocPaths(v1, self._v2, share, **options)
+        self._paths = AllocPaths(v1, self._v2, split, **options)
 
-    def v2_of(self, requests: int) -> int:
-        return sum(self._lanes.choose() is self._v2 for _ in range(requests))
+    def num_v2(self, requests: int) -> int:
+        return sum(self._paths.choose() is self._v2 for _ in range(requests))
 
 
-def test_none_and_all_are_exact(share: TrafficSplit) -> None:
-    counted = Counted(share)
+def test_fractions_0_and_1_are_exact(split: TrafficSplit) -> None:
+    counter = ChoiceCounter(split)
     for fraction, expected in ((0.0, 0), (1.0, 500), (0.0, 0)):
-        share.fraction = fraction
-        assert counted.v2_of(500) == expected
-    smallest = Counted(share, draw=lambda: 0.0)
-    assert smallest.v2_of(1) == 0
-    share.fraction = 1.0
-    largest = Counted(share, draw=lambda: 1.0 - 2**-53)
-    assert largest.v2_of(1) == 1
+        split.fraction = fraction
+        assert counter.num_v2(500) == expected
+    smallest = ChoiceCounter(split, draw=lambda: 0.0)
+    assert smallest.num_v2(1) == 0
+    split.fraction = 1.0
+    largest = ChoiceCounter(split, draw=lambda: 1.0 - 2**-53)
+    assert largest.num_v2(1) == 1
 
 
-def test_a_share_is_about_that_share(share: TrafficSplit) -> None:
-    share.fraction = 0.3
-    assert 2700 < Counted(share, draw=random.Random(1).random).v2_of(10_000) < 3300
+def test_about_the_given_fraction_of_requests_uses_v2(split: TrafficSplit) -> None:
+    split.fraction = 0.3
+    assert 2700 < ChoiceCounter(split, draw=random.Random(1).random).num_v2(10_000) < 3300
 
 
-def test_what_one_sets_all_read(tmp_path: Path) -> None:
+def test_a_fraction_set_by_one_worker_is_read_by_all(tmp_path: Path) -> None:
     path = tmp_path / "share"
     with closing(TrafficSplit(path, 0.25)) as one, closing(TrafficSplit(path, 1.0)) as other:
         assert one.fraction == other.fraction == 0.25
@@ -62,16 +62,16 @@ def test_what_one_sets_all_read(tmp_path: Path) -> None:
     assert [found.name for found in tmp_path.iterdir()] == ["share"]
 
 
-def test_many_begin_at_once_and_agree(tmp_path: Path) -> None:
-    """Whoever comes first names the file; none sees it half made."""
+def test_workers_that_start_at_once_agree_on_one_fraction(tmp_path: Path) -> None:
+    """The first worker creates the file; no worker sees it incomplete."""
     barrier, found = threading.Barrier(8), []
 
-    def begin(initial: float) -> None:
+    def start(initial: float) -> None:
         barrier.wait()
-        with closing(TrafficSplit(tmp_path / "share", initial)) as share:
-            found.append(share.fraction)
+        with closing(TrafficSplit(tmp_path / "share", initial)) as split:
+            found.append(split.fraction)
 
-    threads = [threading.Thread(target=begin, args=(number / 8,)) for number in range(1, 9)]
+    threads = [threading.Thread(target=start, args=(number / 8,)) for number in range(1, 9)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Cancelled at any await, in both paths at once: nothing stays held, and the next request works."""
+"""Requests of both allocation paths, cancelled at any await: no lease remains, and the next request works."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ PICTURES = tuple(png(seed, width=20 + 10 * seed, height=30) for seed in range(3)
 REFS = tuple(MediaRef(f"data:;base64,{pybase64.b64encode_as_string(data)}", "part") for data in PICTURES)
 ROWS_NBYTES = 4 * 8 * 4
 MOST_AWAITS = 20
-"""More than most requests come to."""
+"""More awaits than most requests have."""
 
 
-class Planned(NamedTuple):
-    """One request: its path, its pictures, and at which of its awaits it is cancelled, how often."""
+class RequestPlan(NamedTuple):
+    """One request: its allocation path, its pictures, the await at which it is cancelled, and how many times."""
 
     alloc_version: AllocVersion
     pictures: list[int]
@@ -41,8 +41,8 @@ class Planned(NamedTuple):
     times: int
 
 
-planned = st.builds(
-    Planned,
+request_plans = st.builds(
+    RequestPlan,
     st.sampled_from(ALLOC_VERSIONS),
     st.lists(st.integers(0, 2), min_size=1, max_size=4),
     st.integers(1, MOST_AWAITS),
@@ -57,15 +57,15 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
 
 @pytest.fixture(scope="module")
 def arena() -> Iterator[Arena]:
-    """Room for the two largest pictures, not for all three."""
-    room = sum(extent_nbytes(len(data)) + extent_nbytes(ROWS_NBYTES) for data in PICTURES[1:])
-    arena = Arena.create(room)
+    """Has room for the two largest pictures, not for all three."""
+    nbytes = sum(extent_nbytes(len(data)) + extent_nbytes(ROWS_NBYTES) for data in PICTURES[1:])
+    arena = Arena.create(nbytes)
     yield arena
     arena.close()
 
 
 async def request(paths: BothAllocPaths, alloc_version: AllocVersion, name: str, pictures: list[int]) -> None:
-    """As the request path does it: read, hold, look, let go."""
+    """Reads, leases, checks the stored bytes and releases, as the request path does."""
     path = paths.paths[alloc_version]
     items = await path.media.read([REFS[number] for number in pictures], "")
     async with path.leases.hold(name, items) as leased:
@@ -74,12 +74,12 @@ async def request(paths: BothAllocPaths, alloc_version: AllocVersion, name: str,
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(planned, min_size=1, max_size=4))
-@example([Planned("v1", [0, 1], at, 1) for at in range(1, MOST_AWAITS + 1)])
-@example([Planned("v2", [0, 1], at, 1) for at in range(1, MOST_AWAITS + 1)])
-@example([Planned(ALLOC_VERSIONS[at % 2], [at % 3, (at + 1) % 3], at, 2) for at in range(1, MOST_AWAITS + 1)])
-def test_however_cancelled_nothing_stays_held(deployment: Deployment, arena: Arena, plans: list[Planned]) -> None:
-    paths = BothAllocPaths(deployment, arena, patience_s=0.05)
+@given(st.lists(request_plans, min_size=1, max_size=4))
+@example([RequestPlan("v1", [0, 1], at, 1) for at in range(1, MOST_AWAITS + 1)])
+@example([RequestPlan("v2", [0, 1], at, 1) for at in range(1, MOST_AWAITS + 1)])
+@example([RequestPlan(ALLOC_VERSIONS[at % 2], [at % 3, (at + 1) % 3], at, 2) for at in range(1, MOST_AWAITS + 1)])
+def test_cancelled_requests_leave_no_lease(deployment: Deployment, arena: Arena, plans: list[RequestPlan]) -> None:
+    paths = BothAllocPaths(deployment, arena, timeout_s=0.05)
 
     async def scenario() -> None:
         tasks = [
@@ -105,7 +105,9 @@ def test_however_cancelled_nothing_stays_held(deployment: Deployment, arena: Are
 
 @pytest.mark.parametrize("alloc_version", ALLOC_VERSIONS)
 @pytest.mark.parametrize("times", [1, 3])
-def test_at_every_single_await(deployment: Deployment, arena: Arena, alloc_version: AllocVersion, times: int) -> None:
+def test_a_cancellation_at_each_await_leaves_no_lease(
+    deployment: Deployment, arena: Arena, alloc_version: AllocVersion, times: int
+) -> None:
     paths = BothAllocPaths(deployment, arena)
 
     async def scenario() -> None:
@@ -126,11 +128,11 @@ def test_at_every_single_await(deployment: Deployment, arena: Arena, alloc_versi
 @pytest.mark.parametrize("alloc_version", ALLOC_VERSIONS)
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("waits_for", ["bytes", "space"])
-def test_a_client_that_leaves_waits_no_more(
+def test_a_cancelled_request_stops_waiting(
     deployment: Deployment, arena: Arena, alloc_version: AllocVersion, times: int, waits_for: str
 ) -> None:
-    """Neither in its worker nor in the server's queue, although what it waited for has not come."""
-    paths = BothAllocPaths(deployment, arena, patience_s=1000.0)
+    """Neither its worker nor the server's queue keeps it, although the bytes or the space never came."""
+    paths = BothAllocPaths(deployment, arena, timeout_s=1000.0)
     other, _ = in_process_client(paths.table, "v2")
 
     async def scenario() -> None:
@@ -138,7 +140,7 @@ def test_a_client_that_leaves_waits_no_more(
         sizes = (len(item.data), ROWS_NBYTES) if waits_for == "bytes" else (arena.nbytes - 2 * extent_nbytes(200), 200)
         (record,) = other.alloc("other", [AllocItem(item.key, 4, *sizes)], wait_s=0)
         task = asyncio.create_task(request(paths, alloc_version, "r", [1]))
-        while not paths.has_waited(alloc_version):  # noqa: ASYNC110 - the table announces it to nobody
+        while not paths.has_waited(alloc_version):  # noqa: ASYNC110 - the table has no event for this
             await asyncio.sleep(0.001)
         for _ in range(times):
             task.cancel()
@@ -157,24 +159,24 @@ def test_a_client_that_leaves_waits_no_more(
 
 
 @pytest.mark.parametrize(("alloc_version", "late"), [("v2", "alloc"), ("v1", "alloc"), ("v1", "await_alloc")])
-def test_a_wait_for_space_that_begins_after_its_release_ends_too(
+def test_a_wait_for_space_that_starts_after_its_release_ends_too(
     deployment: Deployment, arena: Arena, monkeypatch: pytest.MonkeyPatch, alloc_version: AllocVersion, late: str
 ) -> None:
-    """The release of a cancelled request overtakes the call that it shall end, and finds nothing to end."""
-    paths = BothAllocPaths(deployment, arena, patience_s=1000.0)
+    """The release of a cancelled request reaches the server before the alloc call that it must end."""
+    paths = BothAllocPaths(deployment, arena, timeout_s=1000.0)
     other, _ = in_process_client(paths.table, "v2")
     other.alloc("other", [AllocItem(b"all", 4, arena.nbytes - 2 * extent_nbytes(200), 200)], wait_s=0)
-    late_one_asks, release_answered = threading.Event(), threading.Event()
+    late_call_started, release_answered = threading.Event(), threading.Event()
     table_release = paths.table.release
 
     def release(lease: Lease) -> None:
         table_release(lease)
-        if late_one_asks.is_set():
+        if late_call_started.is_set():
             release_answered.set()
 
     def at_call(name: str) -> None:
         if name == late and threading.current_thread().name.startswith("lease-space"):
-            late_one_asks.set()
+            late_call_started.set()
             assert release_answered.wait(30)
 
     monkeypatch.setattr(paths.table, "release", release)
@@ -182,11 +184,11 @@ def test_a_wait_for_space_that_begins_after_its_release_ends_too(
 
     async def scenario() -> None:
         task = asyncio.create_task(request(paths, alloc_version, "r", [1]))
-        assert await asyncio.to_thread(late_one_asks.wait, 30)
+        assert await asyncio.to_thread(late_call_started.wait, 30)
         task.cancel()
         try:
             await asyncio.wait([task], timeout=30)
-            assert task.cancelled(), "it waits for space that nobody wants any more"
+            assert task.cancelled(), "it still waits for space after its cancellation"
         finally:
             other.release("other")
             await asyncio.wait([task])

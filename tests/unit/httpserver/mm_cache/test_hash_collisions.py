@@ -1,4 +1,4 @@
-"""Different images under one content key: both requests get their own, as long as the bytes tell them apart."""
+"""Different images with one content key: each request gets its own image, as long as the bytes can be compared."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mmserve.ipc.arena import Arena
 from tests.fakes.alloc_paths import ALLOC_VERSIONS, BothAllocPaths
 from tests.fakes.chat_models import deployment_of, write_chat_model
 
-BAD_KEY = b"the same for all"
+SAME_KEY = b"the same for all"
 
 
 def item(number: int, nbytes: int = 3000) -> MediaItem:
-    """As a hash that is a constant would have it."""
-    return MediaItem(bytes([number]) * nbytes, 40, 30, BAD_KEY, f"part{number}")
+    """An image whose content key is the same as every other image's."""
+    return MediaItem(bytes([number]) * nbytes, 40, 30, SAME_KEY, f"part{number}")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def alloc_version(request: pytest.FixtureRequest) -> Any:
 async def hold(
     paths: BothAllocPaths, alloc_version: AllocVersion, name: str, items: list[MediaItem]
 ) -> list[LeasedItem]:
-    """Check that what is held is what was asked for."""
+    """Lease, and check that the leased bytes are those of ``items``."""
     async with paths.paths[alloc_version].leases.hold(name, items) as leased:
         assert paths.bytes_held(leased) == [item.data for item in items]
         return leased
@@ -53,7 +53,7 @@ def collisions(paths: BothAllocPaths, alloc_version: AllocVersion) -> float:
     return paths.samples.total("mm_hash_collisions", alloc_version)
 
 
-def test_one_request_after_another(paths: BothAllocPaths, alloc_version: AllocVersion) -> None:
+def test_requests_one_after_another(paths: BothAllocPaths, alloc_version: AllocVersion) -> None:
     async def scenario() -> None:
         (first,) = await hold(paths, alloc_version, "a", [item(1)])
         (second,) = await hold(paths, alloc_version, "b", [item(2)])
@@ -68,7 +68,7 @@ def test_one_request_after_another(paths: BothAllocPaths, alloc_version: AllocVe
     paths.run(scenario)
 
 
-def test_within_one_request(paths: BothAllocPaths, alloc_version: AllocVersion) -> None:
+def test_images_of_one_request(paths: BothAllocPaths, alloc_version: AllocVersion) -> None:
     async def scenario() -> None:
         numbers = (1, 2, 1, 3, 2)
         leased = await hold(paths, alloc_version, "a", [item(number) for number in numbers])
@@ -82,10 +82,10 @@ def test_within_one_request(paths: BothAllocPaths, alloc_version: AllocVersion) 
 
 
 @pytest.mark.parametrize("other", ALLOC_VERSIONS)
-def test_one_that_waited_for_the_others_bytes(
+def test_a_request_that_waited_for_the_bytes_of_another(
     paths: BothAllocPaths, alloc_version: AllocVersion, other: AllocVersion
 ) -> None:
-    """Compared when they have come."""
+    """The bytes are compared when they have been written."""
     has_waited, writes = threading.Event(), threading.Event()
 
     def at_call(name: str) -> None:
@@ -108,7 +108,9 @@ def test_one_that_waited_for_the_others_bytes(
     paths.run(scenario)
 
 
-def test_bytes_that_are_encoded_and_gone_cannot_be_compared(paths: BothAllocPaths, alloc_version: AllocVersion) -> None:
+def test_bytes_that_were_evicted_after_encoding_are_not_compared(
+    paths: BothAllocPaths, alloc_version: AllocVersion
+) -> None:
     async def scenario() -> None:
         (first,) = await hold(paths, alloc_version, "a", [item(1)])
         paths.table.get_embed("visual", [first.record.item_id])

@@ -9,7 +9,7 @@ import pytest
 
 from mmserve.config.deployment import Deployment
 from mmserve.httpserver.call import AllocVersion, MediaItem
-from mmserve.httpserver.mm_cache.calls import _WAITING_THREADS
+from mmserve.httpserver.mm_cache.calls import _MAX_WAITING_CALLS
 from mmserve.httpserver.mm_cache.leases import MediaLeases
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
@@ -36,8 +36,8 @@ def arena() -> Iterator[Arena]:
     arena.close()
 
 
-class AdmissionControl:
-    """Stops one call of one request in its thread. Make it on the event loop."""
+class CallGate:
+    """Stops one call of one request in its thread until ``open``. Construct it on the event loop."""
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()
@@ -53,10 +53,10 @@ class AdmissionControl:
 
 
 class Worker:
-    """Leases over a fake cache."""
+    """MediaLeases with a fake cache."""
 
     def __init__(
-        self, deployment: Deployment, arena: Arena, alloc_version: AllocVersion = "v2", patience_s: float = 10.0
+        self, deployment: Deployment, arena: Arena, alloc_version: AllocVersion = "v2", timeout_s: float = 10.0
     ) -> None:
         self.arena = arena
         self.cache = FakeMediaCache()
@@ -69,13 +69,13 @@ class Worker:
             self.samples,  # type: ignore[arg-type]
             alloc_version,
             client=self.cache,  # type: ignore[arg-type]
-            patience_s=patience_s,
+            timeout_s=timeout_s,
         )
-        self._gates: dict[tuple[str, str], AdmissionControl] = {}
+        self._gates: dict[tuple[str, str], CallGate] = {}
         self.cache.at_call = self._at_call
 
-    def gate(self, call: str, request_id: str) -> AdmissionControl:
-        self._gates[call, request_id] = AdmissionControl()
+    def gate(self, call: str, request_id: str) -> CallGate:
+        self._gates[call, request_id] = CallGate()
         return self._gates[call, request_id]
 
     def _at_call(self, call: str, request_id: str) -> None:
@@ -83,13 +83,13 @@ class Worker:
             gate.stop_here()
 
     def run(self, scenario: Callable[[], Awaitable[Any]]) -> Any:
-        async def all_of_it() -> Any:
+        async def run_and_close() -> Any:
             try:
                 return await scenario()
             finally:
                 await self.leases.aclose()
 
-        return asyncio.run(all_of_it())
+        return asyncio.run(run_and_close())
 
 
 @pytest.fixture(params=["v2", "v1"])
@@ -115,7 +115,7 @@ def test_new_images_are_written_once_and_released_once(worker: Worker) -> None:
     assert worker.cache.names("r").count("set_items_data") == 1
 
 
-def test_metrics_tell_states_and_stages(worker: Worker) -> None:
+def test_metrics_count_states_and_stages(worker: Worker) -> None:
     worker.cache.hits.add(item(9).key)
 
     async def scenario() -> None:
@@ -134,7 +134,7 @@ def test_metrics_tell_states_and_stages(worker: Worker) -> None:
     ]
 
 
-def test_each_image_is_copied_once_and_counted_so(worker: Worker) -> None:
+def test_each_image_is_copied_and_counted_once(worker: Worker) -> None:
     worker.cache.hits.add(item(9).key)
 
     async def scenario() -> None:
@@ -157,7 +157,7 @@ def test_hits_write_nothing(worker: Worker) -> None:
     assert worker.cache.names("r") == ["alloc", "release"]
 
 
-def test_no_images_no_calls(worker: Worker) -> None:
+def test_a_request_without_images_makes_no_calls(worker: Worker) -> None:
     async def scenario() -> None:
         async with worker.leases.hold("r", []) as leased:
             assert leased == []
@@ -187,7 +187,7 @@ async def hold_once(worker: Worker, request_id: str, items: list[MediaItem]) -> 
         return [one.record.state for one in leased]
 
 
-def test_who_waits_takes_over_when_the_writer_ends(worker: Worker) -> None:
+def test_a_waiting_request_writes_when_the_writer_ends(worker: Worker) -> None:
     async def scenario() -> None:
         written, waits = worker.gate("set_items_data", "first"), worker.gate("get_items_data", "second")
         first = asyncio.create_task(hold_once(worker, "first", [item(1)]))
@@ -205,12 +205,12 @@ def test_who_waits_takes_over_when_the_writer_ends(worker: Worker) -> None:
     assert worker.cache.names("second").count("set_items_data") == 2
 
 
-def test_waiting_is_bounded(model: Path, arena: Arena) -> None:
-    worker = Worker(deployment_of(model), arena, patience_s=0.05)
+def test_the_wait_for_leases_has_a_timeout(model: Path, arena: Arena) -> None:
+    worker = Worker(deployment_of(model), arena, timeout_s=0.05)
     worker.cache.items = {}
 
     async def scenario() -> None:
-        worker.cache.alloc("another", worker.leases._wanted([item(1)]), wait_s=0)
+        worker.cache.alloc("another", worker.leases._alloc_items([item(1)]), wait_s=0)
         with pytest.raises(Unavailable, match="in time") as caught:
             await hold_once(worker, "r", [item(1)])
         assert caught.value.retry_after_s is not None
@@ -220,18 +220,18 @@ def test_waiting_is_bounded(model: Path, arena: Arena) -> None:
     assert worker.cache.names("r")[-1] == "release"
 
 
-def test_one_more_than_may_wait_for_bytes_is_told_to_try_again(worker: Worker) -> None:
-    """Its time is up while it waits for a thread to wait in, before the cache server is asked."""
+def test_a_request_beyond_the_waiting_threads_is_told_to_try_again(worker: Worker) -> None:
+    """It times out while it waits for a thread, before the cache server is called."""
 
     async def scenario() -> None:
-        (record,) = worker.cache.alloc("another", worker.leases._wanted([item(1)]), wait_s=0)
-        gates = [worker.gate("get_items_data", f"r{number}") for number in range(_WAITING_THREADS)]
+        (record,) = worker.cache.alloc("another", worker.leases._alloc_items([item(1)]), wait_s=0)
+        gates = [worker.gate("get_items_data", f"r{number}") for number in range(_MAX_WAITING_CALLS)]
 
-        def wait(name: str, patience_s: float) -> Coroutine[Any, Any, Sequence[ItemState]]:
-            return worker.leases._cache.await_others(name, (record.item_id,), time.monotonic() + patience_s)
+        def wait(name: str, timeout_s: float) -> Coroutine[Any, Any, Sequence[ItemState]]:
+            return worker.leases._cache.wait_for_data(name, (record.item_id,), time.monotonic() + timeout_s)
 
         async with asyncio.TaskGroup() as group:
-            waiting = [group.create_task(wait(f"r{number}", 30.0)) for number in range(_WAITING_THREADS)]
+            waiting = [group.create_task(wait(f"r{number}", 30.0)) for number in range(_MAX_WAITING_CALLS)]
             for gate in gates:
                 await gate.reached.wait()
             with pytest.raises(Unavailable, match="in time") as caught:
@@ -247,7 +247,7 @@ def test_one_more_than_may_wait_for_bytes_is_told_to_try_again(worker: Worker) -
     assert worker.cache.names("one more") == []
 
 
-def test_full_then_space(worker: Worker) -> None:
+def test_space_that_becomes_free_is_used(worker: Worker) -> None:
     async def scenario() -> None:
         worker.cache.capacity_nbytes = 1000
         async with asyncio.TaskGroup() as group, worker.leases.hold("first", [item(1, 600)]):
@@ -262,8 +262,8 @@ def test_full_then_space(worker: Worker) -> None:
     assert worker.cache.names("second").count("release") == 1
 
 
-def test_refusals(model: Path, arena: Arena) -> None:
-    worker = Worker(deployment_of(model), arena, patience_s=0.05)
+def test_requests_that_never_fit_and_that_time_out_are_refused(model: Path, arena: Arena) -> None:
+    worker = Worker(deployment_of(model), arena, timeout_s=0.05)
 
     async def scenario() -> None:
         worker.cache.capacity_nbytes = 1000
@@ -279,9 +279,9 @@ def test_refusals(model: Path, arena: Arena) -> None:
         assert worker.cache.names(request_id).count("release") == 1
 
 
-def test_a_cache_that_forgot_everything_is_asked_again(worker: Worker) -> None:
+def test_a_restarted_cache_is_asked_again(worker: Worker) -> None:
     async def scenario() -> None:
-        worker.cache.alloc("another", worker.leases._wanted([item(1)]), wait_s=0)
+        worker.cache.alloc("another", worker.leases._alloc_items([item(1)]), wait_s=0)
         waits = worker.gate("get_items_data", "r")
         held = asyncio.create_task(hold_once(worker, "r", [item(1)]))
         await waits.reached.wait()
@@ -294,7 +294,7 @@ def test_a_cache_that_forgot_everything_is_asked_again(worker: Worker) -> None:
     assert worker.cache.names("r").count("release") == 1
 
 
-def test_an_image_of_impossible_shape_is_named(worker: Worker) -> None:
+def test_an_image_of_impossible_shape_is_named_in_the_error(worker: Worker) -> None:
     async def scenario() -> None:
         strip = MediaItem(b"x", 60_000_000, 1, b"k" * 16, "messages[0]")
         with pytest.raises(MediaError) as caught:
@@ -305,7 +305,7 @@ def test_an_image_of_impossible_shape_is_named(worker: Worker) -> None:
     assert [name for name, of in worker.cache.calls if of] == []
 
 
-def test_a_release_that_finds_no_server_is_no_error(worker: Worker) -> None:
+def test_a_release_without_a_server_is_no_error(worker: Worker) -> None:
     def at_call(name: str, request_id: str) -> None:
         if name in ("release", "unregister"):
             raise Unavailable("gone")
