@@ -1,10 +1,11 @@
-"""What planning a step costs: the scheduler alone, with 256 sequences running and ever more waiting.
+"""Cost of planning a step and applying its result: the scheduler alone, 256 sequences running, 10 to 10,000 waiting.
 
     python -m benchmarks.scheduler [--json FILE]
 
-Two cases: all slots taken with memory to spare, and slots free but no memory for those who wait ("full"), where
-sequences come and go and each end makes the scheduler look at the queue again. CPU time of this thread; of each step,
-which is the same in every repeat, the least counts, so that other work on the machine counts as little as possible.
+Two cases. "ample": all slots taken, KV blocks to spare. "full": slots free, but no KV blocks for waiting sequences;
+sequences end during the measurement, and after each end the scheduler looks at the queue again. Measured is the CPU
+time of this thread. Every repeat plans the same steps; the least time of each step counts, to exclude other work on the
+machine.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ STEPS = 300
 REPEATS = 5
 PROMPT_TOKENS = 64
 BLOCK_TOKENS = 16
-_BLOCKS_OF_A_SEQUENCE = 16
-"""Fewer than its answer needs: a full cache holds not all of them."""
+_BLOCKS_PER_SEQUENCE = 16
+"""Fewer than a sequence needs in the end, so a full cache cannot hold all answers."""
 
 
 def main() -> None:
-    """Print the table."""
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="also write the rows here")
     arguments = parser.parse_args()
@@ -59,8 +60,8 @@ def _measure(num_waiting: int, *, full: bool) -> Row:
 
 
 def _loaded(num_waiting: int, *, full: bool) -> tuple[Scheduler, int]:
-    """A scheduler whose slots are taken, and the bytes that those who wait take."""
-    num_blocks = RUNNING * _BLOCKS_OF_A_SEQUENCE
+    """A scheduler with RUNNING sequences started, and the bytes of memory that the waiting ones take."""
+    num_blocks = RUNNING * _BLOCKS_PER_SEQUENCE
     config = SchedulerConfig(max_num_seqs=RUNNING, max_num_batched_tokens=20_000, max_model_len=4096)
     scheduler = Scheduler(
         config,
@@ -70,9 +71,9 @@ def _loaded(num_waiting: int, *, full: bool) -> tuple[Scheduler, int]:
         record=lambda name, value: None,
     )
     for index in range(RUNNING):
-        # Of a full cache some end during the measurement, so that others may enter.
+        # With a full cache some end during the measurement, so that others start.
         scheduler.receive(_request(f"running-{index}", max_tokens=60 + index if full else 100_000))
-    for _ in range(36):  # eight enter in each
+    for _ in range(36):  # at most eight start in each
         _step(scheduler)
     waiting = [_request(f"waiting-{index}", max_tokens=200) for index in range(num_waiting)]
     gc.collect()
@@ -85,7 +86,7 @@ def _loaded(num_waiting: int, *, full: bool) -> tuple[Scheduler, int]:
 
 
 def _step(scheduler: Scheduler) -> float:
-    """Seconds of planning one step and taking in its result."""
+    """Seconds of CPU time to plan one step, apply its result and take the replies."""
     started_s = time.thread_time()
     plan = scheduler.schedule()
     planned_s = time.thread_time() - started_s
@@ -102,7 +103,7 @@ def _tokens(plan: StepPlan) -> tuple[tuple[int, int], ...]:
 
 
 def _request(request_id: str, max_tokens: int) -> GenerateRequest:
-    """A prompt of its own: nothing of it is in the prefix cache."""
+    """A request with a prompt of its own: no part of it is in the prefix cache."""
     first = abs(hash(request_id)) % 30_000
     return GenerateRequest(
         id=request_id,

@@ -63,7 +63,7 @@ class _Engine:
                 stack.callback(inbox.close)
                 reading = asyncio.create_task(self._read(inbox))
                 stack.callback(reading.cancel)
-            process.ready({"kv_blocks": process.deployment.kv_blocks or 1})
+            process.ready({"kv_tokens": process.deployment.kv_tokens or 1})
             await ended.wait()
 
     async def _read(self, inbox: AsyncReceiver[EngineInbound]) -> None:

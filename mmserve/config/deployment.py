@@ -1,7 +1,7 @@
 """One server start as every process sees it: the user's Config plus all that was decided before processes start.
 
-Made once by the supervisor, frozen, handed to each child. What only a child can find out (KV blocks on a GPU)
-comes back in its ready message instead.
+Made once by the supervisor, frozen, handed to each child. What only a child can find out (KV blocks) comes back in its
+ready message instead.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     cpu_threads: int = 1
     """On a CPU, of all ranks together."""
     max_model_len: int
-    kv_blocks: int | None
-    """KV blocks of each rank; None: the rank measures its GPU and says so when ready."""
+    kv_tokens: int | None
+    """Tokens in the KV cache of each rank, which rounds down to whole blocks. None: the rank measures its GPU."""
     arena_nbytes: int
     run_dir: str
     hash_seed: int

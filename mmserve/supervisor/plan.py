@@ -14,7 +14,7 @@ from typing import Literal
 from mmserve.checkpoint.load import check_tp, weight_files
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
-from mmserve.config.deployment import DTYPE_BYTES, KV_BLOCK_TOKENS, Deployment
+from mmserve.config.deployment import DTYPE_BYTES, Deployment
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.machine import Machine
@@ -24,6 +24,8 @@ _TEXT_ARENA_NBYTES = 1 << 20
 _DEFAULT_KV_NBYTES = GIB
 _DEFAULT_KV_SHARE = 4
 """Without --kv-cache-gb the ranks together take at most this part (a quarter) of the free memory."""
+_SPARE_KV_TOKENS = 31
+"""Beyond one context: the rank's rounding to whole blocks must not leave less than the context."""
 _SMALLEST_IMAGE_NBYTES = 64 << 10
 
 
@@ -34,7 +36,7 @@ def make(config: Config, model: ModelSpec, machine: Machine, *, run_dir: str, ur
     dtype = _dtype(config, device, machine)
     max_model_len = _context(config, model)
     element_nbytes = DTYPE_BYTES[dtype]
-    block_nbytes = kv_block_nbytes(model, config.tp, element_nbytes)
+    token_nbytes = kv_token_nbytes(model, config.tp, element_nbytes)
     deployment = Deployment(
         config=config,
         model=model,
@@ -43,14 +45,14 @@ def make(config: Config, model: ModelSpec, machine: Machine, *, run_dir: str, ur
         dtype=dtype,
         cpu_threads=config.cpu_threads or machine.num_cores,
         max_model_len=max_model_len,
-        kv_blocks=_kv_blocks(config, device, max_model_len, block_nbytes, machine),
+        kv_tokens=_kv_tokens(config, device, max_model_len, token_nbytes, machine),
         arena_nbytes=_arena_nbytes(config, model, element_nbytes),
         run_dir=run_dir,
         hash_seed=secrets.randbits(63),
         url=url,
         version=metadata.version("mmserve"),
     )
-    _check_memory(deployment, block_nbytes, machine)
+    _check_memory(deployment, token_nbytes, machine)
     return deployment
 
 
@@ -59,10 +61,10 @@ def _base_name(model: str) -> str:
     return PurePath(os.path.abspath(model)).name  # noqa: PTH100 - no link is to be followed
 
 
-def kv_block_nbytes(model: ModelSpec, tp: int, element_nbytes: int) -> int:
-    """Bytes of one KV block on one rank: keys and values of KV_BLOCK_TOKENS tokens in every layer."""
+def kv_token_nbytes(model: ModelSpec, tp: int, element_nbytes: int) -> int:
+    """Bytes of one token in the KV cache of one rank: its key and value in every layer."""
     text = model.text
-    return 2 * text.num_layers * (text.num_kv_heads // tp) * text.head_dim * KV_BLOCK_TOKENS * element_nbytes
+    return 2 * text.num_layers * (text.num_kv_heads // tp) * text.head_dim * element_nbytes
 
 
 def _device(config: Config, machine: Machine) -> Literal["cpu", "cuda"]:
@@ -100,20 +102,20 @@ def _context(config: Config, model: ModelSpec) -> int:
     return length
 
 
-def _kv_blocks(config: Config, device: str, max_model_len: int, block_nbytes: int, machine: Machine) -> int | None:
-    one_context = -(-max_model_len // KV_BLOCK_TOKENS) + 1
+def _kv_tokens(config: Config, device: str, max_model_len: int, token_nbytes: int, machine: Machine) -> int | None:
+    one_context = max_model_len + _SPARE_KV_TOKENS
     if config.kv_cache_gb is not None:
-        blocks = int(config.kv_cache_gb * GIB) // block_nbytes
-        if blocks < one_context:
+        num_tokens = int(config.kv_cache_gb * GIB) // token_nbytes
+        if num_tokens < one_context:
             raise StartupError(
-                f"--kv-cache-gb {config.kv_cache_gb:g} holds {blocks * KV_BLOCK_TOKENS} tokens, less than one context "
-                f"of {max_model_len}: raise it to {one_context * block_nbytes / GIB:.2g} or more, "
+                f"--kv-cache-gb {config.kv_cache_gb:g} holds {num_tokens} tokens, less than one context "
+                f"of {max_model_len}: raise it to {one_context * token_nbytes / GIB:.2g} or more, "
                 "or lower --max-model-len"
             )
-        return blocks
+        return num_tokens
     if device == "cuda":
         return None
-    affordable = min(_DEFAULT_KV_NBYTES, machine.memory_bytes // _DEFAULT_KV_SHARE // config.tp) // block_nbytes
+    affordable = min(_DEFAULT_KV_NBYTES, machine.memory_bytes // _DEFAULT_KV_SHARE // config.tp) // token_nbytes
     return max(one_context, min(affordable, one_context * config.max_num_seqs))
 
 
@@ -131,11 +133,11 @@ def _arena_nbytes(config: Config, model: ModelSpec, element_nbytes: int) -> int:
     return nbytes
 
 
-def _check_memory(deployment: Deployment, block_nbytes: int, machine: Machine) -> None:
+def _check_memory(deployment: Deployment, token_nbytes: int, machine: Machine) -> None:
     weights = kv = 0
     if deployment.device == "cpu":
         weights = _weights_nbytes(deployment)
-        kv = (deployment.kv_blocks or 0) * block_nbytes * deployment.config.tp
+        kv = (deployment.kv_tokens or 0) * token_nbytes * deployment.config.tp
     # Huge pages were set aside before, and are not among what is free.
     arena = 0 if deployment.config.arena_huge_pages else deployment.arena_nbytes
     needed = weights + kv + arena

@@ -19,7 +19,7 @@ from mmserve.checkpoint.load import load
 from mmserve.checkpoint.locate import locate
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
-from mmserve.config.deployment import KV_BLOCK_TOKENS, Deployment
+from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import HUGE_PAGE_NBYTES, Arena, file_nbytes
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.runtime import log
@@ -150,15 +150,15 @@ def _start_table(children: list[Child], started_s: float) -> str:
 
 def _print_ready(deployment: Deployment, children: list[Child], took_s: float, health_url: str) -> None:
     reports = [child.ready for child in children if child.ready is not None]
-    # The router knows what it may use; it has asked the ranks.
-    counted = [blocks for report in reports if isinstance(blocks := report.details.get("kv_blocks"), int)]
-    blocks = min(counted, default=deployment.kv_blocks or 0)
+    # Only the ranks and the router know the size in whole blocks.
+    counted = [tokens for report in reports if isinstance(tokens := report.details.get("kv_tokens"), int)]
+    kv_tokens = min(counted, default=deployment.kv_tokens or 0)
     facts = {
         "": deployment.url,
         "model": deployment.served_name,
         "device": deployment.device,
         "dtype": deployment.dtype,
-        "KV cache": f"{blocks * KV_BLOCK_TOKENS} tokens",
+        "KV cache": f"{kv_tokens} tokens",
         "arena": f"{deployment.arena_nbytes / plan.GIB:.2f} GiB",
         "started in": f"{took_s:.1f} s",
         "health": f"{health_url}/health",

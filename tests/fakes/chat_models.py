@@ -132,7 +132,7 @@ def deployment_of(directory: Path, *, max_model_len: int = 4096, run_dir: str = 
         device="cpu",
         dtype="float32",
         max_model_len=max_model_len,
-        kv_blocks=64,
+        kv_tokens=64 * 16,
         arena_nbytes=1 << 20,
         run_dir=run_dir,
         hash_seed=12345,

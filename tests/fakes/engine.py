@@ -36,7 +36,7 @@ def deployment(directory: Path, **changes: Any) -> Deployment:
         "device": "cpu",
         "dtype": "float32",
         "max_model_len": 256,
-        "kv_blocks": 200,
+        "kv_tokens": 200 * KV_BLOCK_TOKENS,
         "arena_nbytes": 1 << 20,
         "run_dir": str(directory),
         "hash_seed": 1,

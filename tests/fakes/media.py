@@ -116,7 +116,7 @@ def fake_process(role: str, run_dir: Path, arena: Arena, model: ModelSpec, **con
         device="cpu",
         dtype="float32",
         max_model_len=512,
-        kv_blocks=8,
+        kv_tokens=8 * 16,
         arena_nbytes=arena.nbytes,
         run_dir=str(run_dir),
         hash_seed=1,

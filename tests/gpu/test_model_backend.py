@@ -100,7 +100,7 @@ def test_image_rows_and_spliced_tokens(tmp_path: Path, arena: Arena) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_with_a_measured_cache(tmp_path: Path, dtype: str) -> None:
-    runner = make_runner(make_llama(tmp_path), device="cuda", dtype=dtype, kv_blocks=None)
+    runner = make_runner(make_llama(tmp_path), device="cuda", dtype=dtype, kv_tokens=None)
     runner.warm_up()
     assert runner.num_blocks == 2 * 8 * 16, "as much as all slots can use, twice"
     driver = Driver(runner.step, chunk=20)

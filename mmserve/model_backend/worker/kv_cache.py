@@ -31,8 +31,9 @@ def allocate(deployment: Deployment, tp: TpGroup, like: torch.Tensor) -> torch.T
     """
     shape = block_shape(deployment, tp)
     num_layers = deployment.model.text.num_layers
-    num_blocks = deployment.kv_blocks
-    if num_blocks is None:
+    if deployment.kv_tokens is not None:
+        num_blocks = deployment.kv_tokens // KV_BLOCK_TOKENS
+    else:
         block_nbytes = num_layers * torch.Size(shape).numel() * like.element_size()
         num_blocks = _blocks_that_fit(deployment, tp, like.device, block_nbytes)
     per_sequence = -(-deployment.max_model_len // KV_BLOCK_TOKENS)
@@ -56,7 +57,7 @@ def copy_beginnings(kv: torch.Tensor, copies: Sequence[BlockCopy]) -> None:
 
 def _blocks_that_fit(deployment: Deployment, tp: TpGroup, device: torch.device, block_nbytes: int) -> int:
     """From the GPU's free memory, the smallest over ranks, but never more than twice what all slots can use."""
-    assert device.type == "cuda", "on a CPU the supervisor decides kv_blocks"
+    assert device.type == "cuda", "on a CPU the supervisor decides kv_tokens"
     useful = 2 * deployment.config.max_num_seqs * -(-deployment.max_model_len // KV_BLOCK_TOKENS)
     sharers = -(-tp.size // torch.cuda.device_count())
     torch.cuda.empty_cache()

@@ -56,7 +56,7 @@ def _deployment(run_dir: Path, *, overlap: bool) -> Deployment:
         device="cpu",
         dtype="float32",
         max_model_len=512,
-        kv_blocks=None,
+        kv_tokens=None,
         arena_nbytes=0,
         run_dir=str(run_dir),
         hash_seed=0,

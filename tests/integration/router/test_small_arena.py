@@ -73,7 +73,9 @@ class MediaFrontend:
 def test_a_thousand_images_through_an_arena_for_a_dozen(tmp_path: Path) -> None:
     arena = Arena.create(ROOM_FOR * (extent_nbytes(ROWS_NBYTES) + extent_nbytes(FILE_NBYTES)))
     frontend, metrics = MediaFrontend(arena), list[str]()
-    runner = make_runner(make_llava(tmp_path, text=KERNEL_SIZES), arena, max_model_len=64, kv_blocks=14)
+    runner = make_runner(
+        make_llava(tmp_path, text=KERNEL_SIZES), arena, max_model_len=64, kv_tokens=14 * KV_BLOCK_TOKENS
+    )
     config = SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=24, max_model_len=64)
     scheduler = Scheduler(
         config,

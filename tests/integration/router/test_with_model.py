@@ -69,7 +69,7 @@ def answers(directory: Path) -> dict[str, list[int]]:
 def test_tokens_are_those_of_the_model(
     directory: Path, num_blocks: int, chunk: int, preempts: bool, depth: int, answers: dict[str, list[int]]
 ) -> None:
-    runner = make_runner(directory, max_model_len=128, kv_blocks=num_blocks)
+    runner = make_runner(directory, max_model_len=128, kv_tokens=num_blocks * KV_BLOCK_TOKENS)
     metrics: list[str] = []
     scheduler = Scheduler(
         SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=chunk, max_model_len=128),

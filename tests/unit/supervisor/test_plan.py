@@ -105,10 +105,10 @@ def test_tp_must_divide_the_heads(model: ModelSpec) -> None:
 
 
 def test_kv_cache_gb_is_per_rank(model: ModelSpec) -> None:
-    one = _make(model, kv_cache_gb=2.0, dtype="float16").kv_blocks
-    two = _make(model, kv_cache_gb=2.0, dtype="float16", tp=2).kv_blocks
+    one = _make(model, kv_cache_gb=2.0, dtype="float16").kv_tokens
+    two = _make(model, kv_cache_gb=2.0, dtype="float16", tp=2).kv_tokens
     # 32 layers x keys and values x 8 heads x 128 x 2 bytes = 128 KiB a token.
-    assert one == 2 * GIB // (16 * 128 * 1024)
+    assert one == 2 * GIB // (128 * 1024)
     assert two == 2 * one
 
 
@@ -119,15 +119,25 @@ def test_a_kv_cache_smaller_than_a_context_is_refused(model: ModelSpec) -> None:
 
 
 def test_the_default_kv_cache_holds_a_context_and_no_more_than_all_sequences_need(model: ModelSpec) -> None:
-    assert _make(model, max_model_len=1024, max_num_seqs=1).kv_blocks == 1024 // 16 + 1
-    blocks = _make(model, XEON).kv_blocks
-    assert blocks is not None
-    assert blocks * plan.kv_block_nbytes(model, 1, 2) <= GIB
+    assert _make(model, max_model_len=1024, max_num_seqs=1).kv_tokens == 1024 + 31
+    tokens = _make(model, XEON).kv_tokens
+    assert tokens is not None
+    assert tokens * plan.kv_token_nbytes(model, 1, 2) <= GIB
+
+
+@pytest.mark.parametrize("block_tokens", [8, 16, 32])
+@pytest.mark.parametrize("max_model_len", [1000, 1023, 1024])
+def test_whole_blocks_of_the_default_kv_cache_hold_a_context(
+    max_model_len: int, block_tokens: int, model: ModelSpec
+) -> None:
+    tokens = _make(model, max_model_len=max_model_len, max_num_seqs=1).kv_tokens
+    assert tokens is not None
+    assert tokens // block_tokens * block_tokens >= max_model_len
 
 
 def test_on_a_gpu_the_rank_measures(model: ModelSpec) -> None:
-    assert _make(model, GPU).kv_blocks is None
-    assert _make(model, GPU, kv_cache_gb=2.0).kv_blocks is not None
+    assert _make(model, GPU).kv_tokens is None
+    assert _make(model, GPU, kv_cache_gb=2.0).kv_tokens is not None
 
 
 @pytest.mark.parametrize("options", [{"kv_cache_gb": 9999.0}, {"mm_cache_gb": 9999.0}])

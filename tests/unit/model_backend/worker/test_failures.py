@@ -218,7 +218,7 @@ def test_half_precision_computes(tmp_path: Path, dtype: str) -> None:
 
 def test_too_few_blocks_for_the_context(directory: Path) -> None:
     with pytest.raises(StartupError, match="--max-model-len"):
-        make_runner(directory, kv_blocks=3)
+        make_runner(directory, kv_tokens=3 * 16)
 
 
 def replace_seed(params: SamplingParams, seed: int) -> SamplingParams:
