@@ -29,15 +29,15 @@ from mmserve.runtime import log
 
 _SOURCES = (
     "kernels.cpp",
+    "aligned_memory.h",
     "attention.h",
     "decoder.h",
-    "group.h",
     "linear.h",
-    "pool.h",
-    "quantized.h",
-    "rounded.h",
-    "scratch.h",
+    "quantize_activations.h",
+    "quantized_linear.h",
+    "quantized_weights.h",
     "softmax.h",
+    "thread_pool.h",
     "tile.h",
 )
 _OPTIONS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-pthread")

@@ -1,4 +1,4 @@
-// What Python calls, on plain addresses. Knows no torch: all tensors are contiguous float32 unless said otherwise.
+// The functions that Python calls, on plain addresses. Tensors are contiguous float32 unless stated otherwise.
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -7,16 +7,16 @@
 #include "attention.h"
 #include "decoder.h"
 #include "linear.h"
-#include "quantized.h"
+#include "quantized_linear.h"
 #include "softmax.h"
 
 namespace {
 
-// at(i): eight numbers from i on.
-template <class At>
-float sum_of(int64_t size, const At& at) {
+// load(i) returns 8 numbers from i on.
+template <class Load>
+float sum_of(int64_t size, const Load& load) {
     tile::f32x8 sums{};
-    for (int64_t i = 0; i < size; i += 8) sums += at(i);
+    for (int64_t i = 0; i < size; i += 8) sums += load(i);
     float sum = 0.f;
     for (int i = 0; i < 8; ++i) sum += sums[i];
     return sum;
@@ -30,8 +30,9 @@ void mm_set_threads(int count) {
     pool::shared().set_threads(count);
 }
 
-void mm_leave(const int32_t* taken, int64_t count, int64_t among, int64_t least) {
-    pool::shared().leave(taken, count, among, least);
+// Use fewer threads while other processes compute: see pool::Pool::leave_cores.
+void mm_leave(const int32_t* busy_cores, int64_t count, int64_t share, int64_t min_threads) {
+    pool::shared().leave_cores(busy_cores, count, share, min_threads);
 }
 
 // weights: 0 float32, 1 bfloat16, 2 int8, 3 int4.
@@ -50,21 +51,23 @@ void mm_linear(const float* x, const void* panels, int weights, const float* bia
     }
 }
 
-// Rows `indices` of the matrix as floats, [rows, K]. weights: 0, 1 or 2, see mm_linear.
+// Rows `indices` of the matrix as floats: [rows, K]. weights: 0, 1 or 2, as in mm_linear.
 void mm_rows(const void* panels, int weights, const int64_t* indices, float* out, int64_t rows, int64_t K) {
-    pool::each_row(rows, K, [=](int64_t row) {
-        if (weights == 0) return linear::row(static_cast<const float*>(panels), indices[row], K, out + row * K);
-        if (weights == 1) return linear::row(static_cast<const uint16_t*>(panels), indices[row], K, out + row * K);
-        quantized::row(static_cast<const uint8_t*>(panels), indices[row], K, out + row * K);
+    pool::parallel_for_rows(rows, K, [=](int64_t row) {
+        if (weights == 0)
+            return linear::load_weight_row(static_cast<const float*>(panels), indices[row], K, out + row * K);
+        if (weights == 1)
+            return linear::load_weight_row(static_cast<const uint16_t*>(panels), indices[row], K, out + row * K);
+        quantized::load_weight_row(static_cast<const uint8_t*>(panels), indices[row], K, out + row * K);
     });
 }
 
 void mm_rms_norm(const float* x, const float* weight, float eps, float* out, int64_t rows, int64_t size) {
-    pool::each_row(rows, size, [=](int64_t row) {
+    pool::parallel_for_rows(rows, size, [=](int64_t row) {
         const float* from = x + row * size;
         const float squares = sum_of(size, [=](int64_t i) {
-            const tile::f32x8 some = tile::load<tile::f32x8>(from + i);
-            return some * some;
+            const tile::f32x8 values = tile::load<tile::f32x8>(from + i);
+            return values * values;
         });
         const float scale = 1.f / std::sqrt(squares / static_cast<float>(size) + eps);
         for (int64_t i = 0; i < size; ++i) out[row * size + i] = from[i] * scale * weight[i];
@@ -73,7 +76,7 @@ void mm_rms_norm(const float* x, const float* weight, float eps, float* out, int
 
 void mm_layer_norm(const float* x, const float* weight, const float* bias, float eps, float* out, int64_t rows,
                    int64_t size) {
-    pool::each_row(rows, size, [=](int64_t row) {
+    pool::parallel_for_rows(rows, size, [=](int64_t row) {
         const float* from = x + row * size;
         const float sum = sum_of(size, [=](int64_t i) { return tile::load<tile::f32x8>(from + i); });
         const float mean = sum / static_cast<float>(size);
@@ -86,10 +89,10 @@ void mm_layer_norm(const float* x, const float* weight, const float* bias, float
     });
 }
 
-// Rotates the first `heads` heads of each row in place; cos and sin: [rows, dim / 2].
+// Rotary embedding of the first `heads` heads of each row, in place. cos and sin: [rows, dim / 2].
 void mm_rotate(float* x, int64_t stride, const float* cos, const float* sin, int64_t rows, int64_t heads, int64_t dim) {
     const int64_t half = dim / 2;
-    pool::each_row(rows, heads * dim, [=](int64_t row) {
+    pool::parallel_for_rows(rows, heads * dim, [=](int64_t row) {
         const float *c = cos + row * half, *s = sin + row * half;
         for (int64_t head = 0; head < heads; ++head) {
             float *first = x + row * stride + head * dim, *second = first + half;
@@ -102,9 +105,9 @@ void mm_rotate(float* x, int64_t stride, const float* cos, const float* sin, int
     });
 }
 
-// [rows, 2 * size]: gate, then up -> silu(gate) * up [rows, size].
+// x [rows, 2 * size]: gate, then up. out = silu(gate) * up: [rows, size].
 void mm_silu_gate(const float* x, float* out, int64_t rows, int64_t size) {
-    pool::each_row(rows, 4 * size, [=](int64_t row) {
+    pool::parallel_for_rows(rows, 4 * size, [=](int64_t row) {
         const float *gate = x + row * 2 * size, *up = gate + size;
         for (int64_t i = 0; i < size; i += 8) {
             const tile::f32x8 g = tile::load<tile::f32x8>(gate + i);
@@ -113,33 +116,35 @@ void mm_silu_gate(const float* x, float* out, int64_t rows, int64_t size) {
     });
 }
 
-// x sigmoid(1.702 x) in place, [rows, size].
+// x = x * sigmoid(1.702 x), in place: [rows, size].
 void mm_quick_gelu(float* x, int64_t rows, int64_t size) {
-    pool::each_row(rows, 2 * size, [=](int64_t row) {
+    pool::parallel_for_rows(rows, 2 * size, [=](int64_t row) {
         for (float *at = x + row * size, *end = at + size; at < end; at += 8) {
-            const tile::f32x8 some = tile::load<tile::f32x8>(at);
-            tile::store(at, some * softmax::sigmoid(1.702f * some));
+            const tile::f32x8 values = tile::load<tile::f32x8>(at);
+            tile::store(at, values * softmax::sigmoid(1.702f * values));
         }
     });
 }
 
-// Keeps each row's K and V, then attends. kv: [rows, 2, kv_heads, dim], rows q_stride apart, to layer_kv[slots[row]].
-void mm_attention(const float* q, const float* kv, const int64_t* slots, float* layer_kv, const int64_t* tables,
+// Writes each row's K and V into the cache at slot_mapping[row], then computes attention (see attention::Job).
+// kv: [rows, 2, kv_heads, dim], rows q_stride apart.
+void mm_attention(const float* q, const float* kv, const int64_t* slot_mapping, float* layer_kv, const int64_t* tables,
                   const int64_t* tiles, float* out, int64_t rows, int64_t num_tiles, int64_t q_stride,
                   int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t dim) {
-    const int64_t numbers = 2 * kv_heads * dim;
-    pool::each_row(rows, numbers, [=](int64_t row) {
-        std::memcpy(layer_kv + slots[row] * numbers, kv + row * q_stride, numbers * sizeof(float));
+    const int64_t elements = 2 * kv_heads * dim;
+    pool::parallel_for_rows(rows, elements, [=](int64_t row) {
+        std::memcpy(layer_kv + slot_mapping[row] * elements, kv + row * q_stride, elements * sizeof(float));
     });
     attention::run({q, layer_kv, tables, tiles, out, q_stride, table_stride, heads, kv_heads, dim}, num_tiles);
 }
 
-// Every token sees all of its sequence. qkv: [sequences, tokens, 3, heads, dim] -> out: [sequences, tokens, heads, dim].
+// Attention without a mask. qkv: [sequences, tokens, 3, heads, dim], out: [sequences, tokens, heads, dim].
 void mm_encoder_attention(const float* qkv, float* out, int64_t sequences, int64_t tokens, int64_t heads, int64_t dim) {
     using attention::kBlock, attention::kMaxRows;
-    const int64_t width = heads * dim, blocks = (tokens + kBlock - 1) / kBlock, parts = (tokens + kMaxRows - 1) / kMaxRows;
-    const auto kv = scratch::of<float>(sequences * blocks * kBlock * 2 * width);
-    pool::each_row(sequences * tokens, 2 * width, [&](int64_t row) {
+    const int64_t width = heads * dim, blocks = (tokens + kBlock - 1) / kBlock;
+    const int64_t parts = (tokens + kMaxRows - 1) / kMaxRows;
+    const auto kv = memory::allocate<float>(sequences * blocks * kBlock * 2 * width);
+    pool::parallel_for_rows(sequences * tokens, 2 * width, [&](int64_t row) {
         const int64_t slot = row / tokens * blocks * kBlock + row % tokens;
         std::memcpy(kv.get() + slot * 2 * width, qkv + row * 3 * width + width, 2 * width * sizeof(float));
     });
@@ -160,16 +165,17 @@ namespace {
 struct Ops {
     static constexpr auto norm = mm_rms_norm;
     static constexpr auto rotate = mm_rotate;
-    static constexpr auto gate = mm_silu_gate;
+    static constexpr auto silu_and_mul = mm_silu_gate;
 
-    static void multiply(const decoder::Matrix& by, const float* x, float* out, int64_t rows, bool add) {
-        mm_linear(x, by.panels, static_cast<int>(by.weights), by.bias, out, rows, by.in, by.out, add);
+    static void multiply(const decoder::Matrix& matrix, const float* x, float* out, int64_t rows, bool add) {
+        mm_linear(x, matrix.panels, static_cast<int>(matrix.weights), matrix.bias, out, rows, matrix.in, matrix.out,
+                  add);
     }
 
     static void attend(const float* heads, int64_t stride, float* kv, const decoder::Shape& shape,
                        const decoder::Step& step, float* out) {
-        mm_attention(heads, heads + shape.heads * shape.dim, step.slots, kv, step.tables, step.tiles, out, step.rows,
-                     step.num_tiles, stride, step.table_stride, shape.heads, shape.kv_heads, shape.dim);
+        mm_attention(heads, heads + shape.heads * shape.dim, step.slot_mapping, kv, step.tables, step.tiles, out,
+                     step.rows, step.num_tiles, stride, step.table_stride, shape.heads, shape.kv_heads, shape.dim);
     }
 };
 

@@ -1,4 +1,4 @@
-// Softmax accumulated span by span (Milakov and Gimelshein 2018), the exponential function, and the logistic function.
+// Online softmax (Milakov and Gimelshein 2018), the exponential function, and the logistic function.
 #pragma once
 
 #include <cmath>
@@ -8,17 +8,17 @@
 
 namespace softmax {
 
-constexpr float kNothing = -std::numeric_limits<float>::infinity();
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// exp for x <= 0 as 2^n times a polynomial (Cephes' expf); below -87 it is 0.
+// exp(x) for x <= 0, as 2^n times a polynomial (expf of the Cephes library). 0 below -87.
 inline tile::f32x8 exponential(tile::f32x8 x) {
-    const tile::f32x8 lowest = tile::splat(-87.f);
+    const tile::f32x8 lowest = tile::broadcast(-87.f);
     const tile::i32x8 underflow = x < lowest;
     x = underflow ? lowest : x;
     const tile::i32x8 n = __builtin_convertvector(x * 1.44269504088896341f - 0.5f, tile::i32x8);
     const tile::f32x8 whole = __builtin_convertvector(n, tile::f32x8);
     const tile::f32x8 r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-    tile::f32x8 y = tile::splat(1.9875691500e-4f);
+    tile::f32x8 y = tile::broadcast(1.9875691500e-4f);
     for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
         y = y * r + c;
     y = y * r * r + r + 1.f;
@@ -26,24 +26,24 @@ inline tile::f32x8 exponential(tile::f32x8 x) {
     return underflow ? tile::f32x8{} : y;
 }
 
-// By way of exp(-|x|), which never overflows.
+// Uses exp(-|x|), which cannot overflow.
 inline tile::f32x8 sigmoid(tile::f32x8 x) {
-    const tile::f32x8 none{}, e = exponential(x < none ? x : -x);
-    return (x < none ? e : none + 1.f) / (1.f + e);
+    const tile::f32x8 zero{}, e = exponential(x < zero ? x : -x);
+    return (x < zero ? e : zero + 1.f) / (1.f + e);
 }
 
-// Of one row: what has been seen of its scores.
-struct Softmax {
-    float largest = kNothing;
+// The softmax of one row whose scores arrive in parts.
+struct OnlineSoftmax {
+    float largest = kMinusInfinity;
     tile::f32x8 sums{};
 
-    // The row's next scores -> weights, against the largest score so far; older sums and outputs are scaled to it.
-    // Of `count` scores, a multiple of 16, the first `visible` are meant.
-    void take(float* scores, int64_t visible, int64_t count, float* out, int64_t dim) {
-        for (int64_t j = std::max<int64_t>(0, visible); j < count; ++j) scores[j] = kNothing;
+    // Turns the row's next scores into weights, in place, relative to the largest score so far. Rescales the sums and
+    // the row's output if that grew. Of `count` scores, a multiple of 16, only the first `visible` are used.
+    void update(float* scores, int64_t visible, int64_t count, float* out, int64_t dim) {
+        for (int64_t j = std::max<int64_t>(0, visible); j < count; ++j) scores[j] = kMinusInfinity;
         tile::f32x8 highest = tile::load<tile::f32x8>(scores);
-        for (int64_t j = 8; j < count; j += 8) highest = tile::larger(highest, tile::load<tile::f32x8>(scores + j));
-        if (const float top = tile::largest_of(highest); top > largest) {
+        for (int64_t j = 8; j < count; j += 8) highest = tile::maximum(highest, tile::load<tile::f32x8>(scores + j));
+        if (const float top = tile::horizontal_max(highest); top > largest) {
             const float scale = std::exp(largest - top);
             for (int64_t i = 0; i < dim; ++i) out[i] *= scale;
             sums *= scale;

@@ -1,4 +1,4 @@
-// Memory for what a kernel keeps meanwhile. It begins at a cache line: a vector that lies across two lines is read twice.
+// Uninitialised arrays for intermediate results, aligned to cache lines: a vector that crosses a line is read twice.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include <memory>
 #include <new>
 
-namespace scratch {
+namespace memory {
 
 constexpr size_t kLine = 64;
 
@@ -16,32 +16,31 @@ struct Free {
 };
 
 template <class T>
-using Memory = std::unique_ptr<T[], Free>;
+using Array = std::unique_ptr<T[], Free>;
 
-// Not initialised.
 template <class T>
-Memory<T> of(int64_t count) {
+Array<T> allocate(int64_t count) {
     const size_t lines = (static_cast<size_t>(count) * sizeof(T) + kLine - 1) / kLine;
     void* memory = std::aligned_alloc(kLine, std::max<size_t>(lines, 1) * kLine);
     if (!memory) throw std::bad_alloc();
-    return Memory<T>(static_cast<T*>(memory));
+    return Array<T>(static_cast<T*>(memory));
 }
 
-// Memory that is kept for the next call, and replaced by a larger one where that asks for more.
+// An array that is reused by later calls and replaced when a call needs a larger one. Its content is not kept.
 template <class T>
-class Kept {
+class ReusableArray {
 public:
     T* at_least(int64_t count) {
         if (count > count_) {
-            memory_ = of<T>(count);
+            array_ = allocate<T>(count);
             count_ = count;
         }
-        return memory_.get();
+        return array_.get();
     }
 
 private:
-    Memory<T> memory_;
+    Array<T> array_;
     int64_t count_ = 0;
 };
 
-}  // namespace scratch
+}  // namespace memory

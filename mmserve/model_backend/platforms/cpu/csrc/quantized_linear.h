@@ -1,0 +1,101 @@
+// out[M, N] = x[M, K] W^T with quantized W: panels of 16 of its rows, in groups of 32 weights that share a scale.
+// Within a group, integers are multiplied; groups are added in ascending order, so a row's result does not depend on
+// the number of rows.
+#pragma once
+
+#include "linear.h"
+#include "quantize_activations.h"
+#include "quantized_weights.h"
+#include "tile.h"
+
+namespace quantized {
+
+// sums + a * b, where both products of an output are added to its sum.
+inline i32x8 multiply_add(i32x8 sums, i16x16 a, i16x16 b) {
+#ifdef __AVX2__
+    sums += reinterpret_cast<i32x8>(__builtin_ia32_pmaddwd256(a, b));
+    asm("" : "+x"(sums));  // otherwise the compiler adds products to each other first, and runs out of registers
+#else
+    for (int i = 0; i < 8; ++i) sums[i] += a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1];
+#endif
+    return sums;
+}
+
+inline i16x16 broadcast_pair(const int16_t* from) {
+    const auto both = tile::load<int32_t>(from);
+    return reinterpret_cast<i16x16>(i32x8{both, both, both, both, both, both, both, both});
+}
+
+// Into the second-level cache.
+inline void prefetch(const uint8_t* from, int64_t nbytes) {
+    for (int64_t at = 0; at < nbytes; at += 64) __builtin_prefetch(from + at, 0, 2);
+}
+
+// One group of a panel times the same group of M rows of activations, which are K numbers apart: sums [M, 16 outputs].
+template <int M, class W>
+inline void multiply(const uint8_t* group, const int16_t* q, int64_t K, i32x8 (&sums)[M][2]) {
+    for (int64_t lane8 = 0; lane8 < kLanes8; ++lane8)
+#pragma GCC unroll 4
+        for (int p = 0; p < kPairs; ++p) {
+            const i16x16 low = W::pair(group, lane8, p, 0), high = W::pair(group, lane8, p, 1);
+#pragma GCC unroll 8
+            for (int m = 0; m < M; ++m) {
+                const i16x16 numbers = broadcast_pair(q + m * K + 2 * (lane8 * kPairs + p));
+                sums[m][0] = multiply_add(sums[m][0], low, numbers);
+                sums[m][1] = multiply_add(sums[m][1], high, numbers);
+            }
+        }
+}
+
+// M rows from `first` on times one panel. The next panel is prefetched.
+template <int M, class W>
+inline void product(int64_t K, const Activations& x, int64_t first, const uint8_t* panel, float* out, int64_t ldc,
+                    const tile::Epilogue& epilogue) {
+    const int64_t groups = K / kGroup;
+    f32x8 totals[M][2];
+    for (auto& row : totals) row[0] = row[1] = f32x8{};
+    for (int64_t g = 0; g < groups; ++g) {
+        const uint8_t* group = panel + g * W::kNbytes;
+        prefetch(group + groups * W::kNbytes, W::kNbytes);
+        i32x8 sums[M][2];
+        for (auto& row : sums) row[0] = row[1] = i32x8{};
+        multiply<M, W>(group, x.q + first * K + g * kGroup, K, sums);
+        for (int half = 0; half < 2; ++half)
+#pragma GCC unroll 8
+            for (int m = 0; m < M; ++m) {
+                const GroupScale& row = x.groups[(first + m) * groups + g];
+                totals[m][half] += __builtin_convertvector(sums[m][half], f32x8) * (scales(group, half) * row.scale);
+                if constexpr (W::kHasMinimum) totals[m][half] += W::minimum(group, half) * row.sum;
+            }
+    }
+    for (int m = 0; m < M; ++m)
+        for (int half = 0; half < 2; ++half) {
+            float* to = out + m * ldc + half * 8;
+            tile::store(to, epilogue(totals[m][half], half * 8, to));
+        }
+}
+
+// The weights of one output as floats: [K].
+inline void load_weight_row(const uint8_t* panels, int64_t index, int64_t K, float* out) {
+    const uint8_t* group = panels + index / tile::kColumns * (K / kGroup) * Int8::kNbytes;
+    for (int64_t k = 0; k < K; k += kGroup, group += Int8::kNbytes)
+        Int8::dequantize(group, index % tile::kColumns, out + k);
+}
+
+template <class W>
+void run(const linear::Job& job, const uint8_t* panels) {
+    const Activations x = quantize_activations(job.x, job.M, job.K);
+    linear::for_each_task(job, [&](int64_t panel, int64_t end, int64_t row, int64_t rows) {
+        for (; panel < end; ++panel) {
+            const uint8_t* weights = panels + panel * (job.K / kGroup) * W::kNbytes;
+            const tile::Epilogue epilogue = job.epilogue.at(panel * tile::kColumns);
+            linear::for_each_tile(row, rows, [&](int64_t first, int64_t count) {
+                float* out = job.out + first * job.N + panel * tile::kColumns;
+                tile::dispatch_rows(count,
+                                    [&](auto m) { product<m, W>(job.K, x, first, weights, out, job.N, epilogue); });
+            });
+        }
+    });
+}
+
+}  // namespace quantized
