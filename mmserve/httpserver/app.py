@@ -26,7 +26,7 @@ from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.http.auth import ApiKeyAuth
 from mmserve.httpserver.http.body import read_body
 from mmserve.httpserver.http.middleware import RequestMiddleware
-from mmserve.httpserver.media.local import with_small_ones_decoded
+from mmserve.httpserver.media.local import decode_small_images
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import ERROR_KINDS, InvalidRequest, MmserveError, NotFound
@@ -74,7 +74,7 @@ def _generating(front: WorkerContext, parse: Parse, send: Write) -> Callable[[Re
             holdings = front.hold()
             unowned.callback(holdings.release)
             call = parse(await read_body(request, limit_nbytes, holdings), front.model, arrival_s)
-            flight = front.flights.start(with_small_ones_decoded(call), holdings)
+            flight = front.flights.start(decode_small_images(call), holdings)
             del call
             unowned.pop_all()
         return Answer(flight, send)

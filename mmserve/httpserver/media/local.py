@@ -1,6 +1,6 @@
-"""Images that need no network: ``data:`` URLs, and ``file:`` URLs below one allowed directory. Blocking.
+"""Images without network access: ``data:`` URLs, and ``file:`` URLs below one allowed directory. Blocking.
 
-Messages repeat neither the URL's data nor any path, and do not tell a missing file from a forbidden one.
+Error messages contain neither data of the URL nor a path, and are the same for a missing and a forbidden file.
 """
 
 from __future__ import annotations
@@ -19,35 +19,38 @@ from mmserve.httpserver.call import GenerateCall, MediaRef
 from mmserve.httpserver.limits.media_budgets import RequestByteLimit
 from mmserve.runtime.errors import MediaError
 
-_LITTLE_NBYTES = 1 << 20
+_SMALL_NBYTES = 1 << 20
 _FORBIDDEN = "no such image file, or it is not below the allowed directory"
 
 
-def with_small_ones_decoded(call: GenerateCall) -> GenerateCall:
-    """``call``, without base64 text if that is little in all: decoding it (0.2 ms a MiB) then costs the event loop less
-    than handing it to a thread, and the body can go before the request waits for anything."""
-    if not 0 < sum(len(ref.data or b"") for ref in call.media) <= _LITTLE_NBYTES:
+def decode_small_images(call: GenerateCall) -> GenerateCall:
+    """``call`` with its base64 images decoded, if their text is at most 1 MiB in total; else ``call`` itself.
+
+    Decoding that much on the event loop (0.2 ms a MiB) costs less than a hand-over to a thread, and the request's body
+    can be freed before the request waits for anything.
+    """
+    if not 0 < sum(len(ref.data or b"") for ref in call.media) <= _SMALL_NBYTES:
         return call
-    return replace(call, media=tuple(_with_content(ref) for ref in call.media))
+    return replace(call, media=tuple(_decode_ref(ref) for ref in call.media))
 
 
-def _with_content(ref: MediaRef) -> MediaRef:
+def _decode_ref(ref: MediaRef) -> MediaRef:
     if ref.data is None or not _is_base64(ref.url.removesuffix(",")):
         return ref
     with suppress(ValueError):
         return MediaRef(ref.url, ref.param, content=pybase64.b64decode(ref.data, validate=True))
-    return ref  # escaped somewhere, or wrong: that takes longer to find out, in a thread
+    return ref  # escaped or invalid: decoded, or refused, later in a thread
 
 
 def read_data_url(ref: MediaRef, budget: RequestByteLimit) -> bytes:
-    """The bytes of ``data:[type][;base64],...``; the media type is not looked at. Raises MediaError, TooLarge."""
+    """The bytes of ``data:[type][;base64],...``; the media type is ignored. Raises MediaError, TooLarge."""
     head, comma, text = ref.url.partition(",")
     if not comma:
         raise MediaError("the image's data: URL has no comma")
     if ref.content is not None:
         data = ref.content
     elif _is_base64(head):
-        data = _decoded(text if ref.data is None else ref.data)
+        data = _decode_base64(text if ref.data is None else ref.data)
     else:
         data = unquote_to_bytes(text)
     budget.take(len(data))
@@ -58,8 +61,8 @@ def _is_base64(head: str) -> bool:
     return head.lower().endswith(";base64")
 
 
-def _decoded(text: str | memoryview) -> bytes:
-    """Without the GIL and at the speed of memory, as long as nothing in it is escaped as JSON and URLs may do it."""
+def _decode_base64(text: str | memoryview) -> bytes:
+    """Decodes plain base64 first, fast and without the GIL; only on failure are JSON and URL escapes resolved."""
     with suppress(ValueError):
         return pybase64.b64decode(text, validate=True)
     try:
@@ -71,13 +74,17 @@ def _decoded(text: str | memoryview) -> bytes:
 
 
 def read_file_url(url: str, root: str | None, budget: RequestByteLimit) -> bytes:
-    """The bytes of a regular file below ``root``, symlinks resolved. Raises MediaError, TooLarge."""
+    """The bytes of a regular file below ``root``. Symlinks may be used as long as the file itself is below ``root``.
+
+    Raises MediaError, TooLarge.
+    """
     if root is None:
         raise MediaError("file: URLs are not allowed on this server")
     path = _path(url)
     base = Path(root).resolve()
     try:
-        # What is checked is the descriptor's own path, so nothing can be swapped between check and read.
+        # This check avoids opening files elsewhere. The check that decides is of the opened descriptor's own path,
+        # because a symlink may be replaced between this check and the open.
         if not path.resolve(strict=True).is_relative_to(base):
             raise MediaError(_FORBIDDEN)
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
@@ -88,7 +95,7 @@ def read_file_url(url: str, root: str | None, budget: RequestByteLimit) -> bytes
                 raise MediaError(_FORBIDDEN)
             budget.take(status.st_size)
             return file.read(status.st_size)
-    except (OSError, ValueError, RuntimeError):  # RuntimeError: Python 3.11's word for a loop of links
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: a symlink loop, in Python 3.11
         raise MediaError(_FORBIDDEN) from None
 
 

@@ -1,4 +1,4 @@
-"""Requests whose images are large enough for several threads: written and compared by all of them at once."""
+"""Images that are large enough for several threads are written and compared in parallel."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ ITEMS = [
 ]
 
 
-class AtOnce:
-    """In place of a function over one item's bytes: begins when as many threads as there are items are in it, and ends
-    for ``last`` when it has ended for all others."""
+class InParallel:
+    """Wraps a function over one item's bytes: each call starts once every thread is in it, and the call for item ``last``
+    ends after all others."""
 
     def __init__(self, function: Any, last: int) -> None:
         self._function = function
         self._last = ITEMS[last].data
-        self._together = threading.Barrier(THREADS)
-        self._others_ended = threading.Semaphore(0)
+        self._all_started = threading.Barrier(THREADS)
+        self._others_done = threading.Semaphore(0)
         self.threads: set[int] = set()
 
     def __call__(self, arena: Arena, place: Handle, content: bytes) -> Any:
-        self._together.wait(20)
+        self._all_started.wait(20)
         result = self._function(arena, place, content)
         if content is self._last:
             for _ in range(THREADS - 1):
-                assert self._others_ended.acquire(timeout=20)
-            time.sleep(0.05)  # enough for one of the others to speak too soon, if it would
+                assert self._others_done.acquire(timeout=20)
+            time.sleep(0.05)  # time for another thread to report too early, if it did
         self.threads.add(threading.get_ident())
-        self._others_ended.release()
+        self._others_done.release()
         return result
 
 
@@ -62,17 +62,17 @@ def paths(tmp_path: Any, arena: Arena) -> BothAllocPaths:
 
 
 @pytest.mark.parametrize("last", [0, THREADS - 1])
-def test_all_threads_write_and_the_last_one_says_so(
+def test_all_threads_write_and_the_last_one_reports(
     paths: BothAllocPaths, monkeypatch: pytest.MonkeyPatch, last: int
 ) -> None:
-    write, differs = AtOnce(leases_module.write, last), AtOnce(leases_module.differs, last)
+    write, differs = InParallel(leases_module.write, last), InParallel(leases_module.differs, last)
     monkeypatch.setattr(leases_module, "write", write)
     monkeypatch.setattr(leases_module, "differs", differs)
-    leases, link, written_when_told = paths.paths["v2"].leases, paths.links["v2"], []
+    leases, link, num_written_at_report = paths.paths["v2"].leases, paths.links["v2"], []
 
     def at_call(name: str) -> None:
         if name == "set_items_data":
-            written_when_told.append(len(write.threads))
+            num_written_at_report.append(len(write.threads))
 
     link.at_call = at_call
 
@@ -84,5 +84,5 @@ def test_all_threads_write_and_the_last_one_says_so(
 
     paths.run(scenario)
     assert len(write.threads) == len(differs.threads) == THREADS
-    assert written_when_told == [THREADS]
+    assert num_written_at_report == [THREADS]
     assert paths.samples.total("mm_hash_collisions", "v2") == 0

@@ -1,3 +1,7 @@
+"""Reading the images of a request: sources, limits, content keys, and what is refused."""
+
+from __future__ import annotations
+
 import asyncio
 import os
 import threading
@@ -71,8 +75,8 @@ def test_many_images_come_back_in_order(model: Path, alloc_version: AllocVersion
     assert labelled == [("mm_fetch_seconds", (alloc_version,)), ("mm_hash_seconds", (alloc_version,))]
 
 
-def test_large_images_are_read_at_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each waits for all others to have begun, so fewer threads than images would never get through."""
+def test_large_images_are_read_in_parallel(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read waits until all others have started, so fewer threads than images would time out."""
     together = threading.Barrier(3)
 
     def read_together(ref: MediaRef, budget: RequestByteLimit) -> bytes:
@@ -85,7 +89,7 @@ def test_large_images_are_read_at_once(model: Path, monkeypatch: pytest.MonkeyPa
     assert [item.data for item in items] == pictures
 
 
-def test_data_urls_of_every_spelling(model: Path) -> None:
+def test_data_urls_of_every_accepted_form(model: Path) -> None:
     data = png()
     text = pybase64.b64encode_as_string(data)
     urls = [
@@ -119,43 +123,43 @@ def test_data_urls_of_every_spelling(model: Path) -> None:
         "javascript:alert(1)",
     ],
 )
-def test_bad_urls_are_refused_by_name(model: Path, url: str) -> None:
+def test_bad_urls_are_refused_with_their_field(model: Path, url: str) -> None:
     error = refused(model, url)
     assert isinstance(error, MediaError)
     assert error.status == 400
     assert not url or url not in error.message
 
 
-def test_messages_repeat_nothing_of_the_data(model: Path) -> None:
+def test_error_messages_contain_no_data_or_path(model: Path) -> None:
     secret = pybase64.b64encode_as_string(b"my very secret bytes")
     assert secret[:8] not in refused(model, f"data:image/png;base64,{secret}").message
     assert "secret" not in refused(model, "file:///secret/place.png", allowed_local_media_path="/tmp").message
 
 
-def test_pixel_bombs_are_refused_from_the_header(model: Path) -> None:
+def test_too_many_pixels_are_refused_from_the_header(model: Path) -> None:
     bomb = encoded(picture(1, 1).resize((3000, 3000)))
     assert "too large" in refused(model, data_url(bomb), max_image_pixels=1_000_000).message
 
 
-def test_all_images_together_have_one_byte_limit(model: Path) -> None:
+def test_all_images_of_a_request_share_one_byte_limit(model: Path) -> None:
     noise = [png() + os.urandom(400_000) for _ in range(3)]
     with pytest.raises(TooLarge, match="1 MiB in all") as caught:
         read(model, [data_url(data) for data in noise], max_body_mb=1.0)
     assert caught.value.status == 413
 
 
-def test_no_images_is_no_work(model: Path) -> None:
+def test_a_request_without_images_is_not_measured(model: Path) -> None:
     samples = Samples()
     assert read(model, [], samples=samples) == []
     assert samples.taken == []
 
 
-def test_a_text_model_takes_none(tmp_path: Path) -> None:
+def test_a_text_model_refuses_images(tmp_path: Path) -> None:
     with pytest.raises(MediaError, match="no images"):
         read(write_chat_model(tmp_path, images=False), [data_url(png())])
 
 
-def test_keys_depend_on_all_that_matters(model: Path, tmp_path: Path) -> None:
+def test_keys_depend_on_content_salt_and_model(model: Path, tmp_path: Path) -> None:
     other_model = write_chat_model(tmp_path)
     url, other = data_url(png(1)), data_url(png(2))
     keys = [
@@ -171,7 +175,7 @@ def test_keys_depend_on_all_that_matters(model: Path, tmp_path: Path) -> None:
 
 
 def test_keys_depend_on_the_mode_that_the_header_names(model: Path) -> None:
-    """The same bytes: a header that names another mode would mean other pixels."""
+    """The mode decides which pixels the bytes decode to."""
     grey, coloured = encoded(picture(mode="L")), encoded(picture(mode="RGB"))
     assert [header(data, 10_000).mode for data in (grey, coloured)] == ["L", "RGB"]
     keys = {item.key for item in read(model, [data_url(grey), data_url(coloured)])}
@@ -184,7 +188,7 @@ def test_the_hash_is_the_configured_one(model: Path, name: str) -> None:
     assert len(item.key) == {"xxh3": 16, "sha256": 32}[name]
 
 
-def test_files_below_the_allowed_directory(model: Path, tmp_path: Path) -> None:
+def test_files_below_the_allowed_directory_are_read(model: Path, tmp_path: Path) -> None:
     (tmp_path / "allowed" / "deep er").mkdir(parents=True)
     (tmp_path / "allowed" / "deep er" / "a.png").write_bytes(png())
     (tmp_path / "allowed" / "inside").symlink_to(tmp_path / "allowed" / "deep er")
@@ -223,12 +227,43 @@ def test_files_elsewhere_are_refused(model: Path, tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("url", ["file:///etc/hostname", "file://host/a.png", "file:a.png", "file:///dev/zero"])
-def test_files_need_permission(model: Path, tmp_path: Path, url: str) -> None:
+@pytest.mark.parametrize("swapped", ["link.png", "dir"])
+def test_a_symlink_replaced_between_check_and_open_is_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
+) -> None:
+    """The path is inside the allowed directory when it is checked; the open then follows the new link to a file outside."""
+    root = tmp_path / "allowed"
+    for directory in (root / "inside", tmp_path / "outside"):
+        directory.mkdir(parents=True)
+        (directory / "a.png").write_bytes(png())
+    (root / "link.png").symlink_to(root / "inside" / "a.png")
+    (root / "dir").symlink_to(root / "inside")
+    name = "link.png" if swapped == "link.png" else "dir/a.png"
+    options = {"allowed_local_media_path": str(root)}
+    assert read(model, [f"file://{root}/{name}"], **options)[0].data == png()
+    open_file, num_swaps = os.open, 0
+
+    def swap_and_open(path: Any, flags: int, *args: Any, **named: Any) -> int:
+        nonlocal num_swaps
+        if os.fspath(path) == f"{root}/{name}":
+            num_swaps += 1
+            (root / swapped).unlink()
+            (root / swapped).symlink_to(tmp_path / "outside" / ("a.png" if swapped == "link.png" else ""))
+        return open_file(path, flags, *args, **named)
+
+    monkeypatch.setattr(os, "open", swap_and_open)
+    error = refused(model, f"file://{root}/{name}", **options)
+    assert num_swaps == 1
+    assert isinstance(error, MediaError)
+    assert "outside" not in error.message
+
+
+def test_files_need_an_allowed_directory(model: Path, tmp_path: Path, url: str) -> None:
     assert "not allowed" in refused(model, url).message
     assert isinstance(refused(model, url, allowed_local_media_path=str(tmp_path)), MediaError)
 
 
-def test_files_are_read_at_once_for_nobody_knows_their_size_yet(
+def test_files_are_read_in_parallel_because_their_size_is_unknown(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = threading.Barrier(3)
