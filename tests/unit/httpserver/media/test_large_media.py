@@ -26,8 +26,7 @@ ITEMS = [
 
 
 class InParallel:
-    """Wraps a function over one item's bytes: each call starts once every thread is in it, and the call for item ``last``
-    ends after all others."""
+    """Wraps a function over one item's bytes: all calls start together; that for item ``last`` ends last."""
 
     def __init__(self, function: Any, last: int) -> None:
         self._function = function
