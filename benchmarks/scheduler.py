@@ -98,8 +98,8 @@ def _step(scheduler: Scheduler) -> float:
     return planned_s + time.thread_time() - started_s
 
 
-def _tokens(plan: StepPlan) -> tuple[tuple[int, int], ...]:
-    return tuple((step.slot, 7) for step in plan.steps if step.sample)
+def _tokens(plan: StepPlan) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    return tuple((step.slot, (7,)) for step in plan.steps if step.sample)
 
 
 def _request(request_id: str, max_tokens: int) -> GenerateRequest:

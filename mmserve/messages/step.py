@@ -65,11 +65,15 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """From rank 0, one per plan that has steps (a plan that only frees slots is not answered)."""
 
     step_id: int
-    tokens: tuple[tuple[int, int], ...]
-    """(slot, token id) for every step with ``sample``, failed ones left out."""
+    tokens: tuple[tuple[int, tuple[int, ...]], ...]
+    """(slot, its new token ids) for every step with ``sample`` that did not fail; at least one token each.
+
+    All but the last of a slot's tokens have their keys and values computed, in blocks that the slot had already. More
+    than one is allowed only when no later plan with a step for the slot has been sent.
+    """
     failures: tuple[SlotFailure, ...] = ()
-    logprobs: tuple[tuple[int, bytes], ...] = ()
-    """(slot, messages/logprobs) for those of ``tokens`` whose sequences asked."""
+    logprobs: tuple[tuple[int, tuple[bytes, ...]], ...] = ()
+    """(slot, one packed entry a token, see messages/logprobs) for the sequences that asked for log-probabilities."""
     forward_s: float = 0.0
 
 

@@ -120,10 +120,10 @@ class Driver:
         self.freed = []
         result = self._step(plan)
         by_slot = {sequence.slot: sequence for sequence in self.running}
-        for slot, token in result.tokens:
-            by_slot[slot].tokens.append(token)
+        for slot, tokens in result.tokens:
+            by_slot[slot].tokens += tokens
         for slot, packed in result.logprobs:
-            by_slot[slot].logprobs.append(unpack(packed))
+            by_slot[slot].logprobs += map(unpack, packed)
         for failure in result.failures:
             self.failures[failure.slot] = failure
             self.drop(by_slot[failure.slot])

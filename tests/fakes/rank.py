@@ -94,7 +94,11 @@ class _Slot:
 
 
 class FakeRank:
-    """Obeys step plans and checks that they can be obeyed. Says that each token takes ``token_s``."""
+    """Executes step plans and checks that they can be executed.
+
+    ``token_s``: the forward time that it reports for each token. ``max_new_tokens``: most tokens of one slot in one
+    result; more than one, as with speculation, where the slot's blocks have room for their keys and values.
+    """
 
     def __init__(
         self,
@@ -103,6 +107,7 @@ class FakeRank:
         max_tokens: int,
         token_s: float = 0.0,
         block_tokens: int = BLOCK_TOKENS,
+        max_new_tokens: int = 1,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
@@ -118,6 +123,7 @@ class FakeRank:
         self._token_s = token_s
         self._num_slots = num_slots
         self._max_tokens = max_tokens
+        self._max_new_tokens = max_new_tokens
 
     @property
     def num_used_slots(self) -> int:
@@ -149,9 +155,9 @@ class FakeRank:
             if isinstance(outcome, SlotFailure):
                 failures.append(outcome)
             elif outcome is not None:
-                token_id, packed = outcome
-                tokens.append((step.slot, token_id))
-                logprobs += [] if packed is None else [(step.slot, packed)]
+                token_ids, packed = outcome
+                tokens.append((step.slot, token_ids))
+                logprobs += [(step.slot, packed)] if packed else []
         self._failed_last = bool(failures)
         return StepResult(
             step_id=plan.step_id,
@@ -165,7 +171,9 @@ class FakeRank:
         assert 0 < num_tokens < self.block_tokens
         return self.cells[block * self.block_tokens : block * self.block_tokens + num_tokens]
 
-    def _compute(self, step: SequenceStep, later: set[int]) -> SlotFailure | tuple[int, bytes | None] | None:
+    def _compute(
+        self, step: SequenceStep, later: set[int]
+    ) -> SlotFailure | tuple[tuple[int, ...], tuple[bytes, ...]] | None:
         """``later``: slots that are computed after this one in the same step."""
         slot, end = self._slots[step.slot], step.start + step.num_tokens
         assert step.num_tokens > 0
@@ -189,9 +197,24 @@ class FakeRank:
             state = _absorb(state, cell)
         if failure or not step.sample:
             return failure
-        token_id = _sample(state, slot.sampling, len(slot.tokens) - slot.num_prompt_tokens)
-        slot.tokens.append(token_id)
-        return token_id, _logprobs(state, token_id, slot.sampling)
+        return self._new_tokens(slot, state)
+
+    def _new_tokens(self, slot: _Slot, state: int) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
+        """Sample tokens; compute all of them but the last, as far as the slot's blocks have room."""
+        token_ids: list[int] = []
+        logprobs: list[bytes] = []
+        while True:
+            token_id = _sample(state, slot.sampling, len(slot.tokens) - slot.num_prompt_tokens)
+            token_ids.append(token_id)
+            logprobs += filter(None, [_logprobs(state, token_id, slot.sampling)])
+            position = len(slot.tokens)
+            slot.tokens.append(token_id)
+            if len(token_ids) == self._max_new_tokens or position >= len(slot.blocks) * self.block_tokens:
+                return tuple(token_ids), tuple(logprobs)
+            cell = _cell(token_id, position, state)
+            self.cells[self._address(slot, position)] = cell
+            state = _absorb(state, cell)
+            slot.computed += 1
 
     def _check_unread(self, writer: int, blocks: list[int], later: set[int]) -> None:
         """Only sequences that begin in this step, after the writer, may know its blocks."""

@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 class _Computed(NamedTuple):
     """What came of a plan's steps, as in StepResult; ``logprobs`` on rank 0 alone."""
 
-    tokens: Sequence[tuple[int, int]] = ()
+    tokens: Sequence[tuple[int, tuple[int, ...]]] = ()
     failures: Sequence[SlotFailure] = ()
-    logprobs: Sequence[tuple[int, bytes]] = ()
+    logprobs: Sequence[tuple[int, tuple[bytes, ...]]] = ()
 
 
 class ModelRunner:
@@ -123,9 +123,11 @@ class ModelRunner:
                 raise
             logger.exception("a step with %d sequences failed", len(steps))
             return _Computed(failures=[_failure(step.slot, f"internal error: {error}") for step in steps])
-        tokens = [(slot, token) for slot, token in zip(batch.sample_slots, chosen, strict=True) if token != NOT_FINITE]
-        for slot, token in tokens:
-            self._slots.append(slot, token)
+        tokens = []
+        for slot, token in zip(batch.sample_slots, chosen, strict=True):
+            if token != NOT_FINITE:
+                self._slots.append(slot, token)
+                tokens.append((slot, (token,)))
         broken = [slot for slot, token in zip(batch.sample_slots, chosen, strict=True) if token == NOT_FINITE]
         return _Computed(tokens, [_failure(slot, "the model's output is not finite") for slot in broken], logprobs)
 
@@ -140,16 +142,18 @@ class ModelRunner:
         hidden = self._model(hidden, batch.positions, self._kv, batch.layout, batch.sample_rows)
         return self._model.logits(hidden) if batch.sample_slots else None
 
-    def _choose(self, batch: Batch, logits: torch.Tensor | None) -> tuple[Sequence[int], Sequence[tuple[int, bytes]]]:
+    def _choose(
+        self, batch: Batch, logits: torch.Tensor | None
+    ) -> tuple[Sequence[int], Sequence[tuple[int, tuple[bytes, ...]]]]:
         """A token id (or NOT_FINITE) for each slot that samples, the same on every rank; and, on rank 0, (slot,
         log-probabilities) of those that asked."""
         chosen: list[int] = [NOT_FINITE] * len(batch.sample_slots)
-        logprobs: list[tuple[int, bytes]] = []
+        logprobs: list[tuple[int, tuple[bytes, ...]]] = []
         if logits is not None:
             rows = [self._sample_row(slot) for slot in batch.sample_slots]
             models = ModelLogprobs(logits, rows)
             chosen = sample(logits, rows)
-            logprobs = [(batch.sample_slots[row], packed) for row, packed in models.of(chosen)]
+            logprobs = [(batch.sample_slots[row], (packed,)) for row, packed in models.of(chosen)]
         if self._tp.size > 1 and chosen:
             chosen = self._tp.broadcast(torch.tensor(chosen, device=self._like.device)).tolist()
         return chosen, logprobs

@@ -72,24 +72,24 @@ class OutputBuffer:
         replies, self._replies = self._replies, []
         return replies
 
-    def add_token(
+    def add_tokens(
         self,
         request: GenerateRequest,
-        token_id: int,
+        token_ids: tuple[int, ...],
         finish: FinishReason | None,
-        logprobs: bytes | None,
+        logprobs: tuple[bytes, ...],
         num_cached_tokens: int,
     ) -> None:
-        """One more token of the request; with ``finish`` its last one."""
-        if finish is None and logprobs is None and not num_cached_tokens:  # the common case
-            reply = TokenReply(id=request.id, attempt=request.attempt, token_ids=(token_id,))
+        """New tokens of the request; with ``finish`` its last ones."""
+        if finish is None and not logprobs and not num_cached_tokens:  # the common case
+            reply = TokenReply(id=request.id, attempt=request.attempt, token_ids=token_ids)
             self._replies.append((request.reply_to, reply))
             return
         reply = TokenReply(
             id=request.id,
             attempt=request.attempt,
-            token_ids=(token_id,),
-            logprobs=() if logprobs is None else (logprobs,),
+            token_ids=token_ids,
+            logprobs=logprobs,
             finish=finish,
             num_cached_tokens=num_cached_tokens,
         )

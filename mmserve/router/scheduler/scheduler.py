@@ -231,7 +231,7 @@ class Scheduler:
         running = SequenceStatus.RUNNING
         for sequence, step in zip(done.sequences, plan.steps, strict=True):
             if step.sample and sequence.status is running:
-                self._append(sequence, sampled[step.slot], logprobs.get(step.slot))
+                self._append(sequence, sampled[step.slot], logprobs.get(step.slot, ()))
         retained, self._retained = self._retained, []
         for sequence in retained:
             self._release(sequence)
@@ -259,17 +259,27 @@ class Scheduler:
             if sequence.slot in failures:
                 self.kv.discard_computed(sequence.block_table)
 
-    def _append(self, sequence: Sequence, token_id: int, logprobs: bytes | None) -> None:
+    def _append(self, sequence: Sequence, token_ids: tuple[int, ...], logprobs: tuple[bytes, ...]) -> None:
+        """Adds a step's new tokens up to the one that ends the sequence; tokens after that one are dropped."""
         assert sequence.block_table is not None
-        sequence.tokens.append(token_id)
-        num_computed = len(sequence.tokens) - 1
-        if num_computed % self._block_tokens == 0:
-            self.kv.cache_full_blocks(sequence.block_table, sequence.tokens, num_computed)
-        finish, num_cached = sequence.finish_reason(), 0
+        tokens, finish = sequence.tokens, None
+        num_before = len(tokens)
+        for token_id in token_ids:
+            num_computed = len(tokens)
+            tokens.append(token_id)
+            if num_computed % self._block_tokens == 0:
+                self.kv.cache_full_blocks(sequence.block_table, tokens, num_computed)
+            if finish := sequence.finish_reason():
+                break
+        if len(token_ids) > 1:
+            num_added = len(tokens) - num_before
+            sequence.add_computed(num_added - 1)
+            token_ids, logprobs = token_ids[:num_added], logprobs[:num_added]
+        num_cached = 0
         if sequence.first_token_s is None:
             self._timings.sampled(sequence)
             num_cached = sequence.num_cached_tokens
-        self._replies.add_token(sequence.request, token_id, finish, logprobs, num_cached)
+        self._replies.add_tokens(sequence.request, token_ids, finish, logprobs, num_cached)
         if finish:
             self._timings.ended(sequence)
             self._admission.kv_demand.observe_output(sequence)

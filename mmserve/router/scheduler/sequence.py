@@ -132,6 +132,11 @@ class Sequence:
         self.length += 1
         return position
 
+    def add_computed(self, num_tokens: int) -> None:
+        """Counts tokens that a step computed beyond its plan (speculation), and as many that it brought."""
+        self.num_computed_tokens += num_tokens
+        self.length += num_tokens
+
     def requeue(self) -> None:
         """Stops running, to be computed again later: after preemption, or when its prefix was invalidated."""
         assert self.status is SequenceStatus.RUNNING

@@ -38,9 +38,12 @@ IDS = array("q", [1, 1 << 40, 5]).tobytes()
         (HttpInbound, ServerPhase(phase="ready", ready=True, engine_epoch=3)),
         (
             StepResult,
-            StepResult(step_id=1, tokens=((0, 5),), failures=(SlotFailure(slot=1, media_lost=True, message="x"),)),
+            StepResult(step_id=1, tokens=((0, (5,)),), failures=(SlotFailure(slot=1, media_lost=True, message="x"),)),
         ),
-        (StepResult, StepResult(step_id=1, tokens=((0, 5), (1, 6)), logprobs=((0, LOGPROBS),), forward_s=0.5)),
+        (
+            StepResult,
+            StepResult(step_id=1, tokens=((0, (5, 7)), (1, (6,))), logprobs=((0, (LOGPROBS, b"")),), forward_s=0.5),
+        ),
         (
             StepPlan,
             StepPlan(

@@ -151,7 +151,7 @@ def test_a_step_that_does_not_fit_its_sequence(directory: Path, good_output: lis
     runner = make_runner(directory)
     plan = StepPlan(step_id=1, new=(new(0, GOOD), new(1, [4, 5, 6])), steps=(step(0, 0, 30, (0, 1)), bad))
     result = runner.step(plan)
-    assert result.tokens == ((0, good_output[0]),)
+    assert result.tokens == ((0, (good_output[0],)),)
     assert [failure.slot for failure in result.failures] == [bad.slot]
 
 
@@ -165,7 +165,7 @@ def test_sequences_that_cannot_enter(directory: Path, good_output: list[int]) ->
         steps=(step(1, 0, 1, (5,)), step(99, 0, 1, (6,)), step(0, 0, 30, (0, 1))),
     )
     result = runner.step(plan)
-    assert result.tokens == ((0, good_output[0]),)
+    assert result.tokens == ((0, (good_output[0],)),)
     assert sorted(failure.slot for failure in result.failures) == [1, 99]
 
 

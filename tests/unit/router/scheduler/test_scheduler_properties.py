@@ -210,11 +210,11 @@ def tokens_of(data: bytes) -> list[int]:
     return array("q", data).tolist()
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("depth", "max_new_tokens"), [(1, 1), (2, 1), (1, 4)])
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(engines, events)
-def test_random_traffic(depth: int, options: dict[str, int], traffic: list[tuple]) -> None:
-    clients = Traffic(options | {"depth": depth})
+def test_random_traffic(depth: int, max_new_tokens: int, options: dict[str, int], traffic: list[tuple]) -> None:
+    clients = Traffic(options | {"depth": depth, "max_new_tokens": max_new_tokens})
     for event in traffic:
         clients.apply(event)
     engine = clients.engine
