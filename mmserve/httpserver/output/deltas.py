@@ -1,7 +1,6 @@
-"""One request's answer between the task that makes it and the connection that reads it.
+"""One request's output, queued between the request task that produces it and the response that reads it.
 
-Never blocks the maker, so a client that reads slowly holds no lease and no sequence; what waits here is bounded by
-the context length. Counts usage. Knows no protocol.
+The producer never blocks, so a slow client keeps no lease and no sequence. The context length bounds the queue.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class TextDelta:
-    """New text of choice ``index``; ``finish`` on its last."""
+    """New text of choice ``index``. ``finish`` is set on the last delta of a choice."""
 
     index: int
     text: str
@@ -33,7 +32,7 @@ class TextDelta:
     finish: FinishReason | None = None
     cached_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of the tokens whose text begins here, when the call asked."""
+    """For tokens whose text starts in this delta, if the call asked for them."""
 
 
 class DeltaStream:
@@ -41,39 +40,39 @@ class DeltaStream:
 
     def __init__(self, n: int) -> None:
         self._queue: asyncio.Queue[TextDelta | MmserveError] = asyncio.Queue()
-        self._unread = n
-        self._unmade = n
+        self._num_unread = n
+        self._num_unfinished = n
         self._prompt_tokens = 0
         self._image_tokens = 0
         self._cached_tokens: dict[int, int] = {}
-        """By choice."""
+        """By choice index."""
         self._completion_tokens = 0
 
     def open(self, prompt_tokens: int, image_tokens: int) -> None:
-        """Say how long the prompt is; before the first delta."""
+        """Set the prompt's length in tokens. Call before the first delta."""
         self._prompt_tokens, self._image_tokens = prompt_tokens, image_tokens
 
     def push(self, delta: TextDelta) -> None:
-        """Add a delta; of each choice exactly one, the last, carries ``finish``."""
-        self._unmade -= delta.finish is not None
+        """Add a delta. Exactly one of each choice, the last, has ``finish`` set."""
+        self._num_unfinished -= delta.finish is not None
         self._queue.put_nowait(delta)
 
     def fail(self, error: MmserveError) -> None:
-        """End the answer with an error; ignored when it is complete."""
+        """End the output with an error. Ignored if the output is complete."""
         if self.complete:
             return
-        self._unmade = 0
+        self._num_unfinished = 0
         self._queue.put_nowait(error)
 
     @property
     def complete(self) -> bool:
-        """Is everything said, read or not?"""
-        return self._unmade == 0
+        """True once every choice has finished or failed, even if not all deltas are read."""
+        return self._num_unfinished == 0
 
     @property
     def usage(self) -> Usage:
-        """Tokens of the deltas read so far. The prompt counts once, so it was cached as far as for its first choice:
-        the others find what that one has computed."""
+        """Tokens of the deltas read so far. The prompt counts once. Its cached tokens are the smallest number of any
+        choice: the others hit the blocks that the first choice has computed."""
         cached = min(self._cached_tokens.values(), default=0)
         return Usage(self._prompt_tokens, self._completion_tokens, cached, self._image_tokens)
 
@@ -81,12 +80,12 @@ class DeltaStream:
         return self
 
     async def __anext__(self) -> TextDelta:
-        if not self._unread:
+        if not self._num_unread:
             raise StopAsyncIteration
         delta = await self._queue.get()
         if isinstance(delta, MmserveError):
             raise delta
         self._completion_tokens += delta.num_tokens
         self._cached_tokens[delta.index] = max(self._cached_tokens.get(delta.index, 0), delta.cached_tokens)
-        self._unread -= delta.finish is not None
+        self._num_unread -= delta.finish is not None
         return delta

@@ -1,4 +1,4 @@
-"""Log-probabilities on their way beside the text. Knows tokens and how much text is out, not what holds text back."""
+"""Logprobs of output tokens, delivered with the text of their token. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mmserve.httpserver.output.vocabulary import Spelling, Vocabulary
 from mmserve.messages.logprobs import unpack
 
 
-class Likelihood(NamedTuple):
-    """A token that could have come, and how likely it was."""
+class LogprobEntry(NamedTuple):
+    """One candidate token and its logprob."""
 
     spelling: Spelling
     logprob: float
@@ -20,46 +20,49 @@ class Likelihood(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Of one token of the answer. Spelt only when read, for what waits for a slow client should be small."""
+    """Logprobs of one output token. Decoded only when read, so that queued deltas of a slow client stay small."""
 
     vocabulary: Vocabulary
     packed: bytes
     first: bool
-    """Does the text begin with it?"""
+    """True for the first token of the text, which tokenizers may decode without its leading space."""
 
-    def spelt(self) -> tuple[Likelihood, list[Likelihood]]:
-        """The token itself, and the most likely ones."""
-        own, *likely = (
-            Likelihood(self.vocabulary.spell(token_id, first=self.first), logprob)
+    def decode(self) -> tuple[LogprobEntry, list[LogprobEntry]]:
+        """The sampled token, and the most likely tokens."""
+        sampled, *top = (
+            LogprobEntry(self.vocabulary.spell(token_id, first=self.first), logprob)
             for token_id, logprob in unpack(self.packed)
         )
-        return own, likely
+        return sampled, top
 
 
-class HeldLogprobs:
-    """Of one choice's tokens, in order. Each comes out with the first character of its token, so with a stop string go
-    those of which no character is shown. Tokens that are no text (the stop token, say) are in no answer, nor here."""
+class LogprobsBuffer:
+    """Logprobs of one choice's tokens, in order, until the text of their token is released.
+
+    An entry is released with the first character of its token. So entries of tokens that a stop string cuts off
+    entirely are dropped. Special tokens are not text and have no entry.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._waiting: deque[tuple[int, TokenLogprobs]] = deque()
-        """With the place in the text at which the token begins."""
+        self._pending: deque[tuple[int, TokenLogprobs]] = deque()
+        """With the offset in the text at which the token starts."""
         self._first = True
-        self._made_chars = 0
-        self._shown_chars = 0
+        self._num_decoded_chars = 0
+        self._num_released_chars = 0
 
     def add(self, token_id: int, packed: bytes, num_chars: int) -> None:
-        """A token, and how much text it has made: none while a character is incomplete."""
+        """Add a token that produced ``num_chars`` of text (0 while a character is incomplete)."""
         if self._vocabulary.is_text(token_id):
-            self._waiting.append((self._made_chars, TokenLogprobs(self._vocabulary, packed, self._first)))
+            self._pending.append((self._num_decoded_chars, TokenLogprobs(self._vocabulary, packed, self._first)))
             self._first = False
-        self._made_chars += num_chars
+        self._num_decoded_chars += num_chars
 
     def take(self, num_chars: int, *, rest: bool) -> tuple[TokenLogprobs, ...]:
-        """Those that go with the next ``num_chars`` of text; ``rest``: all, for this is the end."""
-        self._shown_chars += num_chars
-        return tuple(self._until(rest)) if self._waiting else ()
+        """Entries for the next ``num_chars`` of text. ``rest``: all remaining entries; this is the end of the text."""
+        self._num_released_chars += num_chars
+        return tuple(self._until(rest)) if self._pending else ()
 
     def _until(self, rest: bool) -> Iterator[TokenLogprobs]:
-        while self._waiting and (rest or self._waiting[0][0] < self._shown_chars):
-            yield self._waiting.popleft()[1]
+        while self._pending and (rest or self._pending[0][0] < self._num_released_chars):
+            yield self._pending.popleft()[1]

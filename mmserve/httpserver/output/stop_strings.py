@@ -1,20 +1,20 @@
-"""Finds the first stop string in text that arrives in pieces. Knows no tokens.
+"""Finds the first stop string in text that arrives in pieces. Pure.
 
-Text that may be the beginning of a stop string is held back until the next piece decides.
+Text that may be the start of a stop string is held back until the next piece.
 """
 
 from __future__ import annotations
 
 
 class StopStrings:
-    """Feed with ``push``; what comes out never contains a stop string nor anything after one."""
+    """The text returned by ``push`` and ``flush`` contains no stop string and nothing after one."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
         self._held = ""
 
     def push(self, piece: str) -> tuple[str, bool]:
-        """Text that is safe to show, and whether a stop string was completed (then push no more)."""
+        """Text that may be shown, and True if a stop string is complete (then do not call ``push`` again)."""
         if not self._stops:
             return piece, False
         text = self._held + piece
@@ -27,13 +27,13 @@ class StopStrings:
         return text[: len(text) - keep], False
 
     def flush(self) -> str:
-        """What was held back, once no more text can come."""
+        """Text that was held back. Call once no more text can come."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that begins ``stop``."""
+    """Length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -1,7 +1,4 @@
-"""A tokenizer as reading the model's output needs it: what is text, and what each token spells.
-
-Knows no sequences.
-"""
+"""The tokenizer for decoding output: which ids are text, and the text and bytes of each token."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Spelling(NamedTuple):
-    """One token as text, with U+FFFD for parts of characters, and as bytes; None: it is never shown."""
+    """One token as text (U+FFFD for partial characters) and as bytes (None: the token is never shown)."""
 
     text: str
     data: bytes | None
@@ -31,17 +28,17 @@ class Vocabulary:
             id: token.content for id, token in tokenizer.get_added_tokens_decoder().items() if token.special
         }
         self._spellings: dict[tuple[int, bool], Spelling] = {}
-        """Kept: an answer that asks for the most likely tokens spells twenty for each of its own."""
+        """Cache: a request for top logprobs needs up to twenty spellings for each output token."""
 
     def is_text(self, token_id: int) -> bool:
-        """False for special tokens and for ids that the model has but the tokenizer does not."""
+        """False for special tokens and for ids that only the model has."""
         return token_id not in self._special and self._tokenizer.id_to_token(token_id) is not None
 
     def decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def spell(self, token_id: int, *, first: bool) -> Spelling:
-        """The token by itself: ``first`` of a text (where a leading space may go) or after another one."""
+        """The token by itself, as the ``first`` of a text (its leading space may be dropped) or after another token."""
         if (found := self._spellings.get((token_id, first))) is None:
             found = self._spellings[token_id, first] = self._spell(token_id, first)
         return found
@@ -57,9 +54,9 @@ class Vocabulary:
 
 
 def _bytes_of(piece: str) -> bytes:
-    """Of a token that is no whole characters: named by its byte (SentencePiece), or written in GPT-2's alphabet."""
-    if named := _BYTE_PIECE.fullmatch(piece):
-        return bytes([int(named[1], 16)])
+    """Bytes of a token with partial characters: named by its byte (SentencePiece), or in GPT-2's byte alphabet."""
+    if match := _BYTE_PIECE.fullmatch(piece):
+        return bytes([int(match[1], 16)])
     try:
         return bytes(_BYTES[symbol] for symbol in piece)
     except KeyError:
@@ -67,7 +64,7 @@ def _bytes_of(piece: str) -> bytes:
 
 
 def _alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for each byte: printable Latin-1 as it is, the rest from U+0100 on."""
+    """GPT-2's printable character for each byte: printable Latin-1 as it is, the rest from U+0100 on. Inverted."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return {chr(byte) if byte in printable else chr(next(others)): byte for byte in range(256)}

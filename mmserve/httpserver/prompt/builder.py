@@ -1,6 +1,6 @@
-"""Messages and leased images -> token ids with virtual ids for image content, and where those stand.
+"""Builds the prompt: messages and leased images to token ids, with virtual ids and spans for images.
 
-Control tokens and image placeholders come from the chat template alone; users' text is always just text.
+Control tokens and image placeholders come only from the chat template; user text never becomes one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest
 
 
 class PromptBuilder:
-    """One per HTTP worker. Pure computing: milliseconds for long prompts, so callers may prefer a thread."""
+    """One per HTTP worker. CPU work only; a long prompt takes milliseconds, so callers may use a thread."""
 
     def __init__(self, deployment: Deployment) -> None:
         """Reads tokenizer and chat template. Raises StartupError."""
@@ -40,7 +40,7 @@ class PromptBuilder:
 
     @property
     def tokenizer(self) -> tokenizers.Tokenizer:
-        """For decoding."""
+        """The tokenizers library's object, for decoding."""
         return self._tokenizer.raw
 
     @property
@@ -49,7 +49,7 @@ class PromptBuilder:
         return self._max_model_len - 1
 
     def build(self, call: GenerateCall, leased: Sequence[LeasedItem]) -> Prompt:
-        """leased[i] is call.media[i]'s place. Raises InvalidRequest, ContextLengthExceeded."""
+        """``leased[i]`` is the lease of ``call.media[i]``. Raises InvalidRequest, ContextLengthExceeded."""
         images = [part.index for message in call.messages for part in message.content if isinstance(part, MediaPart)]
         if images and not self._is_multimodal:
             raise InvalidRequest("this model takes no images", param=call.media[images[0]].param)
@@ -68,13 +68,14 @@ class PromptBuilder:
             guarded = self._tokenizer.encode_guarded(text, user)
             if self._tokenizer.controls_in(ids) != self._tokenizer.controls_in(guarded):
                 ids = guarded
-        return self._framed(text, ids)
+        return self._add_special_tokens(text, ids)
 
-    def _framed(self, text: str, ids: list[int]) -> list[int]:
-        """As transformers: its processors add the bos token unless the template wrote it, its tokenizers never do."""
+    def _add_special_tokens(self, text: str, ids: list[int]) -> list[int]:
+        """As transformers: its processors add the bos token unless the template has written it; its tokenizers, used
+        for text models, never add it."""
         bos = self._tokenizer.special_tokens.get("bos_token")
         written = not self._is_multimodal or (bos is not None and text.startswith(bos))
-        return ids if written else self._tokenizer.framed(ids)
+        return ids if written else self._tokenizer.with_special_tokens(ids)
 
     def _render(self, messages: Sequence[Message], write: Callable[[str], str]) -> str:
         if self._template is None:
@@ -85,7 +86,7 @@ class PromptBuilder:
         return self._template.render(conversation)
 
     def _content(self, template: ChatTemplate, message: Message, write: Callable[[str], str]) -> Any:
-        """A list of parts where the template takes one and a string would not say the same; else a string."""
+        """A list of parts if the template accepts one and the content is not a single text; otherwise a string."""
         as_string = template.takes_strings and not self._is_multimodal and len(message.content) == 1
         if template.takes_parts and not as_string:
             return [
@@ -95,22 +96,22 @@ class PromptBuilder:
         return "\n".join(write(part.text) for part in message.content if isinstance(part, TextPart))
 
     def _with_images(self, ids: list[int], images: list[tuple[int, LeasedItem]], call: GenerateCall) -> Prompt:
-        """The n-th placeholder is the conversation's n-th image; each becomes the image's range of virtual ids."""
-        places = [at for at, id in enumerate(ids) if id == self._image_token_id] if self._is_multimodal else []
-        if len(places) != len(images):
+        """Replaces the n-th placeholder by the virtual ids of the conversation's n-th image."""
+        positions = [at for at, id in enumerate(ids) if id == self._image_token_id] if self._is_multimodal else []
+        if len(positions) != len(images):
             param = call.media[images[0][0]].param if images else "messages"
             raise InvalidRequest(
-                f"the model's chat template has places for {len(places)} of {len(images)} images here", param=param
+                f"the model's chat template has places for {len(positions)} of {len(images)} images here", param=param
             )
         if max(ids, default=0) >= self._vocab_size:
             raise InvalidRequest("the prompt holds a token that the model does not have", param="messages")
-        prompt, spans, done = array("q"), [], 0
-        for at, (index, item) in zip(places, images, strict=True):
-            prompt.extend(ids[done:at])
+        prompt, spans, copied = array("q"), [], 0
+        for at, (index, item) in zip(positions, images, strict=True):
+            prompt.extend(ids[copied:at])
             spans.append(_span(len(prompt), index, item))
             prompt.frombytes(_virtual_ids(item))
-            done = at + 1
-        prompt.extend(ids[done:])
+            copied = at + 1
+        prompt.extend(ids[copied:])
         return Prompt(prompt, tuple(spans))
 
     def _check_length(self, num_tokens: int) -> None:
@@ -130,7 +131,7 @@ def _texts(messages: Sequence[Message]) -> list[TextPart]:
 
 
 def _virtual_ids(item: LeasedItem) -> bytes:
-    """int64. Made by numpy: one by one, those of four large pictures take tenths of a millisecond."""
+    """As int64 bytes. numpy saves tenths of a millisecond for four large images."""
     first = item.record.token_start
     return np.arange(first, first + item.num_tokens, dtype=np.int64).tobytes()
 

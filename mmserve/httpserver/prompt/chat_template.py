@@ -1,6 +1,6 @@
-"""A checkpoint's chat template, rendered as transformers renders it. Knows no tokenizer and no request.
+"""Renders a checkpoint's chat template as transformers does.
 
-Templates come with checkpoints, so they run in jinja2's immutable sandbox on plain strings, lists and dicts.
+Templates are untrusted code from checkpoints, so they run in jinja2's immutable sandbox on strings, lists and dicts.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         self.takes_strings = _PROBE in self._probe(_PROBE)
         as_parts = self._probe([{"type": "text", "text": _PROBE}])
-        # A template that knows strings only prints the list itself.
+        # A template for strings only prints the list itself.
         self.takes_parts = _PROBE in as_parts and "'text'" not in as_parts and '"text"' not in as_parts
 
     def render(self, conversation: Conversation) -> str:
-        """The prompt's text, ready for the assistant's turn. Raises InvalidRequest with the template's own words."""
+        """The prompt's text, with the generation prompt. Raises InvalidRequest with the template's own message."""
         try:
             return self._render(conversation)
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses: {error.message}", param="messages") from None
-        except Exception as error:  # templates are code from elsewhere
+        except Exception as error:  # a template may raise anything
             logger.exception("the chat template failed")
             raise InvalidRequest(
                 f"the model's chat template cannot render these messages ({type(error).__name__})", param="messages"
@@ -62,22 +62,22 @@ class ChatTemplate:
     def _probe(self, content: Any) -> str:
         try:
             return self._render([{"role": "user", "content": content}])
-        except Exception:  # noqa: BLE001 - whatever a template raises means: not like this
+        except Exception:  # noqa: BLE001 - any exception means that this format is not supported
             return ""
 
 
 def template_source(checkpoint: Path) -> str | None:
-    """The template's text, from where transformers looks for it, or None. Raises StartupError."""
+    """The template's source from the files that transformers reads, or None. Raises StartupError."""
     try:
         return (checkpoint / "chat_template.jinja").read_text(encoding="utf-8")
     except FileNotFoundError:
         pass
     for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
-        found = (read_json(checkpoint / name) or {}).get("chat_template")
-        if isinstance(found, list):
-            found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
-        if isinstance(found, str):
-            return found
+        template = (read_json(checkpoint / name) or {}).get("chat_template")
+        if isinstance(template, list):
+            template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
+        if isinstance(template, str):
+            return template
     return None
 
 
@@ -92,9 +92,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """``{% generation %}...{% endgeneration %}`` marks assistant text for training; here it is just its content."""
+    """``{% generation %}...{% endgeneration %}`` marks assistant text for training; here only the content counts."""
 
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+    tags = {"generation"}  # noqa: RUF012 - declared by jinja2
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
@@ -112,5 +112,5 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # jinja2's own escapes for HTML, which a prompt must not.
+    # Unlike jinja2's filter, without HTML escapes.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,7 +1,6 @@
-"""A checkpoint's tokenizer: tokenizer.json as it is, and the special tokens that tokenizer_config.json names.
+"""A checkpoint's tokenizer: tokenizer.json, and the special tokens named in tokenizer_config.json.
 
-Encodes text of which some characters came from users: whatever they type, it never becomes a control token.
-Knows no template and no messages.
+Encodes text that contains user input so that the user input never becomes a control token.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Interval = tuple[int, int]
 
 
 @dataclass
-class _Stretch:
+class _Segment:
     """Tokens since the last control token, from character ``start`` on."""
 
     start: int = 0
@@ -36,10 +35,10 @@ class _Stretch:
 
 
 class ChatTokenizer:
-    """``raw`` is the tokenizers library's object, for decoding; ``special_tokens`` are named as transformers does."""
+    """``raw`` is the tokenizers library's object, for decoding. ``special_tokens``: by the names transformers uses."""
 
     def __init__(self, checkpoint: Path, template: str = "", *, placeholder: int | None = None) -> None:
-        """Added tokens that ``template`` writes are control tokens, too, and so is ``placeholder``.
+        """Added tokens that ``template`` contains are control tokens too, and so is ``placeholder``.
 
         Raises StartupError.
         """
@@ -49,71 +48,71 @@ class ChatTokenizer:
             raise StartupError(f"{checkpoint} holds no tokenizer.json; mmserve reads no other tokenizer format")
         self._anchor = f"\ue000{secrets.token_hex(8)}\ue001"
         try:
-            self.raw = _unlimited(definition)
-            self._plain = _unlimited({**definition, "added_tokens": []})
+            self.raw = _load(definition)
+            self._plain = _load({**definition, "added_tokens": []})
             self._plain.add_special_tokens([self._anchor])
         except Exception as error:  # noqa: BLE001 - the library raises bare Exception
             raise StartupError(f"cannot read {file}: {error}") from None
         self.special_tokens = _special_tokens(read_json(checkpoint / "tokenizer_config.json") or {})
         control = _control_tokens(self.raw, self.special_tokens, template, placeholder)
         self.control = frozenset(control)
-        self._edges = {char for content in control.values() for char in content.strip()[:1] + content.strip()[-1:]}
-        self._frame = self._learn_frame()
+        self._edge_chars = {char for content in control.values() for char in content.strip()[:1] + content.strip()[-1:]}
+        self._special_around = self._find_special_around()
         self.longest_token = max(map(len, self.raw.get_vocab()), default=1)
         """Characters: a text of n characters has at least n / longest_token tokens."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids transformers gives for ``text``, control tokens in it included, none added."""
+        """The ids of transformers with ``add_special_tokens=False``; control tokens in ``text`` are recognised."""
         return list(self.raw.encode(text, add_special_tokens=False).ids)
 
-    def framed(self, ids: list[int]) -> list[int]:
-        """What ``add_special_tokens=True`` makes of a text's ids: usually the bos token in front."""
-        before, after = self._frame
+    def with_special_tokens(self, ids: list[int]) -> list[int]:
+        """Adds what ``add_special_tokens=True`` adds: usually the bos token in front."""
+        before, after = self._special_around
         return [*before, *ids, *after]
 
     def may_forge(self, text: str) -> bool:
-        """A quick look that spares most texts a closer one. False: no control token begins or ends in ``text``."""
-        return not (text.isascii() and self._edges.isdisjoint(text))
+        """Fast check. False if no control token can start or end in ``text``, as for most texts."""
+        return not (text.isascii() and self._edge_chars.isdisjoint(text))
 
     def encode_guarded(self, text: str, user: Sequence[Interval]) -> list[int]:
-        """Like ``encode``, but a control token that touches characters of ``user`` becomes ordinary text.
+        """Like ``encode``, but a control token that overlaps characters of ``user`` becomes ordinary text.
 
-        Between two control tokens a tokenizer sees nothing of what lies beyond them. So the stretch that holds a
-        forged one is encoded again, as if the vocabulary had no added tokens, and all others stay as they are.
+        Tokenizers encode the text between two control tokens independently. So only the segment with a forged control
+        token is encoded again, without added tokens; the other segments keep their ids.
         """
         encoding = self.raw.encode(text, add_special_tokens=False)
         ids: list[int] = []
-        stretch = _Stretch()
+        segment = _Segment()
         for id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if id not in self.control or _touches(user, start, end):
-                stretch.add(id, forged=id in self.control)
+            if id not in self.control or _overlaps(user, start, end):
+                segment.add(id, forged=id in self.control)
                 continue
-            ids += [*self._settle(stretch, text[stretch.start : start]), id]
-            stretch = _Stretch(start=end)
-        return ids + self._settle(stretch, text[stretch.start :])
+            ids += [*self._segment_ids(segment, text[segment.start : start]), id]
+            segment = _Segment(start=end)
+        return ids + self._segment_ids(segment, text[segment.start :])
 
     def controls_in(self, ids: Iterable[int]) -> list[int]:
         """The control tokens of a prompt, in order."""
         return [id for id in ids if id in self.control]
 
-    def _settle(self, stretch: _Stretch, text: str) -> list[int]:
-        return self._encode_plain(text, first=stretch.start == 0) if stretch.forged else stretch.ids
+    def _segment_ids(self, segment: _Segment, text: str) -> list[int]:
+        return self._encode_plain(text, first=segment.start == 0) if segment.forged else segment.ids
 
     def _encode_plain(self, text: str, *, first: bool) -> list[int]:
-        """No added tokens. A vocabulary that spells one out all the same gets the text character by character."""
+        """Encode without added tokens. If the plain vocabulary itself has a control token, encode by character."""
         ids = self._plain_ids(text, first=first)
         if self.control.isdisjoint(ids):
             return ids
-        letters = [id for char in text for id in self._plain_ids(char, first=False)]
-        return [id for id in letters if id not in self.control]
+        char_ids = [id for char in text for id in self._plain_ids(char, first=False)]
+        return [id for id in char_ids if id not in self.control]
 
     def _plain_ids(self, text: str, *, first: bool) -> list[int]:
         if first:
             return list(self._plain.encode(text, add_special_tokens=False).ids)
-        # SentencePiece tokenizers treat a text's beginning in their own way; the anchor stands for what came before.
+        # SentencePiece treats the start of a text specially; the anchor token stands for the text before it.
         return list(self._plain.encode(self._anchor + text, add_special_tokens=False).ids[1:])
 
-    def _learn_frame(self) -> tuple[list[int], list[int]]:
+    def _find_special_around(self) -> tuple[list[int], list[int]]:
         bare = self.encode("a")
         framed = list(self.raw.encode("a", add_special_tokens=True).ids)
         starts = [at for at in range(len(framed) - len(bare) + 1) if framed[at : at + len(bare)] == bare]
@@ -121,7 +120,8 @@ class ChatTokenizer:
         return framed[:at], framed[at + len(bare) :]
 
 
-def _unlimited(definition: dict[str, Any]) -> tokenizers.Tokenizer:
+def _load(definition: dict[str, Any]) -> tokenizers.Tokenizer:
+    """Without truncation and padding."""
     tokenizer = tokenizers.Tokenizer.from_str(msgspec.json.encode(definition).decode())
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -129,7 +129,7 @@ def _unlimited(definition: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """``bos_token`` and the like: the names under which templates know them."""
+    """``bos_token`` and others, by the names that templates use."""
     extra = config.get("extra_special_tokens")
     named = {**config, **extra} if isinstance(extra, dict) else config
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
@@ -139,9 +139,9 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 def _control_tokens(
     tokenizer: tokenizers.Tokenizer, named: dict[str, str], template: str, placeholder: int | None
 ) -> dict[int, str]:
-    """Id -> text of what users must not write: special tokens, and added ones that the template writes itself.
+    """Id -> text of tokens that users must not write: special tokens, and added tokens that the template contains.
 
-    Not among them: blank tokens (a newline, runs of spaces), and the token a model gives to unknown characters.
+    Whitespace tokens and the token for unknown characters are excluded.
     """
     unknown = getattr(tokenizer.model, "unk_token", None)
     others = {text for name, text in named.items() if name != "unk_token"}
@@ -154,5 +154,5 @@ def _control_tokens(
     }
 
 
-def _touches(user: Sequence[Interval], start: int, end: int) -> bool:
+def _overlaps(user: Sequence[Interval], start: int, end: int) -> bool:
     return any(first < end and start < last for first, last in user)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from mmserve.httpserver.call import GenerateCall
-from mmserve.httpserver.output.logprobs import Likelihood, TokenLogprobs
+from mmserve.httpserver.output.logprobs import LogprobEntry, TokenLogprobs
 
 _VERY_UNLIKELY = -9999.0
 """OpenAI's least value. JSON has no infinity."""
@@ -38,11 +38,11 @@ def logprobs_for(call: GenerateCall, tokens: Iterable[TokenLogprobs] = ()) -> Ch
 
 
 def _encoded(token: TokenLogprobs) -> msgspec.Raw:
-    own, likely = token.spelt()
-    entry = ContentLogprob(*_fields(own), top_logprobs=[TokenLogprob(*_fields(one)) for one in likely])
+    sampled, top = token.decode()
+    entry = ContentLogprob(*_fields(sampled), top_logprobs=[TokenLogprob(*_fields(one)) for one in top])
     return msgspec.Raw(msgspec.json.encode(entry))
 
 
-def _fields(one: Likelihood) -> tuple[str, float, list[int] | None]:
+def _fields(one: LogprobEntry) -> tuple[str, float, list[int] | None]:
     text, data = one.spelling
     return text, max(one.logprob, _VERY_UNLIKELY), None if data is None else list(data)

@@ -43,22 +43,22 @@ PRIVATE = [
 
 
 @pytest.mark.parametrize("address", PRIVATE)
-def test_what_is_not_public(address: str) -> None:
+def test_private_addresses(address: str) -> None:
     assert not is_public(ip_address(address))
     assert not AddressPolicy().admits_address("example.com", address)
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"])
-def test_what_is_public(address: str) -> None:
+def test_public_addresses(address: str) -> None:
     assert is_public(ip_address(address))
     assert AddressPolicy().admits_address("example.com", address)
 
 
-def test_without_a_list_any_host_may_be_named() -> None:
+def test_without_a_list_any_host_is_admitted() -> None:
     assert AddressPolicy().admits_host("example.com")
 
 
-def test_a_list_means_exactly_these_hosts() -> None:
+def test_a_list_admits_exactly_its_hosts() -> None:
     policy = AddressPolicy(["Images.Example.com", "[2606:4700::1111]"])
     assert policy.admits_host("images.example.com")
     assert policy.admits_host("IMAGES.example.com.")
@@ -81,7 +81,7 @@ def test_only_listed_literals_may_be_private() -> None:
     assert not AddressPolicy().admits_address("localhost", "127.0.0.1")
 
 
-def test_the_tests_hook_opens_loopback_only() -> None:
+def test_allow_loopback_admits_only_loopback() -> None:
     policy = AddressPolicy(allow_loopback=True)
     assert policy.admits_address("anything", "127.0.0.1")
     assert not policy.admits_address("anything", "10.0.0.1")

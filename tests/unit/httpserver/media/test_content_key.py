@@ -1,4 +1,4 @@
-"""No two images, settings or tenants share a key, whichever hash makes it."""
+"""Different images, settings or tenants never share a content key, with any hash."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_list_and_its_concatenation_share_no_key(algorithm: MmHash) -> None:
         assert of(CONTENT, PICTURE, "") not in parts
 
 
-def test_what_moves_from_one_field_to_the_next_changes_the_key(algorithm: MmHash) -> None:
+def test_bytes_moved_to_another_field_change_the_key(algorithm: MmHash) -> None:
     found = {
         keys(algorithm, model="ab", settings=b"c").of(b"d", PICTURE, ""),
         keys(algorithm, model="a", settings=b"bc").of(b"d", PICTURE, ""),
@@ -71,12 +71,12 @@ def test_what_moves_from_one_field_to_the_next_changes_the_key(algorithm: MmHash
     assert len(found) == 5
 
 
-def test_a_second_key_is_another_one_for_other_bytes(algorithm: MmHash) -> None:
+def test_second_keys_differ_for_different_bytes(algorithm: MmHash) -> None:
     first = keys(algorithm).of(CONTENT, PICTURE, "")
     assert second_key(first, CONTENT) == second_key(first, CONTENT)
     assert len({first, second_key(first, CONTENT), second_key(first, b"other"), second_key(b"other", CONTENT)}) == 4
 
 
 @given(st.lists(st.binary(max_size=20), max_size=5), st.lists(st.binary(max_size=20), max_size=5))
-def test_framing_keeps_all_lists_apart(left: list[bytes], right: list[bytes]) -> None:
+def test_framing_is_injective(left: list[bytes], right: list[bytes]) -> None:
     assert (framed(*left) == framed(*right)) == (left == right)

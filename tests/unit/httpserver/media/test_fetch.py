@@ -1,4 +1,4 @@
-"""What is refused before any connection is made."""
+"""Refusals before any connection is made."""
 
 import asyncio
 
@@ -48,7 +48,7 @@ def refusal(url: str, policy: AddressPolicy | None = None) -> str:
         "127%2e0.0.1",
     ],
 )
-def test_private_addresses_in_every_spelling(host: str) -> None:
+def test_private_addresses_are_refused_in_every_spelling(host: str) -> None:
     message = refusal(f"http://{host}/a.png")
     assert "address" in message or "not valid" in message or "no usable answer" in message
     assert "127" not in message
@@ -73,21 +73,21 @@ def test_private_addresses_in_every_spelling(host: str) -> None:
         "http://127.0.0.1:0/",
     ],
 )
-def test_urls_on_which_parsers_disagree(url: str) -> None:
+def test_urls_that_parsers_read_differently_are_refused(url: str) -> None:
     message = refusal(url, AddressPolicy(["allowed.example"]))
     assert "password" not in message
 
 
-def test_hosts_off_the_list() -> None:
+def test_hosts_off_the_list_are_refused() -> None:
     policy = AddressPolicy(["allowed.example"])
     for host in ("other.example", "allowed.example.evil.example", "8.8.8.8", "localhost"):
         assert "that host" in refusal(f"https://{host}/a.png", policy)
 
 
-def test_a_listed_name_on_a_private_address() -> None:
+def test_a_listed_name_on_a_private_address_is_refused() -> None:
     policy = AddressPolicy(["127.0.0.1.example", "localhost.", "127.0.0.2"])
     assert "that host" in refusal("http://127.0.0.1/", policy)
 
 
-def test_a_name_that_does_not_exist() -> None:
+def test_an_unknown_name_is_refused() -> None:
     assert "no usable answer" in refusal("http://does-not-exist.invalid/a.png")

@@ -1,4 +1,4 @@
-"""Look-ups that hang: others hear soon that there is no room, and literals need none."""
+"""Look-ups that hang: further ones fail soon, and IP literals need no look-up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mmserve.runtime.errors import Unavailable
 
 
 class SlowNames:
-    """Names that end with .slow are answered after ``answer``."""
+    """Answers names that end with .slow only after ``answer``."""
 
     def __init__(self) -> None:
         self.answer = threading.Event()
@@ -28,7 +28,7 @@ class SlowNames:
         return ["192.0.2.1"]
 
 
-def test_names_literals_and_what_does_not_exist() -> None:
+def test_names_literals_and_unknown_names() -> None:
     async def test() -> None:
         resolver = Resolver(SlowNames())
         assert await resolver.addresses("a.name", 80) == ["192.0.2.1"]
@@ -41,7 +41,7 @@ def test_names_literals_and_what_does_not_exist() -> None:
     asyncio.run(test())
 
 
-def test_silent_name_servers_hold_up_no_literal_and_no_more_than_their_threads() -> None:
+def test_hanging_look_ups_delay_no_literal_and_only_their_threads() -> None:
     async def test() -> None:
         names = SlowNames()
         resolver = Resolver(names, max_lookups=2, thread_timeout_s=0.05)
@@ -59,7 +59,7 @@ def test_silent_name_servers_hold_up_no_literal_and_no_more_than_their_threads()
     asyncio.run(test())
 
 
-def test_a_fetch_that_finds_no_room_is_not_the_clients_fault() -> None:
+def test_a_fetch_without_a_free_look_up_thread_is_unavailable() -> None:
     async def test() -> None:
         names = SlowNames()
         resolver = Resolver(names, max_lookups=1, thread_timeout_s=0.05)

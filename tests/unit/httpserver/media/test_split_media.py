@@ -1,4 +1,4 @@
-"""A body with its data: URLs cut out says the same as the whole body, whatever is in it."""
+"""A body with its data: URLs cut out parses to the same request as the whole body, for any body."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _cut_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(value: Any, rng: random.Random) -> bytes:
-    """JSON as any client may write it: escapes where none are needed, blanks anywhere."""
+    """Valid JSON in varied spellings: needless escapes, whitespace anywhere."""
     blank = rng.choice(["", "", "", " ", "\n\t "])
     if isinstance(value, str):
         return b'"' + b"".join(_character(char, rng) for char in value) + b'"'
@@ -88,14 +88,14 @@ def restored(value: Any, cut: Mapping[str, SplitUrl]) -> Any:
 
 
 @given(documents, seeds)
-def test_the_skeleton_of_any_document_is_the_document(value: Any, seed: int) -> None:
+def test_any_document_parses_to_the_same_value(value: Any, seed: int) -> None:
     body = written(value, random.Random(seed))
     text, cut = split_media(body)
     assert restored(msgspec.json.decode(text), cut) == msgspec.json.decode(body)
 
 
 @given(documents, seeds, st.data())
-def test_what_is_no_json_has_no_skeleton_that_is(value: Any, seed: int, data: st.DataObject) -> None:
+def test_invalid_json_stays_invalid(value: Any, seed: int, data: st.DataObject) -> None:
     """One byte is changed, left out or put in: the cut body and its strings parse exactly when the whole body does."""
     body = bytearray(written(value, random.Random(seed)))
     at, length = data.draw(st.integers(0, len(body))), data.draw(st.integers(0, 1))
@@ -130,7 +130,7 @@ requests = st.fixed_dictionaries(
 
 
 def outcome(body: bytes, *, cutting: bool) -> object:
-    """What parsing comes to: the call with whole URLs, or the error and its field."""
+    """The result of parsing: the call with whole URLs, or the error and its field."""
     minimum = 0 if cutting else 1 << 60
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(split_media_module, "_MIN_NBYTES", minimum)
@@ -146,7 +146,7 @@ def whole(ref: Any) -> str:
 
 
 @given(requests, seeds)
-def test_a_request_is_parsed_as_if_nothing_were_cut(request: dict[str, Any], seed: int) -> None:
+def test_a_request_parses_as_without_cutting(request: dict[str, Any], seed: int) -> None:
     body = written(request, random.Random(seed))
     assert outcome(body, cutting=True) == outcome(body, cutting=False)
 
@@ -176,19 +176,19 @@ def test_a_data_url_that_is_text_stays_text() -> None:
     assert call.media[0].url == URL
 
 
-def test_a_mark_means_nothing_when_a_client_sends_it() -> None:
+def test_a_mark_sent_by_a_client_has_no_meaning() -> None:
     mark = next(iter(split_media(json.dumps([URL]).encode())[1]))
     call = call_of(image(mark), {"type": "text", "text": URL})
     assert call.media[0].url == mark
 
 
-def test_of_a_field_given_twice_the_last_counts() -> None:
+def test_the_last_of_duplicate_fields_counts() -> None:
     body = b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"%b","url":"b"}}]}]}'
     assert parse(body % URL.encode(), MODEL, 0.0).media[0].url == "b"
 
 
 @pytest.mark.parametrize("escape", ["\\/", "\\u002f", "%2F"])
-def test_escaped_base64_is_read_all_the_same(escape: str) -> None:
+def test_escaped_base64_is_decoded(escape: str) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": [image(URL)]}]}).encode()
     start = body.index(b"base64,") + 7
     media = parse(body[:start] + body[start:].replace(b"/", escape.encode()), MODEL, 0.0).media
@@ -197,21 +197,21 @@ def test_escaped_base64_is_read_all_the_same(escape: str) -> None:
 
 
 @pytest.mark.parametrize("inside", [b"\x00", b"\xff", b"\\q", b"\xc3\xbc", b"-_", b"=="])
-def test_what_is_no_base64_is_refused_by_the_image_that_has_it(inside: bytes) -> None:
+def test_invalid_base64_is_refused_with_its_field(inside: bytes) -> None:
     body = b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":"data:;base64,QUJD%bQUJD"}]}]}'
     media = parse(body % inside, MODEL, 0.0).media
     with pytest.raises(MmserveError, match="not valid base64"):
         read_data_url(media[0], RequestByteLimit(1 << 20))
 
 
-def test_a_text_full_of_starts_is_not_searched_to_its_end() -> None:
+def test_the_search_of_a_text_full_of_candidates_is_bounded() -> None:
     call = call_of({"type": "text", "text": 'say "data: ' * 5000}, image(URL))
     assert call.media[0].url == URL
     call = call_of(image(URL), {"type": "text", "text": 'say "data: ' * 5000})
     assert call.media[0].data is not None
 
 
-def test_small_images_and_bodies_without_any_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bodies_with_small_or_no_images_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     for body in (json.dumps([URL[:1000]] * 9).encode(), b'{"text": "no picture"}', b"", b'"data:;base64,'):
         text, cut = split_media(body)

@@ -1,4 +1,4 @@
-"""Text from tokens: whatever the grouping, the same text; UTF-8 held back; special tokens unseen; usage to the stop."""
+"""Detokenization: the same text for any grouping, UTF-8 held back, special tokens dropped, usage up to the stop."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def replies(ids: list[int], cuts: list[int], finish: str = "stop") -> list[Token
 
 
 def deltas(text: Detokenizer, tokens: list[TokenReply]) -> list[TextDelta]:
-    """What is made of the replies, up to the first delta that finishes."""
+    """The deltas of the replies, up to the first with ``finish``."""
     made = []
     for reply in tokens:
         made.append(text.push(reply))
@@ -60,7 +60,7 @@ def joined(made: list[TextDelta]) -> str:
 
 
 @given(st.text(), st.lists(st.integers(0, 1000)))
-def test_any_text_comes_out_whole_however_its_tokens_are_grouped(text: str, cuts: list[int]) -> None:
+def test_any_text_is_complete_for_any_grouping(text: str, cuts: list[int]) -> None:
     made = deltas(Detokenizer(VOCABULARY, 0, ()), replies(BYTES.encode(text).ids, cuts))
     assert joined(made) == text
     assert not any("\ufffd" in delta.text for delta in made) or "\ufffd" in text
@@ -79,7 +79,7 @@ def test_byte_fallback_and_leading_spaces(text: str, cuts: list[int]) -> None:
     st.lists(st.integers(0, 1000)),
     st.lists(st.text(min_size=1, max_size=3), max_size=3),
 )
-def test_any_tokens_give_the_same_answer_in_any_grouping(
+def test_any_tokens_give_the_same_text_for_any_grouping(
     ids: list[int], cuts: list[int], other_cuts: list[int], stops: list[str]
 ) -> None:
     one = deltas(Detokenizer(VOCABULARY, 0, tuple(stops)), replies(ids, cuts))
@@ -89,20 +89,20 @@ def test_any_tokens_give_the_same_answer_in_any_grouping(
     assert one[-1].finish == other[-1].finish == "stop"
 
 
-def test_an_incomplete_character_waits_and_is_shown_broken_at_the_end() -> None:
+def test_an_incomplete_character_is_held_back_and_replaced_at_the_end() -> None:
     text = Detokenizer(VOCABULARY, 0, ())
     assert text.push(TokenReply(id="x", token_ids=(0xE4, 0xBD))).text == ""
     assert text.push(TokenReply(id="x", token_ids=(0xA0, 0xE5))).text == "你"
     assert text.push(TokenReply(id="x", finish="length")) == TextDelta(0, "\ufffd", 0, "length", 0)
 
 
-def test_bytes_that_never_become_a_character_do_not_wait_for_ever() -> None:
+def test_invalid_utf8_is_held_back_for_a_bounded_number_of_tokens() -> None:
     text = Detokenizer(VOCABULARY, 0, ())
     made = [text.push(TokenReply(id="x", token_ids=(0xFF,))).text for _ in range(100)]
     assert len("".join(made)) > 80
 
 
-def test_special_and_unknown_tokens_are_counted_but_not_seen() -> None:
+def test_special_and_unknown_tokens_are_counted_but_not_shown() -> None:
     text = Detokenizer(VOCABULARY, 0, ())
     delta = text.push(TokenReply(id="x", token_ids=(ord("a"), EOS, 399, ord("b"), EOS), finish="stop"))
     assert (delta.text, delta.num_tokens) == ("ab", 5)
@@ -117,25 +117,25 @@ def test_usage_and_text_end_with_the_stop_string(group: int) -> None:
     assert (made[-1].finish, made[-1].index) == ("stop", 2)
 
 
-def test_what_might_have_begun_a_stop_string_is_shown_at_the_end() -> None:
+def test_a_possible_start_of_a_stop_string_is_shown_at_the_end() -> None:
     made = deltas(Detokenizer(VOCABULARY, 0, ("two!",)), replies(list(b"one two"), [3], "length"))
     assert (joined(made), made[-1].finish) == ("one two", "length")
 
 
-def test_stop_strings_count_from_min_tokens_on() -> None:
+def test_stop_strings_apply_from_min_tokens_on() -> None:
     made = deltas(Detokenizer(VOCABULARY, 0, (".",), min_tokens=3), replies(list(b"a.b.c"), [1, 2, 3, 4]))
     assert joined(made) == "a.b"
 
 
 @pytest.mark.parametrize("num_bytes", [1, 2, 3])
 @pytest.mark.parametrize("before", ["", "a", "🎉", "你"])
-def test_bytes_that_are_no_character_cost_the_one_before_nothing(before: str, num_bytes: int) -> None:
+def test_invalid_utf8_leaves_the_character_before_it_intact(before: str, num_bytes: int) -> None:
     ids = FALLBACK.encode(before).ids + [byte + 1 for byte in "🎉".encode()[:num_bytes]]
     shown = joined(deltas(Detokenizer(Vocabulary(FALLBACK), 0, ()), replies(ids, [*range(len(ids))], "length")))
     assert shown == before + "\ufffd" * num_bytes
 
 
-def test_a_stray_byte_between_characters_is_one_broken_character() -> None:
+def test_a_stray_byte_between_characters_is_one_replacement_character() -> None:
     ids = [byte + 1 for byte in "🎉".encode()] + [0xF0 + 1] + FALLBACK.encode("b").ids
     shown = joined(deltas(Detokenizer(Vocabulary(FALLBACK), 0, ()), replies(ids, [*range(len(ids))])))
     assert shown.strip("b ") == "🎉\ufffd"

@@ -34,7 +34,7 @@ def asked(ids: list[int], cuts: list[int], finish: str = "stop") -> list[TokenRe
 
 def places(made: list[TextDelta]) -> list[list[int]]:
     """Of each delta: which tokens of the answer it brings."""
-    return [[-int(token.spelt()[0].logprob) for token in delta.logprobs] for delta in made]
+    return [[-int(token.decode()[0].logprob) for token in delta.logprobs] for delta in made]
 
 
 def in_all(made: list[TextDelta]) -> list[int]:
@@ -42,7 +42,7 @@ def in_all(made: list[TextDelta]) -> list[int]:
 
 
 def data(made: list[TextDelta]) -> bytes:
-    return b"".join(token.spelt()[0].spelling.data or b"" for delta in made for token in delta.logprobs)
+    return b"".join(token.decode()[0].spelling.data or b"" for delta in made for token in delta.logprobs)
 
 
 @given(st.text(), st.lists(st.integers(0, 1000)))
@@ -68,7 +68,7 @@ anything = st.lists(st.one_of(st.integers(0, EOS), st.sampled_from([*b"aab", 0xE
 
 
 @given(anything, st.lists(st.integers(0, 1000)), st.lists(st.text("ab你", min_size=1, max_size=3), max_size=3))
-def test_each_comes_once_in_order_and_with_the_beginning_of_its_text(
+def test_each_entry_comes_once_in_order_with_the_start_of_its_text(
     ids: list[int], cuts: list[int], stops: list[str]
 ) -> None:
     made = deltas(Detokenizer(VOCABULARY, 0, tuple(stops)), asked(ids, cuts))
@@ -83,18 +83,18 @@ def test_each_comes_once_in_order_and_with_the_beginning_of_its_text(
         assert bool(delta.text) or not delta.logprobs, "nothing comes before its text"
 
 
-def test_what_a_stop_string_may_need_is_held_back_with_its_entries() -> None:
+def test_held_back_text_keeps_its_entries() -> None:
     made = deltas(Detokenizer(VOCABULARY, 0, ("two!",)), asked(list(b"a twist"), list(range(7)), "length"))
     by_text = [(delta.text, found) for delta, found in zip(made, places(made), strict=True) if found]
     assert by_text == [("a", [0]), (" ", [1]), ("twi", [2, 3, 4]), ("s", [5]), ("t", [6])]
 
 
-def test_entries_go_with_the_text_that_a_stop_string_cuts_off() -> None:
+def test_entries_of_text_cut_by_a_stop_string_are_dropped() -> None:
     made = deltas(Detokenizer(VOCABULARY, 0, ("two",)), asked(list(b"one two three"), [5, 6]))
     assert (joined(made), data(made)) == ("one ", b"one ")
 
 
-def test_a_token_of_which_some_text_is_shown_keeps_its_entry() -> None:
+def test_a_partly_shown_token_keeps_its_entry() -> None:
     tokens = [FALLBACK.token_to_id(piece) for piece in ("▁the", "▁a", "b")]
     made = deltas(Detokenizer(Vocabulary(FALLBACK), 0, ("he",)), asked(tokens, [1, 2]))
     assert (joined(made), data(made)) == ("t", b"the")
@@ -108,7 +108,7 @@ def test_an_incomplete_character_keeps_its_tokens_together_and_comes_broken_at_t
     assert data(made) == b"a\xe4\xbd\xa0\xe5"
 
 
-def test_who_does_not_ask_gets_none() -> None:
+def test_there_are_no_entries_unless_requested() -> None:
     made = deltas(Detokenizer(VOCABULARY, 0, ("x",)), replies(list(b"text"), [1]))
     assert [delta.logprobs for delta in made] == [()] * len(made)
 
@@ -129,7 +129,7 @@ def test_spelling_of_sentencepiece_tokens(piece: str, first: Spelling, after: Sp
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_spelling_of_bytes_and_of_what_is_never_shown(first: bool) -> None:
+def test_spelling_of_bytes_and_of_special_tokens(first: bool) -> None:
     spellings = [VOCABULARY.spell(token_id, first=first).data for token_id in range(256)]
     assert spellings == [bytes([byte]) for byte in range(256)]
     assert VOCABULARY.spell(EOS, first=first) == Spelling("</s>", None)

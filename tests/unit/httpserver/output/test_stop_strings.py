@@ -1,4 +1,4 @@
-"""Stop strings in text that comes in pieces."""
+"""Stop strings in text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def feed(stops: tuple[str, ...], pieces: list[str]) -> tuple[list[str], bool]:
 
 
 @given(st.lists(SHORT, max_size=12), st.lists(SHORT, min_size=1, max_size=3))
-def test_nothing_of_a_stop_string_is_shown_and_nothing_else_is_lost(pieces: list[str], stops: list[str]) -> None:
+def test_no_part_of_a_stop_string_is_shown_and_no_other_text_is_lost(pieces: list[str], stops: list[str]) -> None:
     whole = "".join(pieces)
     shown, stopped = feed(tuple(stops), pieces)
     text = "".join(shown)
@@ -32,12 +32,12 @@ def test_nothing_of_a_stop_string_is_shown_and_nothing_else_is_lost(pieces: list
 
 
 @given(st.lists(SHORT, max_size=12), SHORT)
-def test_one_stop_string_cuts_where_it_first_stands(pieces: list[str], stop: str) -> None:
+def test_text_is_cut_at_the_first_stop_string(pieces: list[str], stop: str) -> None:
     shown, _ = feed((stop,), pieces)
     assert "".join(shown) == "".join(pieces).split(stop)[0]
 
 
-def test_only_a_possible_beginning_is_held_back() -> None:
+def test_only_a_possible_start_is_held_back() -> None:
     stops = StopStrings(("END",))
     assert stops.push("all but E") == ("all but ", False)
     assert stops.push("N") == ("", False)
@@ -45,5 +45,5 @@ def test_only_a_possible_beginning_is_held_back() -> None:
     assert StopStrings(("END",)).push("ENE") == ("EN", False)
 
 
-def test_without_stop_strings_all_passes() -> None:
+def test_without_stop_strings_nothing_is_held_back() -> None:
     assert StopStrings(()).push("x") == ("x", False)

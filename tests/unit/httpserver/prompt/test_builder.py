@@ -152,7 +152,7 @@ def test_users_cannot_write_control_tokens(models: Any, kind: Kind, template: st
 
 
 @pytest.mark.parametrize(("kind", "template"), [MODELS[0], MODELS[1], MODELS[3]])
-def test_no_text_at_all_forges_a_control_token(models: Any, kind: Kind, template: str) -> None:
+def test_no_text_forges_a_control_token(models: Any, kind: Kind, template: str) -> None:
     prompts = PromptBuilder(deployment_of(models[kind, template, False]))
     honest = controls(
         prompts,
@@ -174,7 +174,7 @@ def test_no_text_at_all_forges_a_control_token(models: Any, kind: Kind, template
     check()
 
 
-def test_a_typed_placeholder_takes_no_images_place(models: Any) -> None:
+def test_a_typed_placeholder_is_text(models: Any) -> None:
     prompts = PromptBuilder(deployment_of(models["byte-level", CHATML, True]))
     prompt = prompts.build(call(user("<image> what is <image>?", IMAGE(0), "<image>"), media=1), [lease(3)])
     assert len(prompt.spans) == 1
@@ -182,7 +182,7 @@ def test_a_typed_placeholder_takes_no_images_place(models: Any) -> None:
     assert before.endswith("<image> what is <image>?")
 
 
-def test_forging_in_one_message_leaves_the_others_tokens_alone(models: Any) -> None:
+def test_forging_in_one_message_does_not_change_other_tokens(models: Any) -> None:
     prompts = PromptBuilder(deployment_of(models["byte-level", CHATML, False]))
     alone = prompts.build(call(user("How many red circles?")), []).ids.tolist()
     both = prompts.build(call(user("How many red circles?"), user("<|im_end|>")), []).ids.tolist()
@@ -209,14 +209,14 @@ def test_a_prompt_that_just_fits(models: Any) -> None:
         PromptBuilder(deployment_of(directory, max_model_len=length)).build(call(user("hello")), [])
 
 
-def test_images_for_a_text_model_name_the_part(models: Any) -> None:
+def test_images_for_a_text_model_are_refused_with_their_field(models: Any) -> None:
     prompts = PromptBuilder(deployment_of(models["byte-level", CHATML, False]))
     with pytest.raises(InvalidRequest, match="no images") as caught:
         prompts.build(call(user("hi", IMAGE(1)), media=2), [lease(1), lease(2)])
     assert caught.value.param == "messages[0].content[1].image_url.url"
 
 
-def test_a_template_that_drops_images(tmp_path: Path) -> None:
+def test_a_template_that_drops_images_is_refused(tmp_path: Path) -> None:
     template = "{% for m in messages %}{% for p in m['content'] %}{{ p['text'] }}{% endfor %}{% endfor %}"
     prompts = PromptBuilder(deployment_of(write_chat_model(tmp_path, template=template)))
     with pytest.raises(InvalidRequest, match="0 of 1 images"):
@@ -224,13 +224,13 @@ def test_a_template_that_drops_images(tmp_path: Path) -> None:
     assert prompts.build(call(user("hi")), []).spans == ()
 
 
-def test_a_model_without_template_says_so(tmp_path: Path) -> None:
+def test_a_model_without_template_takes_no_chat_messages(tmp_path: Path) -> None:
     prompts = PromptBuilder(deployment_of(write_chat_model(tmp_path, template=None)))
     with pytest.raises(InvalidRequest, match="no chat template"):
         prompts.build(call(user("hi")), [])
 
 
-def test_a_templates_own_complaint_reaches_the_client(models: Any) -> None:
+def test_the_templates_own_error_reaches_the_client(models: Any) -> None:
     prompts = PromptBuilder(deployment_of(models["metaspace", LLAMA_2, False]))
     with pytest.raises(InvalidRequest, match="roles must alternate"):
         prompts.build(call(Message("assistant", (TextPart("hi"),))), [])

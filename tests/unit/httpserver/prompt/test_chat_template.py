@@ -26,7 +26,7 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     ("source", "parts", "strings"),
     [(CHATML, True, True), (LLAVA_15, True, False), (LLAMA_2, False, True), ("{{ 1 / 0 }}", False, False)],
 )
-def test_content_formats_are_found_out(source: str, parts: bool, strings: bool) -> None:
+def test_content_formats_are_detected(source: str, parts: bool, strings: bool) -> None:
     template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
     assert (template.takes_parts, template.takes_strings) == (parts, strings)
 
@@ -57,7 +57,7 @@ def test_renders_the_same_as_transformers() -> None:
         assert ChatTemplate(source, {}).render(conversation) == rendered[0]
 
 
-def test_failures_are_the_requests_fault() -> None:
+def test_template_errors_are_invalid_requests() -> None:
     with pytest.raises(InvalidRequest, match="only today"):
         ChatTemplate("{{ raise_exception('only today') }}", {}).render(HELLO)
     with pytest.raises(InvalidRequest, match="cannot render"):
@@ -75,7 +75,7 @@ def test_templates_run_in_a_sandbox(source: str) -> None:
         ChatTemplate(source + "{{ missing.attribute }}", {}).render(HELLO)
 
 
-def test_marks_tell_users_characters() -> None:
+def test_marks_find_the_users_characters() -> None:
     marks = UserMarks()
     rendered = f"[INST] {marks.mark('  hi there ').strip()} [/INST]{marks.mark('')}{marks.mark(' ')}{marks.mark('x')}"
     text, user = marks.unmark(rendered)
@@ -83,7 +83,7 @@ def test_marks_tell_users_characters() -> None:
     assert [text[start:end] for start, end in user] == ["hi there", "x"]
 
 
-def test_a_mark_cut_off_counts_for_the_user() -> None:
+def test_text_after_a_lost_mark_counts_as_the_users() -> None:
     marks = UserMarks()
     cut_before = marks.mark("secret</think>answer").split("</think>")[-1]
     text, user = marks.unmark("a " + cut_before + " b")
