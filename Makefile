@@ -6,6 +6,8 @@ PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# Tests in one group (tests/conftest.py) share a server or a fixture and stay on one worker.
+PARALLEL := -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test check format docs bench train clean
@@ -34,9 +36,9 @@ $(INSTALLED): pyproject.toml constraints-cpu.txt
 serve: $(INSTALLED) ## Serve the packaged model on http://127.0.0.1:8000
 	@exec $(BIN)/mmserve serve $(ARGS)
 
-test: $(INSTALLED) ## Run the tests
+test: $(INSTALLED) ## Run the tests, in parallel; ARGS="-n 0 tests/unit/ipc" runs one folder in one process
 	@echo "running the tests"
-	@$(BIN)/python -m pytest $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 check: $(INSTALLED) ## Lint, format, types, import rules
 	@echo "lint";         $(BIN)/ruff check .

@@ -1,12 +1,14 @@
-"""One server for each way to run it, shared by the tests of a module."""
+"""One server for each way to run it, shared by the tests of the whole run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.e2e.stack import Stack, running
+from tests.fakes.cache import until
 
 # Every pair of (ranks, allocation path, HTTP workers) is covered by these four, and plans that overlap by two of them.
 CONFIGURATIONS = {
@@ -17,13 +19,49 @@ CONFIGURATIONS = {
 }
 
 
-@pytest.fixture(scope="module", params=CONFIGURATIONS.values(), ids=CONFIGURATIONS.keys())
+@pytest.fixture(scope="session", params=CONFIGURATIONS.values(), ids=CONFIGURATIONS.keys())
 def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
     with running(*request.param) as server:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def default_stack() -> Iterator[Stack]:
     with running() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def _restarting_server() -> Iterator[Stack]:
+    with running() as server:
+        yield server
+
+
+@pytest.fixture
+def restarting_stack(_restarting_server: Stack) -> Iterator[Stack]:
+    """A server for tests that kill one of its processes; the next test gets it whole again.
+
+    The supervisor gives up on a group of processes after 5 restarts in a minute (``supervisor/restarts.py``). All tests
+    of this server together kill each group fewer times than that.
+    """
+    titles = _restarting_server.titles()
+    yield _restarting_server
+    until(lambda: _restarting_server.answers and _restarting_server.titles() == titles, timeout_s=60)
+    _restarting_server.check_nothing_is_held()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a parallel run, the tests of a shared server are one group: it starts once, on one worker."""
+    if not hasattr(config, "workerinput"):
+        return
+    for item in items:
+        if Path(__file__).parent in item.path.parents and (server := _shared_server(item)):
+            item.add_marker(pytest.mark.xdist_group(server))
+
+
+def _shared_server(item: pytest.Item) -> str | None:
+    fixtures = getattr(item, "fixturenames", ())
+    if "stack" in fixtures:
+        return next(name for name in CONFIGURATIONS if name in item.name)
+    return next((name for name in ("default_stack", "restarting_stack") if name in fixtures), None)

@@ -57,6 +57,24 @@ class Stack:
         except psutil.NoSuchProcess:
             return False
 
+    @property
+    def answers(self) -> bool:
+        """Whether requests and metrics are served now."""
+        try:
+            for path in ("health", "metrics"):
+                urllib.request.urlopen(f"{self.url}/{path}", timeout=10).close()
+        except OSError:
+            return False
+        return True
+
+    def titles(self) -> set[str]:
+        """The titles of the live server processes, such as ``mmserve: router``."""
+        found = set()
+        for process in self.processes("mmserve: "):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.add(" ".join(process.cmdline()).strip())
+        return found
+
     def check_nothing_is_held(self) -> None:
         """No request is under way: nothing is held, and nothing was ever forgotten."""
         for gauge in ("num_requests_in_flight", "budget_used_bytes", "mm_decoding", "mm_decode_waiting", "mm_leases"):

@@ -38,17 +38,17 @@ async def _ask(client: openai.AsyncOpenAI, sample: Sample, n: int, **extra: str)
 
 
 @pytest.mark.parametrize(("victim", "seed"), [("cache_server", 770_101), ("visualserver", 770_202)])
-def test_whose_pictures_were_in_flight_is_answered_about_them(default_stack: Stack, victim: str, seed: int) -> None:
+def test_whose_pictures_were_in_flight_is_answered_about_them(restarting_stack: Stack, victim: str, seed: int) -> None:
     asked = [(sample, 1 + number % 2) for number, sample in enumerate(samples(CLIENTS, seed, kinds=("colour", "word")))]
-    resent = default_stack.metric("requests_resent_total")
+    resent = restarting_stack.metric("requests_resent_total")
 
     async def scenario() -> tuple[list[list[str]], list[list[str]]]:
-        async with default_stack.async_client() as client:
-            with _suspended(default_stack.processes("mmserve: visualserver")):
+        async with restarting_stack.async_client() as client:
+            with _suspended(restarting_stack.processes("mmserve: visualserver")):
                 under_way = [asyncio.create_task(_ask(client, *each)) for each in asked]
-                held = await asyncio.to_thread(default_stack.eventually, "mm_leases", CLIENTS, 40.0)
+                held = await asyncio.to_thread(restarting_stack.eventually, "mm_leases", CLIENTS, 40.0)
                 assert held == CLIENTS, "every picture is in the arena, and none is encoded"
-                for process in default_stack.processes(f"mmserve: {victim}"):
+                for process in restarting_stack.processes(f"mmserve: {victim}"):
                     process.kill()
             answers = await asyncio.gather(*under_way)
             # Salted, so that no picture is found again: what it shows is looked at anew.
@@ -57,5 +57,5 @@ def test_whose_pictures_were_in_flight_is_answered_about_them(default_stack: Sta
     answers, alone = asyncio.run(scenario())
     assert answers == alone
     assert len({each[0] for each in alone}) > CLIENTS / 3, "another picture, another answer"
-    until(lambda: default_stack.metric("requests_resent_total") > resent)
-    assert default_stack.eventually("mm_leases", 0) == 0
+    until(lambda: restarting_stack.metric("requests_resent_total") > resent)
+    assert restarting_stack.eventually("mm_leases", 0) == 0

@@ -55,7 +55,7 @@ async def serving() -> AsyncIterator[Digests]:
     try:
         yield app
     finally:
-        server.should_exit = True
+        server.stop(timeout_s=60)
         await task
 
 
