@@ -24,7 +24,7 @@ _KEPT_EVERY = 50_000
 """So one object stays in each MiB, the unit in which the interpreter gives memory back."""
 
 
-def new_slots(arena: Arena, claims: LeaseBudgets | None = None) -> MediaTable:
+def new_slots(arena: Arena, budgets: LeaseBudgets | None = None) -> MediaTable:
     """An empty table over the arena. Generations, item ids and token ids start where no earlier life has been."""
     first_generation = secrets.randbits(61) | 1 << 61
     arena.begin_epoch(first_generation)
@@ -34,7 +34,7 @@ def new_slots(arena: Arena, claims: LeaseBudgets | None = None) -> MediaTable:
         first_item_id=secrets.randbits(61),
         first_token=FIRST_VIRTUAL_TOKEN * (1 + secrets.randbits(29)),
         erase=arena.erase,
-        claims=claims,
+        budgets=budgets,
     )
 
 

@@ -1,6 +1,6 @@
-"""MediaTable for many connections at once: the lock, the waiting, and which owners are alive.
+"""The table for many connections: MediaTable and DecodePermits under one lock, calls that wait, and connected owners.
 
-Waiting is on conditions, never with the lock held. Knows no RPC.
+A call that has to wait returns at once with a pending reply; see ``pending``.
 """
 
 from __future__ import annotations
@@ -13,29 +13,30 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TypeVar
 
 from mmserve.cache_server.decode_permits import DecodePermits, QueuedRequest
 from mmserve.cache_server.entries import Lease
+from mmserve.cache_server.pending import Answered, PendingCalls, Reply
 from mmserve.cache_server.table import MediaTable
 from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, PermitRequest, PermitsReply
 from mmserve.runtime.byte_budget import ByteBudget
 
-_PATIENT_TRIES = 8
-"""Of an allocation, before it lets go of what is cached of its own images."""
-T = TypeVar("T")
+_MAX_TRIES_KEEPING_CACHED = 8
+"""Tries of a waiting allocation before its own cached images may be evicted to make room for its others."""
+_FULL = AllocReply(refused="full")
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class _Ticket:
+class _QueuedAlloc:
     """An allocation that waits for space."""
 
     lease: Lease
-    given_up: bool = False
+    items: Sequence[AllocItem]
+    is_released: bool = False
     tried_at: int = -1
-    """How much had been given back when it last found no space."""
-    tries: int = 0
+    """MediaTable.num_freed at the last try: without a change there is no more space than then."""
+    num_tries: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,173 +46,187 @@ class Snapshot:
     usage: dict[tuple[str, str], tuple[int, int]]
     num_leases: int
     num_waiting: int
+    """Allocations that wait for space."""
     num_permits: int
     peak_permits: int
     """Most permits ever out at once."""
     num_permits_waiting: int
     budgets: dict[str, ByteBudget]
-    """Form of an image -> as it was then."""
+    """Copies, by form of an image."""
     counters: Counter[tuple[str, ...]]
 
 
 class SharedMediaTable:
-    """Thread-safe. An owner is alive while one of its connections is."""
+    """Thread-safe. An owner is alive while it has a connection; its leases and permits end with its last one."""
 
     def __init__(
-        self, slots: MediaTable, permits: DecodePermits | None = None, clock: Callable[[], float] = time.monotonic
+        self, table: MediaTable, permits: DecodePermits | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._slots = slots
+        self._table = table
         self._permits = permits or DecodePermits(0, sys.maxsize)
-        self._clock = clock
-        self._changed = threading.Condition()
-        self._queue: deque[_Ticket] = deque()
-        """Allocations that wait for space, in order of arrival."""
+        self._lock = threading.Lock()
+        self._pending = PendingCalls(self._lock, clock)
+        self._queue: deque[_QueuedAlloc] = deque()
+        """In order of arrival."""
         self._connections: Counter[str] = Counter()
         self._unregistered: set[str] = set()
 
+    # Owners
+
     def connect(self, owner: str) -> None:
         """A connection of ``owner`` begins."""
-        with self._changed:
+        with self._lock:
             self._connections[owner] += 1
 
     def disconnect(self, owner: str) -> None:
-        """A connection ends; with the owner's last one all it held is given back."""
-        with self._changed:
+        """A connection of ``owner`` has ended."""
+        with self._lock:
             self._connections[owner] -= 1
             if self._connections[owner] <= 0:
                 del self._connections[owner]
                 self._permits.drop_owner(owner)
                 self._drop_leases(owner)
-            self._changed.notify_all()
+                self._pending.end_owner(owner)
+                self._pending.retry()
 
     def _drop_leases(self, owner: str) -> None:
-        """When this is a leak, whoever reads the metrics of a server that ends is gone as well: hence the log."""
-        count, unregistered = self._slots.drop_owner(owner), owner in self._unregistered
+        """A leak is logged too: when the whole server ends, the reader of the metrics may be gone."""
+        count, unregistered = self._table.drop_owner(owner), owner in self._unregistered
         self._unregistered.discard(owner)
-        self._slots.counters["mm_lease_leaks" if unregistered else "mm_leases_reclaimed",] += count
+        self._table.counters["mm_lease_leaks" if unregistered else "mm_leases_reclaimed",] += count
         if unregistered and count:
             logger.error("%s forgot %d leases", owner, count)
 
     def unregister(self, owner: str) -> None:
         """The owner is about to end in good order: leases that it still has when its connections end are leaks."""
-        with self._changed:
+        with self._lock:
             self._unregistered.add(owner)
 
-    def alloc(self, lease: Lease, items: Sequence[AllocItem], wait_s: float) -> AllocReply:
-        """All or none; waits up to wait_s for space, behind those who came before."""
-        with self._changed:
+    # Calls of HTTP workers
+
+    def alloc(self, lease: Lease, items: Sequence[AllocItem], wait_s: float) -> Reply[AllocReply]:
+        """Lease all items or none; waits up to wait_s for space, behind allocations that came before."""
+        with self._lock:
             if lease.owner not in self._connections:
-                return AllocReply(refused="full")  # a last call of a process whose leases are gone already
-            if not self._queue or not self._slots.needs_space(items):
-                reply = self._slots.alloc(lease, items)
+                return Answered(_FULL)  # a late call of an owner whose leases have ended already
+            if not self._queue or not self._table.needs_space(items):
+                reply = self._table.alloc(lease, items)
                 if reply.refused != "full":
-                    return reply
+                    return Answered(reply)
             if wait_s <= 0:
-                return AllocReply(refused="full")
-            return self._alloc_in_turn(lease, items, wait_s)
-
-    def _alloc_in_turn(self, lease: Lease, items: Sequence[AllocItem], wait_s: float) -> AllocReply:
-        ticket = _Ticket(lease)
-        full = AllocReply(refused="full")
-        self._queue.append(ticket)
-
-        def attempt() -> AllocReply:
-            if self._queue[0] is not ticket or ticket.given_up or ticket.tried_at == self._slots.num_given_back:
-                return full
-            ticket.tried_at = self._slots.num_given_back
-            ticket.tries += 1
-            reply = self._slots.alloc(lease, items)
-            if reply.refused != "full" or (self._slots.num_leases and ticket.tries < _PATIENT_TRIES):
-                return reply
-            # What others give back does not help, or nobody has anything: its own cached images are in the way.
-            return self._slots.alloc(lease, items) if self._slots.evict_own(items) else reply
-
-        try:
-            return self._wait(
-                lease.owner, wait_s, attempt, lambda reply: ticket.given_up or reply.refused != "full", full
+                return Answered(_FULL)
+            queued = _QueuedAlloc(lease, items)
+            self._queue.append(queued)
+            return self._pending.start(
+                lease.owner,
+                wait_s,
+                lambda: self._try_alloc(queued),
+                lambda: _FULL,
+                lambda reply: self._queue.remove(queued),
             )
-        finally:
-            self._queue.remove(ticket)
-            self._changed.notify_all()  # the next in line may be small enough for what is free already
 
-    def held(self, lease: Lease) -> tuple[AllocItem, ...]:
-        """What the lease holds."""
-        with self._changed:
-            return self._slots.held(lease)
+    def _try_alloc(self, queued: _QueuedAlloc) -> AllocReply | None:
+        if queued.is_released:
+            return _FULL
+        if self._queue[0] is not queued or queued.tried_at == self._table.num_freed:
+            return None
+        queued.tried_at = self._table.num_freed
+        queued.num_tries += 1
+        reply = self._table.alloc(queued.lease, queued.items)
+        if reply.refused != "full":
+            return reply
+        if self._table.num_leases and queued.num_tries < _MAX_TRIES_KEEPING_CACHED:
+            return None
+        # What others free does not help, or nothing is leased: its own cached images are in the way.
+        if not self._table.evict_own(queued.items):
+            return None
+        reply = self._table.alloc(queued.lease, queued.items)
+        return None if reply.refused == "full" else reply
+
+    def items_of(self, lease: Lease) -> tuple[AllocItem, ...]:
+        """See MediaTable.items_of."""
+        with self._lock:
+            return self._table.items_of(lease)
 
     def release(self, lease: Lease) -> None:
-        """End the lease; harmless without one. An allocation that still waits for space under it waits no more."""
-        with self._changed:
-            waiting = [ticket for ticket in self._queue if ticket.lease == lease]
-            for ticket in waiting:
-                ticket.given_up = True
-            if self._slots.release(lease) or waiting:
-                self._changed.notify_all()
+        """End the lease, and allocations that wait for space under it. Harmless without any."""
+        with self._lock:
+            waiting = [queued for queued in self._queue if queued.lease == lease]
+            for queued in waiting:
+                queued.is_released = True
+            if self._table.release(lease) or waiting:
+                self._pending.retry()
 
     def set_data(self, lease: Lease, item_ids: Sequence[int], ok: bool) -> None:
         """See MediaTable.set_data."""
-        with self._changed:
-            self._slots.set_data(lease, item_ids, ok)
-            self._changed.notify_all()
+        with self._lock:
+            self._table.set_data(lease, item_ids, ok)
+            self._pending.retry()
 
-    def get_data(self, lease: Lease, item_ids: Sequence[int], wait_s: float) -> tuple[ItemState, ...]:
-        """States; waits up to wait_s while some say "wait" and none asks its reader to act."""
+    def get_data(self, lease: Lease, item_ids: Sequence[int], wait_s: float) -> Reply[tuple[ItemState, ...]]:
+        """States; waits up to wait_s while some say "wait" and none asks the caller to act."""
 
-        def settled(states: tuple[ItemState, ...]) -> bool:
-            return "wait" not in states or "write" in states or "gone" in states
+        def attempt() -> tuple[ItemState, ...] | None:
+            states = self._table.get_data(lease, item_ids)
+            return states if "wait" not in states or "write" in states or "gone" in states else None
 
-        with self._changed:
-            gone: tuple[ItemState, ...] = tuple("gone" for _ in item_ids)
-            return self._wait(lease.owner, wait_s, lambda: self._slots.get_data(lease, item_ids), settled, gone)
+        with self._lock:
+            return self._pending.start(lease.owner, wait_s, attempt, lambda: self._table.get_data(lease, item_ids))
+
+    # Calls of visual servers
 
     def set_embed(self, owner: str, item_ids: Sequence[int], ok: Sequence[bool]) -> tuple[EmbedState, ...]:
         """See MediaTable.set_embed."""
-        with self._changed:
-            states = self._slots.set_embed(owner, item_ids, ok)
-            self._changed.notify_all()
+        with self._lock:
+            states = self._table.set_embed(owner, item_ids, ok)
+            self._pending.retry()
             return states
 
     def get_embed(self, owner: str, item_ids: Sequence[int]) -> tuple[EmbedState, ...]:
         """See MediaTable.get_embed."""
-        with self._changed:
+        with self._lock:
             if owner not in self._connections:
                 return tuple("gone" for _ in item_ids)
-            return self._slots.get_embed(owner, item_ids)
+            return self._table.get_embed(owner, item_ids)
 
-    def acquire_permits(self, owner: str, requests: Sequence[PermitRequest], wait_s: float) -> PermitsReply:
+    def acquire_permits(self, owner: str, requests: Sequence[PermitRequest], wait_s: float) -> Reply[PermitsReply]:
         """Waits up to wait_s until a permit is granted or promised, or none of the requests waits for one any more.
 
         Permits last until ``release_permit`` or the owner's end.
         """
         leases = [Lease(owner, request.name) for request in requests]
-        with self._changed:
+        with self._lock:
             if owner not in self._connections:
-                return PermitsReply()
+                return Answered(PermitsReply())
             for lease, request in zip(leases, requests, strict=True):
                 self._permits.enqueue(QueuedRequest(request.arrival_s, lease, request.pixel_nbytes))
-            answer = self._wait(
-                owner, wait_s, lambda: self._permits.answer(leases), lambda reply: reply is not None, None
+            reply = self._pending.start(
+                owner,
+                wait_s,
+                lambda: self._permits.answer(leases),
+                PermitsReply,
+                lambda reply: self._permits.release_others(leases, reply or PermitsReply()),
             )
-            reply = answer or PermitsReply()
-            self._permits.release_others(leases, reply)
-            self._changed.notify_all()  # others in the queue may be granted theirs
+            self._pending.retry()  # others in the queue may have been granted theirs
             return reply
 
     def release_permit(self, lease: Lease) -> None:
         """End the request's permit, promise or waiting. Harmless without any."""
-        with self._changed:
+        with self._lock:
             if self._permits.release(lease):
-                self._changed.notify_all()
+                self._pending.retry()
+
+    # Metrics
 
     def snapshot(self) -> Snapshot:
         """Takes the lock, so it also proves that the table is not stuck."""
-        with self._changed:
-            counters, self._slots.counters = self._slots.counters, Counter()
-            permits, claims = self._permits, self._slots.claims
-            budgets = {"data": claims.data, "embeddings": claims.embeds, "pixels": permits.pixels}
+        with self._lock:
+            counters, self._table.counters = self._table.counters, Counter()
+            permits, leased = self._permits, self._table.budgets
+            budgets = {"data": leased.data, "embeddings": leased.embeds, "pixels": permits.pixels}
             return Snapshot(
-                self._slots.usage(),
-                self._slots.num_leases,
+                self._table.usage(),
+                self._table.num_leases,
                 len(self._queue),
                 permits.num_granted,
                 permits.peak,
@@ -219,17 +234,3 @@ class SharedMediaTable:
                 {form: copy(budget) for form, budget in budgets.items()},
                 counters,
             )
-
-    def _wait(
-        self, owner: str, wait_s: float, attempt: Callable[[], T], settled: Callable[[T], bool], orphaned: T
-    ) -> T:
-        """Attempt after every change until the result is settled, time is up, or the owner is gone."""
-        deadline_s = self._clock() + wait_s
-        while True:
-            if owner not in self._connections:
-                return orphaned
-            result = attempt()
-            left_s = deadline_s - self._clock()
-            if settled(result) or left_s <= 0:
-                return result
-            self._changed.wait(left_s)

@@ -41,14 +41,14 @@ class MediaTable:
         first_item_id: int,
         first_token: int,
         erase: Callable[[Handle], None],
-        claims: LeaseBudgets | None = None,
+        budgets: LeaseBudgets | None = None,
     ) -> None:
         self._space: ArenaMap[CacheEntry] = ArenaMap(nbytes // ALIGNMENT * ALIGNMENT)
         self._generations = itertools.count(first_generation)
         self._item_ids = itertools.count(first_item_id)
         self._ranges = TokenRanges(first_token)
         self._erase = erase
-        self.claims = claims or LeaseBudgets(nbytes, nbytes)
+        self.budgets = budgets or LeaseBudgets(nbytes, nbytes)
         self._items: dict[int, CacheEntry] = {}
         self._by_spec: dict[AllocItem, CacheEntry] = {}
         self._held: dict[Lease, dict[int, CacheEntry]] = {}
@@ -63,7 +63,7 @@ class MediaTable:
         found = [item for item in map(self._by_spec.get, items) if item is not None]
         missing = [spec for spec in items if spec not in self._by_spec] if found else items
         embeds, data = _sizes_of(missing)
-        refused = self.claims.refusal(sum(data), sum(embeds), found) or self._make(missing, (embeds, data), found)
+        refused = self.budgets.refusal(sum(data), sum(embeds), found) or self._make(missing, (embeds, data), found)
         if refused:
             return AllocReply(refused=refused)
         if missing:
@@ -84,7 +84,7 @@ class MediaTable:
         missing = [spec for spec in items if spec not in self._by_spec] + [item.spec for item in own]
         embeds, data = map(sum, _sizes_of(missing))
         room = self._space.holes.free_nbytes + self._idle.nbytes
-        if not own or data + embeds > room or self.claims.refusal(data, embeds, kept):
+        if not own or data + embeds > room or self.budgets.refusal(data, embeds, kept):
             return False
         self._space.holes.free_all([extent for item in own for extent in item.extents])
         self._evict(own)
@@ -94,7 +94,7 @@ class MediaTable:
         """Would an allocation of these have to place extents?"""
         return any(item not in self._by_spec for item in items)
 
-    def held(self, lease: Lease) -> tuple[AllocItem, ...]:
+    def items_of(self, lease: Lease) -> tuple[AllocItem, ...]:
         """What the lease holds."""
         return tuple(item.spec for item in self._held.get(lease, {}).values())
 
@@ -158,9 +158,9 @@ class MediaTable:
         return usage_of(self._items.values(), self._space.holes)
 
     @property
-    def num_given_back(self) -> int:
+    def num_freed(self) -> int:
         """Until it grows, an allocation that was refused as "full" would be refused again."""
-        return self._space.num_given_back
+        return self._space.num_freed
 
     # inside
 
@@ -221,7 +221,7 @@ class MediaTable:
         if not new:
             return
         self._held.setdefault(lease, {}).update(new)
-        self.claims.hold([item for item in new.values() if not item.num_leases])
+        self.budgets.hold([item for item in new.values() if not item.num_leases])
         for item in new.values():
             item.num_leases += 1
         self._hold(new.values())
@@ -235,7 +235,7 @@ class MediaTable:
                 item.stage, item.writer = "vacant", None
             if not item.num_leases:
                 ended.append(item)
-        self.claims.let_go(ended)
+        self.budgets.let_go(ended)
         self._let_go([item for item in ended if item.stage not in _WORTHLESS])
         return [handle for item in ended if item.stage in _WORTHLESS for handle in self._forget(item)]
 
@@ -258,7 +258,7 @@ class MediaTable:
         self._hold([item])
         data, item.data = item.data, None
         if item.num_leases:
-            self.claims.encoded(item.data_nbytes)
+            self.budgets.encoded(item.data_nbytes)
         item.nbytes -= item.data_nbytes
         item.data_nbytes = 0
         item.stage = "ready"

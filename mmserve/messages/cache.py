@@ -15,6 +15,10 @@ EmbedState = Literal["ready", "pending", "gone"]
 """gone: the item is unknown (evicted, failed, or from before a restart)."""
 
 
+MAX_WAIT_S = 600.0
+"""Longest wait_s that one call may ask for; longer waits are cut to it."""
+
+
 class Register(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="register"):
     """The first message of each connection, and only the first. An owner's leases end with its last connection."""
 

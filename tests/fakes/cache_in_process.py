@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from mmserve.cache_server.client import MediaCacheClient
-from mmserve.cache_server.rpc.client_session import ClientSession
+from mmserve.cache_server.rpc.connections import ClientSession
 from mmserve.cache_server.rpc.v1.client import ItemwiseCalls
 from mmserve.cache_server.rpc.v1.service import CacheService
 from mmserve.cache_server.rpc.v2 import service as service_v2
@@ -19,14 +19,9 @@ from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.httpserver.call import AllocVersion
 
 
-class _NoHangups:
-    def watch(self, fd: int, on_hangup: Callable[[], None]) -> None:
-        return None
-
-
 class _V1Connection:
     def __init__(self, table: SharedMediaTable, owner: str) -> None:
-        self._service = CacheService(table, _NoHangups())  # type: ignore[arg-type]
+        self._service = CacheService(table, lambda fd, on_disconnect: None)
         self._service._fd = -1
         self._service.exposed_register(owner)
 
@@ -40,13 +35,13 @@ class _V1Connection:
 class _V2Connection:
     def __init__(self, table: SharedMediaTable, owner: str) -> None:
         self._table = table
-        self._guest = ClientSession(table, _NoHangups(), owner, -1)  # type: ignore[arg-type]
+        self._session = ClientSession(table, owner)
 
     def call(self, request: bytes) -> bytes:
-        return service_v2.reply_to(self._table, self._guest, request)
+        return service_v2.encoded(service_v2.started(self._table, self._session, request))
 
     def close(self) -> None:
-        self._guest.leave()
+        self._session.end()
 
 
 class InProcessLink:

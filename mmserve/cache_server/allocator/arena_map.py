@@ -22,7 +22,7 @@ class ArenaMap(Generic[Who]):
         """The holes, joined with what lies between them and may be evicted: one "hole" is what lies between two that
         have to stay."""
         self.occupants: UsedExtents[Who] = UsedExtents()
-        self.num_given_back = 0
+        self.num_freed = 0
         """Grows whenever more is available than before: what found no room need not be tried again until then."""
 
     def take(self, offset: int, size: int) -> None:
@@ -42,14 +42,14 @@ class ArenaMap(Generic[Who]):
     def let_go(self, occupants: Iterable[Who]) -> None:
         """They had to stay, and may be evicted from now on."""
         self.available.free_all(_extents_of(occupants))
-        self.num_given_back += 1
+        self.num_freed += 1
 
     def give_back(self, extents: Sequence[Extent]) -> None:
         """Of those who had to stay: nobody lies there any more."""
         self.occupants.remove(extents)
         self.holes.free_all(extents)
         self.available.free_all(extents)
-        self.num_given_back += 1
+        self.num_freed += 1
 
 
 def _extents_of(occupants: Iterable[Who]) -> list[Extent]:

@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from mmserve.messages.cache import MAX_WAIT_S
 from mmserve.runtime.errors import Unavailable
 
-MAX_WAIT_S = 600.0
-"""Longest wait_s that one call may ask for; longer waits are cut to it."""
 CALL_TIMEOUT_S = MAX_WAIT_S + 20.0
 """A call that takes longer is lost: raised as TimeoutError by connections."""
 _RETRY_AFTER_S = 1.0

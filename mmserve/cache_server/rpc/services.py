@@ -1,16 +1,14 @@
-"""The table's doors: v1 and v2, each on a socket of its own, side by side."""
+"""Both transports, v1 and v2, each on a socket of its own, side by side over one table."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Iterator
 
-from mmserve.cache_server.rpc.disconnect_watcher import DisconnectWatcher
-from mmserve.cache_server.rpc.listener import Listener
-from mmserve.cache_server.rpc.v1 import service as service_v1
-from mmserve.cache_server.rpc.v2 import service as service_v2
+from mmserve.cache_server.rpc.connections import ConnectionLoop, DisconnectWatch, Listener
+from mmserve.cache_server.rpc.v1.service import CacheService, ServiceThreads
+from mmserve.cache_server.rpc.v2.service import ServedConnection
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.ipc.endpoints import Endpoints
 
@@ -27,8 +25,9 @@ def serving(table: SharedMediaTable, endpoints: Endpoints) -> Iterator[Callable[
         if ended.wait(timeout_s):
             raise RuntimeError("a listener of the cache server has ended")
 
-    with contextlib.closing(DisconnectWatcher()) as hangups:
-        v1 = functools.partial(service_v1.serve, table, hangups)
-        v2 = functools.partial(service_v2.serve, table, hangups)
-        with Listener(endpoints.cache_rpc, v1, ended.set), Listener(endpoints.cache_calls, v2, ended.set):
+    with ConnectionLoop(ended.set) as loop:
+        threads = ServiceThreads(lambda: CacheService(table, lambda fd, on_end: DisconnectWatch(loop, fd, on_end)))
+        with contextlib.closing(threads):
+            Listener(loop, endpoints.cache_rpc, threads.serve, ended.set)
+            Listener(loop, endpoints.cache_calls, lambda connected: ServedConnection(loop, table, connected), ended.set)
             yield wait

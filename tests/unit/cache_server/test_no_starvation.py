@@ -32,17 +32,6 @@ class _Counted(MediaTable):
         return super().alloc(lease, items)
 
 
-class _Wakes(threading.Condition):
-    """How often somebody was woken."""
-
-    num = 0
-
-    def wait(self, timeout: float | None = None) -> bool:
-        woken = super().wait(timeout)
-        self.num += 1
-        return woken
-
-
 def new_table(kind: type[MediaTable] = MediaTable) -> SharedMediaTable:
     table = SharedMediaTable(
         kind(NBYTES, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None)
@@ -58,7 +47,7 @@ def items_of(request: int, data_nbytes: list[int]) -> list[AllocItem]:
 def live(table: SharedMediaTable, request: int, data_nbytes: list[int], encode: bool) -> str:
     """Allocate with patience, write, perhaps have it encoded, release; why it was refused."""
     lease = Lease("http", str(request))
-    reply = table.alloc(lease, items_of(request, data_nbytes), LONG_S)
+    reply = table.alloc(lease, items_of(request, data_nbytes), LONG_S).result()
     ids = [record.item_id for record in reply.records]
     table.set_data(lease, ids, True)
     if encode:
@@ -88,38 +77,32 @@ def test_a_large_request_gets_in_though_small_ones_never_cease() -> None:
         entered.set()
 
     first = Lease("http", "first")
-    assert not table.alloc(first, items_of(1, [500]), 0.0).refused
+    assert not table.alloc(first, items_of(1, [500]), 0.0).result().refused
     thread = threading.Thread(target=large)
     thread.start()
     until(lambda: table.snapshot().num_waiting == 1)
-    assert table.alloc(Lease("http", "second"), items_of(2, [500]), 0.0).refused == "full"
+    assert table.alloc(Lease("http", "second"), items_of(2, [500]), 0.0).result().refused == "full"
     table.release(first)
     assert entered.wait(LONG_S)
     thread.join()
-    assert table.alloc(Lease("http", "third"), items_of(3, [500]), 0.0).refused == ""
+    assert table.alloc(Lease("http", "third"), items_of(3, [500]), 0.0).result().refused == ""
 
 
-def test_space_is_looked_for_again_only_when_some_was_given_back() -> None:
-    """Every image that is written or encoded wakes those who wait; looking for space costs everybody time."""
+def test_space_is_looked_for_again_only_when_some_was_freed() -> None:
+    """Every image that is written or encoded retries the waiting calls; looking for space costs every caller time."""
     table = new_table(_Counted)
-    slots, table._changed = table._slots, _Wakes()
-    assert isinstance(slots, _Counted)
+    counted = table._table
+    assert isinstance(counted, _Counted)
     first, large = Lease("http", "first"), Lease("http", "large")
-    (record,) = table.alloc(first, items_of(1, [500]), 0.0).records
-    refused: list[str] = []
-    thread = threading.Thread(target=lambda: refused.append(table.alloc(large, items_of(0, [NBYTES - 400]), 9).refused))
-    thread.start()
-    until(lambda: table.snapshot().num_waiting == 1)
-    num_tried = slots.num_tried
-    for times in range(1, 6):
+    (record,) = table.alloc(first, items_of(1, [500]), 0.0).result().records
+    waiting = table.alloc(large, items_of(0, [NBYTES - 400]), 9)
+    num_tried = counted.num_tried
+    for _ in range(5):
         table.set_data(first, [record.item_id], True)
-        until(lambda times=times: table._changed.num == times)  # type: ignore[misc]
-    with table._changed:
-        assert slots.num_tried == num_tried
+    assert counted.num_tried == num_tried
     table.release(first)
-    thread.join()
-    assert refused == [""]
-    assert slots.num_tried == num_tried + 1
+    assert waiting.result().refused == ""
+    assert counted.num_tried == num_tried + 1
 
 
 def test_a_request_does_not_wait_for_its_own_cached_images_to_make_way() -> None:
@@ -139,17 +122,16 @@ def test_it_keeps_them_while_what_others_give_back_may_help() -> None:
     _encoded(table, "before", [half])
     other = Lease("http", "other")
     table.alloc(other, [AllocItem(b"other", 4, 64, NBYTES // 4)], 0)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(table.alloc, Lease("http", "x"), [half, AllocItem(b"x", 4, 64, NBYTES // 4)], LONG_S)
-        until(lambda: table.snapshot().num_waiting == 1)
-        table.release(other)
-        assert [record.state for record in waiting.result(LONG_S).records] == ["hit", "write"]
+    waiting = table.alloc(Lease("http", "x"), [half, AllocItem(b"x", 4, 64, NBYTES // 4)], LONG_S)
+    assert table.snapshot().num_waiting == 1
+    table.release(other)
+    assert [record.state for record in waiting.result().records] == ["hit", "write"]
 
 
 def _encoded(table: SharedMediaTable, request: str, items: list[AllocItem]) -> int:
     """Makes them ready, without leases; where the last one's embedding lies."""
     lease = Lease("http", request)
-    reply = table.alloc(lease, items, 5.0)
+    reply = table.alloc(lease, items, 5.0).result()
     assert not reply.refused
     ids = [record.item_id for record in reply.records]
     table.set_data(lease, ids, True)

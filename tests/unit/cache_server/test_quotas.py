@@ -23,7 +23,7 @@ def _slots(data: int = 1 << 20, embeds: int = 1 << 20) -> MediaTable:
         first_item_id=1,
         first_token=1 << 33,
         erase=lambda handle: None,
-        claims=LeaseBudgets(data, embeds),
+        budgets=LeaseBudgets(data, embeds),
     )
 
 
@@ -43,9 +43,9 @@ def test_compressed_bytes_wait_for_those_before_them_to_be_encoded() -> None:
     slots.set_data(_lease(1), [first], ok=True)
     slots.get_embed("visual", [first])
     slots.set_embed("visual", [first], [True])
-    assert slots.claims.data.used_nbytes == ONE
+    assert slots.budgets.data.used_nbytes == ONE
     assert slots.alloc(_lease(2), [_item(3)]).refused == ""
-    assert slots.claims.embeds.used_nbytes == 3 * ONE
+    assert slots.budgets.embeds.used_nbytes == 3 * ONE
 
 
 def test_more_than_a_budget_never_fits() -> None:
@@ -57,11 +57,11 @@ def test_what_several_hold_counts_once_and_what_nobody_holds_not_at_all() -> Non
     slots = _slots(data=ONE)
     for number in (1, 2, 3):
         assert slots.alloc(_lease(number), [_item(7)]).refused == ""
-    assert slots.claims.data.used_nbytes == ONE
+    assert slots.budgets.data.used_nbytes == ONE
     for number in (1, 2, 3):
         slots.release(_lease(number))
-    assert slots.claims.data.used_nbytes == slots.claims.embeds.used_nbytes == 0
-    assert slots.claims.data.peak_nbytes == ONE
+    assert slots.budgets.data.used_nbytes == slots.budgets.embeds.used_nbytes == 0
+    assert slots.budgets.data.peak_nbytes == ONE
 
 
 @settings(max_examples=80)
@@ -84,8 +84,8 @@ def test_whatever_happens_claims_are_what_leases_hold(seed: int) -> None:
                 slots.get_embed("visual", ids)
                 slots.set_embed("visual", ids, [draw.random() < 0.7 for _ in ids])
         held = [item for item in slots._items.values() if item.num_leases]
-        assert slots.claims.data.used_nbytes == ONE * sum(item.data is not None for item in held) <= 4 * ONE
-        assert slots.claims.embeds.used_nbytes == ONE * len(held) <= 6 * ONE
+        assert slots.budgets.data.used_nbytes == ONE * sum(item.data is not None for item in held) <= 4 * ONE
+        assert slots.budgets.embeds.used_nbytes == ONE * len(held) <= 6 * ONE
     for number in range(4):
         slots.release(_lease(number))
-    assert slots.claims.data.used_nbytes == slots.claims.embeds.used_nbytes == 0
+    assert slots.budgets.data.used_nbytes == slots.budgets.embeds.used_nbytes == 0

@@ -18,7 +18,7 @@ EXTENT = extent_nbytes(SIZE)
 class _Bench:
     """A table with room for ``num_extents``, and what it erased."""
 
-    def __init__(self, num_extents: int, claims: LeaseBudgets | None = None) -> None:
+    def __init__(self, num_extents: int, budgets: LeaseBudgets | None = None) -> None:
         self.erased: list[Handle] = []
         self.slots = MediaTable(
             num_extents * EXTENT,
@@ -26,7 +26,7 @@ class _Bench:
             first_item_id=500,
             first_token=1 << 32,
             erase=self.erased.append,
-            claims=claims,
+            budgets=budgets,
         )
 
     def encoded(self, *names: str) -> None:
@@ -95,7 +95,7 @@ def test_allocation_is_all_or_nothing() -> None:
     bench = _Bench(4)
     bench.alloc("a", "cat")
     assert bench.refused("b", "dog", "fox") == "full"
-    assert bench.slots.held(Lease("http", "b")) == ()
+    assert bench.slots.items_of(Lease("http", "b")) == ()
     assert bench.alloc("c", "dog")[0].state == "write"
 
 
@@ -230,7 +230,7 @@ def test_unknown_items_are_gone() -> None:
 )
 def test_own_cached_images_make_way_only_where_that_helps(limits: tuple[int, int], helps: bool) -> None:
     """Not where a budget is all that is missing: without them the request would need more of it, not less."""
-    bench = _Bench(10, claims=LeaseBudgets(*(limit * EXTENT for limit in limits)))
+    bench = _Bench(10, budgets=LeaseBudgets(*(limit * EXTENT for limit in limits)))
     bench.encoded("old", "older")
     bench.alloc("other", "b")
     wanted = (item("old"), item("new"))

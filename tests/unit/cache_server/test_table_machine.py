@@ -55,25 +55,25 @@ class SlotsMachine(RuleBasedStateMachine):
 
     @rule(owner=owners, request=requests, items=some_items)
     def alloc(self, owner: str, request: str, items: list[AllocItem]) -> None:
-        lease, before = Lease(owner, request), self.slots.held(Lease(owner, request))
-        reply = self.table.alloc(lease, items, 0.0)
+        lease, before = Lease(owner, request), self.slots.items_of(Lease(owner, request))
+        reply = self.table.alloc(lease, items, 0.0).result()
         if not self.alive[owner]:
             assert reply.refused == "full"
         if reply.refused:
-            assert self.slots.held(lease) == before
+            assert self.slots.items_of(lease) == before
             return
         for item, record in zip(items, reply.records, strict=True):
             assert self.ranges.setdefault(item, record.token_start) == record.token_start
             assert record.state != "gone"
             self.held.setdefault(lease, {})[record.item_id] = record
             self.known[record.item_id] = record
-        assert set(items) <= set(self.slots.held(lease))
+        assert set(items) <= set(self.slots.items_of(lease))
 
     @rule(owner=owners, request=requests)
     def release(self, owner: str, request: str) -> None:
         self.held.pop(Lease(owner, request), None)
         self.table.release(Lease(owner, request))
-        assert self.slots.held(Lease(owner, request)) == ()
+        assert self.slots.items_of(Lease(owner, request)) == ()
 
     @rule(owner=owners, request=requests, ok=st.booleans())
     def set_data(self, owner: str, request: str, ok: bool) -> None:

@@ -12,8 +12,9 @@ import rpyc
 from rpyc.core.channel import Channel
 from rpyc.core.stream import SocketStream
 
-from mmserve.cache_server.rpc.connection_pool import CALL_TIMEOUT_S, LOST, MAX_WAIT_S, ConnectionPool
+from mmserve.cache_server.rpc.connection_pool import CALL_TIMEOUT_S, LOST, ConnectionPool
 from mmserve.messages.cache import (
+    MAX_WAIT_S,
     AllocItem,
     AllocReply,
     EmbedState,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mmserve.cache_server.rpc.connection_pool import CALL_TIMEOUT_S, ConnectionPool
-from mmserve.cache_server.rpc.framing import Frames
+from mmserve.cache_server.rpc.framing import FramedSocket
 from mmserve.ipc.codec import Codec
 from mmserve.messages.cache import (
     AcquirePermitsRequest,
@@ -48,7 +48,7 @@ class FramedConnection:
         with contextlib.ExitStack() as undo:
             connected = undo.enter_context(socket.socket(socket.AF_UNIX))
             connected.connect(str(path))
-            self._frames = Frames(connected, CALL_TIMEOUT_S)
+            self._frames = FramedSocket(connected, CALL_TIMEOUT_S)
             self.call(_REQUESTS.encode(Register(owner=owner)))
             undo.pop_all()
 

@@ -1,34 +1,30 @@
-"""The table by v2: one message of messages/cache.py each way a call, as a msgpack frame on a plain Unix socket.
+"""Calls by v2: one message of messages/cache.py each way, as a msgpack frame on a plain Unix socket.
 
-To add a call: its struct in CacheRequest, a case in ``answer``, a method in client_v2.
+To add a call: its struct in CacheRequest, a case in ``start``, a method in v2/client.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import select
 import socket
-from typing import assert_never
+from typing import Any, assert_never
 
 import msgspec
 
-from mmserve.cache_server.rpc.client_session import ClientSession
-from mmserve.cache_server.rpc.connection_pool import MAX_WAIT_S
-from mmserve.cache_server.rpc.disconnect_watcher import DisconnectWatcher
-from mmserve.cache_server.rpc.framing import Frames
+from mmserve.cache_server.pending import Answered, PendingCall, Reply
+from mmserve.cache_server.rpc.connections import ClientSession, ConnectionLoop, Timer
+from mmserve.cache_server.rpc.framing import FrameBuffer, frame
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.ipc.codec import Codec
 from mmserve.messages.cache import (
+    MAX_WAIT_S,
     AcquirePermitsRequest,
-    AllocReply,
     AllocRequest,
     CacheRequest,
     CallFailed,
-    EmbedState,
     GetDataRequest,
     GetEmbedRequest,
-    ItemState,
-    PermitsReply,
     Register,
     ReleasePermitRequest,
     ReleaseRequest,
@@ -37,62 +33,149 @@ from mmserve.messages.cache import (
     UnregisterRequest,
 )
 
-logger = logging.getLogger(__name__)
+_RECEIVE_NBYTES = 1 << 16
+_DONE = Answered(None)
 _REQUESTS: Codec[CacheRequest] = Codec(CacheRequest)
 _encode = msgspec.msgpack.Encoder().encode
+logger = logging.getLogger(__name__)
 
 
-def serve(table: SharedMediaTable, hangups: DisconnectWatcher, connected: socket.socket) -> None:
-    """One connection to its end. Raises ValueError, or DecodeError, when the first message is not Register."""
-    with contextlib.closing(Frames(connected)) as frames:
-        register = _REQUESTS.decode(frames.receive())
-        if not isinstance(register, Register):
-            raise ValueError("register first")
-        guest = ClientSession(table, hangups, register.owner, connected.fileno())
+class ServedConnection:
+    """One connection, in the loop's thread. Its calls are answered one after another.
+
+    While one waits, nothing is read; only the client's end is noticed.
+    """
+
+    def __init__(self, loop: ConnectionLoop, table: SharedMediaTable, connected: socket.socket) -> None:
+        connected.setblocking(False)
+        self.fd = connected.fileno()
+        self._loop = loop
+        self._table = table
+        self._socket = connected
+        self._frames = FrameBuffer()
+        self._unsent = b""
+        self._session: ClientSession | None = None
+        self._pending: PendingCall[Any] | None = None
+        self._timer: Timer | None = None
+        self._events = select.EPOLLIN
+        loop.add(self, self._events)
+
+    def on_event(self) -> None:
+        """Raises EOFError or ConnectionError when the connection has ended, ValueError if it is of no use."""
+        if self._pending is not None:
+            raise EOFError("the client is gone while its call waits")
+        if self._unsent:
+            self._send(self._unsent)
+        else:
+            self._receive()
+        self._answer_received()
+
+    def close(self) -> None:
+        self._loop.remove(self)
+        self._socket.close()
+        if self._timer is not None:
+            self._loop.cancel(self._timer)
+        if self._pending is not None:
+            self._pending.expire()
+        if self._session is not None:
+            self._session.end()
+
+    def _receive(self) -> None:
         try:
-            frames.send(_encode(None))
-            while True:
-                frames.send(reply_to(table, guest, frames.receive()))
-        finally:
-            guest.leave()
+            data = self._socket.recv(_RECEIVE_NBYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            raise EOFError("the stream has ended")
+        self._frames.feed(data)
+
+    def _answer_received(self) -> None:
+        while self._pending is None and not self._unsent and (message := self._frames.next()) is not None:
+            self._answer(message)
+        events = select.EPOLLRDHUP if self._pending is not None else select.EPOLLOUT if self._unsent else select.EPOLLIN
+        if events != self._events:
+            self._events = events
+            self._loop.modify(self, events)
+
+    def _answer(self, message: bytes) -> None:
+        if self._session is None:
+            register = _REQUESTS.decode(message)
+            if not isinstance(register, Register):
+                raise ValueError("register first")
+            self._session = ClientSession(self._table, register.owner)
+            self._send(frame(_encode(None)))
+            return
+        reply = started(self._table, self._session, message)
+        if not isinstance(reply, PendingCall):
+            self._send(frame(encoded(reply)))
+            return
+        self._pending = reply
+        self._timer = self._loop.call_at(reply.deadline_s, reply.expire)
+        reply.when_done(lambda: self._loop.call_soon(self, self._send_pending))
+
+    def _send_pending(self) -> None:
+        assert self._pending is not None, "it was pending"
+        assert self._timer is not None, "it has a deadline"
+        self._loop.cancel(self._timer)
+        reply, self._pending, self._timer = self._pending, None, None
+        self._send(frame(encoded(reply)))
+        self._answer_received()
+
+    def _send(self, data: bytes) -> None:
+        """What the socket does not take now is sent when it can, before anything else."""
+        try:
+            sent = self._socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        self._unsent = data[sent:]
 
 
-def reply_to(table: SharedMediaTable, guest: ClientSession, message: bytes) -> bytes:
-    """A call that fails has its answer like any other: nothing else of the connection suffers."""
+def started(table: SharedMediaTable, session: ClientSession, message: bytes) -> Reply[Any]:
+    """The reply to one call, which may be pending. A call that fails is answered by CallFailed."""
     try:
-        return _encode(answer(table, guest, _REQUESTS.decode(message)))
+        return start(table, session, _REQUESTS.decode(message))
     except Exception as error:  # the boundary of one call: its caller is told
-        logger.exception("a call of %s failed", guest.owner)
-        return _encode(CallFailed(message=f"{type(error).__name__}: {error}"))
+        logger.exception("a call of %s failed", session.owner)
+        return Answered(_failed(error))
 
 
-def answer(
-    table: SharedMediaTable, guest: ClientSession, request: CacheRequest
-) -> AllocReply | tuple[ItemState, ...] | tuple[EmbedState, ...] | PermitsReply | None:
-    """Carry out one call. Raises ValueError for one that makes no sense."""
+def encoded(reply: Reply[Any]) -> bytes:
+    """Waits, if the reply is pending."""
+    try:
+        return _encode(reply.result())
+    except Exception as error:  # noqa: BLE001 - the boundary of one call; logged where it was raised
+        return _encode(_failed(error))
+
+
+def _failed(error: Exception) -> CallFailed:
+    return CallFailed(message=f"{type(error).__name__}: {error}")
+
+
+def start(table: SharedMediaTable, session: ClientSession, request: CacheRequest) -> Reply[Any]:
+    """Carry out one call. The types of replies stand at CacheRequest. Raises ValueError for a call without sense."""
     match request:
         case AllocRequest():
-            return table.alloc(guest.lease(request.request_id), request.items, min(request.wait_s, MAX_WAIT_S))
+            return table.alloc(session.lease(request.request_id), request.items, min(request.wait_s, MAX_WAIT_S))
         case ReleaseRequest():
-            table.release(guest.lease(request.request_id))
-            return None
+            table.release(session.lease(request.request_id))
+            return _DONE
         case SetDataRequest():
-            table.set_data(guest.lease(request.request_id), request.item_ids, request.ok)
-            return None
+            table.set_data(session.lease(request.request_id), request.item_ids, request.ok)
+            return _DONE
         case GetDataRequest():
-            return table.get_data(guest.lease(request.request_id), request.item_ids, min(request.wait_s, MAX_WAIT_S))
+            return table.get_data(session.lease(request.request_id), request.item_ids, min(request.wait_s, MAX_WAIT_S))
         case SetEmbedRequest():
-            return table.set_embed(guest.owner, request.item_ids, request.ok)
+            return Answered(table.set_embed(session.owner, request.item_ids, request.ok))
         case GetEmbedRequest():
-            return table.get_embed(guest.owner, request.item_ids)
+            return Answered(table.get_embed(session.owner, request.item_ids))
         case AcquirePermitsRequest():
-            return table.acquire_permits(guest.owner, request.requests, min(request.wait_s, MAX_WAIT_S))
+            return table.acquire_permits(session.owner, request.requests, min(request.wait_s, MAX_WAIT_S))
         case ReleasePermitRequest():
-            table.release_permit(guest.lease(request.name))
-            return None
+            table.release_permit(session.lease(request.name))
+            return _DONE
         case UnregisterRequest():
-            table.unregister(guest.owner)
-            return None
+            table.unregister(session.owner)
+            return _DONE
         case Register():
             raise ValueError("registered already")
         case _:

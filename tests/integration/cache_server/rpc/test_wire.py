@@ -14,15 +14,14 @@ import msgspec
 import pytest
 
 from mmserve.cache_server.client import MediaCacheClient, connect
-from mmserve.cache_server.rpc.disconnect_watcher import DisconnectWatcher
-from mmserve.cache_server.rpc.framing import MAX_FRAME_NBYTES, Frames
+from mmserve.cache_server.rpc.framing import MAX_FRAME_NBYTES, FramedSocket, frame
 from mmserve.cache_server.rpc.v1.client import RpycConnection
 from mmserve.cache_server.rpc.v1.service import CacheService
 from mmserve.cache_server.run import new_slots
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.messages.cache import AllocRequest, CallFailed, Register, ReleaseRequest
+from mmserve.messages.cache import AllocRequest, CallFailed, GetEmbedRequest, Register, ReleaseRequest
 from tests.fakes.cache import alloc_item, until
 
 CAT = alloc_item("cat")
@@ -34,14 +33,14 @@ FAILED = msgspec.msgpack.Decoder(CallFailed)
 
 
 @contextlib.contextmanager
-def raw_connection(endpoints: Endpoints) -> Iterator[tuple[socket.socket, Frames]]:
+def raw_connection(endpoints: Endpoints) -> Iterator[tuple[socket.socket, FramedSocket]]:
     with socket.socket(socket.AF_UNIX) as raw:
         raw.connect(str(endpoints.cache_calls))
-        with contextlib.closing(Frames(raw, 20)) as frames:
+        with contextlib.closing(FramedSocket(raw, 20)) as frames:
             yield raw, frames
 
 
-def ask(frames: Frames, message: bytes) -> bytes:
+def ask(frames: FramedSocket, message: bytes) -> bytes:
     frames.send(message)
     return frames.receive()
 
@@ -60,7 +59,7 @@ def bystander(table: SharedMediaTable, endpoints: Endpoints) -> Iterator[MediaCa
 @pytest.mark.parametrize("nbytes", [0, 1, 100_000, 1 << 20])
 def test_a_frame_comes_whole_however_it_was_cut(nbytes: int) -> None:
     ours, theirs = socket.socketpair()
-    with contextlib.closing(Frames(ours)) as here, contextlib.closing(Frames(theirs)) as there:
+    with contextlib.closing(FramedSocket(ours)) as here, contextlib.closing(FramedSocket(theirs)) as there:
         message = bytes(range(256)) * (nbytes // 256) + bytes(nbytes % 256)
         wire = struct.pack("<I", len(message)) + message
         for cut in (1, 3, 5):
@@ -77,7 +76,7 @@ def test_a_frame_comes_whole_however_it_was_cut(nbytes: int) -> None:
 
 def test_who_says_nothing_is_not_waited_for() -> None:
     ours, theirs = socket.socketpair()
-    with theirs, contextlib.closing(Frames(ours, 0.01)) as here:
+    with theirs, contextlib.closing(FramedSocket(ours, 0.01)) as here:
         with pytest.raises(TimeoutError):
             here.receive()
         with pytest.raises(TimeoutError):
@@ -165,10 +164,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def test_every_method_of_v1_returns_plain_immutable_values(arena: Arena) -> None:
-    table, hangups = SharedMediaTable(new_slots(arena)), DisconnectWatcher()
-    connection = CacheService(table, hangups)
+    connection = CacheService(SharedMediaTable(new_slots(arena)), lambda fd, on_disconnect: None)
     connection._fd = 0
-    connection._hangups.watch = lambda fd, on_hangup: None  # type: ignore[method-assign]
     calls: dict[str, tuple[Any, ...]] = {
         "register": ("http-0",),
         "alloc": ("a", CAT.key, 4, 100, 100),
@@ -188,14 +185,45 @@ def test_every_method_of_v1_returns_plain_immutable_values(arena: Arena) -> None
     assert set(calls) == exposed, "a new method needs a line here"
     for name, arguments in calls.items():
         assert _is_plain(getattr(connection, f"exposed_{name}")(*arguments)), name
-    hangups.close()
 
 
 @pytest.mark.usefixtures("table")
 def test_nothing_but_exposed_methods_of_v1_can_be_reached(endpoints: Endpoints) -> None:
     connection = RpycConnection(endpoints.cache_rpc, "http-0")
     connection.call("release", "r")
-    for name in ("_table", "_guest", "on_connect"):
+    for name in ("_table", "_session", "on_connect"):
         with pytest.raises(AttributeError):
             connection.call(name)
     connection.close()
+
+
+def test_calls_sent_together_are_answered_in_order(table: SharedMediaTable, endpoints: Endpoints) -> None:
+    with raw_connection(endpoints) as (raw, frames):
+        raw.sendall(b"".join(map(frame, (REGISTER, ALLOC, RELEASE, ALLOC))))
+        replies = [frames.receive() for _ in range(4)]
+    assert [replies[0], replies[2]] == [NOTHING, NOTHING]
+    assert replies[1] != replies[3], "item ids are new after a release of what was not written"
+
+
+def test_a_reply_larger_than_the_sockets_buffer_arrives_whole(table: SharedMediaTable, endpoints: Endpoints) -> None:
+    ids = tuple(range(1 << 19))
+    with raw_connection(endpoints) as (_, frames):
+        assert ask(frames, REGISTER) == NOTHING
+        assert msgspec.msgpack.decode(ask(frames, msgspec.msgpack.encode(GetEmbedRequest(item_ids=ids)))) == [
+            "gone" for _ in ids
+        ]
+        assert ask(frames, RELEASE) == NOTHING
+
+
+@pytest.mark.usefixtures("bystander")
+def test_a_waiting_call_leaves_the_queue_with_its_connection(table: SharedMediaTable, endpoints: Endpoints) -> None:
+    items = tuple(alloc_item(f"{number}") for number in range(4))
+    waiting = msgspec.msgpack.encode(AllocRequest(request_id="r", items=items, wait_s=60.0))
+    with raw_connection(endpoints) as (_, kept):
+        assert ask(kept, REGISTER) == NOTHING
+        with raw_connection(endpoints) as (_, frames):
+            assert ask(frames, REGISTER) == NOTHING
+            frames.send(waiting)
+            until(lambda: table.snapshot().num_waiting == 1)
+        until(lambda: table.snapshot().num_waiting == 0)
+        assert ask(kept, RELEASE) == NOTHING, "its owner's other connection goes on"

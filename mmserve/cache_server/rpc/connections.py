@@ -1,0 +1,267 @@
+"""The server's side of connections: one thread that waits for the events of all of them, with epoll.
+
+Listening sockets, v2's connections and the ends of v1's connections are event handlers of the same loop. v1's calls run
+in threads of their own, as rpyc wants it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from mmserve.cache_server.entries import Lease
+from mmserve.cache_server.shared_table import SharedMediaTable
+
+_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""No descriptor or memory for a new connection. Those that exist go on."""
+_RETRY_S = 0.1
+Timer = tuple[float, int]
+logger = logging.getLogger(__name__)
+
+
+class EventHandler(Protocol):
+    """Called in the loop's thread. An exception from ``on_event`` closes the handler, and no other."""
+
+    @property
+    def fd(self) -> int: ...
+    def on_event(self) -> None: ...
+    def close(self) -> None:
+        """Remove it from the loop and free its descriptor. The loop calls it at its end, too."""
+
+
+class ConnectionLoop:
+    """``with``: the thread runs inside the block; all handlers are closed at its end."""
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        """``on_end``: called in the thread when it ends, for whatever reason."""
+        self._on_end = on_end
+        self._epoll = select.epoll()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._handlers: dict[int, EventHandler] = {}
+        self._soon: deque[tuple[EventHandler, Callable[[], None]]] = deque()
+        self._timers: list[tuple[Timer, Callable[[], None]]] = []
+        """Ascending."""
+        self._num_timers = 0
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name="connections", daemon=True)
+
+    def __enter__(self) -> ConnectionLoop:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_stopping = True
+        os.eventfd_write(self._wake_fd, 1)
+        self._thread.join()
+        for handler in list(self._handlers.values()):
+            handler.close()
+        self._epoll.close()
+        os.close(self._wake_fd)
+
+    # From any thread
+
+    def add(self, handler: EventHandler, events: int) -> None:
+        """Raises OSError for want of memory, or for a file that epoll cannot watch."""
+        self._handlers[handler.fd] = handler
+        try:
+            self._epoll.register(handler.fd, events)
+        except OSError:
+            del self._handlers[handler.fd]
+            raise
+
+    def call_soon(self, handler: EventHandler, callback: Callable[[], None]) -> None:
+        """Call it in the loop's thread, if the handler is not closed by then."""
+        self._soon.append((handler, callback))
+        if threading.current_thread() is not self._thread:
+            os.eventfd_write(self._wake_fd, 1)
+
+    # From the loop's thread
+
+    def modify(self, handler: EventHandler, events: int) -> None:
+        self._epoll.modify(handler.fd, events)
+
+    def remove(self, handler: EventHandler) -> None:
+        del self._handlers[handler.fd]
+        self._epoll.unregister(handler.fd)
+
+    def call_at(self, when_s: float, callback: Callable[[], None]) -> Timer:
+        """``when_s`` by time.monotonic."""
+        self._num_timers += 1
+        timer = (when_s, self._num_timers)
+        insort(self._timers, (timer, callback), key=_timer_of)
+        return timer
+
+    def cancel(self, timer: Timer) -> None:
+        """Harmless for a timer that has been called."""
+        index = bisect_left(self._timers, timer, key=_timer_of)
+        if index < len(self._timers) and self._timers[index][0] == timer:
+            del self._timers[index]
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                self._wait_for_events()
+                if self._timers:
+                    self._call_due_timers()
+                while self._soon:
+                    handler, callback = self._soon.popleft()
+                    self._call(handler, callback)
+        finally:
+            self._on_end()
+
+    def _wait_for_events(self) -> None:
+        timeout_s = max(0.0, self._timers[0][0][0] - time.monotonic()) if self._timers else -1
+        ready = [self._handlers.get(fd) for fd, _ in self._epoll.poll(timeout_s)]
+        for handler in ready:
+            if handler is None:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake_fd)
+            else:
+                self._call(handler, handler.on_event)
+
+    def _call_due_timers(self) -> None:
+        while self._timers and self._timers[0][0][0] <= time.monotonic():
+            _, callback = self._timers.pop(0)
+            callback()
+
+    def _call(self, handler: EventHandler, callback: Callable[[], None]) -> None:
+        """One that another handler has closed since the event is passed over."""
+        if self._handlers.get(handler.fd) is not handler:
+            return
+        try:
+            callback()
+        except (EOFError, ConnectionError) as error:
+            logger.debug("a connection has ended (%s)", error)
+            handler.close()
+        except Exception:  # one client's trouble ends its connection, not the others'
+            logger.exception("a connection was ended")
+            handler.close()
+
+
+def _timer_of(entry: tuple[Timer, Any]) -> Timer:
+    return entry[0]
+
+
+class Listener:
+    """A Unix socket in the loop. ``on_connect`` is given each new connection and owns it."""
+
+    def __init__(
+        self,
+        loop: ConnectionLoop,
+        path: Path,
+        on_connect: Callable[[socket.socket], object],
+        on_end: Callable[[], None],
+    ) -> None:
+        """``on_end``: called when no more connections are accepted, for whatever reason."""
+        self._loop = loop
+        self._path = path
+        self._on_connect = on_connect
+        self._on_end = on_end
+        self._is_paused = False
+        path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.setblocking(False)
+        self._socket.bind(str(path))
+        self._socket.listen()
+        loop.add(self, select.EPOLLIN)
+
+    @property
+    def fd(self) -> int:
+        return self._socket.fileno()
+
+    def on_event(self) -> None:
+        try:
+            connected, _ = self._socket.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno in _OUT_OF_RESOURCES:
+                self._pause(error)
+                return
+            logger.error("%s: no more connections (%s)", self._path.name, error)
+            self.close()
+            return
+        self._is_paused = False
+        connected.setblocking(True)
+        try:
+            self._on_connect(connected)
+        except Exception:  # the boundary of one connection
+            logger.exception("%s: a connection was not served", self._path.name)
+            connected.close()
+
+    def close(self) -> None:
+        self._loop.remove(self)
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+        self._on_end()
+
+    def _pause(self, error: OSError) -> None:
+        """The kernel tells nobody when descriptors are free again."""
+        if not self._is_paused:
+            logger.error("%s: connections have to wait (%s)", self._path.name, error)
+        self._is_paused = True
+        self._loop.modify(self, 0)
+        resume: Callable[[], None] = lambda: self._loop.modify(self, select.EPOLLIN)  # noqa: E731
+        self._loop.call_at(time.monotonic() + _RETRY_S, lambda: self._loop.call_soon(self, resume))
+
+
+class DisconnectWatch:
+    """Calls ``on_disconnect`` once, in the loop's thread, when either side has closed the connection.
+
+    Watches a duplicate of the descriptor, so that a number that the kernel gives out again is not mistaken for it.
+    """
+
+    def __init__(self, loop: ConnectionLoop, fd: int, on_disconnect: Callable[[], None]) -> None:
+        """Raises OSError for want of descriptors or memory; nothing is watched then."""
+        self.fd = os.dup(fd)
+        self._loop = loop
+        self._on_disconnect = on_disconnect
+        try:
+            loop.add(self, select.EPOLLRDHUP)
+        except OSError:
+            os.close(self.fd)
+            raise
+
+    def on_event(self) -> None:
+        self.close()
+        self._on_disconnect()
+
+    def close(self) -> None:
+        self._loop.remove(self)
+        os.close(self.fd)
+
+
+class ClientSession:
+    """One connection's part in keeping its owner alive, from its registration to its end."""
+
+    def __init__(self, table: SharedMediaTable, owner: str) -> None:
+        """Raises ValueError for an owner without a name."""
+        if not owner:
+            raise ValueError("register with a name")
+        self.owner = owner
+        self._table = table
+        self._ended = threading.Lock()
+        table.connect(owner)
+
+    def lease(self, request_id: str) -> Lease:
+        """The lease of one of the owner's requests. Raises ValueError for one without a name."""
+        if not request_id:
+            raise ValueError("name a request")
+        return Lease(self.owner, request_id)
+
+    def end(self) -> None:
+        """Once, from whichever thread notices first that the connection has ended."""
+        if self._ended.acquire(blocking=False):
+            self._table.disconnect(self.owner)
