@@ -58,15 +58,15 @@ def cost(num_live: int, lives: int, seed: int) -> report.Row:
     for item in new:
         table.ask(item)
     missed_s = time.perf_counter() - started_s
-    cached = [item for item in new if item in table.slots._by_spec][-1_000:]
+    cached = [item for item in new if item in table.media._store.by_spec][-1_000:]
     asked = random.Random(seed).choices(cached, k=lives)
     started_s = time.perf_counter()
     hits = sum(table.ask(item) for item in asked)
     hit_s = time.perf_counter() - started_s
     return {
-        "images in the arena": len(table.slots._items),
+        "images in the arena": len(table.media._store.by_id),
         "new image us": missed_s / lives * 1e6,
-        "of it evictions": table.slots.counters["mm_cache_evictions", "embed"] / (lives + num_live),
+        "of it evictions": table.media.counters["mm_cache_evictions", "embed"] / (lives + num_live),
         "cached image us": hit_s / lives * 1e6,
         "hits": hits / lives,
         "allocations/s": lives / missed_s,
@@ -84,8 +84,8 @@ def refusal(num_live: int, tries: int) -> report.Row:
     started_s = time.perf_counter()
     refused = [table.begin(large)[1] for _ in range(tries)].count("full")
     return {
-        "images in the arena": len(table.slots._items),
-        "of them leased": table.slots.num_leases,
+        "images in the arena": len(table.media._store.by_id),
+        "of them leased": table.media.num_leases,
         "refused": refused / tries,
         "refusal us": (time.perf_counter() - started_s) / tries * 1e6,
     }
@@ -139,7 +139,7 @@ def fill(arena_gib: int, calls: int, seed: int) -> report.Row:
     while leased.calls < calls:
         adds += 1
         refused += not leased.add(leave_nbytes=int((1 - FILL) * nbytes))
-        occupied.append(1 - leased.table.slots._space.holes.free_nbytes / nbytes)
+        occupied.append(1 - leased.table.media._store.space.holes.free_nbytes / nbytes)
     return {
         "arena GiB": arena_gib,
         "images leased": len(leased),

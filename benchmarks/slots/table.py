@@ -16,7 +16,7 @@ class Lives:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.slots = MediaTable(
+        self.media = MediaTable(
             nbytes, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None
         )
         self._numbers = itertools.count()
@@ -24,20 +24,20 @@ class Lives:
     def begin(self, item: AllocItem) -> tuple[Lease, str]:
         """Allocate, write and have it encoded; the lease that holds it, and what allocation said."""
         lease = Lease("http", str(next(self._numbers)))
-        reply = self.slots.alloc(lease, (item,))
+        reply = self.media.alloc(lease, (item,))
         if reply.refused:
             return lease, reply.refused
         (record,) = reply.records
         if record.state != "hit":
             ids = (record.item_id,)
-            self.slots.set_data(lease, ids, True)
-            self.slots.get_embed(_VISUAL, ids)
-            self.slots.set_embed(_VISUAL, ids, (True,))
+            self.media.set_data(lease, ids, True)
+            self.media.get_embed(_VISUAL, ids)
+            self.media.set_embed(_VISUAL, ids, (True,))
         return lease, record.state
 
     def end(self, lease: Lease) -> None:
         """Its request is over."""
-        self.slots.release(lease)
+        self.media.release(lease)
 
     def ask(self, item: AllocItem) -> bool:
         """A whole life; was its embedding there?"""

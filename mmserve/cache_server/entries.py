@@ -1,7 +1,9 @@
-"""One image in the table: its extents, its stage of life and who holds it. Changes nothing else."""
+"""One image in the table: its extents, its stage and its leases."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -12,20 +14,22 @@ from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
 from mmserve.messages.media import Handle
 
 Stage = Literal["writing", "vacant", "data", "ready", "failed"]
-"""writing: its writer puts the bytes there. vacant: the writer gave up or died, the next one who asks takes over.
-data: bytes ready, to be encoded. ready: embedding ready, data given back. failed: cannot be encoded; out of the
-table, gone with its last lease."""
+"""writing: its writer copies the compressed bytes into the arena. vacant: the writer failed or died, the next caller
+becomes the writer. data: bytes complete, to be encoded. ready: embedding complete, bytes freed. failed: it cannot be
+encoded; no request finds it any more, and it is removed with its last lease."""
+Usage = dict[tuple[str, str], tuple[int, int]]
+"""(kind, state) -> (extents, bytes); kind data | embed | hole, state writing | ready | free."""
 
 
 class Lease(NamedTuple):
-    """Who holds items: a request of an owner process."""
+    """What entries are leased to: a request of an owner process."""
 
     owner: str
     request_id: str
 
 
 class CacheEntry(msgspec.Struct, eq=False, gc=False):
-    """Mutable; owned by MediaTable. Not tracked by the garbage collector: a call may create hundreds."""
+    """Mutable; owned by MediaTable. Not tracked by the garbage collector: one call may create hundreds."""
 
     item_id: int
     spec: AllocItem
@@ -35,18 +39,17 @@ class CacheEntry(msgspec.Struct, eq=False, gc=False):
     nbytes: int
     """Arena bytes of its extents."""
     data_nbytes: int = 0
-    """Of them, those of its compressed bytes."""
+    """Arena bytes of its compressed bytes, part of ``nbytes``."""
     writer: Lease | None = None
     stage: Stage = "vacant"
     num_leases: int = 0
+    # The next three are EvictionQueue's.
     priority: float = 0.0
-    """What its eviction would lose, and since which use nobody holds it (0: it is held); both are EvictionQueue's."""
     idle_since: int = 0
     num_uses: int = 0
-    """How often it has become idle; EvictionQueue's too."""
 
     def state_for(self, lease: Lease) -> ItemState:
-        """What the holder of ``lease`` is told; makes it the writer when there is none."""
+        """The state to tell a request that leases the entry; makes it the writer if there is none."""
         if self.stage == "ready":
             return "hit"
         if self.stage == "vacant":
@@ -61,16 +64,31 @@ class CacheEntry(msgspec.Struct, eq=False, gc=False):
         return MediaRecord(self.item_id, self.token_start, self.state_for(lease), self.data, self.embed)
 
     @property
+    def cost(self) -> int:
+        """Of making it again, for the eviction: encoding takes time in proportion to the tokens; bytes are cheap."""
+        return self.spec.num_tokens if self.stage == "ready" else 0
+
+    @property
     def handles(self) -> tuple[Handle, ...]:
         return (self.embed,) if self.data is None else (self.embed, self.data)
 
     @property
     def extents(self) -> tuple[Extent, ...]:
-        """For the eviction's plan."""
         embed = self.embed.offset, self.nbytes - self.data_nbytes
         return (embed,) if self.data is None else (embed, (self.data.offset, self.data_nbytes))
 
 
 def extent_of(handle: Handle) -> Extent:
-    """(offset, size) that the handle's payload occupies with its header and trailer."""
+    """(offset, size) of the handle's payload with its header and trailer."""
     return handle.offset, extent_nbytes(handle.nbytes)
+
+
+def usage_of(entries: Collection[CacheEntry], holes: Iterable[tuple[int, int]]) -> Usage:
+    """Adds up to the whole arena; pairs without an extent are left out. ``holes``: (start, end) of each."""
+    sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
+    sizes["embed", "ready"] = [entry.nbytes for entry in entries if entry.data is None]
+    for entry in [entry for entry in entries if entry.data is not None]:
+        sizes["embed", "writing"].append(entry.nbytes - entry.data_nbytes)
+        sizes["data", "ready" if entry.stage in ("data", "failed") else "writing"].append(entry.data_nbytes)
+    sizes["hole", "free"] = [end - start for start, end in holes]
+    return {label: (len(each), sum(each)) for label, each in sizes.items() if each}

@@ -1,7 +1,7 @@
 """Replies that may have to wait: a call that cannot be answered yet is tried again after every change of the table.
 
-The thread that made the change also tries the waiting calls. v2 gets their replies by a callback; v1, whose calls have a
-thread each, blocks in ``result``.
+The thread that made the change also tries the waiting calls. v2 gets their replies by a callback. v1 has a thread for
+each connection and blocks it in ``result``.
 """
 
 from __future__ import annotations

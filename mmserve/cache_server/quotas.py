@@ -1,6 +1,6 @@
-"""How much of the arena live requests hold: compressed bytes and embeddings, each within a budget of its own.
+"""Limits of what live requests may lease in the arena: compressed bytes and embeddings, each with a budget. Pure.
 
-Counts an item from its first lease to its last. What nobody holds is a cache, bounded by the arena alone. Pure.
+An entry counts from its first lease to its last. Entries without leases are a cache, bounded by the arena alone.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ class LeaseBudgets:
         self.embeds = ByteBudget(embed_nbytes)
 
     def refusal(self, data_nbytes: int, embed_nbytes: int, found: Iterable[CacheEntry]) -> Refusal:
-        """May a request hold so much, not yet in the table, and ``found`` as well, of which some are held?"""
-        found_data, found_embeds = _nbytes([item for item in found if not item.num_leases])
+        """Why a request may not lease so many bytes of new entries together with the ``found`` ones; "": it may."""
+        found_data, found_embeds = _nbytes([entry for entry in found if not entry.num_leases])
         data, embeds = data_nbytes + found_data, embed_nbytes + found_embeds
         if data > self.data.limit_nbytes or embeds > self.embeds.limit_nbytes:
             return "too_large"
         return "" if self.data.fits(data) and self.embeds.fits(embeds) else "full"
 
-    def hold(self, items: Sequence[CacheEntry]) -> None:
-        """They have their first lease."""
-        data, embeds = _nbytes(items)
+    def take(self, entries: Sequence[CacheEntry]) -> None:
+        """They get their first lease."""
+        data, embeds = _nbytes(entries)
         self.embeds.take(embeds)
         self.data.take(data)
 
-    def let_go(self, items: Sequence[CacheEntry]) -> None:
+    def give(self, entries: Sequence[CacheEntry]) -> None:
         """They have lost their last lease."""
-        data, embeds = _nbytes(items)
+        data, embeds = _nbytes(entries)
         self.embeds.give(embeds)
         self.data.give(data)
 
-    def encoded(self, data_nbytes: int) -> None:
-        """A held item has given its compressed bytes back."""
+    def give_data(self, data_nbytes: int) -> None:
+        """A leased entry was encoded: its compressed bytes are freed."""
         self.data.give(data_nbytes)
 
 
-def _nbytes(items: Sequence[CacheEntry]) -> tuple[int, int]:
-    """Of their compressed bytes, of their embeddings."""
-    data = sum([item.data_nbytes for item in items])
-    return data, sum([item.nbytes for item in items]) - data
+def _nbytes(entries: Sequence[CacheEntry]) -> tuple[int, int]:
+    """(of compressed bytes, of embeddings)."""
+    data = sum([entry.data_nbytes for entry in entries])
+    return data, sum([entry.nbytes for entry in entries]) - data

@@ -1,31 +1,33 @@
-"""The Cache Manager Server: who has which slot of the arena. Never touches payload bytes."""
+"""The cache server process: owns the table of the arena and serves it until SIGTERM. It never touches payload bytes."""
 
 from __future__ import annotations
 
+import logging
 import secrets
 
 from mmserve.cache_server.decode_permits import DecodePermits
 from mmserve.cache_server.quotas import LeaseBudgets
 from mmserve.cache_server.rpc.services import serving
 from mmserve.cache_server.shared_table import SharedMediaTable, Snapshot
-from mmserve.cache_server.space_warning import SpaceWarning
 from mmserve.cache_server.table import MediaTable
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, Deployment
 from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.arena import Arena
 from mmserve.metrics.client import MetricsClient
+from mmserve.runtime.byte_budget import MIB
 
 _REPORT_INTERVAL_S = INTERVAL_S / 2
 _TABLE_NBYTES = 16 << 20
 """Memory that about 25,000 images need in the table."""
 _OBJECT_NBYTES = 16
 _KEPT_EVERY = 50_000
-"""So one object stays in each MiB, the unit in which the interpreter gives memory back."""
+"""Objects; one of them stays in each MiB, the unit in which the interpreter gives memory back."""
+logger = logging.getLogger(__name__)
 
 
-def new_slots(arena: Arena, budgets: LeaseBudgets | None = None) -> MediaTable:
-    """An empty table over the arena. Generations, item ids and token ids start where no earlier life has been."""
+def new_table(arena: Arena, budgets: LeaseBudgets | None = None) -> MediaTable:
+    """An empty table over the arena. Generations, item ids and token ids start at random, unlike any earlier start."""
     first_generation = secrets.randbits(61) | 1 << 61
     arena.begin_epoch(first_generation)
     return MediaTable(
@@ -39,9 +41,9 @@ def new_slots(arena: Arena, budgets: LeaseBudgets | None = None) -> MediaTable:
 
 
 def mapped_memory(nbytes: int) -> list[object]:
-    """Takes memory for small objects from the kernel now and not page by page (3 us each) while clients wait.
+    """Take memory for small objects from the kernel now, and not page by page (3 us each) while clients wait.
 
-    It stays with this process, free for use, as long as the objects returned do.
+    The process keeps it, free for use, as long as the caller keeps the objects returned.
     """
     return [object() for _ in range(nbytes // _OBJECT_NBYTES)][::_KEPT_EVERY]
 
@@ -51,33 +53,49 @@ def run(process: Process) -> None:
     assert process.arena is not None, "the cache server needs the arena"
     kept = mapped_memory(_TABLE_NBYTES)
     table = _table(process.deployment, process.arena)
-    pulse = HeartbeatSender(process.endpoints, process.name)
+    heartbeats = HeartbeatSender(process.endpoints, process.name)
     metrics = MetricsClient(process.endpoints, process.name)
-    shortage = SpaceWarning(process.arena.nbytes)
+    warning = SpaceWarning(process.arena.nbytes)
     reported: set[tuple[str, str]] = set()
     try:
         with serving(table, process.endpoints) as wait:
             process.ready({"arena_nbytes": process.arena.nbytes})
             while True:
                 snapshot = table.snapshot()
-                shortage.look(snapshot)
+                warning.check(snapshot)
                 _report(metrics, snapshot, process.arena.nbytes, reported)
-                pulse.beat(busy=snapshot.num_waiting > 0, progressed=True)
+                heartbeats.beat(busy=snapshot.num_waiting > 0, progressed=True)
                 wait(_REPORT_INTERVAL_S)
     finally:
         metrics.close()
-        pulse.close()
+        heartbeats.close()
         kept.clear()
+
+
+class SpaceWarning:
+    """Tells the operator, once, that requests wait for space in the arena."""
+
+    def __init__(self, arena_nbytes: int) -> None:
+        self._arena_nbytes = arena_nbytes
+        self._is_logged = False
+
+    def check(self, snapshot: Snapshot) -> None:
+        if snapshot.num_waiting and not self._is_logged:
+            self._is_logged = True
+            logger.warning(
+                "arena of %.0f MiB: all of it is in use, and requests wait for space; raise --mm-cache-gb",
+                self._arena_nbytes / MIB,
+            )
 
 
 def _table(deployment: Deployment, arena: Arena) -> SharedMediaTable:
     budgets, max_requests = deployment.budgets, deployment.config.max_mm_preprocess_concurrency
-    slots = new_slots(arena, LeaseBudgets(budgets.data_nbytes, budgets.embed_nbytes))
-    return SharedMediaTable(slots, DecodePermits(max_requests, budgets.pixel_nbytes))
+    table = new_table(arena, LeaseBudgets(budgets.data_nbytes, budgets.embed_nbytes))
+    return SharedMediaTable(table, DecodePermits(max_requests, budgets.pixel_nbytes))
 
 
 def _report(metrics: MetricsClient, snapshot: Snapshot, arena_nbytes: int, reported: set[tuple[str, str]]) -> None:
-    """``reported``: label pairs sent before, which go back to zero when nothing has them any more."""
+    """``reported``: label pairs sent before; those without extents now are sent as zero."""
     reported |= snapshot.usage.keys()
     for label in reported:
         count, nbytes = snapshot.usage.get(label, (0, 0))

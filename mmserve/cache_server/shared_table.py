@@ -221,7 +221,6 @@ class SharedMediaTable:
     def snapshot(self) -> Snapshot:
         """Takes the lock, so it also proves that the table is not stuck."""
         with self._lock:
-            counters, self._table.counters = self._table.counters, Counter()
             permits, leased = self._permits, self._table.budgets
             budgets = {"data": leased.data, "embeddings": leased.embeds, "pixels": permits.pixels}
             return Snapshot(
@@ -232,5 +231,5 @@ class SharedMediaTable:
                 permits.peak,
                 permits.num_waiting,
                 {form: copy(budget) for form, budget in budgets.items()},
-                counters,
+                self._table.take_counters(),
             )

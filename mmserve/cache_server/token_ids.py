@@ -1,7 +1,6 @@
-"""Virtual token ids: each content keeps one range for the whole epoch, and no id ever means two contents.
+"""Virtual token ids: each content has one range of ids for the whole epoch, and no id ever stands for two contents.
 
-A range outlives the item's eviction, so that a prefix cache over token ids still matches when the item is back. Holds
-the ranges of contents that are out of the table; whoever is in it carries its own.
+A range outlives its entry's eviction, so that a prefix cache over token ids still matches when the content is back.
 """
 
 from __future__ import annotations
@@ -12,27 +11,29 @@ from collections.abc import Sequence
 from mmserve.messages.cache import AllocItem
 
 MAX_REMEMBERED = 1 << 16
-_FORGOTTEN_SHARE = 8
+_DROPPED_SHARE = 8
 
 
 class TokenRanges:
-    """Content -> first token id. Of the contents gone, forgets the first beyond ``limit``, and some more (an eighth)
-    with them; ids are never given again."""
+    """Ranges of contents that are out of the table; an entry carries its own.
+
+    Beyond ``limit`` contents the oldest are dropped, an eighth of the limit at once. Ids are never reused.
+    """
 
     def __init__(self, first_token: int, limit: int = MAX_REMEMBERED) -> None:
         self._next = first_token
         self._limit = limit
-        self._gone: dict[AllocItem, int] = {}
-        """The first to go first."""
+        self._starts: dict[AllocItem, int] = {}
+        """Content -> first id; the oldest first."""
 
     def starts_of(self, items: Sequence[AllocItem]) -> list[int]:
-        """Contents come into the table: the first of the ``num_tokens`` ids of each, its own if it was here before."""
-        if self._gone.keys().isdisjoint(items):
+        """First of the ``num_tokens`` ids of each content that comes into the table: its earlier one if known."""
+        if self._starts.keys().isdisjoint(items):
             *starts, self._next = itertools.accumulate([item.num_tokens for item in items], initial=self._next)
             return starts
         found: list[int] = []
         for item in items:
-            start = self._gone.pop(item, None)
+            start = self._starts.pop(item, None)
             if start is None:
                 start = self._next
                 self._next += item.num_tokens
@@ -41,7 +42,7 @@ class TokenRanges:
 
     def remember(self, item: AllocItem, start: int) -> None:
         """A content leaves the table."""
-        self._gone[item] = start
-        if (excess := len(self._gone) - self._limit) > 0:
-            for forgotten in list(itertools.islice(self._gone, excess + self._limit // _FORGOTTEN_SHARE)):
-                del self._gone[forgotten]
+        self._starts[item] = start
+        if (excess := len(self._starts) - self._limit) > 0:
+            for dropped in list(itertools.islice(self._starts, excess + self._limit // _DROPPED_SHARE)):
+                del self._starts[dropped]

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from mmserve.cache_server.run import new_slots
+from mmserve.cache_server.run import new_table
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.config.deployment import Deployment
 from mmserve.httpserver.call import AllocVersion
@@ -26,7 +26,7 @@ class BothAllocPaths:
 
     def __init__(self, deployment: Deployment, arena: Arena, timeout_s: float = 10.0) -> None:
         self.arena = arena
-        self.table = SharedMediaTable(new_slots(arena))
+        self.table = SharedMediaTable(new_table(arena))
         self.samples = Samples()
         self.paths: dict[AllocVersion, AllocPath] = {}
         self.links: dict[AllocVersion, InProcessLink] = {}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from mmserve.cache_server.decode_permits import DecodePermits
 from mmserve.cache_server.rpc.services import serving
-from mmserve.cache_server.run import new_slots
+from mmserve.cache_server.run import new_table
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.ipc.endpoints import Endpoints
@@ -20,7 +20,7 @@ def serving_cache(
     endpoints: Endpoints, arena: Arena, permits: DecodePermits | None = None
 ) -> Iterator[SharedMediaTable]:
     """Serves until the block ends; a second one afterwards is a restarted server."""
-    table = SharedMediaTable(new_slots(arena), permits)
+    table = SharedMediaTable(new_table(arena), permits)
     with serving(table, endpoints):
         yield table
 

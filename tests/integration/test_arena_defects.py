@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from mmserve.cache_server.entries import Lease
-from mmserve.cache_server.run import new_slots
+from mmserve.cache_server.run import new_table
 from mmserve.cache_server.table import MediaTable
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.messages.cache import MediaRecord
@@ -36,7 +36,7 @@ class Cache:
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self.slots: MediaTable = new_slots(arena)
+        self.slots: MediaTable = new_table(arena)
 
     def write(self, request: str, *names: str) -> tuple[MediaRecord, ...]:
         """As an HTTP worker: allocate and write what is to be written. Nothing is released."""
@@ -275,7 +275,7 @@ def test_d8_a_limit_on_file_sizes_is_named() -> None:
 def test_what_is_asked_for_again_after_a_loss_is_written_again(cache: Cache) -> None:
     (old,) = cache.write("r", "cat")
     cache.encode((old,))
-    cache.slots = new_slots(cache.arena)
+    cache.slots = new_table(cache.arena)
     with pytest.raises(StaleHandle):
         cache.rows(old)
     (new,) = cache.write("r", "cat")

@@ -1,9 +1,8 @@
-"""Where new extents go and which cached items make way for them: the least valuable bytes, and no more than needed.
+"""Where new extents go and which entries are evicted for them: the least valuable bytes, and few more than needed.
 
-What has to be in one piece is looked for around the least valuable items: from each, as a seed, a window grows over
-holes and over neighbours that may go, to the side where less is lost. Whether there is room around a seed, or anywhere,
-ArenaMap knows. So what it costs, to find a place or that there is none, depends on how many neighbours a place takes,
-and not on how many items there are. Knows no states and no leases.
+Each of the least valuable entries is a seed, from which a window grows over holes and evictable neighbours, to the side
+where less is lost, until the new extent fits. ArenaMap tells at once whether there is room around a seed, or anywhere.
+So the cost of a search depends on the number of neighbours in a window, and not on the number of entries. Pure.
 """
 
 from __future__ import annotations
@@ -11,41 +10,35 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from mmserve.cache_server.allocator.arena_map import ArenaMap
+from mmserve.cache_server.allocator.arena_map import ArenaMap, HasExtents
 from mmserve.cache_server.allocator.extents import Extent
 
 _WINDOWS = 8
-"""Of so many the best is taken; more hold hardly better ones."""
+"""Windows compared; more hardly bring a better one."""
 
 _SEEDS = 256
-"""So many are looked at in vain, those that have no room around them, before any room will do."""
+"""Seeds tried, those without room around them included, before any room is taken."""
 
 
-class Victim(Protocol):
-    """What may be evicted; all its extents go together."""
-
-    @property
-    def extents(self) -> Sequence[Extent]: ...
-
-
-V = TypeVar("V", bound=Victim)
+V = TypeVar("V", bound=HasExtents)
+"""An entry; all its extents are evicted together."""
 
 
 class Plan(NamedTuple, Generic[V]):
-    """Where the new extents go, in the order asked for, and who goes for them."""
+    """Offsets of the new extents, in the order of their sizes, and the entries evicted for them."""
 
     offsets: list[int]
     victims: list[V]
 
 
 class _Tile(NamedTuple, Generic[V]):
-    """A hole (``who``: None), or an extent of somebody who may go, and what is lost then."""
+    """A hole (``entry``: None), or an extent of an evictable entry and the loss of evicting that."""
 
     start: int
     end: int
-    who: V | None
+    entry: V | None
     loss: float
 
     @property
@@ -56,18 +49,18 @@ class _Tile(NamedTuple, Generic[V]):
 def plan(
     space: ArenaMap[V], groups: Sequence[Sequence[int]], candidates: Iterable[V], loss: Callable[[V], float]
 ) -> Plan[V] | None:
-    """Take places in ``space`` for ``groups`` of sizes, making holes of what victims have; None, with nothing changed,
-    when there is no room. ``candidates`` are those that may go, the least valuable first, any that may not among them
-    being passed over; ``loss`` is what is lost with one.
+    """Take extents in ``space`` for ``groups`` of sizes and free those of the victims; None, with nothing changed, when
+    there is no room. ``candidates``: evictable entries, the least valuable first; pinned ones among them are skipped.
+    ``loss``: of evicting an entry.
 
-    What is in a group will be given back together, so each lies in one hole if there are such holes. Otherwise what
-    fits into any holes goes there, the largest first, and the rest where others make way for it.
+    The extents of a group will be freed together, so each group goes into one hole if there are such holes. Otherwise
+    those that fit go into any holes, the largest first, and entries are evicted for the rest.
     """
     if (runs := _in_runs(space, groups)) is not None:
         return Plan(runs, [])
     sizes, (first, again) = list(itertools.chain(*groups)), itertools.tee(candidates)
-    # Something small may have gone into the only hole that could be made long enough for something large.
-    return _Room(space, first, loss).place(sizes, holes_first=True) or _Room(space, again, loss).place(
+    # If holes are filled first, a small extent may take the only hole that could grow large enough for a large one.
+    return _Attempt(space, first, loss).place(sizes, holes_first=True) or _Attempt(space, again, loss).place(
         sizes, holes_first=False
     )
 
@@ -80,26 +73,26 @@ def _in_runs(space: ArenaMap[V], groups: Sequence[Sequence[int]]) -> list[int] |
             for taken, sizes in zip(runs, groups, strict=False):
                 space.free(taken[0], sum(sizes))
             return None
-        space.available.take(run[0], sum(group))
+        space.evictable.take(run[0], sum(group))
         runs.append(run)
     return list(itertools.chain(*runs))
 
 
-class _Room(Generic[V]):
-    """One attempt; what it has changed in the space can be undone."""
+class _Attempt(Generic[V]):
+    """One attempt; its changes of the space can be undone."""
 
     def __init__(self, space: ArenaMap[V], candidates: Iterable[V], loss: Callable[[V], float]) -> None:
         self._space, self._loss = space, loss
         self._candidates = iter(candidates)
-        self._spared: list[V] = []
-        """Candidates looked at so far that have not gone."""
+        self._drawn: list[V] = []
+        """Candidates drawn so far that are not evicted."""
         self._victims: dict[int, V] = {}
         """By identity."""
         self._done: list[tuple[bool, Extent]] = []
-        """(taken, otherwise given back; extent), to be undone."""
+        """(taken, otherwise freed; extent), to be undone."""
 
     def place(self, sizes: Sequence[int], *, holes_first: bool) -> Plan[V] | None:
-        """All of them or, with everything undone, None."""
+        """Place all sizes or, with everything undone, None."""
         offsets: dict[int, int] = {}
         order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
         for index in order if holes_first else ():
@@ -127,13 +120,13 @@ class _Room(Generic[V]):
         return None if hole is None else self._take(hole[0], size)
 
     def _in_window(self, size: int) -> int | None:
-        """Where others make way: the window of the least loss among those around the first seeds that have any."""
-        if (somewhere := self._space.available.smallest_hole(size)) is None:
+        """Evict the window of the least loss, of those around the first seeds that have room."""
+        if (somewhere := self._space.evictable.smallest_hole(size)) is None:
             return None
         best: tuple[float, list[_Tile[V]]] | None = None
         num_windows = 0
         for tile in itertools.islice(self._seeds(), _SEEDS):
-            room = self._space.available.hole_around(tile.start)
+            room = self._space.evictable.hole_around(tile.start)
             if room is None or room[1] - room[0] < size:
                 continue
             if best is None:
@@ -145,7 +138,7 @@ class _Room(Generic[V]):
                 break
         if best is None:
             best = self._grow(self._after(somewhere[0]), somewhere, size, float("inf"))
-        assert best is not None, "there is room, and no limit to what may be lost"
+        assert best is not None, "there is room, and the loss has no limit"
         self._evict(best[1])
         return self._take(best[1][0].start, size)
 
@@ -155,19 +148,21 @@ class _Room(Generic[V]):
         return offset
 
     def _seeds(self) -> Iterator[_Tile[V]]:
-        self._spared = [who for who in self._spared if id(who) not in self._victims]
-        for who in itertools.chain(tuple(self._spared), self._draw()):
-            if id(who) not in self._victims:
-                yield from (_Tile(offset, offset + size, who, self._loss(who)) for offset, size in who.extents)
+        self._drawn = [entry for entry in self._drawn if id(entry) not in self._victims]
+        for entry in itertools.chain(tuple(self._drawn), self._draw()):
+            if id(entry) not in self._victims:
+                yield from (_Tile(offset, offset + size, entry, self._loss(entry)) for offset, size in entry.extents)
 
     def _draw(self) -> Iterator[V]:
-        for who in self._candidates:
-            self._spared.append(who)
-            yield who
+        for entry in self._candidates:
+            self._drawn.append(entry)
+            yield entry
 
     def _grow(self, seed: _Tile[V], room: Extent, size: int, limit: float) -> tuple[float, list[_Tile[V]]] | None:
-        """(loss, tiles side by side) of at least ``size`` bytes around the seed, within ``room``, which is (start, end)
-        of no less; None when not less than ``limit`` would be lost."""
+        """(loss, adjacent tiles) of at least ``size`` bytes around the seed; None when the loss would reach ``limit``.
+
+        ``room``: (start, end) of at least ``size`` bytes, which the tiles do not leave.
+        """
         tiles, loss = deque([seed]), seed.loss
         left = right = None
         while tiles[-1].end - tiles[0].start < size:
@@ -191,25 +186,25 @@ class _Room(Generic[V]):
         return (loss, list(tiles)) if loss < limit else None
 
     def _before(self, end: int) -> _Tile[V]:
-        """The neighbour on the left, where there is room."""
+        """The neighbour on the left, inside evictable room."""
         if (start := self._space.holes.hole_to(end)) is not None:
             return _Tile(start, end, None, 0.0)
-        found = self._space.occupants.to(end)
-        assert found is not None, "what is no hole is somebody's"
+        found = self._space.used.ending_at(end)
+        assert found is not None, "what is no hole is in use"
         return _Tile(found[0], end, found[1], self._loss(found[1]))
 
     def _after(self, start: int) -> _Tile[V]:
-        """The neighbour on the right, where there is room."""
+        """The neighbour on the right, inside evictable room."""
         if (end := self._space.holes.hole_from(start)) is not None:
             return _Tile(start, end, None, 0.0)
-        found = self._space.occupants.from_(start)
-        assert found is not None, "what is no hole is somebody's"
+        found = self._space.used.starting_at(start)
+        assert found is not None, "what is no hole is in use"
         return _Tile(start, found[0], found[1], self._loss(found[1]))
 
     def _evict(self, tiles: Iterable[_Tile[V]]) -> None:
-        going = {id(who): who for who in (tile.who for tile in tiles) if who is not None}
-        freed = [extent for who in going.values() for extent in who.extents]
-        self._victims |= going
+        evicted = {id(tile.entry): tile.entry for tile in tiles if tile.entry is not None}
+        freed = [extent for entry in evicted.values() for extent in entry.extents]
+        self._victims |= evicted
         self._space.holes.free_all(freed)
         self._done += [(False, extent) for extent in freed]
 

@@ -1,77 +1,88 @@
-"""Items without leases, in the order in which they are evicted: GreedyDual-Size with frequency (Cherkasova, 1998).
+"""Entries without leases, in the order in which they are evicted: GreedyDual-Size with frequency (Cherkasova, 1998).
 
-An item is worth what it costs, per byte, to make it again, as often as it has been used, above what evictions have cost
-so far. Knows no extents.
+The value of an entry is the cost per byte of making it again, times its uses, on top of the value of the last one
+evicted. Pure.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Generator
+from typing import Generic, Protocol, TypeVar
 
-from mmserve.cache_server.entries import CacheEntry
-
-_STALE_ENTRIES = 1024
+_MAX_STALE = 1024
 
 
-class EvictionQueue:
-    """Coming and going are cheap, as every use of a cached item is both."""
+class Evictable(Protocol):
+    """An entry. The last three fields belong to the queue."""
+
+    nbytes: int
+    priority: float
+    idle_since: int
+    """Number of the use since which it is in the queue; 0: it is not."""
+    num_uses: int
+
+    @property
+    def cost(self) -> int:
+        """What it costs to make the entry again."""
+
+
+E = TypeVar("E", bound=Evictable)
+
+
+class EvictionQueue(Generic[E]):
+    """Adding and removing are cheap, as every use of a cached entry is both."""
 
     def __init__(self) -> None:
         self.nbytes = 0
-        """Arena bytes of the items here."""
+        """Arena bytes of the entries."""
         self._count = 0
         self._inflation = 0.0
-        self._now = 0
-        """Uses so far."""
-        self._heap: list[tuple[float, int, CacheEntry]] = []
-        """(priority, use, item). Items that have gone since are left in it and passed over when met."""
+        """Priority of the last entry evicted. New entries start above it, so that old ones are evicted in the end."""
+        self._num_uses = 0
+        self._heap: list[tuple[float, int, E]] = []
+        """(priority, use, entry). Entries removed since stay in it and are skipped."""
 
-    def add(self, item: CacheEntry) -> None:
-        """The item's last lease has gone."""
-        assert not item.idle_since, "an item is idle once"
-        self._now += 1
-        item.num_uses += 1
-        item.priority = self._inflation + item.num_uses * _cost(item) / item.nbytes
-        item.idle_since = self._now
-        self.nbytes += item.nbytes
+    def add(self, entry: E) -> None:
+        """The entry has lost its last lease."""
+        assert not entry.idle_since, "the entry is in the queue already"
+        self._num_uses += 1
+        entry.num_uses += 1
+        entry.priority = self._inflation + entry.num_uses * entry.cost / entry.nbytes
+        entry.idle_since = self._num_uses
+        self.nbytes += entry.nbytes
         self._count += 1
-        if len(self._heap) > 2 * self._count + _STALE_ENTRIES:
-            self._heap = [entry for entry in self._heap if entry[2].idle_since == entry[1]]
+        if len(self._heap) > 2 * self._count + _MAX_STALE:
+            self._heap = [item for item in self._heap if item[2].idle_since == item[1]]
             heapq.heapify(self._heap)
-        heapq.heappush(self._heap, (item.priority, item.idle_since, item))
+        heapq.heappush(self._heap, (entry.priority, entry.idle_since, entry))
 
-    def discard(self, item: CacheEntry) -> None:
-        """The item is leased or gone; harmless when it was not idle."""
-        if item.idle_since:
-            item.idle_since = 0
-            self.nbytes -= item.nbytes
+    def discard(self, entry: E) -> None:
+        """The entry has a lease or is removed. Harmless if it is not in the queue."""
+        if entry.idle_since:
+            entry.idle_since = 0
+            self.nbytes -= entry.nbytes
             self._count -= 1
 
-    def loss(self, item: CacheEntry) -> float:
-        """What is lost with the item: what it costs to make it again, times how soon that is likely to be needed, which
-        goes with its uses and against the time since the last."""
-        return _cost(item) * item.num_uses / (self._now - item.idle_since + 1)
+    def loss(self, entry: E) -> float:
+        """Expected cost of evicting the entry: the cost of making it again, times its uses, over the uses of others
+        since its last one."""
+        return entry.cost * entry.num_uses / (self._num_uses - entry.idle_since + 1)
 
-    def evicted(self, item: CacheEntry) -> None:
-        """The item goes for good: what stays or comes is worth more than it was."""
-        self._inflation = max(self._inflation, item.priority)
-        self.discard(item)
+    def evicted(self, entry: E) -> None:
+        """Remove the entry for good, and value later ones above it."""
+        self._inflation = max(self._inflation, entry.priority)
+        self.discard(entry)
 
-    def ascending(self) -> Generator[CacheEntry]:
-        """The least valuable first, of equals the least recently used; all are still here after its ``close``."""
-        met: list[tuple[float, int, CacheEntry]] = []
+    def ascending(self) -> Generator[E]:
+        """The least valuable first, of equal ones the least recently used. Removes none: ``close`` restores them."""
+        seen: list[tuple[float, int, E]] = []
         try:
             while self._heap:
-                entry = heapq.heappop(self._heap)
-                if entry[2].idle_since == entry[1]:
-                    met.append(entry)
-                    yield entry[2]
+                item = heapq.heappop(self._heap)
+                if item[2].idle_since == item[1]:
+                    seen.append(item)
+                    yield item[2]
         finally:
-            for entry in met:
-                heapq.heappush(self._heap, entry)
-
-
-def _cost(item: CacheEntry) -> int:
-    """Encoding takes time in proportion to the tokens; bytes that are not encoded yet are quickly there again."""
-    return item.spec.num_tokens if item.stage == "ready" else 0
+            for item in seen:
+                heapq.heappush(self._heap, item)

@@ -1,7 +1,4 @@
-"""Free space of the arena: contiguous extents, best fit, neighbours joined when freed.
-
-Pure bookkeeping over [0, nbytes). Knows no items and no payload.
-"""
+"""Free space of the arena: contiguous extents, best fit, neighbours joined when freed. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ Extent = tuple[int, int]
 """(offset, size) in bytes."""
 
 
-class Extents:
-    """Sizes and offsets are bytes; callers round them to the arena's alignment."""
+class FreeExtents:
+    """The holes in [0, nbytes). Sizes and offsets are bytes; callers round them to the arena's alignment."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self.free_nbytes = 0
-        # Plain sorted lists: there are few holes, and moving even ten thousand entries up costs a microsecond.
+        # Plain sorted lists: there are few holes, and inserting among ten thousand takes a microsecond.
         self._starts: list[int] = []
         self._ends: list[int] = []
         """Of the holes, both ascending."""
@@ -29,19 +26,19 @@ class Extents:
             self._insert(0, 0, nbytes)
 
     def alloc(self, size: int) -> int | None:
-        """Offset at the start of the smallest hole that fits (the lowest of equals); None when none does."""
+        """Take the start of the smallest hole that fits, the lowest of equal ones. None when none fits."""
         if (hole := self.smallest_hole(size)) is None:
             return None
         self.take(hole[0], size)
         return hole[0]
 
     def alloc_run(self, sizes: Sequence[int]) -> list[int] | None:
-        """Offsets of extents that lie one behind the other in one hole; None when no hole takes them all."""
+        """Take extents side by side in one hole; their offsets, or None when no hole is large enough."""
         start = self.alloc(sum(sizes))
         return None if start is None else list(itertools.accumulate(sizes[:-1], initial=start))
 
     def smallest_hole(self, size: int) -> tuple[int, int] | None:
-        """(start, end) of the smallest hole that fits (the lowest of equals); None when none does."""
+        """(start, end) of the smallest hole that fits, the lowest of equal ones; None when none fits."""
         index = bisect_left(self._by_size, (size,))
         if index == len(self._by_size):
             return None
@@ -49,7 +46,7 @@ class Extents:
         return start, start + nbytes
 
     def hole_around(self, offset: int) -> tuple[int, int] | None:
-        """(start, end) of the hole in which the byte at ``offset`` lies."""
+        """(start, end) of the hole with the byte at ``offset``; None when that is in use."""
         index = bisect_right(self._starts, offset) - 1
         return (self._starts[index], self._ends[index]) if index >= 0 and offset < self._ends[index] else None
 
@@ -75,7 +72,7 @@ class Extents:
             self._insert(index, start, offset)
 
     def free(self, offset: int, size: int) -> None:
-        """Give [offset, offset + size) back and join it with its neighbours."""
+        """Free [offset, offset + size), which must be in use, and join it with its neighbours."""
         start, end = offset, offset + size
         assert 0 <= start < end <= self.nbytes, "freeing what is not there"
         index = bisect_left(self._starts, start)
@@ -89,12 +86,12 @@ class Extents:
         self._insert(index, start, end)
 
     def free_all(self, extents: Iterable[Extent]) -> None:
-        """Give many back; those that touch each other go as one."""
+        """Free many; adjacent ones are freed as one."""
         for extent in _joined(extents):
             self.free(*extent)
 
     def take_all(self, extents: Iterable[Extent]) -> None:
-        """Occupy exactly these; those that touch each other go as one."""
+        """Occupy exactly these, which must be free; adjacent ones are taken as one."""
         for extent in _joined(extents):
             self.take(*extent)
 

@@ -65,7 +65,7 @@ class Scene:
     @property
     def num_leases(self) -> int:
         """Of the worker."""
-        held = self.table._table._held
+        held = self.table._table._leased
         return sum(len(items) for lease, items in held.items() if lease.owner.startswith("httpserver"))
 
     def encode(self) -> None:

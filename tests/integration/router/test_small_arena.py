@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from mmserve.cache_server.entries import Lease
-from mmserve.cache_server.run import new_slots
+from mmserve.cache_server.run import new_table
 from mmserve.cache_server.table import MediaTable
 from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.ipc.arena import Arena, extent_nbytes
@@ -41,7 +41,7 @@ class MediaFrontend:
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self.table: MediaTable = new_slots(arena)
+        self.table: MediaTable = new_table(arena)
         self._rows = torch.randn(DISTINCT, TOKENS, HIDDEN, generator=torch.manual_seed(3))
 
     def admit(self, name: str, image: int) -> GenerateRequest | None:

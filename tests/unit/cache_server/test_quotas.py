@@ -66,7 +66,7 @@ def test_what_several_hold_counts_once_and_what_nobody_holds_not_at_all() -> Non
 
 @settings(max_examples=80)
 @given(seed=st.integers(0, 1 << 30))
-def test_whatever_happens_claims_are_what_leases_hold(seed: int) -> None:
+def test_budgets_always_equal_the_bytes_of_leased_entries(seed: int) -> None:
     draw, slots = random.Random(seed), _slots(data=4 * ONE, embeds=6 * ONE)
     for _ in range(60):
         lease, items = _lease(draw.randrange(4)), [_item(draw.randrange(8)) for _ in range(2)]
@@ -76,14 +76,14 @@ def test_whatever_happens_claims_are_what_leases_hold(seed: int) -> None:
             case 2:
                 slots.release(lease)
             case 3:
-                for item in list(slots._items.values()):
+                for item in list(slots._store.by_id.values()):
                     if item.writer is not None:
                         slots.set_data(item.writer, [item.item_id], ok=draw.random() < 0.8)
             case 4:
-                ids = [item.item_id for item in slots._items.values()]
+                ids = [item.item_id for item in slots._store.by_id.values()]
                 slots.get_embed("visual", ids)
                 slots.set_embed("visual", ids, [draw.random() < 0.7 for _ in ids])
-        held = [item for item in slots._items.values() if item.num_leases]
+        held = [item for item in slots._store.by_id.values() if item.num_leases]
         assert slots.budgets.data.used_nbytes == ONE * sum(item.data is not None for item in held) <= 4 * ONE
         assert slots.budgets.embeds.used_nbytes == ONE * len(held) <= 6 * ONE
     for number in range(4):

@@ -26,16 +26,16 @@ owners, requests, visuals = st.sampled_from(OWNERS), st.sampled_from(REQUESTS), 
 some_items = st.lists(st.sampled_from(ITEMS), min_size=1, max_size=3, unique=True)
 
 
-class SlotsMachine(RuleBasedStateMachine):
+class TableMachine(RuleBasedStateMachine):
     """The model beside it: what each lease was told it holds, and which extents have been erased."""
 
     def __init__(self) -> None:
         super().__init__()
         self.erased: set[Handle] = set()
-        self.slots = MediaTable(
+        self.media = MediaTable(
             NBYTES, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: self.erase(handle)
         )
-        self.table = SharedMediaTable(self.slots)
+        self.table = SharedMediaTable(self.media)
         self.alive: Counter[str] = Counter()
         for owner in OWNERS + VISUALS:
             self.connect(owner)
@@ -55,25 +55,25 @@ class SlotsMachine(RuleBasedStateMachine):
 
     @rule(owner=owners, request=requests, items=some_items)
     def alloc(self, owner: str, request: str, items: list[AllocItem]) -> None:
-        lease, before = Lease(owner, request), self.slots.items_of(Lease(owner, request))
+        lease, before = Lease(owner, request), self.media.items_of(Lease(owner, request))
         reply = self.table.alloc(lease, items, 0.0).result()
         if not self.alive[owner]:
             assert reply.refused == "full"
         if reply.refused:
-            assert self.slots.items_of(lease) == before
+            assert self.media.items_of(lease) == before
             return
         for item, record in zip(items, reply.records, strict=True):
             assert self.ranges.setdefault(item, record.token_start) == record.token_start
             assert record.state != "gone"
             self.held.setdefault(lease, {})[record.item_id] = record
             self.known[record.item_id] = record
-        assert set(items) <= set(self.slots.items_of(lease))
+        assert set(items) <= set(self.media.items_of(lease))
 
     @rule(owner=owners, request=requests)
     def release(self, owner: str, request: str) -> None:
         self.held.pop(Lease(owner, request), None)
         self.table.release(Lease(owner, request))
-        assert self.slots.items_of(Lease(owner, request)) == ()
+        assert self.media.items_of(Lease(owner, request)) == ()
 
     @rule(owner=owners, request=requests, ok=st.booleans())
     def set_data(self, owner: str, request: str, ok: bool) -> None:
@@ -90,7 +90,7 @@ class SlotsMachine(RuleBasedStateMachine):
         ids = list(self.known)
         self.table.get_embed(visual, ids)
         lease = Lease(visual, ENCODER)
-        self.encoding[lease] = set(self.slots._held.get(lease, {}))
+        self.encoding[lease] = set(self.media._leased.get(lease, {}))
 
     @rule(visual=visuals, ok=st.booleans())
     def set_embed(self, visual: str, ok: bool) -> None:
@@ -112,64 +112,64 @@ class SlotsMachine(RuleBasedStateMachine):
     def everything_is_released(self) -> None:
         for owner in OWNERS + VISUALS:
             self.die(owner)
-        assert self.slots.num_leases == 0
-        assert self.slots.needs_space([AllocItem(b"whole arena" * 2, 1, 0, NBYTES - 300)])
+        assert self.media.num_leases == 0
+        assert self.media.needs_space([AllocItem(b"whole arena" * 2, 1, 0, NBYTES - 300)])
         lease = Lease("http-0", "whole")
         self.connect("http-0")
-        reply = self.slots.alloc(lease, [AllocItem(b"whole arena" * 2, 1, 0, NBYTES - 300)])
+        reply = self.media.alloc(lease, [AllocItem(b"whole arena" * 2, 1, 0, NBYTES - 300)])
         assert reply.refused == "", "all is evictable"
         self.table.release(lease)
 
     @invariant()
     def extents_tile_the_arena(self) -> None:
-        pieces = sorted(self.slots._space.holes.holes())
-        for item in self.slots._items.values():
+        pieces = sorted(self.media._store.space.holes.holes())
+        for item in self.media._store.by_id.values():
             pieces += [(handle.offset, handle.offset + extent_nbytes(handle.nbytes)) for handle in item.handles]
         end = 0
         for start, stop in sorted(pieces):
             assert start == end
             end = stop
         assert end == NBYTES
-        assert sum(nbytes for _, nbytes in self.slots.usage().values()) == NBYTES
+        assert sum(nbytes for _, nbytes in self.media.usage().values()) == NBYTES
 
     @invariant()
     def all_is_available_but_what_is_held(self) -> None:
-        left = deepcopy(self.slots._space.available)
-        for item in self.slots._items.values():
+        left = deepcopy(self.media._store.space.evictable)
+        for item in self.media._store.by_id.values():
             if item.num_leases:
                 left.free_all(item.extents)
         assert list(left.holes()) == [(0, NBYTES)]
 
     @invariant()
     def every_lease_has_a_live_owner(self) -> None:
-        assert all(self.alive[lease.owner] for lease in self.slots._held)
+        assert all(self.alive[lease.owner] for lease in self.media._leased)
 
     @invariant()
     def what_is_held_is_not_erased(self) -> None:
         for lease, records in self.held.items():
-            assert set(records) <= set(self.slots._held[lease])
+            assert set(records) <= set(self.media._leased[lease])
             assert all(record.embed not in self.erased for record in records.values())
         for ids in self.encoding.values():
             assert all(self.known[item_id].embed not in self.erased for item_id in ids)
 
     @invariant()
     def idle_items_are_ready_and_the_others_are_held(self) -> None:
-        with contextlib.closing(self.slots._idle.ascending()) as ascending:
+        with contextlib.closing(self.media._store.idle.ascending()) as ascending:
             in_order = list(ascending)
         idle = {item.item_id for item in in_order}
         assert len(idle) == len(in_order)
-        assert self.slots._idle.nbytes == sum(item.nbytes for item in in_order)
+        assert self.media._store.idle.nbytes == sum(item.nbytes for item in in_order)
         assert [item.priority for item in in_order] == sorted(item.priority for item in in_order)
-        holders = Counter(item_id for items in self.slots._held.values() for item_id in items)
-        for item in self.slots._items.values():
+        holders = Counter(item_id for items in self.media._leased.values() for item_id in items)
+        for item in self.media._store.by_id.values():
             assert item.num_leases == holders[item.item_id]
             assert (item.item_id in idle) == (not item.num_leases)
             assert item.num_leases or item.stage in ("data", "ready")
-            assert item.writer is None or item.item_id in self.slots._held[item.writer]
+            assert item.writer is None or item.item_id in self.media._leased[item.writer]
             assert item.nbytes == sum(extent_nbytes(handle.nbytes) for handle in item.handles)
             assert (item.stage == "writing") == (item.writer is not None)
             assert (item.data is None) == (item.stage == "ready")
 
 
-TestSlots = SlotsMachine.TestCase
-TestSlots.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTable = TableMachine.TestCase
+TestTable.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -29,5 +29,5 @@ def test_what_is_remembered_is_bounded_and_the_last_to_go_are_remembered() -> No
     ranges, items = TokenRanges(100, limit=80), [_item(n) for n in range(1000)]
     for item, start in zip(items, ranges.starts_of(items), strict=True):
         ranges.remember(item, start)
-        assert len(ranges._gone) <= 80
+        assert len(ranges._starts) <= 80
     assert ranges.starts_of(items[930:]) == [100 + 3 * n for n in range(930, 1000)]

@@ -17,7 +17,7 @@ from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.cache_server.rpc.framing import MAX_FRAME_NBYTES, FramedSocket, frame
 from mmserve.cache_server.rpc.v1.client import RpycConnection
 from mmserve.cache_server.rpc.v1.service import CacheService
-from mmserve.cache_server.run import new_slots
+from mmserve.cache_server.run import new_table
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
@@ -164,7 +164,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def test_every_method_of_v1_returns_plain_immutable_values(arena: Arena) -> None:
-    connection = CacheService(SharedMediaTable(new_slots(arena)), lambda fd, on_disconnect: None)
+    connection = CacheService(SharedMediaTable(new_table(arena)), lambda fd, on_disconnect: None)
     connection._fd = 0
     calls: dict[str, tuple[Any, ...]] = {
         "register": ("http-0",),

@@ -1,4 +1,4 @@
-"""Where new extents go and who makes way for them."""
+"""Where new extents go and entry makes way for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mmserve.cache_server.allocator import eviction
 from mmserve.cache_server.allocator.arena_map import ArenaMap
 from mmserve.cache_server.allocator.eviction import Plan
-from mmserve.cache_server.allocator.extents import Extent, Extents
+from mmserve.cache_server.allocator.extents import Extent, FreeExtents
 
 
 @dataclass(eq=False)
@@ -26,27 +26,27 @@ class _Cached:
 
 def occupy(space: ArenaMap[_Cached], cached: _Cached) -> None:
     offsets, sizes = zip(*cached.extents, strict=True)
-    space.occupants.add(offsets, sizes, [cached] * len(offsets))
+    space.used.add(offsets, sizes, [cached] * len(offsets))
 
 
-def plan(extents: Extents, groups: Sequence[Sequence[int]], cached: Sequence[_Cached]) -> Plan[_Cached] | None:
+def plan(extents: FreeExtents, groups: Sequence[Sequence[int]], cached: Sequence[_Cached]) -> Plan[_Cached] | None:
     """With these candidates, in this order; nobody else may go."""
     space: ArenaMap[_Cached] = ArenaMap(0)
-    space.holes, space.available = extents, deepcopy(extents)
+    space.holes, space.evictable = extents, deepcopy(extents)
     for each in cached:
         occupy(space, each)
-    space.let_go(cached)
+    space.unpin(cached)
     found = eviction.plan(space, groups, cached, lambda each: each.loss)
     still_there = [each for each in cached if found is None or each not in found.victims]
     left = deepcopy(extents)
     left.free_all([extent for each in still_there for extent in each.extents])
-    assert list(space.available.holes()) == list(left.holes())
+    assert list(space.evictable.holes()) == list(left.holes())
     return found
 
 
-def _full(*sizes: int) -> tuple[Extents, list[_Cached]]:
+def _full(*sizes: int) -> tuple[FreeExtents, list[_Cached]]:
     """An arena full of items of these sizes, the first the least valuable."""
-    extents, cached, offset = Extents(sum(sizes)), [], 0
+    extents, cached, offset = FreeExtents(sum(sizes)), [], 0
     for number, size in enumerate(sizes):
         extents.take(offset, size)
         cached.append(_Cached(number, ((offset, size),), float(number + 1)))
@@ -70,7 +70,7 @@ def test_what_does_not_help_is_spared() -> None:
     found = plan(extents, [[20]], order)
     assert found is not None
     assert {victim.name for victim in found.victims} == {2, 3}
-    assert extents.free_nbytes == 0, "who is spared has its place"
+    assert extents.free_nbytes == 0, "entry is spared has its place"
 
 
 def test_of_a_long_run_the_cheapest_window_goes() -> None:
@@ -90,8 +90,8 @@ def test_a_plan_is_all_or_nothing() -> None:
     assert extents.free_nbytes == 0
 
 
-def test_an_item_with_two_extents_goes_as_a_whole() -> None:
-    extents = Extents(40)
+def test_an_item_with_two_extents_goes_as_a_entryle() -> None:
+    extents = FreeExtents(40)
     extents.take(0, 40)
     both = _Cached(7, ((0, 10), (30, 10)), 1.0)
     found = plan(extents, [[10]], [both])
@@ -101,7 +101,7 @@ def test_an_item_with_two_extents_goes_as_a_whole() -> None:
 
 
 def test_a_group_lies_together_and_another_elsewhere() -> None:
-    extents = Extents(100)
+    extents = FreeExtents(100)
     extents.take(40, 10)
     found = plan(extents, [[10, 20], [25, 25]], ())
     assert found is not None
@@ -131,9 +131,9 @@ pieces = st.lists(st.tuples(st.integers(1, 20), st.sampled_from(["cached", "hole
 groups = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=4), min_size=1, max_size=2)
 
 
-def _arena(pieces: list[tuple[int, str]], random: random.Random) -> tuple[Extents, list[_Cached]]:
+def _arena(pieces: list[tuple[int, str]], random: random.Random) -> tuple[FreeExtents, list[_Cached]]:
     """Pieces in a row; the cached ones, some with two extents, in a random order of value."""
-    extents = Extents(sum(size for size, _ in pieces))
+    extents = FreeExtents(sum(size for size, _ in pieces))
     places, offset = list[Extent](), 0
     for size, what in pieces:
         if what != "hole":
@@ -165,7 +165,7 @@ def test_every_evicted_item_was_in_the_way_and_all_others_keep_their_places(
     assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(placed))
     for victim in found.victims:
         assert any(o < at + n and at < o + length for o, length in victim.extents for at, n in placed)
-    expected = Extents(extents.nbytes)
+    expected = FreeExtents(extents.nbytes)
     for start, end in _taken(before):
         expected.take(start, end - start)
     expected.free_all([extent for victim in found.victims for extent in victim.extents])
@@ -174,7 +174,7 @@ def test_every_evicted_item_was_in_the_way_and_all_others_keep_their_places(
     assert list(extents.holes()) == list(expected.holes())
 
 
-def _taken(extents: Extents) -> list[tuple[int, int]]:
+def _taken(extents: FreeExtents) -> list[tuple[int, int]]:
     edges = [0, *(edge for hole in extents.holes() for edge in hole), extents.nbytes]
     return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
 
@@ -214,7 +214,7 @@ def _crowded(num_cached: int) -> tuple[ArenaMap[_Cached], list[_Cached]]:
     for each in everything:
         occupy(space, each)
     cached = [each for each in everything if each.name % NEIGHBOURS or each.name >= num_cached - NEIGHBOURS]
-    space.let_go(cached)
+    space.unpin(cached)
     return space, cached
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.cache_server.allocator.extents import Extents
+from mmserve.cache_server.allocator.extents import FreeExtents
 
 
 def test_the_smallest_hole_that_fits_is_used() -> None:
-    extents = Extents(1000)
+    extents = FreeExtents(1000)
     extents.take(100, 100)
     extents.take(400, 100)
     assert sorted(extents.holes()) == [(0, 100), (200, 400), (500, 1000)]
@@ -23,7 +23,7 @@ def test_the_smallest_hole_that_fits_is_used() -> None:
 
 
 def test_freed_neighbours_become_one_hole() -> None:
-    extents = Extents(300)
+    extents = FreeExtents(300)
     for offset in (0, 100, 200):
         extents.take(offset, 100)
     for offset in (0, 200, 100):
@@ -34,7 +34,7 @@ def test_freed_neighbours_become_one_hole() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=60))
 def test_extents_never_overlap_and_sizes_add_up(steps: list[tuple[bool, int]]) -> None:
-    extents, live = Extents(256), dict[int, int]()
+    extents, live = FreeExtents(256), dict[int, int]()
     for give, number in steps:
         if give and live:
             offset = sorted(live)[number % len(live)]
@@ -49,7 +49,7 @@ def test_extents_never_overlap_and_sizes_add_up(steps: list[tuple[bool, int]]) -
 
 
 def test_freeing_twice_is_noticed() -> None:
-    extents = Extents(300)
+    extents = FreeExtents(300)
     extents.take(100, 100)
     for offset, size in ((0, 10), (90, 20), (190, 20), (290, 10)):
         with pytest.raises(AssertionError):
@@ -59,7 +59,7 @@ def test_freeing_twice_is_noticed() -> None:
 
 
 def test_a_run_lies_in_one_hole_or_nowhere() -> None:
-    extents = Extents(100)
+    extents = FreeExtents(100)
     extents.take(30, 10)
     assert extents.alloc_run([10, 20]) == [0, 10]
     assert extents.alloc_run([30, 31]) is None
@@ -69,7 +69,7 @@ def test_a_run_lies_in_one_hole_or_nowhere() -> None:
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.randoms(use_true_random=False), st.integers(0, 12))
 def test_freeing_and_taking_many_is_freeing_and_taking_each(sizes: list[int], random: random.Random, keep: int) -> None:
-    together, apart = Extents(128), Extents(128)
+    together, apart = FreeExtents(128), FreeExtents(128)
     pieces = [(offset, size) for size in sizes if (offset := together.alloc(size)) is not None]
     for offset, size in pieces:
         apart.take(offset, size)
@@ -88,8 +88,8 @@ def test_freeing_and_taking_many_is_freeing_and_taking_each(sizes: list[int], ra
 
 
 def test_the_hole_around_a_byte() -> None:
-    extents = Extents(300)
+    extents = FreeExtents(300)
     extents.take(100, 100)
     assert [extents.hole_around(offset) for offset in (0, 99, 200, 299)] == [(0, 100)] * 2 + [(200, 300)] * 2
     assert [extents.hole_around(offset) for offset in (100, 199, 300)] == [None] * 3
-    assert Extents(0).hole_around(0) is None
+    assert FreeExtents(0).hole_around(0) is None
