@@ -1,4 +1,4 @@
-"""The ASGI app of a worker: routes and what an error looks like on each. Knows no engine and no media."""
+"""The ASGI app of a worker: its routes, and the response to each kind of error."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from mmserve.httpserver.api.admin import admin_routes
-from mmserve.httpserver.api.answer import Answer, Write
 from mmserve.httpserver.api.models import model_routes
 from mmserve.httpserver.api.openai import chat as openai_chat
 from mmserve.httpserver.api.openai.errors import error_response
 from mmserve.httpserver.api.openai.fields import ChatRequest
 from mmserve.httpserver.api.operations import operation_routes
+from mmserve.httpserver.api.response import SendAnswer, TaskResponse
 from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.http.auth import ApiKeyAuth
@@ -32,29 +32,29 @@ from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import ERROR_KINDS, InvalidRequest, MmserveError, NotFound
 
 Parse = Callable[[bytes | bytearray, ServedModel, float], GenerateCall]
-"""Of a body, for the model, with the time of its arrival."""
+"""parse(body, model, arrival_s): a protocol's request as a GenerateCall."""
 
 
-def make_app(front: WorkerContext) -> ASGIApp:
-    """Every route of the server, wrapped in its envelope."""
-    app = FastAPI(title="mmserve", version=front.deployment.version, redoc_url=None)
-    app.include_router(model_routes(front))
-    app.include_router(operation_routes(front))
-    if front.deployment.config.enable_admin:
-        app.include_router(admin_routes(front))
-    _add_chat(app, front)
+def make_app(context: WorkerContext) -> ASGIApp:
+    """The app with all routes, wrapped in RequestMiddleware."""
+    app = FastAPI(title="mmserve", version=context.deployment.version, redoc_url=None)
+    app.include_router(model_routes(context))
+    app.include_router(operation_routes(context))
+    if context.deployment.config.enable_admin:
+        app.include_router(admin_routes(context))
+    _add_chat(app, context)
     app.add_exception_handler(MmserveError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_bug)
-    auth = ApiKeyAuth(front.deployment.config.api_key)
-    return RequestMiddleware(app, auth, front.metrics, error_response)
+    auth = ApiKeyAuth(context.deployment.config.api_key)
+    return RequestMiddleware(app, auth, context.metrics, error_response)
 
 
-def _add_chat(app: FastAPI, front: WorkerContext) -> None:
+def _add_chat(app: FastAPI, context: WorkerContext) -> None:
     app.add_api_route(
         "/v1/chat/completions",
-        _generating(front, openai_chat.parse, openai_chat.send),
+        _generate_endpoint(context, openai_chat.parse, openai_chat.send),
         methods=["POST"],
         name="chat_completions",
         description="Answer a conversation, with pictures in it or not; streamed as server-sent events on request.",
@@ -64,26 +64,28 @@ def _add_chat(app: FastAPI, front: WorkerContext) -> None:
     )
 
 
-def _generating(front: WorkerContext, parse: Parse, send: Write) -> Callable[[Request], Awaitable[Response]]:
-    """An endpoint of any protocol that answers a body with text: admitted, read and parsed here, sent by ``send``."""
-    limit_nbytes = int(front.deployment.config.max_body_mb * MIB)
+def _generate_endpoint(
+    context: WorkerContext, parse: Parse, send: SendAnswer
+) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint that generates text: admits the request, reads and parses its body, starts its task."""
+    limit_nbytes = int(context.deployment.config.max_body_mb * MIB)
 
     async def generate(request: Request) -> Response:
         arrival_s = time.monotonic()
         with ExitStack() as unowned:
-            holdings = front.hold()
-            unowned.callback(holdings.release)
-            call = parse(await read_body(request, limit_nbytes, holdings), front.model, arrival_s)
-            flight = front.flights.start(decode_small_images(call), holdings)
-            del call
+            resources = context.admit_request()
+            unowned.callback(resources.release)
+            call = parse(await read_body(request, limit_nbytes, resources), context.model, arrival_s)
+            task = context.request_tasks.start(decode_small_images(call), resources)
+            del call  # its media: only the task may keep them
             unowned.pop_all()
-        return Answer(flight, send)
+        return TaskResponse(task, send)
 
     return generate
 
 
 def _body_schema(type_: Any) -> dict[str, Any]:
-    """The struct's own JSON schema, inlined: what is documented is what is checked."""
+    """OpenAPI's description of a body, from the struct that validates it, with references inlined."""
     (_,), components = msgspec.json.schema_components([type_], ref_template="#/{name}")
     schema = _inlined(components[type_.__name__], components)
     return {"required": True, "content": {"application/json": {"schema": schema}}}
@@ -105,7 +107,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """No such route, wrong method: the framework's own refusals in the same form as ours."""
+    """Errors of the framework (no such route, wrong method) in the form of our own."""
     assert isinstance(error, HTTPException)
     wrapped: MmserveError = (NotFound if error.status_code == 404 else InvalidRequest)(
         f"{request.method} {request.url.path}: {error.detail}"
@@ -117,7 +119,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    """Nobody reads this; the status is for the metrics."""
+    """The client is gone; the status is only counted in the metrics."""
     return Response(status_code=499)
 
 

@@ -1,7 +1,4 @@
-"""One client request in the server's own words: what every protocol parses to and every helper of the path takes.
-
-Knows no protocol, no socket and no engine.
-"""
+"""The data of one request: what every protocol is parsed to and what the steps of the request path hand on."""
 
 from __future__ import annotations
 
@@ -32,28 +29,28 @@ def new_request_id() -> str:
 
 
 class MediaRef(msgspec.Struct, frozen=True):
-    """An image as the client named it; ``param`` is where (e.g. ``messages[1].content[0].image_url.url``)."""
+    """An image as the client named it; ``param`` is its place, e.g. ``messages[1].content[0].image_url.url``."""
 
     url: str
     param: str
     data: memoryview | None = None
-    """Base64 text of a data: URL as it stands in the request's JSON; ``url`` then ends with the comma before it."""
+    """Base64 text of a data: URL, a view of the request's body; ``url`` then ends with the comma before it."""
     content: bytes | None = None
-    """The image itself, where it has been decoded from base64 already; ``url`` then is its beginning."""
+    """The image's bytes, if already decoded from base64; ``url`` then ends with the comma before the base64 text."""
 
     @property
     def scheme(self) -> str:
-        """Of the URL, in lower case."""
+        """Scheme of the URL, in lower case."""
         return self.url[:8].partition(":")[0].lower()
 
     @property
     def is_inline(self) -> bool:
-        """Did it come with the request's body?"""
+        """True if the image is part of the request's body."""
         return self.scheme == "data"
 
     @property
     def nbytes(self) -> int:
-        """Length of the whole URL: about what there is to decode."""
+        """Length of the whole URL, roughly the amount of work to decode it."""
         return len(self.url) + len(self.data or self.content or b"")
 
 
@@ -64,7 +61,7 @@ class TextPart:
 
 @dataclass(frozen=True)
 class MediaPart:
-    """Stands for ``GenerateCall.media[index]`` at this place of the conversation."""
+    """The place of ``GenerateCall.media[index]`` in the conversation."""
 
     index: int
 
@@ -77,7 +74,7 @@ class Message:
 
 @dataclass(frozen=True)
 class GenerateCall:
-    """A validated request. ``sampling.max_tokens`` 0 means: the rest of the context."""
+    """A validated request. ``sampling.max_tokens`` 0 means the rest of the context."""
 
     request_id: str
     model: str
@@ -90,11 +87,11 @@ class GenerateCall:
     stream: bool = False
     include_usage: bool = False
     cache_salt: str = ""
-    """Content keys of different salts never meet."""
+    """Part of the content keys: requests with different salts share no cached images."""
 
 
 class MediaItem(msgspec.Struct, frozen=True):
-    """One image, read: compressed bytes as they came, facts from its header, content key. Nothing is decoded."""
+    """One image after reading: its compressed bytes, the size in pixels from its header, its content key."""
 
     data: bytes
     width: int
@@ -104,7 +101,7 @@ class MediaItem(msgspec.Struct, frozen=True):
 
 
 class LeasedItem(msgspec.Struct, frozen=True):
-    """One image with its place in the arena, leased to the request."""
+    """One image in the arena, leased to the request."""
 
     record: MediaRecord
     num_tokens: int
@@ -113,7 +110,7 @@ class LeasedItem(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Prompt:
-    """int64 token ids with virtual ids for images, and where those stand."""
+    """int64 token ids, with virtual ids in the place of images, and the spans of those."""
 
     ids: array[int]
     spans: tuple[MediaSpan, ...] = ()

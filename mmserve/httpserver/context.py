@@ -1,6 +1,6 @@
-"""One HTTP worker's parts, put together around its helpers.
+"""The parts of one HTTP worker: makes them, runs its background tasks, closes them.
 
-Also reads the worker's inbox and keeps its heartbeat. Knows no HTTP.
+The background tasks read the worker's inbox, send its heartbeat and sample the event loop's lag.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mmserve.httpserver.engine.dispatcher import Dispatcher
 from mmserve.httpserver.engine.links import EngineLinks
 from mmserve.httpserver.limits.admission import AdmissionControl
 from mmserve.httpserver.limits.reservations import Reservations
-from mmserve.httpserver.loop_lag import watch_lag
+from mmserve.httpserver.loop_lag import sample_loop_lag
 from mmserve.httpserver.mm_cache.alloc_path import AllocPaths
 from mmserve.httpserver.request.path import RequestPath
 from mmserve.httpserver.request.resources import RequestResources
@@ -33,90 +33,104 @@ from mmserve.runtime.byte_budget import MIB
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """What routes need."""
+    """What the routes of a worker use."""
 
     deployment: Deployment
     endpoints: Endpoints
     model: ServedModel
-    gate: AdmissionControl
-    flights: RequestTasks
-    lanes: AllocPaths
+    admission: AdmissionControl
+    request_tasks: RequestTasks
+    alloc_paths: AllocPaths
     metrics: MetricsClient
-    bodies: Reservations
-    fetches: Reservations
+    body_memory: Reservations
+    fetch_memory: Reservations
 
-    def hold(self) -> RequestResources:
-        """For one request, at its beginning. Raises Unavailable or Overloaded."""
-        return RequestResources(self.gate, self.bodies, self.fetches)
+    def admit_request(self) -> RequestResources:
+        """Admit one request, before its body is read. The caller releases the resources.
+
+        Raises Unavailable or Overloaded.
+        """
+        return RequestResources(self.admission, self.body_memory, self.fetch_memory)
 
 
 @asynccontextmanager
 async def open_worker(
-    process: Process, helpers: RequestServices, metrics: MetricsClient
+    process: Process, services: RequestServices, metrics: MetricsClient
 ) -> AsyncIterator[WorkerContext]:
-    """A working front: inbox read, heart beating. On exit nothing of it is left; live requests should have ended."""
+    """A worker whose background tasks run until the context ends. Live requests should have ended before that."""
     deployment, endpoints = process.deployment, process.endpoints
-    model = ServedModel.of(deployment)
-    # A text model has no visual servers, and connecting to what is never there costs 30 wake-ups a second.
-    roads = EngineLinks(endpoints, deployment.config.visual_workers if deployment.model.vision is not None else 0)
-    dispatcher = Dispatcher(process.index, roads, metrics)
-    gate = AdmissionControl(deployment.config.max_queued_requests, metrics)
-    bodies, fetches = _reservations(deployment, metrics)
+    # A text model has no visual servers, and a ZeroMQ socket without a peer wakes up 30 times a second to reconnect.
+    links = EngineLinks(endpoints, deployment.config.visual_workers if deployment.model.vision is not None else 0)
+    dispatcher = Dispatcher(process.index, links, metrics)
     path = RequestPath(
         worker=process.index,
         max_model_len=deployment.max_model_len,
         max_fetched_nbytes=int(deployment.config.max_body_mb * MIB),
-        lanes=helpers.lanes,
-        prompts=helpers.prompts,
+        alloc_paths=services.alloc_paths,
+        prompts=services.prompts,
         dispatcher=dispatcher,
-        vocabulary=helpers.vocabulary,
+        vocabulary=services.vocabulary,
         metrics=metrics,
     )
-    flights = RequestTasks(path.generate, metrics)
+    body_memory, fetch_memory = _reservations(deployment, metrics)
+    context = WorkerContext(
+        deployment=deployment,
+        endpoints=endpoints,
+        model=ServedModel.of(deployment),
+        admission=AdmissionControl(deployment.config.max_queued_requests, metrics),
+        request_tasks=RequestTasks(path.generate, metrics),
+        alloc_paths=services.alloc_paths,
+        metrics=metrics,
+        body_memory=body_memory,
+        fetch_memory=fetch_memory,
+    )
     inbox: AsyncReceiver[HttpInbound] = AsyncReceiver(endpoints.http(process.index), HttpInbound)
     try:
-        async with asyncio.TaskGroup() as tasks:
-            running = [
-                tasks.create_task(_read_inbox(inbox, dispatcher, gate)),
-                tasks.create_task(_beat(process, (bodies, fetches), metrics)),
-                tasks.create_task(watch_lag(metrics)),
+        async with asyncio.TaskGroup() as group:
+            background = [
+                group.create_task(_read_inbox(inbox, dispatcher, context.admission)),
+                group.create_task(_send_heartbeats(process, (body_memory, fetch_memory), metrics)),
+                group.create_task(sample_loop_lag(metrics)),
             ]
-            yield WorkerContext(deployment, endpoints, model, gate, flights, helpers.lanes, metrics, bodies, fetches)
-            for task in running:
+            yield context
+            for task in background:
                 task.cancel()
     finally:
         inbox.close()
-        roads.close()
+        links.close()
 
 
-async def _read_inbox(inbox: AsyncReceiver[HttpInbound], dispatcher: Dispatcher, gate: AdmissionControl) -> None:
+def _reservations(deployment: Deployment, metrics: MetricsClient) -> tuple[Reservations, Reservations]:
+    """Memory for request bodies, and for images that requests fetch."""
+    budgets, timeout_s = deployment.budgets, deployment.config.mm_queue_timeout
+    return (
+        Reservations("body", "--body-budget-mb", budgets.body_nbytes, metrics, timeout_s, budgets.short_body_nbytes),
+        Reservations("fetch", "--fetch-budget-mb", budgets.fetch_nbytes, metrics, timeout_s),
+    )
+
+
+async def _read_inbox(inbox: AsyncReceiver[HttpInbound], dispatcher: Dispatcher, admission: AdmissionControl) -> None:
     async for message in inbox:
         match message:
             case TokenReply():
                 dispatcher.deliver(message)
             case ServerPhase():
-                gate.phase = message
-                dispatcher.follow(message)
+                admission.phase = message
+                dispatcher.on_phase(message)
 
 
-def _reservations(deployment: Deployment, metrics: MetricsClient) -> tuple[Reservations, Reservations]:
-    """Of bodies and of fetched images."""
-    budgets, patience_s = deployment.budgets, deployment.config.mm_queue_timeout
-    return (
-        Reservations("body", "--body-budget-mb", budgets.body_nbytes, metrics, patience_s, budgets.short_body_nbytes),
-        Reservations("fetch", "--fetch-budget-mb", budgets.fetch_nbytes, metrics, patience_s),
-    )
+async def _send_heartbeats(process: Process, budgets: Iterable[Reservations], metrics: MetricsClient) -> None:
+    """Send heartbeats and metrics from the event loop that serves requests, so that a stuck loop is noticed.
 
-
-async def _beat(process: Process, budgets: Iterable[Reservations], metrics: MetricsClient) -> None:
-    """From the same loop that serves: a stuck loop stops beating. Waiting for the engine is not this process's work."""
-    pulse = HeartbeatSender(process.endpoints, process.name)
+    Never busy: a request that waits for the engine is not work of this process.
+    """
+    heartbeat = HeartbeatSender(process.endpoints, process.name)
     try:
         while True:
-            pulse.beat(busy=False)
+            heartbeat.beat(busy=False)
             for budget in budgets:
                 budget.report()
             metrics.flush()
             await asyncio.sleep(INTERVAL_S / 2)
     finally:
-        pulse.close()
+        heartbeat.close()

@@ -1,7 +1,4 @@
-"""How late the event loop is: what every request, probe and stream of this worker waits at the very least.
-
-Knows nothing of what runs on the loop.
-"""
+"""Measures the event loop's lag: the least time that any request, probe or stream of this worker waits."""
 
 from __future__ import annotations
 
@@ -13,11 +10,12 @@ from mmserve.metrics.client import MetricsClient
 INTERVAL_S = 0.05
 
 
-async def watch_lag(metrics: MetricsClient) -> None:
-    """Sample ``event_loop_lag_seconds`` for ever.
+async def sample_loop_lag(metrics: MetricsClient) -> None:
+    """Sample ``event_loop_lag_seconds`` every INTERVAL_S, for ever.
 
-    The samples go out when the worker flushes: a message for each would be most of what an idle server does.
-    A stall counts for every moment that fell into it, not once: each was a moment at which something could be due.
+    A stall longer than the interval gives one sample for each interval that fell into it, so that the histogram
+    shows the share of time in which a new event would have waited that long. Samples are sent with the worker's next
+    flush: one message each would be most of the work of an idle server.
     """
     due_s = time.monotonic() + INTERVAL_S
     while True:

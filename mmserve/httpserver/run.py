@@ -1,4 +1,4 @@
-"""Entry point of one HTTP worker. Knows the order in which its parts come up and go down."""
+"""Entry point of one HTTP worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmserve.httpserver.services import open_services
 from mmserve.metrics.client import MetricsClient
 
 _SWITCH_INTERVAL_S = 0.0005
-"""Threads that decode and hash must not keep the event loop waiting for the interpreter's lock for 5 ms each time."""
+"""Python's default of 5 ms lets a thread that decodes or hashes delay the event loop by that much each time."""
 
 
 def run(process: Process) -> None:
@@ -28,9 +28,9 @@ async def _serve(process: Process) -> None:
     metrics = MetricsClient(process.endpoints, process.name)
     try:
         async with (
-            open_services(process, metrics) as helpers,
-            open_worker(process, helpers, metrics) as front,
+            open_services(process, metrics) as services,
+            open_worker(process, services, metrics) as context,
         ):
-            await serve(process, front)
+            await serve(process, context)
     finally:
         metrics.close()

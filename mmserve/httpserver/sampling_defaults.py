@@ -1,6 +1,6 @@
-"""What a checkpoint's generation_config.json says about sampling: defaults for requests that do not say.
+"""Sampling defaults from a checkpoint's generation_config.json, for fields that a request leaves out.
 
-Only keys that the file really sets count; Hugging Face's own implicit values (top_k 50, greedy) do not.
+Only keys that the file sets are used; Hugging Face's implicit defaults (top_k 50, greedy) are not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """Values for fields a request leaves out; the same meaning as in SamplingParams."""
+    """Values of fields that a request leaves out, as in SamplingParams."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -33,7 +33,7 @@ class _GenerationConfig(msgspec.Struct, frozen=True):
 
 
 def read_sampling_defaults(checkpoint: str) -> SamplingDefaults:
-    """Defaults of a checkpoint directory; plain ones when it has no (readable) generation_config.json."""
+    """Defaults of a checkpoint directory. Without a readable generation_config.json: SamplingDefaults()."""
     path = Path(checkpoint) / "generation_config.json"
     try:
         found = msgspec.json.decode(path.read_bytes(), type=_GenerationConfig)

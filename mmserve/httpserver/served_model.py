@@ -1,4 +1,4 @@
-"""The one model served here, as the protocols see it: names it answers to, limits and defaults. Made at start."""
+"""Facts of the served model that requests are checked against: its names, limits and sampling defaults."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from mmserve.runtime.errors import ModelNotFound
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Facts of the deployment that requests are checked against."""
+    """Made once, when the worker starts."""
 
     name: str
     aliases: frozenset[str]
+    """The served name, the model as it was given, the checkpoint's path and its base name."""
     max_model_len: int
     vocab_size: int
     max_images: int | None
-    """Images in one prompt; None for a text model."""
+    """Most images in one prompt; None for a text model."""
     eos_token_ids: tuple[int, ...]
     seed: int
     sampling_defaults: SamplingDefaults
@@ -39,6 +40,6 @@ class ServedModel:
         )
 
     def check_name(self, name: str | None) -> None:
-        """Raise ModelNotFound unless ``name`` is the served name, the checkpoint's path or its base name, or absent."""
+        """Raise ModelNotFound unless ``name`` is one of the aliases, empty or None."""
         if name and name not in self.aliases:
             raise ModelNotFound(f"the model {name!r} is not served here; {self.name!r} is", param="model")

@@ -13,24 +13,24 @@ from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.http.uvicorn_server import UvicornServer
 
 
-async def serve(process: Process, front: WorkerContext) -> None:
+async def serve(process: Process, context: WorkerContext) -> None:
     """Serve until SIGTERM; return when live requests have ended or timed out."""
     assert process.listen_fd is not None, "an http worker inherits the listening socket"
-    server = UvicornServer(make_app(front), lambda: process.ready({}))
+    server = UvicornServer(make_app(context), lambda: process.ready({}))
     drains: list[asyncio.Task[None]] = []
 
     def on_sigterm() -> None:
         if not drains:
             timeout_s = process.deployment.config.shutdown_timeout
-            drains.append(asyncio.ensure_future(_drain(server, front, timeout_s)))
+            drains.append(asyncio.ensure_future(_drain(server, context, timeout_s)))
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, on_sigterm)
     await server.serve(sockets=[socket.socket(fileno=process.listen_fd)])
 
 
-async def _drain(server: UvicornServer, front: WorkerContext, timeout_s: float) -> None:
+async def _drain(server: UvicornServer, context: WorkerContext, timeout_s: float) -> None:
     """Refuse new requests with 503, let live ones end, then close the socket and the connections."""
     started_s = time.monotonic()
-    front.gate.drain()
-    await front.flights.finish(timeout_s)
+    context.admission.drain()
+    await context.request_tasks.drain(timeout_s)
     server.stop(timeout_s - (time.monotonic() - started_s))

@@ -1,4 +1,4 @@
-"""The real media and prompt helpers of a worker: how each is made and closed. Knows no request."""
+"""The services that serve a request's images and prompt: makes them when the worker starts, closes them at its end."""
 
 from __future__ import annotations
 
@@ -15,43 +15,41 @@ from mmserve.httpserver.mm_cache.leases import MediaLeases
 from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit
 from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.httpserver.prompt.builder import PromptBuilder
-from mmserve.httpserver.request.path import Prompting
+from mmserve.httpserver.request.path import PromptSource
 from mmserve.metrics.client import MetricsClient
 
 
 @dataclass(frozen=True)
 class RequestServices:
-    """The parts of the request path that touch media and prompts; tests bring their own."""
+    """Services of the request path that tests replace."""
 
-    lanes: AllocPaths
-    prompts: Prompting
+    alloc_paths: AllocPaths
+    prompts: PromptSource
     vocabulary: Vocabulary
 
 
 @asynccontextmanager
 async def open_services(process: Process, metrics: MetricsClient) -> AsyncIterator[RequestServices]:
-    """The real helpers of this process."""
+    """The services of this process, closed at the end of the context."""
     assert process.arena is not None, "an http worker inherits the arena"
     config = process.deployment.config
     if config.arena_prefault:
         process.arena.map_all()
     prompts = await asyncio.to_thread(PromptBuilder, process.deployment)
-    initial = config.concurrent_alloc_fraction if config.enable_concurrent_alloc else 0.0
-    with closing(TrafficSplit(process.endpoints.alloc_share, initial)) as share:
+    initial_fraction = config.concurrent_alloc_fraction if config.enable_concurrent_alloc else 0.0
+    with closing(TrafficSplit(process.endpoints.alloc_share, initial_fraction)) as split:
         async with open_alloc_path("v1", process, metrics) as v1, open_alloc_path("v2", process, metrics) as v2:
-            yield RequestServices(AllocPaths(v1, v2, share), prompts, Vocabulary(prompts.tokenizer))
+            yield RequestServices(AllocPaths(v1, v2, split), prompts, Vocabulary(prompts.tokenizer))
 
 
 @asynccontextmanager
-async def open_alloc_path(
-    alloc_version: AllocVersion, process: Process, metrics: MetricsClient
-) -> AsyncIterator[AllocPath]:
-    """One alloc_version's reader and leases; a lane that no request takes has neither threads nor connections."""
+async def open_alloc_path(version: AllocVersion, process: Process, metrics: MetricsClient) -> AsyncIterator[AllocPath]:
+    """Reader and leases of one allocation path. Threads and connections start with the path's first request."""
     deployment, arena = process.deployment, process.arena
     assert arena is not None, "an http worker inherits the arena"
     async with AsyncExitStack() as stack:
-        media = MediaReader(deployment, metrics, alloc_version)
+        media = MediaReader(deployment, metrics, version)
         stack.push_async_callback(media.aclose)
-        leases = MediaLeases(deployment, arena, process.endpoints, process.name, metrics, alloc_version)
+        leases = MediaLeases(deployment, arena, process.endpoints, process.name, metrics, version)
         stack.push_async_callback(leases.aclose)
         yield AllocPath(media, leases)

@@ -65,7 +65,7 @@ def say_then_hold(text: str, rest: str = "") -> Behaviour:
 
 
 class Upstream:
-    """``received`` has (road, message) in order; the road is "router" or "visual-0"."""
+    """``received`` has (destination, message) in order; the destination is "router" or "visual-0"."""
 
     def __init__(self, endpoints: Endpoints, visual_workers: int = 1) -> None:
         self.behave: Behaviour = say("hello")
@@ -117,23 +117,23 @@ class Upstream:
     def aborts(self) -> list[AbortRequest]:
         return [message for _, message in self.received if isinstance(message, AbortRequest)]
 
-    def roads(self) -> list[str]:
-        return [road for road, _ in self.received]
+    def destinations(self) -> list[str]:
+        return [destination for destination, _ in self.received]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until what was received fulfils the condition."""
         async with asyncio.timeout(TIMEOUT_S), self._changed:
             await self._changed.wait_for(condition)
 
-    def _listen(self, road: str, endpoint: str) -> None:
+    def _listen(self, destination: str, endpoint: str) -> None:
         receiver: AsyncReceiver[EngineInbound] = AsyncReceiver(endpoint, EngineInbound)
-        task = asyncio.create_task(self._receive(road, receiver))
+        task = asyncio.create_task(self._receive(destination, receiver))
         self._stack.callback(receiver.close)
         self._stack.callback(task.cancel)
 
-    async def _receive(self, road: str, receiver: AsyncReceiver[EngineInbound]) -> None:
+    async def _receive(self, destination: str, receiver: AsyncReceiver[EngineInbound]) -> None:
         async for message in receiver:
-            self.received.append((road, message))
+            self.received.append((destination, message))
             if isinstance(message, GenerateRequest):
                 task = asyncio.create_task(self.behave(self, message))  # type: ignore[arg-type]
                 self._running[message.id, message.attempt] = task

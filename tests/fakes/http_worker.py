@@ -23,7 +23,7 @@ from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.httpserver.server import serve
 from mmserve.httpserver.services import RequestServices
 from mmserve.metrics.client import MetricsClient
-from tests.fakes.http_helpers import StubLeases, StubMedia, StubPrompts, byte_tokenizer, make_deployment
+from tests.fakes.http_services import StubLeases, StubMedia, StubPrompts, byte_tokenizer, make_deployment
 from tests.fakes.http_upstream import TIMEOUT_S, Upstream
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class Worker:
     """A worker that serves, ready for requests."""
 
     port: int
-    front: WorkerContext
+    context: WorkerContext
     leases: StubLeases
     """Of v2, which every request takes unless the share is changed."""
     v1_leases: StubLeases
@@ -56,8 +56,8 @@ class Worker:
 
     async def idle(self) -> None:
         """Nothing is held any more."""
-        await self.until(lambda: not len(self.front.flights) and not self.front.gate.in_flight)
-        assert (self.front.bodies.used_nbytes, self.front.fetches.used_nbytes) == (0, 0)
+        await self.until(lambda: not len(self.context.request_tasks) and not self.context.admission.in_flight)
+        assert (self.context.body_memory.used_nbytes, self.context.fetch_memory.used_nbytes) == (0, 0)
 
 
 @asynccontextmanager
@@ -77,18 +77,18 @@ async def http_worker(
         v1, leases = StubLeases(), StubLeases()
         share = TrafficSplit(process.endpoints.alloc_share, 1.0)
         media = media or StubMedia()
-        lanes = AllocPaths(AllocPath(media, v1), AllocPath(media, leases), share)
-        helpers = RequestServices(lanes, StubPrompts(), Vocabulary(byte_tokenizer()))
+        alloc_paths = AllocPaths(AllocPath(media, v1), AllocPath(media, leases), share)
+        services = RequestServices(alloc_paths, StubPrompts(), Vocabulary(byte_tokenizer()))
         async with (
             Upstream(process.endpoints, deployment.config.visual_workers) as upstream,
-            open_worker(process, helpers, metrics) as front,
+            open_worker(process, services, metrics) as context,
         ):
-            serving = asyncio.create_task(serve(process, front))
+            serving = asyncio.create_task(serve(process, context))
             await started.wait()
-            worker = Worker(port, front, leases, v1, upstream, serving)
+            worker = Worker(port, context, leases, v1, upstream, serving)
             if ready:
                 upstream.say_phase()
-                await worker.until(lambda: front.gate.ready)
+                await worker.until(lambda: context.admission.ready)
             try:
                 yield worker
             finally:

@@ -1,4 +1,4 @@
-"""What an operator may change while the server runs. Only there with --enable-admin. Knows no requests."""
+"""``/admin/alloc``: the share of requests that allocate by v2, changed at run time. Needs --enable-admin."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ _LARGEST_BODY_NBYTES = 4096
 
 
 class AllocSettings(msgspec.Struct, forbid_unknown_fields=True):
-    """Body and answer of ``/admin/alloc``: the share of requests with images that allocate by v2."""
+    """Body and response of ``/admin/alloc``: the share of requests with images that allocate by v2."""
 
     concurrent_alloc_fraction: Annotated[float, Meta(ge=0, le=1)]
 
 
-def admin_routes(front: WorkerContext) -> APIRouter:
-    """``GET`` and ``POST /admin/alloc``; what one worker is told, all follow."""
+def admin_routes(context: WorkerContext) -> APIRouter:
+    """``GET`` and ``POST /admin/alloc``. A change at one worker applies to all."""
     router = APIRouter(tags=["admin"])
-    share, has_v2 = front.lanes.split, front.deployment.config.enable_concurrent_alloc
+    split, has_v2 = context.alloc_paths.split, context.deployment.config.enable_concurrent_alloc
 
-    def answer() -> Response:
-        return Response(msgspec.json.encode(AllocSettings(share.fraction)), media_type="application/json")
+    def settings_response() -> Response:
+        return Response(msgspec.json.encode(AllocSettings(split.fraction)), media_type="application/json")
 
     @router.get("/admin/alloc", response_class=Response)
     async def get_alloc() -> Response:
-        return answer()
+        return settings_response()
 
     @router.post("/admin/alloc", response_class=Response)
     async def set_alloc(request: Request) -> Response:
-        """Holds for every request that comes after the answer, at every worker."""
-        wanted = _parse(await read_body(request, _LARGEST_BODY_NBYTES))
-        if wanted.concurrent_alloc_fraction and not has_v2:
+        """Applies to every request that arrives after the response, at every worker."""
+        settings = _parse(await read_body(request, _LARGEST_BODY_NBYTES))
+        if settings.concurrent_alloc_fraction and not has_v2:
             raise InvalidRequest("this server was started with --no-enable-concurrent-alloc", param=_FIELD)
-        share.fraction = wanted.concurrent_alloc_fraction
-        return answer()
+        split.fraction = settings.concurrent_alloc_fraction
+        return settings_response()
 
     return router
 

@@ -21,11 +21,11 @@ class ModelCard(msgspec.Struct):
     owned_by: str = "mmserve"
 
 
-def model_routes(front: WorkerContext) -> APIRouter:
-    """The one model served here, listed and by name."""
+def model_routes(context: WorkerContext) -> APIRouter:
+    """Routes that list the served model and describe it by name."""
     router = APIRouter(tags=["models"])
-    model = front.model
-    card = ModelCard(model.name, int(time.time()), front.deployment.model.path, model.max_model_len)
+    model = context.model
+    card = ModelCard(model.name, int(time.time()), context.deployment.model.path, model.max_model_len)
 
     @router.get("/v1/models", response_class=Response)
     async def list_models() -> Response:
@@ -33,7 +33,7 @@ def model_routes(front: WorkerContext) -> APIRouter:
 
     @router.get("/v1/models/{model_id:path}", response_class=Response)
     async def get_model(model_id: str) -> Response:
-        # A path as the model's name loses its leading slash in the URL.
+        # A model named by a path loses its leading slash in the URL.
         if not model_id or not {model_id, f"/{model_id}"} & model.aliases:
             raise ModelNotFound(f"the model {model_id!r} is not served here; {model.name!r} is", param="model")
         return _json(card)

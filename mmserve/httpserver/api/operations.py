@@ -1,4 +1,4 @@
-"""What operators and probes ask: health, liveness, readiness, version, metrics. Knows no requests."""
+"""Routes for operators and probes: ``/health``, ``/ready``, ``/live``, ``/version``, ``/metrics``."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from mmserve.runtime.errors import Unavailable
 _SCRAPE_TIMEOUT_S = 10.0
 
 
-def operation_routes(front: WorkerContext) -> APIRouter:
-    """Probes are GET and HEAD, for load balancers use either."""
+def operation_routes(context: WorkerContext) -> APIRouter:
+    """Each route takes GET and HEAD, since load balancers probe with either."""
     router = APIRouter(tags=["operations"])
 
     async def ready() -> Response:
-        """200 only when a request could succeed; otherwise 503 and the phase."""
-        gate = front.gate
-        status = {"status": "ok" if gate.ready else "unavailable", "phase": gate.phase_name}
-        if gate.phase.detail:
-            status["detail"] = gate.phase.detail
-        return _json(status, 200 if gate.ready else 503)
+        """200 if a request could succeed now; otherwise 503 with the phase."""
+        admission = context.admission
+        status = {"status": "ok" if admission.ready else "unavailable", "phase": admission.phase_name}
+        if admission.phase.detail:
+            status["detail"] = admission.phase.detail
+        return _json(status, 200 if admission.ready else 503)
 
     async def live() -> Response:
-        """This process answers."""
+        """200 whenever this process responds."""
         return _json({"status": "ok"})
 
     async def version() -> Response:
-        return _json({"version": front.deployment.version})
+        return _json({"version": context.deployment.version})
 
     async def metrics() -> Response:
         """Prometheus text of all processes, from the metrics server."""
-        front.metrics.flush()
-        return await _scrape(front)
+        context.metrics.flush()
+        return await _scrape(context)
 
     for path, endpoint in (
         ("/health", ready),
@@ -49,8 +49,8 @@ def operation_routes(front: WorkerContext) -> APIRouter:
     return router
 
 
-async def _scrape(front: WorkerContext) -> Response:
-    transport = httpx2.AsyncHTTPTransport(uds=str(front.endpoints.metrics_http))
+async def _scrape(context: WorkerContext) -> Response:
+    transport = httpx2.AsyncHTTPTransport(uds=str(context.endpoints.metrics_http))
     try:
         async with httpx2.AsyncClient(transport=transport, timeout=_SCRAPE_TIMEOUT_S) as client:
             answer = await client.get("http://metrics/metrics")

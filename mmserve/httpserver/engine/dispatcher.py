@@ -1,8 +1,8 @@
-"""The table of live sequences: sends each to the engine, hands its replies back, sends it again after a restart.
+"""Tracks this worker's live sequences: submits them, hands out their replies, submits them again after a restart.
 
-Knows ids, attempts and roads; knows no text, no lease and no client. Exactly one terminal reply ends an attempt,
-and ``submit`` does not return before it came, so whoever encloses ``submit`` in a lease may release it after. (Of a
-request that is given up it is our own: what computed it has died.)
+Invariant: exactly one terminal reply ends an attempt, and ``submit`` does not exit before it has arrived. A caller may
+therefore release a lease once ``submit`` has exited. (If a sequence is failed because its engine kept dying, the
+terminal reply is made here; no process can still read its images.)
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from typing import Protocol
 
 import msgspec
 
-from mmserve.httpserver.engine.links import Road
+from mmserve.httpserver.engine.links import Destination
 from mmserve.messages.reply import ServerPhase, TokenReply
 from mmserve.messages.request import AbortRequest, GenerateRequest
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.uncancelled import to_completion
 
-ABORT_WAIT_S = 15.0
-"""How long an abort's terminal reply is awaited; only a dead engine needs more."""
+ABORT_TIMEOUT_S = 15.0
+"""Longest wait for the terminal reply to an abort. Only a dead engine needs longer."""
 
 MAX_RESENDS = 3
-"""A request is sent again so often without a token in between. Each time something died: perhaps of it."""
+"""A request is sent again this often without a token in between. Each time a process died, perhaps because of it."""
 
 logger = logging.getLogger(__name__)
 
 
-class Ways(Protocol):
-    """What the dispatcher needs of ``roads.EngineLinks``."""
+class Links(Protocol):
+    """Implemented by links.EngineLinks."""
 
-    def choose(self, request: GenerateRequest) -> Road: ...
-    def send(self, road: Road, message: GenerateRequest | AbortRequest) -> None: ...
+    def choose(self, request: GenerateRequest) -> Destination: ...
+    def send(self, destination: Destination, message: GenerateRequest | AbortRequest) -> None: ...
 
 
 class MediaLost(Exception):
-    """An image's place in the arena is gone. Lease again and submit ``request`` with new spans, one attempt on."""
+    """An image is no longer in the arena. Lease again, then submit with the new spans, ``next_attempt`` and
+    ``output_ids`` (the tokens so far, as int64)."""
 
     def __init__(self, attempt: int, output_ids: bytes) -> None:
         super().__init__(f"media lost in attempt {attempt}")
@@ -47,19 +48,19 @@ class MediaLost(Exception):
         self.output_ids = output_ids
 
 
-class _Live:
-    """One sequence between submit and its terminal reply."""
+class _Sequence:
+    """One sequence between ``submit`` and its terminal reply. Iterating yields its replies or raises MediaLost."""
 
-    def __init__(self, request: GenerateRequest, road: Road) -> None:
+    def __init__(self, request: GenerateRequest, destination: Destination) -> None:
         self.request = request
-        self.road = road
+        self.destination = destination
         self.output = array("q", request.output_ids)
         self.replies: asyncio.Queue[TokenReply | MediaLost] = asyncio.Queue()
         self.ended = asyncio.Event()
         self.answered = False
-        """Whether the current attempt has reached the router, as a reply shows."""
+        """True once a reply shows that the current attempt has reached the router."""
         self.num_resent = 0
-        """Since its last token."""
+        """Resends since the last token."""
         self.aborted = False
 
     def __aiter__(self) -> AsyncIterator[TokenReply]:
@@ -73,7 +74,7 @@ class _Live:
             raise reply
         return reply
 
-    def take(self, reply: TokenReply) -> None:
+    def add_reply(self, reply: TokenReply) -> None:
         self.answered = True
         if reply.finish is not None:
             self.ended.set()
@@ -88,8 +89,8 @@ class _Live:
     def lose_media(self) -> None:
         self.replies.put_nowait(MediaLost(self.request.attempt, self.output.tobytes()))
 
-    def give_up(self, message: str) -> None:
-        self.take(TokenReply(id=self.request.id, attempt=self.request.attempt, finish="error", message=message))
+    def fail(self, message: str) -> None:
+        self.add_reply(TokenReply(id=self.request.id, attempt=self.request.attempt, finish="error", message=message))
 
     def next_attempt(self) -> GenerateRequest:
         return msgspec.structs.replace(self.request, attempt=self.request.attempt + 1, output_ids=self.output.tobytes())
@@ -98,12 +99,14 @@ class _Live:
 class Dispatcher:
     """One per worker; used from its event loop only."""
 
-    def __init__(self, worker: int, roads: Ways, metrics: MetricsClient, *, abort_wait_s: float = ABORT_WAIT_S) -> None:
+    def __init__(
+        self, worker: int, links: Links, metrics: MetricsClient, *, abort_timeout_s: float = ABORT_TIMEOUT_S
+    ) -> None:
         self._worker = worker
-        self._roads = roads
+        self._links = links
         self._metrics = metrics
-        self._abort_wait_s = abort_wait_s
-        self._live: dict[str, _Live] = {}
+        self._abort_timeout_s = abort_timeout_s
+        self._live: dict[str, _Sequence] = {}
         self._phase: ServerPhase | None = None
 
     @property
@@ -112,73 +115,81 @@ class Dispatcher:
 
     @asynccontextmanager
     async def submit(self, request: GenerateRequest) -> AsyncIterator[AsyncIterator[TokenReply]]:
-        """Send a sequence; iterate its replies, the last one carries ``finish``. Iterating may raise MediaLost.
+        """Send a sequence; iterate its replies, the last of which has ``finish``. Iterating may raise MediaLost.
 
-        Leaving early aborts. Either way the exit waits, shielded and bounded, until the engine let go of the sequence.
+        Leaving the context earlier aborts the sequence. The exit waits for the terminal reply, at most the abort
+        timeout, even if it is cancelled.
         """
-        live = _Live(request, self._roads.choose(request))
-        self._roads.send(live.road, request)
-        self._live[request.id] = live  # not before: one that cannot be sent leaves nothing behind
+        sequence = _Sequence(request, self._links.choose(request))
+        self._links.send(sequence.destination, request)
+        self._live[request.id] = sequence  # after sending: a request that cannot be sent is not live
         try:
-            yield live
+            yield sequence
         finally:
             try:
-                if not live.ended.is_set():
-                    await to_completion(self._abort(live))
+                if not sequence.ended.is_set():
+                    await to_completion(self._abort(sequence))
             finally:
                 del self._live[request.id]
 
     def deliver(self, reply: TokenReply) -> None:
-        """Hand a reply to its sequence; replies of older attempts are dropped. A sequence that nobody here waits for
-        belonged to this worker's killed predecessor: it is aborted."""
-        live = self._live.get(reply.id)
-        if live is None and reply.finish is None:
-            self._roads.send(None, AbortRequest(id=reply.id, reply_to=self._worker, attempt=reply.attempt))
-        elif live is not None and reply.attempt == live.request.attempt and not live.ended.is_set():
-            live.take(reply)
+        """Hand a reply to its sequence; drop replies of earlier attempts.
 
-    def follow(self, phase: ServerPhase) -> None:
-        """Act on raised epochs: what a restarted part had forgotten is sent again."""
+        Abort an unknown sequence: it belongs to an earlier process of this worker, which was killed.
+        """
+        sequence = self._live.get(reply.id)
+        if sequence is None and reply.finish is None:
+            self._links.send(None, AbortRequest(id=reply.id, reply_to=self._worker, attempt=reply.attempt))
+        elif sequence is not None and reply.attempt == sequence.request.attempt and not sequence.ended.is_set():
+            sequence.add_reply(reply)
+
+    def on_phase(self, phase: ServerPhase) -> None:
+        """Compare the epochs with the last phase: send again what a restarted process has lost."""
         before, self._phase = self._phase, phase
         if before is None:
             return
-        for live in [live for live in self._live.values() if not live.ended.is_set()]:
-            if live.aborted:
-                self._abort_again(live, before, phase)
-            elif phase.cache_epoch > before.cache_epoch and live.request.spans and not live.answered:
-                live.lose_media()
+        for sequence in [sequence for sequence in self._live.values() if not sequence.ended.is_set()]:
+            if sequence.aborted:
+                self._repeat_abort(sequence, before, phase)
+            elif phase.cache_epoch > before.cache_epoch and sequence.request.spans and not sequence.answered:
+                sequence.lose_media()
             elif phase.engine_epoch > before.engine_epoch or (
-                phase.visual_epoch > before.visual_epoch and live.road is not None and not live.answered
+                phase.visual_epoch > before.visual_epoch and sequence.destination is not None and not sequence.answered
             ):
-                self._send_again(live)
+                self._resend(sequence)
 
-    def _send_again(self, live: _Live) -> None:
-        if live.num_resent == MAX_RESENDS:
-            for road in {live.road, None}:  # it may still lie on its way, or have got past what died
-                self._roads.send(road, _abort_request(live.request))
-            live.give_up(f"what computes this request was started again {MAX_RESENDS + 1} times before it answered")
+    def _resend(self, sequence: _Sequence) -> None:
+        """Send the next attempt, or fail a sequence that was sent MAX_RESENDS times without a token."""
+        if sequence.num_resent == MAX_RESENDS:
+            # The request may be queued at the visual server, or may have reached the router already.
+            for destination in {sequence.destination, None}:
+                self._links.send(destination, _abort_request(sequence.request))
+            sequence.fail(f"what computes this request was started again {MAX_RESENDS + 1} times before it answered")
             return
-        live.num_resent += 1
-        live.request = live.next_attempt()
-        live.answered = False
-        live.road = self._roads.choose(live.request)
-        self._roads.send(live.road, live.request)
+        sequence.num_resent += 1
+        sequence.request = sequence.next_attempt()
+        sequence.answered = False
+        sequence.destination = self._links.choose(sequence.request)
+        self._links.send(sequence.destination, sequence.request)
         self._metrics.add("requests_resent", 1)
 
-    def _abort_again(self, live: _Live, before: ServerPhase, phase: ServerPhase) -> None:
-        """A new engine runs nothing of old; a new visual server may have lost the abort, the router answers any."""
+    def _repeat_abort(self, sequence: _Sequence, before: ServerPhase, phase: ServerPhase) -> None:
+        """A new engine runs no old sequence, so the abort is done. A new visual server may have lost the abort: send it
+        to the router, which answers every abort."""
         if phase.engine_epoch > before.engine_epoch:
-            live.ended.set()
+            sequence.ended.set()
         elif phase.visual_epoch > before.visual_epoch:
-            self._roads.send(None, _abort_request(live.request))
+            self._links.send(None, _abort_request(sequence.request))
 
-    async def _abort(self, live: _Live) -> None:
-        live.aborted = True
-        self._roads.send(live.road, _abort_request(live.request))
+    async def _abort(self, sequence: _Sequence) -> None:
+        sequence.aborted = True
+        self._links.send(sequence.destination, _abort_request(sequence.request))
         try:
-            await asyncio.wait_for(live.ended.wait(), self._abort_wait_s)
+            await asyncio.wait_for(sequence.ended.wait(), self._abort_timeout_s)
         except TimeoutError:
-            logger.warning("no terminal reply to the abort of %s within %g s", live.request.id, self._abort_wait_s)
+            logger.warning(
+                "no terminal reply to the abort of %s within %g s", sequence.request.id, self._abort_timeout_s
+            )
 
 
 def _abort_request(request: GenerateRequest) -> AbortRequest:

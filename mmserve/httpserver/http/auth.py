@@ -1,4 +1,4 @@
-"""Who may ask: one key for the whole server, compared in constant time. Knows no route but the open ones."""
+"""Checks the API key of a request: one key for the whole server, compared in constant time."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from mmserve.runtime.errors import Unauthorized
 
 OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
-"""Probes carry no key."""
+"""Paths for probes, which send no key."""
 
 
 class ApiKeyAuth:
-    """``api_key`` None: everybody may."""
+    """``api_key`` None: every request is accepted."""
 
     def __init__(self, api_key: str | None) -> None:
         self._digest = None if api_key is None else _digest(api_key)
 
     def check(self, path: str, headers: Mapping[str, str]) -> None:
-        """Raise Unauthorized unless the path is open or the key came as Bearer token or in x-api-key."""
+        """Raise Unauthorized unless the path is open or the headers have the key, as Bearer token or x-api-key."""
         if self._digest is None or path in OPEN_PATHS:
             return
         scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -29,5 +29,5 @@ class ApiKeyAuth:
 
 
 def _digest(key: str) -> bytes:
-    """Equal lengths for the comparison, whatever was sent."""
+    """A digest, so that the compared strings have equal lengths; their comparison does not leak the key's length."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,4 +1,4 @@
-"""Reads a request body up to a limit, in memory that is set aside for it. Knows nothing of its meaning."""
+"""Reads a request body up to a limit, into memory that is reserved first."""
 
 from __future__ import annotations
 
@@ -7,42 +7,49 @@ from collections.abc import Awaitable, Callable
 
 from starlette.requests import ClientDisconnect, Request
 
-from mmserve.httpserver.http.disconnect import connected
+from mmserve.httpserver.http.disconnect import until_disconnect
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.runtime.errors import InvalidRequest, TooLarge, TooSlow
 
 DIRECT_BODY = "mmserve.direct_body"
-"""An ASGI extension: {"receive": function(begun, nbytes)}, which receives a body without the copies of ``receive()``
-(five between socket and application: in 256 KiB steps, but more work than everything else that is done to a picture).
+"""An ASGI extension: {"receive": function(prefix, nbytes)}, which receives a body of known length into its final place.
+
+ASGI's own ``receive()`` copies the body five times between socket and application, in steps of 256 KiB. For a large
+image that is more work than everything else the worker does with it.
 """
 _DIRECT_MIN_NBYTES = 128 * 1024
-"""Less is here with the next message or two."""
+"""A shorter rest of a body arrives with the next message or two."""
 _GRACE_S = 30.0
 _MIN_RATE = 64 * 1024
-"""Bytes a second; whoever is slower holds memory that others wait for."""
+"""Bytes a second. A slower client is refused: it would keep memory that other requests wait for."""
 
 
-async def read_body(request: Request, limit_nbytes: int, holdings: RequestResources | None = None) -> bytes | bytearray:
-    """The whole body. Raises TooLarge as soon as the limit is known to be passed, TooSlow for a client that sends next
-    to nothing, InvalidRequest for a bad length, ClientDisconnect, and what ``RequestResources.receive`` raises.
+async def read_body(
+    request: Request, limit_nbytes: int, resources: RequestResources | None = None
+) -> bytes | bytearray:
+    """Read the whole body.
 
-    ``holdings`` make room before it is read, and hold no more than its length afterwards; none are needed where the
-    limit is a few KiB. A body that does not say its length has the room of a short one, until it turns out longer.
+    With ``resources``, memory is reserved before the body is read, and shrunk to its length afterwards. A body without
+    Content-Length first gets memory for a short one, and for ``limit_nbytes`` once it is longer than that. Without
+    ``resources`` nothing is reserved, which suits limits of a few KiB.
+
+    Raises TooLarge as soon as the limit is known to be exceeded, TooSlow if the client sends too slowly, InvalidRequest
+    for a malformed length, ClientDisconnect, and what ``RequestResources.reserve_body`` raises.
     """
-    declared = _declared_nbytes(request)
-    _check(declared or 0, limit_nbytes)
-    room_nbytes = declared
-    if room_nbytes is None:
-        room_nbytes = limit_nbytes if holdings is None else min(limit_nbytes, holdings.short_nbytes)
-    body = _Body(request, limit_nbytes, declared)
+    declared_nbytes = _declared_nbytes(request)
+    _check_limit(declared_nbytes or 0, limit_nbytes)
+    reserved_nbytes = declared_nbytes
+    if reserved_nbytes is None:
+        reserved_nbytes = limit_nbytes if resources is None else min(limit_nbytes, resources.short_nbytes)
+    body = _Body(request, limit_nbytes, declared_nbytes)
     while not body.complete:
-        if holdings is not None:
-            await holdings.receive(room_nbytes, connected(request))
-        await body.read(room_nbytes)
-        room_nbytes = limit_nbytes
-    if holdings is not None:
-        holdings.keep(body.nbytes)
-    return body.whole()
+        if resources is not None:
+            await resources.reserve_body(reserved_nbytes, until_disconnect(request))
+        await body.read(reserved_nbytes)
+        reserved_nbytes = limit_nbytes
+    if resources is not None:
+        resources.shrink(body.nbytes)
+    return body.joined()
 
 
 def _declared_nbytes(request: Request) -> int | None:
@@ -53,7 +60,7 @@ def _declared_nbytes(request: Request) -> int | None:
 
 
 class _Body:
-    """As much of it as has come."""
+    """The part of a body that has arrived."""
 
     def __init__(self, request: Request, limit_nbytes: int, declared_nbytes: int | None) -> None:
         self.nbytes = 0
@@ -63,37 +70,38 @@ class _Body:
         self._declared_nbytes = declared_nbytes
         self._chunks: list[bytes | bytearray] = []
 
-    async def read(self, room_nbytes: int) -> None:
-        """On to its end, or until more has come than there is room for."""
+    async def read(self, reserved_nbytes: int) -> None:
+        """Read until the body is complete, or longer than ``reserved_nbytes``."""
         try:
-            async with asyncio.timeout(_GRACE_S + room_nbytes / _MIN_RATE):
-                while not self.complete and self.nbytes <= room_nbytes:
-                    await self._read_on()
+            async with asyncio.timeout(_GRACE_S + reserved_nbytes / _MIN_RATE):
+                while not self.complete and self.nbytes <= reserved_nbytes:
+                    await self._read_message()
         except TimeoutError:
-            raise TooSlow(f"the request body of up to {room_nbytes} bytes did not arrive in time") from None
+            raise TooSlow(f"the request body of up to {reserved_nbytes} bytes did not arrive in time") from None
 
-    async def _read_on(self) -> None:
+    async def _read_message(self) -> None:
+        """Read one ASGI message, and then a long rest of known length by the DIRECT_BODY extension."""
         message = await self._request.receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         self._chunks.append(message.get("body", b""))
         self.nbytes += len(self._chunks[-1])
         self.complete = not message.get("more_body", False)
-        _check(self.nbytes, self._limit_nbytes)
-        missing = 0 if self._declared_nbytes is None else self._declared_nbytes - self.nbytes
-        if missing >= _DIRECT_MIN_NBYTES and (receive := _direct(self._request)):
-            self._chunks = [await receive(self.whole(), self.nbytes + missing)]
-            self.nbytes, self.complete = self.nbytes + missing, True
+        _check_limit(self.nbytes, self._limit_nbytes)
+        missing_nbytes = 0 if self._declared_nbytes is None else self._declared_nbytes - self.nbytes
+        if missing_nbytes >= _DIRECT_MIN_NBYTES and (receive := _direct_receive(self._request)):
+            self._chunks = [await receive(self.joined(), self.nbytes + missing_nbytes)]
+            self.nbytes, self.complete = self.nbytes + missing_nbytes, True
 
-    def whole(self) -> bytes | bytearray:
+    def joined(self) -> bytes | bytearray:
         return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
 
 
-def _direct(request: Request) -> Callable[[bytes | bytearray, int], Awaitable[bytearray]] | None:
+def _direct_receive(request: Request) -> Callable[[bytes | bytearray, int], Awaitable[bytearray]] | None:
     extension = request.scope.get("extensions", {}).get(DIRECT_BODY)
     return extension and extension["receive"]  # type: ignore[no-any-return]
 
 
-def _check(nbytes: int, limit_nbytes: int) -> None:
+def _check_limit(nbytes: int, limit_nbytes: int) -> None:
     if nbytes > limit_nbytes:
         raise TooLarge(f"the request body is larger than {limit_nbytes} bytes (--max-body-mb)")

@@ -1,7 +1,7 @@
-"""Ends a wait when the client hangs up, though nothing is read from its connection meanwhile.
+"""Notices that a client has disconnected while nothing is read from its connection.
 
-The kernel tells, as soon as it knows. It does not know while what the client had sent before fills the socket: the end
-of the stream queues behind that, in the client's machine. A reset overtakes it.
+The kernel reports it by epoll (EPOLLRDHUP). It cannot while earlier data from the client fills the socket's buffer: the
+end of the stream then waits behind that data on the client's machine. A reset is reported at once.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 from starlette.requests import ClientDisconnect, Request
 
-HANG_UP = "mmserve.hang_up"
-"""An ASGI extension: {"watched": function(on_hang_up)}, which is ``watched`` of the request's own connection."""
+DISCONNECT = "mmserve.disconnect"
+"""An ASGI extension: {"watch": function(on_disconnect)}, which is ``watch_disconnect`` of the request's connection."""
 
 
 @asynccontextmanager
-async def connected(request: Request) -> AsyncIterator[None]:
-    """Raises ClientDisconnect out of what is awaited in it, as soon as the client is known to be gone."""
-    watched = request.scope["extensions"][HANG_UP]["watched"]
+async def until_disconnect(request: Request) -> AsyncIterator[None]:
+    """Cancel the body of the ``async with`` when the client disconnects, and raise ClientDisconnect."""
+    watch = request.scope["extensions"][DISCONNECT]["watch"]
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(None) as waiting:
-            with watched(lambda: waiting.reschedule(loop.time())):
+            with watch(lambda: waiting.reschedule(loop.time())):
                 yield
     except TimeoutError:
         if not waiting.expired():
@@ -34,25 +34,26 @@ async def connected(request: Request) -> AsyncIterator[None]:
 
 
 @contextmanager
-def watched(transport: asyncio.Transport, on_hang_up: Callable[[], None]) -> Iterator[None]:
-    """Calls ``on_hang_up`` once if the other side has closed the connection, or does so meanwhile."""
+def watch_disconnect(transport: asyncio.Transport, on_disconnect: Callable[[], None]) -> Iterator[None]:
+    """Call ``on_disconnect`` once if the client has closed the connection, or closes it within the context."""
     if transport.is_closing():
-        on_hang_up()
+        on_disconnect()
         yield
         return
     loop = asyncio.get_running_loop()
 
-    def hung_up() -> None:
+    def disconnected() -> None:
         loop.remove_reader(epoll.fileno())
-        on_hang_up()
+        on_disconnect()
 
-    with ExitStack() as held:
-        # A duplicate: the transport may close its own, and then nothing more is told of that.
-        twin = os.dup(transport.get_extra_info("socket").fileno())
-        held.callback(os.close, twin)
-        # The loop would tell of bytes to read, again and again; an epoll of its own tells of the end alone.
-        epoll = held.enter_context(select.epoll())
-        epoll.register(twin, select.EPOLLRDHUP)
-        loop.add_reader(epoll.fileno(), hung_up)
-        held.callback(loop.remove_reader, epoll.fileno())
+    with ExitStack() as stack:
+        # A duplicate, because the transport may close its own descriptor, which would end the watch silently.
+        descriptor = os.dup(transport.get_extra_info("socket").fileno())
+        stack.callback(os.close, descriptor)
+        # An epoll of its own that reports only the end of the stream. The event loop's would report readable data too,
+        # again in every iteration, since nothing reads it.
+        epoll = stack.enter_context(select.epoll())
+        epoll.register(descriptor, select.EPOLLRDHUP)
+        loop.add_reader(epoll.fileno(), disconnected)
+        stack.callback(loop.remove_reader, epoll.fileno())
         yield

@@ -1,6 +1,6 @@
-"""Around every request, whatever its route: the API key, the request id header, the count of answers.
+"""ASGI middleware around every route: checks the API key, sets the x-request-id header, counts responses.
 
-Plain ASGI: nothing is buffered and nothing is cancelled here.
+Plain ASGI rather than Starlette's BaseHTTPMiddleware, which buffers responses and cancels tasks.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class RequestMiddleware:
-    """Wraps an ASGI app. ``render`` makes a response of an error."""
+    """Wraps an ASGI app. ``error_response`` renders an error as a response."""
 
     def __init__(
         self,
         app: ASGIApp,
         auth: ApiKeyAuth,
         metrics: MetricsClient,
-        render: Callable[[MmserveError], Response],
+        error_response: Callable[[MmserveError], Response],
     ) -> None:
         self._app = app
         self._auth = auth
         self._metrics = metrics
-        self._render = render
+        self._error_response = error_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -42,7 +42,7 @@ class RequestMiddleware:
         headers = Headers(scope=scope)
         request_id = _request_id(headers.get("x-request-id"))
 
-        async def answer(message: Message) -> None:
+        async def send_response(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
                 self._metrics.add("http_requests", 1, _route(scope), str(message["status"]))
@@ -51,15 +51,15 @@ class RequestMiddleware:
         try:
             self._auth.check(scope["path"], headers)
         except MmserveError as error:
-            return await self._render(error)(scope, receive, answer)
-        await self._app(scope, receive, answer)
+            return await self._error_response(error)(scope, receive, send_response)
+        await self._app(scope, receive, send_response)
 
 
-def _request_id(given: str | None) -> str:
-    """The client's own id when it can stand in a header; only ever echoed, never used as a key."""
-    return given if given is not None and _REQUEST_ID.fullmatch(given) else new_request_id()
+def _request_id(client_id: str | None) -> str:
+    """The client's id if it is valid in a header, or else a new one. It is only echoed, never used as a key."""
+    return client_id if client_id is not None and _REQUEST_ID.fullmatch(client_id) else new_request_id()
 
 
 def _route(scope: Scope) -> str:
-    """The route's pattern, so that paths which do not exist make no new series."""
+    """The route's pattern. Unknown paths share one label, so that they create no new series in the metrics."""
     return cast(str, getattr(scope.get("route"), "path", "other"))

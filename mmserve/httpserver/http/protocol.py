@@ -1,6 +1,7 @@
-"""HTTP/1.1 as uvicorn speaks it, with limits that it does not have: on a request's head, and on how long the rest of
-a body that was answered already (413, 503) is read to let the client see that answer. And large bodies go from the
-socket to their place in memory at once. Knows no route.
+"""uvicorn's HTTP/1.1 protocol with additional limits, and with large bodies received directly into their final memory.
+
+The limits are on the size of a request's head, and on how much of a body is still read after its request was answered
+(413, 503). Reading on lets the client see that answer.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mmserve.httpserver.http.body import DIRECT_BODY
 from mmserve.httpserver.http.body_receiver import BodyReceiver
-from mmserve.httpserver.http.disconnect import HANG_UP, watched
+from mmserve.httpserver.http.disconnect import DISCONNECT, watch_disconnect
 from mmserve.httpserver.http.parser import RequestParser
 
 MAX_HEAD_NBYTES = 256 * 1024
 MAX_DISCARDED_NBYTES = 64 << 20
-"""Closing at once would reset the connection, and most clients would never see why."""
+"""Closing at once would reset the connection, and most clients would then report the reset instead of the answer."""
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
-class _SmallReads(asyncio.BufferedProtocol):
-    """Reads a connection for its HTTP protocol in small steps, through one buffer for all of them: what comes of a body
-    together with its head is little."""
+class _HttpReader(asyncio.BufferedProtocol):
+    """The transport's protocol while HTTP is parsed: reads in small steps into one buffer that all connections share.
+
+    Small steps, because the part of a large body that is read together with its head is copied once more.
+    """
 
     _buffer = memoryview(bytearray(32 * 1024))
 
@@ -46,28 +49,28 @@ class _SmallReads(asyncio.BufferedProtocol):
     def body_received(self) -> None:
         self._http.body_received()
 
-    def body_left(self, part: memoryview) -> None:
-        self._http.body_left(part)
+    def body_abandoned(self, part: memoryview) -> None:
+        self._http.body_abandoned(part)
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """Closes a connection whose request head, or refused body, goes on for ever.
+    """Closes a connection whose request head, or refused body, exceeds its limit.
 
-    Each request's scope has two extensions: with DIRECT_BODY its application receives a large body, with HANG_UP it is
-    told that the client is gone.
+    Each request's scope has two extensions: DIRECT_BODY receives a large body, DISCONNECT reports the client's
+    disconnect.
     """
 
     _in_head = False
-    _is_left = False
-    """What the parser is shown of a body is nobody's any more."""
+    _discard_body = False
+    """True while the parser is fed a part of a body whose receiver was cancelled."""
     _head_nbytes = 0
     _discarded_nbytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.parser = RequestParser(self)
-        self._reads = _SmallReads(self)
-        transport.set_protocol(self._reads)
+        self._reader = _HttpReader(self)
+        transport.set_protocol(self._reader)
 
     def on_message_begin(self) -> None:
         self._in_head, self._head_nbytes, self._discarded_nbytes = True, 0, 0
@@ -78,11 +81,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.scope["extensions"] = {
             DIRECT_BODY: {"receive": self._receive_body},
-            HANG_UP: {"watched": partial(watched, self.transport)},
+            DISCONNECT: {"watch": partial(watch_disconnect, self.transport)},
         }
 
     def on_body(self, body: bytes) -> None:
-        if self._is_left:
+        if self._discard_body:
             return
         super().on_body(body)
         if self.cycle.response_complete:
@@ -91,15 +94,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self.transport.close()
 
     def on_message_complete(self) -> None:
-        if not self.parser.should_upgrade():  # else the body is still to come
+        if not self.parser.should_upgrade():  # else this is the end of the head, and the body follows
             super().on_message_complete()
 
     def on_declined_complete(self) -> None:
-        """The end of a request that offered another protocol."""
+        """End of a request that offered another protocol."""
         super().on_message_complete()
 
-    def on_unread(self) -> None:
-        """Something came that is not read: the answer is the connection's last."""
+    def on_trailing_data(self) -> None:
+        """Data was discarded: close the connection after this response."""
         self.cycle.keep_alive = False
         if self.cycle.response_complete:
             self.transport.close()
@@ -113,24 +116,25 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self.transport.close()
 
     def body_received(self) -> None:
-        """What was still missing of the body went past the parser, which would have copied it to show it to us; another
-        one reads the next request."""
+        """The rest of a body has been received without the parser, which would copy it. A new parser reads the next
+        request."""
         super().on_message_complete()
         self.parser = RequestParser(self)
 
-    def body_left(self, part: memoryview) -> None:
-        """So much of the body has come, and whoever received it has given up: the parser has to know where it is."""
+    def body_abandoned(self, part: memoryview) -> None:
+        """Feed the parser ``part`` of a body whose receiver was cancelled, so that it can read on to the body's end."""
         if not self.transport.is_closing():
-            self._is_left = True
+            self._discard_body = True
             self.data_received(part)
-            self._is_left = False
+            self._discard_body = False
 
-    async def _receive_body(self, begun: bytes, nbytes: int) -> bytearray:
-        """The body of a request that says it has ``nbytes``, of which ``begun`` was read already.
+    async def _receive_body(self, prefix: bytes, nbytes: int) -> bytearray:
+        """Receive the body of the current request: ``nbytes`` in all, of which ``prefix`` was read already.
 
-        The last request that was read is this one, for its body is not complete. Raises ClientDisconnect.
+        The current cycle is this request's, since no later request is parsed before its body is complete. Raises
+        ClientDisconnect.
         """
-        begun += self.cycle.body
+        prefix += self.cycle.body
         self.cycle.body = bytearray()
         self.flow.resume_reading()
-        return await BodyReceiver(self._reads, self.transport, begun, nbytes).receive()
+        return await BodyReceiver(self._reader, self.transport, prefix, nbytes).receive()

@@ -1,0 +1,3 @@
+"""Limits of one HTTP worker: requests in flight (``admission``), bytes in memory (``reservations``), bytes of one
+request's images (``media_budgets``).
+"""

@@ -1,7 +1,4 @@
-"""The gate: which requests may begin. Owns the server's phase as this worker knows it and the count in flight.
-
-Knows nothing of what a request does once it is in.
-"""
+"""Admission of requests by the server's phase and the number in flight. Owns both for this worker."""
 
 from __future__ import annotations
 
@@ -17,19 +14,19 @@ _RETRY_WHEN_FULL_S = 1.0
 
 
 class AdmissionControl:
-    """Admits at most ``limit`` requests at once, and none unless the server is ready."""
+    """Admits at most ``limit`` requests at once, and none unless the server is ready and not draining."""
 
     def __init__(self, limit: int, metrics: MetricsClient) -> None:
         self._limit = limit
         self._metrics = metrics
         self._draining = False
         self.phase = ServerPhase(phase="starting", ready=False)
-        """Last word of the supervisor; set by whoever reads the inbox."""
+        """The last phase that the supervisor sent; set by the reader of the worker's inbox."""
         self.in_flight = 0
 
     @property
     def ready(self) -> bool:
-        """Could a request succeed now?"""
+        """True if a request could succeed now."""
         return self.phase.ready and not self._draining
 
     @property
@@ -37,34 +34,34 @@ class AdmissionControl:
         return "draining" if self._draining else self.phase.phase
 
     def drain(self) -> None:
-        """Admit nothing from now on."""
+        """Refuse all requests from now on."""
         self._draining = True
 
     def check(self) -> None:
-        """Raise what ``admit`` would raise now: Unavailable or Overloaded."""
+        """Raise Unavailable or Overloaded if ``admit`` would refuse a request now."""
         if not self.ready:
-            self._refuse(self.phase_name)
+            self._count_rejection(self.phase_name)
             detail = f": {self.phase.detail}" if self.phase.detail else ""
             raise Unavailable(
                 f"the server is {self.phase_name}{detail}", retry_after_s=_RETRY_AFTER_S.get(self.phase_name, 2.0)
             )
         if self.in_flight >= self._limit:
-            self._refuse("queue_full")
+            self._count_rejection("queue_full")
             raise Overloaded(f"{self._limit} requests are in flight already", retry_after_s=_RETRY_WHEN_FULL_S)
 
     @contextmanager
     def admit(self) -> Iterator[None]:
-        """One request's place in flight, given back on exit. Raises Unavailable or Overloaded."""
+        """Count one request as in flight until the context ends. Raises Unavailable or Overloaded."""
         self.check()
-        self._count(1)
+        self._add_in_flight(1)
         try:
             yield
         finally:
-            self._count(-1)
+            self._add_in_flight(-1)
 
-    def _count(self, change: int) -> None:
+    def _add_in_flight(self, change: int) -> None:
         self.in_flight += change
         self._metrics.add("num_requests_in_flight", self.in_flight)
 
-    def _refuse(self, reason: str) -> None:
+    def _count_rejection(self, reason: str) -> None:
         self._metrics.add("admission_rejections", 1, reason)

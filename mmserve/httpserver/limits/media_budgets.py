@@ -1,4 +1,4 @@
-"""Whether one request's images can ever pass: each form that they take, all of them at once, against its budget."""
+"""Limits on the images of one request: what can ever fit the arena and the budgets, and how many bytes may be read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 class MediaBudgets:
-    """As one lane of an HTTP worker knows them."""
+    """Checks that all images of a request fit at once, in each form that they take: compressed, decoded, embedded.
+
+    One object for each allocation path of a worker.
+    """
 
     def __init__(
         self, budgets: Budgets, arena_nbytes: int, metrics: MetricsClient, alloc_version: AllocVersion
@@ -28,12 +31,14 @@ class MediaBudgets:
         self._arena_nbytes = arena_nbytes
         self._metrics = metrics
         self._alloc_version = alloc_version
-        self._said = False
+        self._warned = False
 
     def check(self, items: Sequence[AllocItem], decoded_nbytes: Sequence[int]) -> None:
-        """Raises TooLarge, naming the limit; of what is cached already or not, so that no request passes by luck.
+        """Raise TooLarge, naming the limit. Equal content counts once.
 
-        ``decoded_nbytes``: of each item; content that comes twice counts once.
+        Images that are in the cache already count as well, so that the result does not depend on what is cached.
+
+        ``decoded_nbytes``: bytes of pixels, for each item.
         """
         distinct = {item.key: (item, nbytes) for item, nbytes in zip(items, decoded_nbytes, strict=True)}.values()
         data = sum(extent_nbytes(item.data_nbytes) for item, _ in distinct)
@@ -52,10 +57,10 @@ class MediaBudgets:
                 )
 
     def _refuse(self, message: str) -> NoReturn:
-        """Also tells the operator: once, and then by the metric."""
+        """Raise TooLarge. The first refusal is logged, all are counted."""
         self._metrics.add("mm_alloc_too_large", 1, self._alloc_version)
-        if not self._said:
-            self._said = True
+        if not self._warned:
+            self._warned = True
             logger.warning("refused with 413, and so will others be: %s", message)
         raise TooLarge(message)
 

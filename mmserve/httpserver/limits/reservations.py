@@ -1,7 +1,4 @@
-"""Bytes of this worker's memory that requests reserve before they bring them in; who must wait goes in turn.
-
-Knows sizes and budgets, not what the bytes are.
-"""
+"""Byte budgets of a worker: a request reserves memory before it reads data into it, and waits if there is none free."""
 
 from __future__ import annotations
 
@@ -19,18 +16,19 @@ logger = logging.getLogger(__name__)
 
 
 class Reservation:
-    """So many bytes of a budget, until ``release`` or the end of the ``with``; again does no harm."""
+    """``nbytes`` of a budget, held until ``release`` or the end of the ``with``."""
 
     def __init__(self, reservations: Reservations, nbytes: int) -> None:
         self._reservations = reservations
         self.nbytes = nbytes
 
     def shrink(self, nbytes: int) -> None:
-        """What is held is smaller now: its next form, say. Never grows."""
-        given, self.nbytes = max(0, self.nbytes - nbytes), min(self.nbytes, nbytes)
-        self._reservations.give(given)
+        """Give back all but ``nbytes``. Has no effect if fewer are held."""
+        returned, self.nbytes = max(0, self.nbytes - nbytes), min(self.nbytes, nbytes)
+        self._reservations.give_back(returned)
 
     def release(self) -> None:
+        """Give everything back. Idempotent."""
         self.shrink(0)
 
     def __enter__(self) -> Reservation:
@@ -42,14 +40,17 @@ class Reservation:
         self.release()
 
     def __del__(self) -> None:
-        """A bug of ours when there is anything left; counted, and put right."""
+        """A reservation that was never released is a bug of this server: report and release it."""
         if self.nbytes:
-            self._reservations.leaked(self)
+            self._reservations.on_leak(self)
 
 
 class Reservations:
-    """One budget of a worker, used from its event loop only. ``name`` is its label in metrics and ``flag`` its option's
-    name, for errors. Up to ``short_nbytes`` are counted but wait for nothing."""
+    """One byte budget of a worker, granted first come, first served. Used from the event loop only.
+
+    ``name`` is its label in metrics, ``flag`` the option that sets it, for error messages. Reservations of up to
+    ``short_nbytes`` are counted but never wait.
+    """
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Reservations:
         flag: str,
         limit_nbytes: int,
         metrics: MetricsClient,
-        patience_s: float,
+        timeout_s: float,
         short_nbytes: int = 0,
     ) -> None:
         self.name = name
@@ -65,11 +66,14 @@ class Reservations:
         self._flag = flag
         self._budget = ByteBudget(limit_nbytes)
         self._metrics = metrics
-        self._patience_s = patience_s
-        self._waiting: deque[tuple[int, asyncio.Future[Reservation]]] = deque()
+        self._timeout_s = timeout_s
+        self._queue: deque[tuple[int, asyncio.Future[Reservation]]] = deque()
 
     async def reserve(self, nbytes: int) -> Reservation:
-        """First come first served. Raises TooLarge (never) or Unavailable (not within the time a request may wait)."""
+        """Reserve ``nbytes``, waiting for them if needed.
+
+        Raises TooLarge if they exceed the whole budget, Unavailable if they are not free within the timeout.
+        """
         if nbytes > self._budget.limit_nbytes:
             raise TooLarge(
                 f"the request needs {nbytes / MIB:.1f} MiB at once, more than the "
@@ -78,37 +82,37 @@ class Reservations:
         if not self.must_wait(nbytes):
             return self._take(nbytes)
         granted: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
-        self._waiting.append((nbytes, granted))
+        self._queue.append((nbytes, granted))
         reservation = None
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._timeout_s):
                 reservation = await granted
             return reservation
         except TimeoutError:
             raise Unavailable(
-                f"no memory became free for this request within {self._patience_s:g} s ({self._flag})",
+                f"no memory became free for this request within {self._timeout_s:g} s ({self._flag})",
                 retry_after_s=_RETRY_AFTER_S,
             ) from None
         finally:
             if reservation is None:
-                self._leave(granted)
+                self._withdraw(granted)
 
     def must_wait(self, nbytes: int) -> bool:
-        """Would ``reserve`` wait now?"""
-        return nbytes > self.short_nbytes and (bool(self._waiting) or not self._budget.fits(nbytes))
+        """True if ``reserve`` would wait now."""
+        return nbytes > self.short_nbytes and (bool(self._queue) or not self._budget.fits(nbytes))
 
-    def give(self, nbytes: int) -> None:
-        """Back from a reservation; whoever is first in line may go on."""
+    def give_back(self, nbytes: int) -> None:
+        """Return bytes of a reservation to the budget."""
         self._budget.give(nbytes)
         self._grant()
 
-    def leaked(self, reservation: Reservation) -> None:
+    def on_leak(self, reservation: Reservation) -> None:
         logger.error("%d bytes of %s were never given back", reservation.nbytes, self.name)
         self._metrics.add("mm_lease_leaks", 1)
         reservation.release()
 
     def report(self) -> None:
-        """Gauges of this budget."""
+        """Send this budget's gauges."""
         self._metrics.add_budget(self.name, self._budget)
 
     @property
@@ -117,21 +121,22 @@ class Reservations:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._queue)
 
     def _take(self, nbytes: int) -> Reservation:
         self._budget.take(nbytes)
         return Reservation(self, nbytes)
 
     def _grant(self) -> None:
-        while self._waiting and self._budget.fits(self._waiting[0][0]):
-            nbytes, granted = self._waiting.popleft()
+        """Grant waiting reservations in order, as long as the first one fits."""
+        while self._queue and self._budget.fits(self._queue[0][0]):
+            nbytes, granted = self._queue.popleft()
             if not granted.done():
                 granted.set_result(self._take(nbytes))
 
-    def _leave(self, granted: asyncio.Future[Reservation]) -> None:
-        """Whoever goes without, be it at the very moment of the grant, lets the next in line look."""
+    def _withdraw(self, granted: asyncio.Future[Reservation]) -> None:
+        """Remove a timed-out or cancelled waiter. It may have been granted in the same iteration of the event loop."""
         if granted.done() and not granted.cancelled():
             granted.result().release()
-        self._waiting = deque(place for place in self._waiting if place[1] is not granted)
+        self._queue = deque(entry for entry in self._queue if entry[1] is not granted)
         self._grant()

@@ -1,4 +1,4 @@
-"""The request's own metrics, from HTTP arrival on. Knows no server, only when things happened."""
+"""Metrics of one request; times are measured from its arrival at the HTTP worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mmserve.metrics.client import MetricsClient
 
 
 class ChoiceMetrics:
-    """Times and counts of one choice; call ``saw`` with each delta as it is made."""
+    """Latencies and token counts of one choice; call ``record`` with each delta when it is made."""
 
     def __init__(self, metrics: MetricsClient, call: GenerateCall) -> None:
         self._metrics = metrics
@@ -19,16 +19,16 @@ class ChoiceMetrics:
         self._last_token_s: float | None = None
         self._num_tokens = 0
 
-    def saw(self, delta: TextDelta) -> None:
+    def record(self, delta: TextDelta) -> None:
         now = time.monotonic()
         if delta.num_tokens:
-            self._saw_tokens(now, delta.num_tokens)
+            self._record_tokens(now, delta.num_tokens)
         if delta.finish is not None:
             self._metrics.add("request_success", 1, delta.finish)
             self._metrics.add("request_generation_tokens", self._num_tokens)
             self._metrics.add("e2e_request_latency_seconds", now - self._arrival_s, self._media)
 
-    def _saw_tokens(self, now: float, count: int) -> None:
+    def _record_tokens(self, now: float, count: int) -> None:
         if self._last_token_s is None:
             self._metrics.add("time_to_first_token_seconds", now - self._arrival_s, self._media)
         else:
@@ -39,7 +39,7 @@ class ChoiceMetrics:
 
 
 def count_request(metrics: MetricsClient, call: GenerateCall, prompt_tokens: int, max_tokens: int) -> None:
-    """What is known of a request once its prompt is built."""
+    """Count a request whose prompt is built."""
     metrics.add("prompt_tokens", prompt_tokens)
     metrics.add("request_prompt_tokens", prompt_tokens)
     metrics.add("request_params_n", call.n)

@@ -1,7 +1,7 @@
-"""THE request path: gate, media, lease, prompt, engine, text, in this order; the helpers never call each other.
+"""Serves one request: read media, lease cache slots, build the prompt, submit to the engine, stream text.
 
-Knows no protocol. Each request runs in a task of its own (``flights``), so that a client's leaving is one
-cancellation and everything held is given back in order, after the engine let go.
+Each step is a service that does not know the others. A request runs in its own task (``task.RequestTask``): a client's
+disconnect is one cancellation, and the leases are released after the engine has ended the sequence.
 """
 
 from __future__ import annotations
@@ -29,23 +29,25 @@ from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.errors import ContextLengthExceeded, MediaError, MmserveError, Overloaded, Unavailable
 
 MAX_LEASES = 4
-"""The first lease and three more when images are lost to a restart or an eviction."""
+"""The first lease, and three more if images are lost to a restart or an eviction."""
 _LONG_PROMPT_CHARS = 20_000
-"""Templating and tokenizing more than this would hold up the event loop for milliseconds."""
+"""Longer prompts are built in a thread: templating and tokenizing them blocks for milliseconds."""
 _MESSAGE_CHARS = 80
-"""A message that is empty takes as long as this much text."""
+"""Cost of a message or part apart from its text, as a length of text."""
 
 
-class Prompting(Protocol):
+class PromptSource(Protocol):
+    """Implemented by prompt.builder.PromptBuilder."""
+
     def build(self, call: GenerateCall, leased: Sequence[LeasedItem]) -> Prompt: ...
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """One of n answers: its request to the engine and where its text goes."""
+    """One of the n choices of a request."""
 
     call: GenerateCall
-    lane: AllocPath
+    alloc_path: AllocPath
     items: Sequence[MediaItem]
     request: GenerateRequest
     text: Detokenizer
@@ -55,74 +57,74 @@ class _Choice:
 
 @dataclass(frozen=True)
 class RequestPath:
-    """The helpers of one worker, in the order a request meets them."""
+    """The services of one worker, in the order in which a request uses them."""
 
     worker: int
     max_model_len: int
     max_fetched_nbytes: int
-    """Of one request's images in all."""
-    lanes: AllocPaths
-    prompts: Prompting
+    """Limit for all fetched images of one request together."""
+    alloc_paths: AllocPaths
+    prompts: PromptSource
     dispatcher: Dispatcher
     vocabulary: Vocabulary
     metrics: MetricsClient
 
-    async def generate(self, call: GenerateCall, deltas: DeltaStream, holdings: RequestResources) -> None:
-        """Answer ``call`` into ``deltas``; returns when no lease is held any more. Raises MmserveError.
+    async def generate(self, call: GenerateCall, deltas: DeltaStream, resources: RequestResources) -> None:
+        """Generate the answer to ``call`` into ``deltas``; return once all leases are released. Raises MmserveError.
 
-        The caller keeps no images: what it brought in is let go here, form by form.
+        The caller must keep no reference to ``call.media``: the body's memory is freed here once the images are read.
         """
-        lane = self.lanes.choose()
-        items = await self._read(lane, call, holdings)
-        # From here on nobody holds the body with its base64 text.
+        alloc_path = self.alloc_paths.choose()
+        items = await self._read(alloc_path, call, resources)
+        # Drops the last reference to the body with its base64 text.
         call = replace(call, media=tuple(MediaRef("", ref.param) for ref in call.media))
-        async with _hold(lane, call.request_id, items) as leased:
+        async with _lease(alloc_path, call.request_id, items) as leased:
             prompt = await self._build(call, leased)
             deltas.open(len(prompt.ids), sum(span.num_tokens for span in prompt.spans))
             async with asyncio.TaskGroup() as choices:
                 for index, request in enumerate(self._requests(call, prompt)):
                     text = Detokenizer(self.vocabulary, index, call.stop, call.sampling.min_tokens)
                     metrics = ChoiceMetrics(self.metrics, call)
-                    choice = _Choice(call, lane, items, request, text, deltas, metrics)
-                    choices.create_task(self._answer(choice))
+                    choice = _Choice(call, alloc_path, items, request, text, deltas, metrics)
+                    choices.create_task(self._generate_choice(choice))
 
-    async def _read(self, lane: AllocPath, call: GenerateCall, holdings: RequestResources) -> list[MediaItem]:
-        """The images. Before any of them is fetched there is room for as much as one request may fetch."""
+    async def _read(self, alloc_path: AllocPath, call: GenerateCall, resources: RequestResources) -> list[MediaItem]:
+        """Read the images. Before the first fetch, reserves memory for as much as one request may fetch."""
         if not call.media:
-            holdings.keep(0)
+            resources.shrink(0)
             return []
         if not all(ref.is_inline for ref in call.media):
-            await holdings.fetch(self.max_fetched_nbytes)
-        items = await lane.media.read(call.media, call.cache_salt)
+            await resources.reserve_fetch(self.max_fetched_nbytes)
+        items = await alloc_path.media.read(call.media, call.cache_salt)
         inline = sum(len(item.data) for item, ref in zip(items, call.media, strict=True) if ref.is_inline)
-        holdings.keep(inline, sum(len(item.data) for item in items) - inline)
+        resources.shrink(inline, sum(len(item.data) for item in items) - inline)
         return items
 
-    async def _answer(self, choice: _Choice) -> None:
-        """One choice to its end, through lost images."""
+    async def _generate_choice(self, choice: _Choice) -> None:
+        """Generate one choice to its end; lease and submit again when its images are lost."""
         request = choice.request
         try:
-            return await self._follow(choice, request)
+            return await self._stream(choice, request)
         except MediaLost as lost:
-            request = _resumed(request, lost)
+            request = _next_attempt(request, lost)
         for lease in range(2, MAX_LEASES + 1):
             self.metrics.add("requests_resent", 1)
-            async with _hold(choice.lane, f"{request.id}.{lease}", choice.items) as leased:
+            async with _lease(choice.alloc_path, f"{request.id}.{lease}", choice.items) as leased:
                 prompt = await self._build(choice.call, leased)
                 request = msgspec.structs.replace(request, prompt_ids=prompt.ids.tobytes(), spans=prompt.spans)
                 try:
-                    return await self._follow(choice, request)
+                    return await self._stream(choice, request)
                 except MediaLost as lost:
-                    request = _resumed(request, lost)
+                    request = _next_attempt(request, lost)
         raise Unavailable(f"an image was lost {MAX_LEASES} times before it was used", retry_after_s=1.0)
 
-    async def _follow(self, choice: _Choice, request: GenerateRequest) -> None:
-        """Send once, pass the text on until it ends; a stop string leaves early, which aborts."""
+    async def _stream(self, choice: _Choice, request: GenerateRequest) -> None:
+        """Submit one attempt and pass its text on. On a stop string, leaving ``submit`` aborts the sequence."""
         async with self.dispatcher.submit(request) as replies:
             async for reply in replies:
                 _raise_failure(choice.call, reply)
                 delta = choice.text.push(reply)
-                choice.metrics.saw(delta)
+                choice.metrics.record(delta)
                 choice.deltas.push(delta)
                 if delta.finish is not None:
                     return
@@ -135,7 +137,7 @@ class RequestPath:
         return self.prompts.build(call, leased)
 
     def _requests(self, call: GenerateCall, prompt: Prompt) -> list[GenerateRequest]:
-        sampling = self._fit(call.sampling, len(prompt.ids))
+        sampling = self._with_token_limits(call.sampling, len(prompt.ids))
         count_request(self.metrics, call, len(prompt.ids), sampling.max_tokens)
         prompt_ids = prompt.ids.tobytes()
         return [
@@ -150,32 +152,32 @@ class RequestPath:
             for index in range(call.n)
         ]
 
-    def _fit(self, sampling: SamplingParams, prompt_tokens: int) -> SamplingParams:
-        """Without max_tokens the rest of the context; asking for more than the rest is an error, never a cut."""
+    def _with_token_limits(self, sampling: SamplingParams, prompt_tokens: int) -> SamplingParams:
+        """Set max_tokens to the rest of the context if it is 0. Raises ContextLengthExceeded if it does not fit."""
         room = self.max_model_len - prompt_tokens
         if room < max(1, sampling.max_tokens):
-            wanted = f" and {sampling.max_tokens} of output" if sampling.max_tokens else ""
+            output = f" and {sampling.max_tokens} of output" if sampling.max_tokens else ""
             raise ContextLengthExceeded(
-                f"{prompt_tokens} prompt tokens{wanted} do not fit the context of {self.max_model_len} tokens",
+                f"{prompt_tokens} prompt tokens{output} do not fit the context of {self.max_model_len} tokens",
                 param="max_tokens" if room > 0 else "messages",
             )
         max_tokens = sampling.max_tokens or room
         return msgspec.structs.replace(sampling, max_tokens=max_tokens, min_tokens=min(sampling.min_tokens, max_tokens))
 
 
-def _hold(
-    lane: AllocPath, lease_id: str, items: Sequence[MediaItem]
+def _lease(
+    alloc_path: AllocPath, lease_id: str, items: Sequence[MediaItem]
 ) -> AbstractAsyncContextManager[Sequence[LeasedItem]]:
-    """Text requests never wait for the cache server."""
-    return lane.leases.hold(lease_id, items) if items else nullcontext(())
+    """Leases of the items. Without any the cache server is not called, so text requests never wait for it."""
+    return alloc_path.leases.hold(lease_id, items) if items else nullcontext(())
 
 
-def _resumed(request: GenerateRequest, lost: MediaLost) -> GenerateRequest:
+def _next_attempt(request: GenerateRequest, lost: MediaLost) -> GenerateRequest:
     return msgspec.structs.replace(request, attempt=lost.next_attempt, output_ids=lost.output_ids)
 
 
 def _raise_failure(call: GenerateCall, reply: TokenReply) -> None:
-    """Turn a failed terminal reply into the error the client sees."""
+    """Raise the client's error for a terminal reply that reports a failure."""
     if reply.finish == "media_error":
         param = call.media[reply.media_index].param if reply.media_index is not None else None
         raise MediaError(reply.message or "the image could not be decoded", param=param)

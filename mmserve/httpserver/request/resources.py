@@ -1,8 +1,4 @@
-"""All that one request holds of its HTTP worker: a place among those in flight, and the bytes that it brought.
-
-One object from the request's first byte on, owned by the request's task once there is one; whoever owns it releases
-it once. Leases in the arena are scopes inside that task and not here.
-"""
+"""What one request holds of its HTTP worker: a place in flight, and memory for its body and its fetched images."""
 
 from __future__ import annotations
 
@@ -13,47 +9,53 @@ from mmserve.httpserver.limits.reservations import Reservation, Reservations
 
 
 class RequestResources:
-    """Raises Unavailable or Overloaded when the request may not begin."""
+    """Made before the request's body is read; owned by the request's task once there is one. The owner releases it.
 
-    def __init__(self, gate: AdmissionControl, bodies: Reservations, fetches: Reservations) -> None:
-        self._bodies = bodies
-        self._fetches = fetches
+    Leases in the arena are not part of it: they are scopes inside the request's task.
+    Raises Unavailable or Overloaded when the request is not admitted.
+    """
+
+    def __init__(self, admission: AdmissionControl, body_memory: Reservations, fetch_memory: Reservations) -> None:
+        self._body_memory = body_memory
+        self._fetch_memory = fetch_memory
         self._body: Reservation | None = None
         self._fetched: Reservation | None = None
         self._stack = ExitStack()
-        self._stack.enter_context(gate.admit())
+        self._stack.enter_context(admission.admit())
 
     @property
     def short_nbytes(self) -> int:
-        """A body of so many bytes never waits."""
-        return self._bodies.short_nbytes
+        """Bodies up to this size never wait for memory."""
+        return self._body_memory.short_nbytes
 
-    async def receive(self, nbytes: int, connected: AbstractAsyncContextManager[None]) -> None:
-        """Before more of a body is read than there was room for: room for so many bytes in all. Raises TooLarge or
-        Unavailable, and what ``connected`` raises: it is entered for as long as there is something to wait for.
+    async def reserve_body(self, nbytes: int, until_disconnect: AbstractAsyncContextManager[None]) -> None:
+        """Reserve memory for a body of ``nbytes`` in all, in place of an earlier, smaller reservation.
 
-        Nobody waits for more while holding some, or two who did could wait for each other.
+        ``until_disconnect`` is entered only if there is something to wait for. Raises what it raises, and TooLarge or
+        Unavailable.
         """
+        # Release the current reservation before waiting for a larger one; two requests that each held part of the
+        # budget could deadlock.
         if self._body is not None:
             self._body.release()
-        async with connected if self._bodies.must_wait(nbytes) else nullcontext():
-            reserved = await self._bodies.reserve(nbytes)
+        async with until_disconnect if self._body_memory.must_wait(nbytes) else nullcontext():
+            reserved = await self._body_memory.reserve(nbytes)
         self._body = self._stack.enter_context(reserved)
 
-    async def fetch(self, nbytes: int) -> None:
-        """Before images of so many bytes in all are fetched. Raises TooLarge or Unavailable.
+    async def reserve_fetch(self, nbytes: int) -> None:
+        """Reserve memory for ``nbytes`` of images in all, before they are fetched. Raises TooLarge or Unavailable.
 
-        A budget of its own: those who wait for it hold their bodies, which nobody who fetches waits for.
+        A separate budget: a request waits for it while it holds its body, so it must not be what bodies wait for.
         """
-        self._fetched = self._stack.enter_context(await self._fetches.reserve(nbytes))
+        self._fetched = self._stack.enter_context(await self._fetch_memory.reserve(nbytes))
 
-    def keep(self, body_nbytes: int, fetched_nbytes: int = 0) -> None:
-        """What is left of the body and of what was fetched: smaller forms of them."""
+    def shrink(self, body_nbytes: int, fetched_nbytes: int = 0) -> None:
+        """Give back memory down to what is left of the body and of the fetched images."""
         if self._body is not None:
             self._body.shrink(body_nbytes)
         if self._fetched is not None:
             self._fetched.shrink(fetched_nbytes)
 
     def release(self) -> None:
-        """Everything; again does no harm."""
+        """Give everything back. Idempotent."""
         self._stack.close()

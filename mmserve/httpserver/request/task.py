@@ -1,7 +1,4 @@
-"""Requests under way, each a task of its own that outlives its connection until everything is given back.
-
-Knows when to start, cancel and await them; not what they do.
-"""
+"""Requests as asyncio tasks. A request's task outlives its connection until everything it held is released."""
 
 from __future__ import annotations
 
@@ -19,45 +16,45 @@ from mmserve.runtime.errors import MmserveError, Unavailable
 
 Generate = Callable[[GenerateCall, DeltaStream, RequestResources], Coroutine[Any, Any, None]]
 
-_LETTING_GO_S = 5.0
-"""At the end of the process; what is held longer than this ends with the process's connections."""
+_CLEANUP_TIMEOUT_S = 5.0
+"""Time for cancelled requests to release what they hold, at the end of the process."""
 
 logger = logging.getLogger(__name__)
 
 
 class RequestTask:
-    """One request under way. ``deltas`` is its answer; the connection calls ``leave`` when it is done with it.
+    """One request under way. ``deltas`` is its answer; the connection calls ``abort`` when it no longer reads it.
 
-    Owns ``holdings``, and releases them when the task has ended.
+    Owns ``resources`` and releases them when the task has ended.
     """
 
     def __init__(
-        self, generate: Generate, call: GenerateCall, holdings: RequestResources, metrics: MetricsClient
+        self, generate: Generate, call: GenerateCall, resources: RequestResources, metrics: MetricsClient
     ) -> None:
         self.deltas = DeltaStream(call.n)
         self.call = replace(call, messages=(), media=())
-        """What rendering needs; images as the client sent them are kept by no one but ``generate``."""
+        """The call without its content: only ``generate`` may keep the images that came with the request."""
         self._metrics = metrics
-        self._holdings = holdings
+        self._resources = resources
         self._cancelled = False
-        self.task = asyncio.create_task(generate(call, self.deltas, holdings), name=f"request {call.request_id}")
-        self.task.add_done_callback(self._end)
+        self.task = asyncio.create_task(generate(call, self.deltas, resources), name=f"request {call.request_id}")
+        self.task.add_done_callback(self._on_done)
 
-    def leave(self) -> None:
-        """The client is gone: abort, unless the answer was complete. Harmless at any time, any number of times."""
+    def abort(self) -> None:
+        """Cancel the request unless its answer is complete. Idempotent."""
         if not self.deltas.complete and not self._cancelled:
             self._metrics.add("requests_aborted", 1)
             self.cancel()
 
     def cancel(self) -> None:
-        """Cancel once: cleanup that is on its way is never cut short by a second reason to stop."""
+        """Cancel the task. Only once: a second cancellation would interrupt the cleanup that the first one started."""
         if not self._cancelled:
             self._cancelled = True
             self.task.cancel()
 
-    def _end(self, task: asyncio.Task[None]) -> None:
-        """The request boundary: whatever ended one request becomes its answer and never ends the worker."""
-        self._holdings.release()
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        """The request boundary: an exception ends the request's answer, not the worker."""
+        self._resources.release()
         if task.cancelled():
             self.deltas.fail(Unavailable("the server is shutting down", retry_after_s=5.0))
         elif (error := task.exception()) is not None:
@@ -73,27 +70,28 @@ class RequestTask:
 
 
 class RequestTasks:
-    """All requests of this worker that still hold anything."""
+    """All tasks of this worker's requests that have not ended."""
 
     def __init__(self, generate: Generate, metrics: MetricsClient) -> None:
         self._generate = generate
         self._metrics = metrics
-        self._flights: dict[asyncio.Task[None], RequestTask] = {}
+        self._running: dict[asyncio.Task[None], RequestTask] = {}
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._running)
 
-    def start(self, call: GenerateCall, holdings: RequestResources) -> RequestTask:
-        flight = RequestTask(self._generate, call, holdings, self._metrics)
-        self._flights[flight.task] = flight
-        flight.task.add_done_callback(self._flights.pop)
-        return flight
+    def start(self, call: GenerateCall, resources: RequestResources) -> RequestTask:
+        """Start a request's task, which takes over ``resources``."""
+        started = RequestTask(self._generate, call, resources, self._metrics)
+        self._running[started.task] = started
+        started.task.add_done_callback(self._running.pop)
+        return started
 
-    async def finish(self, timeout_s: float) -> None:
-        """Let live requests end within ``timeout_s``, then abort the rest and give them a moment to let go."""
-        if self._flights:
-            await asyncio.wait(list(self._flights), timeout=timeout_s)
-        for flight in list(self._flights.values()):
-            flight.cancel()
-        if self._flights:
-            await asyncio.wait(list(self._flights), timeout=_LETTING_GO_S)
+    async def drain(self, timeout_s: float) -> None:
+        """Wait up to ``timeout_s`` for requests to end, then cancel the rest and wait for their cleanup."""
+        if self._running:
+            await asyncio.wait(list(self._running), timeout=timeout_s)
+        for request_task in list(self._running.values()):
+            request_task.cancel()
+        if self._running:
+            await asyncio.wait(list(self._running), timeout=_CLEANUP_TIMEOUT_S)

@@ -26,7 +26,7 @@ from mmserve.messages.cache import AllocItem
 from mmserve.messages.media import Handle
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.cache import serving_cache
-from tests.fakes.http_helpers import IMAGE_TOKENS, StubMedia
+from tests.fakes.http_services import IMAGE_TOKENS, StubMedia
 from tests.fakes.http_upstream import Upstream, say_then_hold
 from tests.fakes.http_worker import Worker, http_worker, run
 from tests.fakes.samples import Samples
@@ -59,7 +59,7 @@ class Scene:
 
     @property
     def image(self) -> AllocItem:
-        row_nbytes = self.worker.front.deployment.embed_row_nbytes
+        row_nbytes = self.worker.context.deployment.embed_row_nbytes
         return AllocItem(CONTENT, IMAGE_TOKENS, len(CONTENT), IMAGE_TOKENS * row_nbytes)
 
     @property
@@ -80,12 +80,12 @@ class Scene:
 @contextlib.asynccontextmanager
 async def scene() -> AsyncIterator[Scene]:
     async with http_worker() as worker:
-        deployment, endpoints = worker.front.deployment, worker.front.endpoints
+        deployment, endpoints = worker.context.deployment, worker.context.endpoints
         arena = Arena.create(ARENA_NBYTES)
         with serving_cache(endpoints, arena) as table:
             leases = MediaLeases(deployment, arena, endpoints, "httpserver-0", Samples(), "v2")  # type: ignore[arg-type]
             media, other = _GatedMedia(), connect(endpoints, "other", batched=True)
-            worker.front.lanes._v2 = AllocPath(media, leases)
+            worker.context.alloc_paths._v2 = AllocPath(media, leases)
             yield Scene(worker, media, table, other, arena)
             await leases.aclose()
             other.close()

@@ -159,7 +159,7 @@ def test_many_clients_at_once() -> None:
             writer.close()
 
         await asyncio.gather(*(client(200_000 + 100_000 * number) for number in range(16)))
-        assert not body_receiver._line._waiting
+        assert not body_receiver._read_queue._waiting
 
     with_server(test)
 
@@ -172,7 +172,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body(sent: int) -> None:
         await writer.drain()
         writer.close()
         await app.left.acquire()
-        assert not body_receiver._line._waiting
+        assert not body_receiver._read_queue._waiting
 
     with_server(test)
 

@@ -78,7 +78,7 @@ def test_bodies_that_do_not_fit_wait_while_text_goes_on() -> None:
     async def test() -> None:
         async with _full_worker() as (worker, first):
             second = asyncio.create_task(_post(worker, _body(1_300_000)))
-            await worker.until(lambda: worker.front.bodies.num_waiting == 1)
+            await worker.until(lambda: worker.context.body_memory.num_waiting == 1)
             await _say(worker)
             worker.leases.gate.set()
             assert [(await one).status_code for one in (first, second)] == [200, 200]
@@ -90,11 +90,11 @@ def test_long_text_does_not_wait_for_pictures_and_what_is_longer_than_its_share_
     async def test() -> None:
         async with _full_worker(max_queued_requests=8) as (worker, first):
             second = asyncio.create_task(_post(worker, _body(1_300_000)))
-            await worker.until(lambda: worker.front.bodies.num_waiting == 1)
+            await worker.until(lambda: worker.context.body_memory.num_waiting == 1)
             answered = await _post(worker, _text(250_000))
             assert answered.json()["error"]["code"] == "context_length_exceeded"
             third = asyncio.create_task(_post(worker, _text(270_000)))
-            await worker.until(lambda: worker.front.bodies.num_waiting == 2)
+            await worker.until(lambda: worker.context.body_memory.num_waiting == 2)
             worker.leases.gate.set()
             assert [(await one).status_code for one in (first, second, third)] == [200, 200, 400]
 
@@ -137,10 +137,10 @@ def test_a_client_that_leaves_while_its_body_waits_leaves_the_line(sent: bytes, 
                 linger = struct.pack("ii", 1, 0)
                 writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             writer.write(sent)
-            await worker.until(lambda: worker.front.bodies.num_waiting == 1)
+            await worker.until(lambda: worker.context.body_memory.num_waiting == 1)
             writer.transport.abort()
-            await worker.until(lambda: worker.front.gate.in_flight == 1)
-            assert worker.front.bodies.num_waiting == 0
+            await worker.until(lambda: worker.context.admission.in_flight == 1)
+            assert worker.context.body_memory.num_waiting == 0
             await worker.until(lambda: _open_files() <= before)
 
     run(test)
@@ -178,12 +178,12 @@ def test_text_of_unknown_length_holds_little_and_nothing_once_it_is_read() -> No
             sends = [(await stack.enter_async_context(_in_chunks(worker)))[1] for _ in range(10)]
             for send in sends:
                 send(_text(2))
-            await worker.until(lambda: worker.front.gate.in_flight == 10)
-            assert worker.front.bodies.used_nbytes <= 10 * worker.front.bodies.short_nbytes
+            await worker.until(lambda: worker.context.admission.in_flight == 10)
+            assert worker.context.body_memory.used_nbytes <= 10 * worker.context.body_memory.short_nbytes
             for send in sends:
                 send(b"")
             await worker.upstream.until(lambda: len(worker.upstream.requests()) == 10)
-            assert worker.front.bodies.used_nbytes == 0
+            assert worker.context.body_memory.used_nbytes == 0
 
     run(test)
 
@@ -197,8 +197,8 @@ def test_a_body_that_turns_out_large_waits_without_holding_what_another_waits_fo
                 body = _body(100_000)
                 send(body[:80_000])
                 answers.append((answer, send, body))
-            await worker.until(lambda: worker.front.bodies.num_waiting == 1)
-            assert worker.front.bodies.used_nbytes == 2 * MIB, "the one who goes on has all that it may need"
+            await worker.until(lambda: worker.context.body_memory.num_waiting == 1)
+            assert worker.context.body_memory.used_nbytes == 2 * MIB, "the one who goes on has all that it may need"
             for _, send, body in answers:
                 send(body[80_000:])
                 send(b"")
@@ -225,7 +225,7 @@ def test_once_a_body_is_read_its_own_length_is_held() -> None:
             send(_body(100_000))
             send(b"")
             await reader.begun.wait()
-            assert worker.front.bodies.used_nbytes == len(_body(100_000))
+            assert worker.context.body_memory.used_nbytes == len(_body(100_000))
             reader.gate.set()
             assert (await answer.readline()).startswith(b"HTTP/1.1 200")
             await worker.idle()
@@ -306,7 +306,7 @@ def test_while_a_request_waits_only_its_compressed_bytes_are_in_memory(tmp_path:
             tracemalloc.stop()
             assert len(picture) <= held < len(picture) + MIB
             assert peak < len(picture) + len(body) + 2 * MIB, "the body and the picture, and nothing else"
-            assert worker.front.bodies.used_nbytes == len(picture)
+            assert worker.context.body_memory.used_nbytes == len(picture)
             worker.leases.gate.set()
             assert (await in_.readline()).startswith(b"HTTP/1.1 200")
             out.close()
@@ -335,7 +335,7 @@ def test_fetched_images_have_a_budget_of_their_own() -> None:
         async with http_worker(media=reader, max_body_mb=1, fetch_budget_mb=2) as worker:
             async with worker.client() as client:
                 asking = [asyncio.create_task(ask(client)) for _ in range(3)]
-                await worker.until(lambda: worker.front.fetches.num_waiting == 1)
+                await worker.until(lambda: worker.context.fetch_memory.num_waiting == 1)
                 assert reader.fetching == 2, "each may fetch as much as one request may"
                 reader.gate.set()
                 await asyncio.gather(*asking)

@@ -41,7 +41,7 @@ def test_a_whole_answer_counts_its_tokens() -> None:
             assert answer.usage is not None
             assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 6)
             assert answer.usage.prompt_tokens_details.cached_tokens == 3
-            assert worker.upstream.roads() == ["router"]
+            assert worker.upstream.destinations() == ["router"]
 
     run(test)
 
@@ -95,7 +95,7 @@ def test_an_image_to_encode_goes_by_the_visual_server_and_a_ready_one_straight_t
             await client.chat.completions.create(model="stub", messages=PICTURE)
             worker.leases.state = "hit"
             await client.chat.completions.create(model="stub", messages=PICTURE)
-            assert worker.upstream.roads() == ["visual-0", "router"]
+            assert worker.upstream.destinations() == ["visual-0", "router"]
 
     run(test)
 
@@ -131,7 +131,7 @@ def test_a_stop_string_aborts_a_sequence_that_would_go_on() -> None:
             assert answer.choices[0].message.content == "a"
             await worker.idle()
             assert [abort.id for abort in worker.upstream.aborts()] == [worker.upstream.requests()[0].id]
-            assert worker.upstream.roads() == ["visual-0", "visual-0"]
+            assert worker.upstream.destinations() == ["visual-0", "visual-0"]
             assert worker.leases.released == worker.leases.held
 
     run(test)

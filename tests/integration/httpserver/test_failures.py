@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from mmserve.httpserver.api.answer import Answer
+from mmserve.httpserver.api.response import TaskResponse
 from mmserve.httpserver.call import GenerateCall, MediaPart, MediaRef, Message
 from mmserve.messages.request import GenerateRequest
 from mmserve.messages.sampling import SamplingParams
 from mmserve.runtime.errors import MediaError
-from tests.fakes.http_helpers import StubMedia
+from tests.fakes.http_services import StubMedia
 from tests.fakes.http_upstream import Upstream, say, say_then_hold
 from tests.fakes.http_worker import http_worker, run
 from tests.integration.httpserver.test_abort_stages import scene
@@ -34,7 +34,7 @@ def test_a_failure_at_any_step_gives_everything_back(step: str, stream: bool) ->
     async def test() -> None:
         reader = StubMedia()
         async with http_worker(media=reader) as worker:
-            prompts = worker.front.flights._generate.__self__.prompts  # type: ignore[attr-defined]
+            prompts = worker.context.request_tasks._generate.__self__.prompts  # type: ignore[attr-defined]
             if step == "read":
                 reader.read = _fails_once(reader.read, MediaError("cannot read the image", param=None))  # type: ignore[method-assign]
             if step == "hold":
@@ -109,12 +109,12 @@ def test_an_engine_that_refuses_after_all_was_held_frees_it_once(stream: bool) -
     run(test)
 
 
-def test_an_answer_that_is_dropped_before_it_is_sent_lets_go() -> None:
+def test_a_response_dropped_before_it_is_sent_aborts_its_request() -> None:
     async def test() -> None:
         async with http_worker() as worker:
             worker.upstream.behave = say_then_hold("never")
-            holdings = worker.front.hold()
-            await holdings.receive(1000, nullcontext())
+            resources = worker.context.admit_request()
+            await resources.reserve_body(1000, nullcontext())
             call = GenerateCall(
                 request_id="r",
                 model="stub",
@@ -124,10 +124,10 @@ def test_an_answer_that_is_dropped_before_it_is_sent_lets_go() -> None:
                 arrival_s=0.0,
                 stream=True,
             )
-            answer = Answer(worker.front.flights.start(call, holdings), _send_nothing)
+            response = TaskResponse(worker.context.request_tasks.start(call, resources), _send_nothing)
             await worker.upstream.until(lambda: bool(worker.upstream.requests()))
             assert (worker.leases.held, worker.leases.released) == (["r"], [])
-            del answer
+            del response
             gc.collect()
             await worker.idle()
             assert len(worker.upstream.aborts()) == 1
@@ -136,5 +136,5 @@ def test_an_answer_that_is_dropped_before_it_is_sent_lets_go() -> None:
     run(test)
 
 
-async def _send_nothing(flight: object, send: object) -> None:
+async def _send_nothing(task: object, send: object) -> None:
     raise AssertionError("nobody sends it")

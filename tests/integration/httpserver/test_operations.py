@@ -37,7 +37,7 @@ def test_while_loading_it_answers_503_with_the_phase() -> None:
     async def test() -> None:
         async with http_worker(ready=False) as worker, _http(worker) as http:
             worker.upstream.say_phase(phase="loading", ready=False, detail="weights")
-            await worker.until(lambda: worker.front.gate.phase.phase == "loading")
+            await worker.until(lambda: worker.context.admission.phase.phase == "loading")
             for path in ("/health", "/ready"):
                 response = await http.get(path)
                 assert (response.status_code, response.json()["phase"]) == (503, "loading")
@@ -46,7 +46,7 @@ def test_while_loading_it_answers_503_with_the_phase() -> None:
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
             assert _error(refused)["message"] == "the server is loading: weights"
             worker.upstream.say_phase()
-            await worker.until(lambda: worker.front.gate.ready)
+            await worker.until(lambda: worker.context.admission.ready)
             assert (await http.get("/health")).status_code == 200
             assert (await http.head("/health")).status_code == 200
 
@@ -179,7 +179,7 @@ def test_metrics_come_from_the_metrics_server() -> None:
     async def test() -> None:
         async with http_worker() as worker, _http(worker) as http:
             assert (await http.get("/metrics")).status_code == 503
-            async with await asyncio.start_unix_server(answer, worker.front.endpoints.metrics_http):
+            async with await asyncio.start_unix_server(answer, worker.context.endpoints.metrics_http):
                 scraped = await http.get("/metrics")
                 head = await http.head("/metrics")
             assert (scraped.text, scraped.headers["content-type"]) == ("a 1\n", "text/plain; version=1")
@@ -265,7 +265,7 @@ def test_sigterm_lets_live_requests_end_and_refuses_new_ones_on_any_connection()
             client = await stack.enter_async_context(worker.client())
             stream = await client.chat.completions.create(model="stub", messages=HELLO, stream=True)
             os.kill(os.getpid(), signal.SIGTERM)
-            await worker.until(lambda: not worker.front.gate.ready)
+            await worker.until(lambda: not worker.context.admission.ready)
             for connection in (http, fresh):
                 refused = await connection.post(CHAT, json={"messages": HELLO})
                 assert refused.status_code == 503

@@ -41,11 +41,11 @@ def test_a_client_that_hangs_up_aborts_and_holds_its_lease_until_the_engine_let_
             writer.close()
             await upstream.until(lambda: bool(upstream.aborts()))
             assert worker.leases.released == []
-            assert worker.front.gate.in_flight == 1
+            assert worker.context.admission.in_flight == 1
             upstream.reply(upstream.requests()[0], finish="abort")
             await worker.idle()
             assert worker.leases.released == worker.leases.held
-            assert upstream.roads() == ["visual-0", "visual-0"]
+            assert upstream.destinations() == ["visual-0", "visual-0"]
 
     run(test)
 
@@ -86,7 +86,7 @@ def test_a_stream_goes_on_with_the_same_text_after_an_engine_restart() -> None:
             assert await _text(stream) == "first and last"
             again = upstream.requests()[-1]
             assert (again.attempt, output_of(again)) == (1, b"first ")
-            assert upstream.roads() == ["visual-0", "visual-0"], "it may have to be encoded again"
+            assert upstream.destinations() == ["visual-0", "visual-0"], "it may have to be encoded again"
 
     run(test)
 
@@ -105,7 +105,7 @@ def test_a_request_waiting_in_a_killed_visual_server_is_sent_to_its_successor() 
             upstream.say_phase(visual_epoch=1)
             answer = await asking
             assert answer.choices[0].message.content == "seen"
-            assert upstream.roads() == ["visual-0", "visual-0"]
+            assert upstream.destinations() == ["visual-0", "visual-0"]
 
     run(test)
 
@@ -138,17 +138,17 @@ def test_lost_media_is_leased_again_and_the_text_goes_on() -> None:
 def test_a_request_stays_in_its_lane_whatever_the_share_becomes(share: float) -> None:
     async def test() -> None:
         async with http_worker() as worker, worker.client() as client:
-            lanes = worker.front.lanes
+            alloc_paths = worker.context.alloc_paths
 
             async def behave(upstream: Upstream, request: GenerateRequest) -> None:
-                lanes.split.fraction = 1.0 - share
+                alloc_paths.split.fraction = 1.0 - share
                 if request.attempt < 1:
                     upstream.reply(request, finish="media_lost")
                 else:
                     await say("seen")(upstream, request)
 
             worker.upstream.behave = behave
-            lanes.split.fraction = share
+            alloc_paths.split.fraction = share
             await client.chat.completions.create(model="stub", messages=PICTURE)
             await worker.idle()
             taken, other = (worker.leases, worker.v1_leases) if share else (worker.v1_leases, worker.leases)

@@ -36,10 +36,10 @@ def test_requests_are_counted_by_route_and_finish_and_timed_from_arrival() -> No
     async def test() -> None:
         async with http_worker() as worker:
             samples: Samples = defaultdict(list)
-            receiver: AsyncReceiver[MetricBatch] = AsyncReceiver(worker.front.endpoints.metrics, MetricBatch)
+            receiver: AsyncReceiver[MetricBatch] = AsyncReceiver(worker.context.endpoints.metrics, MetricBatch)
             gathering = asyncio.create_task(_gather(receiver, samples))
             await _use(worker)
-            worker.front.metrics.flush()
+            worker.context.metrics.flush()
             await worker.until(lambda: len(samples["http_requests", ("/v1/chat/completions", "400")]) == 1)
             assert not gathering.done()
             gathering.cancel()

@@ -12,7 +12,7 @@ from mmserve.config.deployment import Deployment
 from mmserve.model_backend.platforms.cpu import build
 from mmserve.supervisor.kernel_build import building
 from tests.fakes.cache import until
-from tests.fakes.http_helpers import make_deployment
+from tests.fakes.http_services import make_deployment
 
 # Without a compiler there is nothing to build: the builder ends at once and torch computes, which every test that
 # starts a whole server on such a machine asks. With one, kernels that are not built are failures here, not skips.

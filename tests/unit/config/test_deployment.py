@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mmserve.runtime.byte_budget import MIB
-from tests.fakes.http_helpers import make_deployment
+from tests.fakes.http_services import make_deployment
 
 
 @pytest.mark.parametrize(

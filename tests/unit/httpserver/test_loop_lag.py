@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import cast
 
-from mmserve.httpserver.loop_lag import INTERVAL_S, watch_lag
+from mmserve.httpserver.loop_lag import INTERVAL_S, sample_loop_lag
 from mmserve.metrics.client import MetricsClient
 from tests.fakes.samples import Samples
 
@@ -15,12 +15,12 @@ def test_a_stall_counts_for_all_that_fell_into_it() -> None:
     samples = Samples()
 
     async def run() -> None:
-        watching = asyncio.create_task(watch_lag(cast(MetricsClient, samples)))
+        sampling = asyncio.create_task(sample_loop_lag(cast(MetricsClient, samples)))
         await asyncio.sleep(0)
         time.sleep(10 * INTERVAL_S)  # noqa: ASYNC251 - the stall
         while len(samples.taken) < 9:  # noqa: ASYNC110 - told to nobody else
             await asyncio.sleep(0)
-        watching.cancel()
+        sampling.cancel()
 
     asyncio.run(run())
     assert set(samples.names()) == {"event_loop_lag_seconds"}

@@ -1,7 +1,4 @@
-"""OpenAI chat completions on the wire: body to GenerateCall, TextDeltas to chunks or to one answer.
-
-Knows the protocol; knows nothing of how text is made.
-"""
+"""OpenAI chat completions: parses a body into a GenerateCall, sends TextDeltas as chunks or as one completion."""
 
 from __future__ import annotations
 
@@ -16,12 +13,11 @@ from msgspec import UNSET, UnsetType
 from starlette.types import Send
 
 from mmserve.config.config import MAX_SEED
-from mmserve.httpserver.api.answer import send_json
 from mmserve.httpserver.api.openai.errors import error_body
 from mmserve.httpserver.api.openai.fields import ChatRequest, decode, refuse_unsupported
 from mmserve.httpserver.api.openai.logprobs import ChoiceLogprobs, logprobs_for
 from mmserve.httpserver.api.openai.messages import ConversationReader
-from mmserve.httpserver.api.sse import DONE, event, send_events
+from mmserve.httpserver.api.response import SSE_DONE, send_events, send_json, sse_event
 from mmserve.httpserver.call import GenerateCall, new_request_id
 from mmserve.httpserver.media.split_media import SplitUrl, split_media
 from mmserve.httpserver.output.deltas import Usage
@@ -89,21 +85,25 @@ class Completion(msgspec.Struct):
 
 
 def parse(body: bytes | bytearray, model: ServedModel, arrival_s: float) -> GenerateCall:
-    """A validated call; large images are not copied out of ``body``. Raises InvalidRequest and ModelNotFound, naming
-    the field."""
-    skeleton, cut = split_media(body)
-    if cut:
-        # What is wrong with a request, or in an unusual place, is said by the parser that has seen all of it.
+    """Validate a body. Large images are not copied: the call refers to ``body``.
+
+    Raises InvalidRequest or ModelNotFound, naming the field.
+    """
+    rest, split_urls = split_media(body)
+    if split_urls:
+        # If this fails, parse the whole body: its error names fields as the client sent them.
         with suppress(MmserveError):
-            return _parse(skeleton, cut, model, arrival_s)
+            return _parse(rest, split_urls, model, arrival_s)
     return _parse(body, {}, model, arrival_s)
 
 
-def _parse(body: bytes | bytearray, cut: Mapping[str, SplitUrl], model: ServedModel, arrival_s: float) -> GenerateCall:
+def _parse(
+    body: bytes | bytearray, split_urls: Mapping[str, SplitUrl], model: ServedModel, arrival_s: float
+) -> GenerateCall:
     request = decode(body, ChatRequest)
     model.check_name(request.model)
     refuse_unsupported(request)
-    reader = ConversationReader(model.max_images, cut, model.max_model_len)
+    reader = ConversationReader(model.max_images, split_urls, model.max_model_len)
     messages = reader.read(request.messages)
     options = request.stream_options
     return GenerateCall(
@@ -123,8 +123,8 @@ def _parse(body: bytes | bytearray, cut: Mapping[str, SplitUrl], model: ServedMo
 
 def _sampling(request: ChatRequest, model: ServedModel) -> SamplingParams:
     defaults = model.sampling_defaults
-    temperature = _or(request.temperature, defaults.temperature)
-    max_tokens = _or(request.max_completion_tokens, request.max_tokens or 0)
+    temperature = _or_default(request.temperature, defaults.temperature)
+    max_tokens = _or_default(request.max_completion_tokens, request.max_tokens or 0)
     min_tokens = request.min_tokens or 0
     if max_tokens and min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens {min_tokens} is more than max_tokens {max_tokens}", param="min_tokens")
@@ -132,12 +132,12 @@ def _sampling(request: ChatRequest, model: ServedModel) -> SamplingParams:
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         temperature=temperature,
-        top_p=_or(request.top_p, defaults.top_p),
-        top_k=max(0, _or(request.top_k, defaults.top_k)),
-        min_p=_or(request.min_p, defaults.min_p),
+        top_p=_or_default(request.top_p, defaults.top_p),
+        top_k=max(0, _or_default(request.top_k, defaults.top_k)),
+        min_p=_or_default(request.min_p, defaults.min_p),
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
+        repetition_penalty=_or_default(request.repetition_penalty, defaults.repetition_penalty),
         logit_bias=_logit_bias(request, model.vocab_size),
         seed=_seed(request.seed, model.seed, temperature),
         stop_token_ids=() if request.ignore_eos else model.eos_token_ids,
@@ -145,14 +145,14 @@ def _sampling(request: ChatRequest, model: ServedModel) -> SamplingParams:
     )
 
 
-def _or(value: T | None, default: T) -> T:
+def _or_default(value: T | None, default: T) -> T:
     return default if value is None else value
 
 
-def _seed(asked: int | None, server_seed: int, temperature: float) -> int:
-    """The client's seed; without one the server's, mixed with chance so that equal requests may differ."""
-    if asked is not None:
-        return asked & MAX_SEED
+def _seed(seed: int | None, server_seed: int, temperature: float) -> int:
+    """The client's seed, or else the server's mixed with random bits, so that equal requests may differ."""
+    if seed is not None:
+        return seed & MAX_SEED
     return server_seed if temperature == 0 else server_seed ^ secrets.randbits(63)
 
 
@@ -169,50 +169,50 @@ def _logprobs(request: ChatRequest) -> int | None:
     return request.top_logprobs or 0 if request.logprobs else None
 
 
-async def send(flight: RequestTask, send: Send) -> None:
-    """Write the whole response, as a stream or at once. Raises MmserveError when nothing was sent yet."""
-    if flight.call.stream:
-        await send_events(send, _events(flight))
+async def send(task: RequestTask, send: Send) -> None:
+    """Send the whole response, streamed or at once. Raises MmserveError only if nothing has been sent."""
+    if task.call.stream:
+        await send_events(send, _events(task))
     else:
-        await send_json(send, msgspec.json.encode(await _complete(flight)))
+        await send_json(send, msgspec.json.encode(await _complete(task)))
 
 
-async def _complete(flight: RequestTask) -> Completion:
-    call = flight.call
+async def _complete(task: RequestTask) -> Completion:
+    call = task.call
     choices = [AnswerChoice(index, AnswerMessage(), logprobs=logprobs_for(call)) for index in range(call.n)]
-    async for delta in flight.deltas:
+    async for delta in task.deltas:
         choice = choices[delta.index]
         choice.message.content += delta.text
         choice.finish_reason = delta.finish
         if choice.logprobs is not None:
             choice.logprobs.add(delta.logprobs)
-    return Completion(_id(call), int(time.time()), call.model, choices, _usage(flight.deltas.usage))
+    return Completion(_id(call), int(time.time()), call.model, choices, _usage(task.deltas.usage))
 
 
-async def _events(flight: RequestTask) -> AsyncGenerator[bytes, None]:
-    """One event a delta; a failure after the first becomes an event, for the status is long sent."""
-    call, created, begun = flight.call, int(time.time()), set[int]()
+async def _events(task: RequestTask) -> AsyncGenerator[bytes, None]:
+    """Server-sent events of a streamed answer. An error after the first delta becomes an event: the status is sent."""
+    call, created, started = task.call, int(time.time()), set[int]()
     usage = None if call.include_usage else UNSET
 
     def chunk(choices: list[ChunkChoice], usage: WireUsage | UnsetType | None = usage) -> bytes:
-        return event(msgspec.json.encode(Chunk(_id(call), created, call.model, choices, usage=usage)))
+        return sse_event(msgspec.json.encode(Chunk(_id(call), created, call.model, choices, usage=usage)))
 
     try:
-        async for delta in flight.deltas:
-            if delta.index not in begun:
-                begun.add(delta.index)
+        async for delta in task.deltas:
+            if delta.index not in started:
+                started.add(delta.index)
                 yield chunk([ChunkChoice(delta.index, Delta(role="assistant", content=""))])
             if delta.text or delta.logprobs:
                 yield chunk([ChunkChoice(delta.index, Delta(content=delta.text), logprobs_for(call, delta.logprobs))])
             if delta.finish is not None:
                 yield chunk([ChunkChoice(delta.index, Delta(), finish_reason=delta.finish)])
         if call.include_usage:
-            yield chunk([], _usage(flight.deltas.usage))
+            yield chunk([], _usage(task.deltas.usage))
     except MmserveError as error:
-        if not begun:
+        if not started:
             raise
-        yield event(error_body(error))
-    yield DONE
+        yield sse_event(error_body(error))
+    yield SSE_DONE
 
 
 def _id(call: GenerateCall) -> str:

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's nested form. Which error has which status is said by ``mmserve.runtime.errors`` alone."""
+"""Errors in OpenAI's JSON form. ``mmserve.runtime.errors`` defines the status of each error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def error_body(error: MmserveError) -> bytes:
 
 
 def error_response(error: MmserveError) -> Response:
-    """The error as a whole response, Retry-After included."""
+    """A response with the error's status, body and Retry-After."""
     response = Response(error_body(error), error.status, media_type="application/json")
     if error.retry_after_s is not None:
         response.headers["retry-after"] = str(max(1, round(error.retry_after_s)))

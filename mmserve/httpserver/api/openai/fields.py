@@ -1,7 +1,4 @@
-"""The fields of an OpenAI chat completion request, with their ranges; null means left out, unknown ones are ignored.
-
-Knows JSON and names of fields, not what they do.
-"""
+"""The fields of an OpenAI chat completion request and their ranges. null means absent; unknown fields are ignored."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ T = TypeVar("T")
 MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_TOP_K = 2**31 - 1
-"""More than any vocabulary, and what a message can carry."""
+"""More than any vocabulary, and the largest value that messages to the ranks carry."""
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Text = Annotated[str, Meta(min_length=1)]
@@ -30,7 +27,7 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of ``POST /v1/chat/completions``. ``messages`` are read by ``openai_messages``, which names each part."""
+    """Body of ``POST /v1/chat/completions``. ConversationReader reads ``messages``; its errors name the part."""
 
     messages: Any = None
     model: str | None = None
@@ -65,21 +62,21 @@ _PATH = re.compile(r" - at `(?:key` in `)?\$\.?([^`]*)`$")
 
 
 def decode(body: bytes | bytearray, type_: type[T]) -> T:
-    """JSON to a struct. Raises InvalidRequest that names the field."""
+    """Decode JSON to a struct. Raises InvalidRequest, naming the field."""
     try:
         return msgspec.json.decode(body, type=type_)
     except msgspec.ValidationError as error:
         message = str(error)
         found = _PATH.search(message)
         param = found[1].replace("[...]", "") if found and found[1] else None
-        what = _PATH.sub("", message)
-        raise InvalidRequest(f"{param}: {what}" if param else what, param=param) from error
+        reason = _PATH.sub("", message)
+        raise InvalidRequest(f"{param}: {reason}" if param else reason, param=param) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the request body is not valid JSON: {error}") from error
 
 
 def refuse_unsupported(request: ChatRequest) -> None:
-    """Raise InvalidRequest for what would otherwise be answered wrongly in silence."""
+    """Raise InvalidRequest for fields that ask for a feature this server lacks, which ignoring would hide."""
     if request.tool_choice not in (None, "auto", "none"):
         raise InvalidRequest("calling a tool cannot be required: tools are not supported", param="tool_choice")
     if request.function_call not in (None, "auto", "none"):

@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI writes them. Knows no requests."""
+"""Log-probabilities in OpenAI's JSON form."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import msgspec
 from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.output.logprobs import LogprobEntry, TokenLogprobs
 
-_VERY_UNLIKELY = -9999.0
-"""OpenAI's least value. JSON has no infinity."""
+_MIN_LOGPROB = -9999.0
+"""OpenAI's value for minus infinity, which JSON lacks."""
 
 
 class TokenLogprob(msgspec.Struct):
@@ -25,7 +25,7 @@ class ContentLogprob(TokenLogprob):
 
 class ChoiceLogprobs(msgspec.Struct):
     content: list[msgspec.Raw]
-    """Each a ContentLogprob, encoded when it came: an answer has thousands, which would be much to do at once."""
+    """Each a ContentLogprob, encoded when it arrived. Encoding thousands at the end would block the event loop."""
     refusal: None = None
 
     def add(self, tokens: Iterable[TokenLogprobs]) -> None:
@@ -33,7 +33,7 @@ class ChoiceLogprobs(msgspec.Struct):
 
 
 def logprobs_for(call: GenerateCall, tokens: Iterable[TokenLogprobs] = ()) -> ChoiceLogprobs | None:
-    """None unless the call asks for any."""
+    """Log-probabilities of ``tokens``; None if the call does not ask for any."""
     return None if call.sampling.logprobs is None else ChoiceLogprobs([*map(_encoded, tokens)])
 
 
@@ -45,4 +45,4 @@ def _encoded(token: TokenLogprobs) -> msgspec.Raw:
 
 def _fields(one: LogprobEntry) -> tuple[str, float, list[int] | None]:
     text, data = one.spelling
-    return text, max(one.logprob, _VERY_UNLIKELY), None if data is None else list(data)
+    return text, max(one.logprob, _MIN_LOGPROB), None if data is None else list(data)

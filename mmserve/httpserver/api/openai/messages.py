@@ -1,7 +1,4 @@
-"""An OpenAI conversation to Messages and MediaRefs; every error names the message and part at fault.
-
-Knows roles and content parts; fetches nothing and knows no template.
-"""
+"""Reads an OpenAI conversation into Messages and MediaRefs. Every error names the message and part at fault."""
 
 from __future__ import annotations
 
@@ -14,30 +11,31 @@ from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _TEXT_FIELDS = {"text": "text", "refusal": "refusal"}
-"""Part types that are text, and the field that has it."""
+"""Text part type -> its field with the text."""
 
 
 class ConversationReader:
-    """Reads one conversation. ``max_images`` None: the model takes no images at all.
+    """Reads one conversation.
 
-    ``cut``: what marks stand for that may be in the place of an image's URL. ``max_parts``: messages, and
-    their parts; nobody looks at more of them than the context has tokens.
+    ``max_images``: None if the model takes no images. ``split_urls``: marker -> the image URL that ``split_media`` cut
+    out of the body and replaced by it. ``max_parts``: limit on the messages and on their parts; a prompt has at least
+    one token for each, so the context's length bounds the work on a hostile body.
     """
 
-    def __init__(self, max_images: int | None, cut: Mapping[str, SplitUrl], max_parts: int) -> None:
+    def __init__(self, max_images: int | None, split_urls: Mapping[str, SplitUrl], max_parts: int) -> None:
         self._max_parts = self._parts_left = max_parts
         self._max_images = max_images
-        self._cut = dict(cut)
+        self._split_urls = dict(split_urls)
         self.media: list[MediaRef] = []
 
     def read(self, messages: Any) -> tuple[Message, ...]:
-        """All messages in order; images are gathered in ``media``. Raises InvalidRequest."""
+        """All messages in order; collects the images in ``media``. Raises InvalidRequest."""
         if not isinstance(messages, list) or not messages:
             raise InvalidRequest("messages must be a list with at least one message", param="messages")
         if len(messages) > self._max_parts:
             raise self._too_many()
         found = tuple(self._message(message, f"messages[{index}]") for index, message in enumerate(messages))
-        if self._cut:
+        if self._split_urls:
             raise InvalidRequest("what was cut out of the body is not all in the place of images")
         return found
 
@@ -91,6 +89,6 @@ class ConversationReader:
             where, url = f"{where}.url", image_url.get("url")
         if not isinstance(url, str) or not url:
             raise InvalidRequest("an image needs a url (data:, http(s): or file:)", param=where)
-        head, data = self._cut.pop(url, (url, None))
+        head, data = self._split_urls.pop(url, (url, None))
         self.media.append(MediaRef(head, where, data))
         return MediaPart(len(self.media) - 1)

@@ -11,7 +11,7 @@ from mmserve.httpserver.api.openai.chat import parse
 from mmserve.httpserver.call import GenerateCall, MediaPart, MediaRef, TextPart
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
-from tests.fakes.http_helpers import EOS, make_deployment
+from tests.fakes.http_services import EOS, make_deployment
 
 USER = {"role": "user", "content": "hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:x", "detail": "low"}}

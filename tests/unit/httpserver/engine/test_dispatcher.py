@@ -10,27 +10,27 @@ from typing import cast
 import pytest
 
 from mmserve.httpserver.engine.dispatcher import MAX_RESENDS, Dispatcher, MediaLost
-from mmserve.httpserver.engine.links import Road
+from mmserve.httpserver.engine.links import Destination
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.reply import ServerPhase, TokenReply
 from mmserve.messages.request import AbortRequest, GenerateRequest
 from mmserve.messages.sampling import SamplingParams
 from mmserve.metrics.client import MetricsClient
 
-Sent = tuple[Road, GenerateRequest | AbortRequest]
+Sent = tuple[Destination, GenerateRequest | AbortRequest]
 
 
-class RecordingRoads:
+class RecordingLinks:
     """Visual server 0 for whatever has images."""
 
     def __init__(self) -> None:
         self.sent: list[Sent] = []
 
-    def choose(self, request: GenerateRequest) -> Road:
+    def choose(self, request: GenerateRequest) -> Destination:
         return 0 if request.spans else None
 
-    def send(self, road: Road, message: GenerateRequest | AbortRequest) -> None:
-        self.sent.append((road, message))
+    def send(self, destination: Destination, message: GenerateRequest | AbortRequest) -> None:
+        self.sent.append((destination, message))
 
 
 class NoMetrics:
@@ -55,11 +55,11 @@ def phase(**epochs: int) -> ServerPhase:
     return ServerPhase(phase="ready", ready=True, **epochs)
 
 
-def make(abort_wait_s: float = 30.0) -> tuple[Dispatcher, RecordingRoads]:
-    roads = RecordingRoads()
-    dispatcher = Dispatcher(0, roads, cast(MetricsClient, NoMetrics()), abort_wait_s=abort_wait_s)
-    dispatcher.follow(phase())
-    return dispatcher, roads
+def make(abort_timeout_s: float = 30.0) -> tuple[Dispatcher, RecordingLinks]:
+    links = RecordingLinks()
+    dispatcher = Dispatcher(0, links, cast(MetricsClient, NoMetrics()), abort_timeout_s=abort_timeout_s)
+    dispatcher.on_phase(phase())
+    return dispatcher, links
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -75,13 +75,13 @@ def tokens(*ids: int) -> bytes:
 
 def test_replies_come_in_order_and_the_terminal_one_ends_them() -> None:
     async def test() -> None:
-        dispatcher, roads = make()
+        dispatcher, links = make()
         async with dispatcher.submit(request()) as replies:
             dispatcher.deliver(TokenReply(id="other", token_ids=(9,), finish="stop"))
             dispatcher.deliver(TokenReply(id="r", token_ids=(1,)))
             dispatcher.deliver(TokenReply(id="r", token_ids=(2,), finish="stop"))
             assert [reply.token_ids async for reply in replies] == [(1,), (2,)]
-        assert [type(message) for _, message in roads.sent] == [GenerateRequest]
+        assert [type(message) for _, message in links.sent] == [GenerateRequest]
         assert dispatcher.num_live == 0
 
     run(test)
@@ -89,7 +89,7 @@ def test_replies_come_in_order_and_the_terminal_one_ends_them() -> None:
 
 def test_leaving_early_aborts_on_the_same_road_and_waits_for_the_terminal_reply() -> None:
     async def test() -> None:
-        dispatcher, roads = make()
+        dispatcher, links = make()
 
         async def leave() -> None:
             async with dispatcher.submit(request(image=True)):
@@ -98,7 +98,7 @@ def test_leaving_early_aborts_on_the_same_road_and_waits_for_the_terminal_reply(
         leaving = asyncio.create_task(leave())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert roads.sent[-1] == (0, AbortRequest(id="r", reply_to=0))
+        assert links.sent[-1] == (0, AbortRequest(id="r", reply_to=0))
         leaving.cancel()
         await asyncio.sleep(0)
         leaving.cancel()
@@ -113,7 +113,7 @@ def test_leaving_early_aborts_on_the_same_road_and_waits_for_the_terminal_reply(
 
 def test_the_wait_for_a_dead_engine_is_bounded() -> None:
     async def test() -> None:
-        dispatcher, _ = make(abort_wait_s=0.01)
+        dispatcher, _ = make(abort_timeout_s=0.01)
         async with dispatcher.submit(request()):
             pass
         assert dispatcher.num_live == 0
@@ -123,13 +123,13 @@ def test_the_wait_for_a_dead_engine_is_bounded() -> None:
 
 def test_after_an_engine_restart_every_live_request_goes_on_where_it_was() -> None:
     async def test() -> None:
-        dispatcher, roads = make()
+        dispatcher, links = make()
         async with dispatcher.submit(request(image=True)) as replies:
             dispatcher.deliver(TokenReply(id="r", token_ids=(1, 2)))
-            dispatcher.follow(phase(engine_epoch=1))
-            road, again = roads.sent[-1]
+            dispatcher.on_phase(phase(engine_epoch=1))
+            destination, again = links.sent[-1]
             assert isinstance(again, GenerateRequest)
-            assert (road, again.attempt, again.output_ids) == (0, 1, tokens(1, 2))
+            assert (destination, again.attempt, again.output_ids) == (0, 1, tokens(1, 2))
             dispatcher.deliver(TokenReply(id="r", token_ids=(3,), finish="stop"))
             dispatcher.deliver(TokenReply(id="r", attempt=1, token_ids=(3,), finish="stop"))
             assert [reply.token_ids async for reply in replies] == [(1, 2), (3,)]
@@ -139,16 +139,17 @@ def test_after_an_engine_restart_every_live_request_goes_on_where_it_was() -> No
 
 def test_after_a_visual_restart_only_requests_that_wait_for_it_are_sent_again() -> None:
     async def test() -> None:
-        dispatcher, roads = make()
+        dispatcher, links = make()
         async with (
             dispatcher.submit(request("waits", image=True)),
             dispatcher.submit(request("has a token", image=True)),
             dispatcher.submit(request("text")),
         ):
             dispatcher.deliver(TokenReply(id="has a token", token_ids=(1,)))
-            before = len(roads.sent)
-            dispatcher.follow(phase(visual_epoch=1))
-            assert [(road, message.id, message.attempt) for road, message in roads.sent[before:]] == [(0, "waits", 1)]
+            before = len(links.sent)
+            dispatcher.on_phase(phase(visual_epoch=1))
+            sent = [(destination, message.id, message.attempt) for destination, message in links.sent[before:]]
+            assert sent == [(0, "waits", 1)]
             for id, attempt in (("waits", 1), ("has a token", 0), ("text", 0)):
                 dispatcher.deliver(TokenReply(id=id, attempt=attempt, finish="stop"))
 
@@ -157,7 +158,7 @@ def test_after_a_visual_restart_only_requests_that_wait_for_it_are_sent_again() 
 
 def test_lost_media_is_told_to_the_owner_with_the_output_so_far() -> None:
     async def test() -> None:
-        dispatcher, roads = make()
+        dispatcher, links = make()
         async with dispatcher.submit(request(image=True)) as replies:
             dispatcher.deliver(TokenReply(id="r", token_ids=(5,)))
             dispatcher.deliver(TokenReply(id="r", finish="media_lost"))
@@ -165,14 +166,14 @@ def test_lost_media_is_told_to_the_owner_with_the_output_so_far() -> None:
             with pytest.raises(MediaLost) as lost:
                 await anext(replies)
         assert (lost.value.next_attempt, lost.value.output_ids) == (1, tokens(5))
-        assert len(roads.sent) == 1
+        assert len(links.sent) == 1
 
     run(test)
 
 
 def test_a_new_cache_server_loses_the_media_of_requests_without_a_token() -> None:
     async def test() -> None:
-        dispatcher, roads = make()
+        dispatcher, links = make()
 
         async def first_reply() -> None:
             async with dispatcher.submit(request(image=True)) as replies:
@@ -181,10 +182,10 @@ def test_a_new_cache_server_loses_the_media_of_requests_without_a_token() -> Non
         async with dispatcher.submit(request("text")):
             waiting = asyncio.create_task(first_reply())
             await asyncio.sleep(0)
-            dispatcher.follow(phase(cache_epoch=1))
+            dispatcher.on_phase(phase(cache_epoch=1))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            assert isinstance(roads.sent[-1][1], AbortRequest)
+            assert isinstance(links.sent[-1][1], AbortRequest)
             dispatcher.deliver(TokenReply(id="r", finish="abort"))
             with pytest.raises(MediaLost):
                 await waiting
@@ -196,7 +197,7 @@ def test_a_new_cache_server_loses_the_media_of_requests_without_a_token() -> Non
 @pytest.mark.parametrize(("epoch", "ends"), [("engine_epoch", True), ("visual_epoch", False)])
 def test_an_abort_survives_restarts(epoch: str, ends: bool) -> None:
     async def test() -> None:
-        dispatcher, roads = make()
+        dispatcher, links = make()
 
         async def leave() -> None:
             async with dispatcher.submit(request(image=True)):
@@ -205,9 +206,9 @@ def test_an_abort_survives_restarts(epoch: str, ends: bool) -> None:
         leaving = asyncio.create_task(leave())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        dispatcher.follow(phase(**{epoch: 1}))
+        dispatcher.on_phase(phase(**{epoch: 1}))
         if not ends:
-            assert roads.sent[-1] == (None, AbortRequest(id="r", reply_to=0))
+            assert links.sent[-1] == (None, AbortRequest(id="r", reply_to=0))
             dispatcher.deliver(TokenReply(id="r", finish="abort"))
         await leaving
 
@@ -216,22 +217,22 @@ def test_an_abort_survives_restarts(epoch: str, ends: bool) -> None:
 
 def test_a_sequence_of_a_killed_predecessor_is_aborted() -> None:
     async def test() -> None:
-        dispatcher, roads = make()
+        dispatcher, links = make()
         dispatcher.deliver(TokenReply(id="old", attempt=2, token_ids=(7,)))
         dispatcher.deliver(TokenReply(id="older", token_ids=(7,), finish="length"))
-        assert roads.sent == [(None, AbortRequest(id="old", reply_to=0, attempt=2))]
+        assert links.sent == [(None, AbortRequest(id="old", reply_to=0, attempt=2))]
 
     run(test)
 
 
-class FullRoads(RecordingRoads):
-    def send(self, road: Road, message: GenerateRequest | AbortRequest) -> None:
+class FullLinks(RecordingLinks):
+    def send(self, destination: Destination, message: GenerateRequest | AbortRequest) -> None:
         raise OverflowError("a number too large for a message")
 
 
 def test_what_cannot_be_sent_leaves_nothing_behind() -> None:
     async def test() -> None:
-        dispatcher = Dispatcher(0, FullRoads(), cast(MetricsClient, NoMetrics()))
+        dispatcher = Dispatcher(0, FullLinks(), cast(MetricsClient, NoMetrics()))
         with pytest.raises(OverflowError):
             async with dispatcher.submit(request()):
                 pass
@@ -243,14 +244,14 @@ def test_what_cannot_be_sent_leaves_nothing_behind() -> None:
 @pytest.mark.parametrize(("epoch", "image"), [("engine_epoch", False), ("visual_epoch", True)])
 def test_a_request_of_which_everything_dies_is_not_sent_for_ever(epoch: str, image: bool) -> None:
     async def test() -> None:
-        dispatcher, roads = make()
+        dispatcher, links = make()
         async with dispatcher.submit(request(image=image)) as replies:
             for restart in range(1, 10):
-                dispatcher.follow(phase(**{epoch: restart}))
+                dispatcher.on_phase(phase(**{epoch: restart}))
             last = [reply async for reply in replies][-1]
         assert (last.finish, last.attempt) == ("error", MAX_RESENDS)
         assert "started again" in last.message
-        sent = [type(message) for _, message in roads.sent]
+        sent = [type(message) for _, message in links.sent]
         assert sent == [GenerateRequest] * (1 + MAX_RESENDS) + [AbortRequest] * (1 + image)
         assert dispatcher.num_live == 0
 
@@ -263,7 +264,7 @@ def test_a_request_that_gets_on_is_sent_as_often_as_it_takes() -> None:
         async with dispatcher.submit(request()) as replies:
             for restart in range(1, 10):
                 dispatcher.deliver(TokenReply(id="r", attempt=restart - 1, token_ids=(restart,)))
-                dispatcher.follow(phase(engine_epoch=restart))
+                dispatcher.on_phase(phase(engine_epoch=restart))
             dispatcher.deliver(TokenReply(id="r", attempt=9, finish="stop"))
             assert [id for reply in [each async for each in replies] for id in reply.token_ids] == [*range(1, 10)]
 

@@ -21,13 +21,13 @@ def test_requests_alike_are_spread_over_all_visual_servers(
     slots = MediaTable(
         1 << 30, first_generation=1, first_item_id=first_item_id, first_token=1 << 32, erase=lambda _: None
     )
-    roads: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for request in range(1000):
         items = [AllocItem(b"%d %d" % (request, image), 1, 64, 64) for image in range(images)]
         records = slots.alloc(Lease("http", str(request)), items).records
-        roads[encoder_for(records[0].item_id, visual_workers)] += 1
-    assert len(roads) == visual_workers
-    assert max(roads.values()) < 1.5 * 1000 / visual_workers
+        counts[encoder_for(records[0].item_id, visual_workers)] += 1
+    assert len(counts) == visual_workers
+    assert max(counts.values()) < 1.5 * 1000 / visual_workers
 
 
 def test_an_image_always_goes_the_same_way() -> None:

@@ -30,8 +30,8 @@ def items(count: int) -> list[AllocItem]:
     return [AllocItem(bytes([number]), 4, DATA, EMBED) for number in range(count)]
 
 
-class AllocPath:
-    """The budgets of one lane, and what was counted."""
+class BudgetsUnderTest:
+    """MediaBudgets of one allocation path with its recorded metrics."""
 
     def __init__(self, arena_nbytes: int = 64 * MIB, **budgets: int) -> None:
         self.samples: Any = Samples()
@@ -55,25 +55,25 @@ class AllocPath:
         ("--mm-cache-gb", {"arena_nbytes": 2 * (extent_nbytes(DATA) + extent_nbytes(EMBED))}),
     ],
 )
-def test_what_fits_exactly_passes_and_more_is_refused_by_name(flag: str, budgets: dict[str, int]) -> None:
-    lane = AllocPath(**budgets)
-    lane.check(items(2))
-    lane.check([*items(2), *items(2)])
-    assert flag in lane.refusal(items(3))
+def test_images_up_to_the_budget_pass_and_more_are_refused_naming_the_flag(flag: str, budgets: dict[str, int]) -> None:
+    checked = BudgetsUnderTest(**budgets)
+    checked.check(items(2))
+    checked.check([*items(2), *items(2)])
+    assert flag in checked.refusal(items(3))
 
 
-def test_forms_that_fit_each_but_not_together_are_refused_with_both_numbers() -> None:
-    """Whether anything of it is cached already or not, so that a request does not pass by chance."""
-    message = AllocPath(arena_nbytes=4 * MIB).refusal(items(5))
+def test_data_and_embeddings_that_fit_only_separately_are_refused_with_both_sizes() -> None:
+    """The result does not depend on what is cached already."""
+    message = BudgetsUnderTest(arena_nbytes=4 * MIB).refusal(items(5))
     assert "4.8 MiB" in message
     assert "4.0 MiB" in message
     assert "--mm-cache-gb" in message
 
 
-def test_refusals_are_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    lane = AllocPath(arena_nbytes=0)
+def test_refusals_are_all_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    checked = BudgetsUnderTest(arena_nbytes=0)
     for _ in range(3):
-        lane.refusal(items(1))
-    assert lane.samples.total("mm_alloc_too_large", "v1") == 3
+        checked.refusal(items(1))
+    assert checked.samples.total("mm_alloc_too_large", "v1") == 3
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "--mm-cache-gb" in caplog.text

@@ -18,9 +18,9 @@ from tests.fakes.leaks import leaks
 from tests.fakes.samples import Samples
 
 
-def _budget(limit: int = 100, patience_s: float = 60.0, samples: Samples | None = None, short: int = 0) -> Reservations:
+def _budget(limit: int = 100, timeout_s: float = 60.0, samples: Samples | None = None, short: int = 0) -> Reservations:
     metrics = cast(MetricsClient, samples or Samples())
-    return Reservations("body", "--body-budget-mb", limit, metrics, patience_s, short)
+    return Reservations("body", "--body-budget-mb", limit, metrics, timeout_s, short)
 
 
 def _run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -112,7 +112,7 @@ def test_more_than_all_of_it_is_refused_with_the_limit() -> None:
 
 def test_waiting_is_bounded_in_time() -> None:
     async def scenario() -> None:
-        budget = _budget(patience_s=0.01)
+        budget = _budget(timeout_s=0.01)
         with await budget.reserve(100):
             with pytest.raises(Unavailable) as caught:
                 await budget.reserve(1)

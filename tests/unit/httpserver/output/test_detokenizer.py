@@ -13,7 +13,7 @@ from mmserve.httpserver.output.deltas import TextDelta
 from mmserve.httpserver.output.detokenizer import Detokenizer
 from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.messages.reply import TokenReply
-from tests.fakes.http_helpers import EOS, byte_tokenizer
+from tests.fakes.http_services import EOS, byte_tokenizer
 
 BYTES = byte_tokenizer()
 VOCABULARY = Vocabulary(BYTES)

@@ -16,7 +16,7 @@ from mmserve.httpserver.output.vocabulary import Spelling, Vocabulary
 from mmserve.messages.logprobs import pack
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.sampling import SamplingParams
-from tests.fakes.http_helpers import EOS
+from tests.fakes.http_services import EOS
 from tests.unit.httpserver.output.test_detokenizer import BYTES, FALLBACK, VOCABULARY, deltas, joined, replies
 
 UNKNOWN = 399

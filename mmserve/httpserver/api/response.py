@@ -1,0 +1,83 @@
+"""Responses that read from a request's task: JSON or server-sent events, ended when the client disconnects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from mmserve.httpserver.request.task import RequestTask
+
+SendAnswer = Callable[[RequestTask, Send], Awaitable[None]]
+"""Sends a task's whole response in one protocol's form. If it raises MmserveError before it has sent anything, the
+client gets an error response."""
+SSE_DONE = b"data: [DONE]\n\n"
+_SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class TaskResponse(Response):
+    """Sends the answer of ``task`` by ``send_answer``; aborts the task if the client disconnects before the end.
+
+    Starlette's StreamingResponse cancels its scope repeatedly on a disconnect, which would interrupt the task's
+    cleanup. Here a disconnect is handled once, with and without streaming.
+    """
+
+    def __init__(self, task: RequestTask, send_answer: SendAnswer) -> None:
+        super().__init__()
+        self._task = task
+        self._send_answer = send_answer
+
+    def __del__(self) -> None:
+        """A response may be dropped without being called."""
+        self._task.abort()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send_answer(self._task, send))
+        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
+        try:
+            await asyncio.wait((sending, disconnect), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            disconnect.cancel()
+            sending.cancel()
+            self._task.abort()
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def send_json(send: Send, body: bytes) -> None:
+    """Send a JSON response with status 200."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def sse_event(payload: bytes) -> bytes:
+    """One server-sent event; ``payload`` is JSON and therefore has no newline."""
+    return b"data: " + payload + b"\n\n"
+
+
+async def send_events(send: Send, events: AsyncGenerator[bytes, None]) -> None:
+    """Send server-sent events as they are made.
+
+    The status line is sent with the first event, so that an error before it can still set the status.
+    """
+    started = False
+    async with aclosing(events):
+        async for data in events:
+            if not started:
+                await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+                started = True
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
