@@ -3,9 +3,9 @@
     python -m benchmarks.attention [--repeats N] [--no-flex] [--json FILE]
 
 The shapes of SmolLM2-135M: 30 layers of 9 query and 3 key heads of 64, float32, each layer with a KV cache of its own,
-so that keys and values come from memory. All layers one after the other on one thread, CPU time, the least of the
-repeats. FlexAttention is compiled for each shape (how long that takes is in the table) and is given keys and values in
-one piece: what it would cost to gather or page them is not in its figure.
+so that keys and values come from memory. All layers one after the other on one thread; CPU time, the minimum of the
+repeats. FlexAttention is compiled for each shape (the table says how long that takes) and gets contiguous keys and
+values: its figure leaves out the cost of gathering or paging them.
 """
 
 from __future__ import annotations
@@ -16,24 +16,27 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from benchmarks.load.report import Row, table, write_json
-from mmserve.config.deployment import KV_BLOCK_TOKENS
-from mmserve.model_backend.attention.interface import Attention, AttentionInput
-from mmserve.model_backend.attention.paged_cpu import PagedCpuAttention, fits
+from mmserve.model_backend.attention.interface import AttentionBackend, AttentionInput, AttentionSpec, StepLimits
 from mmserve.model_backend.attention.sdpa import SdpaAttention
+from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
+from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
 
 LAYERS, HEADS, KV_HEADS, DIM = 30, 9, 3, 64
+SPEC = AttentionSpec(HEADS, KV_HEADS, DIM)
+BLOCK_TOKENS = PagedCpuAttention.block_sizes[0]
 WARM_UPS = 2
 
 
 @dataclass(frozen=True)
 class Case:
-    """So many sequences alike: each with ``count`` new tokens behind ``start`` others."""
+    """``sequences`` equal sequences, each with ``count`` new tokens after ``start`` others."""
 
     name: str
     sequences: int
@@ -57,7 +60,7 @@ def main() -> None:
     parser.add_argument("--json", help="also write the rows here")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if not fits(torch.empty(0), HEADS // KV_HEADS, DIM):
+    if verified_kernels() is None:
         parser.error("there is no C++ compiler for the kernel, nor for FlexAttention: install c++ or g++")
     with torch.inference_mode(), tempfile.TemporaryDirectory() as nothing_compiled_yet:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = nothing_compiled_yet
@@ -67,16 +70,23 @@ def main() -> None:
 
 
 def _measure(case: Case, options: argparse.Namespace) -> Row:
-    rows = _rows(case)
-    caches = [torch.randn(_num_blocks(case), KV_BLOCK_TOKENS, 2, KV_HEADS, DIM) for _ in range(LAYERS)]
+    step = _step(case)
+    kernels = verified_kernels()
+    assert kernels is not None
+    backends: dict[str, AttentionBackend[Any]] = {
+        "kernel": PagedCpuAttention(kernels, SPEC),
+        "gathered": SdpaAttention(SPEC, torch.float32, torch.device("cpu")),
+    }
+    limits = StepLimits(len(step.slot_mapping), case.sequences, step.block_tables.shape[1], BLOCK_TOKENS)
+    shape = backends["kernel"].kv_shape(_num_blocks(case), BLOCK_TOKENS)
+    caches = [torch.randn(shape) for _ in range(LAYERS)]
     heads = torch.randn(case.sequences * case.count, HEADS + 2 * KV_HEADS, DIM)
     q, kv = heads[:, :HEADS], heads[:, HEADS:].unflatten(1, (2, KV_HEADS))
     found: Row = {"step": case.name}
-    ways: dict[str, Attention] = {"kernel": PagedCpuAttention(HEADS // KV_HEADS), "gathered": SdpaAttention()}
-    for name, attention in ways.items():
-        prepared = attention.prepare(rows)
+    for name, backend in backends.items():
+        metadata = backend.builder(limits).build(step)
         found[f"{name}_ms"] = _least_ms(
-            lambda cache, a=attention, p=prepared: a(q, kv, cache, p), caches, options.repeats
+            lambda cache, b=backend, m=metadata: b.forward(q, kv, cache, m), caches, options.repeats
         )
     if options.flex:
         found |= _flex(case, options.repeats)
@@ -92,9 +102,9 @@ def _flex(case: Case, repeats: int) -> Row:
             lambda batch, head, row, key: key <= row + case.start, None, None, case.count, length, device="cpu"
         )
     compiled = torch.compile(flex_attention, dynamic=False)
-    began_s = time.perf_counter()
+    started_s = time.perf_counter()
     compiled(q, *layers[0], block_mask=mask, enable_gqa=True)
-    compile_s = time.perf_counter() - began_s
+    compile_s = time.perf_counter() - started_s
     least_ms = _least_ms(lambda kv: compiled(q, *kv, block_mask=mask, enable_gqa=True), layers, repeats)
     return {"flex_ms": least_ms, "flex_compile_s": compile_s}
 
@@ -102,25 +112,25 @@ def _flex(case: Case, repeats: int) -> Row:
 def _least_ms(attend: Callable[[torch.Tensor], object], caches: Sequence[torch.Tensor], repeats: int) -> float:
     spent_s = []
     for _ in range(WARM_UPS + repeats):
-        began_s = time.thread_time()
+        started_s = time.thread_time()
         for cache in caches:
             attend(cache)
-        spent_s.append(time.thread_time() - began_s)
+        spent_s.append(time.thread_time() - started_s)
     return min(spent_s[WARM_UPS:]) * 1e3
 
 
 def _num_blocks(case: Case) -> int:
-    return case.sequences * -(-(case.start + case.count) // KV_BLOCK_TOKENS)
+    return case.sequences * -(-(case.start + case.count) // BLOCK_TOKENS)
 
 
-def _rows(case: Case) -> AttentionInput:
+def _step(case: Case) -> AttentionInput:
     """Blocks in random order, as they are after a while."""
     blocks = np.random.default_rng(0).permutation(_num_blocks(case)).reshape(case.sequences, -1)
     slots = np.arange(case.sequences)
     positions = np.tile(np.arange(case.start, case.start + case.count), case.sequences)
-    kept = blocks[np.repeat(slots, case.count), positions // KV_BLOCK_TOKENS] * KV_BLOCK_TOKENS
+    slot_mapping = blocks[np.repeat(slots, case.count), positions // BLOCK_TOKENS] * BLOCK_TOKENS
     starts, counts = (np.full(case.sequences, value) for value in (case.start, case.count))
-    return AttentionInput(slots, starts, counts, blocks, kept + positions % KV_BLOCK_TOKENS, torch.empty(0))
+    return AttentionInput(slots, starts, counts, blocks, slot_mapping + positions % BLOCK_TOKENS)
 
 
 if __name__ == "__main__":

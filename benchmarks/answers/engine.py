@@ -20,8 +20,8 @@ from mmserve.config.deployment import KV_BLOCK_TOKENS, Deployment
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
 from mmserve.model_backend.distributed import TpGroup
-from mmserve.model_backend.platforms.cpu import kernels
-from mmserve.model_backend.platforms.device import DTYPES, torch_device, use_threads
+from mmserve.model_backend.platforms.device import platform_for
+from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker.forward_batch import Batch
 from mmserve.model_backend.worker.model_runner import ModelRunner
 from mmserve.supervisor import machine, plan
@@ -43,11 +43,10 @@ class Engine:
     def __init__(self, config: Config) -> None:
         """Loads it. Raises StartupError."""
         deployment = plan.make(config, load(locate(config.model)), machine.look(), run_dir="", url="")
-        like = torch.empty(0, dtype=DTYPES[deployment.dtype], device=torch_device(deployment.device))
-        use_threads(deployment.cpu_threads)
-        if kernels.usable(like):
-            torch.set_num_threads(1)  # as in a rank
-        self._runner = _Observed(deployment, like)
+        platform = platform_for(deployment.device, deployment.dtype)
+        platform.set_threads(deployment.cpu_threads)
+        platform.release_torch_threads()
+        self._runner = _Observed(deployment, platform)
         self._runner.warm_up()
         self.dtype = deployment.dtype
 
@@ -71,8 +70,8 @@ class _Observed(ModelRunner):
 
     logits: torch.Tensor
 
-    def __init__(self, deployment: Deployment, like: torch.Tensor) -> None:
-        super().__init__(deployment, TpGroup(), None, like, lambda done, total, what: None)
+    def __init__(self, deployment: Deployment, platform: Platform) -> None:
+        super().__init__(deployment, TpGroup(), None, platform, lambda done, total, what: None)
 
     def _forward(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor | None:
         logits = super()._forward(batch, hidden)

@@ -1,7 +1,7 @@
-"""Tensor parallelism: one process per rank, and the few collectives between them. Knows no layer.
+"""Tensor parallelism: one process a rank, and the collectives between them.
 
-All ranks call the same collectives in the same order; with one rank each call is a no-op and torch.distributed
-is never touched. Sums and broadcasts happen in place.
+All ranks call the same collectives in the same order. With one rank each call is a no-op, and torch.distributed is not
+initialised.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class TpGroup:
     rank: int = 0
     size: int = 1
     on_host: bool = True
-    """gloo: collectives run on host memory, also when tensors live on a GPU that ranks share."""
+    """True with gloo: collectives run in host memory, also for tensors on a GPU that ranks share."""
 
     def share(self, total: int) -> int:
-        """This rank's part of ``total``, which must divide."""
+        """``total`` / ranks. ``total`` must be divisible."""
         assert total % self.size == 0, f"{total} does not divide by {self.size} ranks"
         return total // self.size
 
@@ -50,11 +50,11 @@ class TpGroup:
         if self.size > 1:
             host = self._host(tensor)
             dist.broadcast(host, src=0)
-            self._back(host, tensor)
+            self._copy_back(host, tensor)
         return tensor
 
     def gather_columns(self, shard: torch.Tensor) -> torch.Tensor | None:
-        """Each rank's [rows, columns] side by side on rank 0, None on the others."""
+        """All ranks' [rows, columns] concatenated along columns on rank 0, None on the others."""
         if self.size == 1:
             return shard
         host = self._host(shard.contiguous())
@@ -66,21 +66,21 @@ class TpGroup:
         if self.size > 1:
             host = self._host(tensor)
             dist.all_reduce(host, op=op)
-            self._back(host, tensor)
+            self._copy_back(host, tensor)
         return tensor
 
     def _host(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.cpu() if self.on_host else tensor
 
     @staticmethod
-    def _back(host: torch.Tensor, tensor: torch.Tensor) -> None:
+    def _copy_back(host: torch.Tensor, tensor: torch.Tensor) -> None:
         if host is not tensor:
             tensor.copy_(host)
 
 
 @contextmanager
 def join(rank: int, size: int, store: Path, device: torch.device) -> Iterator[TpGroup]:
-    """Meet the other ranks at the ``store`` file, on the loopback interface; leave when the block ends."""
+    """Initialise the process group through the ``store`` file, on the loopback interface; destroy it at the end."""
     if size == 1:
         yield TpGroup()
         return

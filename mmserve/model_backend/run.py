@@ -7,16 +7,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, closing
 from functools import partial
 
-import torch
-
-from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan
 from mmserve.model_backend import distributed
-from mmserve.model_backend.platforms.cpu import kernels, memory
-from mmserve.model_backend.platforms.device import DTYPES, torch_device, use_threads
+from mmserve.model_backend.platforms.device import platform_for
+from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker.model_runner import ModelRunner
 from mmserve.runtime import memory_allocator
 from mmserve.runtime.core_usage import BusyCores
@@ -29,35 +26,32 @@ def run(process: Process) -> None:
     """Load, warm up, announce, then compute plans until stopped."""
     deployment, endpoints, rank = process.deployment, process.endpoints, process.index
     size = deployment.config.tp
-    device = torch_device(deployment.device, rank)
     phases = StartupTimer()
     phases.end("process and imports")
-    use_threads(deployment.cpu_threads // size)
+    platform = platform_for(deployment.device, deployment.dtype, rank)
+    platform.set_threads(deployment.cpu_threads // size)
     with ExitStack() as stack:
         inbox: Receiver[StepPlan] = stack.enter_context(closing(Receiver(endpoints.rank(rank), RankInbound)))
         outbox: Sender[RankOutbound] = stack.enter_context(closing(Sender(endpoints.rank_results, RankOutbound)))
         pulse = stack.enter_context(closing(HeartbeatSender(endpoints, process.name)))
-        tp = stack.enter_context(distributed.join(rank, size, endpoints.tp_store(process.incarnation), device))
-        like = torch.empty(0, dtype=DTYPES[deployment.dtype], device=device)
+        tp = stack.enter_context(distributed.join(rank, size, endpoints.tp_store(process.incarnation), platform.device))
         phases.end("kernels and links")
         if process.arena is not None and deployment.config.arena_prefault:
             process.arena.map_all()
         towers = BusyCores(endpoints.busy_cores("visualserver"), deployment.config.visual_workers)
-        kernels.leave(towers.counts, among=size)
+        platform.share_cores(deployment.cpu_threads // size, towers.counts, among=size)
         ranks = BusyCores(endpoints.busy_cores("model_backend"), size)
         ranks.clear(rank)
         with memory_allocator.return_freed_memory():
-            runner = ModelRunner(deployment, tp, process.arena, like, process.progress, phases)
-        if kernels.usable(like):
-            # What is left to torch is small, and waiting for its other threads costs more than they save.
-            torch.set_num_threads(1)
+            runner = ModelRunner(deployment, tp, process.arena, platform, process.progress, phases)
+        platform.release_torch_threads()
         runner.warm_up()
-        memory.take_for_steps(deployment)
+        platform.prefault_for_steps(deployment)
         phases.end("warm-up")
         logger.info("started within %s", phases)
         if rank == 0:
-            outbox.send(RankReady(num_blocks=runner.num_blocks, block_tokens=KV_BLOCK_TOKENS))
-        process.ready(_details(process, runner, device))
+            outbox.send(RankReady(num_blocks=runner.num_blocks, block_tokens=runner.block_tokens))
+        process.ready(_details(process, runner, platform))
         computing = partial(ranks.computing, rank, deployment.cpu_threads // size)
         serve(inbox, outbox, runner, pulse, computing, answers=rank == 0)
 
@@ -82,10 +76,10 @@ def serve(
                 outbox.send(result)
 
 
-def _details(process: Process, runner: ModelRunner, device: torch.device) -> dict[str, object]:
+def _details(process: Process, runner: ModelRunner, platform: Platform) -> dict[str, object]:
     return {
         "num_blocks": runner.num_blocks,
-        "kv_tokens": runner.num_blocks * KV_BLOCK_TOKENS,
+        "kv_tokens": runner.num_blocks * runner.block_tokens,
         "dtype": process.deployment.dtype,
-        "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "device": platform.device_name,
     }

@@ -11,7 +11,7 @@ import torch
 
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena, StaleHandle
-from mmserve.model_backend.platforms.device import is_lost
+from mmserve.model_backend.platforms.device import is_fatal_device_error
 from mmserve.runtime.errors import Unavailable
 from mmserve.visualserver.batch_queue import ENCODED, INTERNAL, LOST, Image, Outcome
 from mmserve.visualserver.image_decode import DecodedBatch
@@ -70,7 +70,7 @@ class Encoder:
         try:
             outcomes = self._encode(images, pixels)
         except Exception as error:  # the boundary of one batch
-            if is_lost(error):
+            if is_fatal_device_error(error):
                 raise
             logger.exception("a batch of %d images failed, trying them one by one", len(images))
             outcomes = {}
@@ -83,7 +83,7 @@ class Encoder:
         try:
             return self._encode([image], pixels)
         except Exception as error:  # the boundary of one image
-            if is_lost(error):
+            if is_fatal_device_error(error):
                 raise
             logger.exception("image %d could not be encoded", image.item_id)
             return {image.item_id: INTERNAL}

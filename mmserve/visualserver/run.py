@@ -18,9 +18,9 @@ from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.channel import AsyncReceiver, Sender
 from mmserve.messages.request import EngineInbound
 from mmserve.metrics.client import MetricsClient
-from mmserve.model_backend.platforms.cpu import kernels, memory
-from mmserve.model_backend.platforms.device import DTYPES, torch_device, use_threads
-from mmserve.model_backend.vision.load import load_tower
+from mmserve.model_backend.loader.load import load_tower
+from mmserve.model_backend.platforms.device import DTYPES, platform_for
+from mmserve.model_backend.platforms.interface import Platform
 from mmserve.processors.registry import processor_for
 from mmserve.runtime import memory_allocator
 from mmserve.runtime.core_usage import BusyCores
@@ -45,11 +45,12 @@ def run(process: Process) -> None:
         os.nice(_NICENESS)
     busy_towers = BusyCores(process.endpoints.busy_cores("visualserver"), deployment.config.visual_workers)
     busy_towers.clear(process.index)
-    use_threads(_threads(deployment))
+    platform = platform_for(deployment.device, deployment.dtype, process.index)
+    platform.set_threads(_threads(deployment))
     with memory_allocator.return_freed_memory():
-        tower = _load_tower(process)
-    memory.take_for_images(deployment, _batch_images(deployment))
-    serve(process, _sharing_cores(tower, process, busy_towers))
+        tower = load_tower(deployment.model, platform, process.progress)
+    platform.prefault_for_images(deployment, _batch_images(deployment))
+    serve(process, _sharing_cores(tower, process, platform, busy_towers))
 
 
 def serve(process: Process, tower: Tower) -> None:
@@ -63,15 +64,14 @@ def serve(process: Process, tower: Tower) -> None:
             cache.close()
 
 
-def _sharing_cores(tower: Tower, process: Process, busy_towers: BusyCores) -> Tower:
+def _sharing_cores(tower: Tower, process: Process, platform: Platform, busy_towers: BusyCores) -> Tower:
     """The tower, announcing to ranks the cores on which it computes. The CPU kernels also use cores of idle ranks."""
     deployment = process.deployment
     share = _threads(deployment)
-    if deployment.device == "cpu" and kernels.usable(torch.empty(0, dtype=DTYPES[deployment.dtype])):
-        torch.set_num_threads(1)
-        kernels.set_threads(deployment.cpu_threads // deployment.config.visual_workers)
-        busy_ranks = BusyCores(process.endpoints.busy_cores("model_backend"), deployment.config.tp)
-        kernels.leave(busy_ranks.counts, least=share)
+    busy_ranks = BusyCores(process.endpoints.busy_cores("model_backend"), deployment.config.tp)
+    platform.release_torch_threads()
+    all_cores = deployment.cpu_threads // deployment.config.visual_workers
+    platform.share_cores(all_cores, busy_ranks.counts, at_least=share)
 
     def compute(pixels: torch.Tensor) -> torch.Tensor:
         with busy_towers.computing(process.index, share):
@@ -87,12 +87,6 @@ def _threads(deployment: Deployment) -> int:
 
 def _batch_images(deployment: Deployment) -> int:
     return deployment.config.visual_batch_size or _BATCH_IMAGES[deployment.device]
-
-
-def _load_tower(process: Process) -> Tower:
-    deployment = process.deployment
-    device = torch_device(deployment.device, process.index)
-    return load_tower(deployment.model, device, DTYPES[deployment.dtype], process.progress)
 
 
 async def _serve(process: Process, tower: Tower, cache: MediaCacheClient, pool: ThreadPoolExecutor) -> None:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mmserve.checkpoint.load import load
 from mmserve.config.config import Config
 from mmserve.config.deployment import KV_BLOCK_TOKENS, Deployment
@@ -20,7 +18,7 @@ from mmserve.messages.media import MediaSpan
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep, StepPlan, StepResult
 from mmserve.model_backend.distributed import TpGroup
-from mmserve.model_backend.platforms.device import DTYPES
+from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.worker.model_runner import ModelRunner
 
 GREEDY = SamplingParams(max_tokens=1000, temperature=0.0)
@@ -49,8 +47,8 @@ def deployment(directory: Path, **changes: Any) -> Deployment:
 def make_runner(directory: Path, arena: Arena | None = None, **changes: Any) -> ModelRunner:
     """A loaded single-rank runner."""
     made = deployment(directory, **changes)
-    like = torch.empty(0, dtype=DTYPES[made.dtype], device=made.device)
-    return ModelRunner(made, TpGroup(), arena, like, lambda done, total, unit: None)
+    platform = platform_for(made.device, made.dtype)
+    return ModelRunner(made, TpGroup(), arena, platform, lambda done, total, unit: None)
 
 
 @dataclass

@@ -16,8 +16,9 @@ from transformers import LlamaForCausalLM, LlavaForConditionalGeneration
 from mmserve.checkpoint.load import load
 from mmserve.ipc.arena import Arena
 from mmserve.messages.sampling import SamplingParams
+from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.cuda.pinned import pin
-from mmserve.model_backend.vision.load import load_tower
+from mmserve.model_backend.platforms.device import platform_for
 from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
 from tests.fakes.embeddings import put_rows, spliced_prompt
 from tests.fakes.engine import Driver, make_runner
@@ -75,7 +76,7 @@ def test_image_rows_and_spliced_tokens(tmp_path: Path, arena: Arena) -> None:
     directory = make_llava(tmp_path)
     model = LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).cuda()
     pixels = torch.randn(2, 3, 28, 28, generator=torch.manual_seed(1))
-    rows = load_tower(load(directory), torch.device("cuda"), torch.float32, lambda *_: None)(pixels)
+    rows = load_tower(load(directory), platform_for("cuda", "float32"), lambda *_: None)(pixels)
     with torch.inference_mode():
         features = torch.stack(list(model.get_image_features(pixels.cuda()).pooler_output))
     torch.testing.assert_close(rows, features, rtol=1e-3, atol=1e-3)

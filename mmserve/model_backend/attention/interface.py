@@ -1,51 +1,106 @@
-"""What an attention implementation is given and must return. Shapes only; knows no model and no sequence state."""
+"""The interface of attention backends: causal attention over a paged KV cache.
+
+A backend owns the shape of the KV cache and the block sizes that it can read. One step goes through it in two parts:
+its ``MetadataBuilder`` makes the metadata of the step once, and ``forward`` is called with it by every layer.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from mmserve.messages.step import BlockCopy
+
 Int64s = npt.NDArray[np.int64]
+M = TypeVar("M")
+M_co = TypeVar("M_co", covariant=True)
+
+
+class AttentionSpec(NamedTuple):
+    """The heads of one layer on this rank."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def group_size(self) -> int:
+        """Query heads for each key head."""
+        return self.num_heads // self.num_kv_heads
+
+
+class StepLimits(NamedTuple):
+    """The largest step that a rank is ever given. Static buffers are made for it."""
+
+    max_tokens: int
+    max_seqs: int
+    max_blocks: int
+    """Blocks of one sequence."""
+    block_tokens: int
 
 
 @dataclass(frozen=True)
 class AttentionInput:
-    """How the T rows of one step belong to sequences: steps of one row first, longest context first, then chunks.
+    """How the T rows of one step belong to sequences: chunks of one row first, longest context first, then the others.
 
-    Step i has ``counts[i]`` rows, for the tokens of ``slots[i]`` from position ``starts[i]`` on.
+    Chunk i has ``counts[i]`` rows, for the tokens of slot ``slots[i]`` from position ``starts[i]`` on.
     """
 
     slots: Int64s
     starts: Int64s
     counts: Int64s
-    blocks: Int64s
-    """[slots, blocks]: KV blocks of every sequence."""
-    kv_slots: Int64s
-    """[T]: block * tokens per block + offset, where each row's K and V are kept."""
-    like: torch.Tensor
-    """Gives masks their dtype and all tensors their device."""
+    block_tables: Int64s
+    """[slots, blocks]: KV blocks of every sequence. Read-only for backends."""
+    slot_mapping: Int64s
+    """[T]: where the K and V of each row are stored: block * tokens per block + offset."""
 
     @property
     def num_decodes(self) -> int:
-        """Steps of one row."""
+        """Chunks of one row."""
         return int(np.count_nonzero(self.counts == 1))
 
 
-class Attention(Protocol):
-    """Causal attention over the paged KV cache."""
+class MetadataBuilder(Protocol[M_co]):
+    """Makes the metadata of a step. It may own static buffers, so its result is valid until the next call."""
 
-    def prepare(self, rows: AttentionInput) -> Any:
-        """What all layers of a step need, made once."""
+    def build(self, step: AttentionInput) -> M_co: ...
+
+
+class AttentionBackend(Protocol[M]):
+    """Causal attention over the paged KV cache. ``M`` is the backend's own metadata type."""
+
+    @property
+    def block_sizes(self) -> Sequence[int]:
+        """Tokens in one KV block, best size first."""
         ...
 
-    def __call__(self, q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, prepared: Any) -> torch.Tensor:
-        """Store the new K and V, then attend.
+    @property
+    def supports_graphs(self) -> bool:
+        """True if ``forward`` can be captured in a CUDA graph: static buffers, nothing depends on host values."""
+        ...
 
-        q: [T, heads, dim]. kv: [T, 2, kv_heads, dim], K before V; both are views into one [T, width]. layer_kv:
-        [blocks, tokens, 2, kv_heads, dim], the layer's cache, changed in place. Returns [T, heads, dim].
+    def kv_shape(self, num_blocks: int, block_tokens: int) -> tuple[int, ...]:
+        """Shape of one layer's cache, with ``num_blocks`` as the first dimension."""
+        ...
+
+    def builder(self, limits: StepLimits) -> MetadataBuilder[M]: ...
+
+    def forward(self, q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, metadata: M) -> torch.Tensor:
+        """Store the new K and V in ``layer_kv`` (of ``kv_shape``), then attend. Returns [T, heads, dim].
+
+        q: [T, heads, dim]. kv: [T, 2, kv_heads, dim], K before V, so that one write stores both. Both are views into
+        one [T, width].
+        """
+        ...
+
+    def copy_tokens(self, kv_cache: torch.Tensor, copies: Sequence[BlockCopy]) -> None:
+        """Copy the first tokens of blocks, in all layers of ``kv_cache`` [layers, *kv_shape].
+
+        All sources are read before the first target is written.
         """
         ...

@@ -1,23 +1,25 @@
-"""Paged attention in plain torch, on any device: the reference for faster ones.
+"""Paged attention in plain torch, on any device: the reference for faster backends.
 
-Grouped-query attention never repeats K and V: the query heads of a group become query rows (decode) or share K and
-V through a view with stride 0 (prefill).
+It gathers the KV blocks of a step and calls torch's scaled dot product attention. Grouped-query attention repeats
+neither K nor V: the query heads of a group become query rows (decode) or share K and V through a view with stride 0
+(prefill).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mmserve.config.deployment import KV_BLOCK_TOKENS
-from mmserve.model_backend.attention.interface import AttentionInput
+from mmserve.messages.step import BlockCopy
+from mmserve.model_backend.attention.interface import AttentionInput, AttentionSpec, Int64s, StepLimits
+from mmserve.model_backend.attention.kv_layout import copy_leading_tokens, token_major_shape
 
 _SMALL_TABLE_BLOCKS = 16
-"""Rows with a context this short are not worth a group of their own."""
+"""Rows with a context of at most so many blocks share one group: a group of their own costs more than padding."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class DecodeGroup:
     blocks: torch.Tensor
     """int64 [n * blocks per row]: block tables, padded with any valid block."""
     mask: torch.Tensor
-    """[n, 1, 1, tokens]: 0 within the context, -inf beyond, in the model's dtype."""
+    """[n, 1, 1, tokens]: 0 within the context, -inf beyond, in the dtype of the cache."""
 
 
 @dataclass(frozen=True)
@@ -37,81 +39,101 @@ class PrefillChunk:
 
     rows: slice
     context: torch.Tensor | None
-    """int64 KV slots of all tokens up to the chunk's end; None when the chunk starts the sequence."""
+    """int64 slot mapping of all tokens up to the chunk's end; None when the chunk starts the sequence."""
     mask: torch.Tensor | None
     """[1, 1, chunk, context] as in DecodeGroup, causal; None when the chunk starts the sequence."""
 
 
 @dataclass(frozen=True)
-class Layout:
-    """One step: where K and V go, decode rows, then prefill chunks."""
+class SdpaMetadata:
+    """One step: where K and V are stored, its decode rows, then its prefill chunks."""
 
-    kv_slots: torch.Tensor
+    slot_mapping: torch.Tensor
     decodes: tuple[DecodeGroup, ...]
     chunks: tuple[PrefillChunk, ...]
 
 
 class SdpaAttention:
-    """See ``interface.Attention``."""
+    """See ``interface.AttentionBackend``. Any block size."""
 
-    def prepare(self, rows: AttentionInput) -> Layout:
-        return Layout(_to(rows, rows.kv_slots), tuple(_decode_groups(rows)), tuple(_chunks(rows)))
+    block_sizes: Sequence[int] = (16, 32, 64, 128)
+    supports_graphs = False
 
-    def __call__(self, q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, prepared: Layout) -> torch.Tensor:
+    def __init__(self, spec: AttentionSpec, dtype: torch.dtype, device: torch.device) -> None:
+        self._spec, self._dtype, self._device = spec, dtype, device
+
+    def kv_shape(self, num_blocks: int, block_tokens: int) -> tuple[int, ...]:
+        return token_major_shape(self._spec, num_blocks, block_tokens)
+
+    def builder(self, limits: StepLimits) -> SdpaMetadataBuilder:
+        return SdpaMetadataBuilder(limits.block_tokens, self._dtype, self._device)
+
+    def forward(
+        self, q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, metadata: SdpaMetadata
+    ) -> torch.Tensor:
         # Finite numbers only: a masked weight of 0 times inf or NaN of a neighbour's block would be NaN.
         kv.nan_to_num_(0.0, 0.0, 0.0)
-        slots = layer_kv.flatten(0, 1)
-        slots.index_copy_(0, prepared.kv_slots, kv)
+        tokens = layer_kv.flatten(0, 1)
+        tokens.index_copy_(0, metadata.slot_mapping, kv)
         out = torch.empty_like(q)
-        for group in prepared.decodes:
+        for group in metadata.decodes:
             out[group.rows] = _decode(q[group.rows], layer_kv, group)
-        for chunk in prepared.chunks:
-            kept = kv[chunk.rows] if chunk.context is None else slots.index_select(0, chunk.context)
-            out[chunk.rows] = _prefill(q[chunk.rows], kept, chunk)
+        for chunk in metadata.chunks:
+            context = kv[chunk.rows] if chunk.context is None else tokens.index_select(0, chunk.context)
+            out[chunk.rows] = _prefill(q[chunk.rows], context, chunk)
         return out
 
-
-def _decode_groups(rows: AttentionInput) -> Iterator[DecodeGroup]:
-    """Groups of rows whose block tables differ by less than half, so that padding costs less than the work."""
-    lengths, slots = rows.starts[: rows.num_decodes] + 1, rows.slots[: rows.num_decodes]
-    num_blocks = -(-lengths // KV_BLOCK_TOKENS)
-    first = 0
-    while first < len(slots):
-        widest = int(num_blocks[first])
-        shortest = widest // 2 if widest > _SMALL_TABLE_BLOCKS else 0
-        end = first + int(np.count_nonzero(num_blocks[first:] > shortest))
-        outside = np.arange(widest * KV_BLOCK_TOKENS) >= lengths[first:end, None]
-        yield DecodeGroup(
-            rows=slice(first, end),
-            blocks=_to(rows, rows.blocks[slots[first:end], :widest].reshape(-1)),
-            mask=_mask(torch.from_numpy(outside)[:, None, None], rows.like),
-        )
-        first = end
+    def copy_tokens(self, kv_cache: torch.Tensor, copies: Sequence[BlockCopy]) -> None:
+        copy_leading_tokens(kv_cache, copies)
 
 
-def _chunks(rows: AttentionInput) -> Iterator[PrefillChunk]:
-    first_row = rows.num_decodes
-    for step in range(rows.num_decodes, len(rows.slots)):
-        start, count = int(rows.starts[step]), int(rows.counts[step])
-        at = slice(first_row, first_row + count)
-        first_row += count
-        if start == 0:
-            yield PrefillChunk(at, None, None)
-            continue
-        positions = np.arange(start + count)
-        blocks = rows.blocks[rows.slots[step], positions // KV_BLOCK_TOKENS]
-        context = blocks * KV_BLOCK_TOKENS + positions % KV_BLOCK_TOKENS
-        later = torch.ones(count, len(context), dtype=torch.bool).triu_(start + 1)
-        yield PrefillChunk(at, context=_to(rows, context), mask=_mask(later[None, None], rows.like))
+class SdpaMetadataBuilder:
+    """Makes new tensors for every step, since their shapes depend on the step."""
 
+    def __init__(self, block_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._block_tokens, self._dtype, self._device = block_tokens, dtype, device
 
-def _mask(hidden: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    zeros = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
-    return zeros.masked_fill_(hidden.to(like.device), float("-inf"))
+    def build(self, step: AttentionInput) -> SdpaMetadata:
+        return SdpaMetadata(self._tensor(step.slot_mapping), tuple(self._decodes(step)), tuple(self._chunks(step)))
 
+    def _decodes(self, step: AttentionInput) -> Iterator[DecodeGroup]:
+        """Groups of rows whose block tables differ by less than half, so that padding costs less than the work."""
+        lengths, slots = step.starts[: step.num_decodes] + 1, step.slots[: step.num_decodes]
+        num_blocks = -(-lengths // self._block_tokens)
+        first = 0
+        while first < len(slots):
+            widest = int(num_blocks[first])
+            shortest = widest // 2 if widest > _SMALL_TABLE_BLOCKS else 0
+            end = first + int(np.count_nonzero(num_blocks[first:] > shortest))
+            outside = np.arange(widest * self._block_tokens) >= lengths[first:end, None]
+            yield DecodeGroup(
+                rows=slice(first, end),
+                blocks=self._tensor(step.block_tables[slots[first:end], :widest].reshape(-1)),
+                mask=self._mask(torch.from_numpy(outside)[:, None, None]),
+            )
+            first = end
 
-def _to(rows: AttentionInput, values: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> torch.Tensor:
-    return torch.from_numpy(values).to(rows.like.device)
+    def _chunks(self, step: AttentionInput) -> Iterator[PrefillChunk]:
+        first_row = step.num_decodes
+        for index in range(step.num_decodes, len(step.slots)):
+            start, count = int(step.starts[index]), int(step.counts[index])
+            rows = slice(first_row, first_row + count)
+            first_row += count
+            if start == 0:
+                yield PrefillChunk(rows, None, None)
+                continue
+            positions = np.arange(start + count)
+            blocks = step.block_tables[step.slots[index], positions // self._block_tokens]
+            context = blocks * self._block_tokens + positions % self._block_tokens
+            later = torch.ones(count, len(context), dtype=torch.bool).triu_(start + 1)
+            yield PrefillChunk(rows, context=self._tensor(context), mask=self._mask(later[None, None]))
+
+    def _mask(self, hidden: torch.Tensor) -> torch.Tensor:
+        zeros = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return zeros.masked_fill_(hidden.to(self._device), float("-inf"))
+
+    def _tensor(self, values: Int64s) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._device)
 
 
 def _decode(q: torch.Tensor, layer_kv: torch.Tensor, group: DecodeGroup) -> torch.Tensor:
@@ -129,5 +151,5 @@ def _prefill(q: torch.Tensor, kv: torch.Tensor, chunk: PrefillChunk) -> torch.Te
     group = heads // kv_heads
     k, v = kv.permute(1, 2, 0, 3)[:, None].expand(2, group, kv_heads, -1, dim)
     rows = q.view(n, kv_heads, group, dim).permute(2, 1, 0, 3)  # [group, kv_heads, n, dim]
-    mixed = F.scaled_dot_product_attention(rows, k, v, attn_mask=chunk.mask, is_causal=chunk.mask is None)
-    return mixed.permute(2, 1, 0, 3).reshape(n, heads, dim)
+    attended = F.scaled_dot_product_attention(rows, k, v, attn_mask=chunk.mask, is_causal=chunk.mask is None)
+    return attended.permute(2, 1, 0, 3).reshape(n, heads, dim)

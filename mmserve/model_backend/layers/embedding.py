@@ -1,49 +1,46 @@
-"""Token embedding and output head with the vocabulary split over the ranks (the last shards may be padded)."""
+"""Token embedding and output head, with the vocabulary split over the ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import torch
-from torch import nn
 
-from mmserve.config.config import Quantization
-from mmserve.model_backend.distributed import TpGroup
-from mmserve.model_backend.layers.linear import empty, pack_weight
-from mmserve.model_backend.layers.packed_linear import multiply, rows_of
-from mmserve.model_backend.loader.weights import Target
+from mmserve.model_backend.layers.context import LayerContext
+from mmserve.model_backend.layers.linear import LinearLayer
+from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearShape
+from mmserve.model_backend.layers.target import LinearShard, Target
 
 
-class VocabParallelTable(nn.Module):
-    """One row per token id: looked up as the embedding, or multiplied with as the head (both when tied)."""
+class VocabParallelEmbedding(LinearLayer):
+    """One row per token id: looked up as the embedding, or multiplied with as the head (both when tied).
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, tp: TpGroup, like: torch.Tensor) -> None:
+    All ranks' shards have the same size, so the last ones may be padded.
+    """
+
+    method: EmbeddingMethod
+
+    def __init__(self, vocab_size: int, hidden_size: int, *, context: LayerContext) -> None:
         super().__init__()
-        self._vocab_size, self._tp = vocab_size, tp
-        shard_size = -(-vocab_size // tp.size)
-        self._first = min(tp.rank * shard_size, vocab_size)
-        self._rows = min(shard_size, vocab_size - self._first)
-        self.weight = empty(shard_size, hidden_size, like=like)
-        self.weight[self._rows :].zero_()
+        self._shape, self._tp = (vocab_size, hidden_size), context.tp
+        shard_size = -(-vocab_size // context.tp.size)
+        self._first = min(context.tp.rank * shard_size, vocab_size)
+        self._used = min(shard_size, vocab_size - self._first)
+        self.method = context.embedding_method(LinearShape(shard_size, hidden_size, self._used))
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [T] within the vocabulary -> [T, hidden] on every rank."""
         if self._tp.size == 1:
-            return rows_of(self.weight, token_ids)
+            return self.method.rows(token_ids)
         local = token_ids - self._first
-        elsewhere = (local < 0) | (local >= self._rows)
-        rows = rows_of(self.weight, local.masked_fill_(elsewhere, 0))
+        elsewhere = (local < 0) | (local >= self._used)
+        rows = self.method.rows(local.masked_fill_(elsewhere, 0))
         return self._tp.sum(rows.masked_fill_(elsewhere[:, None], 0))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """[S, hidden] -> [S, vocab] on rank 0, None on the others."""
-        gathered = self._tp.gather_columns(multiply(hidden, self.weight, None))
-        return None if gathered is None else gathered[:, : self._vocab_size]
-
-    def pack(self, quantization: Quantization) -> None:
-        """Bring the loaded rows into the layout that is fastest to multiply with, if they can still be looked up."""
-        pack_weight(self, quantization, look_up=True)
+        gathered = self._tp.gather_columns(self.method.apply(hidden))
+        return None if gathered is None else gathered[:, : self._shape[0]]
 
     def targets(self, name: str) -> Iterator[tuple[str, Target]]:
-        shape = (self._vocab_size, self.weight.shape[1])
-        yield name, Target(self.weight[: self._rows], shape, start=self._first)
+        yield from self.method.targets(LinearShard(name, self._shape, slice(0, self._used), dim=0, start=self._first))

@@ -2,103 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
 
-from mmserve.config.config import Quantization
-from mmserve.model_backend.distributed import TpGroup
-from mmserve.model_backend.layers.packed_linear import multiply, pack, quantize, to_panels
-from mmserve.model_backend.loader.weights import Target
+from mmserve.model_backend.layers.context import LayerContext
+from mmserve.model_backend.layers.linear_method import LinearMethod, LinearShape
+from mmserve.model_backend.layers.target import LinearShard, Target
 
 
-def empty(*shape: int, like: torch.Tensor) -> nn.Parameter:
-    """An uninitialised parameter with the dtype and device of ``like``."""
-    return nn.Parameter(torch.empty(*shape, dtype=like.dtype, device=like.device), requires_grad=False)
+class LinearLayer(nn.Module):
+    """A layer with a weight matrix, which its ``method`` owns, and perhaps a bias [out]."""
 
-
-@runtime_checkable
-class Packable(Protocol):
-    """A layer whose weight may change its layout once it is loaded."""
-
-    def pack(self, quantization: Quantization) -> None: ...
+    method: LinearMethod
+    bias: torch.Tensor | None = None
 
 
 @torch.inference_mode()
-def pack_linears(model: nn.Module, quantization: Quantization = "none") -> None:
-    """Bring the loaded weights of all layers into the layout that is fastest to multiply with, or quantize them."""
-    for module in model.modules():
-        if isinstance(module, Packable):
-            module.pack(quantization)
+def finish_loading(modules: Iterable[nn.Module]) -> None:
+    """Convert the loaded weights of all linear layers among ``modules`` into the layouts that they multiply with."""
+    for module in modules:
+        if isinstance(module, LinearLayer):
+            module.method.finish_loading()
 
 
-def pack_weight(layer: nn.Module, quantization: Quantization, *, look_up: bool = False) -> None:
-    """Replace ``layer.weight``. ``look_up``: its rows are still needed, which int4 would cost too much."""
-    assert isinstance(layer.weight, nn.Parameter)
-    weight = layer.weight.data
-    if quantization != "none":
-        packed = quantize(weight, "int8" if look_up else quantization)
-    else:
-        packed = to_panels(weight) if look_up else pack(weight)
-    layer.weight = nn.Parameter(packed, requires_grad=False)
-
-
-class ColumnParallelLinear(nn.Module):
+class ColumnParallelLinear(LinearLayer):
     """Several projections of one input, fused: [T, in] -> [T, sum(outs) / ranks], each split by rows.
 
     ``outs``: (checkpoint name, full output size) in the order of the result's columns.
     """
 
-    def __init__(
-        self, in_size: int, outs: Sequence[tuple[str, int]], *, bias: bool, tp: TpGroup, like: torch.Tensor
-    ) -> None:
+    def __init__(self, in_size: int, outs: Sequence[tuple[str, int]], *, bias: bool, context: LayerContext) -> None:
         super().__init__()
-        self.in_size, self._outs, self._tp = in_size, tuple(outs), tp
-        rows = sum(tp.share(size) for _, size in outs)
-        self.weight = empty(rows, in_size, like=like)
-        self.bias = empty(rows, like=like) if bias else None
+        self.in_size, self._outs, self._tp = in_size, tuple(outs), context.tp
+        rows = sum(context.tp.share(size) for _, size in outs)
+        self.method = context.linear_method(LinearShape.full(rows, in_size))
+        self.bias = context.empty(rows) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return multiply(x, self.weight, self.bias)
-
-    def pack(self, quantization: Quantization) -> None:
-        pack_weight(self, quantization)
+        return self.method.apply(x, self.bias)
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
         row = 0
         for name, size in self._outs:
             share = self._tp.share(size)
             rows, start = slice(row, row + share), self._tp.rank * share
-            yield f"{prefix}{name}.weight", Target(self.weight[rows], (size, self.in_size), start=start)
+            yield from self.method.targets(LinearShard(prefix + name, (size, self.in_size), rows, dim=0, start=start))
             if self.bias is not None:
                 yield f"{prefix}{name}.bias", Target(self.bias[rows], (size,), start=start)
             row += share
 
 
-class RowParallelLinear(nn.Module):
-    """[T, in / ranks] -> added to [T, out], summed over ranks; the bias is added once, after the sum."""
+class RowParallelLinear(LinearLayer):
+    """[T, in / ranks] -> added to a residual [T, out], summed over ranks; the bias is added once, after the sum."""
 
-    def __init__(self, name: str, in_size: int, out_size: int, *, bias: bool, tp: TpGroup, like: torch.Tensor) -> None:
+    def __init__(self, name: str, in_size: int, out_size: int, *, bias: bool, context: LayerContext) -> None:
         super().__init__()
-        self._name, self._shape, self._tp = name, (out_size, in_size), tp
-        self.in_size = tp.share(in_size)
-        self.weight = empty(out_size, self.in_size, like=like)
-        self.bias = empty(out_size, like=like) if bias else None
+        self._name, self._shape, self._tp = name, (out_size, in_size), context.tp
+        self.in_size = context.tp.share(in_size)
+        self.method = context.linear_method(LinearShape.full(out_size, self.in_size))
+        self.bias = context.empty(out_size) if bias else None
 
-    def forward(self, x: torch.Tensor, onto: torch.Tensor) -> torch.Tensor:
-        """Returns ``onto`` [T, out], to which the result was added in place."""
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Returns ``residual``, to which the result was added in place."""
         if self._tp.size == 1:
-            return multiply(x, self.weight, self.bias, onto)
-        onto.add_(self._tp.sum(multiply(x, self.weight, None)))
-        return onto if self.bias is None else onto.add_(self.bias)
-
-    def pack(self, quantization: Quantization) -> None:
-        pack_weight(self, quantization)
+            return self.method.apply(x, self.bias, residual)
+        residual.add_(self._tp.sum(self.method.apply(x)))
+        return residual if self.bias is None else residual.add_(self.bias)
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
-        start = self._tp.rank * self.weight.shape[1]
-        yield f"{prefix}{self._name}.weight", Target(self.weight, self._shape, dim=1, start=start)
+        rows, start = slice(0, self._shape[0]), self._tp.rank * self.in_size
+        yield from self.method.targets(LinearShard(prefix + self._name, self._shape, rows, dim=1, start=start))
         if self.bias is not None:
             yield f"{prefix}{self._name}.bias", Target(self.bias, self._shape[:1])

@@ -8,35 +8,31 @@ import torch
 from torch import nn
 
 from mmserve.checkpoint.spec import TextSpec
-from mmserve.model_backend.distributed import TpGroup
-from mmserve.model_backend.layers.activation import gate
+from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, RowParallelLinear
-from mmserve.model_backend.loader.weights import Target
-
-CPU_ROWS = 512
-"""What is between the two products is several times as wide as a row, and in memory for so many rows only."""
+from mmserve.model_backend.layers.target import Target
 
 
 class GatedMlp(nn.Module):
-    """[T, hidden] -> added to [T, hidden]."""
+    """[T, hidden] -> added to a residual [T, hidden]."""
 
-    def __init__(self, spec: TextSpec, *, tp: TpGroup, like: torch.Tensor) -> None:
+    def __init__(self, spec: TextSpec, *, context: LayerContext) -> None:
         super().__init__()
-        inner, outs = spec.intermediate_size, ("gate_proj", "up_proj")
-        self._gate = gate(spec.activation)
-        self._rows_at_once = CPU_ROWS if like.device.type == "cpu" else None
+        hidden, inner, bias = spec.hidden_size, spec.intermediate_size, spec.mlp_bias
+        self._act_and_mul = context.ops.act_and_mul(spec.activation)
+        self._max_rows = context.max_mlp_rows
         self.gate_up = ColumnParallelLinear(
-            spec.hidden_size, [(name, inner) for name in outs], bias=spec.mlp_bias, tp=tp, like=like
+            hidden, [("gate_proj", inner), ("up_proj", inner)], bias=bias, context=context
         )
-        self.down = RowParallelLinear("down_proj", inner, spec.hidden_size, bias=spec.mlp_bias, tp=tp, like=like)
+        self.down = RowParallelLinear("down_proj", inner, hidden, bias=bias, context=context)
 
-    def forward(self, x: torch.Tensor, onto: torch.Tensor) -> torch.Tensor:
-        """Returns ``onto``, to which the result was added in place."""
-        rows = self._rows_at_once or max(1, len(x))
-        for first in range(0, len(x), rows):
-            some = slice(first, first + rows)
-            self.down(self._gate(self.gate_up(x[some])), onto[some])
-        return onto
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Returns ``residual``, to which the result was added in place."""
+        step = self._max_rows or max(1, len(x))
+        for first in range(0, len(x), step):
+            rows = slice(first, first + step)
+            self.down(self._act_and_mul(self.gate_up(x[rows])), residual[rows])
+        return residual
 
     def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
         yield from self.gate_up.targets(prefix)

@@ -1,30 +1,43 @@
-"""Root mean square normalisation (Zhang and Sennrich 2019)."""
+"""Normalisation over the last dimension: RMSNorm (Zhang and Sennrich 2019) and LayerNorm (Ba et al. 2016)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from mmserve.model_backend.layers.linear import empty
-from mmserve.model_backend.loader.weights import Target
-from mmserve.model_backend.platforms.cpu import kernels
+from mmserve.model_backend.layers.context import LayerContext
+from mmserve.model_backend.layers.target import Target
 
 
 class RmsNorm(nn.Module):
     """[T, size] -> [T, size]; statistics in float32."""
 
-    def __init__(self, size: int, eps: float, *, like: torch.Tensor) -> None:
+    def __init__(self, size: int, eps: float, *, context: LayerContext) -> None:
         super().__init__()
-        self._eps = eps
-        self.weight = empty(size, like=like)
+        self._ops, self._eps = context.ops, eps
+        self.weight = context.empty(size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if kernels.usable(x) and x.shape[-1] % 8 == 0:
-            return kernels.rms_norm(x, self.weight, self._eps)
-        return F.rms_norm(x, self.weight.shape, self.weight, self._eps)
+        return self._ops.rms_norm(x, self.weight, self._eps)
 
     def targets(self, name: str) -> Iterator[tuple[str, Target]]:
         yield f"{name}.weight", Target(self.weight, tuple(self.weight.shape))
+
+
+class LayerNorm(nn.Module):
+    """[..., size] -> [..., size], with weight and bias."""
+
+    def __init__(self, size: int, eps: float, *, context: LayerContext) -> None:
+        super().__init__()
+        self._ops, self._eps = context.ops, eps
+        self.weight, self.bias = context.empty(size), context.empty(size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._ops.layer_norm(x, self.weight, self.bias, self._eps)
+
+    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+        shape = tuple(self.weight.shape)
+        yield f"{name}.weight", Target(self.weight, shape)
+        yield f"{name}.bias", Target(self.bias, shape)

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021) in Hugging Face's half-split layout, with linear and llama3 scaling."""
+"""Rotary position embedding (Su et al. 2021): frequencies with linear and llama3 scaling, and the angles of a step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import math
 import torch
 
 from mmserve.checkpoint.spec import RopeScaling, TextSpec
-from mmserve.model_backend.platforms.cpu import kernels
+
+Angles = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines of a step's rows, each [T, head_dim / 2], for ``Ops.rotary_``."""
 
 
 def inverse_frequencies(spec: TextSpec) -> torch.Tensor:
@@ -24,32 +26,21 @@ def inverse_frequencies(spec: TextSpec) -> torch.Tensor:
 
 
 def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Llama 3.1: long waves are stretched by ``factor``, short ones kept, those between blended."""
+    """Llama 3.1: low frequencies are divided by ``factor``, high ones kept, those between blended."""
     waves_in_context = scaling.original_max_position * frequencies / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    kept = ((waves_in_context - low) / (high - low)).clamp(0, 1)
-    return kept * frequencies + (1 - kept) * frequencies / scaling.factor
+    unscaled = ((waves_in_context - low) / (high - low)).clamp(0, 1)
+    return unscaled * frequencies + (1 - unscaled) * frequencies / scaling.factor
 
 
 class Rotary:
-    """Rotations of one step's positions, made once and used by every layer."""
+    """Makes the angles of one step, which all layers share. One position axis."""
 
-    def __init__(self, spec: TextSpec, device: torch.device) -> None:
+    def __init__(self, spec: TextSpec, dtype: torch.dtype, device: torch.device) -> None:
         self._frequencies = inverse_frequencies(spec).to(device)
+        self._dtype = dtype
 
-    def angles(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64 [T] -> cosines and sines, each [T, head_dim / 2], for ``rotate_``."""
-        radians = positions[:, None].float() * self._frequencies
-        return radians.cos().to(dtype), radians.sin().to(dtype)
-
-
-def rotate_(x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Rotate [T, heads, head_dim] in place, rows any distance apart."""
-    if kernels.usable(x):
-        kernels.rotate_(x, *angles)
-        return
-    cos, sin = (angle[:, None] for angle in angles)
-    first, second = x.chunk(2, dim=-1)
-    rotated = (first * cos).addcmul_(second, sin, value=-1)
-    second.mul_(cos).addcmul_(first, sin)
-    first.copy_(rotated)
+    def angles(self, positions: torch.Tensor) -> Angles:
+        """positions: int64 [1, T]."""
+        radians = positions[0][:, None].float() * self._frequencies
+        return radians.cos().to(self._dtype), radians.sin().to(self._dtype)

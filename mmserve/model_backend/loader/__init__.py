@@ -1,0 +1,1 @@
+"""Checkpoint directories -> loaded models. Doors: ``load`` (decoder, vision tower) and ``registry`` (families)."""

@@ -1,50 +1,44 @@
-"""Stream a checkpoint's safetensors into the parts of parameters that this process holds.
+"""Streams a checkpoint's safetensors files into the parts of parameters that this process holds.
 
-A model says where each tensor goes (``Target``); only that part is read from the file, so host memory never holds
-more than one part besides the parameters. Knows no model: names arrive through the rename table.
+A model says where each tensor goes (``Target``). Only that part is read from the file, so host memory holds at most one
+part besides the parameters.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from mmserve.checkpoint.load import weight_files
-from mmserve.model_backend.loader.weight_names import canonical_name
+from mmserve.model_backend.layers.target import Target, Targets
 from mmserve.runtime.errors import StartupError
 
 Progress = Callable[[int, int, str], None]
+"""(done, total, unit)"""
+CanonicalName = Callable[[str], str | None]
+"""Stored tensor name -> the name used here, None for a tensor to skip."""
 _ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 _NAMES_SHOWN = 3
 
 
-@dataclass(frozen=True)
-class Target:
-    """Where one checkpoint tensor of ``shape`` goes: its slice from ``start`` on along ``dim`` is copied ``into``."""
+def load(
+    directory: str | Path,
+    namespaces: tuple[str, ...],
+    canonical_name: CanonicalName,
+    targets: Targets,
+    progress: Progress,
+) -> None:
+    """Fill every target from the checkpoint. ``namespaces``: prefixes of the canonical names that this process loads.
 
-    into: torch.Tensor
-    shape: tuple[int, ...]
-    dim: int = 0
-    start: int = 0
-
-
-Targets = Mapping[str, Target | None]
-"""Canonical name -> target; None: known, but not needed by this process."""
-
-
-def load(directory: str | Path, namespaces: tuple[str, ...], targets: Targets, progress: Progress) -> None:
-    """Fill every target from the checkpoint. ``namespaces``: canonical prefixes this process answers for.
-
-    ``progress(done, total, "bytes")`` counts the bytes this process reads. Raises StartupError that names the
-    tensor when one is missing, unexpected or of another shape.
+    ``progress(done, total, "bytes")`` counts the bytes this process reads. Raises StartupError that names the tensor if
+    one is missing, unexpected or of another shape or dtype.
     """
-    parts = list(_parts(Path(directory), namespaces, targets))
+    parts = list(_parts(Path(directory), namespaces, canonical_name, targets))
     total_nbytes = sum(part.nbytes for part in parts)
     done_nbytes = 0
     progress(0, total_nbytes, "bytes")
@@ -70,7 +64,9 @@ class _Part:
         into.copy_(self.slice[window])
 
 
-def _parts(directory: Path, namespaces: tuple[str, ...], targets: Targets) -> Iterator[_Part]:
+def _parts(
+    directory: Path, namespaces: tuple[str, ...], canonical_name: CanonicalName, targets: Targets
+) -> Iterator[_Part]:
     missing = {name for name, target in targets.items() if target is not None}
     for path in weight_files(directory):
         try:

@@ -1,0 +1,1 @@
+"""Language models: one file an architecture, all behind ``interface.DecoderModel``."""

@@ -1,32 +1,28 @@
-"""Torch device, dtype and threads of one rank. Knows neither models nor messages."""
+"""Chooses the platform of a process, and tells which errors mean that its device is lost."""
 
 from __future__ import annotations
 
 import torch
 
-from mmserve.model_backend.platforms.cpu import kernels
+from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
+from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
+from mmserve.model_backend.platforms.interface import Platform
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_HARMLESS = (1, 2, 9, 701)
-"""CUDA's errors that concern one call alone: invalid value, out of memory, invalid configuration, too many resources
-for a launch."""
+_RECOVERABLE_ERRORS = (1, 2, 9, 701)
+"""Errors of one call alone: invalid value, out of memory, invalid configuration, too many resources for a launch."""
 
 
-def torch_device(kind: str, rank: int = 0) -> torch.device:
-    """``cpu``, or the rank's GPU; ranks share GPUs in turn when there are more ranks than GPUs."""
-    if kind == "cpu":
-        return torch.device("cpu")
-    return torch.device("cuda", rank % torch.cuda.device_count())
+def platform_for(device: str, dtype: str, rank: int = 0) -> Platform:
+    """``device``: cpu or cuda. Ranks share GPUs round-robin when there are more ranks than GPUs."""
+    if device == "cpu":
+        return CpuPlatform(DTYPES[dtype])
+    return CudaPlatform(torch.device("cuda", rank % torch.cuda.device_count()), DTYPES[dtype])
 
 
-def use_threads(count: int) -> None:
-    """Let this process compute with so many threads, at least one."""
-    threads = max(1, count)
-    torch.set_num_threads(threads)
-    kernels.set_threads(threads)
+def is_fatal_device_error(error: Exception) -> bool:
+    """True if the process can no longer use its device.
 
-
-def is_lost(error: Exception) -> bool:
-    """Is the device lost to this process? After most errors of CUDA itself, such as an illegal access, whatever it is
-    asked for fails as well, until the process is started again."""
-    return isinstance(error, torch.AcceleratorError) and getattr(error, "error_code", None) not in _HARMLESS
+    After most CUDA errors, such as an illegal access, every later call fails as well until the process restarts.
+    """
+    return isinstance(error, torch.AcceleratorError) and getattr(error, "error_code", None) not in _RECOVERABLE_ERRORS

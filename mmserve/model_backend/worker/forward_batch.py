@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from mmserve.messages.step import SequenceStep
-from mmserve.model_backend.attention.interface import Attention, AttentionInput
+from mmserve.model_backend.attention.interface import AttentionInput, MetadataBuilder
+from mmserve.model_backend.models.interface import PositionFunction
 from mmserve.model_backend.worker.input_batch import InputBatch
 
 
@@ -28,18 +29,23 @@ class Batch:
     token_ids: torch.Tensor
     """int64 [T]; 0 in place of virtual ids."""
     positions: torch.Tensor
-    """int64 [T]."""
-    layout: Any
-    """What the attention has prepared for all layers."""
+    """int64 [axes, T], for rotary embedding."""
+    metadata: Any
+    """The attention backend's, for all layers."""
     sample_slots: tuple[int, ...]
     sample_rows: torch.Tensor
     """int64 [S], ascending: the last row of each step that samples."""
 
 
 def build(
-    table: InputBatch, steps: Sequence[SequenceStep], vocab_size: int, like: torch.Tensor, attention: Attention
+    table: InputBatch,
+    steps: Sequence[SequenceStep],
+    vocab_size: int,
+    device: torch.device,
+    builder: MetadataBuilder[Any],
+    rotary_positions: PositionFunction,
 ) -> Batch:
-    """``like`` gives the masks' dtype and all tensors' device. At least one step."""
+    """At least one step."""
     singles = sorted((step for step in steps if step.num_tokens == 1), key=lambda step: -step.start)
     ordered = (*singles, *(step for step in steps if step.num_tokens > 1))
     starts = np.array([step.start for step in ordered])
@@ -50,17 +56,19 @@ def build(
     positions = np.arange(ends[-1]) + np.repeat(starts - first_rows, counts)
     ids = np.concatenate([table[step.slot].chunk(step.start, step.num_tokens) for step in ordered])
     sampling = [index for index, step in enumerate(ordered) if step.sample]
-    kv_slots = table.kv_slots(np.repeat(slots, counts), positions)
+    row_slots = np.repeat(slots, counts)
+    slot_mapping = table.kv_slots(row_slots, positions)
+    rotary = rotary_positions(positions, row_slots, lambda slot: table[slot].spans)
     token_ids, positions_, sample_rows = (
-        torch.from_numpy(values).to(like.device)
-        for values in (np.where(ids < vocab_size, ids, 0), positions, ends[sampling] - 1)
+        torch.from_numpy(values).to(device)
+        for values in (np.where(ids < vocab_size, ids, 0), rotary, ends[sampling] - 1)
     )
     return Batch(
         steps=ordered,
         first_rows=tuple(first_rows.tolist()),
         token_ids=token_ids,
         positions=positions_,
-        layout=attention.prepare(AttentionInput(slots, starts, counts, table.blocks, kv_slots, like)),
+        metadata=builder.build(AttentionInput(slots, starts, counts, table.blocks, slot_mapping)),
         sample_slots=tuple(ordered[index].slot for index in sampling),
         sample_rows=sample_rows,
     )

@@ -17,7 +17,7 @@ from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.step import SequenceStep, SlotFailure
 from mmserve.model_backend.distributed import TpGroup
-from mmserve.model_backend.platforms.cuda.pinned import pin
+from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker.forward_batch import Batch
 from mmserve.model_backend.worker.input_batch import InputBatch
 
@@ -35,13 +35,13 @@ class _Touching(NamedTuple):
 
 
 class ImageEmbeddingWriter:
-    """``like`` gives the rows' dtype and the device they go to."""
+    """Copies rows in the platform's dtype to its device."""
 
-    def __init__(self, arena: Arena | None, hidden_size: int, tp: TpGroup, like: torch.Tensor) -> None:
-        self._arena, self._tp, self._like = arena, tp, like
-        self._row_nbytes = hidden_size * like.element_size()
-        if arena is not None and like.device.type == "cuda":
-            pin(arena, like.device)
+    def __init__(self, arena: Arena | None, hidden_size: int, tp: TpGroup, platform: Platform) -> None:
+        self._arena, self._tp, self._platform = arena, tp, platform
+        self._row_nbytes = hidden_size * platform.dtype.itemsize
+        if arena is not None:
+            platform.pin(arena)
 
     def place(self, table: InputBatch, batch: Batch, hidden: torch.Tensor) -> list[SlotFailure]:
         """Overwrite the token embeddings [T, hidden] of image tokens; the steps whose rows some rank could not read.
@@ -56,7 +56,8 @@ class ImageEmbeddingWriter:
         if not touching:
             return []
         verdicts = torch.stack([self._place_step(each, hidden) for each in touching])
-        self._await_copies()
+        # The leases may be given up once the step's result is out: no copy may be under way then.
+        self._platform.wait_for_copies()
         for index, each in enumerate(touching):
             if not self._still_there(each.spans):
                 verdicts[index] = _LOST
@@ -88,7 +89,7 @@ class ImageEmbeddingWriter:
         self._arena.check(span.embed)
         # Torch wraps only memory that may be written to.
         extent = self._arena.writable(span.embed)
-        return torch.frombuffer(extent[first * self._row_nbytes : end * self._row_nbytes], dtype=self._like.dtype)
+        return torch.frombuffer(extent[first * self._row_nbytes : end * self._row_nbytes], dtype=self._platform.dtype)
 
     def _still_there(self, spans: Sequence[MediaSpan]) -> bool:
         try:
@@ -98,10 +99,3 @@ class ImageEmbeddingWriter:
         except StaleHandle:
             return False
         return True
-
-    def _await_copies(self) -> None:
-        """Whoever holds the leases may give them up once the step's result is out: nothing may be under way then."""
-        if self._like.device.type == "cuda":
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(torch.cuda.current_stream(self._like.device))
-            done.synchronize()

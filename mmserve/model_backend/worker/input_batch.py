@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, KV_BLOCK_TOKENS
+from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
@@ -43,8 +43,11 @@ class Slot:
 class InputBatch:
     """All slots of a rank. ``blocks[slot, i]`` is the slot's i-th KV block; beyond num_blocks it is meaningless."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, num_blocks: int, vocab_size: int) -> None:
-        self.blocks: Int64s = np.zeros((max_num_seqs, -(-max_model_len // KV_BLOCK_TOKENS) + 1), dtype=np.int64)
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, num_blocks: int, block_tokens: int, vocab_size: int
+    ) -> None:
+        self._block_tokens = block_tokens
+        self.blocks: Int64s = np.zeros((max_num_seqs, -(-max_model_len // block_tokens) + 1), dtype=np.int64)
         self._num_blocks = num_blocks
         self._vocab_size = vocab_size
         self._slots: dict[int, Slot] = {}
@@ -68,8 +71,8 @@ class InputBatch:
 
     def kv_slots(self, slots: Int64s, positions: Int64s) -> Int64s:
         """Where the KV of each (slot, position) lives: block * tokens per block + offset."""
-        blocks = self.blocks[slots, positions // KV_BLOCK_TOKENS]
-        return blocks * KV_BLOCK_TOKENS + positions % KV_BLOCK_TOKENS
+        blocks = self.blocks[slots, positions // self._block_tokens]
+        return blocks * self._block_tokens + positions % self._block_tokens
 
     def _enter(self, new: NewSequence) -> tuple[int, str] | None:
         self._slots.pop(new.slot, None)
@@ -99,7 +102,7 @@ class InputBatch:
             return f"the chunk [{step.start}, {end}) is not within its {len(slot.tokens)} tokens"
         if step.sample and end != len(slot.tokens):
             return "a token is asked for before the sequence's last"
-        if end > slot.num_blocks * KV_BLOCK_TOKENS:
+        if end > slot.num_blocks * self._block_tokens:
             return f"the chunk ends at {end}, beyond its {slot.num_blocks} KV blocks"
         if step.num_tokens == 1 and 0 <= slot.tokens[step.start] < self._vocab_size:
             return ""

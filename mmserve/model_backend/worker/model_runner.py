@@ -18,13 +18,13 @@ from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, SlotFailure, StepPlan, StepResult
-from mmserve.model_backend.attention.choice import attention_for
+from mmserve.model_backend.attention.interface import AttentionSpec, StepLimits
 from mmserve.model_backend.distributed import TpGroup
-from mmserve.model_backend.layers.linear import pack_linears
-from mmserve.model_backend.loader import weights
+from mmserve.model_backend.loader.load import load_decoder
+from mmserve.model_backend.loader.registry import family_of
 from mmserve.model_backend.loader.weights import Progress
-from mmserve.model_backend.models.registry import DECODERS
-from mmserve.model_backend.platforms.device import is_lost
+from mmserve.model_backend.platforms.device import is_fatal_device_error
+from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker import kv_cache
 from mmserve.model_backend.worker.forward_batch import Batch, build
 from mmserve.model_backend.worker.image_inputs import ImageEmbeddingWriter
@@ -46,33 +46,42 @@ class _Computed(NamedTuple):
 
 
 class ModelRunner:
-    """Weights, KV cache and slots of one rank. ``like`` gives dtype and device of everything."""
+    """Weights, KV cache and slots of one rank."""
 
     def __init__(
         self,
         deployment: Deployment,
         tp: TpGroup,
         arena: Arena | None,
-        like: torch.Tensor,
+        platform: Platform,
         progress: Progress,
         phases: StartupTimer | None = None,
     ) -> None:
         phases = phases or StartupTimer()
         spec = deployment.model
         check_tp(spec, tp.size)
-        self._tp, self._like, self._vocab_size = tp, like, spec.text.vocab_size
-        self._attention = attention_for(spec.text, like)
-        self._model = DECODERS[spec.family](spec.text, self._attention, tp=tp, like=like)
-        weights.load(spec.path, ("text.",), self._model.targets(), progress)
-        phases.end("weights")
-        pack_linears(self._model, deployment.config.quantization)
-        self._model.fuse()
-        phases.end("packing")
-        self._kv = kv_cache.allocate(deployment, tp, like)
-        self._slots = InputBatch(
-            deployment.config.max_num_seqs, deployment.max_model_len, self.num_blocks, self._vocab_size
+        self._tp, self._platform, self._vocab_size = tp, platform, spec.text.vocab_size
+        heads = AttentionSpec(tp.share(spec.text.num_heads), tp.share(spec.text.num_kv_heads), spec.text.head_dim)
+        self._attention = platform.attention(heads, platform.dtype)
+        self.block_tokens = self._attention.block_sizes[0]
+        self._model = load_decoder(
+            spec, platform, self._attention, tp, deployment.config.quantization, progress, phases.end
         )
-        self._splicer = ImageEmbeddingWriter(arena, spec.text.hidden_size, tp, like)
+        phases.end("packing")
+        self._kv = kv_cache.allocate(deployment, tp, platform, self._attention, self.block_tokens)
+        self._slots = InputBatch(
+            deployment.config.max_num_seqs,
+            deployment.max_model_len,
+            self.num_blocks,
+            self.block_tokens,
+            self._vocab_size,
+        )
+        config, max_blocks = deployment.config, self._slots.blocks.shape[1]
+        limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs, max_blocks, self.block_tokens)
+        self._metadata_builder = self._attention.builder(limits)
+        self._executor = platform.executor(self._model, limits)
+        self._positions = family_of(spec.family).positions
+        self._splicer = ImageEmbeddingWriter(arena, spec.text.hidden_size, tp, platform)
 
     @property
     def num_blocks(self) -> int:
@@ -96,7 +105,7 @@ class ModelRunner:
         refused = self._slots.apply(plan)
         failures = [_failure(step.slot, refused[step.slot]) for step in plan.steps if step.slot in refused]
         steps = [step for step in plan.steps if step.slot not in refused]
-        kv_cache.copy_beginnings(self._kv, plan.copies)
+        self._attention.copy_tokens(self._kv, plan.copies)
         computed = self._compute(steps)
         return StepResult(
             step_id=plan.step_id,
@@ -110,7 +119,9 @@ class ModelRunner:
         if not steps:
             return _Computed()
         try:
-            batch = build(self._slots, steps, self._vocab_size, self._like, self._attention)
+            batch = build(
+                self._slots, steps, self._vocab_size, self._platform.device, self._metadata_builder, self._positions
+            )
             hidden = self._model.embed(batch.token_ids)
             if unread := self._splicer.place(self._slots, batch, hidden):
                 return self._compute_without(unread, steps)
@@ -119,7 +130,7 @@ class ModelRunner:
             # A request boundary: whatever the step met, the engine lives on, but for two things after which it has to
             # restart. Several ranks that left the step at different places would never meet again; and after an error
             # of the device itself (an illegal access, say) all that this process asks of it fails as well.
-            if self._tp.size > 1 or is_lost(error):
+            if self._tp.size > 1 or is_fatal_device_error(error):
                 raise
             logger.exception("a step with %d sequences failed", len(steps))
             return _Computed(failures=[_failure(step.slot, f"internal error: {error}") for step in steps])
@@ -139,7 +150,7 @@ class ModelRunner:
 
     def _forward(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor | None:
         """Logits [S, vocab] of the rows that sample, on rank 0; None on other ranks or when no row samples."""
-        hidden = self._model(hidden, batch.positions, self._kv, batch.layout, batch.sample_rows)
+        hidden = self._executor.forward(hidden, batch.positions, self._kv, batch.metadata, batch.sample_rows)
         return self._model.logits(hidden) if batch.sample_slots else None
 
     def _choose(
@@ -155,7 +166,7 @@ class ModelRunner:
             chosen = sample(logits, rows)
             logprobs = [(batch.sample_slots[row], (packed,)) for row, packed in models.of(chosen)]
         if self._tp.size > 1 and chosen:
-            chosen = self._tp.broadcast(torch.tensor(chosen, device=self._like.device)).tolist()
+            chosen = self._tp.broadcast(torch.tensor(chosen, device=self._platform.device)).tolist()
         return chosen, logprobs
 
     def _sample_row(self, index: int) -> SampleRow:

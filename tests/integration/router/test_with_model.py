@@ -17,9 +17,8 @@ from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.messages.logprobs import unpack
 from mmserve.messages.request import GenerateRequest
 from mmserve.messages.step import SlotFailure, StepPlan, StepResult
-from mmserve.model_backend.attention.interface import Attention
-from mmserve.model_backend.attention.paged_cpu import PagedCpuAttention
 from mmserve.model_backend.attention.sdpa import SdpaAttention
+from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.fakes.checkpoints import VOCAB, make_llama
 from tests.fakes.engine import make_runner
@@ -114,7 +113,7 @@ def without(step: Callable[[StepPlan], StepResult], plan: StepPlan, slot: int) -
 @pytest.mark.parametrize("leader_fails", [False, True])
 @pytest.mark.parametrize(("head_dim", "attention"), [(8, SdpaAttention), (16, PagedCpuAttention)])
 def test_equal_prefixes_that_arrive_together(
-    tmp_path: Path, head_dim: int, attention: type[Attention], leader_fails: bool
+    tmp_path: Path, head_dim: int, attention: type[SdpaAttention] | type[PagedCpuAttention], leader_fails: bool
 ) -> None:
     """Seven sequences read blocks that the first one writes in the same step."""
     directory = make_llama(tmp_path / "model", head_dim=head_dim)

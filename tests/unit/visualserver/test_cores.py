@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from mmserve.ipc.arena import Arena
+from mmserve.model_backend.platforms.device import platform_for
 from mmserve.runtime.core_usage import BusyCores
 from mmserve.visualserver.run import _sharing_cores
 from tests.fakes.media import fake_process, model_spec, write_preprocessor
@@ -26,7 +27,9 @@ def test_the_tower_announces_half_of_the_cores_only_while_it_computes(tmp_path: 
         seen.extend(rank.counts)
         return pixels
 
-    shared = _sharing_cores(tower, replace(process, deployment=deployment), BusyCores(path, 1))
+    shared = _sharing_cores(
+        tower, replace(process, deployment=deployment), platform_for("cpu", "bfloat16"), BusyCores(path, 1)
+    )
     assert list(rank.counts) == [0]
     shared(torch.zeros(1))
     assert (seen, list(rank.counts)) == ([4], [0])

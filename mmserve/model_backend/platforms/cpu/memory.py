@@ -1,31 +1,30 @@
-"""About the memory that one step, or one batch of the vision tower, computes in on a CPU. Knows shapes only."""
+"""How much memory one step, or one batch of the vision tower, computes in on a CPU."""
 
 from __future__ import annotations
 
 from mmserve.config.deployment import DTYPE_BYTES, Deployment
-from mmserve.model_backend.layers.mlp import CPU_ROWS
-from mmserve.runtime.memory_allocator import prefault_heap
 
+MAX_MLP_ROWS = 512
+"""Rows of an MLP computed at once. Its inner activations are several times as wide as a row."""
 _PICTURE_NBYTES = 32 << 20
-"""One of 8 megapixels, as Pillow keeps it; larger ones come and go."""
+"""A picture of 8 megapixels, as Pillow keeps it; larger ones are allocated when they come."""
 
 
-def take_for_steps(deployment: Deployment) -> None:
-    """For a rank: of each token of the largest step the residual, what goes into and comes out of attention, and of
-    some rows the halves of an MLP before and after the gate; with what the allocator loses between, as measured."""
+def step_nbytes(deployment: Deployment) -> int:
+    """Of the largest step of a rank: for each token the residual, and the input and output of attention.
+
+    For ``MAX_MLP_ROWS`` tokens also the inner activations of the MLP. The factors include measured losses of the
+    allocator.
+    """
     text, tokens = deployment.model.text, deployment.config.max_num_batched_tokens
-    between = 5 * text.intermediate_size // deployment.config.tp
-    _take(deployment, tokens * 6 * text.hidden_size + min(tokens, CPU_ROWS) * between)
+    mlp = min(tokens, MAX_MLP_ROWS) * (5 * text.intermediate_size // deployment.config.tp)
+    return (tokens * 6 * text.hidden_size + mlp) * DTYPE_BYTES[deployment.dtype]
 
 
-def take_for_images(deployment: Deployment, images: int) -> None:
-    """For a visual server: the same for the patches of a batch of so many images, and a picture being decoded."""
+def images_nbytes(deployment: Deployment, max_images: int) -> int:
+    """Of a batch of images in the vision tower, and of one picture being decoded."""
     vision = deployment.model.vision
     assert vision is not None, "a text model has no vision tower"
     patches = (vision.image_size // vision.patch_size) ** 2
-    _take(deployment, images * patches * (4 * vision.hidden_size + vision.intermediate_size), _PICTURE_NBYTES)
-
-
-def _take(deployment: Deployment, elements: int, more_nbytes: int = 0) -> None:
-    if deployment.device == "cpu":
-        prefault_heap(elements * DTYPE_BYTES[deployment.dtype] + more_nbytes)
+    elements = max_images * patches * (4 * vision.hidden_size + vision.intermediate_size)
+    return elements * DTYPE_BYTES[deployment.dtype] + _PICTURE_NBYTES

@@ -1,26 +1,29 @@
-"""A step of many rows goes through an MLP in parts, and no row can tell."""
+"""An MLP computes a step of many rows in parts, with the same result for every row."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from mmserve.checkpoint.load import load
 from mmserve.model_backend.distributed import TpGroup
-from mmserve.model_backend.layers.mlp import CPU_ROWS, GatedMlp
+from mmserve.model_backend.layers.mlp import GatedMlp
+from mmserve.model_backend.platforms.reference import TorchPlatform
 from tests.fakes.checkpoints import make_llama
 
 
 @torch.inference_mode()
-def test_many_rows_are_what_each_is_alone(tmp_path: Path) -> None:
+def test_many_rows_computed_in_parts_equal_each_row_alone(tmp_path: Path) -> None:
     spec = load(make_llama(tmp_path)).text
-    mlp = GatedMlp(spec, tp=TpGroup(), like=torch.empty(0))
+    context = TorchPlatform(torch.device("cpu"), torch.float32).layer_context(TpGroup())
+    mlp = GatedMlp(spec, context=replace(context, max_mlp_rows=512))
     torch.manual_seed(0)
-    for weight in mlp.parameters():
-        weight.normal_(std=0.2)
-    rows = 2 * CPU_ROWS + 3
-    x, onto = torch.randn(rows, spec.hidden_size), torch.randn(rows, spec.hidden_size)
-    expected = [mlp(x[row : row + 1], onto[row : row + 1].clone()) for row in range(0, rows, 100)]
-    assert mlp(x, onto) is onto
-    torch.testing.assert_close(onto[::100], torch.cat(expected))
+    for _, target in mlp.targets(""):
+        target.into.normal_(std=0.2)
+    rows = 2 * 512 + 3
+    x, residual = torch.randn(rows, spec.hidden_size), torch.randn(rows, spec.hidden_size)
+    expected = [mlp(x[row : row + 1], residual[row : row + 1].clone()) for row in range(0, rows, 100)]
+    assert mlp(x, residual) is residual
+    torch.testing.assert_close(residual[::100], torch.cat(expected))

@@ -1,4 +1,4 @@
-"""Loading names what is wrong, reads only this rank's part, and says how far it is."""
+"""Loading reports a wrong tensor by name, reads only this rank's part, and reports its progress."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmserve.checkpoint.load import load
-from mmserve.model_backend.attention.sdpa import SdpaAttention
+from mmserve.model_backend.attention.interface import AttentionSpec
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.loader import weights
-from mmserve.model_backend.models.llama import Llama
-from mmserve.model_backend.vision.load import load_tower
+from mmserve.model_backend.loader.load import load_tower
+from mmserve.model_backend.loader.registry import family_of
+from mmserve.model_backend.platforms.device import platform_for
+from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.worker.model_runner import ModelRunner
 from mmserve.runtime.errors import StartupError
 from tests.fakes.checkpoints import make_llama, make_llava
@@ -61,11 +63,15 @@ def test_stored_constants_are_skipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_hold_disjoint_parts_that_make_up_the_checkpoint(tmp_path: Path, size: int) -> None:
     stored = load_file(make_llama(tmp_path, attention_bias=True, vocab_size=261) / "model.safetensors")
-    spec = load(tmp_path).text
-    models, reported = [], []
+    spec, family, reported = load(tmp_path).text, family_of("llama"), []
+    platform = TorchPlatform(torch.device("cpu"), torch.float32)
+    models = []
     for rank in range(size):
-        model = Llama(spec, SdpaAttention(), tp=TpGroup(rank, size), like=torch.empty(0))
-        weights.load(tmp_path, ("text.",), model.targets(), lambda *event: reported.append(event))
+        attention = platform.attention(AttentionSpec(8 // size, 4 // size, spec.head_dim), torch.float32)
+        model = family.decoder(spec, attention, platform.layer_context(TpGroup(rank, size)))
+        weights.load(
+            tmp_path, ("text.",), family.canonical_name, model.targets(), lambda *event: reported.append(event)
+        )
         assert reported[-1] == (reported[-1][1], reported[-1][1], "bytes")
         assert [done for done, *_ in reported] == sorted(done for done, *_ in reported)
         reported.clear()
@@ -74,7 +80,7 @@ def test_ranks_hold_disjoint_parts_that_make_up_the_checkpoint(tmp_path: Path, s
     split = dict.fromkeys(by_rows, 0) | dict.fromkeys(by_columns, 1)
     for name, tensor in stored.items():
         canonical = "text." + name.removeprefix("model.")
-        parts = [model[canonical].into for model in models]  # type: ignore[union-attr]
+        parts = [model[canonical].into for model in models]
         dim = next((dim for part, dim in split.items() if part in name), None)
         whole = parts[0] if dim is None else torch.cat(parts, dim)
         torch.testing.assert_close(whole, tensor, rtol=0, atol=0)
@@ -84,17 +90,17 @@ def test_the_tower_needs_no_layers_behind_its_feature_layer(tmp_path: Path) -> N
     behind = ("vision_tower.encoder.layers.2.", "vision_tower.post_layernorm.")
     edit(make_llava(tmp_path), lambda t: [t.pop(name) for name in list(t) if name.startswith(behind)])
     model = load(tmp_path)
-    tower = load_tower(model, torch.device("cpu"), torch.bfloat16, lambda *_: None)
+    tower = load_tower(model, platform_for("cpu", "bfloat16"), lambda *_: None)
     assert len(tower.layers) == 2
     assert tower(torch.zeros(2, 3, 28, 28)).dtype == torch.bfloat16
 
 
 def test_a_text_model_has_no_tower(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="text model"):
-        load_tower(load(make_llama(tmp_path)), torch.device("cpu"), torch.float32, lambda *_: None)
+        load_tower(load(make_llama(tmp_path)), platform_for("cpu", "float32"), lambda *_: None)
 
 
 def test_ranks_that_do_not_divide_the_heads(tmp_path: Path) -> None:
     made = deployment(make_llama(tmp_path))
     with pytest.raises(StartupError, match="--tp 3"):
-        ModelRunner(made, TpGroup(0, 3), None, torch.empty(0), lambda *_: None)
+        ModelRunner(made, TpGroup(0, 3), None, platform_for("cpu", "float32"), lambda *_: None)

@@ -14,8 +14,9 @@ from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 from mmserve.checkpoint.load import load
 from mmserve.ipc.arena import Arena
+from mmserve.model_backend.loader.load import load_tower
+from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.vision.clip import VisionTower
-from mmserve.model_backend.vision.load import load_tower
 from tests.fakes.checkpoints import IMAGE, make_llava, rename_weights
 from tests.fakes.embeddings import put_rows, spliced_prompt
 from tests.fakes.engine import Driver, make_runner
@@ -43,7 +44,7 @@ def picture(index: int) -> Image.Image:
 
 
 def tower_of(directory: Path) -> VisionTower:
-    return load_tower(load(directory), torch.device("cpu"), torch.float32, lambda done, total, unit: None)
+    return load_tower(load(directory), platform_for("cpu", "float32"), lambda done, total, unit: None)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_a_token_that_cannot_be_embedded(directory: Path, good_output: list[int]
 def test_logits_that_are_not_finite_and_the_blocks_they_leave(directory: Path, good_output: list[int]) -> None:
     """A sequence of NaN fails; its KV blocks, given to others or read as padding, spoil nothing."""
     runner = make_runner(directory)
-    runner._model.embedding.weight[200] = math.nan
+    runner._model.embedding.method.weight[200] = math.nan
     driver = Driver(runner.step)
     broken = driver.add(1, [200] * 40)
     healthy = driver.add(0, GOOD)

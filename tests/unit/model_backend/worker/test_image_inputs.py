@@ -15,13 +15,13 @@ from mmserve.ipc.arena import ALIGNMENT, Arena
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.platforms.cuda.pinned import pin
+from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.worker.image_inputs import ImageEmbeddingWriter
 from tests.fakes.checkpoints import IMAGE, make_llava
 from tests.fakes.embeddings import put_rows, spliced_prompt
 from tests.fakes.engine import Driver, make_runner
 
 HIDDEN = 64
-LIKE = torch.empty(0)
 CPU = torch.device("cpu")
 
 
@@ -39,7 +39,7 @@ def span_of(handle: Handle) -> MediaSpan:
 def test_rows_are_the_arenas_own_memory(arena: Arena) -> None:
     rows = torch.randn(16, HIDDEN)
     handle, _ = put_rows(arena, rows, 4096)
-    read = ImageEmbeddingWriter(arena, HIDDEN, TpGroup(), LIKE)._rows(span_of(handle), 3, 7)
+    read = ImageEmbeddingWriter(arena, HIDDEN, TpGroup(), platform_for("cpu", "float32"))._rows(span_of(handle), 3, 7)
     assert torch.equal(read.view(4, HIDDEN), rows[3:7])
     mapping = torch.frombuffer(arena.mapping(), dtype=torch.uint8)
     assert read.data_ptr() == mapping.data_ptr() + 4096 + ALIGNMENT + 3 * HIDDEN * 4

@@ -1,4 +1,4 @@
-"""A quantized model is the model of its rounded weights: its tokens are those that transformers finds for them."""
+"""A quantized model writes the tokens that transformers writes with the same rounded weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmserve.model_backend.platforms.cpu import build
 from mmserve.runtime.errors import StartupError
 from tests.fakes.checkpoints import VOCAB, make_llama
 from tests.fakes.engine import Driver, make_runner
-from tests.fakes.quantized import meant
+from tests.fakes.quantized import dequantized
 
 # Quantized weights exist for the compiled kernels only: that they are refused without is asked in test_packed. With a
 # compiler at hand, kernels that cannot be used are failures here, not skips.
@@ -30,7 +30,7 @@ def expected(directory: Path, form: str, prompt: list[int], num_tokens: int) -> 
         for name, weight in model.named_parameters():
             if weight.dim() == 2:
                 table = "embed" in name or "lm_head" in name
-                weight.copy_(meant(weight.data, "int8" if table else form))
+                weight.copy_(dequantized(weight.data, "int8" if table else form))
     ids = torch.tensor([prompt])
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, eos_token_id=-1

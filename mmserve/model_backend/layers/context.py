@@ -1,0 +1,30 @@
+"""What the layers of one model are built with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape
+from mmserve.model_backend.layers.ops import Ops
+
+
+@dataclass(frozen=True)
+class LayerContext:
+    """Made by a platform (``Platform.layer_context``) and handed to every layer at construction."""
+
+    ops: Ops
+    linear_method: Callable[[LinearShape], LinearMethod]
+    embedding_method: Callable[[LinearShape], EmbeddingMethod]
+    dtype: torch.dtype
+    device: torch.device
+    tp: TpGroup
+    max_mlp_rows: int | None = None
+    """Rows of an MLP computed at once; None: all. Its inner activations are several times as wide as a row."""
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        """An uninitialised parameter."""
+        return torch.empty(shape, dtype=self.dtype, device=self.device)

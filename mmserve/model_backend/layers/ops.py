@@ -1,0 +1,41 @@
+"""The interface of a platform's operations on activations. Layers are given an implementation at construction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Ops(Protocol):
+    """``platforms.reference.TorchOps`` defines the results; other implementations compute the same faster."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """[T, size]; statistics in float32."""
+        ...
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        """Over the last dimension of [..., size]."""
+        ...
+
+    def rotary_(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        """Rotate [T, heads, dim] in place, half-split layout. x's rows may have any stride; cos, sin: [T, dim / 2]."""
+        ...
+
+    def activation(self, name: str) -> Activation:
+        """The elementwise function that config.json calls ``name``; it may write over its input.
+
+        Raises StartupError for an unknown name.
+        """
+        ...
+
+    def act_and_mul(self, name: str) -> Activation:
+        """[T, 2 * size] -> act(first half) * second half, [T, size]. Raises StartupError for an unknown name."""
+        ...
+
+    def encoder_attention(self, qkv: torch.Tensor, num_heads: int) -> torch.Tensor:
+        """[batch, tokens, 3 * heads * dim] -> [batch, tokens, heads * dim], without a mask."""
+        ...

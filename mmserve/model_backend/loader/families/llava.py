@@ -1,0 +1,32 @@
+"""LLaVA-1.5: a Llama or Mistral decoder behind a CLIP tower with a two-layer projector."""
+
+from __future__ import annotations
+
+from mmserve.checkpoint.spec import VisionSpec
+from mmserve.model_backend.layers.context import LayerContext
+from mmserve.model_backend.loader.families import llama
+from mmserve.model_backend.loader.family import Family
+from mmserve.model_backend.vision.clip import VisionTower
+
+_NAME_PREFIXES = (
+    # As transformers 5 saves it.
+    ("model.language_model.", "text."),
+    ("model.vision_tower.vision_model.", "vision."),
+    ("model.vision_tower.", "vision."),
+    ("model.multi_modal_projector.", "projector."),
+    # As LLaVA-1.5 was published.
+    ("language_model.model.", "text."),
+    ("language_model.lm_head.", "text.lm_head."),
+    ("vision_tower.vision_model.", "vision."),
+    ("vision_tower.", "vision."),
+    ("multi_modal_projector.", "projector."),
+    # Last, because its "model." is a prefix of names above.
+    *llama.NAME_PREFIXES,
+)
+
+
+def tower(spec: VisionSpec, text_hidden_size: int, context: LayerContext) -> VisionTower:
+    return VisionTower(spec, text_hidden_size, context=context)
+
+
+FAMILY = Family(_NAME_PREFIXES, llama.decoder, tower)

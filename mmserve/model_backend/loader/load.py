@@ -1,0 +1,50 @@
+"""Checkpoint -> the decoder of a rank, or the vision tower of a visual server, ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mmserve.checkpoint.spec import ModelSpec
+from mmserve.config.config import Quantization
+from mmserve.model_backend.attention.interface import AttentionBackend
+from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.layers.linear import finish_loading
+from mmserve.model_backend.loader import weights
+from mmserve.model_backend.loader.registry import family_of
+from mmserve.model_backend.loader.weights import Progress
+from mmserve.model_backend.models.interface import DecoderModel
+from mmserve.model_backend.platforms.interface import Platform
+from mmserve.model_backend.vision.clip import VisionTower, num_layers_needed
+from mmserve.runtime.errors import StartupError
+
+
+def load_decoder(
+    model: ModelSpec,
+    platform: Platform,
+    attention: AttentionBackend[Any],
+    tp: TpGroup,
+    quantization: Quantization,
+    progress: Progress,
+    phase_ended: Callable[[str], object] = lambda name: None,
+) -> DecoderModel:
+    """This rank's part of the language model. Raises StartupError (a tensor that is wrong, a shape not supported)."""
+    family = family_of(model.family)
+    decoder = family.decoder(model.text, attention, platform.layer_context(tp, quantization))
+    weights.load(model.path, ("text.",), family.canonical_name, decoder.targets(), progress)
+    phase_ended("weights")
+    finish_loading(decoder.modules())
+    return decoder
+
+
+def load_tower(model: ModelSpec, platform: Platform, progress: Progress) -> VisionTower:
+    """The model's tower and projector. Raises StartupError (no vision, or a tensor that is wrong)."""
+    spec, family = model.vision, family_of(model.family)
+    if spec is None or family.tower is None:
+        raise StartupError(f"{model.path} is a text model: it has no vision tower")
+    if not 0 <= num_layers_needed(spec) <= spec.num_layers:
+        raise StartupError(f"vision_feature_layer {spec.feature_layer} is not within {spec.num_layers} layers")
+    tower = family.tower(spec, model.text.hidden_size, platform.layer_context(TpGroup()))
+    weights.load(model.path, ("vision.", "projector."), family.canonical_name, tower.targets(), progress)
+    finish_loading(tower.modules())
+    return tower

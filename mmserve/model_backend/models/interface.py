@@ -1,0 +1,90 @@
+"""What the rest of the backend may ask of a language model, and what a platform needs to compile one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from mmserve.messages.media import MediaSpan
+from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, Int64s
+from mmserve.model_backend.layers.linear import LinearLayer
+from mmserve.model_backend.layers.rotary import Rotary
+from mmserve.model_backend.layers.target import Targets
+
+PositionFunction = Callable[[Int64s, Int64s, Callable[[int], Sequence[MediaSpan]]], Int64s]
+"""(index of each row in its sequence [T], slot of each row [T], a slot's image spans) -> rotary positions [axes, T].
+
+Positions follow from a sequence's index and the spans before it, so that a resumed sequence gets the same ones.
+"""
+
+
+def sequential_positions(indices: Int64s, slots: Int64s, spans_of: Callable[[int], Sequence[MediaSpan]]) -> Int64s:
+    """One axis: a token's position is its index. See ``PositionFunction``."""
+    return indices[None]
+
+
+class DecoderLayerWeights(NamedTuple):
+    """One layer of a pre-norm decoder; the norms' weights are [hidden]."""
+
+    attention_norm: torch.Tensor
+    mlp_norm: torch.Tensor
+    qkv: LinearLayer
+    out: LinearLayer
+    gate_up: LinearLayer
+    down: LinearLayer
+
+
+class DecoderWeights(NamedTuple):
+    """A whole decoder of plain Llama layers on this rank: RMSNorm, rotary GQA, RMSNorm, gated MLP."""
+
+    layers: Sequence[DecoderLayerWeights]
+    hidden_size: int
+    intermediate_size: int
+    heads: AttentionSpec
+    eps: float
+    activation: str
+    tp_size: int
+    rotary: Rotary
+    attention: AttentionBackend[Any]
+
+
+class DecoderModel(Protocol):
+    """One rank's part of a language model."""
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """int64 [T] -> [T, hidden]."""
+        ...
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: Any,
+        logits_indices: torch.Tensor,
+    ) -> torch.Tensor:
+        """[T, hidden] at positions int64 [axes, T] -> [S, hidden] of the rows whose logits are needed.
+
+        kv_cache: [layers, *kv_shape]. metadata: of the attention backend. logits_indices: int64 [S], ascending.
+        Overwrites ``hidden``.
+        """
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """[S, hidden] -> [S, vocab] on rank 0, None on the others."""
+        ...
+
+    def targets(self) -> Targets:
+        """Canonical tensor name -> the parameter's part."""
+        ...
+
+    def modules(self) -> Iterator[nn.Module]:
+        """All layers, nested ones included, as ``nn.Module`` has it."""
+        ...
+
+    def decoder_weights(self) -> DecoderWeights | None:
+        """The weights as they are now, if all layers are of the plain kind that ``DecoderWeights`` describes."""
+        ...

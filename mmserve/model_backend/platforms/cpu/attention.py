@@ -1,0 +1,103 @@
+"""Paged attention by the C++ kernel, which reads KV blocks in place. Float32 on a CPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from mmserve.messages.step import BlockCopy
+from mmserve.model_backend.attention.interface import AttentionInput, AttentionSpec, StepLimits
+from mmserve.model_backend.attention.kv_layout import copy_leading_tokens, token_major_shape
+from mmserve.model_backend.platforms.cpu.packed_weights import PANEL
+
+_BLOCK_TOKENS, _MAX_TILE_ROWS = 16, 48
+"""The kernel's own numbers."""
+
+
+class PagedCpuMetadata(NamedTuple):
+    """One step for the kernel. A tile is a few consecutive rows of one chunk."""
+
+    tiles: torch.Tensor
+    """int64 [n, 4]: first row, number of rows, position of the first row, slot."""
+    block_tables: torch.Tensor
+    """int64 [slots, blocks]."""
+    slot_mapping: torch.Tensor
+    """int64 [T]."""
+
+
+class PagedCpuAttention:
+    """See ``attention.interface.AttentionBackend``.
+
+    A row's result depends on its own sequence alone, to the bit: not on chunks, batch or the KV of other sequences.
+    """
+
+    block_sizes: Sequence[int] = (_BLOCK_TOKENS,)
+    supports_graphs = False
+
+    def __init__(self, kernels: ctypes.CDLL, spec: AttentionSpec) -> None:
+        self._kernels, self._spec = kernels, spec
+
+    @staticmethod
+    def supports(spec: AttentionSpec) -> bool:
+        """True if the kernel can compute these heads."""
+        return spec.head_dim % PANEL == 0 and spec.group_size <= _MAX_TILE_ROWS
+
+    def kv_shape(self, num_blocks: int, block_tokens: int) -> tuple[int, ...]:
+        assert block_tokens in self.block_sizes, f"blocks of {block_tokens} tokens"
+        return token_major_shape(self._spec, num_blocks, block_tokens)
+
+    def builder(self, limits: StepLimits) -> PagedCpuMetadataBuilder:
+        return PagedCpuMetadataBuilder(max(1, _MAX_TILE_ROWS // self._spec.group_size), limits.max_tokens)
+
+    def forward(
+        self, q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, metadata: PagedCpuMetadata
+    ) -> torch.Tensor:
+        rows, heads, dim = q.shape
+        out = torch.empty(rows, heads, dim)
+        self._kernels.mm_attention(
+            q.data_ptr(),
+            kv.data_ptr(),
+            metadata.slot_mapping.data_ptr(),
+            layer_kv.data_ptr(),
+            metadata.block_tables.data_ptr(),
+            metadata.tiles.data_ptr(),
+            out.data_ptr(),
+            rows,
+            len(metadata.tiles),
+            q.stride(0),
+            metadata.block_tables.shape[1],
+            heads,
+            kv.shape[2],
+            dim,
+        )
+        return out
+
+    def copy_tokens(self, kv_cache: torch.Tensor, copies: Sequence[BlockCopy]) -> None:
+        copy_leading_tokens(kv_cache, copies)
+
+
+class PagedCpuMetadataBuilder:
+    """Cuts chunks into tiles. Its buffer of tiles is overwritten by every step."""
+
+    def __init__(self, tile_tokens: int, max_tokens: int) -> None:
+        self._tile_tokens = tile_tokens
+        self._tiles = np.empty((max_tokens, 4), dtype=np.int64)
+
+    def build(self, step: AttentionInput) -> PagedCpuMetadata:
+        """Raises ValueError for more tokens than the limits allow."""
+        num_tiles = -(-step.counts // self._tile_tokens)
+        chunk = np.repeat(np.arange(len(step.counts)), num_tiles)
+        if len(chunk) > len(self._tiles):
+            raise ValueError(f"a step of {len(chunk)} tiles; there is room for {len(self._tiles)}")
+        first_rows = step.counts.cumsum() - step.counts
+        skipped = (np.arange(len(chunk)) - (num_tiles.cumsum() - num_tiles)[chunk]) * self._tile_tokens
+        tiles = self._tiles[: len(chunk)]
+        tiles[:, 0] = first_rows[chunk] + skipped
+        tiles[:, 1] = np.minimum(self._tile_tokens, step.counts[chunk] - skipped)
+        tiles[:, 2] = step.starts[chunk] + skipped
+        tiles[:, 3] = step.slots[chunk]
+        return PagedCpuMetadata(*map(torch.from_numpy, (tiles, step.block_tables, step.slot_mapping)))

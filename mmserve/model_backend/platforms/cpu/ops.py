@@ -1,0 +1,75 @@
+"""Operations by the C++ kernels: float32 on a CPU. Shapes that the kernels do not take fall back to torch."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from mmserve.model_backend.layers.ops import Activation
+from mmserve.model_backend.platforms.cpu.packed_weights import PANEL
+from mmserve.model_backend.platforms.reference import TorchOps, quick_gelu
+
+_VECTOR = 8
+"""Numbers in a vector of the kernels, which compute whole vectors only."""
+SILU_NAMES = frozenset({"silu", "swish"})
+
+
+class KernelOps(TorchOps):
+    """See ``layers.ops.Ops``. A row's result does not depend on the other rows."""
+
+    def __init__(self, kernels: ctypes.CDLL) -> None:
+        self._kernels = kernels
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        if x.shape[-1] % _VECTOR:
+            return super().rms_norm(x, weight, eps)
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        self._kernels.mm_rms_norm(x.data_ptr(), weight.data_ptr(), eps, out.data_ptr(), *x.shape)
+        return out
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        size = x.shape[-1]
+        if size % _VECTOR:
+            return super().layer_norm(x, weight, bias, eps)
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        addresses = (x.data_ptr(), weight.data_ptr(), bias.data_ptr())
+        self._kernels.mm_layer_norm(*addresses, eps, out.data_ptr(), x.numel() // size, size)
+        return out
+
+    def rotary_(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        self._kernels.mm_rotate(x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), *x.shape)
+
+    def activation(self, name: str) -> Activation:
+        return self._quick_gelu if name == "quick_gelu" else super().activation(name)
+
+    def act_and_mul(self, name: str) -> Activation:
+        return self._silu_and_mul if name in SILU_NAMES else super().act_and_mul(name)
+
+    def encoder_attention(self, qkv: torch.Tensor, num_heads: int) -> torch.Tensor:
+        sequences, tokens, width = qkv.shape
+        size = width // 3
+        if size // num_heads % PANEL:
+            return super().encoder_attention(qkv, num_heads)
+        out = torch.empty(sequences, tokens, size)
+        self._kernels.mm_encoder_attention(
+            qkv.data_ptr(), out.data_ptr(), sequences, tokens, num_heads, size // num_heads
+        )
+        return out
+
+    def _quick_gelu(self, x: torch.Tensor) -> torch.Tensor:
+        """In place where the kernels compute it."""
+        if x.shape[-1] % _VECTOR or not x.is_contiguous():
+            return quick_gelu(x)
+        self._kernels.mm_quick_gelu(x.data_ptr(), x.numel() // x.shape[-1], x.shape[-1])
+        return x
+
+    def _silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        rows, width = x.shape
+        if width % (2 * _VECTOR):
+            return super().act_and_mul("silu")(x)
+        out = torch.empty(rows, width // 2)
+        self._kernels.mm_silu_gate(x.data_ptr(), out.data_ptr(), rows, width // 2)
+        return out

@@ -1,0 +1,127 @@
+"""Linear methods of a CPU. Each loads plain weights and converts them once, in ``finish_loading``.
+
+``KernelLinear`` is for the C++ kernels, in float32; ``Int8Linear`` and ``Int4Linear`` quantize for them.
+``OneDnnLinear`` is for other dtypes and where there are no kernels: a third faster than torch's own product. OneDNN's
+packed operators are private names of torch, so each dtype must pass a numeric self-test first (``onednn_works``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+from mmserve.model_backend.layers.linear_method import LinearShape
+from mmserve.model_backend.platforms.cpu import quantization
+from mmserve.model_backend.platforms.cpu.packed_weights import PANEL, format_of, pack
+from mmserve.model_backend.platforms.reference import PlainLinear
+from mmserve.runtime.errors import StartupError
+
+_CPU = torch.device("cpu")
+_ONEDNN_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+"""Relative to the largest value of the result."""
+
+
+class KernelLinear(PlainLinear):
+    """Weights in panels of 16 outputs (``packed_weights``). A row's result does not depend on the other rows.
+
+    Outputs must be a multiple of 16. float32 activations.
+    """
+
+    packed: torch.Tensor
+    format: int
+
+    def __init__(self, kernels: ctypes.CDLL, shape: LinearShape) -> None:
+        super().__init__(shape, torch.float32, _CPU)
+        self._kernels = kernels
+        self.out_size, self.in_size, _ = shape
+
+    def finish_loading(self) -> None:
+        self.packed = self._pack(self.weight)
+        self.format = format_of(self.packed)
+        del self.weight
+
+    def _pack(self, weight: torch.Tensor) -> torch.Tensor:
+        return pack(weight)
+
+    def apply(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        x = x.contiguous()
+        out = torch.empty(*x.shape[:-1], self.out_size) if residual is None else residual
+        self._kernels.mm_linear(
+            x.data_ptr(),
+            self.packed.data_ptr(),
+            self.format,
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            x.numel() // self.in_size,
+            self.in_size,
+            self.out_size,
+            residual is not None,
+        )
+        return out
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """float32. Not for int4."""
+        indices = indices.contiguous()
+        out = torch.empty(len(indices), self.in_size)
+        self._kernels.mm_rows(self.packed.data_ptr(), self.format, indices.data_ptr(), out.data_ptr(), *out.shape)
+        return out
+
+
+class Int8Linear(KernelLinear):
+    """Weights rounded to 8 bits in groups of 32 inputs; see ``quantization``."""
+
+    def __init__(self, kernels: ctypes.CDLL, shape: LinearShape) -> None:
+        _check_quantizable(shape)
+        super().__init__(kernels, shape)
+
+    def _pack(self, weight: torch.Tensor) -> torch.Tensor:
+        return quantization.to_int8(weight)
+
+
+class Int4Linear(Int8Linear):
+    """Weights rounded to 4 bits in groups of 32 inputs; see ``quantization``. Rows cannot be looked up."""
+
+    def _pack(self, weight: torch.Tensor) -> torch.Tensor:
+        return quantization.to_int4(weight)
+
+
+def _check_quantizable(shape: LinearShape) -> None:
+    if shape.out_size % PANEL or shape.in_size % quantization.GROUP:
+        raise StartupError(
+            f"--quantization needs layers of a multiple of {PANEL} outputs and {quantization.GROUP} inputs "
+            f"on each rank, not {shape.out_size} and {shape.in_size}: leave it out"
+        )
+
+
+class OneDnnLinear(PlainLinear):
+    """Weights reordered by oneDNN."""
+
+    def finish_loading(self) -> None:
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight)
+
+    def apply(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, bias, "none", [], "")
+        return out if residual is None else residual.add_(out)
+
+
+@cache
+def onednn_works(dtype: torch.dtype) -> bool:
+    """True if torch has oneDNN's packed operators, and they compute what torch computes in this dtype."""
+    generator = torch.Generator().manual_seed(0)
+    weight, x, bias = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((48, 64), (5, 64), (48,)))
+    expected = F.linear(x, weight, bias).float()
+    method = OneDnnLinear(LinearShape.full(*weight.shape), dtype, _CPU)
+    method.weight.copy_(weight)
+    try:
+        method.finish_loading()
+        found = method.apply(x, bias).float()
+    except (RuntimeError, AttributeError):
+        return False
+    return bool((found - expected).abs().max() <= _ONEDNN_TOLERANCE.get(dtype, 0.0) * expected.abs().max())

@@ -1,0 +1,100 @@
+"""A CPU: C++ kernels in float32 where they can be built, oneDNN and torch otherwise."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from mmserve.config.config import Quantization
+from mmserve.config.deployment import Deployment
+from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, StepLimits
+from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.layers.context import LayerContext
+from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape
+from mmserve.model_backend.layers.ops import Ops
+from mmserve.model_backend.models.interface import DecoderModel
+from mmserve.model_backend.platforms.cpu import memory
+from mmserve.model_backend.platforms.cpu import threads as kernel_threads
+from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
+from mmserve.model_backend.platforms.cpu.decoder import compile_decoder
+from mmserve.model_backend.platforms.cpu.ops import KernelOps
+from mmserve.model_backend.platforms.cpu.packed_weights import PANEL
+from mmserve.model_backend.platforms.cpu.packing import Int4Linear, Int8Linear, KernelLinear, OneDnnLinear, onednn_works
+from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
+from mmserve.model_backend.platforms.interface import ForwardExecutor
+from mmserve.model_backend.platforms.reference import TorchPlatform
+from mmserve.runtime.memory_allocator import prefault_heap, prefer_huge_pages
+
+
+class CpuPlatform(TorchPlatform):
+    """See ``interface.Platform``. ``kernels``: None in any dtype but float32, and where they cannot be built."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(torch.device("cpu"), dtype)
+        self.kernels: ctypes.CDLL | None = verified_kernels() if dtype is torch.float32 else None
+
+    def ops(self) -> Ops:
+        return super().ops() if self.kernels is None else KernelOps(self.kernels)
+
+    def linear_method(self, quantization: Quantization, shape: LinearShape) -> LinearMethod:
+        if quantization == "int4" and self.kernels is not None:
+            return Int4Linear(self.kernels, shape)
+        if quantization == "none" and not self._packs(shape) and onednn_works(self.dtype):
+            return OneDnnLinear(shape, self.dtype, self.device)
+        return self.embedding_method(quantization, shape)
+
+    def embedding_method(self, quantization: Quantization, shape: LinearShape) -> EmbeddingMethod:
+        """Rows of int4 weights would cost too much to look up, so these are int8. oneDNN's layout has no rows."""
+        if quantization != "none" and self.kernels is not None:
+            return Int8Linear(self.kernels, shape)
+        if quantization == "none" and self.kernels is not None and self._packs(shape):
+            return KernelLinear(self.kernels, shape)
+        return super().embedding_method(quantization, shape)
+
+    def _packs(self, shape: LinearShape) -> bool:
+        return self.kernels is not None and shape.out_size % PANEL == 0
+
+    def layer_context(self, tp: TpGroup, quantization: Quantization = "none") -> LayerContext:
+        return replace(super().layer_context(tp, quantization), max_mlp_rows=memory.MAX_MLP_ROWS)
+
+    def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> AttentionBackend[Any]:
+        if self.kernels is not None and kv_dtype is torch.float32 and PagedCpuAttention.supports(spec):
+            return PagedCpuAttention(self.kernels, spec)
+        return super().attention(spec, kv_dtype)
+
+    def executor(self, model: DecoderModel, limits: StepLimits) -> ForwardExecutor:
+        weights = model.decoder_weights()
+        compiled = None
+        if self.kernels is not None and weights is not None:
+            compiled = compile_decoder(self.kernels, weights)
+        return compiled or super().executor(model, limits)
+
+    def allocate_kv_cache(self, shape: tuple[int, ...]) -> torch.Tensor:
+        cache = torch.empty(shape, dtype=self.dtype)
+        prefer_huge_pages(cache.data_ptr(), cache.nbytes)
+        return cache.zero_()
+
+    def prefault_for_steps(self, deployment: Deployment) -> None:
+        prefault_heap(memory.step_nbytes(deployment))
+
+    def prefault_for_images(self, deployment: Deployment, max_images: int) -> None:
+        prefault_heap(memory.images_nbytes(deployment, max_images))
+
+    def set_threads(self, count: int) -> None:
+        super().set_threads(count)
+        if self.kernels is not None:
+            kernel_threads.set_threads(self.kernels, max(1, count))
+
+    def share_cores(
+        self, threads: int, busy_cores: ctypes.Array[ctypes.c_int32], *, among: int = 1, at_least: int = 1
+    ) -> None:
+        if self.kernels is not None:
+            kernel_threads.set_threads(self.kernels, threads)
+            kernel_threads.share_cores(self.kernels, busy_cores, among=among, at_least=at_least)
+
+    def release_torch_threads(self) -> None:
+        if self.kernels is not None:
+            torch.set_num_threads(1)

@@ -1,0 +1,126 @@
+"""What a platform provides: operations, weight formats, attention, the executor of a step, and process set-up.
+
+Chosen once, when a rank or a visual server starts. Layers and models get its parts and do not ask where they run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Protocol
+
+import torch
+
+from mmserve.config.config import Quantization
+from mmserve.config.deployment import Deployment
+from mmserve.ipc.arena import Arena
+from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, StepLimits
+from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.layers.context import LayerContext
+from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape
+from mmserve.model_backend.layers.ops import Ops
+from mmserve.model_backend.models.interface import DecoderModel
+
+
+class ForwardExecutor(Protocol):
+    """Runs all layers of a model for one step: eagerly, as one compiled call, or as a captured graph."""
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: Any,
+        logits_indices: torch.Tensor,
+    ) -> torch.Tensor:
+        """As ``DecoderModel.forward``, to the bit."""
+        ...
+
+
+class Platform(Protocol):
+    """One device and dtype of this process."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device_name(self) -> str:
+        """For people, such as the GPU's model."""
+        ...
+
+    # Parts of a model.
+
+    def ops(self) -> Ops: ...
+
+    def linear_method(self, quantization: Quantization, shape: LinearShape) -> LinearMethod:
+        """Raises StartupError if the platform cannot compute with this quantization or shape."""
+        ...
+
+    def embedding_method(self, quantization: Quantization, shape: LinearShape) -> EmbeddingMethod:
+        """As ``linear_method``, for a matrix whose rows are looked up as well."""
+        ...
+
+    def layer_context(self, tp: TpGroup, quantization: Quantization = "none") -> LayerContext:
+        """What a model's layers are built with on this platform."""
+        ...
+
+    def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> AttentionBackend[Any]: ...
+
+    def executor(self, model: DecoderModel, limits: StepLimits) -> ForwardExecutor:
+        """For a model whose weights have finished loading; they must not be replaced afterwards."""
+        ...
+
+    # Memory.
+
+    def allocate_kv_cache(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Zeros that are written, so that all pages are taken now. A masked weight of 0 must not meet NaN."""
+        ...
+
+    def release_cached_memory(self) -> None:
+        """Return memory that the allocator keeps for reuse to the device."""
+        ...
+
+    def free_memory_nbytes(self) -> int:
+        """Device memory that can still be allocated. Only for platforms with a device of their own."""
+        ...
+
+    def prefault_for_steps(self, deployment: Deployment) -> None:
+        """In a rank: take the memory that the largest step computes in, before the first request needs it."""
+        ...
+
+    def prefault_for_images(self, deployment: Deployment, max_images: int) -> None:
+        """In a visual server: the same for a batch of images and one picture being decoded."""
+        ...
+
+    def pin(self, arena: Arena) -> None:
+        """Prepare the arena for asynchronous copies to the device."""
+        ...
+
+    def wait_for_copies(self) -> None:
+        """Block until all copies to the device issued so far are done."""
+        ...
+
+    # Threads.
+
+    def set_threads(self, count: int) -> None:
+        """Compute with ``count`` threads, at least one."""
+        ...
+
+    def share_cores(
+        self, threads: int, busy_cores: ctypes.Array[ctypes.c_int32], *, among: int = 1, at_least: int = 1
+    ) -> None:
+        """Compute with up to ``threads`` threads of the kernels' own, and with fewer while other processes compute.
+
+        ``busy_cores`` is read before each operation: its sum divided by ``among`` is left to the others, down to
+        ``at_least`` threads. No effect without kernels.
+        """
+        ...
+
+    def release_torch_threads(self) -> None:
+        """After loading: where kernels compute nearly everything, torch keeps one thread.
+
+        What is left to torch is small, and waiting for its other threads costs more than they save.
+        """
+        ...

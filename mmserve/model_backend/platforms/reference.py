@@ -1,0 +1,185 @@
+"""Everything a platform provides, in plain torch: for any device and dtype, and the reference for faster platforms."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from mmserve.config.config import Quantization
+from mmserve.config.deployment import Deployment
+from mmserve.ipc.arena import Arena
+from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, StepLimits
+from mmserve.model_backend.attention.sdpa import SdpaAttention
+from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.layers.context import LayerContext
+from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape
+from mmserve.model_backend.layers.ops import Activation, Ops
+from mmserve.model_backend.layers.target import LinearShard, Target
+from mmserve.model_backend.models.interface import DecoderModel
+from mmserve.model_backend.platforms.interface import ForwardExecutor
+from mmserve.runtime.errors import StartupError
+
+
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "quick_gelu": quick_gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+class TorchOps:
+    """See ``layers.ops.Ops``."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return F.rms_norm(x, weight.shape, weight, eps)
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+    def rotary_(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        cos, sin = cos[:, None], sin[:, None]
+        first, second = x.chunk(2, dim=-1)
+        rotated = (first * cos).addcmul_(second, sin, value=-1)
+        second.mul_(cos).addcmul_(first, sin)
+        first.copy_(rotated)
+
+    def activation(self, name: str) -> Activation:
+        if name not in _ACTIVATIONS:
+            raise StartupError(f"the model's activation {name} is not supported; known: {', '.join(_ACTIVATIONS)}")
+        return _ACTIVATIONS[name]
+
+    def act_and_mul(self, name: str) -> Activation:
+        return partial(_act_and_mul, self.activation(name))
+
+    def encoder_attention(self, qkv: torch.Tensor, num_heads: int) -> torch.Tensor:
+        batch, tokens, _ = qkv.shape
+        q, k, v = qkv.view(batch, tokens, 3, num_heads, -1).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def _act_and_mul(act: Activation, x: torch.Tensor) -> torch.Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return act(gate).mul_(up)
+
+
+class PlainLinear:
+    """Unquantized weights [out, in] as the checkpoint stores them. See ``layers.linear_method.EmbeddingMethod``."""
+
+    def __init__(self, shape: LinearShape, dtype: torch.dtype, device: torch.device) -> None:
+        self.weight = torch.empty(shape.out_size, shape.in_size, dtype=dtype, device=device)
+        self.weight[shape.used :].zero_()
+
+    def targets(self, shard: LinearShard) -> Iterator[tuple[str, Target]]:
+        yield f"{shard.name}.weight", Target(self.weight[shard.rows], shard.shape, shard.dim, shard.start)
+
+    def finish_loading(self) -> None:
+        pass
+
+    def apply(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        out = F.linear(x, self.weight, bias)
+        return out if residual is None else residual.add_(out)
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        return F.embedding(indices, self.weight)
+
+
+class EagerExecutor:
+    """Runs a model layer by layer."""
+
+    def __init__(self, model: DecoderModel) -> None:
+        self._model = model
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: Any,
+        logits_indices: torch.Tensor,
+    ) -> torch.Tensor:
+        return self._model.forward(hidden, positions, kv_cache, metadata, logits_indices)
+
+
+class TorchPlatform:
+    """See ``interface.Platform``. Its process set-up does nothing, apart from torch's own threads."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+
+    @property
+    def device_name(self) -> str:
+        return str(self.device)
+
+    def ops(self) -> Ops:
+        return TorchOps()
+
+    def linear_method(self, quantization: Quantization, shape: LinearShape) -> LinearMethod:
+        return self.embedding_method(quantization, shape)
+
+    def embedding_method(self, quantization: Quantization, shape: LinearShape) -> EmbeddingMethod:
+        if quantization != "none":
+            raise StartupError("--quantization needs a C++ compiler on this machine (c++ or g++): install one")
+        return PlainLinear(shape, self.dtype, self.device)
+
+    def layer_context(self, tp: TpGroup, quantization: Quantization = "none") -> LayerContext:
+        return LayerContext(
+            ops=self.ops(),
+            linear_method=partial(self.linear_method, quantization),
+            embedding_method=partial(self.embedding_method, quantization),
+            dtype=self.dtype,
+            device=self.device,
+            tp=tp,
+        )
+
+    def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> AttentionBackend[Any]:
+        return SdpaAttention(spec, kv_dtype, self.device)
+
+    def executor(self, model: DecoderModel, limits: StepLimits) -> ForwardExecutor:
+        return EagerExecutor(model)
+
+    def allocate_kv_cache(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device).zero_()
+
+    def release_cached_memory(self) -> None:
+        pass
+
+    def free_memory_nbytes(self) -> int:
+        raise NotImplementedError("the supervisor sizes the KV cache in host memory")
+
+    def prefault_for_steps(self, deployment: Deployment) -> None:
+        pass
+
+    def prefault_for_images(self, deployment: Deployment, max_images: int) -> None:
+        pass
+
+    def pin(self, arena: Arena) -> None:
+        pass
+
+    def wait_for_copies(self) -> None:
+        pass
+
+    def set_threads(self, count: int) -> None:
+        torch.set_num_threads(max(1, count))
+
+    def share_cores(
+        self, threads: int, busy_cores: ctypes.Array[ctypes.c_int32], *, among: int = 1, at_least: int = 1
+    ) -> None:
+        pass
+
+    def release_torch_threads(self) -> None:
+        pass

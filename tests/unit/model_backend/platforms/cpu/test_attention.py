@@ -1,0 +1,122 @@
+"""The paged attention kernel computes what the torch reference computes, and depends on a row's own sequence alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from mmserve.model_backend.attention.interface import AttentionInput, AttentionSpec, StepLimits
+from mmserve.model_backend.attention.sdpa import SdpaAttention
+from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
+from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
+from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler, random
+
+pytestmark = needs_compiler
+BLOCK = PagedCpuAttention.block_sizes[0]
+LIMITS = StepLimits(max_tokens=1000, max_seqs=10, max_blocks=100, block_tokens=BLOCK)
+
+
+def paged(group: int, kv_heads: int, dim: int) -> PagedCpuAttention:
+    return PagedCpuAttention(kernels(), AttentionSpec(group * kv_heads, kv_heads, dim))
+
+
+def step_of(chunks: list[tuple[int, int]]) -> AttentionInput:
+    """(start, count) of each sequence; blocks in random order."""
+    num_blocks = [-(-(start + count) // BLOCK) for start, count in chunks]
+    block_tables = np.zeros((len(chunks), max(num_blocks)), dtype=np.int64)
+    order = iter(np.random.default_rng(0).permutation(sum(num_blocks)))
+    for slot, count in enumerate(num_blocks):
+        block_tables[slot, :count] = [next(order) for _ in range(count)]
+    slots = np.arange(len(chunks))
+    starts, counts = (np.array(values) for values in zip(*chunks, strict=True))
+    positions = np.concatenate([np.arange(start, start + count) for start, count in chunks])
+    slot_mapping = block_tables[np.repeat(slots, counts), positions // BLOCK] * BLOCK + positions % BLOCK
+    return AttentionInput(slots, starts, counts, block_tables, slot_mapping)
+
+
+@pytest.mark.parametrize("group", [1, 3, 7])
+@pytest.mark.parametrize(
+    "chunks", [[(0, 1)], [(300, 1), (16, 1), (15, 1)], [(0, 100)], [(40, 1), (0, 17), (33, 90)]], ids=str
+)
+def test_results_and_stored_kv_equal_the_reference(chunks: list[tuple[int, int]], group: int) -> None:
+    step = step_of(chunks)
+    qkv = random(len(step.slot_mapping), (group + 2) * 2, 32)
+    backend = paged(group, 2, 32)
+    reference = SdpaAttention(AttentionSpec(group * 2, 2, 32), torch.float32, torch.device("cpu"))
+    shape = backend.kv_shape(int(step.block_tables.max()) + 1, BLOCK)
+    assert shape == reference.kv_shape(shape[0], BLOCK)
+    cache = random(*shape, seed=1)
+    results, caches = [], []
+    for attention in (backend, reference):
+        layer_kv, heads = cache.clone(), qkv.clone()
+        kv = heads[:, 2 * group :].unflatten(1, (2, 2))
+        metadata = attention.builder(LIMITS).build(step)
+        results.append(attention.forward(heads[:, : 2 * group], kv, layer_kv, metadata))  # type: ignore[arg-type]
+        caches.append(layer_kv)
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
+    assert torch.equal(caches[0], caches[1])
+
+
+@pytest.mark.parametrize("dim", [16, 48, 64])
+@pytest.mark.parametrize("length", [63, 64, 65, 150])
+def test_a_token_has_the_same_bits_in_a_prompt_in_a_chunk_alone_and_in_a_batch(length: int, dim: int) -> None:
+    group, cut = 3, length - 30
+    attention = paged(group, 2, dim)
+    qkv = random(length, (group + 2) * 2, dim)
+    whole = step_of([(0, length)])
+    cache = torch.zeros(attention.kv_shape(int(whole.block_tables.max()) + 1, BLOCK))
+    builder = attention.builder(LIMITS)
+
+    def attend(chunks: list[tuple[int, int]]) -> torch.Tensor:
+        tokens = [token for start, count in chunks for token in range(start, start + count)]
+        step = replace(
+            step_of(chunks),
+            block_tables=np.repeat(whole.block_tables, len(chunks), axis=0),
+            slot_mapping=whole.slot_mapping[tokens],
+        )
+        heads = qkv[tokens]
+        kv = heads[:, 2 * group :].unflatten(1, (2, 2))
+        return attention.forward(heads[:, : 2 * group], kv, cache, builder.build(step))
+
+    expected = attend([(0, length)])
+    assert torch.equal(attend([(cut, 30)]), expected[cut:])
+    assert torch.equal(attend([(length - 1, 1)])[0], expected[-1])
+    for result in attend([(length - 1, 1)] * 4):
+        assert torch.equal(result, expected[-1])
+
+
+def test_attention_never_reads_beyond_its_own_context() -> None:
+    """Values of other sequences in the last block, NaN included, change nothing."""
+    step = step_of([(20, 1), (5, 20)])
+    qkv, attention = random(21, 4, 32), paged(2, 1, 32)
+    clean = random(4, BLOCK, 2, 1, 32, seed=1)
+    spoiled = clean.clone()
+    spoiled[step.block_tables[0, 1], 5:] = torch.nan
+    spoiled[step.block_tables[1, 1], 9:] = torch.nan
+    metadata = attention.builder(LIMITS).build(step)
+    first, second = (
+        attention.forward(qkv[:, :2], qkv[:, 2:].unflatten(1, (2, 1)), cache, metadata) for cache in (clean, spoiled)
+    )
+    assert torch.equal(first, second)
+
+
+def test_a_step_beyond_the_limits_is_refused() -> None:
+    builder = paged(1, 1, 16).builder(LIMITS._replace(max_tokens=2))
+    with pytest.raises(ValueError, match="3 tiles"):
+        builder.build(step_of([(5, 1)] * 3))
+
+
+@pytest.mark.parametrize(
+    ("spec", "backend"),
+    [
+        (AttentionSpec(8, 4, 32), PagedCpuAttention),
+        (AttentionSpec(8, 4, 24), SdpaAttention),
+        (AttentionSpec(98, 2, 32), SdpaAttention),
+    ],
+)
+def test_heads_that_the_kernel_cannot_compute_get_the_reference(spec: AttentionSpec, backend: type) -> None:
+    assert type(CpuPlatform(torch.float32).attention(spec, torch.float32)) is backend
+    assert type(CpuPlatform(torch.bfloat16).attention(spec, torch.bfloat16)) is SdpaAttention

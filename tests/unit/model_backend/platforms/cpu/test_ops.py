@@ -1,0 +1,62 @@
+"""The operations of the C++ kernels compute what torch computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mmserve.model_backend.platforms.cpu.ops import KernelOps
+from mmserve.model_backend.platforms.reference import TorchOps
+from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler, random
+
+pytestmark = needs_compiler
+
+
+@pytest.fixture(scope="module")
+def ops() -> KernelOps:
+    return KernelOps(kernels())
+
+
+@pytest.mark.parametrize("size", [128, 100], ids=["whole vectors", "falls back to torch"])
+def test_rms_norm(ops: KernelOps, size: int) -> None:
+    x, weight = random(70, size), random(size, seed=1)
+    torch.testing.assert_close(ops.rms_norm(x, weight, 1e-5), F.rms_norm(x, (size,), weight, 1e-5))
+
+
+@pytest.mark.parametrize("size", [48, 44], ids=["whole vectors", "falls back to torch"])
+def test_layer_norm(ops: KernelOps, size: int) -> None:
+    x, weight, bias = random(2, 7, size) * 3 + 1, random(size, seed=1), random(size, seed=2)
+    expected = F.layer_norm(x, (size,), weight, bias, 1e-5)
+    torch.testing.assert_close(ops.layer_norm(x, weight, bias, 1e-5), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [128, 104], ids=["whole vectors", "falls back to torch"])
+def test_activations(ops: KernelOps, size: int) -> None:
+    x = torch.cat((random(70, size), torch.full((1, size), -200.0), torch.full((1, size), 200.0)))
+    gate, up = x[:, : size // 2 + 4].chunk(2, dim=-1) if size % 16 else x.chunk(2, dim=-1)
+    fused = torch.cat((gate, up), dim=-1)
+    for name in ("silu", "swish"):
+        torch.testing.assert_close(ops.act_and_mul(name)(fused), F.silu(gate) * up)
+    torch.testing.assert_close(ops.act_and_mul("relu")(fused.clone()), F.relu(gate) * up)
+    torch.testing.assert_close(ops.activation("quick_gelu")(fused.clone()), fused * torch.sigmoid(1.702 * fused))
+
+
+def test_rotary_turns_only_the_heads_it_is_given(ops: KernelOps) -> None:
+    heads, angle = random(40, 5, 16), random(40, 8, seed=1)
+    found, expected = heads.clone(), heads.clone().double()
+    ops.rotary_(found[:, :3], angle.cos(), angle.sin())
+    TorchOps().rotary_(expected[:, :3], angle.double().cos(), angle.double().sin())
+    torch.testing.assert_close(found, expected.float())
+    assert torch.equal(found[:, 3:], heads[:, 3:])
+
+
+@pytest.mark.parametrize(
+    ("sequences", "tokens", "heads", "dim"),
+    [(1, 1, 2, 16), (2, 65, 4, 48), (3, 257, 6, 64), (1, 48, 1, 32), (2, 9, 2, 8)],
+)
+def test_encoder_attention(ops: KernelOps, sequences: int, tokens: int, heads: int, dim: int) -> None:
+    qkv = random(sequences, tokens, 3 * heads * dim)
+    q, k, v = qkv.view(sequences, tokens, 3, heads, dim).permute(2, 0, 3, 1, 4)
+    expected = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(ops.encoder_attention(qkv, heads), expected, rtol=1e-4, atol=1e-5)
