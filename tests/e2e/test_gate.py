@@ -1,4 +1,4 @@
-"""The whole server with one request at a time in media decoding, and with budgets that large pictures do not fit."""
+"""The whole server with a limit of one decode permit, and with a pixel budget that large pictures exceed."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def _big_picture() -> str:
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def test_many_at_once_are_answered_as_they_are_one_by_one(gated: Stack) -> None:
+def test_concurrent_requests_get_the_answers_of_single_ones(gated: Stack) -> None:
     asked = list(samples(16, seed=880101, kinds=("colour", "shape", "word")))
     together = asyncio.run(_ask_all(gated, asked))
     assert together == [asyncio.run(_ask_all(gated, [sample]))[0] for sample in asked]
     assert gated.eventually("mm_decoding_peak", 1) == 1, "in both visual servers together"
 
 
-def test_n_streamed_answers_need_one_preprocess(gated: Stack) -> None:
+def test_n_streamed_choices_decode_their_picture_once(gated: Stack) -> None:
     (sample,) = samples(1, seed=880202, kinds=("colour",))
     before = gated.metric("mm_images_encoded_total")
     with gated.client() as client:
@@ -59,7 +59,7 @@ def test_n_streamed_answers_need_one_preprocess(gated: Stack) -> None:
     assert gated.eventually("mm_images_encoded_total", before + 1) == before + 1
 
 
-def test_a_request_that_can_never_decode_is_told_the_limit(gated: Stack) -> None:
+def test_a_picture_beyond_the_pixel_budget_is_refused_with_the_limit(gated: Stack) -> None:
     content = [{"type": "image_url", "image_url": {"url": _big_picture()}}, {"type": "text", "text": "What is it?"}]
     with gated.client() as client, pytest.raises(openai.APIStatusError) as caught:
         client.chat.completions.create(model="llava", messages=[{"role": "user", "content": content}])

@@ -1,5 +1,5 @@
-"""The cache server or the visual server is killed while it holds the pictures of many requests: all are answered, each
-about its own picture, and nothing stays leased."""
+"""If the cache server or the visual server is killed, all its requests are answered about their own pictures, and no
+lease remains."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _suspended(processes: Sequence[psutil.Process]) -> Iterator[None]:
         yield
     finally:
         for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it was the victim
+            with contextlib.suppress(psutil.NoSuchProcess):  # the killed one
                 process.resume()
 
 
@@ -38,24 +38,24 @@ async def _ask(client: openai.AsyncOpenAI, sample: Sample, n: int, **extra: str)
 
 
 @pytest.mark.parametrize(("victim", "seed"), [("cache_server", 770_101), ("visualserver", 770_202)])
-def test_whose_pictures_were_in_flight_is_answered_about_them(restarting_stack: Stack, victim: str, seed: int) -> None:
+def test_requests_in_flight_are_answered_about_their_pictures(restarting_stack: Stack, victim: str, seed: int) -> None:
     asked = [(sample, 1 + number % 2) for number, sample in enumerate(samples(CLIENTS, seed, kinds=("colour", "word")))]
     resent = restarting_stack.metric("requests_resent_total")
 
     async def scenario() -> tuple[list[list[str]], list[list[str]]]:
         async with restarting_stack.async_client() as client:
             with _suspended(restarting_stack.processes("mmserve: visualserver")):
-                under_way = [asyncio.create_task(_ask(client, *each)) for each in asked]
-                held = await asyncio.to_thread(restarting_stack.eventually, "mm_leases", CLIENTS, 40.0)
-                assert held == CLIENTS, "every picture is in the arena, and none is encoded"
+                in_flight = [asyncio.create_task(_ask(client, *each)) for each in asked]
+                leases = await asyncio.to_thread(restarting_stack.eventually, "mm_leases", CLIENTS, 40.0)
+                assert leases == CLIENTS, "every picture is in the arena, and none is encoded"
                 for process in restarting_stack.processes(f"mmserve: {victim}"):
                     process.kill()
-            answers = await asyncio.gather(*under_way)
-            # Salted, so that no picture is found again: what it shows is looked at anew.
+            answers = await asyncio.gather(*in_flight)
+            # With a salt, so that every picture is encoded again.
             return answers, [await _ask(client, *each, cache_salt="alone") for each in asked]
 
     answers, alone = asyncio.run(scenario())
     assert answers == alone
-    assert len({each[0] for each in alone}) > CLIENTS / 3, "another picture, another answer"
+    assert len({each[0] for each in alone}) > CLIENTS / 3, "different pictures have different answers"
     until(lambda: restarting_stack.metric("requests_resent_total") > resent)
     assert restarting_stack.eventually("mm_leases", 0) == 0

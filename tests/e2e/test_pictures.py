@@ -1,4 +1,4 @@
-"""Bad, odd and hostile pictures: the right answer or a 400 that says why, and the server lives on."""
+"""Broken, unusual and hostile pictures get the right answer or a 400 with the reason, and the server stays up."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _png_chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def _bomb() -> bytes:
-    """A small PNG file that claims 30,000 x 30,000 pixels."""
+    """A small PNG file whose header says 30,000 x 30,000 pixels."""
     header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
     body = zlib.compress(bytes(90_001 * 50), 9)
     return b"\x89PNG\r\n\x1a\n" + _png_chunk(b"IHDR", header) + _png_chunk(b"IDAT", body) + _png_chunk(b"IEND", b"")
@@ -59,7 +59,7 @@ BROKEN = {
     "eps": lambda picture: _encode(picture, "EPS"),
 }
 
-ODD = {
+UNUSUAL = {
     "1x1": lambda picture: _encode(picture.resize((1, 1)), "PNG"),
     "1x600": lambda picture: _encode(picture.resize((1, 600)), "PNG"),
     "cmyk": lambda picture: _encode(picture.convert("CMYK"), "JPEG"),
@@ -77,7 +77,7 @@ ODD = {
 }
 
 
-def _alive(stack: Stack) -> None:
+def _assert_serving(stack: Stack) -> None:
     _, messages, answer = _picture()
     with stack.client() as client:
         assert ask(client, messages).strip() == answer
@@ -85,26 +85,26 @@ def _alive(stack: Stack) -> None:
 
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_broken_picture_is_a_400_that_names_it(default_stack: Stack, name: str, stream: bool) -> None:
+def test_a_broken_picture_gets_a_400_that_names_the_picture(default_stack: Stack, name: str, stream: bool) -> None:
     picture, _, _ = _picture()
     with default_stack.client() as client, pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="llava", messages=_messages(BROKEN[name](picture)), stream=stream)
     body = caught.value.response.json()["error"]
     assert "messages[0].content[0]" in (body["param"] or "")
     assert "0x" not in body["message"]
-    _alive(default_stack)
+    _assert_serving(default_stack)
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_an_odd_picture_is_answered(default_stack: Stack, name: str) -> None:
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_an_unusual_picture_is_answered(default_stack: Stack, name: str) -> None:
     picture, _, _ = _picture()
     with default_stack.client() as client:
-        assert ask(client, _messages(ODD[name](picture)), max_tokens=30)
-    _alive(default_stack)
+        assert ask(client, _messages(UNUSUAL[name](picture)), max_tokens=30)
+    _assert_serving(default_stack)
 
 
-def test_pixels_and_embeddings_are_copied_once(default_stack: Stack) -> None:
-    """Compressed bytes into the arena, rows into the arena; an image that is there already costs neither."""
+def test_image_bytes_and_embeddings_are_copied_once(default_stack: Stack) -> None:
+    """Both are copied once, into the arena; a cached image is not copied."""
 
     def copied() -> tuple[float, float]:
         return tuple(default_stack.metric("mm_copied_bytes_total", kind=kind) for kind in ("data", "embed"))  # type: ignore[return-value]
@@ -131,7 +131,7 @@ def test_conversions_do_not_change_the_answer(default_stack: Stack) -> None:
         assert [ask(client, _messages(data, question)).strip() for data in variants] == [answer] * len(variants)
 
 
-def test_exif_rotation_is_what_the_viewer_shows(default_stack: Stack) -> None:
+def test_exif_rotation_is_applied(default_stack: Stack) -> None:
     picture, messages, answer = _picture()
     question = messages[-1]["content"][-1]["text"]  # type: ignore[index]
     exif = Image.Exif()
@@ -141,7 +141,7 @@ def test_exif_rotation_is_what_the_viewer_shows(default_stack: Stack) -> None:
         assert ask(client, _messages(data, question)).strip() == answer
 
 
-def test_one_bad_picture_among_good_ones(default_stack: Stack) -> None:
+def test_broken_pictures_do_not_affect_later_requests(default_stack: Stack) -> None:
     good = list(samples(6, seed=31, kinds=("colour",)))
     with default_stack.client() as client:
         for sample in good:

@@ -1,4 +1,4 @@
-"""Servers with next to no room for images: served one after another, or refused in so many words; never a hang."""
+"""Servers with little or no arena: image requests are served one after another, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_without_an_arena_text_is_answered_and_images_are_413() -> None:
         assert ask(client, [{"role": "user", "content": "What can you do?"}])
 
 
-async def _all_at_once(stack: Stack, questions: list[Sample]) -> list[str]:
+async def _ask_all(stack: Stack, questions: list[Sample]) -> list[str]:
     async with stack.async_client() as client:
 
         async def one(sample: Sample) -> str:
@@ -38,7 +38,7 @@ async def _all_at_once(stack: Stack, questions: list[Sample]) -> list[str]:
 def test_an_arena_for_a_few_images_serves_many_clients_one_after_another() -> None:
     questions = list(samples(CLIENTS, seed=6, kinds=("colour",)))
     with running("--mm-cache-gb", "0.001") as stack:
-        answers = asyncio.run(_all_at_once(stack, questions))
+        answers = asyncio.run(_ask_all(stack, questions))
         assert sum(a == sample.answer for a, sample in zip(answers, questions, strict=True)) >= 0.8 * CLIENTS
         until(lambda: stack.metric("mm_cache_evictions_total") > 0)
         others = [part for sample in questions[:16] for part in sample.messages[-1]["content"]]

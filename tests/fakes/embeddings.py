@@ -1,4 +1,4 @@
-"""Embedding rows in an arena, and prompts that name them, as the visual server and the http worker would make them."""
+"""Embedding rows in an arena, and prompts with images that refer to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmserve.messages.media import Handle, MediaSpan
 
 
 def put_rows(arena: Arena, rows: torch.Tensor, offset: int, generation: int = 77) -> tuple[Handle, int]:
-    """Write [n, hidden] as a sealed extent at ``offset``; the handle and the next free offset."""
+    """Write rows [n, hidden] into a sealed extent at ``offset``. Returns its handle and the next free offset."""
     payload = rows.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
     handle = Handle(generation, offset, len(payload))
     arena.write(handle, payload)
@@ -22,7 +22,7 @@ def put_rows(arena: Arena, rows: torch.Tensor, offset: int, generation: int = 77
 def spliced_prompt(
     ids: Sequence[int], handles: Sequence[Handle], *, image_id: int, num_tokens: int
 ) -> tuple[list[int], tuple[MediaSpan, ...]]:
-    """Replace the runs of ``image_id`` (num_tokens each) by virtual ids; the spans for them, in order."""
+    """Replace each run of num_tokens ``image_id`` by virtual ids. Returns the prompt and its spans, in order."""
     prompt, spans = list(ids), []
     places = [index for index, token in enumerate(ids) if token == image_id]
     assert len(places) == num_tokens * len(handles)

@@ -1,4 +1,4 @@
-"""Pictures as clients send them, and a checkpoint directory's image settings, for tests of several packages."""
+"""Test pictures, and a checkpoint with a vision tower for tests that load no weights."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def encoded(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
 
 
 def png(seed: int = 0, width: int = 40, height: int = 30) -> bytes:
-    """A small PNG; another seed is another picture."""
+    """A small PNG; different seeds give different pictures."""
     return encoded(picture(width, height, seed=seed))
 
 
 def truncated(data: bytes) -> bytes:
-    """The first two thirds: the header is fine, the pixels are not."""
+    """The first two thirds of the file: the header is complete, the pixels are not."""
     return data[: len(data) * 2 // 3]
 
 
 def vision_spec(image_size: int = IMAGE_SIZE, num_image_tokens: int = 4) -> VisionSpec:
-    """A tiny CLIP tower's numbers."""
+    """The spec of a tiny CLIP tower."""
     return VisionSpec(
         image_size=image_size,
         patch_size=14,
@@ -69,7 +69,7 @@ def vision_spec(image_size: int = IMAGE_SIZE, num_image_tokens: int = 4) -> Visi
 
 
 def model_spec(path: Path, *, hidden_size: int = 8, vision: VisionSpec | None = None) -> ModelSpec:
-    """A LLaVA whose weights nobody reads."""
+    """The spec of a tiny LLaVA without weights."""
     text = TextSpec(
         hidden_size=hidden_size,
         intermediate_size=16,
@@ -86,7 +86,7 @@ def model_spec(path: Path, *, hidden_size: int = 8, vision: VisionSpec | None = 
 
 
 def write_preprocessor(directory: Path, image_size: int = IMAGE_SIZE, **changes: Any) -> Path:
-    """A preprocessor_config.json as transformers writes it, with ``changes``."""
+    """Write a preprocessor_config.json as transformers does, with ``changes``."""
     settings = {
         "image_processor_type": "CLIPImageProcessor",
         "do_convert_rgb": True,
@@ -108,7 +108,7 @@ def write_preprocessor(directory: Path, image_size: int = IMAGE_SIZE, **changes:
 
 
 def fake_process(role: str, run_dir: Path, arena: Arena, model: ModelSpec, **config: Any) -> Process:
-    """What the supervisor would give the first process of a role; ``config``: fields of Config."""
+    """The Process that the supervisor gives to the first process of a role. ``config``: fields of Config."""
     deployment = Deployment(
         config=Config(**config),
         model=model,

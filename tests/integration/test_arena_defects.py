@@ -1,5 +1,5 @@
-"""Eight ways in which shared-memory caches of other servers have failed (rings with reader counts, pickled handles,
-unchecked sizes), each once, against the real table, arena and rank.
+"""Eight defects of other servers' shared-memory caches (rings with reader counts, pickled handles, unchecked sizes),
+each tested against the real table, arena and rank.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ MIB = 1 << 20
 
 
 class Cache:
-    """A table over an arena with room for NUM_ITEMS images whose bytes and embedding are there at once."""
+    """A table over an arena with room for the bytes and embeddings of NUM_ITEMS images."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self.slots: MediaTable = new_table(arena)
 
     def write(self, request: str, *names: str) -> tuple[MediaRecord, ...]:
-        """As an HTTP worker: allocate and write what is to be written. Nothing is released."""
+        """Allocate and write as an HTTP worker does. The leases stay."""
         lease = Lease("http", request)
         reply = self.slots.alloc(lease, [alloc_item(name) for name in names])
         assert not reply.refused
@@ -51,7 +51,7 @@ class Cache:
         return reply.records
 
     def encode(self, records: tuple[MediaRecord, ...]) -> None:
-        """As a visual server."""
+        """Write the embeddings as a visual server does."""
         for record in records:
             if self.slots.get_embed("visual", [record.item_id]) == ("pending",):
                 self.arena.write(record.embed, content(f"rows of {record.item_id}"))
@@ -66,7 +66,7 @@ class Cache:
             self.release(f"made {name}")
 
     def churn(self, times: int = 5 * NUM_ITEMS) -> None:
-        """Many other images come and go."""
+        """Add many other images, which evict unleased ones."""
         for number in range(times):
             self.cached(f"churn {number}")
 
@@ -104,8 +104,8 @@ def _dead_while_encoding(cache: Cache, request: str) -> None:
 
 
 @pytest.mark.parametrize("got_to", [_only_allocated, _only_written, _encoded_but_never_read, _dead_while_encoding])
-def test_d1_what_is_put_and_never_read_pins_nothing(cache: Cache, got_to: Callable[[Cache, str], None]) -> None:
-    """The client has gone, the prompt was too long, the queue was full: the next hundred get their space."""
+def test_d1_released_images_that_were_not_read_are_evicted(cache: Cache, got_to: Callable[[Cache, str], None]) -> None:
+    """For example if the client disconnected, the prompt was too long or the queue was full."""
     for number in range(NUM_ITEMS):
         got_to(cache, f"unread {number}")
         cache.release(f"unread {number}")
@@ -113,7 +113,7 @@ def test_d1_what_is_put_and_never_read_pins_nothing(cache: Cache, got_to: Callab
     cache.churn(100)
 
 
-def test_d2_every_child_of_one_request_reads_under_its_one_lease(cache: Cache) -> None:
+def test_d2_all_choices_of_a_request_read_under_one_lease(cache: Cache) -> None:
     (record,) = cache.write("n = 4", "cat")
     cache.encode((record,))
     seen = []
@@ -127,8 +127,8 @@ def test_d2_every_child_of_one_request_reads_under_its_one_lease(cache: Cache) -
         cache.rows(record)
 
 
-def test_d3_a_request_that_comes_again_takes_nothing_from_another(cache: Cache) -> None:
-    """Preempted, resumed, sent again after a restart, given up twice: the victim's reference is its own."""
+def test_d3_repeated_allocation_and_release_do_not_affect_another_lease(cache: Cache) -> None:
+    """A request may be preempted, resumed, submitted again and released twice."""
     (record,) = cache.write("victim", "cat")
     cache.encode((record,))
     for _ in range(5):
@@ -141,8 +141,8 @@ def test_d3_a_request_that_comes_again_takes_nothing_from_another(cache: Cache) 
 
 
 @pytest.mark.parametrize("wrong", ["stale", "forged", "beyond", "misshapen"])
-def test_d4_a_wrong_handle_in_a_step_costs_only_its_own_request(tmp_path: Path, wrong: str) -> None:
-    """And that one is "media lost", which the HTTP worker answers by allocating again."""
+def test_d4_a_wrong_handle_in_a_step_fails_only_its_own_request(tmp_path: Path, wrong: str) -> None:
+    """It fails with "media lost", after which the HTTP worker allocates again."""
     directory, arena = make_llava(tmp_path), Arena.create(MIB)
     right, end = put_rows(arena, torch.randn(16, 64), 0)
     handle = {
@@ -162,7 +162,7 @@ def test_d4_a_wrong_handle_in_a_step_costs_only_its_own_request(tmp_path: Path, 
     arena.close()
 
 
-def test_d5_no_more_is_evicted_than_is_needed_and_the_hottest_last(cache: Cache) -> None:
+def test_d5_only_as_much_as_needed_is_evicted_and_the_most_used_last(cache: Cache) -> None:
     names = [f"old {number}" for number in range(2 * NUM_ITEMS - 1)]
     cache.cached(*names)
     for _ in range(100):
@@ -170,12 +170,12 @@ def test_d5_no_more_is_evicted_than_is_needed_and_the_hottest_last(cache: Cache)
         cache.release("hot")
     for number in range(3):
         cache.cached(f"new {number}")
-    assert cache.slots.counters["mm_cache_evictions", "embed"] <= 6, "three pairs of extents, where embeddings were"
+    assert cache.slots.counters["mm_cache_evictions", "embed"] <= 6, "three pairs of extents replace embeddings"
     (record,) = cache.slots.alloc(Lease("http", "look"), [alloc_item(names[0])]).records
     assert record.state == "hit"
 
 
-class _Watched(Arena):
+class _CountingArena(Arena):
     reads = 0
 
     def check(self, handle: Handle) -> None:
@@ -183,9 +183,9 @@ class _Watched(Arena):
         super().check(handle)
 
 
-def test_d6_a_rank_touches_no_image_that_the_prefix_cache_covers(tmp_path: Path) -> None:
+def test_d6_a_rank_reads_no_image_that_the_prefix_cache_covers(tmp_path: Path) -> None:
     directory, made = make_llava(tmp_path), Arena.create(MIB)
-    arena = _Watched.attach(made.fd)
+    arena = _CountingArena.attach(made.fd)
     handle, _ = put_rows(arena, torch.randn(16, 64), 0)
     prompt, spans = spliced_prompt([*[IMAGE] * 16, *range(5, 25)], [handle], image_id=IMAGE, num_tokens=16)
     driver = Driver(make_runner(directory, arena).step)
@@ -215,7 +215,7 @@ def _shared_memory() -> set[Path]:
     return set(Path("/dev/shm").iterdir())
 
 
-def test_d7_killed_owners_leave_nothing_and_two_do_not_clash() -> None:
+def test_d7_arenas_of_killed_owners_are_freed_and_two_do_not_collide() -> None:
     before = _shared_memory()
     owners = [
         subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)
@@ -223,7 +223,7 @@ def test_d7_killed_owners_leave_nothing_and_two_do_not_clash() -> None:
     for owner in owners:
         assert owner.stdout is not None
         assert owner.stdout.readline() == b"written\n"
-    assert not any("mmserve" in path.name for path in _shared_memory() - before), "it has no name"
+    assert not any("mmserve" in path.name for path in _shared_memory() - before), "the memory file has no name"
     for owner in owners:
         owner.send_signal(signal.SIGKILL)
         owner.communicate()
@@ -245,7 +245,7 @@ print(len(arena.readable(handle)))
 
 
 def test_d8_a_small_dev_shm_does_not_matter() -> None:
-    """As in a container that is given 64 MB of it: the arena is a memory file, which does not live there."""
+    """Containers often have 64 MB of it. The arena is a memory file outside of /dev/shm."""
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", SMALL_SHM, sys.executable],
         capture_output=True,
@@ -253,16 +253,16 @@ def test_d8_a_small_dev_shm_does_not_matter() -> None:
         check=False,
     )
     if "unshare" in done.stderr or "mount" in done.stderr:
-        pytest.skip("this machine lets nobody make a namespace")
+        pytest.skip("this machine does not allow user namespaces")
     assert done.stdout == f"{15 << 20}\n", done.stderr
 
 
-def test_d8_memory_that_is_not_there_is_an_error_at_start_and_no_bus_error() -> None:
+def test_d8_missing_memory_is_an_error_at_start_instead_of_a_bus_error() -> None:
     with pytest.raises(StartupError, match="--mm-cache-gb"):
         arena_of(1 << 60).__enter__()
 
 
-def test_d8_a_limit_on_file_sizes_is_named() -> None:
+def test_d8_a_limit_on_file_sizes_is_named_in_the_error() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 * MIB, hard))
     try:
@@ -272,7 +272,7 @@ def test_d8_a_limit_on_file_sizes_is_named() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_what_is_asked_for_again_after_a_loss_is_written_again(cache: Cache) -> None:
+def test_an_image_lost_in_a_restart_can_be_allocated_and_written_again(cache: Cache) -> None:
     (old,) = cache.write("r", "cat")
     cache.encode((old,))
     cache.slots = new_table(cache.arena)
