@@ -10,34 +10,12 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from mmserve.messages.cache import PermitRequest
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.request import AbortReason, AbortRequest, EngineInbound, GenerateRequest
+from mmserve.visualserver.images import Image, Outcome, item_ids
 from mmserve.visualserver.permits import PermitHolders
-
-
-@dataclass(frozen=True)
-class Image:
-    """One image to encode: where its compressed bytes are and where its embedding rows go."""
-
-    item_id: int
-    data: Handle
-    embed: Handle
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How the work on an image ended: encoded, or the reason for which every request that needs it is aborted."""
-
-    state: Literal["encoded"] | AbortReason
-    message: str = ""
-
-
-ENCODED = Outcome("encoded")
-LOST = Outcome("media_lost", "the image is no longer in the media cache")
-INTERNAL = Outcome("internal_error", "the image could not be encoded")
 
 
 @dataclass
@@ -273,8 +251,3 @@ def _abort(request: GenerateRequest, reason: AbortReason, message: str, media_in
         media_index=media_index,
         attempt=request.attempt,
     )
-
-
-def item_ids(images: Sequence[Image]) -> tuple[int, ...]:
-    """Item ids of the images, in order."""
-    return tuple(image.item_id for image in images)

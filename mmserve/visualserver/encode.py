@@ -13,8 +13,8 @@ from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.model_backend.platforms.device import is_fatal_device_error
 from mmserve.runtime.errors import Unavailable
-from mmserve.visualserver.batch_queue import ENCODED, INTERNAL, LOST, Image, Outcome
 from mmserve.visualserver.image_decode import DecodedBatch
+from mmserve.visualserver.images import ENCODED, INTERNAL, LOST, Image, Outcome
 
 Tower = Callable[[torch.Tensor], torch.Tensor]
 """float32 [B, 3, H, W] -> rows [B, num_image_tokens, hidden]."""

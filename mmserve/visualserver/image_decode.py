@@ -19,7 +19,7 @@ from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.processors.clip_pixels import Pixels
 from mmserve.processors.registry import ImageProcessor
 from mmserve.runtime.errors import MediaError, Unavailable
-from mmserve.visualserver.batch_queue import ENCODED, INTERNAL, LOST, Image, Outcome, item_ids
+from mmserve.visualserver.images import ENCODED, INTERNAL, LOST, Image, Outcome, item_ids
 
 logger = logging.getLogger(__name__)
 

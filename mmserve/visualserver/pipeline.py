@@ -15,9 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from mmserve.messages.request import AbortRequest, EngineInbound
 from mmserve.metrics.client import MetricsClient
-from mmserve.visualserver.batch_queue import BatchQueue, Image, ImageBatch, Outcome, PendingRequest, PermitCandidate
+from mmserve.visualserver.batch_queue import BatchQueue, ImageBatch, PendingRequest, PermitCandidate
 from mmserve.visualserver.encode import Encoder, EncoderBatch
 from mmserve.visualserver.image_decode import DecodedBatch, ImageDecoder
+from mmserve.visualserver.images import Image, Outcome
 from mmserve.visualserver.permits import PermitClient
 
 

@@ -32,7 +32,7 @@ from mmserve.visualserver.pipeline import Pipeline
 
 _MAX_DECODE_THREADS = 8
 _NICENESS = 4
-"""Lowers the priority on a CPU, where ranks compute on the same cores: decoding text goes before encoding images."""
+"""Lowers the priority on a CPU, where ranks compute on the same cores: generating text goes before encoding images."""
 _BATCH_IMAGES = {"cpu": 2, "cuda": 16}
 """By device. Larger batches are not faster (docs/performance.md), and on a CPU each image costs tens of MiB."""
 logger = logging.getLogger(__name__)

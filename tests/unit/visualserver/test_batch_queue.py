@@ -5,7 +5,8 @@ from __future__ import annotations
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.request import AbortRequest, GenerateRequest, choice_id
 from mmserve.messages.sampling import SamplingParams
-from mmserve.visualserver.batch_queue import ENCODED, BatchQueue, ImageBatch, Outcome
+from mmserve.visualserver.batch_queue import BatchQueue, ImageBatch
+from mmserve.visualserver.images import ENCODED, Outcome
 
 PIXELS_NBYTES = 1000
 

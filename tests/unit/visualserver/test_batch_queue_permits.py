@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.messages.request import EngineInbound, GenerateRequest
-from mmserve.visualserver.batch_queue import ENCODED, BatchQueue, PendingRequest, PermitCandidate, item_ids
+from mmserve.visualserver.batch_queue import BatchQueue, PendingRequest, PermitCandidate
+from mmserve.visualserver.images import ENCODED, item_ids
 from tests.unit.visualserver.test_batch_queue import PIXELS_NBYTES, _grant_all, _ids, _request
 
 

@@ -14,9 +14,9 @@ from mmserve.ipc.arena import Arena
 from mmserve.messages.cache import EmbedState
 from mmserve.messages.media import Handle
 from mmserve.runtime.errors import Unavailable
-from mmserve.visualserver.batch_queue import ENCODED, INTERNAL, LOST, Image, Outcome
 from mmserve.visualserver.encode import Encoder
 from mmserve.visualserver.image_decode import DecodedBatch
+from mmserve.visualserver.images import ENCODED, INTERNAL, LOST, Image, Outcome
 
 TOKENS, HIDDEN = 3, 4
 

@@ -14,8 +14,8 @@ from mmserve.ipc.arena import Arena
 from mmserve.messages.cache import EmbedState
 from mmserve.messages.media import Handle
 from mmserve.runtime.errors import MediaError, Unavailable
-from mmserve.visualserver.batch_queue import ENCODED, LOST, Image
 from mmserve.visualserver.image_decode import ImageDecoder
+from mmserve.visualserver.images import ENCODED, LOST, Image
 
 
 class _Processor:
