@@ -6,7 +6,8 @@ A million operations of the cache server's own table, without sockets and withou
   there is no room between images that are leased;
 - fill: extents of 20 KB to 60 MB that come and go while 90 % of the arena is leased, which nothing can evict: how much
   of the rest is in use as cache, how often something finds no place in one piece; and how full it gets from empty;
-- hits: a Zipf trace of images through an arena that holds a tenth of them, beside LRU and FIFO of the same size.
+- hits: a Zipf trace of images through an arena that holds a tenth of them, beside LRU and FIFO of the same size;
+- pages: bytes that fixed pages would leave unused, and what taking them would cost, beside contiguous extents.
 
     python -m benchmarks.arena
 """
@@ -21,6 +22,7 @@ from collections.abc import Sequence
 
 from benchmarks.load import report
 from benchmarks.slots.images import SMALLEST_NBYTES, catalogue, image, zipf
+from benchmarks.slots.pages import MIXES, PAGE_NBYTES, pages
 from benchmarks.slots.rivals import fifo, lru
 from benchmarks.slots.table import Lives
 from mmserve.cache_server.entries import Lease
@@ -185,7 +187,9 @@ def main() -> None:
     show("How much can be used", fills)
     found = [hits(alpha, hit_calls // len(ALPHAS) // CALLS_OF_A_HIT, seed) for alpha in ALPHAS]
     show(f"Hits on a Zipf trace over {CATALOGUE} images, of which a tenth of the bytes fits", found)
-    report.write_json(options.json, [*costs, *refusals, *fills, *found])
+    paged = [pages(mix, seed) for mix in MIXES]
+    show(f"Extents beside pages of {PAGE_NBYTES >> 10} KiB", paged)
+    report.write_json(options.json, [*costs, *refusals, *fills, *found, *paged])
 
 
 if __name__ == "__main__":
