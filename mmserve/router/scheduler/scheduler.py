@@ -128,7 +128,7 @@ class Scheduler:
         """
         decoding, prefilling = self._running.partition()
         if self._in_flight and self.kv.num_available < self._num_blocks_needed(decoding):
-            return None  # a sequence must be preempted, unless the next result ends one; neither can happen in flight
+            return None  # preempting has to wait for the next result, which may also end a sequence and free blocks
         step, budget = StepBuilder(), self._budget(decoding, prefilling)
         has_preempted = self._plan_decoding(decoding, step)
         self._plan_prefilling(prefilling, step, budget)
@@ -260,21 +260,15 @@ class Scheduler:
                 self.kv.discard_computed(sequence.block_table)
 
     def _append(self, sequence: Sequence, token_ids: tuple[int, ...], logprobs: tuple[bytes, ...]) -> None:
-        """Adds a step's new tokens up to the one that ends the sequence; tokens after that one are dropped."""
+        """Adds the tokens of a result and replies with them; those after the end of the sequence are dropped."""
         assert sequence.block_table is not None
-        tokens, finish = sequence.tokens, None
-        num_before = len(tokens)
-        for token_id in token_ids:
-            num_computed = len(tokens)
-            tokens.append(token_id)
-            if num_computed % self._block_tokens == 0:
-                self.kv.cache_full_blocks(sequence.block_table, tokens, num_computed)
-            if finish := sequence.finish_reason():
-                break
-        if len(token_ids) > 1:
-            num_added = len(tokens) - num_before
-            sequence.add_computed(num_added - 1)
-            token_ids, logprobs = token_ids[:num_added], logprobs[:num_added]
+        num_before = len(sequence.tokens)
+        finish = sequence.append(token_ids)
+        num_after = len(sequence.tokens)
+        if (num_after - 1) // self._block_tokens > (num_before - 1) // self._block_tokens:
+            self.kv.cache_full_blocks(sequence.block_table, sequence.tokens, num_after - 1)
+        if num_after - num_before < len(token_ids):
+            token_ids, logprobs = token_ids[: num_after - num_before], logprobs[: num_after - num_before]
         num_cached = 0
         if sequence.first_token_s is None:
             self._timings.sampled(sequence)

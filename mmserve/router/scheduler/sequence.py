@@ -132,10 +132,20 @@ class Sequence:
         self.length += 1
         return position
 
-    def add_computed(self, num_tokens: int) -> None:
-        """Counts tokens that a step computed beyond its plan (speculation), and as many that it brought."""
-        self.num_computed_tokens += num_tokens
-        self.length += num_tokens
+    def append(self, token_ids: tuple[int, ...]) -> FinishReason | None:
+        """Adds the tokens of a result, up to the one that ends the sequence. Returns why it ends; None: it goes on.
+
+        All but the last token are computed beyond the plan (speculation).
+        """
+        finish, num_added = None, 0
+        for token_id in token_ids:
+            self.tokens.append(token_id)
+            num_added += 1
+            if finish := self.finish_reason():
+                break
+        self.num_computed_tokens += num_added - 1
+        self.length += num_added - 1
+        return finish
 
     def requeue(self) -> None:
         """Stops running, to be computed again later: after preemption, or when its prefix was invalidated."""

@@ -96,7 +96,7 @@ class Engine:
             self.scheduler._admission.kv_demand.output_lengths.observe(1)
         self.replies: dict[tuple[str, int], list[TokenReply]] = defaultdict(list)
 
-    def turn(self, meanwhile: Callable[[], None] = lambda: None) -> StepPlan | None:
+    def run_step(self, meanwhile: Callable[[], None] = lambda: None) -> StepPlan | None:
         """One pass of the router's loop; returns the plan whose result was applied. ``meanwhile`` runs before that."""
         idle = self.scheduler.idle
         self.plan()
@@ -124,12 +124,12 @@ class Engine:
             assert reply_to == 0
             self.replies[reply.id, reply.attempt].append(reply)
 
-    def run(self, max_turns: int = 5000) -> int:
-        """Runs until idle; returns the number of turns."""
-        for turns in range(max_turns):
-            if self.turn() is None:
-                return turns
-        raise AssertionError(f"not finished after {max_turns} turns")
+    def run(self, max_steps: int = 5000) -> int:
+        """Runs until idle; returns the number of steps."""
+        for num_steps in range(max_steps):
+            if self.run_step() is None:
+                return num_steps
+        raise AssertionError(f"not finished after {max_steps} steps")
 
     def output(self, request_id: str, attempt: int = 0) -> list[int]:
         return [token_id for reply in self.replies[request_id, attempt] for token_id in reply.token_ids]

@@ -43,7 +43,7 @@ def test_the_token_in_flight_after_a_stop_token_is_discarded() -> None:
     index = next(index for index in range(3, 60) if whole[index] not in whole[:index])
     engine.scheduler.receive(request("a", PROMPT, max_tokens=60, stop_ids=(whole[index],)))
     while engine.finish("a") is None:
-        engine.turn()
+        engine.run_step()
     assert engine.in_flight, "one more step was planned"
     assert engine.scheduler.kv.num_used > 0, "its blocks are still written to"
     engine.run()
@@ -76,8 +76,8 @@ def test_a_block_is_matched_only_once_its_last_token_is_known() -> None:
     engine.plan()
     assert engine.in_flight[1].steps[0].start == 31, "it fills the second block"
     assert engine.scheduler.kv.match_prefix(engine.scheduler._running.sequences[0].tokens).num_tokens == 16
-    engine.turn()
-    engine.turn()
+    engine.run_step()
+    engine.run_step()
     follower = [*writer, *engine.output("writer")[:1], 7]
     engine.scheduler.receive(request("follower", follower, max_tokens=4))
     engine.run()
@@ -89,7 +89,7 @@ def test_no_sequence_is_preempted_when_the_next_result_frees_blocks() -> None:
     engine = Engine(depth=2, num_blocks=4)
     engine.scheduler.receive(request("ends", PROMPT[:30], max_tokens=2))
     engine.scheduler.receive(request("grows", PROMPT[::-1][:31], max_tokens=33))
-    engine.turn()
+    engine.run_step()
     engine.plan()
     assert len(engine.in_flight) == 1, "the next step needs a block of the sequence that is about to end"
     engine.run()
@@ -100,7 +100,7 @@ def test_no_sequence_is_preempted_when_the_next_result_frees_blocks() -> None:
 def test_an_aborted_sequence_keeps_its_blocks_until_its_step_is_done() -> None:
     engine = Engine(depth=2)
     engine.scheduler.receive(request("a", PROMPT, max_tokens=60))
-    engine.turn()
+    engine.run_step()
     engine.scheduler.receive(abort("a"))
     engine.take_replies()
     assert engine.finish("a") == "abort"
@@ -108,7 +108,7 @@ def test_an_aborted_sequence_keeps_its_blocks_until_its_step_is_done() -> None:
     assert engine.scheduler.schedule() is None, "its slot is freed when its step is done"
     engine.apply()
     assert engine.scheduler.kv.num_used == 0
-    plan = engine.turn()
+    plan = engine.run_step()
     assert plan is not None
     assert (plan.free, plan.steps) == ((0,), ())
     assert engine.scheduler.idle
@@ -119,7 +119,7 @@ def test_an_aborted_sequence_keeps_its_blocks_until_its_step_is_done() -> None:
 def test_a_late_failure_does_not_end_the_next_sequence_in_the_slot() -> None:
     engine = Engine(depth=2, max_num_seqs=1)
     engine.scheduler.receive(request("bad", PROMPT, seed=13, max_tokens=60))
-    engine.turn()
+    engine.run_step()
     engine.rank.broken_seeds.add(13)
     engine.scheduler.receive(abort("bad"))
     engine.scheduler.receive(request("next", PROMPT[::-1], max_tokens=6))
@@ -152,7 +152,7 @@ def test_a_failure_ends_its_sequence_once() -> None:
     engine = Engine(depth=2)
     engine.scheduler.receive(request("bad", PROMPT, seed=13, max_tokens=60))
     engine.scheduler.receive(request("good", PROMPT, seed=1))
-    engine.turn()
+    engine.run_step()
     engine.rank.broken_seeds.add(13)
     engine.run()
     assert (engine.finish("bad"), engine.replies["bad", 0][-1].message) == ("error", "not a number")

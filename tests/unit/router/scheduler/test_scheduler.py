@@ -32,9 +32,9 @@ def test_a_request_is_answered_token_by_token() -> None:
 def test_a_long_prompt_is_computed_in_chunks_beside_decoding_sequences() -> None:
     engine = Engine(max_num_batched_tokens=32)
     engine.scheduler.receive(request("short", PROMPT[:5], max_tokens=20))
-    engine.turn()
+    engine.run_step()
     engine.scheduler.receive(request("long", list(range(200, 300)), max_tokens=2))
-    plan = engine.turn()
+    plan = engine.run_step()
     assert plan is not None
     assert [step.num_tokens for step in plan.steps] == [1, 31]
     assert [step.sample for step in plan.steps] == [True, False]
@@ -46,10 +46,10 @@ def test_a_long_prompt_is_computed_in_chunks_beside_decoding_sequences() -> None
 def test_a_long_prompt_keeps_steps_within_max_step_s_while_others_decode() -> None:
     engine = Engine(max_num_batched_tokens=512, max_step_s=0.04, token_s=0.001)
     engine.scheduler.receive(request("short", PROMPT, max_tokens=30))
-    engine.turn()
+    engine.run_step()
     engine.scheduler.receive(request("long", list(range(200, 500)), max_tokens=2))
     while engine.output("long") == []:
-        plan = engine.turn()
+        plan = engine.run_step()
         assert plan is not None
         assert sum(step.num_tokens for step in plan.steps) <= 41
     engine.run()
@@ -62,7 +62,7 @@ def test_a_long_prompt_alone_gets_steps_of_twice_max_step_s() -> None:
     engine.scheduler.receive(request("first", PROMPT, max_tokens=1))
     engine.run()
     engine.scheduler.receive(request("long", list(range(200, 500)), max_tokens=1))
-    plans = [engine.turn() for _ in range(4)]
+    plans = [engine.run_step() for _ in range(4)]
     assert [[step.num_tokens for step in plan.steps] for plan in plans if plan] == [[80], [80], [80], [60]]
 
 
@@ -77,10 +77,10 @@ def _image_request(name: str, *, max_tokens: int = 8) -> GenerateRequest:
 def test_text_starts_beside_an_image_prompt_of_several_steps() -> None:
     engine = Engine()
     engine.scheduler.receive(_image_request("image"))
-    engine.turn()
+    engine.run_step()
     engine.scheduler.receive(request("text", PROMPT[:20], max_tokens=4))
     engine.scheduler.receive(request("long", PROMPT, max_tokens=4))
-    plan = engine.turn()
+    plan = engine.run_step()
     assert plan is not None
     assert {step.slot: step.num_tokens for step in plan.steps} == {0: 43, 1: 20, 2: 1}
     assert len(engine.output("text")) == 1
@@ -92,9 +92,9 @@ def test_text_starts_beside_an_image_prompt_of_several_steps() -> None:
 def test_an_image_prompt_gets_two_thirds_of_the_step_beside_decoding_text() -> None:
     engine = Engine()
     engine.scheduler.receive(request("text", PROMPT[:5], max_tokens=20))
-    engine.turn()
+    engine.run_step()
     engine.scheduler.receive(_image_request("a"))
-    plan = engine.turn()
+    plan = engine.run_step()
     assert plan is not None
     assert [step.num_tokens for step in plan.steps] == [1, 42]
     engine.run()
@@ -105,9 +105,9 @@ def test_an_image_prompt_gets_the_whole_step_beside_other_images() -> None:
     engine = Engine()
     engine.scheduler.receive(_image_request("a"))
     while engine.output("a") == []:
-        engine.turn()
+        engine.run_step()
     engine.scheduler.receive(_image_request("bb"))
-    plan = engine.turn()
+    plan = engine.run_step()
     assert plan is not None
     assert [step.num_tokens for step in plan.steps] == [1, 63]
 
@@ -115,18 +115,18 @@ def test_an_image_prompt_gets_the_whole_step_beside_other_images() -> None:
 def test_a_long_text_prompt_progresses_behind_an_older_image_prompt() -> None:
     engine = Engine()
     engine.scheduler.receive(_image_request("a"))
-    engine.turn()
+    engine.run_step()
     engine.scheduler.receive(request("text", list(range(200, 300)), max_tokens=1))
-    plans = [engine.turn() for _ in range(2)]
+    plans = [engine.run_step() for _ in range(2)]
     assert [[step.num_tokens for step in plan.steps] for plan in plans if plan] == [[43, 21], [43, 21]]
 
 
 def test_resumed_text_starts_beside_an_image_prompt_of_several_steps() -> None:
     engine = Engine()
     engine.scheduler.receive(_image_request("image"))
-    engine.turn()
+    engine.run_step()
     engine.scheduler.receive(request("text", PROMPT[:20], max_tokens=4, attempt=1, output=[7]))
-    plan = engine.turn()
+    plan = engine.run_step()
     assert plan is not None
     assert [step.num_tokens for step in plan.steps] == [43, 21]
 
@@ -150,12 +150,12 @@ def test_the_next_turn_of_a_conversation_computes_only_its_new_tokens() -> None:
     engine.scheduler.receive(request("first", PROMPT[:21], max_tokens=6))
     engine.run()
     computed = engine.rank.num_tokens_computed
-    turn = [*PROMPT[:21], *engine.output("first"), 7, 8, 9]
-    engine.scheduler.receive(request("second", turn, max_tokens=6))
+    prompt = [*PROMPT[:21], *engine.output("first"), 7, 8, 9]
+    engine.scheduler.receive(request("second", prompt, max_tokens=6))
     engine.run()
     assert engine.replies["second", 0][0].num_cached_tokens == 26, "the last output token has no K and V"
     assert engine.rank.num_tokens_computed - computed == 4 + 5
-    assert engine.output("second") == generate(engine, turn, max_tokens=6)
+    assert engine.output("second") == generate(engine, prompt, max_tokens=6)
     engine.check_memory()
 
 
@@ -164,7 +164,7 @@ def test_blocks_of_a_step_that_fails_after_an_abort_are_not_cached(depth: int) -
     engine = Engine(depth=depth)
     engine.rank.broken_seeds.add(13)
     engine.scheduler.receive(request("bad", PROMPT[:10], seed=13))
-    engine.turn(meanwhile=lambda: engine.scheduler.receive(abort("bad")))
+    engine.run_step(meanwhile=lambda: engine.scheduler.receive(abort("bad")))
     engine.run()
     assert engine.scheduler.kv.num_available == engine.scheduler.kv.num_free
 
@@ -184,7 +184,7 @@ def test_equal_prompts_share_the_prefix_that_one_computes_in_the_same_step() -> 
     for seed in range(4):
         engine.scheduler.receive(request(f"n{seed}", prompt, seed=seed, max_tokens=4))
     engine.scheduler.receive(request("other", PROMPT[::-1], max_tokens=4))
-    plan = engine.turn()
+    plan = engine.run_step()
     assert plan is not None
     assert [step.num_tokens for step in plan.steps] == [400, 16, 16, 16, 40]
     engine.run()
@@ -199,7 +199,7 @@ def test_a_prefix_of_several_chunks_is_shared_once_its_last_chunk_is_planned() -
     prefix = list(range(100, 196))
     for name in range(3):
         engine.scheduler.receive(request(str(name), [*prefix, name], max_tokens=4))
-    plans = [engine.turn() for _ in range(2)]
+    plans = [engine.run_step() for _ in range(2)]
     assert [[step.num_tokens for step in plan.steps] for plan in plans if plan] == [[64], [33, 1, 1]]
     engine.run()
     for name in range(3):
@@ -209,11 +209,11 @@ def test_a_prefix_of_several_chunks_is_shared_once_its_last_chunk_is_planned() -
 def test_a_block_filled_by_a_decoding_sequence_is_shared_in_the_same_step() -> None:
     engine = Engine()
     engine.scheduler.receive(request("writer", PROMPT[:30], max_tokens=8))
-    engine.turn()
-    engine.turn()
+    engine.run_step()
+    engine.run_step()
     follower = [*PROMPT[:30], *engine.output("writer"), 7]
     engine.scheduler.receive(request("follower", follower, max_tokens=4))
-    plan = engine.turn()
+    plan = engine.run_step()
     assert plan is not None
     assert [step.num_tokens for step in plan.steps] == [1, 1]
     engine.run()
@@ -227,12 +227,12 @@ def test_sequences_that_used_blocks_of_a_failed_one_start_again() -> None:
     for name, prompt in prompts.items():
         engine.scheduler.receive(request(name, prompt, seed=13 if name == "first" else 1))
     engine.scheduler.receive(request("other", PROMPT[::-1]))
-    engine.turn()
+    engine.run_step()
     engine.check_memory()
     assert [engine.finish(name) for name in ("first", "second", "third")] == ["error", None, None]
     assert [engine.output(name) for name in ("second", "third")] == [[], []]
     assert len(engine.output("other")) == 1
-    plan = engine.turn()
+    plan = engine.run_step()
     assert plan is not None
     assert [step.num_tokens for step in plan.steps] == [1, 70, 13], "in order of arrival"
     engine.run()
@@ -250,7 +250,7 @@ def test_an_image_before_a_lost_one_is_computed_by_the_next_sequence() -> None:
     engine.rank.lost_items.add(2)
     engine.scheduler.receive(request("lost", lost, spans=(span(0, 32, 1), span(32, 32, 2))))
     engine.scheduler.receive(request("fine", fine, spans=(span(0, 32, 1),)))
-    plan = engine.turn()
+    plan = engine.run_step()
     assert plan is not None
     assert [step.num_tokens for step in plan.steps] == [65, 2]
     engine.run()
@@ -351,14 +351,14 @@ def test_an_abort_ends_running_and_waiting_sequences_between_steps() -> None:
     engine = Engine(max_num_seqs=1)
     engine.scheduler.receive(request("running", PROMPT, max_tokens=500))
     engine.scheduler.receive(request("waiting", PROMPT))
-    engine.turn()
+    engine.run_step()
     for name in ("running", "waiting", "running", "unknown"):
         engine.scheduler.receive(abort(name))
-    plan = engine.turn()
+    plan = engine.run_step()
     assert plan is not None
     assert plan.free == (0,)
     assert not plan.steps
-    assert engine.turn() is None
+    assert engine.run_step() is None
     assert [engine.finish(name) for name in ("running", "waiting", "unknown")] == ["abort"] * 3
     assert engine.scheduler.kv.num_used == 0
     engine.check_memory()
@@ -402,7 +402,7 @@ def test_receiving_a_request_twice_is_once() -> None:
     engine = Engine()
     for _ in range(2):
         engine.scheduler.receive(request("a", PROMPT))
-    engine.turn()
+    engine.run_step()
     engine.scheduler.receive(request("a", PROMPT))
     engine.run()
     engine.scheduler.receive(request("a", PROMPT))
@@ -415,7 +415,7 @@ def test_a_newer_attempt_replaces_the_older_and_continues_its_output() -> None:
     engine = Engine()
     engine.scheduler.receive(request("a", PROMPT, max_tokens=20))
     for _ in range(4):
-        engine.turn()
+        engine.run_step()
     first = engine.output("a")
     engine.scheduler.receive(request("a", PROMPT, max_tokens=20, output=first, attempt=1))
     engine.scheduler.receive(request("a", PROMPT, max_tokens=20))
@@ -430,7 +430,7 @@ def test_a_newer_attempt_replaces_the_older_and_continues_its_output() -> None:
 def test_an_abort_of_a_newer_attempt_ends_the_older_silently() -> None:
     engine = Engine()
     engine.scheduler.receive(request("a", PROMPT))
-    engine.turn()
+    engine.run_step()
     engine.scheduler.receive(abort("a", attempt=2))
     engine.run()
     assert engine.finish("a", 0) is None
@@ -477,7 +477,7 @@ def test_a_numerical_error_ends_only_its_own_sequence() -> None:
 def test_earlier_blocks_of_a_failed_sequence_are_not_cached() -> None:
     engine = Engine(max_num_batched_tokens=16)
     engine.scheduler.receive(request("bad", PROMPT, seed=13))
-    engine.turn()
+    engine.run_step()
     engine.rank.broken_seeds.add(13)
     engine.run()
     engine.scheduler.receive(request("good", PROMPT, seed=1))
@@ -500,15 +500,15 @@ def test_small_requests_bypass_a_large_one_a_bounded_number_of_times() -> None:
     engine = Engine(num_blocks=16, max_num_seqs=4)
     for name in range(2):
         engine.scheduler.receive(request(f"first{name}", [name, *range(100, 140)], max_tokens=20))
-    engine.turn()
+    engine.run_step()
     engine.scheduler.receive(request("big", list(range(300, 540)), max_tokens=10))
     finished_small = 0
-    for turn in range(2000):
-        engine.scheduler.receive(request(f"small{turn}", [turn, *range(100, 110)], max_tokens=4))
-        engine.turn()
+    for index in range(2000):
+        engine.scheduler.receive(request(f"small{index}", [index, *range(100, 110)], max_tokens=4))
+        engine.run_step()
         if engine.finish("big"):
             break
-        finished_small = sum(engine.finish(f"small{other}") is not None for other in range(turn))
+        finished_small = sum(engine.finish(f"small{other}") is not None for other in range(index))
     assert engine.finish("big") == "length"
     assert finished_small > 0
 
@@ -517,9 +517,9 @@ def test_no_sequence_starves_with_more_slots_than_tokens_in_a_step() -> None:
     engine = Engine(max_num_seqs=64, max_num_batched_tokens=16, num_blocks=256)
     for name in range(40):
         engine.scheduler.receive(request(str(name), [name, *range(100, 120)], max_tokens=30))
-    turns = engine.run()
+    num_steps = engine.run()
     assert all(engine.finish(str(name)) == "length" for name in range(40))
-    assert turns < 200
+    assert num_steps < 200
 
 
 def test_stage_times_are_recorded_once_per_request() -> None:
@@ -539,5 +539,5 @@ def test_the_cost_of_a_step_does_not_depend_on_how_many_wait(monkeypatch: pytest
     matched = []
     match = engine.scheduler.kv.match_prefix
     monkeypatch.setattr(engine.scheduler.kv, "match_prefix", lambda tokens: matched.append(1) or match(tokens))
-    engine.turn()
+    engine.run_step()
     assert len(matched) <= 16

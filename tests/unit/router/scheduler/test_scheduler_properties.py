@@ -43,9 +43,9 @@ aborts = st.tuples(
 )
 others = st.sampled_from(
     [
-        ("turn",),
-        ("turn",),
-        ("turn",),
+        ("run_step",),
+        ("run_step",),
+        ("run_step",),
         ("lose_image",),
         ("restore_image",),
         ("break_seed",),
@@ -58,10 +58,10 @@ bursts = st.tuples(
     st.integers(0, len(_PREFIXES) - 1),
     st.lists(st.tuples(st.integers(0, _NUM_IDS - 1), st.integers(0, 20), st.integers(0, 3)), min_size=2, max_size=8),
 )
-turns_with_aborts = st.tuples(st.just("turn"), st.lists(aborts, min_size=1, max_size=3))
+steps_with_aborts = st.tuples(st.just("run_step"), st.lists(aborts, min_size=1, max_size=3))
 resends = st.tuples(st.just("resend"), st.integers(0, _NUM_IDS - 1))
 repeats = st.tuples(st.just("repeat"), st.integers(0, _NUM_IDS - 1))
-events = st.lists(st.one_of(requests, bursts, aborts, turns_with_aborts, resends, repeats, others, others), max_size=60)
+events = st.lists(st.one_of(requests, bursts, aborts, steps_with_aborts, resends, repeats, others, others), max_size=60)
 engines = st.builds(
     dict,
     num_blocks=st.integers(4, 16),
@@ -190,14 +190,14 @@ class Traffic:
     def repair_seed(self) -> None:
         self.engine.rank.broken_seeds.clear()
 
-    def turn(self, aborts: tuple[tuple, ...] = ()) -> None:
-        """One turn of the router's loop. ``aborts`` arrive between plan and result."""
+    def run_step(self, aborts: tuple[tuple, ...] = ()) -> None:
+        """One pass of the router's loop. ``aborts`` arrive between plan and result."""
 
         def meanwhile() -> None:
             for _, number, reason in aborts:
                 self.abort(number, reason)
 
-        self.engine.turn(meanwhile)
+        self.engine.run_step(meanwhile)
 
     def apply(self, event: tuple) -> None:
         action: Callable[..., None] = getattr(self, event[0])
@@ -218,7 +218,7 @@ def test_random_traffic(depth: int, max_new_tokens: int, options: dict[str, int]
     for event in traffic:
         clients.apply(event)
     engine = clients.engine
-    engine.run(max_turns=4000)
+    engine.run(max_steps=4000)
     engine.check_memory()
     assert engine.scheduler.kv.num_used == 0
     assert not engine.rank.num_used_slots
@@ -252,5 +252,5 @@ def test_all_requests_finish_in_bounded_steps(depth: int, options: dict[str, int
         engine.scheduler.receive(message)
         bound += len(prompt) // options["max_num_batched_tokens"] + max_tokens + 2
     # Preemption costs no more than computing the requests one after the other.
-    assert engine.run(max_turns=2 * bound) <= 2 * bound
+    assert engine.run(max_steps=2 * bound) <= 2 * bound
     assert all(engine.finish(str(number)) in ("length", "error") for number in range(len(jobs)))

@@ -40,7 +40,7 @@ def test_tokens_after_a_stop_token_are_dropped() -> None:
     whole = answer(engine, max_tokens=60)
     index = next(index for index in range(2, 6) if whole[index] not in whole[:index])
     engine.scheduler.receive(request("a", PROMPT, max_tokens=60, stop_ids=(whole[index],), logprobs=0))
-    engine.turn()
+    engine.run_step()
     assert (engine.finish("a"), engine.output("a")) == ("stop", whole[: index + 1])
     assert len(engine.logprobs("a")) == index + 1
     engine.run()
@@ -63,7 +63,7 @@ def test_a_stop_token_before_min_tokens_does_not_end_the_sequence() -> None:
 def test_tokens_beyond_max_tokens_are_dropped(max_tokens: int) -> None:
     engine = Engine(max_new_tokens=8)
     engine.scheduler.receive(request("a", PROMPT, max_tokens=max_tokens))
-    engine.turn()
+    engine.run_step()
     assert (engine.finish("a"), engine.output("a")) == ("length", answer(engine, max_tokens=max_tokens))
 
 
