@@ -16,7 +16,7 @@ import torch
 from mmserve.checkpoint.load import load
 from mmserve.checkpoint.locate import locate
 from mmserve.config.config import Config
-from mmserve.config.deployment import KV_BLOCK_TOKENS, Deployment
+from mmserve.config.deployment import Deployment
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
 from mmserve.model_backend.distributed import TpGroup
@@ -54,7 +54,7 @@ class Engine:
         """Texts of equal length, side by side in one batch; ``nll`` is that of the first."""
         nll, times_s = [], []
         for position in range(len(texts[0]) - 1):
-            step = _step(texts, position)
+            step = _step(texts, position, self._runner.block_tokens)
             started_s = time.perf_counter()
             result = self._runner.step(step)
             times_s.append(time.perf_counter() - started_s)
@@ -81,10 +81,10 @@ class _Observed(ModelRunner):
         return logits
 
 
-def _step(texts: Sequence[Sequence[int]], position: int) -> StepPlan:
+def _step(texts: Sequence[Sequence[int]], position: int, block_tokens: int) -> StepPlan:
     """All of them enter again with the true token where one was sampled; their KV stays in the blocks it is in."""
-    num_blocks = position // KV_BLOCK_TOKENS + 1
-    most_blocks = -(-len(texts[0]) // KV_BLOCK_TOKENS)
+    num_blocks = position // block_tokens + 1
+    most_blocks = -(-len(texts[0]) // block_tokens)
     new = tuple(
         NewSequence(
             slot=slot,

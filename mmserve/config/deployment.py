@@ -15,7 +15,6 @@ from mmserve.config.config import Config
 from mmserve.runtime.byte_budget import MIB
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-KV_BLOCK_TOKENS = 16
 FIRST_VIRTUAL_TOKEN = 1 << 32
 """Token ids from here on stand for image content, never for text; prompts are int64 for their sake."""
 _SHORTEST_WAITING_NBYTES = 64 * 1024

@@ -11,7 +11,7 @@ from typing import Any
 
 from mmserve.checkpoint.load import load
 from mmserve.config.config import Config
-from mmserve.config.deployment import KV_BLOCK_TOKENS, Deployment
+from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.messages.logprobs import unpack
 from mmserve.messages.media import MediaSpan
@@ -21,6 +21,8 @@ from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.worker.model_runner import ModelRunner
 
+BLOCK_TOKENS = 16
+"""KV block size of the attention backends for a CPU."""
 GREEDY = SamplingParams(max_tokens=1000, temperature=0.0)
 
 
@@ -34,7 +36,7 @@ def deployment(directory: Path, **changes: Any) -> Deployment:
         "device": "cpu",
         "dtype": "float32",
         "max_model_len": 256,
-        "kv_tokens": 200 * KV_BLOCK_TOKENS,
+        "kv_tokens": 200 * BLOCK_TOKENS,
         "arena_nbytes": 1 << 20,
         "run_dir": str(directory),
         "hash_seed": 1,
@@ -91,7 +93,7 @@ class Driver:
 
     def add(self, slot: int, prompt: Sequence[int], **settings: Any) -> Running:
         sequence = Running(slot, list(prompt), settings.pop("num_prompt", len(prompt)), **settings)
-        sequence.computed = len(sequence.shared) * KV_BLOCK_TOKENS + sequence.copied[1]
+        sequence.computed = len(sequence.shared) * BLOCK_TOKENS + sequence.copied[1]
         self.running.append(sequence)
         return sequence
 
@@ -150,7 +152,7 @@ class Driver:
         end = start + num_tokens
         fresh = list(sequence.shared) if not sequence.known else []
         sequence.blocks += fresh
-        while len(sequence.blocks) * KV_BLOCK_TOKENS < end:
+        while len(sequence.blocks) * BLOCK_TOKENS < end:
             block = sequence.recycled.pop(0) if sequence.recycled else next(self._new_blocks)
             sequence.blocks.append(block)
             fresh.append(block)

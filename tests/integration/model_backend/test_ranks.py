@@ -12,14 +12,13 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.messages.media import Handle
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan, StepResult
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
 from tests.fakes.embeddings import put_rows, spliced_prompt
-from tests.fakes.engine import Driver, make_runner
+from tests.fakes.engine import BLOCK_TOKENS, Driver, make_runner
 from tests.fakes.logprobs import check_logprobs
 from tests.integration.model_backend.conftest import Ranks, StartRanks
 from tests.unit.router.builders import request
@@ -43,8 +42,8 @@ def expected(directory: Path, prompt: list[int], num_tokens: int) -> list[int]:
 def test_tokens_equal_transformers(start_ranks: StartRanks, tmp_path: Path, tp: int) -> None:
     directory = make_llama(tmp_path / "model", tie_word_embeddings=tp == 2, attention_bias=True, vocab_size=VOCAB + 1)
     with start_ranks(directory, tp) as ranks:
-        assert ranks.ready.num_blocks == 200
-        assert [detail["kv_tokens"] for detail in ranks.details] == [200 * KV_BLOCK_TOKENS] * tp
+        assert (ranks.ready.num_blocks, ranks.ready.block_tokens) == (200, BLOCK_TOKENS)
+        assert [detail["kv_tokens"] for detail in ranks.details] == [200 * BLOCK_TOKENS] * tp
         driver = Driver(ranks.step, chunk=16)
         texts = prompts(40, 7, 17)
         asking = SamplingParams(max_tokens=1000, temperature=0.0, logprobs=5)

@@ -15,7 +15,6 @@ import torch
 from mmserve.cache_server.entries import Lease
 from mmserve.cache_server.run import new_table
 from mmserve.cache_server.table import MediaTable
-from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.messages.cache import AllocItem
 from mmserve.messages.media import MediaSpan
@@ -24,7 +23,7 @@ from mmserve.messages.request import GenerateRequest
 from mmserve.model_backend.platforms.cpu import build
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.fakes.checkpoints import make_llava
-from tests.fakes.engine import make_runner
+from tests.fakes.engine import BLOCK_TOKENS, make_runner
 from tests.unit.router.builders import request
 
 TOKENS, HIDDEN, NUM_NEW = 16, 64, 20
@@ -73,14 +72,12 @@ class MediaFrontend:
 def test_a_thousand_images_through_an_arena_for_a_dozen(tmp_path: Path) -> None:
     arena = Arena.create(ROOM_FOR * (extent_nbytes(ROWS_NBYTES) + extent_nbytes(FILE_NBYTES)))
     frontend, metrics = MediaFrontend(arena), list[str]()
-    runner = make_runner(
-        make_llava(tmp_path, text=KERNEL_SIZES), arena, max_model_len=64, kv_tokens=14 * KV_BLOCK_TOKENS
-    )
+    runner = make_runner(make_llava(tmp_path, text=KERNEL_SIZES), arena, max_model_len=64, kv_tokens=14 * BLOCK_TOKENS)
     config = SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=24, max_model_len=64)
     scheduler = Scheduler(
         config,
         num_blocks=14,
-        block_tokens=KV_BLOCK_TOKENS,
+        block_tokens=runner.block_tokens,
         now=lambda: 0.0,
         record=lambda name, value: metrics.append(name),
     )

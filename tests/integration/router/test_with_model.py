@@ -13,7 +13,6 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.messages.logprobs import unpack
 from mmserve.messages.request import GenerateRequest
 from mmserve.messages.step import SlotFailure, StepPlan, StepResult
@@ -21,7 +20,7 @@ from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.fakes.checkpoints import VOCAB, make_llama
-from tests.fakes.engine import make_runner
+from tests.fakes.engine import BLOCK_TOKENS, make_runner
 from tests.fakes.logprobs import check_logprobs
 from tests.unit.router.builders import request
 
@@ -68,12 +67,12 @@ def answers(directory: Path) -> dict[str, list[int]]:
 def test_tokens_are_those_of_the_model(
     directory: Path, num_blocks: int, chunk: int, preempts: bool, depth: int, answers: dict[str, list[int]]
 ) -> None:
-    runner = make_runner(directory, max_model_len=128, kv_tokens=num_blocks * KV_BLOCK_TOKENS)
+    runner = make_runner(directory, max_model_len=128, kv_tokens=num_blocks * BLOCK_TOKENS)
     metrics: list[str] = []
     scheduler = Scheduler(
         SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=chunk, max_model_len=128),
         num_blocks=num_blocks,
-        block_tokens=KV_BLOCK_TOKENS,
+        block_tokens=runner.block_tokens,
         now=lambda: 0.0,
         record=lambda name, value: metrics.append(name),
     )
@@ -128,7 +127,7 @@ def test_equal_prefixes_that_arrive_together(
     scheduler = Scheduler(
         config,
         num_blocks=runner.num_blocks,
-        block_tokens=KV_BLOCK_TOKENS,
+        block_tokens=runner.block_tokens,
         now=lambda: 0.0,
         record=lambda name, value: None,
     )

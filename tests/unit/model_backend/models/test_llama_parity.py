@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
-from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.model_backend.worker.model_runner import ModelRunner
 from tests.fakes.checkpoints import VOCAB, make_llama
-from tests.fakes.engine import Driver, Running, make_runner
+from tests.fakes.engine import BLOCK_TOKENS, Driver, Running, make_runner
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "grouped": {},
@@ -87,7 +86,7 @@ def test_prefix_cache_hit(checkpoints: Checkpoints, lengths: tuple[int, int, int
     shared, tail, other_tail = prompts(*lengths)
     first = driver.add(0, shared + tail)
     driver.run(5)
-    num_whole, num_copied = divmod(len(shared), KV_BLOCK_TOKENS)
+    num_whole, num_copied = divmod(len(shared), BLOCK_TOKENS)
     source = first.blocks[num_whole]
     hits = [
         driver.add(slot, shared + end, shared=tuple(first.blocks[:num_whole]), copied=(source, num_copied))

@@ -13,13 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmserve.config.deployment import KV_BLOCK_TOKENS
 from mmserve.messages.logprobs import unpack
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
 from mmserve.model_backend.worker.sampling.sampler import NOT_FINITE, SampleRow, sample
 from tests.fakes.checkpoints import VOCAB, make_llama
-from tests.fakes.engine import Driver, make_runner
+from tests.fakes.engine import BLOCK_TOKENS, Driver, make_runner
 from tests.fakes.logprobs import check_logprobs
 
 NUM_NEW = 10
@@ -162,7 +161,7 @@ def test_behind_a_prefix_of_the_cache(directory: Path) -> None:
     shared, tail, other_tail = prompts(39, 12, 7)
     first = driver.add(0, shared + tail)
     driver.run(5)
-    num_whole, num_copied = divmod(len(shared), KV_BLOCK_TOKENS)
+    num_whole, num_copied = divmod(len(shared), BLOCK_TOKENS)
     hit = driver.add(
         1,
         shared + other_tail,
