@@ -1,6 +1,6 @@
-"""The cache server as other processes see it: one protocol, spoken item by item (v1) or all items at once (v2).
+"""The cache server's client: the same calls over v1 (an item a call) or v2 (all items in one call).
 
-The only module of this package that others import. Calls block, so they never run on an event loop.
+Calls block, so they never run on an event loop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mmserve.messages.cache import (
 )
 from mmserve.runtime.errors import Overloaded, TooLarge
 
-PATIENCE_S = 5.0
+RECONNECT_TIMEOUT_S = 5.0
 """How long a call waits for a server that is being started again."""
 _RETRY_AFTER_S = 1.0
 
@@ -43,30 +43,32 @@ class Calls(Protocol):
     def unregister(self) -> None: ...
 
 
-def connect(endpoints: Endpoints, owner: str, *, batched: bool, patience_s: float = PATIENCE_S) -> MediaCacheClient:
-    """A client for this process (``owner``: Process.name). Connects at the first call and after a server restart."""
+def connect(
+    endpoints: Endpoints, owner: str, *, batched: bool, reconnect_timeout_s: float = RECONNECT_TIMEOUT_S
+) -> MediaCacheClient:
+    """A client for the process ``owner`` (Process.name). Connects at the first call and after a server restart."""
     if batched:
-        link = ConnectionPool(partial(FramedConnection, endpoints.cache_calls), owner, patience_s)
-        return MediaCacheClient(link, BatchedCalls(link))
-    link = ConnectionPool(partial(RpycConnection, endpoints.cache_rpc), owner, patience_s)
-    return MediaCacheClient(link, ItemwiseCalls(link))
+        pool = ConnectionPool(partial(FramedConnection, endpoints.cache_calls), owner, reconnect_timeout_s)
+        return MediaCacheClient(pool, BatchedCalls(pool))
+    pool = ConnectionPool(partial(RpycConnection, endpoints.cache_rpc), owner, reconnect_timeout_s)
+    return MediaCacheClient(pool, ItemwiseCalls(pool))
 
 
 class MediaCacheClient:
-    """Thread-safe. Every method may raise Unavailable: the server is gone or restarting, ask again later.
+    """Thread-safe. Every method may raise Unavailable: the server is gone or being restarted; try again later.
 
     All leases of the process end with its last connection, at the latest when it dies.
     """
 
-    def __init__(self, link: ConnectionPool, calls: Calls) -> None:
-        self._link = link
+    def __init__(self, pool: ConnectionPool, calls: Calls) -> None:
+        self._pool = pool
         self._calls = calls
 
     def alloc(self, request_id: str, items: Sequence[AllocItem], *, wait_s: float) -> tuple[MediaRecord, ...]:
-        """Lease all items to the request, or none; records are in the order of ``items``.
+        """Lease all items to the request, or none. Records are in the order of ``items``.
 
-        Idempotent: what the request holds already is answered again. Waits up to wait_s for space, first come first
-        served, and holds nothing meanwhile. Of an item given twice, the later record never says "write".
+        Idempotent: items that the request has already are answered again. Waits up to wait_s for space, first come
+        first served, with nothing leased meanwhile. Of an item given twice, the later record never says "write".
         Raises TooLarge (can never fit) and Overloaded (does not fit now), in both cases leasing nothing.
         """
         unique = tuple(dict.fromkeys(items))
@@ -82,18 +84,18 @@ class MediaCacheClient:
         return _in_order(items, dict(zip(unique, reply.records, strict=True)))
 
     def release(self, request_id: str) -> None:
-        """End the request's leases, and its waiting for any in another thread; twice, or without any, is harmless."""
+        """End the request's leases, and its allocation that waits in another thread. Harmless without any."""
         self._calls.release(request_id)
 
     def set_items_data(self, request_id: str, item_ids: Sequence[int], ok: bool = True) -> None:
-        """The bytes of items answered "write" are sealed in the arena (ok), or another may write them (not ok)."""
+        """The bytes of items answered "write" are complete in the arena (ok), or another request may write them."""
         if item_ids:
             self._calls.set_items_data(request_id, _unique(item_ids), ok)
 
     def get_items_data(self, request_id: str, item_ids: Sequence[int], *, wait_s: float) -> tuple[ItemState, ...]:
-        """States now; waits up to wait_s while some say "wait", but not once one says "write" or "gone".
+        """States; waits up to wait_s while some say "wait", unless one says "write" or "gone".
 
-        "write": the first writer failed or died, it is this request's turn. "gone": allocate again.
+        "write": the first writer failed or died, this request is the writer now. "gone": allocate again.
         """
         unique = _unique(item_ids)
         if not unique:
@@ -102,9 +104,9 @@ class MediaCacheClient:
         return tuple(states[item_id] for item_id in item_ids)
 
     def set_items_embed(self, item_ids: Sequence[int], ok: Sequence[bool]) -> tuple[EmbedState, ...]:
-        """Rows are sealed in the arena (ok), or the item cannot be encoded (not ok) and is forgotten.
+        """The rows are complete in the arena (ok), or the item cannot be encoded and is forgotten.
 
-        Answers the states after that: "gone" for an ok item means that the server no longer knows it.
+        Returns the states after that: "gone" for an ok item means that the server no longer knows it.
         """
         outcome = dict(zip(item_ids, ok, strict=True))
         if not outcome:
@@ -113,7 +115,7 @@ class MediaCacheClient:
         return tuple(states[item_id] for item_id in item_ids)
 
     def get_items_embed(self, item_ids: Sequence[int]) -> tuple[EmbedState, ...]:
-        """The encoder's question. Items answered "pending" stay put, leases or not, until its ``set_items_embed``."""
+        """For visual servers. Items answered "pending" keep their place, leased or not, until ``set_items_embed``."""
         unique = _unique(item_ids)
         if not unique:
             return ()
@@ -133,12 +135,12 @@ class MediaCacheClient:
 
     def unregister(self) -> None:
         """Call it before ``close``: leases that are left then are counted as leaks."""
-        if self._link.connected:
+        if self._pool.connected:
             self._calls.unregister()
 
     def close(self) -> None:
-        """Close the connections; leases that are left end with them."""
-        self._link.close()
+        """Close the connections. Leases that are left end with them."""
+        self._pool.close()
 
 
 def _unique(item_ids: Sequence[int]) -> tuple[int, ...]:

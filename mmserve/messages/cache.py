@@ -1,4 +1,4 @@
-"""What HTTP workers and visual servers say to the cache server by v2: one of these each way a call."""
+"""Calls of HTTP workers and visual servers to the cache server by v2: one message each way."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import msgspec
 from mmserve.messages.media import Handle
 
 ItemState = Literal["hit", "data", "write", "wait", "gone"]
-"""hit: embedding ready. data: bytes ready, to be encoded. write: you write the bytes. wait: another is writing.
-gone: the item is unknown or no longer leased to the request (failed, or from before a restart): allocate again."""
+"""hit: embedding ready. data: bytes ready, to be encoded. write: the caller writes the bytes. wait: another request is
+writing. gone: the item is unknown or not leased to the request (failed, or from before a restart): allocate again."""
 EmbedState = Literal["ready", "pending", "gone"]
 """gone: the item is unknown (evicted, failed, or from before a restart)."""
 
@@ -35,7 +35,7 @@ class AllocItem(msgspec.Struct, frozen=True, array_like=True, cache_hash=True, g
 
 
 class AllocRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="alloc"):
-    """All images of one request, all or nothing, idempotent by request id."""
+    """Lease all images of one request or none; idempotent by request id."""
 
     request_id: str
     items: tuple[AllocItem, ...]
@@ -43,7 +43,7 @@ class AllocRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag
 
 
 class MediaRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One allocated item, leased to the request until released."""
+    """One item, leased to the request until released."""
 
     item_id: int
     token_start: int
@@ -57,20 +57,20 @@ Refusal = Literal["", "full", "too_large"]
 
 
 class AllocReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="allocated"):
-    """``records`` in the order of the request's items, or why not: "full" (try again) | "too_large" (never)."""
+    """``records`` in the order of the request's items, or the refusal: "full" (try again) | "too_large" (never)."""
 
     records: tuple[MediaRecord, ...] = ()
     refused: Refusal = ""
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="release"):
-    """The request is over: its leases go, and items it was still to write are free for another writer."""
+    """The request has ended: its leases end, and items that it was writing are left to another writer."""
 
     request_id: str
 
 
 class SetDataRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="set_items_data"):
-    """The owner has written (ok) or failed to write the items' bytes."""
+    """The request has written (ok) or failed to write the items' bytes."""
 
     request_id: str
     item_ids: tuple[int, ...]
@@ -78,7 +78,7 @@ class SetDataRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", t
 
 
 class GetDataRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="get_items_data"):
-    """Are the items' bytes ready? Waits up to wait_s for those that another is writing."""
+    """States of items; waits up to wait_s for those that another request is writing."""
 
     request_id: str
     item_ids: tuple[int, ...]
@@ -93,7 +93,7 @@ class SetEmbedRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
 
 
 class GetEmbedRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="get_items_embed"):
-    """Which items have their embedding already?"""
+    """States of items' embeddings."""
 
     item_ids: tuple[int, ...]
 
@@ -144,11 +144,11 @@ CacheRequest = (
     | ReleasePermitRequest
     | UnregisterRequest
 )
-"""Answered, in this order, by None, AllocReply, None, None, tuples of ItemState, EmbedState, EmbedState, PermitsReply,
+"""The replies, in this order: None, AllocReply, None, None, tuples of ItemState, EmbedState, EmbedState, PermitsReply,
 None, None."""
 
 
 class CallFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="failed"):
-    """Instead of any reply: the call made no sense, or ran into a bug; the connection goes on."""
+    """Instead of a reply: the call was invalid or failed by a bug. The connection goes on."""
 
     message: str

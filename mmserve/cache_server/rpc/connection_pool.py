@@ -1,7 +1,7 @@
-"""Connections from one process to the cache server: one per thread, made again after a restart of the server.
+"""A client process's connections to the cache server: one a thread, made again after a restart of the server.
 
-The server frees what a process held when its last connection ends, so one more connection, which carries no
-calls, lives as long as the client: threads may come and go. Knows no transport and no call.
+The server ends a process's leases with its last connection. So one more connection, the anchor, carries no calls and
+lives as long as the client, while threads come and go.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CALL_TIMEOUT_S = MAX_WAIT_S + 20.0
 _RETRY_AFTER_S = 1.0
 _RECONNECT_INTERVAL_S = 0.05
 LOST = (EOFError, ConnectionError, FileNotFoundError, TimeoutError)
-"""What connections raise, when they are made and later, if there is no server or not the same any more."""
+"""Raised by connections, when they are made or later, if there is no server or not the same any more."""
 
 logger = logging.getLogger(__name__)
 
@@ -35,23 +35,23 @@ class Connection(Protocol):
 
 
 class ConnectionPool:
-    """Thread-safe. ``open_`` makes a connection registered as the owner it is given: ``owner`` with a suffix, so
-    that a restarted process is a new owner."""
+    """Thread-safe. ``open_(owner)`` makes a connection registered as that owner: ``owner`` with a suffix, so that a
+    restarted process is a new owner."""
 
-    def __init__(self, open_: Callable[[str], Connection], owner: str, patience_s: float) -> None:
+    def __init__(self, open_: Callable[[str], Connection], owner: str, reconnect_timeout_s: float) -> None:
         self._open = open_
-        self._patience_s = patience_s
+        self._reconnect_timeout_s = reconnect_timeout_s
         self._owner = f"{owner}/{os.getpid()}.{secrets.token_hex(4)}"
         self._local = threading.local()
         self._lock = threading.Lock()
         self._anchor: Connection | None = None
         self._server = 0
-        """Counts the servers met: connections to an earlier one are closed by the threads that own them."""
+        """Number of servers connected to so far. Each thread closes its own connection to an earlier one."""
         self._closed = False
 
     def call(self, *args: Any) -> Any:
-        """One round trip; once more on a new connection when the old one was found dead. Raises Unavailable, after
-        patience_s without a server."""
+        """One round trip, repeated on a new connection if the old one was dead. Raises Unavailable after
+        reconnect_timeout_s without a server."""
         connection, fresh = self._connection()
         try:
             return connection.call(*args)
@@ -68,11 +68,11 @@ class ConnectionPool:
 
     @property
     def connected(self) -> bool:
-        """Has the present server heard of this client?"""
+        """True if this client is registered with the present server."""
         return self._anchor is not None
 
     def close(self) -> None:
-        """End this thread's connection and the anchor; other threads' end with their thread."""
+        """End this thread's connection and the anchor. Those of other threads end with their thread."""
         self._closed = True
         with self._lock:
             anchor, self._anchor = self._anchor, None
@@ -82,19 +82,19 @@ class ConnectionPool:
                 connection.close()
 
     def _connection(self) -> tuple[Connection, bool]:
-        """This thread's connection to the current server, and whether it was made just now."""
+        """This thread's connection to the present server, and whether it was made just now."""
         local = self._local
         if getattr(local, "server", None) == self._server and local.connection is not None:
             return local.connection, False
         if getattr(local, "connection", None) is not None:
             local.connection.close()
             local.connection = None
-        local.connection, local.server = self._patiently(self._connect)
+        local.connection, local.server = self._retrying(self._connect)
         return local.connection, True
 
-    def _patiently(self, connect: Callable[[], tuple[Connection, int]]) -> tuple[Connection, int]:
-        """A server that was just started again listens within a second; nothing would tell us but trying."""
-        deadline_s = time.monotonic() + self._patience_s
+    def _retrying(self, connect: Callable[[], tuple[Connection, int]]) -> tuple[Connection, int]:
+        """Try until there is a server: one that was just started again listens within a second and tells nobody."""
+        deadline_s = time.monotonic() + self._reconnect_timeout_s
         while True:
             try:
                 return connect()
@@ -104,10 +104,10 @@ class ConnectionPool:
             time.sleep(_RECONNECT_INTERVAL_S)
 
     def _connect(self) -> tuple[Connection, int]:
-        server = self._hold_anchor()
+        server = self._ensure_anchor()
         return self._open(self._owner), server
 
-    def _hold_anchor(self) -> int:
+    def _ensure_anchor(self) -> int:
         with self._lock:
             if self._closed:
                 raise ConnectionError("the client is closed")
@@ -116,7 +116,7 @@ class ConnectionPool:
             return self._server
 
     def _lose(self, connection: Connection, error: BaseException) -> None:
-        """Drop a dead connection; unless it merely timed out, the server it led to is gone."""
+        """Drop a dead connection. Unless it merely timed out, its server is gone."""
         logger.warning("cache server: connection lost (%s)", type(error).__name__)
         self._local.connection = None
         connection.close()

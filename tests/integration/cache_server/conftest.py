@@ -44,7 +44,7 @@ def client_of(endpoints: Endpoints, batched: bool) -> Iterator[Connect]:
     clients: list[MediaCacheClient] = []
 
     def make(owner: str = "http-0") -> MediaCacheClient:
-        clients.append(connect(endpoints, owner, batched=batched, patience_s=0.1))
+        clients.append(connect(endpoints, owner, batched=batched, reconnect_timeout_s=0.1))
         return clients[-1]
 
     yield make

@@ -120,7 +120,7 @@ def test_a_restart_between_two_calls_is_not_even_noticed(
 
 
 def test_a_call_waits_for_a_server_that_is_being_started_again(endpoints: Endpoints, arena: Arena) -> None:
-    client = connect(endpoints, "http-0", batched=True, patience_s=20)
+    client = connect(endpoints, "http-0", batched=True, reconnect_timeout_s=20)
     with serving_cache(endpoints, arena):
         client.alloc("r", [CAT], wait_s=0)
     with ThreadPoolExecutor(1) as pool:

@@ -267,7 +267,7 @@ def test_a_restarted_cache_server_serves_again(
 def test_requests_without_a_cache_server_are_unavailable(
     model: Path, arena: Arena, endpoints: Endpoints, alloc_version: AllocVersion
 ) -> None:
-    client = connect(endpoints, "httpserver-0", batched=alloc_version == "v2", patience_s=0.05)
+    client = connect(endpoints, "httpserver-0", batched=alloc_version == "v2", reconnect_timeout_s=0.05)
 
     async def scenario() -> None:
         leases = leases_of(model, arena, endpoints, alloc_version, timeout_s=0.05, client=client)

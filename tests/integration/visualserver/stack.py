@@ -141,7 +141,9 @@ async def _running(tmp_path: Path, model: ModelSpec | None, **config: object) ->
         deployment = process.deployment
         permits = DecodePermits(deployment.config.max_mm_preprocess_concurrency, deployment.budgets.pixel_nbytes)
         table = cache.enter_context(serving_cache(endpoints, arena, permits))
-        clients = [connect(endpoints, owner, batched=batched, patience_s=0.1) for owner in ("http-2", process.name)]
+        clients = [
+            connect(endpoints, owner, batched=batched, reconnect_timeout_s=0.1) for owner in ("http-2", process.name)
+        ]
         router: AsyncReceiver[EngineInbound] = AsyncReceiver(endpoints.router, EngineInbound)
         metrics: Receiver[MetricBatch] = Receiver(endpoints.metrics, MetricBatch)
         visual: Sender[EngineInbound] = Sender(endpoints.visual(0), EngineInbound)

@@ -1,0 +1,1 @@
+"""Calls by rpyc, one item each, as LightLLM had them."""

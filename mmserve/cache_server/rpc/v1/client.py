@@ -1,4 +1,4 @@
-"""The cache server's first generation of calls: rpyc, one item a call, plain scalars and tuples, as LightLLM had it."""
+"""Client of v1: rpyc, one item a call, scalars and tuples of them, as LightLLM had it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CONFIG = {"sync_request_timeout": CALL_TIMEOUT_S, "allow_pickle": False, "close
 
 
 class RpycConnection:
-    """With its bound remote methods cached: a call is one round trip."""
+    """Caches the bound remote methods, so that a call is one round trip."""
 
     def __init__(self, path: Path, owner: str) -> None:
         self._methods: dict[str, Callable[..., Any]] = {}
@@ -57,58 +57,58 @@ class RpycConnection:
 class ItemwiseCalls:
     """One round trip an item."""
 
-    def __init__(self, link: ConnectionPool) -> None:
-        self._link = link
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = pool
 
     def alloc(self, request_id: str, items: Sequence[AllocItem], wait_s: float) -> AllocReply:
-        """CacheEntry by item. Once one does not fit, the server has given all of them back and only takes notes;
+        """Item by item. Once one does not fit, the server has released all of them and only collects the rest;
         ``await_alloc`` then waits for space for the whole request, and the records are asked for again."""
         replies = [self._alloc_item(request_id, item) for item in items]
         if all(reply.refused == "" for reply in replies):
             return _joined(replies)
-        refused = self._link.call("await_alloc", request_id, float(min(wait_s, MAX_WAIT_S)))
+        refused = self._pool.call("await_alloc", request_id, float(min(wait_s, MAX_WAIT_S)))
         if refused:
             return AllocReply(refused=refused)
         return _joined([self._alloc_item(request_id, item) for item in items])
 
     def release(self, request_id: str) -> None:
-        self._link.call("release", request_id)
+        self._pool.call("release", request_id)
 
     def set_items_data(self, request_id: str, item_ids: Sequence[int], ok: bool) -> None:
         for item_id in item_ids:
-            self._link.call("set_items_data", request_id, item_id, ok)
+            self._pool.call("set_items_data", request_id, item_id, ok)
 
     def get_items_data(self, request_id: str, item_ids: Sequence[int], wait_s: float) -> Sequence[ItemState]:
-        """Asks for all without waiting; while some say "wait" and none calls for action, waits for one of those."""
+        """Ask for all without waiting; while some say "wait" and none "write" or "gone", wait for one of those."""
         deadline_s = time.monotonic() + min(wait_s, MAX_WAIT_S)
         while True:
-            states = [self._link.call("get_items_data", request_id, item_id, 0.0) for item_id in item_ids]
+            states = [self._pool.call("get_items_data", request_id, item_id, 0.0) for item_id in item_ids]
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or "wait" not in states or "write" in states or "gone" in states:
                 return states
-            self._link.call("get_items_data", request_id, item_ids[states.index("wait")], left_s)
+            self._pool.call("get_items_data", request_id, item_ids[states.index("wait")], left_s)
 
     def set_items_embed(self, item_ids: Sequence[int], ok: Sequence[bool]) -> Sequence[EmbedState]:
         return [
-            self._link.call("set_items_embed", item_id, item_ok) for item_id, item_ok in zip(item_ids, ok, strict=True)
+            self._pool.call("set_items_embed", item_id, item_ok) for item_id, item_ok in zip(item_ids, ok, strict=True)
         ]
 
     def get_items_embed(self, item_ids: Sequence[int]) -> Sequence[EmbedState]:
-        return [self._link.call("get_items_embed", item_id) for item_id in item_ids]
+        return [self._pool.call("get_items_embed", item_id) for item_id in item_ids]
 
     def acquire_permits(self, requests: Sequence[PermitRequest], wait_s: float) -> PermitsReply:
         fields = tuple((request.name, request.pixel_nbytes, request.arrival_s) for request in requests)
-        granted, promised = self._link.call("acquire_permits", fields, wait_s)
+        granted, promised = self._pool.call("acquire_permits", fields, wait_s)
         return PermitsReply(granted=granted, promised=promised)
 
     def release_permit(self, name: str) -> None:
-        self._link.call("release_permit", name)
+        self._pool.call("release_permit", name)
 
     def unregister(self) -> None:
-        self._link.call("unregister")
+        self._pool.call("unregister")
 
     def _alloc_item(self, request_id: str, item: AllocItem) -> AllocReply:
-        refused, record = self._link.call(
+        refused, record = self._pool.call(
             "alloc", request_id, item.key, item.num_tokens, item.data_nbytes, item.embed_nbytes
         )
         if refused:

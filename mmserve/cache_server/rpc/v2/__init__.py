@@ -1,0 +1,1 @@
+"""Calls by msgpack frames, all items of a request in one."""

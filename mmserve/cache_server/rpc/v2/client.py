@@ -1,4 +1,4 @@
-"""The cache server's second generation of calls: all items of a request in one msgpack frame each way."""
+"""Client of v2: all items of a request in one msgpack frame each way."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class FramedConnection:
 class BatchedCalls:
     """One round trip a call, however many items."""
 
-    def __init__(self, link: ConnectionPool) -> None:
-        self._link = link
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = pool
 
     def alloc(self, request_id: str, items: Sequence[AllocItem], wait_s: float) -> AllocReply:
         return self._call(AllocRequest(request_id=request_id, items=tuple(items), wait_s=wait_s), _ALLOC)
@@ -100,7 +100,7 @@ class BatchedCalls:
         self._call(UnregisterRequest(), _NOTHING)
 
     def _call(self, request: CacheRequest, replies: Codec[R | CallFailed]) -> R:
-        reply = replies.decode(self._link.call(_REQUESTS.encode(request)))
+        reply = replies.decode(self._pool.call(_REQUESTS.encode(request)))
         if isinstance(reply, CallFailed):
             raise RuntimeError(f"the cache server: {reply.message}")
         return reply
