@@ -12,7 +12,7 @@ _VISUAL = "visual"
 
 
 class Lives:
-    """Requests with one image each, in a table over ``nbytes`` of no memory at all."""
+    """Requests with one image each, in a table over ``nbytes`` without memory behind them."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes

@@ -38,7 +38,7 @@ sys.stdin.read()
 """
 
 
-def test_a_killed_process_gives_everything_back(
+def test_leases_of_a_killed_process_end_even_while_its_call_waits(
     table: SharedMediaTable, endpoints: Endpoints, client_of: Connect, batched: bool
 ) -> None:
     command = [sys.executable, "-c", HOLDER, str(endpoints.run_dir), str(batched)]
@@ -108,9 +108,7 @@ def test_after_a_restart_the_client_goes_on_and_old_names_are_unknown(
         assert new.token_start != old.token_start
 
 
-def test_a_restart_between_two_calls_is_not_even_noticed(
-    endpoints: Endpoints, arena: Arena, client_of: Connect
-) -> None:
+def test_a_restart_between_two_calls_is_not_noticed(endpoints: Endpoints, arena: Arena, client_of: Connect) -> None:
     client = client_of()
     with serving_cache(endpoints, arena):
         client.alloc("r", [CAT], wait_s=0)

@@ -35,7 +35,7 @@ def sigterm_stops() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("sigterm_stops")
-def test_it_serves_reports_and_stops(tmp_path: Path, arena: Arena) -> None:
+def test_the_server_serves_reports_and_stops(tmp_path: Path, arena: Arena) -> None:
     endpoints = Endpoints(tmp_path)
     metrics: Receiver[MetricBatch] = Receiver(endpoints.metrics, MetricBatch)
     health: Receiver[HealthInbound] = Receiver(endpoints.health, HealthInbound)

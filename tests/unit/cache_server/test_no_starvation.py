@@ -1,4 +1,4 @@
-"""Whoever fits into an empty arena gets in, whatever the others ask for, as long as they end."""
+"""Every request that fits an empty arena is served, whatever others ask for, as long as they end."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def live(table: SharedMediaTable, request: int, data_nbytes: list[int], encode: 
 
 @settings(max_examples=25, deadline=None)
 @given(requests=st.lists(st.tuples(sizes, st.booleans()), min_size=2, max_size=12))
-def test_all_get_in_however_many_threads_ask_at_once(requests: list[tuple[list[int], bool]]) -> None:
+def test_every_allocation_succeeds_however_many_threads_ask_at_once(requests: list[tuple[list[int], bool]]) -> None:
     table = new_table()
     with ThreadPoolExecutor(len(requests)) as pool:
         lives = [pool.submit(live, table, number, *request) for number, request in enumerate(requests)]
@@ -67,7 +67,7 @@ def test_all_get_in_however_many_threads_ask_at_once(requests: list[tuple[list[i
     assert live(table, 1000, [NBYTES - 400], encode=False) == ""
 
 
-def test_a_large_request_gets_in_though_small_ones_never_cease() -> None:
+def test_a_large_request_is_not_starved_by_small_ones() -> None:
     """Each small one is there before the one before it has ended, so that there is never room for the large one: it is
     next all the same, and the small ones wait behind it."""
     table, entered = new_table(), threading.Event()
@@ -116,7 +116,7 @@ def test_a_request_does_not_wait_for_its_own_cached_images_to_make_way() -> None
     _encoded(table, "request", [in_order[2], in_order[5], new])
 
 
-def test_it_keeps_them_while_what_others_give_back_may_help() -> None:
+def test_its_cached_images_are_kept_while_space_freed_by_others_may_help() -> None:
     table = new_table()
     half = AllocItem(b"half", 4, 64, NBYTES // 2 - 400)
     _encoded(table, "before", [half])

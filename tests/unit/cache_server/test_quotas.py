@@ -1,4 +1,4 @@
-"""What live requests hold of the arena, form by form."""
+"""Budgets of compressed bytes and embeddings that live requests lease."""
 
 from __future__ import annotations
 
@@ -35,57 +35,57 @@ def _lease(number: int) -> Lease:
     return Lease("http-0", f"r{number}")
 
 
-def test_compressed_bytes_wait_for_those_before_them_to_be_encoded() -> None:
-    slots = _slots(data=2 * ONE)
-    reply = slots.alloc(_lease(1), [_item(1), _item(2)])
-    assert slots.alloc(_lease(2), [_item(3)]).refused == "full"
+def test_compressed_bytes_are_refused_until_earlier_ones_are_encoded() -> None:
+    table = _slots(data=2 * ONE)
+    reply = table.alloc(_lease(1), [_item(1), _item(2)])
+    assert table.alloc(_lease(2), [_item(3)]).refused == "full"
     first = reply.records[0].item_id
-    slots.set_data(_lease(1), [first], ok=True)
-    slots.get_embed("visual", [first])
-    slots.set_embed("visual", [first], [True])
-    assert slots.budgets.data.used_nbytes == ONE
-    assert slots.alloc(_lease(2), [_item(3)]).refused == ""
-    assert slots.budgets.embeds.used_nbytes == 3 * ONE
+    table.set_data(_lease(1), [first], ok=True)
+    table.get_embed("visual", [first])
+    table.set_embed("visual", [first], [True])
+    assert table.budgets.data.used_nbytes == ONE
+    assert table.alloc(_lease(2), [_item(3)]).refused == ""
+    assert table.budgets.embeds.used_nbytes == 3 * ONE
 
 
-def test_more_than_a_budget_never_fits() -> None:
+def test_a_request_larger_than_a_budget_is_too_large() -> None:
     assert _slots(data=ONE).alloc(_lease(1), [_item(1), _item(2)]).refused == "too_large"
     assert _slots(embeds=ONE).alloc(_lease(1), [_item(1), _item(2)]).refused == "too_large"
 
 
-def test_what_several_hold_counts_once_and_what_nobody_holds_not_at_all() -> None:
-    slots = _slots(data=ONE)
+def test_an_entry_counts_once_however_many_leases_it_has_and_not_without() -> None:
+    table = _slots(data=ONE)
     for number in (1, 2, 3):
-        assert slots.alloc(_lease(number), [_item(7)]).refused == ""
-    assert slots.budgets.data.used_nbytes == ONE
+        assert table.alloc(_lease(number), [_item(7)]).refused == ""
+    assert table.budgets.data.used_nbytes == ONE
     for number in (1, 2, 3):
-        slots.release(_lease(number))
-    assert slots.budgets.data.used_nbytes == slots.budgets.embeds.used_nbytes == 0
-    assert slots.budgets.data.peak_nbytes == ONE
+        table.release(_lease(number))
+    assert table.budgets.data.used_nbytes == table.budgets.embeds.used_nbytes == 0
+    assert table.budgets.data.peak_nbytes == ONE
 
 
 @settings(max_examples=80)
 @given(seed=st.integers(0, 1 << 30))
 def test_budgets_always_equal_the_bytes_of_leased_entries(seed: int) -> None:
-    draw, slots = random.Random(seed), _slots(data=4 * ONE, embeds=6 * ONE)
+    draw, table = random.Random(seed), _slots(data=4 * ONE, embeds=6 * ONE)
     for _ in range(60):
         lease, items = _lease(draw.randrange(4)), [_item(draw.randrange(8)) for _ in range(2)]
         match draw.randrange(5):
             case 0 | 1:
-                slots.alloc(lease, list(dict.fromkeys(items)))
+                table.alloc(lease, list(dict.fromkeys(items)))
             case 2:
-                slots.release(lease)
+                table.release(lease)
             case 3:
-                for item in list(slots._store.by_id.values()):
+                for item in list(table._store.by_id.values()):
                     if item.writer is not None:
-                        slots.set_data(item.writer, [item.item_id], ok=draw.random() < 0.8)
+                        table.set_data(item.writer, [item.item_id], ok=draw.random() < 0.8)
             case 4:
-                ids = [item.item_id for item in slots._store.by_id.values()]
-                slots.get_embed("visual", ids)
-                slots.set_embed("visual", ids, [draw.random() < 0.7 for _ in ids])
-        held = [item for item in slots._store.by_id.values() if item.num_leases]
-        assert slots.budgets.data.used_nbytes == ONE * sum(item.data is not None for item in held) <= 4 * ONE
-        assert slots.budgets.embeds.used_nbytes == ONE * len(held) <= 6 * ONE
+                ids = [item.item_id for item in table._store.by_id.values()]
+                table.get_embed("visual", ids)
+                table.set_embed("visual", ids, [draw.random() < 0.7 for _ in ids])
+        held = [item for item in table._store.by_id.values() if item.num_leases]
+        assert table.budgets.data.used_nbytes == ONE * sum(item.data is not None for item in held) <= 4 * ONE
+        assert table.budgets.embeds.used_nbytes == ONE * len(held) <= 6 * ONE
     for number in range(4):
-        slots.release(_lease(number))
-    assert slots.budgets.data.used_nbytes == slots.budgets.embeds.used_nbytes == 0
+        table.release(_lease(number))
+    assert table.budgets.data.used_nbytes == table.budgets.embeds.used_nbytes == 0

@@ -1,4 +1,4 @@
-"""The table: what allocation answers, who writes, what is evicted and when space comes back."""
+"""The table: replies to allocations, writers, eviction, and when space is freed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Bench:
 
     def __init__(self, num_extents: int, budgets: LeaseBudgets | None = None) -> None:
         self.erased: list[Handle] = []
-        self.slots = MediaTable(
+        self.table = MediaTable(
             num_extents * EXTENT,
             first_generation=1000,
             first_item_id=500,
@@ -33,16 +33,16 @@ class _Bench:
         """Pictures whose embedding is ready, without leases."""
         for name in names:
             lease = Lease("http", f"make {name}")
-            (record,) = self.slots.alloc(lease, (item(name),)).records
-            self.slots.set_data(lease, (record.item_id,), True)
-            self.slots.set_embed("visual", (record.item_id,), (True,))
-            self.slots.release(lease)
+            (record,) = self.table.alloc(lease, (item(name),)).records
+            self.table.set_data(lease, (record.item_id,), True)
+            self.table.set_embed("visual", (record.item_id,), (True,))
+            self.table.release(lease)
 
     def alloc(self, request: str, *names: str, owner: str = "http") -> tuple[MediaRecord, ...]:
-        return self.slots.alloc(Lease(owner, request), tuple(item(name) for name in names)).records
+        return self.table.alloc(Lease(owner, request), tuple(item(name) for name in names)).records
 
     def refused(self, request: str, *names: str) -> str:
-        return self.slots.alloc(Lease("http", request), tuple(item(name) for name in names)).refused
+        return self.table.alloc(Lease("http", request), tuple(item(name) for name in names)).refused
 
 
 def item(name: str, num_tokens: int = 4, nbytes: int = SIZE) -> AllocItem:
@@ -54,121 +54,121 @@ def test_the_first_writes_and_the_second_waits() -> None:
     (first,), (second,) = bench.alloc("a", "cat"), bench.alloc("b", "cat")
     assert (first.state, second.state) == ("write", "wait")
     assert (first.item_id, first.data, first.embed) == (second.item_id, second.data, second.embed)
-    bench.slots.set_data(Lease("http", "a"), (first.item_id,), True)
-    assert bench.slots.get_data(Lease("http", "b"), (first.item_id,)) == ("data",)
+    bench.table.set_data(Lease("http", "a"), (first.item_id,), True)
+    assert bench.table.get_data(Lease("http", "b"), (first.item_id,)) == ("data",)
 
 
-def test_a_waiter_takes_over_when_the_writer_fails_or_goes() -> None:
+def test_another_request_becomes_the_writer_when_the_first_fails_or_ends() -> None:
     for end in ("fails", "releases", "dies"):
         bench = _Bench(4)
         (record,) = bench.alloc("a", "cat", owner="dying")
         bench.alloc("b", "cat")
         bench.alloc("c", "cat")
         if end == "fails":
-            bench.slots.set_data(Lease("dying", "a"), (record.item_id,), False)
+            bench.table.set_data(Lease("dying", "a"), (record.item_id,), False)
         elif end == "releases":
-            bench.slots.release(Lease("dying", "a"))
+            bench.table.release(Lease("dying", "a"))
         else:
-            assert bench.slots.drop_owner("dying") == 1
-        assert bench.slots.get_data(Lease("http", "b"), (record.item_id,)) == ("write",)
-        assert bench.slots.get_data(Lease("http", "c"), (record.item_id,)) == ("wait",)
+            assert bench.table.drop_owner("dying") == 1
+        assert bench.table.get_data(Lease("http", "b"), (record.item_id,)) == ("write",)
+        assert bench.table.get_data(Lease("http", "c"), (record.item_id,)) == ("wait",)
 
 
-def test_only_the_writer_can_say_that_bytes_are_ready() -> None:
+def test_only_the_writer_can_set_data() -> None:
     bench = _Bench(4)
     (record,) = bench.alloc("a", "cat")
     bench.alloc("b", "cat")
-    bench.slots.set_data(Lease("http", "b"), (record.item_id,), True)
-    assert bench.slots.get_data(Lease("http", "b"), (record.item_id,)) == ("wait",)
+    bench.table.set_data(Lease("http", "b"), (record.item_id,), True)
+    assert bench.table.get_data(Lease("http", "b"), (record.item_id,)) == ("wait",)
 
 
 def test_allocation_is_idempotent_and_releasing_twice_is_harmless() -> None:
     bench = _Bench(4)
     assert bench.alloc("a", "cat", "dog") == bench.alloc("a", "cat", "dog")
-    assert bench.slots.num_leases == 2
-    assert bench.slots.release(Lease("http", "a")) == 2
-    assert bench.slots.release(Lease("http", "a")) == 0
-    assert bench.slots.usage() == {("hole", "free"): (1, 4 * EXTENT)}
+    assert bench.table.num_leases == 2
+    assert bench.table.release(Lease("http", "a")) == 2
+    assert bench.table.release(Lease("http", "a")) == 0
+    assert bench.table.usage() == {("hole", "free"): (1, 4 * EXTENT)}
 
 
 def test_allocation_is_all_or_nothing() -> None:
     bench = _Bench(4)
     bench.alloc("a", "cat")
     assert bench.refused("b", "dog", "fox") == "full"
-    assert bench.slots.items_of(Lease("http", "b")) == ()
+    assert bench.table.items_of(Lease("http", "b")) == ()
     assert bench.alloc("c", "dog")[0].state == "write"
 
 
-def test_what_can_never_fit_is_told_apart_from_what_does_not_fit_now() -> None:
+def test_too_large_and_full_are_different_refusals() -> None:
     bench = _Bench(4)
     assert bench.refused("a", "cat", "dog", "fox") == "too_large"
-    assert bench.slots.alloc(Lease("http", "a"), (item("big", nbytes=SIZE * 9),)).refused == "too_large"
+    assert bench.table.alloc(Lease("http", "a"), (item("big", nbytes=SIZE * 9),)).refused == "too_large"
     assert _Bench(0).refused("a", "cat") == "too_large"
 
 
-def test_bytes_are_given_back_as_soon_as_the_embedding_is_ready() -> None:
+def test_bytes_are_freed_as_soon_as_the_embedding_is_ready() -> None:
     bench = _Bench(2)
     (record,) = bench.alloc("a", "cat")
-    bench.slots.set_data(Lease("http", "a"), (record.item_id,), True)
-    assert bench.slots.get_embed("visual", (record.item_id,)) == ("pending",)
-    assert bench.slots.set_embed("visual", (record.item_id,), (True,)) == ("ready",)
+    bench.table.set_data(Lease("http", "a"), (record.item_id,), True)
+    assert bench.table.get_embed("visual", (record.item_id,)) == ("pending",)
+    assert bench.table.set_embed("visual", (record.item_id,), (True,)) == ("ready",)
     assert bench.erased == [record.data]
-    assert bench.slots.usage() == {("embed", "ready"): (1, EXTENT), ("hole", "free"): (1, EXTENT)}
+    assert bench.table.usage() == {("embed", "ready"): (1, EXTENT), ("hole", "free"): (1, EXTENT)}
     assert bench.alloc("b", "cat") == (MediaRecord(record.item_id, record.token_start, "hit", None, record.embed),)
 
 
-def test_what_a_request_gives_back_is_one_hole() -> None:
+def test_extents_freed_by_one_request_are_one_hole() -> None:
     bench = _Bench(12)
     names = ("cat", "dog", "fox", "elk")
     records = bench.alloc("a", *names)
     ids = [record.item_id for record in records]
-    bench.slots.set_data(Lease("http", "a"), ids, True)
-    bench.slots.set_embed("visual", ids, [True] * 4)
+    bench.table.set_data(Lease("http", "a"), ids, True)
+    bench.table.set_embed("visual", ids, [True] * 4)
     assert {record.data for record in records} == set(bench.erased)
-    assert bench.slots.usage() == {("embed", "ready"): (4, 4 * EXTENT), ("hole", "free"): (1, 8 * EXTENT)}
+    assert bench.table.usage() == {("embed", "ready"): (4, 4 * EXTENT), ("hole", "free"): (1, 8 * EXTENT)}
 
 
-def test_a_full_arena_makes_way_for_many_at_once_and_for_no_more_than_they_need() -> None:
+def test_eviction_for_many_items_frees_no_more_than_they_need() -> None:
     bench = _Bench(20)
     names = [f"old {number}" for number in range(20)]
     bench.encoded(*names[:18])
     records = bench.alloc("new", *(f"new {number}" for number in range(6)))
     assert [record.state for record in records] == ["write"] * 6
-    assert bench.slots.counters["mm_cache_evictions", "embed"] == 10, "12 extents, of which 2 were free"
+    assert bench.table.counters["mm_cache_evictions", "embed"] == 10, "12 extents, of which 2 were free"
     assert [record.state for record in bench.alloc("look", *names[10:18])] == ["hit"] * 8
 
 
-def test_a_failed_image_is_forgotten_but_its_extents_stay_until_nobody_can_be_writing_there() -> None:
+def test_a_failed_image_is_forgotten_but_its_extents_stay_until_its_last_lease_ends() -> None:
     bench = _Bench(4)
     (record,) = bench.alloc("a", "cat")
-    bench.slots.set_data(Lease("http", "a"), (record.item_id,), True)
-    bench.slots.get_embed("visual-0", (record.item_id,))
-    bench.slots.get_embed("visual-1", (record.item_id,))
-    assert bench.slots.set_embed("visual-0", (record.item_id,), (False,)) == ("gone",)
-    assert bench.slots.get_data(Lease("http", "a"), (record.item_id,)) == ("gone",)
-    bench.slots.release(Lease("http", "a"))
+    bench.table.set_data(Lease("http", "a"), (record.item_id,), True)
+    bench.table.get_embed("visual-0", (record.item_id,))
+    bench.table.get_embed("visual-1", (record.item_id,))
+    assert bench.table.set_embed("visual-0", (record.item_id,), (False,)) == ("gone",)
+    assert bench.table.get_data(Lease("http", "a"), (record.item_id,)) == ("gone",)
+    bench.table.release(Lease("http", "a"))
     assert bench.erased == []
-    assert bench.slots.set_embed("visual-1", (record.item_id,), (True,)) == ("gone",)
+    assert bench.table.set_embed("visual-1", (record.item_id,), (True,)) == ("gone",)
     assert set(bench.erased) == {record.data, record.embed}
     assert bench.alloc("b", "cat")[0].state == "write"
 
 
-def test_what_is_ready_is_not_undone_by_another_encoders_failure() -> None:
+def test_a_ready_entry_survives_the_failure_of_another_encoder() -> None:
     bench = _Bench(4)
     (record,) = bench.alloc("a", "cat")
-    bench.slots.set_data(Lease("http", "a"), (record.item_id,), True)
-    bench.slots.set_embed("visual-0", (record.item_id,), (True,))
-    assert bench.slots.set_embed("visual-1", (record.item_id,), (False,)) == ("ready",)
+    bench.table.set_data(Lease("http", "a"), (record.item_id,), True)
+    bench.table.set_embed("visual-0", (record.item_id,), (True,))
+    assert bench.table.set_embed("visual-1", (record.item_id,), (False,)) == ("ready",)
 
 
 def test_eviction_is_least_recently_used_first() -> None:
     bench = _Bench(4)
     bench.encoded("one", "two", "three")
     bench.alloc("touch", "one")
-    bench.slots.release(Lease("http", "touch"))
+    bench.table.release(Lease("http", "touch"))
     bench.alloc("new", "four")
     assert [record.state for record in bench.alloc("look", "one", "three")] == ["hit", "hit"]
-    assert bench.slots.counters["mm_cache_evictions", "embed"] == 1
+    assert bench.table.counters["mm_cache_evictions", "embed"] == 1
 
 
 def test_leased_and_unfinished_items_are_never_evicted() -> None:
@@ -177,15 +177,15 @@ def test_leased_and_unfinished_items_are_never_evicted() -> None:
     bench.alloc("hold", "ready")
     (writing,) = bench.alloc("write", "writing")
     assert bench.refused("new", "other") == "full"
-    bench.slots.set_data(Lease("http", "write"), (writing.item_id,), True)
-    bench.slots.get_embed("visual", (writing.item_id,))
-    bench.slots.release(Lease("http", "write"))
+    bench.table.set_data(Lease("http", "write"), (writing.item_id,), True)
+    bench.table.get_embed("visual", (writing.item_id,))
+    bench.table.release(Lease("http", "write"))
     assert bench.refused("new", "other") == "full", "an encoder is writing its rows"
-    bench.slots.set_embed("visual", (writing.item_id,), (True,))
+    bench.table.set_embed("visual", (writing.item_id,), (True,))
     assert bench.alloc("new", "other")[0].state == "write"
 
 
-def test_an_allocation_does_not_evict_what_it_asks_for() -> None:
+def test_an_allocation_does_not_evict_its_own_items() -> None:
     bench = _Bench(3)
     bench.encoded("old", "new")
     assert bench.refused("a", "old", "new", "third") == "too_large"
@@ -198,9 +198,9 @@ def test_an_allocation_does_not_evict_what_it_asks_for() -> None:
 def test_token_ids_outlive_eviction_and_are_never_shared() -> None:
     bench = _Bench(2)
     (cat,) = bench.alloc("a", "cat")
-    bench.slots.release(Lease("http", "a"))
+    bench.table.release(Lease("http", "a"))
     (dog,) = bench.alloc("b", "dog")
-    bench.slots.release(Lease("http", "b"))
+    bench.table.release(Lease("http", "b"))
     (again,) = bench.alloc("c", "cat")
     assert again.token_start == cat.token_start
     assert abs(dog.token_start - cat.token_start) >= 4
@@ -211,16 +211,16 @@ def test_token_ids_outlive_eviction_and_are_never_shared() -> None:
 def test_same_key_with_other_sizes_is_another_item() -> None:
     bench = _Bench(8)
     (small,) = bench.alloc("a", "cat")
-    (large,) = bench.slots.alloc(Lease("http", "a"), (item("cat", num_tokens=8),)).records
+    (large,) = bench.table.alloc(Lease("http", "a"), (item("cat", num_tokens=8),)).records
     assert small.item_id != large.item_id
 
 
 def test_unknown_items_are_gone() -> None:
     bench = _Bench(2)
-    assert bench.slots.get_data(Lease("http", "a"), (1,)) == ("gone",)
-    assert bench.slots.get_embed("visual", (1,)) == ("gone",)
-    assert bench.slots.set_embed("visual", (1,), (True,)) == ("gone",)
-    bench.slots.set_data(Lease("http", "a"), (1,), True)
+    assert bench.table.get_data(Lease("http", "a"), (1,)) == ("gone",)
+    assert bench.table.get_embed("visual", (1,)) == ("gone",)
+    assert bench.table.set_embed("visual", (1,), (True,)) == ("gone",)
+    bench.table.set_data(Lease("http", "a"), (1,), True)
 
 
 @pytest.mark.parametrize(
@@ -228,21 +228,21 @@ def test_unknown_items_are_gone() -> None:
     [((10, 10), True), ((2, 10), False), ((10, 2), False)],
     ids=["room in pieces", "compressed bytes", "embeddings"],
 )
-def test_own_cached_images_make_way_only_where_that_helps(limits: tuple[int, int], helps: bool) -> None:
+def test_own_cached_images_are_evicted_only_if_that_helps(limits: tuple[int, int], helps: bool) -> None:
     """Not where a budget is all that is missing: without them the request would need more of it, not less."""
     bench = _Bench(10, budgets=LeaseBudgets(*(limit * EXTENT for limit in limits)))
     bench.encoded("old", "older")
     bench.alloc("other", "b")
     wanted = (item("old"), item("new"))
-    assert bench.slots.evict_own(wanted) is helps
+    assert bench.table.evict_own(wanted) is helps
     (record,) = bench.alloc("x", "old")
     assert record.state == ("write" if helps else "hit")
 
 
-def test_without_bytes_for_them_they_do_not_make_way() -> None:
+def test_own_cached_images_are_not_evicted_without_enough_bytes() -> None:
     bench = _Bench(6)
     bench.encoded("old")
     bench.alloc("other", "a", "b")
-    assert not bench.slots.evict_own((item("old"), item("new")))
+    assert not bench.table.evict_own((item("old"), item("new")))
     assert bench.alloc("x", "old")[0].state == "hit"
-    assert not bench.slots.evict_own((item("a"),)), "that is held"
+    assert not bench.table.evict_own((item("a"),)), "that is held"

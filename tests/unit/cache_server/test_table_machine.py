@@ -1,5 +1,4 @@
-"""Random lives of the table: whatever happens, extents never overlap, every lease has a live owner, and nothing held
-is touched."""
+"""Random calls of the table: extents never overlap, every lease has a live owner, and leased entries keep theirs."""
 
 from __future__ import annotations
 

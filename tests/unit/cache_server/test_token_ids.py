@@ -1,4 +1,4 @@
-"""Ranges of virtual token ids: stable per content, never given twice."""
+"""Ranges of virtual token ids: stable per content, never reused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def _item(number: int, num_tokens: int = 3) -> AllocItem:
     return AllocItem(number.to_bytes(16, "big"), num_tokens, 1, 1)
 
 
-def test_who_comes_back_has_the_same_ids_and_others_have_others() -> None:
+def test_a_content_that_comes_back_has_the_same_ids_and_others_have_different_ones() -> None:
     ranges = TokenRanges(100)
     assert ranges.starts_of([_item(n) for n in (1, 2, 3)]) == [100, 103, 106]
     ranges.remember(_item(1), 100)
@@ -18,14 +18,14 @@ def test_who_comes_back_has_the_same_ids_and_others_have_others() -> None:
     assert ranges.starts_of([_item(4), _item(3)]) == [109, 106]
 
 
-def test_forgotten_ids_are_not_given_again() -> None:
+def test_dropped_ids_are_not_reused() -> None:
     ranges = TokenRanges(100, limit=2)
     for item, start in zip([_item(n) for n in range(3)], ranges.starts_of([_item(n) for n in range(3)]), strict=True):
         ranges.remember(item, start)
     assert ranges.starts_of([_item(2), _item(1), _item(0)]) == [106, 103, 109]
 
 
-def test_what_is_remembered_is_bounded_and_the_last_to_go_are_remembered() -> None:
+def test_the_number_of_remembered_ranges_is_bounded_and_the_oldest_are_dropped() -> None:
     ranges, items = TokenRanges(100, limit=80), [_item(n) for n in range(1000)]
     for item, start in zip(items, ranges.starts_of(items), strict=True):
         ranges.remember(item, start)

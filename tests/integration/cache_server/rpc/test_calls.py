@@ -62,21 +62,23 @@ def test_an_item_given_twice_is_written_once(table: SharedMediaTable, client_of:
     assert client.set_items_embed([ids[0], ids[2]], [True, True]) == ("ready", "ready")
 
 
-def test_nothing_asked_is_nothing_answered(table: SharedMediaTable, client_of: Connect) -> None:
+def test_empty_calls_have_empty_replies(table: SharedMediaTable, client_of: Connect) -> None:
     client = client_of()
     assert client.alloc("r", [], wait_s=0) == ()
     assert client.get_items_data("r", [], wait_s=0) == ()
     assert client.get_items_embed([]) == client.set_items_embed([], []) == ()
 
 
-def test_allocating_again_answers_the_same(table: SharedMediaTable, client_of: Connect) -> None:
+def test_allocating_again_returns_the_same_records(table: SharedMediaTable, client_of: Connect) -> None:
     client = client_of()
     first = client.alloc("r", [CAT, DOG], wait_s=0)
     assert client.alloc("r", [CAT, DOG], wait_s=0) == first
     assert table.snapshot().num_leases == 2
 
 
-def test_too_large_is_never_waited_for_and_holds_nothing(table: SharedMediaTable, client_of: Connect) -> None:
+def test_a_request_that_can_never_fit_is_refused_at_once_and_leases_nothing(
+    table: SharedMediaTable, client_of: Connect
+) -> None:
     client = client_of()
     with pytest.raises(TooLarge):
         client.alloc("r", [alloc_item("huge", 1 << 20)], wait_s=30)
@@ -86,7 +88,7 @@ def test_too_large_is_never_waited_for_and_holds_nothing(table: SharedMediaTable
     assert client.alloc("r", [CAT], wait_s=0)[0].state == "write"
 
 
-def test_a_refused_allocation_holds_nothing(table: SharedMediaTable, client_of: Connect) -> None:
+def test_a_refused_allocation_leases_nothing(table: SharedMediaTable, client_of: Connect) -> None:
     client = client_of()
     client.alloc("a", [CAT, DOG], wait_s=0)
     with pytest.raises(Overloaded) as caught:
@@ -96,7 +98,7 @@ def test_a_refused_allocation_holds_nothing(table: SharedMediaTable, client_of: 
     assert client.alloc("b", [FOX, alloc_item("elk")], wait_s=0)[1].state == "write"
 
 
-def test_a_full_arena_is_waited_for_in_order_of_arrival(table: SharedMediaTable, client_of: Connect) -> None:
+def test_allocations_wait_for_a_full_arena_in_order_of_arrival(table: SharedMediaTable, client_of: Connect) -> None:
     client = client_of()
     client.alloc("holder", [CAT, DOG, FOX], wait_s=0)
     order: list[str] = []
@@ -119,7 +121,7 @@ def test_a_full_arena_is_waited_for_in_order_of_arrival(table: SharedMediaTable,
     assert table.snapshot().num_waiting == 0
 
 
-def test_what_needs_no_space_does_not_queue(table: SharedMediaTable, client_of: Connect) -> None:
+def test_an_allocation_that_needs_no_space_does_not_queue(table: SharedMediaTable, client_of: Connect) -> None:
     client = client_of()
     client.alloc("holder", [CAT, DOG, FOX], wait_s=0)
     waiting = _in_thread(lambda: client.alloc("big", [alloc_item(f"{n}") for n in range(2)], wait_s=30))

@@ -1,4 +1,4 @@
-"""What may cross the two sockets, and what becomes of a connection that sends anything else."""
+"""Messages over the two sockets, and the end of connections that send anything else."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def bystander(table: SharedMediaTable, endpoints: Endpoints) -> Iterator[MediaCa
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 100_000, 1 << 20])
-def test_a_frame_comes_whole_however_it_was_cut(nbytes: int) -> None:
+def test_a_frame_is_received_whole_however_it_was_cut(nbytes: int) -> None:
     ours, theirs = socket.socketpair()
     with contextlib.closing(FramedSocket(ours)) as here, contextlib.closing(FramedSocket(theirs)) as there:
         message = bytes(range(256)) * (nbytes // 256) + bytes(nbytes % 256)
@@ -74,7 +74,7 @@ def test_a_frame_comes_whole_however_it_was_cut(nbytes: int) -> None:
             here.receive()
 
 
-def test_who_says_nothing_is_not_waited_for() -> None:
+def test_a_silent_peer_times_out() -> None:
     ours, theirs = socket.socketpair()
     with theirs, contextlib.closing(FramedSocket(ours, 0.01)) as here:
         with pytest.raises(TimeoutError):
@@ -135,7 +135,7 @@ def test_without_register_nothing_is_answered(endpoints: Endpoints, first: bytes
         REGISTER,
     ],
 )
-def test_a_call_without_sense_is_answered_and_the_connection_goes_on(endpoints: Endpoints, call: bytes) -> None:
+def test_an_invalid_call_is_answered_and_the_connection_goes_on(endpoints: Endpoints, call: bytes) -> None:
     with raw_connection(endpoints) as (_, frames):
         assert ask(frames, REGISTER) == NOTHING
         assert FAILED.decode(ask(frames, call)).message

@@ -1,4 +1,4 @@
-"""Where new extents go and entry makes way for them."""
+"""Where new extents go and which entries are evicted for them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def occupy(space: ArenaMap[_Cached], cached: _Cached) -> None:
 
 
 def plan(extents: FreeExtents, groups: Sequence[Sequence[int]], cached: Sequence[_Cached]) -> Plan[_Cached] | None:
-    """With these candidates, in this order; nobody else may go."""
+    """With these candidates, in this order; nothing else may be evicted."""
     space: ArenaMap[_Cached] = ArenaMap(0)
     space.holes, space.evictable = extents, deepcopy(extents)
     for each in cached:
@@ -54,7 +54,7 @@ def _full(*sizes: int) -> tuple[FreeExtents, list[_Cached]]:
     return extents, cached
 
 
-def test_the_least_valuable_goes_first() -> None:
+def test_the_least_valuable_entry_is_evicted_first() -> None:
     extents, cached = _full(10, 10, 10)
     found = plan(extents, [[10]], cached)
     assert found is not None
@@ -62,7 +62,7 @@ def test_the_least_valuable_goes_first() -> None:
     assert found.offsets == [0]
 
 
-def test_what_does_not_help_is_spared() -> None:
+def test_entries_whose_eviction_does_not_help_are_spared() -> None:
     """0 and 2 go first by value, but only 2 has a neighbour that is not worth much either."""
     extents, cached = _full(10, 10, 10, 10)
     order = [cached[0], cached[2], cached[3], cached[1]]
@@ -70,10 +70,10 @@ def test_what_does_not_help_is_spared() -> None:
     found = plan(extents, [[20]], order)
     assert found is not None
     assert {victim.name for victim in found.victims} == {2, 3}
-    assert extents.free_nbytes == 0, "entry is spared has its place"
+    assert extents.free_nbytes == 0, "the spared entry has its place"
 
 
-def test_of_a_long_run_the_cheapest_window_goes() -> None:
+def test_the_cheapest_window_of_a_long_run_is_evicted() -> None:
     """Whichever of the outer two goes takes the middle with it; the one on the right is worth less."""
     extents, cached = _full(10, 10, 10)
     cached[0].loss, cached[2].loss, cached[1].loss = 1.0, 0.5, 2.0
@@ -90,7 +90,7 @@ def test_a_plan_is_all_or_nothing() -> None:
     assert extents.free_nbytes == 0
 
 
-def test_an_item_with_two_extents_goes_as_a_entryle() -> None:
+def test_both_extents_of_an_entry_are_evicted_together() -> None:
     extents = FreeExtents(40)
     extents.take(0, 40)
     both = _Cached(7, ((0, 10), (30, 10)), 1.0)
@@ -100,7 +100,7 @@ def test_an_item_with_two_extents_goes_as_a_entryle() -> None:
     assert extents.free_nbytes == 10
 
 
-def test_a_group_lies_together_and_another_elsewhere() -> None:
+def test_each_group_is_placed_in_one_hole() -> None:
     extents = FreeExtents(100)
     extents.take(40, 10)
     found = plan(extents, [[10, 20], [25, 25]], ())
@@ -108,7 +108,7 @@ def test_a_group_lies_together_and_another_elsewhere() -> None:
     assert found.offsets == [0, 10, 50, 75]
 
 
-def test_without_one_long_hole_the_small_ones_are_filled_and_nobody_is_evicted() -> None:
+def test_without_one_long_hole_small_holes_are_filled_and_nothing_is_evicted() -> None:
     extents, cached = _full(10, 10, 10, 10, 10)
     for number in (0, 2, 4):
         extents.free(number * 10, 10)
@@ -118,7 +118,7 @@ def test_without_one_long_hole_the_small_ones_are_filled_and_nobody_is_evicted()
     assert sorted(found.offsets) == [0, 20, 40]
 
 
-def test_something_small_does_not_take_the_place_where_something_large_could_be() -> None:
+def test_a_small_extent_does_not_take_the_only_place_of_a_large_one() -> None:
     """The small one fits into the hole at once, but then no 30 bytes in one piece can be had."""
     extents, cached = _full(20, 10, 10)
     extents.free(20, 10)
@@ -151,7 +151,7 @@ def _arena(pieces: list[tuple[int, str]], random: random.Random) -> tuple[FreeEx
 
 
 @given(pieces, groups, st.randoms(use_true_random=False))
-def test_every_evicted_item_was_in_the_way_and_all_others_keep_their_places(
+def test_every_evicted_entry_was_in_the_way_and_all_others_keep_their_places(
     pieces: list[tuple[int, str]], groups: list[list[int]], random: random.Random
 ) -> None:
     extents, cached = _arena(pieces, random)
@@ -180,7 +180,7 @@ def _taken(extents: FreeExtents) -> list[tuple[int, int]]:
 
 
 @given(pieces, groups, st.randoms(use_true_random=False))
-def test_what_fits_one_by_one_into_the_best_holes_evicts_nobody(
+def test_extents_that_fit_one_by_one_into_holes_evict_nothing(
     pieces: list[tuple[int, str]], groups: list[list[int]], random: random.Random
 ) -> None:
     """Lying together is a wish: it never costs space."""
@@ -194,7 +194,7 @@ def test_what_fits_one_by_one_into_the_best_holes_evicts_nobody(
 
 
 @given(pieces, st.integers(1, 60), st.randoms(use_true_random=False))
-def test_one_extent_is_refused_only_when_it_cannot_fit(
+def test_an_extent_is_refused_only_when_it_cannot_fit(
     pieces: list[tuple[int, str]], size: int, random: random.Random
 ) -> None:
     extents, cached = _arena(pieces, random)
@@ -237,11 +237,11 @@ def _looked_at(num_cached: int, size: int) -> tuple[Plan[_Cached] | None, int]:
     return eviction.plan(space, [[size]], drawn(), loss), looked_at
 
 
-def test_that_there_is_no_room_among_those_in_use_is_known_without_looking_at_items() -> None:
+def test_lack_of_room_is_known_without_looking_at_entries() -> None:
     assert _looked_at(4000, 2 * NEIGHBOURS) == (None, 0)
 
 
-def test_the_only_room_is_found_with_as_much_looking_among_many_as_among_few() -> None:
+def test_the_cost_of_finding_the_only_room_does_not_grow_with_the_entries() -> None:
     """What is worth least has no room around it."""
     (few, looked_at), (many, looked_at_then) = _looked_at(1000, NEIGHBOURS + 5), _looked_at(10_000, NEIGHBOURS + 5)
     assert few is not None

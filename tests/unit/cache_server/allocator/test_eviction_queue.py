@@ -20,7 +20,7 @@ def _order(idle: EvictionQueue) -> list[int]:
         return [item.item_id for item in items]
 
 
-def test_of_equals_the_least_recently_used_comes_first() -> None:
+def test_of_equal_values_the_least_recently_used_comes_first() -> None:
     idle, items = EvictionQueue(), [_item(number) for number in range(3)]
     for item in items:
         idle.add(item)
@@ -30,7 +30,7 @@ def test_of_equals_the_least_recently_used_comes_first() -> None:
     assert idle.nbytes == 3 * 64
 
 
-def test_what_is_dear_to_make_and_small_stays_longer() -> None:
+def test_small_entries_that_are_expensive_to_make_stay_longer() -> None:
     idle = EvictionQueue()
     idle.add(_item(0, num_tokens=8, nbytes=64))
     idle.add(_item(1, num_tokens=8, nbytes=128))
@@ -39,7 +39,7 @@ def test_what_is_dear_to_make_and_small_stays_longer() -> None:
     assert _order(idle) == [3, 2, 1, 0]
 
 
-def test_evictions_raise_what_newcomers_are_worth() -> None:
+def test_evictions_raise_the_value_of_later_entries() -> None:
     idle, dear, cheap = EvictionQueue(), _item(0, num_tokens=8), _item(1, num_tokens=4)
     idle.add(dear)
     idle.add(cheap)
@@ -49,7 +49,7 @@ def test_evictions_raise_what_newcomers_are_worth() -> None:
     assert idle.nbytes == 2 * 64
 
 
-def test_looking_at_some_leaves_all() -> None:
+def test_iterating_over_some_entries_removes_none() -> None:
     idle = EvictionQueue()
     for number in range(4):
         idle.add(_item(number))
@@ -59,7 +59,7 @@ def test_looking_at_some_leaves_all() -> None:
     assert _order(idle) == [0, 2, 3]
 
 
-def test_a_thousand_uses_of_one_item_are_one_entry() -> None:
+def test_a_thousand_uses_of_one_entry_leave_one_entry() -> None:
     idle, item, other = EvictionQueue(), _item(0), _item(1)
     idle.add(other)
     for _ in range(5000):
@@ -71,7 +71,7 @@ def test_a_thousand_uses_of_one_item_are_one_entry() -> None:
     assert idle.nbytes == 2 * 64
 
 
-def test_leaving_twice_is_harmless() -> None:
+def test_discarding_twice_is_harmless() -> None:
     idle, item = EvictionQueue(), _item(0)
     idle.add(item)
     idle.discard(item)

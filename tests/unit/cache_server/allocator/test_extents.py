@@ -48,7 +48,7 @@ def test_extents_never_overlap_and_sizes_add_up(steps: list[tuple[bool, int]]) -
         assert extents.free_nbytes + sum(live.values()) == 256
 
 
-def test_freeing_twice_is_noticed() -> None:
+def test_freeing_twice_is_an_error() -> None:
     extents = FreeExtents(300)
     extents.take(100, 100)
     for offset, size in ((0, 10), (90, 20), (190, 20), (290, 10)):
@@ -68,7 +68,9 @@ def test_a_run_lies_in_one_hole_or_nowhere() -> None:
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.randoms(use_true_random=False), st.integers(0, 12))
-def test_freeing_and_taking_many_is_freeing_and_taking_each(sizes: list[int], random: random.Random, keep: int) -> None:
+def test_freeing_and_taking_many_equals_freeing_and_taking_each(
+    sizes: list[int], random: random.Random, keep: int
+) -> None:
     together, apart = FreeExtents(128), FreeExtents(128)
     pieces = [(offset, size) for size in sizes if (offset := together.alloc(size)) is not None]
     for offset, size in pieces:
