@@ -25,7 +25,9 @@ from mmserve.messages.media import MediaSpan
 from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.status import MetricBatch
-from mmserve.visualserver.run import _load_tower as load_tower
+from mmserve.model_backend.loader.load import load_tower
+from mmserve.model_backend.platforms.device import platform_for
+from mmserve.visualserver.encode import Tower
 from mmserve.visualserver.run import _serve
 from tests.fakes.cache import serving_cache
 from tests.fakes.media import fake_process, model_spec, write_preprocessor
@@ -127,6 +129,12 @@ class Stack:
         return torch.frombuffer(data, dtype=torch.float32).view(self.num_tokens, -1)
 
 
+def _real_tower(process: Process) -> Tower:
+    deployment = process.deployment
+    platform = platform_for(deployment.device, deployment.dtype, process.index)
+    return load_tower(deployment.model, platform, process.progress)
+
+
 @asynccontextmanager
 async def _running(tmp_path: Path, model: ModelSpec | None, **config: object) -> AsyncIterator[Stack]:
     """With the real tower of ``model`` if given, else a fake one."""
@@ -150,7 +158,8 @@ async def _running(tmp_path: Path, model: ModelSpec | None, **config: object) ->
         for socket in (router, metrics, visual, *clients):
             stack.callback(socket.close)
         pool = stack.enter_context(ThreadPoolExecutor(2))
-        server = asyncio.create_task(_serve(process, load_tower(process) if model else tower, clients[1], pool))
+        served_tower = _real_tower(process) if model else tower
+        server = asyncio.create_task(_serve(process, served_tower, clients[1], pool))
         try:
             yield Stack(process, tower, arena, clients[0], visual, router, server, metrics, cache, table)
         finally:
