@@ -165,6 +165,8 @@ class Supervisor:
     def _announce(self) -> None:
         """While anything of the engine is missing no request can be answered; all else only delays some."""
         if self._draining:
+            # Repeated when a part is ready again: HTTP workers resend live requests when its epoch has risen.
+            self._announcer.phase("draining", ready=False)
             return
         missing = [member.title for member in self._members if not self._is_ready([member])]
         engine = self._is_ready(member for member in self._members if member.role.engine)
@@ -181,7 +183,7 @@ class Supervisor:
         """Live requests finish: HTTP workers end when theirs are done. A second signal ends the wait."""
         timeout_s = self._deployment.config.shutdown_timeout
         logger.info("draining: live requests may take %g s; a second signal stops at once", timeout_s)
-        self._announcer.phase("draining", ready=False)
+        self._announce()
         self._end(
             [member for member in self._members if member.role.listens == "http"],
             timeout_s + DRAIN_MARGIN_S,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import os
 import signal
 import sys
@@ -38,6 +39,7 @@ TEXT = TextSpec(
     rms_eps=1e-5,
     rope_theta=1e4,
 )
+logger = logging.getLogger("mmserve.pretended")
 PRETENDED = ("cache_server", "model_backend", "router", "httpserver")
 
 
@@ -47,6 +49,7 @@ def run(process: Process) -> None:
     order = scratch / f"order-{process.name}"
     verb, _, reason = (order.read_text() if order.exists() else "serve").partition(" ")
     _tell(scratch, f"start {process.name} {process.incarnation}")
+    logger.info("%s has started", process.name)
     if verb == "refuse":
         raise StartupError(reason)
     if verb == "break":
@@ -57,6 +60,8 @@ def run(process: Process) -> None:
         signal.sigwait([signal.SIGUSR2])
     if verb == "stay":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if verb == "wait":
+        (scratch / f"go-{process.name}").read_bytes()  # a FIFO: returns when the test has opened and closed it
     process.progress(100, 100, "bytes")
     try:
         process.ready({})

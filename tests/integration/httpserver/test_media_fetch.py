@@ -231,3 +231,21 @@ def test_a_reader_takes_mixed_sources_and_names_the_failing_image(tmp_path: Path
         await reader.aclose()
 
     asyncio.run(run())
+
+
+def test_a_reader_fetches_from_allowed_domains_within_the_configured_time(tmp_path: Path) -> None:
+    options = {"media_fetch_timeout": 0.25, "allowed_media_domains": ("127.0.0.1",)}
+    deployment = deployment_of(write_chat_model(tmp_path), **options)
+
+    async def run() -> None:
+        reader = MediaReader(deployment, Samples())  # type: ignore[arg-type]
+        async with Site() as site:
+            (item,) = await reader.read([MediaRef(site.url("/a.png"), "part")], "")
+            assert item.data == PNG
+            with pytest.raises(MediaError, match="that host"):
+                await reader.read([MediaRef(site.url("/a.png", host="localhost"), "part")], "")
+            with pytest.raises(MediaError, match=r"within 0\.25 s"):
+                await reader.read([MediaRef(site.url("/silent"), "part")], "")
+        await reader.aclose()
+
+    asyncio.run(run())

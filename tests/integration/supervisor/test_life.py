@@ -237,3 +237,23 @@ def test_two_servers_side_by_side_do_not_touch_each_other() -> None:
         assert one.end() == 0
         assert len(other.run_dirs()) == 1
         assert len(other.family()) == 5
+
+
+def test_both_ports_listen_on_the_address_of_host() -> None:
+    with supervised("--host", "127.0.0.2") as server:
+        line = server.until_ready()
+        sockets = psutil.Process(server.popen.pid).net_connections(kind="tcp")
+        listening = [entry.laddr for entry in sockets if entry.status == psutil.CONN_LISTEN]
+        assert [address.ip for address in listening] == ["127.0.0.2", "127.0.0.2"]
+        for address in listening:
+            assert f"http://127.0.0.2:{address.port}" in line
+
+
+@pytest.mark.parametrize(("level", "logs_info"), [("info", True), ("warning", False)])
+def test_the_log_level_holds_for_supervisor_and_servers(level: str, logs_info: bool) -> None:
+    with supervised("--log-level", level) as server:
+        server.until_ready()
+        server.popen.send_signal(signal.SIGTERM)
+        server.end()
+    for title in ("supervisor", "router", "httpserver 0"):
+        assert bool(re.search(rf" INFO +\[{title}\]", server.output)) == logs_info

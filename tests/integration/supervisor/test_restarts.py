@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import psutil
 import pytest
 
@@ -65,3 +68,21 @@ def test_what_dies_again_and_again_stops_the_server_with_the_reason() -> None:
         assert all_gone(family)
         assert not server.run_dirs()
         assert not [process for process in psutil.process_iter() if process.ppid() == server.popen.pid]
+
+
+def test_an_engine_that_comes_back_during_a_drain_is_told_to_the_http_workers() -> None:
+    """Live requests may wait for it: the workers send them again when the engine's epoch rises."""
+    with supervised("--shutdown-timeout", "300", orders={"httpserver-0": "stay"}) as server:
+        server.until_ready()
+        gate = server.scratch / "go-router-0"
+        os.mkfifo(gate)
+        (server.scratch / "order-router-0").write_text("wait")
+        server.process("router").kill()
+        server.until("start router-0 1")
+        server.popen.send_signal(signal.SIGTERM)
+        server.phase(phase="draining", engine_epoch=0)
+        gate.write_bytes(b"")
+        phase = server.phase(engine_epoch=1)
+        assert (phase.phase, phase.ready) == ("draining", False)
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.end() == 0

@@ -15,6 +15,7 @@ from mmserve.messages.cache import PermitRequest
 from mmserve.messages.request import AbortRequest
 from mmserve.processors.clip_pixels import Pixels
 from mmserve.processors.llava import LlavaProcessor
+from mmserve.visualserver.batch_queue import BatchQueue, ImageBatch
 from mmserve.visualserver.pipeline import Pipeline
 from tests.fakes.cache import until
 from tests.fakes.media import png
@@ -327,5 +328,42 @@ def test_a_server_that_waits_for_a_permit_is_not_busy(tmp_path: Path, monkeypatc
         stack.tower.gate.set()
         assert await stack.received(1) == stack.sent
         assert not pipeline.busy
+
+    play(tmp_path, scenario, max_mm_preprocess_concurrency=1)
+
+
+def test_a_batch_behind_another_is_not_decoded_when_its_requests_are_aborted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = BlockedDecoder(monkeypatch)
+    decoded, num_batches, second_batch = [], 0, threading.Event()
+    blocked_pixels, next_batch = LlavaProcessor.pixels, BatchQueue.next_batch
+
+    def pixels(processor: LlavaProcessor, data: bytes) -> Pixels:
+        decoded.append(bytes(data))
+        return blocked_pixels(processor, data)
+
+    def counted(queue: BatchQueue, *, promised_only: bool) -> ImageBatch | None:
+        nonlocal num_batches
+        if (batch := next_batch(queue, promised_only=promised_only)) is not None:
+            num_batches += 1
+            if num_batches == 2:
+                second_batch.set()
+        return batch
+
+    monkeypatch.setattr(LlavaProcessor, "pixels", pixels)
+    monkeypatch.setattr(BatchQueue, "next_batch", counted)
+
+    async def scenario(stack: Stack) -> None:
+        await decoder.block(stack, "first")
+        stack.send("gone", png(1))
+        assert await asyncio.to_thread(second_batch.wait, TIMEOUT_S)
+        await _abort(stack, "gone")
+        decoder.gate.set()
+        assert set(await stack.received(1)) == {"first"}
+        stack.send("next", png(2))
+        assert set(await stack.received(1)) == {"next"}
+        assert decoded == [png(0), png(2)]
+        await _until_permits(stack, 0, 0)
 
     play(tmp_path, scenario, max_mm_preprocess_concurrency=1)

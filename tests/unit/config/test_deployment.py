@@ -21,3 +21,11 @@ def test_bodies_that_never_wait_are_at_most_the_budget_in_all(options: dict[str,
 
 def test_what_is_shorter_than_64_kib_never_waits() -> None:
     assert make_deployment("/nowhere", body_budget_mb=2, max_body_mb=2).budgets.short_body_nbytes == MIB // 16
+
+
+def test_budgets_in_the_arena_follow_their_options() -> None:
+    deployment = make_deployment("/nowhere")
+    assert deployment.budgets.embed_nbytes == deployment.arena_nbytes
+    assert deployment.budgets.data_nbytes == deployment.arena_nbytes // 2
+    budgets = make_deployment("/nowhere", embed_budget_mb=0.5, data_budget_mb=0.25, pixel_budget_mb=3).budgets
+    assert (budgets.embed_nbytes, budgets.data_nbytes, budgets.pixel_nbytes) == (MIB // 2, MIB // 4, 3 * MIB)

@@ -316,3 +316,13 @@ def test_a_release_without_a_server_is_no_error(worker: Worker) -> None:
         assert await hold_once(worker, "r", [item(1)]) == ["data"]
 
     worker.run(scenario)
+
+
+def test_embeddings_larger_than_their_budget_are_refused(model: Path, arena: Arena) -> None:
+    worker = Worker(deployment_of(model, embed_budget_mb=0.0001), arena)
+
+    async def scenario() -> None:
+        with pytest.raises(TooLarge, match="--embed-budget-mb"):
+            await hold_once(worker, "r", [item(1)])
+
+    worker.run(scenario)
