@@ -19,6 +19,7 @@ from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep, StepPlan, StepResult
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.platforms.device import platform_for
+from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker.model_runner import ModelRunner
 
 BLOCK_TOKENS = 16
@@ -46,11 +47,14 @@ def deployment(directory: Path, **changes: Any) -> Deployment:
     return Deployment(**(settings | changes))
 
 
-def make_runner(directory: Path, arena: Arena | None = None, **changes: Any) -> ModelRunner:
+def make_runner(
+    directory: Path, arena: Arena | None = None, platform: Platform | None = None, **changes: Any
+) -> ModelRunner:
     """A loaded single-rank runner."""
     made = deployment(directory, **changes)
-    platform = platform_for(made.device, made.dtype)
-    return ModelRunner(made, TpGroup(), arena, platform, lambda done, total, unit: None)
+    return ModelRunner(
+        made, TpGroup(), arena, platform or platform_for(made.device, made.dtype), lambda done, total, unit: None
+    )
 
 
 @dataclass

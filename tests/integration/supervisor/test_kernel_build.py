@@ -1,4 +1,4 @@
-"""The kernels are built beside the start, by a process that does not outlive what it is for."""
+"""The kernels are built while the server starts, by a process that ends with the start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.fakes.cache import until
 from tests.fakes.http_services import make_deployment
 
 # Without a compiler there is nothing to build: the builder ends at once and torch computes, which every test that
-# starts a whole server on such a machine asks. With one, kernels that are not built are failures here, not skips.
+# starts a whole server on such a machine checks. With one, kernels that are not built are failures here, not skips.
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine, so nothing to build")
 
 
@@ -32,12 +32,12 @@ def deployment(tmp_path: Path) -> Deployment:
 
 @pytest.fixture
 def builders() -> Callable[[], list[psutil.Process]]:
-    """The processes below this one, without those of other tests."""
+    """This process's descendants, without those of other tests."""
     before = psutil.Process().children(recursive=True)
     return lambda: [process for process in psutil.Process().children(recursive=True) if process not in before]
 
 
-def test_they_are_there_when_the_builder_is_done(
+def test_the_shared_object_exists_when_the_builder_ends(
     cache: Path, deployment: Deployment, builders: Callable[[], list[psutil.Process]]
 ) -> None:
     with building(deployment):
@@ -45,7 +45,7 @@ def test_they_are_there_when_the_builder_is_done(
         assert [path.suffix for path in cache.iterdir() if path.suffix == ".so"] == [".so"]
 
 
-def test_given_up_it_leaves_nothing(
+def test_a_build_that_is_given_up_leaves_no_process_and_no_files(
     cache: Path, deployment: Deployment, builders: Callable[[], list[psutil.Process]]
 ) -> None:
     with building(deployment):

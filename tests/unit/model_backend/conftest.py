@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> Iterator[None]:
-    """Tiny tensors: a second thread would only cost."""
+    """With tiny tensors a second thread only costs time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

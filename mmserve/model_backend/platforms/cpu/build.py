@@ -1,7 +1,7 @@
-"""The C++ kernels beside this file: built once for this CPU with the compiler at hand, kept in the user's cache.
+"""Builds the C++ kernels in ``csrc`` once for this CPU, caches the shared object and loads it.
 
-Without a compiler, or when they fail their self-test, there are none and torch computes everything. Knows no layer.
-As a program it builds them where that has not been done: ``python -m mmserve.model_backend.platforms.cpu.build``.
+It needs a C++ compiler; without one there are no kernels and torch computes everything. The shared object is kept in
+the user's cache directory. As a program (``python -m mmserve.model_backend.platforms.cpu.build``) it only builds.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ _SIGNATURES = {
     "mm_encoder_attention": (_POINTER, _POINTER, *(_SIZE,) * 4),
     "mm_decoder": (_POINTER, _POINTER, _POINTER),
 }
-logger = logging.getLogger("mmserve.kernels")  # also where this is the program
+logger = logging.getLogger("mmserve.kernels")  # __name__ would be __main__ when this is the program
 
 
 @cache
 def loaded() -> ctypes.CDLL | None:
-    """The loaded kernels, built first where that has not been done; None where they cannot be had."""
+    """The kernels, built first if the cache lacks them; None if they cannot be built or loaded."""
     try:
         kernels = ctypes.CDLL(str(_shared_object()))
     except (OSError, subprocess.SubprocessError) as error:
@@ -81,14 +81,14 @@ def _shared_object() -> Path:
     sources = b"".join((here / name).read_bytes() for name in _SOURCES)
     name = hashlib.sha256(b"\0".join((sources, " ".join(_OPTIONS).encode(), _cpu()))).hexdigest()[:16]
     path = _cache_directory() / f"kernels-{name}.so"
-    with _alone(path.with_suffix(".lock")):  # ranks and the vision tower start at the same time
+    with _locked(path.with_suffix(".lock")):  # ranks and visual servers start at the same time
         if not path.exists():
             _build(here / _SOURCES[0], path)
     return path
 
 
 def compiler() -> str | None:
-    """The C++ compiler at hand."""
+    """Path of the first C++ compiler found."""
     return next(filter(None, map(shutil.which, _COMPILERS)), None)
 
 
@@ -98,16 +98,16 @@ def _build(source: Path, path: Path) -> None:
         raise FileNotFoundError("no C++ compiler is installed")
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
         logger.info("building the C++ kernels for this CPU, once, in %s", path.parent)
-        made = Path(directory) / path.name
-        command = [program, *_OPTIONS, str(source), "-o", str(made)]
+        built = Path(directory) / path.name
+        command = [program, *_OPTIONS, str(source), "-o", str(built)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_WITHIN_S, check=False)
         if done.returncode:
             raise OSError(f"{program} fails: {done.stderr[-300:]}")
-        made.replace(path)
+        built.replace(path)
 
 
 def _cache_directory() -> Path:
-    """The first place that can be written; ours alone, as what lies there is run. Raises OSError."""
+    """The first writable candidate. It must belong to this user, because its files are executed. Raises OSError."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - never raises
     for directory in (Path(home) / "mmserve", Path(tempfile.gettempdir()) / f"mmserve-{os.getuid()}"):
         with contextlib.suppress(OSError):
@@ -119,7 +119,7 @@ def _cache_directory() -> Path:
 
 
 def _cpu() -> bytes:
-    """What -march=native depends on: a cache may be shared by different machines."""
+    """The CPU features that -march=native depends on: different machines may share one cache."""
     with contextlib.suppress(OSError):
         found = re.search(r"^(flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         if found:
@@ -128,16 +128,16 @@ def _cpu() -> bytes:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def main(log_level: str = "info") -> int:
-    """Why it could not be done is told by whoever wants to use them."""
+    """Returns 1 if the build fails. The process that loads the kernels logs the reason."""
     log.setup("kernels", log_level)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the compiler ends, its files go
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the compiler and removes its files
     try:
         _shared_object()
     except (OSError, subprocess.SubprocessError):

@@ -48,7 +48,7 @@ def test_a_wrong_tensor_is_named(tmp_path: Path, change: Callable[[Tensors], obj
         make_runner(tmp_path)
 
 
-def test_a_torn_file_is_named(tmp_path: Path) -> None:
+def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     file = make_llama(tmp_path) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(StartupError, match=r"model\.safetensors"):
@@ -86,7 +86,7 @@ def test_ranks_hold_disjoint_parts_that_make_up_the_checkpoint(tmp_path: Path, s
         torch.testing.assert_close(whole, tensor, rtol=0, atol=0)
 
 
-def test_the_tower_needs_no_layers_behind_its_feature_layer(tmp_path: Path) -> None:
+def test_layers_behind_the_feature_layer_may_be_missing(tmp_path: Path) -> None:
     behind = ("vision_tower.encoder.layers.2.", "vision_tower.post_layernorm.")
     edit(make_llava(tmp_path), lambda t: [t.pop(name) for name in list(t) if name.startswith(behind)])
     model = load(tmp_path)
@@ -100,7 +100,7 @@ def test_a_text_model_has_no_tower(tmp_path: Path) -> None:
         load_tower(load(make_llama(tmp_path)), platform_for("cpu", "float32"), lambda *_: None)
 
 
-def test_ranks_that_do_not_divide_the_heads(tmp_path: Path) -> None:
+def test_a_number_of_ranks_that_does_not_divide_the_heads_is_refused(tmp_path: Path) -> None:
     made = deployment(make_llama(tmp_path))
     with pytest.raises(StartupError, match="--tp 3"):
         ModelRunner(made, TpGroup(0, 3), None, platform_for("cpu", "float32"), lambda *_: None)

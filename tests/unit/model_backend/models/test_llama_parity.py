@@ -1,4 +1,4 @@
-"""Greedy tokens equal transformers' in float32, whatever the batch, chunks, prefix hits and preemptions."""
+"""In float32 greedy tokens equal those of transformers, with any batch, chunks, prefix hits and preemptions."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
+from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.worker.model_runner import ModelRunner
 from tests.fakes.checkpoints import VOCAB, make_llama
 from tests.fakes.engine import BLOCK_TOKENS, Driver, Running, make_runner
@@ -61,13 +62,24 @@ def expected(directory: Path, prompt: list[int], num_tokens: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
-def test_mixed_lengths_in_chunks(checkpoints: Checkpoints, name: str) -> None:
+def test_prompts_of_mixed_lengths_computed_in_chunks(checkpoints: Checkpoints, name: str) -> None:
     directory = checkpoints(name)
     driver = Driver(make_runner(directory).step, chunk=20)
     texts = prompts(1, 5, 16, 17, 70)
     sequences = [driver.add(slot, prompt) for slot, prompt in enumerate(texts)]
     driver.run(24)
     assert [s.output[:24] for s in sequences] == [expected(directory, prompt, 24) for prompt in texts]
+
+
+@pytest.mark.parametrize("name", ["grouped", "biased", "in-panels"])
+def test_the_reference_platform_writes_the_same_tokens(checkpoints: Checkpoints, name: str) -> None:
+    """Plain torch, layer by layer: what a GPU runs, and a CPU without a compiler."""
+    directory, platform = checkpoints(name), TorchPlatform(torch.device("cpu"), torch.float32)
+    driver = Driver(make_runner(directory, platform=platform).step, chunk=20)
+    texts = prompts(1, 17, 70)
+    sequences = [driver.add(slot, prompt) for slot, prompt in enumerate(texts)]
+    driver.run(12)
+    assert [s.output[:12] for s in sequences] == [expected(directory, prompt, 12) for prompt in texts]
 
 
 def test_long_and_short_contexts_decode_together(checkpoints: Checkpoints) -> None:
@@ -115,7 +127,7 @@ def test_preempted_and_resumed(checkpoints: Checkpoints) -> None:
 
 @pytest.fixture(scope="module")
 def scheduled(checkpoints: Checkpoints) -> tuple[ModelRunner, list[tuple[list[int], list[int]]]]:
-    """A runner that all examples share, stale slots and blocks included; prompts and what must come out."""
+    """A runner shared by all examples, with stale slots and blocks; prompts and their expected tokens."""
     directory = checkpoints("grouped")
     return make_runner(directory), [(prompt, expected(directory, prompt, 8)) for prompt in prompts(3, 16, 37, 65)]
 
@@ -126,22 +138,22 @@ Events = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3), st.booleans()
 @given(events=Events)
 @settings(max_examples=20, deadline=None)
 def test_any_schedule(scheduled: tuple[ModelRunner, list[tuple[list[int], list[int]]]], events: Any) -> None:
-    """Sequences arrive and are preempted between steps of any chunk size: the text does not depend on it."""
+    """Sequences arrive and are preempted between steps of any chunk size; the tokens stay the same."""
     runner, texts = scheduled
     driver = Driver(runner.step)
-    held: dict[int, Running] = {}
+    current: dict[int, Running] = {}
     for chunk, index, preempt in events:
         driver.chunk = chunk
-        sequence = held.get(index)
+        sequence = current.get(index)
         if sequence is None:
-            held[index] = driver.add(index, texts[index][0])
+            current[index] = driver.add(index, texts[index][0])
         elif preempt and sequence in driver.running:
             driver.drop(sequence)
             driver.step()
-            held[index] = driver.add(index, sequence.tokens, num_prompt=sequence.num_prompt)
+            current[index] = driver.add(index, sequence.tokens, num_prompt=sequence.num_prompt)
         driver.step()
     driver.run(8)
-    assert {i: s.output[:8] for i, s in held.items()} == {i: texts[i][1] for i in held}
+    assert {i: s.output[:8] for i, s in current.items()} == {i: texts[i][1] for i in current}
 
 
 def test_a_slot_is_reused_in_the_plan_that_frees_it(checkpoints: Checkpoints) -> None:
@@ -170,8 +182,8 @@ def test_sharded_checkpoint_and_warm_up(checkpoints: Checkpoints, tmp_path: Path
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_head_that_is_stored_although_the_config_ties_it(tmp_path: Path, dtype: torch.dtype) -> None:
-    """As fine-tunes are that trained one: transformers takes it as well."""
+def test_a_stored_head_is_used_although_the_config_ties_it(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Some fine-tuned checkpoints have one; transformers uses it as well."""
     directory = make_llama(tmp_path, dtype=dtype)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))

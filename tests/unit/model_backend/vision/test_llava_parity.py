@@ -50,7 +50,7 @@ def tower_of(directory: Path) -> VisionTower:
 @pytest.mark.parametrize(
     "settings", [{}, {"feature_layer": -1}, {"feature_layer": 2, "strategy": "full"}, {"feature_layer": -3}]
 )
-def test_rows_equal_the_image_features(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_rows_equal_the_image_features_of_transformers(tmp_path: Path, settings: dict[str, Any]) -> None:
     make_llava(tmp_path, **settings)
     pixels = torch.randn(3, 3, 28, 28, generator=torch.manual_seed(1))
     model = LlavaForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32)
@@ -62,7 +62,7 @@ def test_rows_equal_the_image_features(tmp_path: Path, settings: dict[str, Any])
 
 
 @pytest.mark.parametrize("chunk", [1000, 7])
-def test_tokens_equal_with_several_images_and_sizes(directory: Path, arena: Arena, chunk: int) -> None:
+def test_tokens_equal_transformers_with_images_of_several_sizes(directory: Path, arena: Arena, chunk: int) -> None:
     model = LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
     processor = AutoProcessor.from_pretrained(directory, use_fast=False)
     tower = tower_of(directory)
@@ -83,7 +83,7 @@ def test_tokens_equal_with_several_images_and_sizes(directory: Path, arena: Aren
     assert [s.output[:10] for s in sequences] == expected
 
 
-def test_every_naming_of_weights_loads(tmp_path: Path) -> None:
+def test_checkpoints_with_every_naming_of_weights_load(tmp_path: Path) -> None:
     plain = tower_of(make_llava(tmp_path / "saved"))
     pixels = torch.randn(1, 3, 28, 28)
     namings = {

@@ -16,8 +16,8 @@ from tests.fakes.checkpoints import VOCAB, make_llama
 from tests.fakes.engine import Driver, make_runner
 from tests.fakes.quantized import dequantized
 
-# Quantized weights exist for the compiled kernels only: that they are refused without is asked in test_packed. With a
-# compiler at hand, kernels that cannot be used are failures here, not skips.
+# Only the compiled kernels compute with quantized weights; test_packing checks that they are refused without. With a
+# compiler, kernels that cannot be used are failures here, not skips.
 pytestmark = pytest.mark.skipif(
     build.compiler() is None, reason="no C++ compiler on this machine, so no quantized weights either"
 )
@@ -39,7 +39,7 @@ def expected(directory: Path, form: str, prompt: list[int], num_tokens: int) -> 
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
-def test_tokens(tmp_path: Path, form: Any) -> None:
+def test_tokens_equal_transformers_with_the_rounded_weights(tmp_path: Path, form: Any) -> None:
     directory = make_llama(tmp_path, tie_word_embeddings=True, **SHAPE)
     config = Config(model=str(directory), max_num_seqs=8, quantization=form)
     driver = Driver(make_runner(directory, config=config).step, chunk=20)
@@ -50,7 +50,7 @@ def test_tokens(tmp_path: Path, form: Any) -> None:
         assert sequence.output[:12] == expected(directory, form, prompt, 12)
 
 
-def test_layers_that_do_not_divide_are_refused(tmp_path: Path) -> None:
+def test_layers_of_other_sizes_are_refused(tmp_path: Path) -> None:
     directory = make_llama(tmp_path, **{**SHAPE, "intermediate_size": 80})
     with pytest.raises(StartupError, match="not 64 and 80"):
         make_runner(directory, config=Config(model=str(directory), quantization="int4"))

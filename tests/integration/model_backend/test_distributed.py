@@ -1,4 +1,4 @@
-"""Collectives between two real processes, for each dtype weights can have."""
+"""Collectives between two real processes, for each dtype of weights and token ids."""
 
 from __future__ import annotations
 
