@@ -9,7 +9,7 @@ import pytest
 from mmserve.messages.step import RankReady
 from mmserve.router import run
 from mmserve.router.scheduler.scheduler import SchedulerConfig
-from tests.fakes.http_helpers import make_deployment
+from tests.fakes.http_services import make_deployment
 from tests.fakes.samples import Samples
 
 
