@@ -1,5 +1,6 @@
 """A model rank without a model. The "KV cache" is a list of cells, one a token, and the next token is a hash of all
-cells read back through the block table: a wrong table, a block shared too early or reused too soon gives wrong tokens.
+cells read back through the block table. So a wrong table, and a block shared too early or reused too soon, give wrong
+tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _absorb(state: int, cell: int) -> int:
 
 
 def _sample(state: int, sampling: SamplingParams, num_output: int) -> int:
-    """A token id; stop ids only once min_tokens are there, as a rank masks them."""
+    """A token id. Like a rank, masks stop ids until there are min_tokens output tokens."""
     token_id = (state ^ sampling.seed * 7_919) % VOCAB_SIZE
     while num_output < sampling.min_tokens and token_id in sampling.stop_token_ids:
         token_id = (token_id + 1) % VOCAB_SIZE
@@ -45,7 +46,7 @@ def _sample(state: int, sampling: SamplingParams, num_output: int) -> int:
 
 
 def cells_of(token_ids: Sequence[int]) -> list[int]:
-    """What the KV cache must hold for these tokens."""
+    """The cells that the KV cache must hold for these tokens."""
     cells: list[int] = []
     state = 0
     for position, token_id in enumerate(token_ids):
@@ -55,7 +56,7 @@ def cells_of(token_ids: Sequence[int]) -> list[int]:
 
 
 def _logprobs(state: int, token_id: int, sampling: SamplingParams) -> bytes | None:
-    """Of no distribution, but of this place of this sequence alone."""
+    """Packed log-probabilities: not those of a distribution, but unique to this position of this sequence."""
     if sampling.logprobs is None:
         return None
     return pack([(token_id, -float(state % 4096)), *((top, -float(top)) for top in range(sampling.logprobs))])
@@ -118,7 +119,7 @@ class FakeRank:
         """Seeds of sequences that end in a numerical error."""
         self.num_tokens_computed = 0
         self._failed_last = False
-        """A step of the plan before has failed: this one may have been made without knowing."""
+        """A step of the last plan has failed; this plan may have been made before the result was known."""
         self._slots: dict[int, _Slot] = {}
         self._token_s = token_s
         self._num_slots = num_slots
@@ -134,12 +135,12 @@ class FakeRank:
             del self._slots[slot]
         for new in plan.new:
             assert 0 <= new.slot < self._num_slots
-            assert new.slot not in self._slots, "a slot is freed before it is used again"
+            assert new.slot not in self._slots, "a slot must be freed before it is used again"
             self._slots[new.slot] = _Slot(new)
         assert len({step.slot for step in plan.steps}) == len(plan.steps)
         assert sum(step.num_tokens for step in plan.steps) <= self._max_tokens
-        beginnings = [self._beginning(copy.source, copy.num_tokens) for copy in plan.copies]
-        for copy, cells in zip(plan.copies, beginnings, strict=True):
+        copied = [self._leading_cells(copy.source, copy.num_tokens) for copy in plan.copies]
+        for copy, cells in zip(plan.copies, copied, strict=True):
             start = copy.target * self.block_tokens
             self.cells[start : start + copy.num_tokens] = cells
         tokens, logprobs, failures = [], [], []
@@ -167,14 +168,14 @@ class FakeRank:
             forward_s=self._token_s * sum(step.num_tokens for step in plan.steps),
         )
 
-    def _beginning(self, block: int, num_tokens: int) -> list[int]:
+    def _leading_cells(self, block: int, num_tokens: int) -> list[int]:
         assert 0 < num_tokens < self.block_tokens
         return self.cells[block * self.block_tokens : block * self.block_tokens + num_tokens]
 
     def _compute(
         self, step: SequenceStep, later: set[int]
     ) -> SlotFailure | tuple[tuple[int, ...], tuple[bytes, ...]] | None:
-        """``later``: slots that are computed after this one in the same step."""
+        """Computes one step. ``later``: slots that come after this one in the same plan."""
         slot, end = self._slots[step.slot], step.start + step.num_tokens
         assert step.num_tokens > 0
         if slot.has_failed and end > len(slot.tokens):
@@ -217,7 +218,7 @@ class FakeRank:
             slot.computed += 1
 
     def _check_unread(self, writer: int, blocks: list[int], later: set[int]) -> None:
-        """Only sequences that begin in this step, after the writer, may know its blocks."""
+        """Asserts that only the writer, and sequences that start later in this step, have the written blocks."""
         for other, slot in self._slots.items():
             begins_later = other in later and not slot.computed
             assert other == writer or begins_later or not set(blocks) & set(slot.blocks), (
@@ -225,7 +226,7 @@ class FakeRank:
             )
 
     def _has_read_what_was_written(self, step: SequenceStep) -> bool:
-        """All before the chunk is what the sequence's own tokens give."""
+        """True if all cells before the chunk are those of the sequence's own tokens."""
         slot = self._slots[step.slot]
         found = [self.cells[self._address(slot, position)] for position in range(step.start)]
         return found == cells_of(slot.tokens[: step.start])
@@ -249,7 +250,7 @@ STOP_PLAN = StepPlan(step_id=-1)
 
 
 def serve_rank(endpoints: Endpoints, rank: int, fake: FakeRank) -> None:
-    """Be rank ``rank`` on real sockets until STOP_PLAN comes."""
+    """Serves as rank ``rank`` on real sockets until STOP_PLAN arrives."""
     inbox: Receiver[RankInbound] = Receiver(endpoints.rank(rank), StepPlan)
     results: Sender[RankOutbound] = Sender(endpoints.rank_results, RankOutbound)
     try:

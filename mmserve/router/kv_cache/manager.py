@@ -170,7 +170,7 @@ class KvCacheManager:
         return table.num_hit_blocks > 0 and table.nodes[table.num_hit_blocks - 1].removed
 
     def discard_computed(self, table: BlockTable) -> None:
-        """Removes the blocks that a failed sequence has computed from the cache, except those that others build on."""
+        """Removes from the cache what a failed sequence has computed, except blocks that other sequences use."""
         table.cacheable = False
         for node in reversed(table.nodes[table.num_hit_blocks :]):
             if node.children or self._pool.ref_count(node.block) > 1:

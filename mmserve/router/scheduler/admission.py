@@ -211,8 +211,8 @@ class PeakKvEstimate:
             del self._groups[growth]
 
     def fits(self, growth: int, private: int, shared: int) -> bool:
-        """True if the peak with one more sequence stays within the cache. ``shared``: used blocks that are nobody's
-        private blocks.
+        """True if the peak with one more sequence stays within the cache. ``shared``: used blocks that are not private
+        to a sequence.
 
         The peak only rises with more sequences, so a sequence that needs at least as much as a refused one is refused.
         """

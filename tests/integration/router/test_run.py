@@ -59,7 +59,7 @@ def test_a_failing_request_does_not_affect_the_others(peers: RouterPeers) -> Non
     peers.router.send(request("lost", lost, spans=(span(9, 20, 1),)))
     peers.router.send(request("broken", [1, 2, 3], seed=13))
     peers.router.send(request("too long", [1] * 400))
-    peers.router.send(request("nobody's", [1, 2], reply_to=77))
+    peers.router.send(request("unknown worker", [1, 2], reply_to=77))
     peers.router.send(abort("gone", reason="media_error", message="not a picture"))
     peers.router.send(request("good", [4, 5, 6], max_tokens=6))
     finishes = {reply.id: reply.finish for reply in peers.replies_until_finish(0, 5) if reply.finish}
