@@ -240,11 +240,14 @@ def test_two_servers_side_by_side_do_not_touch_each_other() -> None:
 
 
 def test_both_ports_listen_on_the_address_of_host() -> None:
-    with supervised("--host", "127.0.0.2") as server:
+    with socket.create_server(("127.0.0.2", 0)) as free:
+        health_port = free.getsockname()[1]
+    with supervised("--host", "127.0.0.2", "--health-port", str(health_port)) as server:
         line = server.until_ready()
         sockets = psutil.Process(server.popen.pid).net_connections(kind="tcp")
         listening = [entry.laddr for entry in sockets if entry.status == psutil.CONN_LISTEN]
         assert [address.ip for address in listening] == ["127.0.0.2", "127.0.0.2"]
+        assert health_port in {address.port for address in listening}
         for address in listening:
             assert f"http://127.0.0.2:{address.port}" in line
 

@@ -1,0 +1,99 @@
+"""Every option of Config names a test that shows its effect, so that no option can be wired to nothing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from mmserve.config.options import OPTIONS
+
+TESTS = Path(__file__).parents[2]
+PLAN = "unit/supervisor/test_plan.py"
+LIFE = "integration/supervisor/test_life.py"
+OPERATIONS = "integration/httpserver/test_operations.py"
+BUDGETS = "integration/httpserver/test_budgets.py"
+PERMITS = "integration/visualserver/test_permits.py"
+READER = "unit/httpserver/media/test_reader.py"
+ROUTER = "unit/router/test_run.py"
+FETCH = (
+    "integration/httpserver/test_media_fetch.py::test_a_reader_fetches_from_allowed_domains_within_the_configured_time"
+)
+
+SHOWN_BY = {
+    "model": f"{PLAN}::test_clients_see_the_base_name",
+    "served_model_name": f"{PLAN}::test_clients_see_the_base_name",
+    "device": f"{PLAN}::test_what_is_asked_for_is_kept",
+    "dtype": f"{PLAN}::test_what_is_asked_for_is_kept",
+    "quantization": "unit/model_backend/platforms/cpu/test_quantization.py"
+    "::test_tokens_equal_transformers_with_the_rounded_weights",
+    "tp": f"{LIFE}::test_ready_line_says_what_is_served_and_where",
+    "cpu_threads": f"{PLAN}::test_threads_are_the_cores_unless_said_otherwise",
+    "max_model_len": f"{PLAN}::test_what_is_asked_for_is_kept",
+    "seed": "unit/httpserver/api/test_openai_chat.py::test_seeds",
+    "host": f"{LIFE}::test_both_ports_listen_on_the_address_of_host",
+    "port": f"{LIFE}::test_a_port_in_use_is_refused_before_anything_starts",
+    "health_port": f"{LIFE}::test_both_ports_listen_on_the_address_of_host",
+    "http_workers": "integration/supervisor/test_restarts.py::test_a_restarted_http_worker_is_told_the_phase",
+    "api_key": f"{OPERATIONS}::test_the_key_guards_all_but_the_probes",
+    "enable_admin": f"{OPERATIONS}::test_an_operator_changes_the_share_of_allocations_without_a_restart",
+    "max_body_mb": f"{OPERATIONS}::test_a_body_over_the_cap_is_413_before_more_of_it_is_read",
+    "max_queued_requests": f"{OPERATIONS}::test_more_than_the_queue_holds_gets_429_with_retry_after",
+    "body_budget_mb": f"{BUDGETS}::test_a_body_that_waits_too_long_is_told_to_come_again",
+    "shutdown_timeout": f"{OPERATIONS}::test_what_does_not_end_in_time_is_aborted_and_told_so",
+    "max_num_seqs": f"{ROUTER}::test_limits_of_the_scheduler_follow_their_options",
+    "max_num_batched_tokens": f"{ROUTER}::test_limits_of_the_scheduler_follow_their_options",
+    "max_step_ms": f"{ROUTER}::test_limits_of_the_scheduler_follow_their_options",
+    "overlap_scheduling": "integration/router/test_run.py"
+    "::test_the_ranks_have_the_next_plan_before_they_finish_the_last_one",
+    "kv_cache_gb": f"{PLAN}::test_kv_cache_gb_is_per_rank",
+    "mm_cache_gb": f"{PLAN}::test_an_arena_too_small_for_one_image_is_refused",
+    "arena_prefault": "unit/httpserver/test_services.py::test_the_arena_is_mapped_at_start_only_with_prefault",
+    "arena_huge_pages": f"{PLAN}::test_huge_pages_are_not_taken_from_what_is_free",
+    "data_budget_mb": "unit/config/test_deployment.py::test_budgets_in_the_arena_follow_their_options",
+    "embed_budget_mb": "unit/httpserver/mm_cache/test_leases.py::test_embeddings_larger_than_their_budget_are_refused",
+    "pixel_budget_mb": f"{PERMITS}::test_requests_that_decode_at_once_are_limited_in_bytes",
+    "fetch_budget_mb": f"{BUDGETS}::test_fetched_images_have_a_budget_of_their_own",
+    "visual_workers": f"{PLAN}::test_topology_counts_and_titles",
+    "visual_batch_size": f"{PERMITS}::test_a_request_with_more_images_than_a_batch_completes_under_one_permit",
+    "enable_concurrent_alloc": f"{OPERATIONS}::test_a_server_without_v2_sends_no_request_there",
+    "concurrent_alloc_fraction": "integration/httpserver/test_traffic_split.py"
+    "::test_a_new_fraction_applies_to_all_workers_and_to_a_restarted_one",
+    "concurrent_alloc_workers": f"{READER}::test_large_images_are_read_in_parallel",
+    "mm_hash": f"{READER}::test_the_hash_is_the_configured_one",
+    "max_mm_preprocess_concurrency": f"{PERMITS}::test_requests_that_decode_at_once_are_limited_in_number",
+    "max_queued_mm_requests": f"{PERMITS}::test_waiting_is_bounded_in_number_and_time",
+    "mm_queue_timeout": f"{PERMITS}::test_waiting_is_bounded_in_number_and_time",
+    "limit_mm_per_prompt": "unit/httpserver/api/test_openai_chat.py"
+    "::test_images_for_a_text_model_and_too_many_images_name_the_part",
+    "max_image_pixels": f"{READER}::test_too_many_pixels_are_refused_from_the_header",
+    "media_fetch_timeout": FETCH,
+    "allowed_media_domains": FETCH,
+    "allowed_local_media_path": f"{READER}::test_files_below_the_allowed_directory_are_read",
+    "log_level": f"{LIFE}::test_the_log_level_holds_for_supervisor_and_servers",
+}
+"""Option -> the test that fails when the option has no effect, as file below tests/ and function."""
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_names_a_test_of_its_effect(option: str) -> None:
+    assert option in SHOWN_BY, (
+        f"no test shows the effect of {OPTIONS[option].flag}: write one that fails when the option is ignored, "
+        "and enter it in SHOWN_BY of this file"
+    )
+    file, _, function = SHOWN_BY[option].partition("::")
+    path = TESTS / file
+    assert path.is_file(), f"the test of {OPTIONS[option].flag} is not in tests/{file} any more: correct SHOWN_BY"
+    source = path.read_text()
+    functions = {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+    assert function in functions, f"tests/{file} has no {function} any more: correct SHOWN_BY of {option}"
+    conftest = path.parent / "conftest.py"
+    sources = source + (conftest.read_text() if conftest.is_file() else "")
+    named = re.search(rf"\b{option}\b|{OPTIONS[option].flag}\b", sources)
+    assert named, f"tests/{file} does not use {OPTIONS[option].flag}: it cannot show its effect"
+
+
+def test_the_table_names_no_option_that_is_gone() -> None:
+    assert not SHOWN_BY.keys() - OPTIONS.keys()
