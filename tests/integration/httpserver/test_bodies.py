@@ -83,7 +83,7 @@ async def answer_on(reader: asyncio.StreamReader) -> str:
 
 
 @pytest.mark.parametrize("sizes", [[0, 1, 70_000, 0], [131_071, 131_073, 400_000, 5, 3_000_000, 8 << 20, 200_000]])
-def test_bodies_of_any_size_one_after_another(sizes: list[int]) -> None:
+def test_bodies_of_any_size_on_one_connection(sizes: list[int]) -> None:
     async def test(app: Digests) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
         for size in sizes:
@@ -94,7 +94,7 @@ def test_bodies_of_any_size_one_after_another(sizes: list[int]) -> None:
     with_server(test)
 
 
-def test_requests_sent_ahead_of_the_answers_keep_their_own_bodies() -> None:
+def test_pipelined_requests_keep_their_own_bodies() -> None:
     async def test(app: Digests) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
         sizes = [500_000, 10, 2_000_000, 300_000, 0]
@@ -136,7 +136,7 @@ def test_a_body_of_unknown_length() -> None:
     with_server(test)
 
 
-def test_a_client_that_waits_to_be_asked_for_its_body() -> None:
+def test_a_client_that_expects_100_continue() -> None:
     async def test(app: Digests) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
         body = body_of(1_000_000)
@@ -165,7 +165,7 @@ def test_many_clients_at_once() -> None:
 
 
 @pytest.mark.parametrize("sent", [100, 150_000, 900_000])
-def test_a_client_that_leaves_in_the_middle_of_its_body(sent: int) -> None:
+def test_a_disconnect_in_the_middle_of_a_body(sent: int) -> None:
     async def test(app: Digests) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", app.port)
         writer.write(request_of(body_of(1_000_000))[:sent])
@@ -177,7 +177,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body(sent: int) -> None:
     with_server(test)
 
 
-def test_what_comes_of_a_body_after_its_answer_is_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rest_of_a_body_after_its_response_is_not_read_as_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_module, "_GRACE_S", 0.2)
     monkeypatch.setattr(body_module, "_MIN_RATE", float("inf"))
 
@@ -196,7 +196,7 @@ def test_what_comes_of_a_body_after_its_answer_is_no_request(monkeypatch: pytest
 @pytest.mark.parametrize("size", [0, 5, 100_000, 3_000_000])
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("apart", [False, True])
-def test_an_offer_of_another_protocol_is_declined_and_its_body_arrives(size: int, chunked: bool, apart: bool) -> None:
+def test_an_upgrade_is_declined_and_its_body_arrives(size: int, chunked: bool, apart: bool) -> None:
     """As curl --http2, Java's and JetBrains' clients offer it: a server that speaks HTTP/1.1 answers in that."""
     body = body_of(size)
     sent = b"%x\r\n%b\r\n0\r\n\r\n" % (size, body) if chunked and size else b"0\r\n\r\n" if chunked else body
@@ -219,7 +219,7 @@ def test_an_offer_of_another_protocol_is_declined_and_its_body_arrives(size: int
     with_server(test)
 
 
-def test_a_request_behind_a_declined_offer_is_not_taken_from_its_body() -> None:
+def test_a_body_that_looks_like_a_request_after_a_declined_upgrade_is_a_body() -> None:
     async def test(app: Digests) -> None:
         inner = request_of(b"smuggled")
         offer = "connection: Upgrade", "upgrade: h2c", f"content-length: {len(inner)}"
@@ -236,7 +236,7 @@ def test_a_request_behind_a_declined_offer_is_not_taken_from_its_body() -> None:
 @pytest.mark.parametrize(
     "behind", [request_of(b"second"), request_of(b"", "upgrade: h2c", "connection: upgrade"), b"\0"]
 )
-def test_what_comes_together_with_the_end_of_such_a_request_ends_the_connection(behind: bytes) -> None:
+def test_data_that_arrives_with_the_end_of_a_declined_upgrade_closes_the_connection(behind: bytes) -> None:
     """The parser that read its body cannot say where it ended: nothing of what follows may be taken for something."""
 
     async def test(app: Digests) -> None:
@@ -250,7 +250,7 @@ def test_what_comes_together_with_the_end_of_such_a_request_ends_the_connection(
     with_server(test)
 
 
-def test_a_refusal_reaches_a_client_that_offered_another_protocol_and_still_sends() -> None:
+def test_a_refusal_reaches_a_client_that_offered_an_upgrade_and_still_sends() -> None:
     async def test(app: Digests) -> None:
         offer = "connection: Upgrade", "upgrade: h2c", f"content-length: {4 * LIMIT}"
         reader, writer = await asyncio.open_connection("127.0.0.1", app.port)

@@ -74,7 +74,7 @@ async def _full_worker(**options: Any) -> AsyncIterator[tuple[Worker, asyncio.Ta
         await worker.idle()
 
 
-def test_bodies_that_do_not_fit_wait_while_text_goes_on() -> None:
+def test_bodies_wait_for_memory_while_short_text_requests_proceed() -> None:
     async def test() -> None:
         async with _full_worker() as (worker, first):
             second = asyncio.create_task(_post(worker, _body(1_300_000)))
@@ -86,7 +86,7 @@ def test_bodies_that_do_not_fit_wait_while_text_goes_on() -> None:
     run(test)
 
 
-def test_long_text_does_not_wait_for_pictures_and_what_is_longer_than_its_share_does() -> None:
+def test_long_text_does_not_wait_for_images_unless_it_exceeds_the_short_size() -> None:
     async def test() -> None:
         async with _full_worker(max_queued_requests=8) as (worker, first):
             second = asyncio.create_task(_post(worker, _body(1_300_000)))
@@ -101,7 +101,7 @@ def test_long_text_does_not_wait_for_pictures_and_what_is_longer_than_its_share_
     run(test)
 
 
-def test_a_body_that_waits_too_long_is_told_to_come_again() -> None:
+def test_a_body_that_waits_too_long_gets_503_with_retry_after() -> None:
     async def test() -> None:
         async with _full_worker(mm_queue_timeout=0.2) as (worker, _):
             refused = await _post(worker, _body(1_300_000))
@@ -128,7 +128,7 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
     ],
     ids=["unasked", "begun", "chunked", "reset"],
 )
-def test_a_client_that_leaves_while_its_body_waits_leaves_the_line(sent: bytes, resets: bool) -> None:
+def test_a_disconnect_while_a_body_waits_removes_it_from_the_queue(sent: bytes, resets: bool) -> None:
     async def test() -> None:
         async with _full_worker() as (worker, _):
             before = _open_files()
@@ -146,7 +146,7 @@ def test_a_client_that_leaves_while_its_body_waits_leaves_the_line(sent: bytes, 
     run(test)
 
 
-def test_nothing_is_left_of_a_wait_that_ends_otherwise() -> None:
+def test_a_disconnect_watch_is_closed_after_a_wait_that_ended_otherwise() -> None:
     async def test() -> None:
         async with _full_worker(mm_queue_timeout=0.2) as (worker, _), _client() as client:
             url = f"{worker.url}/v1/chat/completions"
@@ -171,7 +171,7 @@ async def _in_chunks(worker: Worker) -> AsyncIterator[tuple[asyncio.StreamReader
     writer.close()
 
 
-def test_text_of_unknown_length_holds_little_and_nothing_once_it_is_read() -> None:
+def test_text_of_unknown_length_reserves_little_and_nothing_once_it_is_read() -> None:
     async def test() -> None:
         async with http_worker(max_body_mb=64) as worker, AsyncExitStack() as stack:
             worker.upstream.behave = say_then_hold("never")
@@ -188,7 +188,7 @@ def test_text_of_unknown_length_holds_little_and_nothing_once_it_is_read() -> No
     run(test)
 
 
-def test_a_body_that_turns_out_large_waits_without_holding_what_another_waits_for() -> None:
+def test_a_body_that_turns_out_large_releases_its_reservation_before_it_waits() -> None:
     async def test() -> None:
         async with http_worker(media=Decoded(), body_budget_mb=2, max_body_mb=2) as worker, AsyncExitStack() as stack:
             answers = []
@@ -209,7 +209,7 @@ def test_a_body_that_turns_out_large_waits_without_holding_what_another_waits_fo
     run(test)
 
 
-def test_once_a_body_is_read_its_own_length_is_held() -> None:
+def test_once_a_body_is_read_its_length_is_reserved() -> None:
     class Reader(Decoded):
         def __init__(self) -> None:
             self.begun, self.gate = asyncio.Event(), asyncio.Event()
@@ -233,7 +233,7 @@ def test_once_a_body_is_read_its_own_length_is_held() -> None:
     run(test)
 
 
-def test_n_streamed_choices_hold_once() -> None:
+def test_n_streamed_choices_share_one_reservation() -> None:
     async def test() -> None:
         async with http_worker() as worker:
             answer = await _post(worker, _body(100_000, n=4, stream=True))
@@ -267,7 +267,7 @@ def test_too_many_waiting_is_429_and_too_long_is_503(stream: bool) -> None:
     run(test)
 
 
-def test_text_goes_on_while_images_wait() -> None:
+def test_text_requests_proceed_while_images_wait() -> None:
     async def test() -> None:
         async with http_worker() as worker:
             worker.leases.gate.clear()
@@ -316,7 +316,7 @@ def test_while_a_request_waits_only_its_compressed_bytes_are_in_memory(tmp_path:
     run(test)
 
 
-def test_fetched_images_have_a_budget_of_their_own() -> None:
+def test_fetched_images_have_a_separate_budget() -> None:
     class Reader:
         def __init__(self) -> None:
             self.fetching, self.gate = 0, asyncio.Event()

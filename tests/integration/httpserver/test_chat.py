@@ -46,7 +46,7 @@ def test_a_whole_answer_counts_its_tokens() -> None:
     run(test)
 
 
-def test_a_streamed_answer_is_the_whole_one_in_pieces_and_usage_comes_last_when_asked() -> None:
+def test_a_streamed_answer_equals_the_whole_one_and_usage_is_last_if_requested() -> None:
     async def test() -> None:
         async with http_worker() as worker, worker.client() as client:
             worker.upstream.behave = say("grün 你好 🎉", group=2)
@@ -89,7 +89,7 @@ def test_choices_share_one_lease_and_differ_in_seed() -> None:
     run(test)
 
 
-def test_an_image_to_encode_goes_by_the_visual_server_and_a_ready_one_straight_to_the_router() -> None:
+def test_an_image_to_encode_goes_to_the_visual_server_and_an_encoded_one_to_the_router() -> None:
     async def test() -> None:
         async with http_worker() as worker, worker.client() as client:
             await client.chat.completions.create(model="stub", messages=PICTURE)

@@ -26,7 +26,7 @@ STEPS = ("read", "hold", "build", "engine")
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("step", STEPS)
-def test_a_failure_at_any_step_gives_everything_back(step: str, stream: bool) -> None:
+def test_a_failure_at_any_step_releases_everything(step: str, stream: bool) -> None:
     async def give_up(upstream: Upstream, request: GenerateRequest) -> None:
         upstream.behave = say("hello")
         upstream.reply(request, finish="error", message="the engine gave up")
@@ -66,7 +66,7 @@ def _fails_once(then: Callable[..., Any], error: Exception | None = None) -> Cal
     return call
 
 
-def test_a_prompt_that_is_too_long_is_refused_and_frees_what_was_held() -> None:
+def test_a_prompt_that_is_too_long_is_refused_and_its_lease_released() -> None:
     async def test() -> None:
         async with http_worker() as worker:
             answer = await _post(worker, _body(100_000, max_tokens=100_000))
@@ -79,7 +79,7 @@ def test_a_prompt_that_is_too_long_is_refused_and_frees_what_was_held() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_an_engine_that_refuses_after_all_was_held_frees_it_once(stream: bool) -> None:
+def test_a_refusal_by_the_engine_releases_the_lease_once(stream: bool) -> None:
     """In the router's own words: its KV cache is smaller than the prompt. Over a real cache server."""
     leased = []
 

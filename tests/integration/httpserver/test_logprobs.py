@@ -37,7 +37,7 @@ def test_log_probabilities_of_every_token_of_every_choice() -> None:
     run(test)
 
 
-def test_a_stream_brings_log_probabilities_with_the_text_that_they_are_of() -> None:
+def test_a_stream_sends_log_probabilities_with_their_text() -> None:
     async def test() -> None:
         async with http_worker() as worker, worker.client() as client:
             worker.upstream.behave = say("é, you STOP now", finish="length")
@@ -57,7 +57,7 @@ def test_a_stream_brings_log_probabilities_with_the_text_that_they_are_of() -> N
     run(test)
 
 
-def test_after_an_engine_restart_none_is_lost_and_none_comes_twice() -> None:
+def test_after_an_engine_restart_no_log_probability_is_lost_or_repeated() -> None:
     async def test() -> None:
         async with http_worker() as worker, worker.client() as client:
             upstream = worker.upstream

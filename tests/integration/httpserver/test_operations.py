@@ -33,7 +33,7 @@ def _error(response: httpx2.Response) -> dict[str, Any]:
     return error
 
 
-def test_while_loading_it_answers_503_with_the_phase() -> None:
+def test_while_loading_requests_get_503_with_the_phase() -> None:
     async def test() -> None:
         async with http_worker(ready=False) as worker, _http(worker) as http:
             worker.upstream.say_phase(phase="loading", ready=False, detail="weights")
@@ -71,7 +71,7 @@ def test_models_version_and_docs() -> None:
     run(test)
 
 
-def test_the_key_guards_all_but_the_probes() -> None:
+def test_all_routes_except_probes_need_the_key() -> None:
     async def test() -> None:
         async with http_worker(api_key="secret") as worker, _http(worker) as http:
             for path in ("/v1/models", "/metrics", "/docs", "/version"):
@@ -105,7 +105,7 @@ def test_an_operator_changes_the_share_of_allocations_without_a_restart() -> Non
     run(test)
 
 
-def test_a_share_that_is_none_is_refused_by_name() -> None:
+def test_an_invalid_fraction_is_refused_naming_the_field() -> None:
     values = ["1.5", "-0.01", "null", '"1"', "true", "NaN", "[]"]
     bodies = [f'{{"{FRACTION}": {value}}}' for value in values]
     bodies += ["", "{}", "[]", "null", "0.5", f'{{"{FRACTION}": 0.5, "more": 1}}', "\xff"]
@@ -121,7 +121,7 @@ def test_a_share_that_is_none_is_refused_by_name() -> None:
     run(test)
 
 
-def test_without_the_flag_there_is_no_admin() -> None:
+def test_without_the_flag_there_are_no_admin_routes() -> None:
     async def test() -> None:
         async with http_worker() as worker, _http(worker) as http:
             assert (await http.get(ALLOC)).status_code == 404
@@ -130,7 +130,7 @@ def test_without_the_flag_there_is_no_admin() -> None:
     run(test)
 
 
-def test_a_server_without_v2_sends_no_request_there() -> None:
+def test_a_server_without_v2_allocates_all_by_v1() -> None:
     async def test() -> None:
         async with http_worker(enable_admin=True, enable_concurrent_alloc=False) as worker, _http(worker) as http:
             refused = await http.post(ALLOC, json={FRACTION: 0.5})
@@ -140,7 +140,7 @@ def test_a_server_without_v2_sends_no_request_there() -> None:
     run(test)
 
 
-def test_refusals_of_the_framework_have_the_same_form() -> None:
+def test_errors_of_the_framework_have_the_same_form() -> None:
     async def test() -> None:
         async with http_worker() as worker, _http(worker) as http:
             missing = await http.get("/nothing/here")
@@ -156,7 +156,7 @@ def test_refusals_of_the_framework_have_the_same_form() -> None:
     run(test)
 
 
-def test_a_request_id_is_echoed_when_it_can_be() -> None:
+def test_a_valid_request_id_is_echoed() -> None:
     async def test() -> None:
         async with http_worker() as worker, _http(worker) as http:
             assert (await http.get("/live", headers={"x-request-id": "abc-1"})).headers["x-request-id"] == "abc-1"
@@ -220,7 +220,7 @@ def test_a_body_over_the_cap_is_413_before_more_of_it_is_read(request_start: byt
     run(test)
 
 
-def test_a_request_head_or_refused_body_without_end_is_cut_off() -> None:
+def test_an_endless_request_head_or_refused_body_closes_the_connection() -> None:
     async def send_for_ever(worker: Worker, start: bytes) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", worker.port)
         writer.write(start)
@@ -239,7 +239,7 @@ def test_a_request_head_or_refused_body_without_end_is_cut_off() -> None:
     run(test)
 
 
-def test_more_than_the_queue_holds_gets_429_with_retry_after() -> None:
+def test_requests_beyond_the_limit_get_429_with_retry_after() -> None:
     async def test() -> None:
         async with http_worker(max_queued_requests=2) as worker, _http(worker) as http:
             worker.upstream.behave = say_then_hold("", "done")
@@ -278,7 +278,7 @@ def test_sigterm_lets_live_requests_end_and_refuses_new_ones_on_any_connection()
     run(test)
 
 
-def test_what_does_not_end_in_time_is_aborted_and_told_so() -> None:
+def test_requests_that_outlast_the_shutdown_timeout_are_aborted_with_an_error() -> None:
     async def test() -> None:
         async with http_worker(shutdown_timeout=0.0) as worker, worker.client() as client:
             worker.upstream.behave = say_then_hold("first ")
@@ -297,7 +297,7 @@ async def _read(stream: openai.AsyncStream[Any]) -> None:
         pass
 
 
-def test_a_prompt_too_long_and_an_output_too_long_say_both_numbers() -> None:
+def test_errors_about_the_context_length_have_both_numbers() -> None:
     async def test() -> None:
         async with http_worker() as worker, worker.client() as client:
             long = [{"role": "user", "content": "x" * 600}]
@@ -311,7 +311,7 @@ def test_a_prompt_too_long_and_an_output_too_long_say_both_numbers() -> None:
     run(test)
 
 
-def test_a_bug_in_one_request_is_a_500_and_the_worker_lives_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_in_one_request_is_a_500_and_the_next_is_served(caplog: pytest.LogCaptureFixture) -> None:
     async def behave(upstream: Upstream, request: GenerateRequest) -> None:
         upstream.reply(request, [-5], finish="stop")
 

@@ -31,7 +31,7 @@ async def _open(worker: Worker, *, stream: bool, messages: object = PICTURE) -> 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_hangs_up_aborts_and_holds_its_lease_until_the_engine_let_go(stream: bool) -> None:
+def test_a_disconnect_aborts_and_the_lease_is_kept_until_the_engine_has_ended(stream: bool) -> None:
     async def test() -> None:
         async with http_worker() as worker:
             upstream = worker.upstream
@@ -50,7 +50,7 @@ def test_a_client_that_hangs_up_aborts_and_holds_its_lease_until_the_engine_let_
     run(test)
 
 
-def test_a_slow_reader_stalls_neither_others_nor_its_own_lease() -> None:
+def test_a_slow_reader_delays_neither_others_nor_the_release_of_its_lease() -> None:
     async def behave(upstream: Upstream, request: GenerateRequest) -> None:
         for _ in range(20_000):
             upstream.reply(request, b"x")
@@ -135,7 +135,7 @@ def test_lost_media_is_leased_again_and_the_text_goes_on() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_a_request_stays_in_its_lane_whatever_the_share_becomes(share: float) -> None:
+def test_a_request_keeps_its_allocation_path_when_the_fraction_changes(share: float) -> None:
     async def test() -> None:
         async with http_worker() as worker, worker.client() as client:
             alloc_paths = worker.context.alloc_paths
@@ -158,7 +158,7 @@ def test_a_request_stays_in_its_lane_whatever_the_share_becomes(share: float) ->
     run(test)
 
 
-def test_media_lost_again_and_again_is_given_up() -> None:
+def test_a_request_that_loses_its_media_too_often_fails() -> None:
     async def behave(upstream: Upstream, request: GenerateRequest) -> None:
         upstream.reply(request, finish="media_lost")
 

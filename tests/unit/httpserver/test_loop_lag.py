@@ -11,7 +11,7 @@ from mmserve.metrics.client import MetricsClient
 from tests.fakes.samples import Samples
 
 
-def test_a_stall_counts_for_all_that_fell_into_it() -> None:
+def test_a_stall_gives_one_sample_for_each_interval_in_it() -> None:
     samples = Samples()
 
     async def run() -> None:

@@ -34,7 +34,7 @@ def test_a_plain_request() -> None:
     assert call.sampling.stop_token_ids == (EOS,)
 
 
-def test_null_is_the_same_as_left_out_and_unknown_fields_are_ignored() -> None:
+def test_null_means_absent_and_unknown_fields_are_ignored() -> None:
     fields = "model stream stream_options n max_tokens max_completion_tokens min_tokens temperature top_p top_k min_p"
     fields += " presence_penalty frequency_penalty repetition_penalty logit_bias stop seed ignore_eos cache_salt tools"
     fields += (
@@ -45,7 +45,7 @@ def test_null_is_the_same_as_left_out_and_unknown_fields_are_ignored() -> None:
     assert call.stop == ()
 
 
-def test_parts_keep_their_order_and_images_are_numbered_through_the_conversation() -> None:
+def test_parts_keep_their_order_and_images_are_numbered_across_messages() -> None:
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "be kind"}]},
         {"role": "user", "content": [IMAGE, {"type": "text", "text": "and"}, {"type": "image_url", "image_url": "b"}]},
@@ -61,7 +61,7 @@ def test_parts_keep_their_order_and_images_are_numbered_through_the_conversation
 
 
 @pytest.mark.parametrize("name", ["stub", "/models/stub-7b", "stub-7b", "llava", None, ""])
-def test_the_model_by_any_of_its_names(name: str | None) -> None:
+def test_the_model_is_accepted_by_any_of_its_names(name: str | None) -> None:
     assert read({"model": name}).model == "stub"
 
 
@@ -161,7 +161,7 @@ def test_images_for_a_text_model_and_too_many_images_name_the_part() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"\xff", b'{"messages": "\xff"}', b'"\\ud800"', b"[]", b"[" * 200_000, b'{"a": NaN}']
 )
-def test_what_is_not_a_json_object_is_the_clients_fault(body: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_is_an_invalid_request(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         read(body)
 
@@ -188,18 +188,18 @@ def test_seeds() -> None:
     assert read({"temperature": 0}, seed=9).sampling.seed == 9
 
 
-def test_tools_that_need_not_be_called_do_no_harm() -> None:
+def test_optional_tools_are_accepted() -> None:
     assert read({"tools": [{"type": "function"}], "tool_choice": "auto", "response_format": {"type": "text"}})
 
 
 @pytest.mark.parametrize("content", ["", [{"type": "text", "text": ""}] * 50])
-def test_more_messages_than_tokens_are_refused_before_they_are_looked_at(content: Any) -> None:
+def test_more_messages_or_parts_than_context_tokens_are_refused(content: Any) -> None:
     with pytest.raises(ContextLengthExceeded) as refused:
         read({"messages": [{"role": "user", "content": content}] * (CONTEXT + 1)})
     assert refused.value.param == "messages"
     assert len(read({"messages": [{"role": "user", "content": ""}] * CONTEXT}).messages) == CONTEXT
 
 
-def test_a_refusal_stands_for_the_content_that_a_message_has_not() -> None:
+def test_a_refusal_is_read_as_the_content_of_a_message_without_content() -> None:
     message = {"role": "assistant", "content": None, "refusal": "I cannot."}
     assert read({"messages": [USER, message]}).messages[1].content == (TextPart("I cannot."),)

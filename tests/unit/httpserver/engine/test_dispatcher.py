@@ -73,7 +73,7 @@ def tokens(*ids: int) -> bytes:
     return array("q", ids).tobytes()
 
 
-def test_replies_come_in_order_and_the_terminal_one_ends_them() -> None:
+def test_replies_arrive_in_order_and_end_with_the_terminal_one() -> None:
     async def test() -> None:
         dispatcher, links = make()
         async with dispatcher.submit(request()) as replies:
@@ -87,7 +87,7 @@ def test_replies_come_in_order_and_the_terminal_one_ends_them() -> None:
     run(test)
 
 
-def test_leaving_early_aborts_on_the_same_road_and_waits_for_the_terminal_reply() -> None:
+def test_leaving_early_aborts_at_the_same_destination_and_waits_for_the_terminal_reply() -> None:
     async def test() -> None:
         dispatcher, links = make()
 
@@ -121,7 +121,7 @@ def test_the_wait_for_a_dead_engine_is_bounded() -> None:
     run(test)
 
 
-def test_after_an_engine_restart_every_live_request_goes_on_where_it_was() -> None:
+def test_after_an_engine_restart_every_live_request_is_sent_again_with_its_output() -> None:
     async def test() -> None:
         dispatcher, links = make()
         async with dispatcher.submit(request(image=True)) as replies:
@@ -137,7 +137,7 @@ def test_after_an_engine_restart_every_live_request_goes_on_where_it_was() -> No
     run(test)
 
 
-def test_after_a_visual_restart_only_requests_that_wait_for_it_are_sent_again() -> None:
+def test_after_a_visual_server_restart_only_its_unanswered_requests_are_sent_again() -> None:
     async def test() -> None:
         dispatcher, links = make()
         async with (
@@ -156,7 +156,7 @@ def test_after_a_visual_restart_only_requests_that_wait_for_it_are_sent_again() 
     run(test)
 
 
-def test_lost_media_is_told_to_the_owner_with_the_output_so_far() -> None:
+def test_lost_media_is_raised_with_the_output_so_far() -> None:
     async def test() -> None:
         dispatcher, links = make()
         async with dispatcher.submit(request(image=True)) as replies:
@@ -171,7 +171,7 @@ def test_lost_media_is_told_to_the_owner_with_the_output_so_far() -> None:
     run(test)
 
 
-def test_a_new_cache_server_loses_the_media_of_requests_without_a_token() -> None:
+def test_a_cache_server_restart_loses_the_media_of_unanswered_requests() -> None:
     async def test() -> None:
         dispatcher, links = make()
 
@@ -215,7 +215,7 @@ def test_an_abort_survives_restarts(epoch: str, ends: bool) -> None:
     run(test)
 
 
-def test_a_sequence_of_a_killed_predecessor_is_aborted() -> None:
+def test_a_sequence_of_an_earlier_process_is_aborted() -> None:
     async def test() -> None:
         dispatcher, links = make()
         dispatcher.deliver(TokenReply(id="old", attempt=2, token_ids=(7,)))
@@ -230,7 +230,7 @@ class FullLinks(RecordingLinks):
         raise OverflowError("a number too large for a message")
 
 
-def test_what_cannot_be_sent_leaves_nothing_behind() -> None:
+def test_a_request_that_cannot_be_sent_is_not_live() -> None:
     async def test() -> None:
         dispatcher = Dispatcher(0, FullLinks(), cast(MetricsClient, NoMetrics()))
         with pytest.raises(OverflowError):
@@ -242,7 +242,7 @@ def test_what_cannot_be_sent_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize(("epoch", "image"), [("engine_epoch", False), ("visual_epoch", True)])
-def test_a_request_of_which_everything_dies_is_not_sent_for_ever(epoch: str, image: bool) -> None:
+def test_a_request_is_failed_after_too_many_restarts_without_a_token(epoch: str, image: bool) -> None:
     async def test() -> None:
         dispatcher, links = make()
         async with dispatcher.submit(request(image=image)) as replies:
@@ -258,7 +258,7 @@ def test_a_request_of_which_everything_dies_is_not_sent_for_ever(epoch: str, ima
     run(test)
 
 
-def test_a_request_that_gets_on_is_sent_as_often_as_it_takes() -> None:
+def test_a_request_that_gets_tokens_is_sent_again_without_limit() -> None:
     async def test() -> None:
         dispatcher, _ = make()
         async with dispatcher.submit(request()) as replies:

@@ -15,7 +15,7 @@ from mmserve.messages.cache import AllocItem
 @pytest.mark.parametrize("visual_workers", [2, 3, 4, 8, 16])
 @pytest.mark.parametrize("images", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("first_item_id", [1, 1 << 40])
-def test_requests_alike_are_spread_over_all_visual_servers(
+def test_equal_requests_are_spread_over_all_visual_servers(
     visual_workers: int, images: int, first_item_id: int
 ) -> None:
     slots = MediaTable(
@@ -30,5 +30,5 @@ def test_requests_alike_are_spread_over_all_visual_servers(
     assert max(counts.values()) < 1.5 * 1000 / visual_workers
 
 
-def test_an_image_always_goes_the_same_way() -> None:
+def test_an_image_always_goes_to_the_same_visual_server() -> None:
     assert {encoder_for(12345, 7) for _ in range(3)} == {encoder_for(12345, 7)}

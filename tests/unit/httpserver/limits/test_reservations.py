@@ -36,7 +36,7 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_who_does_not_fit_waits_and_nobody_overtakes() -> None:
+def test_reservations_are_granted_in_order_of_arrival() -> None:
     async def scenario() -> None:
         budget, order = _budget(), list[str]()
 
@@ -60,7 +60,7 @@ def test_who_does_not_fit_waits_and_nobody_overtakes() -> None:
     _run(scenario())
 
 
-def test_what_is_short_waits_for_nothing_and_counts() -> None:
+def test_short_reservations_never_wait_but_are_counted() -> None:
     async def scenario() -> None:
         budget = _budget(short=25)
         first = await budget.reserve(100)
@@ -82,7 +82,7 @@ def test_what_is_short_waits_for_nothing_and_counts() -> None:
     _run(scenario())
 
 
-def test_giving_back_twice_is_harmless_and_shrinking_lets_others_in() -> None:
+def test_releasing_is_idempotent_and_shrinking_grants_the_next() -> None:
     async def scenario() -> None:
         budget = _budget()
         with await budget.reserve(100) as body:
@@ -102,7 +102,7 @@ def test_giving_back_twice_is_harmless_and_shrinking_lets_others_in() -> None:
     _run(scenario())
 
 
-def test_more_than_all_of_it_is_refused_with_the_limit() -> None:
+def test_more_than_the_whole_budget_is_refused_naming_the_flag() -> None:
     async def scenario() -> None:
         with pytest.raises(TooLarge, match="--body-budget-mb"):
             await _budget(100).reserve(101)
@@ -110,7 +110,7 @@ def test_more_than_all_of_it_is_refused_with_the_limit() -> None:
     _run(scenario())
 
 
-def test_waiting_is_bounded_in_time() -> None:
+def test_waiting_ends_with_the_timeout() -> None:
     async def scenario() -> None:
         budget = _budget(timeout_s=0.01)
         with await budget.reserve(100):
@@ -123,7 +123,7 @@ def test_waiting_is_bounded_in_time() -> None:
     _run(scenario())
 
 
-def test_cancelled_while_waiting_lets_the_next_one_in() -> None:
+def test_a_cancelled_waiter_grants_the_next_one() -> None:
     async def scenario() -> None:
         budget = _budget()
         with await budget.reserve(50):
@@ -138,7 +138,7 @@ def test_cancelled_while_waiting_lets_the_next_one_in() -> None:
     _run(scenario())
 
 
-def test_cancelled_at_the_moment_of_the_grant_gives_it_back() -> None:
+def test_a_waiter_cancelled_when_granted_gives_it_back() -> None:
     async def scenario() -> None:
         budget = _budget()
         first = await budget.reserve(100)
@@ -159,7 +159,7 @@ def test_cancelled_at_the_moment_of_the_grant_gives_it_back() -> None:
 @given(
     wishes=st.lists(st.tuples(st.integers(1, 100), st.integers(0, 6), st.booleans()), min_size=1, max_size=12),
 )
-def test_whoever_leaves_whenever_nothing_stays_taken(wishes: list[tuple[int, int, bool]]) -> None:
+def test_after_any_order_of_releases_and_cancellations_nothing_is_reserved(wishes: list[tuple[int, int, bool]]) -> None:
     """(bytes, turns of the loop until it is over, cancelled or not)."""
 
     async def hold(budget: Reservations, nbytes: int, turns: int) -> None:
@@ -185,7 +185,7 @@ def test_whoever_leaves_whenever_nothing_stays_taken(wishes: list[tuple[int, int
     _run(scenario())
 
 
-def test_a_forgotten_one_is_counted_and_put_right() -> None:
+def test_a_leaked_reservation_is_counted_and_released() -> None:
     async def scenario() -> None:
         samples = Samples()
         budget = _budget(samples=samples)
