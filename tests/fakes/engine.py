@@ -1,4 +1,4 @@
-"""Drives a ModelRunner the way the router does, in the simplest possible manner: block ids are never given back."""
+"""Drives a ModelRunner as the router does, in the simplest way: freed blocks are not reused unless a test asks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def make_runner(
 
 @dataclass
 class Running:
-    """One sequence under way."""
+    """One running sequence."""
 
     slot: int
     tokens: list[int]
@@ -69,15 +69,15 @@ class Running:
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
     known: bool = False
-    """The rank has been told of it."""
+    """True once a step plan has introduced it to the ranks."""
     recycled: list[int] = field(default_factory=list)
     """Blocks of ended sequences, used before new ones."""
     shared: tuple[int, ...] = ()
-    """Blocks of a prefix-cache hit, named in its first step."""
+    """Blocks of a prefix-cache hit, listed in its first step."""
     copied: tuple[int, int] = (-1, 0)
-    """A block, and how many of its tokens come after the shared ones."""
+    """A block, and how many of its tokens are copied after the shared blocks."""
     logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
-    """Of each token since it was added, unpacked."""
+    """Of each token generated since it was added, unpacked."""
 
     @property
     def output(self) -> list[int]:
@@ -107,7 +107,7 @@ class Driver:
         self.freed.append(sequence.slot)
 
     def step(self) -> StepResult:
-        """One step for every running sequence: its next chunk or its next token."""
+        """Run one step that computes the next chunk or token of every running sequence."""
         new, copies, steps = [], [], []
         for sequence in self.running:
             steps.append(self._advance(sequence))
@@ -134,7 +134,7 @@ class Driver:
         return result
 
     def run(self, num_tokens: int) -> None:
-        """Until every sequence has ``num_tokens`` of output; finished ones are freed."""
+        """Step until every sequence has ``num_tokens`` of output; free each one that has."""
         while self.running:
             self.step()
             for sequence in [s for s in self.running if len(s.output) >= num_tokens]:

@@ -1,4 +1,7 @@
-"""Media, leases and prompts of an HTTP worker without files, sockets or a cache server; one token per byte."""
+"""Stubs of the services of an HTTP worker: media, leases and prompts without files, sockets or a cache server.
+
+One token for each byte of text.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,7 @@ def make_deployment(run_dir: str, *, vision: bool = True, **config: object) -> D
 
 
 class StubMedia:
-    """The url is the image."""
+    """The bytes of an image are its URL."""
 
     async def read(self, refs: Sequence[MediaRef], cache_salt: str) -> list[MediaItem]:
         for ref in refs:
@@ -101,7 +104,7 @@ class StubMedia:
 
 
 class StubLeases:
-    """Every image has its place; ``held`` and ``released`` are lease ids in order."""
+    """Leases any image. ``held`` and ``released`` are lease ids in order."""
 
     def __init__(self, state: ItemState = "write") -> None:
         self.state = state
@@ -129,7 +132,7 @@ class StubLeases:
 
 
 class StubPrompts:
-    """All text of the conversation as bytes, images in their places."""
+    """All text of the conversation as bytes, with the virtual ids of images between."""
 
     def build(self, call: GenerateCall, leased: Sequence[LeasedItem]) -> Prompt:
         ids, spans = array("q"), []

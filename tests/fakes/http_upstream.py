@@ -1,6 +1,6 @@
-"""What an HTTP worker sees of the rest of the server: router and visual servers on real sockets, and the supervisor.
+"""The rest of the server as an HTTP worker sees it: router, visual servers and supervisor, on real sockets.
 
-``behave`` decides what is said for a request; the one terminal reply per attempt is kept by this class.
+``behave`` replies to a request. The class ensures that each attempt gets exactly one terminal reply.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ Behaviour = Callable[["Upstream", GenerateRequest], Awaitable[None]]
 
 
 def output_of(request: GenerateRequest) -> bytes:
-    """Tokens the request brings along, as text."""
+    """The output that the request already has, as text."""
     return bytes(array("q", request.output_ids).tolist())
 
 
 def likely(token_id: int, top: int) -> bytes:
-    """Log-probabilities of a token that was the likeliest, before those that follow it in the vocabulary."""
+    """Packed log-probabilities: the token is the likeliest, and the next ``top`` ids follow in order."""
     return pack([(token_id, -0.5), *((token_id + place, -0.5 - place) for place in range(top))])
 
 
 def say(text: str, *, finish: str = "stop", group: int = 1) -> Behaviour:
-    """Answer every request with ``text``, ``group`` bytes a reply, on from what it brings along."""
+    """Reply with ``text``, ``group`` bytes a reply, after the output that the request already has."""
 
     async def behave(upstream: Upstream, request: GenerateRequest) -> None:
         data = text.encode()[: request.sampling.max_tokens]
@@ -52,12 +52,12 @@ def say(text: str, *, finish: str = "stop", group: int = 1) -> Behaviour:
 
 
 def say_then_hold(text: str, rest: str = "") -> Behaviour:
-    """Say ``text`` and go on with ``rest`` only after ``upstream.release`` is set (for ever waiting without)."""
+    """Reply with ``text``, then with ``rest`` once ``upstream.release`` is set."""
 
     async def behave(upstream: Upstream, request: GenerateRequest) -> None:
-        said = len(output_of(request))
-        if text.encode()[said:]:
-            upstream.reply(request, text.encode()[said:])
+        start = len(output_of(request))
+        if text.encode()[start:]:
+            upstream.reply(request, text.encode()[start:])
         await upstream.release.wait()
         upstream.reply(request, rest.encode(), finish="stop")
 
@@ -88,11 +88,11 @@ class Upstream:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self.forget()
+        self.lose_requests()
         await self._stack.aclose()
 
-    def forget(self) -> None:
-        """All that runs is lost, as when the engine is killed."""
+    def lose_requests(self) -> None:
+        """Lose all running requests, as when the engine is killed."""
         for task in self._running.values():
             task.cancel()
         self._running.clear()
@@ -101,7 +101,7 @@ class Upstream:
         self._http.send(msgspec.structs.replace(READY, **fields))
 
     def reply(self, request: GenerateRequest, token_ids: Any = (), **fields: Any) -> None:
-        """Send one reply; nothing after an attempt's terminal one."""
+        """Send one reply, unless the attempt has had its terminal reply."""
         attempt = (request.id, request.attempt)
         if attempt in self._ended:
             return
@@ -121,7 +121,7 @@ class Upstream:
         return [destination for destination, _ in self.received]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until what was received fulfils the condition."""
+        """Wait until the condition holds; checked after each received message."""
         async with asyncio.timeout(TIMEOUT_S), self._changed:
             await self._changed.wait_for(condition)
 

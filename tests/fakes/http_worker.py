@@ -1,4 +1,4 @@
-"""A whole HTTP worker in the test's own event loop: the real app and server, fakes on both sides."""
+"""A complete HTTP worker in the test's own event loop: the real app and server, stub services, a fake engine."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ T = TypeVar("T")
 
 @dataclass
 class Worker:
-    """A worker that serves, ready for requests."""
+    """A serving worker."""
 
     port: int
     context: WorkerContext
     leases: StubLeases
-    """Of v2, which every request takes unless the share is changed."""
+    """Leases of v2, which every request uses unless the traffic split is changed."""
     v1_leases: StubLeases
     upstream: Upstream
     serving: asyncio.Task[None]
@@ -49,13 +49,13 @@ class Worker:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=TIMEOUT_S)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """For state that announces itself to nobody."""
+        """Wait for state that has no event, by polling."""
         async with asyncio.timeout(TIMEOUT_S):
             while not condition():  # noqa: ASYNC110 - plain state of objects under test
                 await asyncio.sleep(0.002)
 
     async def idle(self) -> None:
-        """Nothing is held any more."""
+        """Wait until all requests have ended; check that they hold no memory."""
         await self.until(lambda: not len(self.context.request_tasks) and not self.context.admission.in_flight)
         assert (self.context.body_memory.used_nbytes, self.context.fetch_memory.used_nbytes) == (0, 0)
 
@@ -64,7 +64,7 @@ class Worker:
 async def http_worker(
     *, ready: bool = True, vision: bool = True, media: MediaSource | None = None, **config: object
 ) -> AsyncIterator[Worker]:
-    """Start, yield, then SIGTERM as the supervisor would. ``media``: a reader in place of the stub."""
+    """A worker that is ended by SIGTERM, as the supervisor does. ``media`` replaces the stub reader."""
     with tempfile.TemporaryDirectory(prefix="test-mmserve-") as run_dir:
         deployment = make_deployment(run_dir, vision=vision, **config)
         listener = socket.create_server(("127.0.0.1", 0))

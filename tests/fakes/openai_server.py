@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that is not ours: keeps what it is asked and answers ``max_tokens`` words at once."""
+"""A foreign OpenAI-compatible server: records requests and answers each with ``max_tokens`` words at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEMPLATE_TOKENS = 10
 
 
 class OpenAiServer(ThreadingHTTPServer):
-    """``bodies``: of the chat requests, in order of arrival; those refused included."""
+    """``bodies`` are those of all chat requests in order of arrival, refused ones included."""
 
     request_queue_size = 128
     daemon_threads = True
@@ -64,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def pictures_of(body: dict[str, Any]) -> list[str]:
-    """The URLs."""
+    """URLs of the images in the first message."""
     return [part["image_url"]["url"] for part in body["messages"][0]["content"] if part["type"] == "image_url"]
 
 
@@ -74,7 +74,7 @@ def text_of(body: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def openai_server(*, takes_pictures: bool = True) -> Iterator[OpenAiServer]:
-    """It runs while the block does."""
+    """A server that runs until the context ends."""
     with OpenAiServer(takes_pictures=takes_pictures) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

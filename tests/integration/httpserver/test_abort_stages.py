@@ -1,5 +1,6 @@
-"""A client that leaves, at every stage of a request with an image, with one choice or four, cached or not: nothing
-stays leased. The worker's own path over a real cache server; the engine is pretended.
+"""Disconnects at every stage of a request with an image, with one choice or four, cached or not: no lease remains.
+
+The real request path and cache server, with a fake engine.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Scene:
 
     @property
     def num_leases(self) -> int:
-        """Of the worker."""
+        """Leases of the worker."""
         held = self.table._table._leased
         return sum(len(items) for lease, items in held.items() if lease.owner.startswith("httpserver"))
 
@@ -96,7 +97,7 @@ async def scene() -> AsyncIterator[Scene]:
 
 
 Stage = Callable[[Scene], AbstractAsyncContextManager[Callable[[], bool]]]
-"""Yields what is true once a request has got there; on exit, after its client has left, it may go on."""
+"""Yields a condition that holds once a request has reached the stage. After the disconnect, its exit lets it continue."""
 
 
 @contextlib.asynccontextmanager
@@ -117,16 +118,16 @@ async def waiting_for_space(scene: Scene) -> AsyncIterator[Callable[[], bool]]:
 
 @contextlib.asynccontextmanager
 async def writing(scene: Scene) -> AsyncIterator[Callable[[], bool]]:
-    begun, go_on = threading.Event(), threading.Event()
+    started, go_on = threading.Event(), threading.Event()
 
     def write(arena: Arena, handle: Handle, content: bytes) -> None:
-        begun.set()
+        started.set()
         assert go_on.wait(30)
         stored_bytes.write(arena, handle, content)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(leases_module, "write", write)
-        yield begun.is_set
+        yield started.is_set
         go_on.set()
         await scene.worker.idle()
 
@@ -177,14 +178,14 @@ CASES = [(stage, False) for stage in NOT_CACHED + ANYWAY] + [(stage, True) for s
 
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize(("stage", "cached"), CASES, ids=[f"{s.__name__}-{'hit' if c else 'miss'}" for s, c in CASES])
-def test_nothing_stays_leased(stage: Stage, cached: bool, n: int) -> None:
+def test_a_disconnect_at_any_stage_releases_all_leases(stage: Stage, cached: bool, n: int) -> None:
     async def test() -> None:
         async with scene() as here:
             if cached:
                 here.encode()
-            async with stage(here) as got_there:
+            async with stage(here) as is_reached:
                 reader, writer = await _ask(here.worker.port, n)
-                await here.worker.until(got_there)
+                await here.worker.until(is_reached)
                 if stage in STREAMING:
                     await reader.readuntil(b"data: ")
                 writer.close()
@@ -192,7 +193,9 @@ def test_nothing_stays_leased(stage: Stage, cached: bool, n: int) -> None:
             await here.worker.idle()
             assert here.num_leases == 0
             whole = AllocItem(b"whole" * 4, 1, ARENA_NBYTES - 2048, 0)
-            assert here.other.alloc("whole", [whole], wait_s=0)[0].state == "write", "and all of it is to be had again"
+            assert here.other.alloc("whole", [whole], wait_s=0)[0].state == "write", (
+                "the whole arena can be leased again"
+            )
 
     run(test)
 

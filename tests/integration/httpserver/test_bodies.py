@@ -1,4 +1,4 @@
-"""Request bodies of any size, on real connections: every byte arrives, once, at the request it belongs to."""
+"""Request bodies of any size on real connections: every byte arrives exactly once, at its own request."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_the_rest_of_a_body_after_its_response_is_not_read_as_a_request(monkeypa
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("apart", [False, True])
 def test_an_upgrade_is_declined_and_its_body_arrives(size: int, chunked: bool, apart: bool) -> None:
-    """As curl --http2, Java's and JetBrains' clients offer it: a server that speaks HTTP/1.1 answers in that."""
+    """curl --http2 and Java's clients offer h2c with an Upgrade header; a server without it answers in HTTP/1.1."""
     body = body_of(size)
     sent = b"%x\r\n%b\r\n0\r\n\r\n" % (size, body) if chunked and size else b"0\r\n\r\n" if chunked else body
     length = "transfer-encoding: chunked" if chunked else f"content-length: {size}"
@@ -237,7 +237,7 @@ def test_a_body_that_looks_like_a_request_after_a_declined_upgrade_is_a_body() -
     "behind", [request_of(b"second"), request_of(b"", "upgrade: h2c", "connection: upgrade"), b"\0"]
 )
 def test_data_that_arrives_with_the_end_of_a_declined_upgrade_closes_the_connection(behind: bytes) -> None:
-    """The parser that read its body cannot say where it ended: nothing of what follows may be taken for something."""
+    """The parser of such a body does not report where it ended, so data after it must not be read as a request."""
 
     async def test(app: Digests) -> None:
         offer = "connection: Upgrade", "upgrade: h2c", "content-length: 5"

@@ -1,4 +1,4 @@
-"""What one request holds of an HTTP worker, from its first byte on: bounded, let go form by form, given back once."""
+"""Memory that requests hold of an HTTP worker: reserved first, shrunk with what is left of it, released once."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Decoded:
 
 @asynccontextmanager
 async def _full_worker(**options: Any) -> AsyncIterator[tuple[Worker, asyncio.Task[httpx.Response]]]:
-    """A first request holds most of the budget for bodies until ``leases.gate`` is set; idle again at the end."""
+    """A worker whose first request holds most of the body budget until ``leases.gate`` is set. Idle at the end."""
     async with http_worker(media=Decoded(), body_budget_mb=2, max_body_mb=2, **options) as worker:
         worker.leases.gate.clear()
         first = asyncio.create_task(_post(worker, _body(1_300_000)))
@@ -126,7 +126,7 @@ HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
         (HEAD + b"transfer-encoding: chunked\r\n\r\n20000\r\n" + b"x" * 0x20000 + b"\r\n1", False),
         (HEAD + b"content-length: 1300000\r\n\r\n" + b"x" * 1_300_000, True),
     ],
-    ids=["unasked", "begun", "chunked", "reset"],
+    ids=["unasked", "started", "chunked", "reset"],
 )
 def test_a_disconnect_while_a_body_waits_removes_it_from_the_queue(sent: bytes, resets: bool) -> None:
     async def test() -> None:
@@ -164,7 +164,7 @@ def _text(nbytes: int) -> bytes:
 
 @asynccontextmanager
 async def _in_chunks(worker: Worker) -> AsyncIterator[tuple[asyncio.StreamReader, Callable[[bytes], None]]]:
-    """A request whose body does not say its length: for its answer, and for the body piece by piece (none: the end)."""
+    """A request with a chunked body. Yields its response's reader and a function that sends a chunk (empty: end)."""
     reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
     writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
     yield reader, lambda piece: writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
@@ -212,10 +212,10 @@ def test_a_body_that_turns_out_large_releases_its_reservation_before_it_waits() 
 def test_once_a_body_is_read_its_length_is_reserved() -> None:
     class Reader(Decoded):
         def __init__(self) -> None:
-            self.begun, self.gate = asyncio.Event(), asyncio.Event()
+            self.started, self.gate = asyncio.Event(), asyncio.Event()
 
         async def read(self, refs: Sequence[MediaRef], cache_salt: str) -> list[MediaItem]:
-            self.begun.set()
+            self.started.set()
             await self.gate.wait()
             return await super().read(refs, cache_salt)
 
@@ -224,7 +224,7 @@ def test_once_a_body_is_read_its_length_is_reserved() -> None:
         async with http_worker(media=reader) as worker, _in_chunks(worker) as (answer, send):
             send(_body(100_000))
             send(b"")
-            await reader.begun.wait()
+            await reader.started.wait()
             assert worker.context.body_memory.used_nbytes == len(_body(100_000))
             reader.gate.set()
             assert (await answer.readline()).startswith(b"HTTP/1.1 200")
@@ -283,7 +283,7 @@ def test_text_requests_proceed_while_images_wait() -> None:
 
 
 def test_while_a_request_waits_only_its_compressed_bytes_are_in_memory(tmp_path: Any) -> None:
-    """Not its body, nor its base64 text: of 10 MB there are 7.5 left."""
+    """The body with its base64 text (10 MB) is freed; the compressed images (7.5 MB) are kept."""
     noise = np.random.default_rng(1).integers(0, 256, (1000, 2500, 3), np.uint8)
     picture = encoded(Image.fromarray(noise), "PNG", compress_level=0)
     body = _body(0).replace(b"base64,", b"base64," + base64.b64encode(picture))

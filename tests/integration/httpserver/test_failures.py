@@ -1,4 +1,4 @@
-"""Requests with an image that fail, are refused or dropped at any step: all is given back once, the next is served."""
+"""Requests with an image that fail, are refused or are dropped at any step: everything is released exactly once."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_prompt_that_is_too_long_is_refused_and_its_lease_released() -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_a_refusal_by_the_engine_releases_the_lease_once(stream: bool) -> None:
-    """In the router's own words: its KV cache is smaller than the prompt. Over a real cache server."""
+    """A real scheduler refuses a prompt larger than its KV cache; the leases are those of a real cache server."""
     leased = []
 
     async def test() -> None:

@@ -63,7 +63,7 @@ def test_after_an_engine_restart_no_log_probability_is_lost_or_repeated() -> Non
             upstream = worker.upstream
             upstream.behave = say_then_hold("first ")
             stream = await client.chat.completions.create(model="stub", messages=HELLO, stream=True, logprobs=True)
-            upstream.forget()
+            upstream.lose_requests()
             upstream.behave = say("first and last")
             upstream.say_phase(engine_epoch=1)
             chunks = [chunk.choices[0] async for chunk in stream]

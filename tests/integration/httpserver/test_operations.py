@@ -1,4 +1,4 @@
-"""Probes, keys, limits and the life of a worker from loading to drained."""
+"""Probes, API keys, limits, and a worker's phases from loading to drained."""
 
 from __future__ import annotations
 

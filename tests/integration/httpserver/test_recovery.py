@@ -1,4 +1,4 @@
-"""Clients that leave, engines that restart, images that are lost: nothing stays held, no text is lost or doubled."""
+"""Disconnects, engine restarts and lost images: everything is released, no text is lost or repeated."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_stream_goes_on_with_the_same_text_after_an_engine_restart() -> None:
             upstream = worker.upstream
             upstream.behave = say_then_hold("first ")
             stream = await client.chat.completions.create(model="stub", messages=PICTURE, stream=True)
-            upstream.forget()
+            upstream.lose_requests()
             upstream.behave = say("first and last")
             upstream.say_phase(engine_epoch=1)
             assert await _text(stream) == "first and last"

@@ -1,4 +1,4 @@
-"""What a worker tells the metrics server about its requests: every sample fits the table of metrics."""
+"""Metrics that a worker sends about its requests; every sample is of a declared metric."""
 
 from __future__ import annotations
 
