@@ -57,6 +57,33 @@ async def _until_permits(stack: Stack, granted: int, waiting: int) -> None:
     await asyncio.to_thread(until, reached)
 
 
+def _record_pipelines(monkeypatch: pytest.MonkeyPatch) -> list[Pipeline]:
+    """The pipelines that run from now on."""
+    pipelines: list[Pipeline] = []
+    run = Pipeline.run
+
+    async def recorded(pipeline: Pipeline) -> None:
+        pipelines.append(pipeline)
+        await run(pipeline)
+
+    monkeypatch.setattr(Pipeline, "run", recorded)
+    return pipelines
+
+
+async def _until_waiting_behind(stack: Stack, pipelines: list[Pipeline], pending: int) -> None:
+    """Wait until this many requests are pending, one with a permit, one with a promise, and others have asked.
+
+    How many have asked depends on how many had arrived when the visual server asked.
+    """
+
+    def reached() -> bool:
+        snapshot = stack.table.snapshot()
+        asked = (snapshot.num_permits, snapshot.num_permits_waiting) in ((1, 2), (1, 3))
+        return asked and len(pipelines[0]._queue) == pending
+
+    await asyncio.to_thread(until, reached)
+
+
 @pytest.mark.parametrize("limit", [1, 2])
 def test_requests_that_decode_at_once_are_limited_in_number(tmp_path: Path, limit: int) -> None:
     async def scenario(stack: Stack) -> None:
@@ -112,13 +139,13 @@ def test_a_permit_ends_when_the_encoder_has_the_pixels_not_when_they_are_encoded
 def test_requests_that_wait_for_a_single_permit_are_encoded_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder = BlockedDecoder(monkeypatch)
+    decoder, pipelines = BlockedDecoder(monkeypatch), _record_pipelines(monkeypatch)
 
     async def scenario(stack: Stack) -> None:
         await decoder.block(stack, "first")
         for number in range(1, 9):
             stack.send(f"r{number}", png(number))
-        await _until_permits(stack, 1, 3)  # one is promised, two more have asked
+        await _until_waiting_behind(stack, pipelines, 9)
         decoder.gate.set()
         assert await stack.received(9) == stack.sent
         assert stack.table.snapshot().peak_permits == 1
@@ -131,14 +158,14 @@ def test_requests_that_wait_for_a_single_permit_are_encoded_together(
 def test_the_encoder_does_not_wait_for_a_batch_that_does_not_fit_or_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder = BlockedDecoder(monkeypatch)
+    decoder, pipelines = BlockedDecoder(monkeypatch), _record_pipelines(monkeypatch)
 
     async def scenario(stack: Stack) -> None:
         await decoder.block(stack, "first")
         stack.send("pair", png(1), png(2))
         stack.send("broken", b"no picture")
         stack.send("last", png(3))
-        await _until_permits(stack, 1, 3)
+        await _until_waiting_behind(stack, pipelines, 4)
         decoder.gate.set()
         received = await stack.received(4)
         assert isinstance(received.pop("broken"), AbortRequest)
@@ -306,14 +333,7 @@ def test_a_server_that_stops_does_not_wait_for_room_in_the_encoder(tmp_path: Pat
 
 def test_a_server_that_waits_for_a_permit_is_not_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy process without progress counts as stuck, and waiting for a permit may take minutes."""
-    pipelines: list[Pipeline] = []
-    run = Pipeline.run
-
-    async def recorded(pipeline: Pipeline) -> None:
-        pipelines.append(pipeline)
-        await run(pipeline)
-
-    monkeypatch.setattr(Pipeline, "run", recorded)
+    pipelines = _record_pipelines(monkeypatch)
 
     async def scenario(stack: Stack) -> None:
         assert stack.client.acquire_permits([PermitRequest("another's", 1, 0.0)], wait_s=5).granted == ("another's",)
