@@ -97,7 +97,7 @@ async def scene() -> AsyncIterator[Scene]:
 
 
 Stage = Callable[[Scene], AbstractAsyncContextManager[Callable[[], bool]]]
-"""Yields a condition that holds once a request has reached the stage. After the disconnect, its exit lets it continue."""
+"""Yields a condition that holds once a request has reached the stage. On exit the request may continue."""
 
 
 @contextlib.asynccontextmanager
