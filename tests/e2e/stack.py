@@ -17,6 +17,9 @@ from benchmarks.load.server import serve
 from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.ipc.endpoints import Endpoints
 
+LITTLE_MEMORY = ("--kv-cache-gb", "0.25", "--mm-cache-gb", "0.1")
+"""Enough for every test. To map and clear the default sizes costs a start a third of its time."""
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -115,9 +118,10 @@ def _unix_addresses(process: psutil.Process) -> list[str]:
 
 
 @contextlib.contextmanager
-def running(*arguments: str, model: str = "llava") -> Iterator[Stack]:
+def running(*arguments: str, default_memory: bool = False) -> Iterator[Stack]:
     """``mmserve serve`` on a free port; in float32, so that batch sizes and ranks cannot change an answer."""
-    with serve("--dtype", "float32", *arguments, model=model) as target:
+    memory = () if default_memory else LITTLE_MEMORY
+    with serve("--dtype", "float32", *memory, *arguments) as target:
         assert target.pid is not None
         stack = Stack(target.url, target.pid)
         yield stack
