@@ -246,3 +246,24 @@ def test_own_cached_images_are_not_evicted_without_enough_bytes() -> None:
     assert not bench.table.evict_own((item("old"), item("new")))
     assert bench.alloc("x", "old")[0].state == "hit"
     assert not bench.table.evict_own((item("a"),)), "that is held"
+
+
+def test_queries_and_hits_are_counted_for_the_items_a_lease_did_not_have() -> None:
+    bench = _Bench(6)
+    bench.encoded("cat", "dog")
+    bench.table.take_counters()
+    bench.alloc("a", "cat", "dog", "fox")
+    bench.alloc("a", "cat", "dog", "fox")
+    counters = bench.table.take_counters()
+    assert (counters["mm_cache_queries",], counters["mm_cache_hits",]) == (3, 2)
+    assert not bench.table.take_counters()
+
+
+def test_an_evicted_embedding_is_erased() -> None:
+    bench = _Bench(2)
+    bench.encoded("cat")
+    (cat,) = bench.alloc("a", "cat")
+    bench.table.release(Lease("http", "a"))
+    bench.erased.clear()
+    bench.alloc("b", "dog")
+    assert bench.erased == [cat.embed]

@@ -58,6 +58,16 @@ def test_freeing_twice_is_an_error() -> None:
     assert list(extents.holes()) == [(0, 300)]
 
 
+def test_only_free_bytes_can_be_taken_and_nothing_is_no_extent() -> None:
+    for offset, size in ((90, 20), (150, 10), (190, 20), (290, 20), (0, 0)):
+        extents = FreeExtents(300)
+        extents.take(100, 100)
+        with pytest.raises(AssertionError):
+            extents.take(offset, size)
+    with pytest.raises(AssertionError):
+        extents.free(100, 0)
+
+
 def test_a_run_lies_in_one_hole_or_nowhere() -> None:
     extents = FreeExtents(100)
     extents.take(30, 10)

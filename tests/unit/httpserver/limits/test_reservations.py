@@ -104,8 +104,11 @@ def test_releasing_is_idempotent_and_shrinking_grants_the_next() -> None:
 
 def test_more_than_the_whole_budget_is_refused_naming_the_flag() -> None:
     async def scenario() -> None:
-        with pytest.raises(TooLarge, match="--body-budget-mb"):
-            await _budget(100).reserve(101)
+        with pytest.raises(TooLarge) as refused:
+            await _budget(4 << 20).reserve(6 << 20)
+        assert str(refused.value) == (
+            "the request needs 6.0 MiB at once, more than the 4 MiB of this worker's share (--body-budget-mb)"
+        )
 
     _run(scenario())
 
@@ -117,6 +120,7 @@ def test_waiting_ends_with_the_timeout() -> None:
             with pytest.raises(Unavailable) as caught:
                 await budget.reserve(1)
             assert caught.value.retry_after_s
+            assert str(caught.value) == "no memory became free for this request within 0.01 s (--body-budget-mb)"
             assert budget.num_waiting == 0
         assert budget.used_nbytes == 0
 
@@ -196,4 +200,4 @@ def test_a_leaked_reservation_is_counted_and_released() -> None:
 
     with leaks() as found:
         _run(scenario())
-    assert found
+    assert found == ["70 bytes of body were never given back"]

@@ -29,6 +29,14 @@ def test_a_request_is_answered_token_by_token() -> None:
     assert engine.scheduler.kv.num_used == 0
 
 
+def test_plans_are_numbered_in_the_order_they_are_made() -> None:
+    engine = Engine()
+    engine.scheduler.receive(request("a", PROMPT, max_tokens=5))
+    plans = [engine.run_step() for _ in range(4)]
+    first = plans[0].step_id
+    assert [plan.step_id for plan in plans] == [first, first + 1, first + 2, first + 3]
+
+
 def test_a_long_prompt_is_computed_in_chunks_beside_decoding_sequences() -> None:
     engine = Engine(max_num_batched_tokens=32)
     engine.scheduler.receive(request("short", PROMPT[:5], max_tokens=20))
