@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 _read_by_kernels: list[object] = []
-"""Arrays whose addresses the kernels have, kept for the life of the process."""
+"""The array whose address the kernels have."""
 
 
 def set_threads(kernels: ctypes.CDLL, count: int) -> None:
@@ -17,5 +17,5 @@ def share_cores(
     kernels: ctypes.CDLL, busy_cores: ctypes.Array[ctypes.c_int32], *, among: int = 1, at_least: int = 1
 ) -> None:
     """See ``Platform.share_cores``."""
-    _read_by_kernels[:] = [busy_cores]
     kernels.mm_leave(ctypes.addressof(busy_cores), len(busy_cores), among, at_least)
+    _read_by_kernels[:] = [busy_cores]  # after the call: until then they read the previous one
