@@ -1,7 +1,7 @@
-"""Image flood: many clients at once, one large distinct JPEG each, while /health and a text stream go on.
+"""Image flood: many clients at once, one large distinct JPEG each, while /health and a text stream are probed.
 
-Prints requests/s, how far memory grows per request, and what the probes felt, idle and during the flood. Without
---target it starts ``mmserve serve`` itself; several targets are measured in turn within each repeat.
+Prints requests/s, memory growth per request, and the latency of the probes when idle and during the flood. Without
+--target it starts ``mmserve serve``. Several targets are measured alternately within each repeat.
 
     python -m benchmarks.flood --model llava
     python -m benchmarks.flood --target mmserve=http://127.0.0.1:8000,model=m,pid=1 --target other=http://...,model=m,pid=2

@@ -1,9 +1,9 @@
-"""What a server costs that has nothing to do, and how long it takes to be ready.
+"""Cost of an idle server, and time until it is ready.
 
-Starts ``mmserve serve`` --starts times, the first time without the kernels that it compiles once, sends the last one
-some prompts so that its KV cache is in use, and then watches it being idle: CPU time and wake-ups of every process,
-PSS of every process. --cold-files also drops the checkpoint and torch from the machine's file cache before the first
-start, as far as no other process uses them. With --pid a server that runs is watched, nothing is started or sent.
+Starts ``mmserve serve`` --starts times, the first time without cached kernels. It sends some prompts to the last
+server, so that the KV cache is in use, and then measures the idle server: CPU time, wake-ups and PSS of every
+process. --cold-files also drops the checkpoint and torch from the file cache before the first start. --pid measures a
+running server instead.
 
     python -m benchmarks.idle --model DIR --serve-args "--kv-cache-gb 1" --seconds 60
     python -m benchmarks.idle --pid 1234 --json idle.json

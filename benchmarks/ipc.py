@@ -1,8 +1,8 @@
-"""Handing a payload to other processes: the arena beside a segment for each, ZeroMQ's own frames, and pickles.
+"""Handing a payload to other processes: the arena, one shared-memory segment each, ZeroMQ frames, and pickles.
 
-One producer has the payload as bytes; it is done when every reader has looked at both ends of it, by the clock that all
-processes share: the way of their answers does not count. "whole" is from the bytes, "hand-over" from when they are
-where the readers will find them. README.md says how to read the figures.
+One producer has the payload as bytes. A transfer ends when every reader has read both ends of the payload, by the
+common clock; the readers' answers are not counted. "whole" starts at the bytes, "hand-over" when they are where the
+readers will find them. benchmarks/README.md explains the figures.
 
     python -m benchmarks.ipc
 """

@@ -1,7 +1,7 @@
-"""Allocation of a request's images: the RPC alone and the whole of it, v1 and v2, beside what no code can beat.
+"""Allocation of a request's images: the RPC alone and the whole of it, v1 and v2, beside the lower bound.
 
-Starts the real cache server and drives the HTTP worker's own media code against it: N photo-like JPEGs of 644x364,
-of which none, half or all are in the cache. README.md says how to read the figures.
+Starts the real cache server and drives the HTTP worker's own media code against it: N photo-like JPEGs of 644x364, of
+which none, half or all are in the cache. benchmarks/README.md explains the figures.
 
     python -m benchmarks.mm_alloc
     python -m benchmarks.mm_alloc --images 4 --images 128 --repeats 15 --json alloc.json
@@ -73,7 +73,7 @@ def arguments() -> argparse.Namespace:
 
 
 async def measure(cache: CacheProcess, images: Sequence[bytes], counts: Sequence[int], repeats: int) -> Samples:
-    """Every case in turn within each repeat, both paths side by side; the first repeats only warm up."""
+    """Every case within each repeat, both paths alternating; the first repeats only warm up."""
     samples, workers = Samples(), [Worker(cache, path) for path in PATHS]
     with limit_of(images) as limit:
         for repeat in range(-WARM_UPS, repeats):

@@ -1,8 +1,8 @@
-"""How fast one HTTP worker takes pictures in, and what everybody else notices of it.
+"""How fast one HTTP worker receives pictures, and how this affects its other clients.
 
-A real worker and a real cache server; a stub that answers at once stands behind them. 64 clients send requests of four
-new pictures each, base64 in the JSON. Beside it, in the same run: what one thread makes of the same bodies, and what
-uvicorn makes of the same requests when nothing is done with them.
+A real worker and a real cache server run in front of a stub that answers at once. 64 clients send requests of four new
+pictures each, base64 in the JSON. The same run measures two bounds: one thread that only does the necessary work on the
+same bodies, and bare uvicorn.
 
     python -m benchmarks.mm_frontend
 """

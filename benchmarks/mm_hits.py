@@ -1,7 +1,7 @@
-"""What a repeated image is worth: requests with one image each, of which none, half or all have been seen before.
+"""Gain from repeated images: requests with one image each, of which none, half or all were seen before.
 
-One token is generated, so that almost all of a request is its image. Starts ``mmserve serve`` once for each --tp; every
---target is measured beside it, in turn within each repeat.
+Each request generates one token, so almost all of its cost is the image. Starts ``mmserve serve`` once for each --tp;
+every --target is measured beside it, alternating within each repeat.
 
     python -m benchmarks.mm_hits
     python -m benchmarks.mm_hits --model DIR --target vllm=http://127.0.0.1:9000,model=DIR
@@ -82,7 +82,7 @@ def row(records: list[Record], wall_s: float) -> dict[str, float]:
 
 
 def beside_each_other(servers: list[Target], options: argparse.Namespace) -> list[report.Row]:
-    """All hit rates against all servers, in turn within each repeat."""
+    """All hit rates against all servers, alternating within each repeat."""
     runs: dict[tuple[int, str], list[dict[str, float]]] = {(hits, each.name): [] for hits in HITS for each in servers}
     for repeat in range(-1, options.repeats):
         for hits in HITS:

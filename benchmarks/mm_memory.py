@@ -1,12 +1,12 @@
-"""Memory bounded in bytes: many clients at once with one large picture each, every gate, and the pickling baseline.
+"""Memory under many clients with one large picture each, for every gate, beside the pickling baseline.
 
-Each run has a fresh server; each repeat has all cases, in random order; medians, and of a gate's rate the median of
-what it was of that without a gate in the same repeat. The baseline (benchmarks/memory/pickled) is what servers did that
-send fp32 pixels to their engine, in the same run.
+Each run has a fresh server, and each repeat runs all cases in random order. Figures are medians; a gate's rate is
+divided by the rate without a gate in the same repeat. The baseline (benchmarks/memory/pickled) sends fp32 pixels to
+its engine.
 
     python -m benchmarks.mm_memory                          # all gates and the baseline
-    python -m benchmarks.mm_memory --aborts 0.2             # a fifth hangs up: what is still held afterwards?
-    python -m benchmarks.mm_memory --minutes 10             # does memory stay where it was?
+    python -m benchmarks.mm_memory --aborts 0.2             # a fifth of the clients disconnects: what is still held?
+    python -m benchmarks.mm_memory --minutes 10             # does memory stay constant?
     python -m benchmarks.mm_memory --queued 64              # text beside a full queue of images
 """
 

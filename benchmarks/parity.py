@@ -1,9 +1,9 @@
-"""Are the server's greedy answers those of transformers in float32, token for token, alone and in a batch?
+"""Compares the server's greedy answers with those of transformers in float32, token for token.
 
-Prompts of 3 to 400 tokens from a seed, some of which begin alike, each answered with the same number of tokens (nothing
-ends an answer). Three passes: each prompt alone at a fresh server; all at once at another fresh server; all at once
-again, when that one has them in its prefix cache. The API tells texts and no token ids: two answers count as equal when
-text and number of tokens are. Exits with 1 when any answer differs.
+Prompts have 3 to 400 tokens from a seed, some with a common beginning, and every answer has the same number of
+tokens. Three passes: each prompt alone at a fresh server; all at once at another fresh server; all at once again,
+from its prefix cache. The API returns text and no token ids: two answers are equal if text and number of tokens are.
+Exits with 1 when an answer differs.
 
     python -m benchmarks.parity --model DIR
     python -m benchmarks.parity --model DIR --prompts 4 --tokens 8 --reference /tmp/reference.json

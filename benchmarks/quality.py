@@ -1,8 +1,8 @@
-"""What quantization costs in quality and brings in speed: perplexity of a fixed text and tokens/s, beside ``none``.
+"""Cost of quantization in perplexity and its gain in tokens/s, beside ``none``.
 
-The engine runs in this process and reads the text in windows, one token a step, as answers are written; every value of
---quantization that this mmserve has reads each window in turn. Rates are of the median step, of one sequence and of
-several side by side, without HTTP and scheduling. Perplexity is measured where it matters for answers: in decode steps.
+The engine runs in this process and reads a fixed text in windows, one token a step, as answers are written. Every
+value of --quantization reads each window, alternating. Rates are of the median step, for one sequence and for
+several, without HTTP and scheduling.
 
     python -m benchmarks.quality --model DIR
     python -m benchmarks.quality --model DIR --text FILE --tokens 4000 --window 1000 --json quality.json
@@ -83,7 +83,7 @@ def _engine(quantization: str, options: argparse.Namespace) -> Engine:
 
 
 def measured(engines: dict[str, Engine], windows: list[list[int]], num_sequences: int) -> list[report.Row]:
-    """A row for each engine; they read each window in turn, so that a machine whose speed drifts treats them alike."""
+    """A row for each engine; they read each window alternately, so a drift of the machine affects them alike."""
     alone: dict[str, list[Read]] = {name: [] for name in engines}
     together: dict[str, list[Read]] = {name: [] for name in engines}
     for number, window in enumerate(windows, 1):

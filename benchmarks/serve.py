@@ -1,9 +1,9 @@
 """Load generator for OpenAI-style servers: TTFT, ITL, tokens/s, requests/s and peak memory of the server's processes.
 
-Without --url and --target it starts ``mmserve serve`` itself. Several targets are measured in turn within each repeat,
-so that a machine whose speed drifts treats them alike. Loads with pictures are left out where a server refuses them.
-Words are as many as make the tokens meant. single, text, prefix, images and repeated are the like of W1 to W5, mostly
-shorter.
+Without --url and --target it starts ``mmserve serve``. Several targets are measured alternately within each repeat,
+so a drift of the machine's speed affects them alike. Loads with pictures are left out where a server refuses images.
+The number of words is chosen to give the intended number of tokens. single, text, prefix, images and repeated are
+like W1 to W5, mostly shorter.
 
     mmserve bench --url http://127.0.0.1:8000 --plot bench.png
     mmserve bench --url http://127.0.0.1:8000 --load W1 --load W4 --json bench.json
@@ -125,7 +125,7 @@ def measure(target: Target, load: Workload | Mixed, seed: int, asking: Asking) -
 
 
 def measured(loads: Loads, options: argparse.Namespace, asking: Asking) -> list[report.Row]:
-    """A row for each server; they have their runs in turn."""
+    """A row for each server; their runs alternate."""
     runs: dict[Target, list[dict[str, float]]] = {server: [] for server in loads}
     for repeat in range(-1, options.repeats):
         for server, load in loads.items():

@@ -1,16 +1,16 @@
-"""mmserve beside the servers a user would pick instead, on this machine: each alone, in turn, with the same loads.
+"""mmserve beside other servers on this machine: each alone, one after another, with the same loads.
 
     python -m benchmarks.vs_peers --peers DIR --repeats 3 --json peers.json
     python -m benchmarks.vs_peers --peers DIR --only W1 --server mmserve --serve-args "--quantization int8"
     python -m benchmarks.vs_peers --peers DIR --only clients --only prompts
     python -m benchmarks.vs_peers --peers DIR --only W2 --target other=http://127.0.0.1:9000,model=m,pid=123
 
-DIR holds models/smollm2-noeos and models/llava-rand, and whichever peers are installed: venv-vllm (vLLM),
-llamacpp/build/bin/llama-server with models/smollm2-f16.gguf. A peer that is missing is left out and named. Servers that
-run already can be named with --target (of the text model) and --picture-target (of LLaVA).
+DIR holds models/smollm2-noeos, models/llava-rand and the installed peers: venv-vllm (vLLM),
+llamacpp/build/bin/llama-server with models/smollm2-f16.gguf. A missing peer is named and left out. Running servers are
+named with --target (text model) and --picture-target (LLaVA).
 
-The loads are W1 to W6 and, of the text model, clients: 1 to 64 of them, 128 in, 64 out; prompts: of 128 to 4,096
-tokens from one client, 16 out. Ratios are ours over the peer's.
+The loads are W1 to W6 and, for the text model, ``clients`` (1 to 64 clients, 128 in, 64 out) and ``prompts`` (128 to
+4,096 tokens in, one client, 16 out). Ratios are mmserve's figure over the peer's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One rank's engine in this process, read a text token by token: how likely it finds each, and how long a step takes.
+"""One rank's engine in this process reads a text token by token and returns each token's probability and step time.
 
-Each step is a decode step, so that what is measured is what answers are written with. Knows no server.
+Every step is a decode step, because answers are written in decode steps.
 """
 
 from __future__ import annotations

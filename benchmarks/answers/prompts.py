@@ -1,4 +1,4 @@
-"""Questions of many kinds and lengths, from a seed; some begin alike. Knows no server and no model."""
+"""Prompts of many kinds and lengths from a seed. A third of them share one of four long beginnings."""
 
 from __future__ import annotations
 

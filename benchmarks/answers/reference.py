@@ -1,4 +1,4 @@
-"""What transformers answers in float32: greedy, each prompt alone. Knows no server."""
+"""Greedy answers of transformers in float32, one prompt at a time."""
 
 from __future__ import annotations
 

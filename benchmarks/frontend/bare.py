@@ -1,7 +1,6 @@
-"""The least that an HTTP server of our kind can do with the same requests: uvicorn reads the body and answers.
+"""Bare uvicorn: it reads each body and answers ``{}``. Nothing is parsed, decoded, hashed or copied.
 
-What it makes of them bounds every server written on top of it: nothing is parsed, decoded, hashed, copied or asked of
-another process.
+Its rate is an upper bound for every server built on uvicorn.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _HEADERS = [(b"content-type", b"application/json"), (b"content-length", b"%d" % 
 
 @contextlib.contextmanager
 def bare() -> Iterator[Target]:
-    """A server in a process of its own; whoever connects before it runs waits in its socket."""
+    """A server in a process of its own; connections made before it runs wait in its socket."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         command = [sys.executable, "-m", "benchmarks.frontend.bare", str(listening.fileno())]
         with subprocess.Popen(command, pass_fds=[listening.fileno()]) as process:

@@ -1,4 +1,4 @@
-"""Request bodies of the flood, made once, and made new for each sending by a few characters in each picture."""
+"""Request bodies of the flood. They are made once; a few characters of each picture are changed before each sending."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The flood: CLIENTS connections, each sending its next request when it has the last one's answer. As cheap as it can
-be, for it shares the machine with what it measures.
+"""The flood's clients: each connection sends its next request when the last one is answered.
+
+The client does as little as possible, because it shares the machine with the server under test.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Quantiles of one of the server's own histograms between two looks at /metrics, interpolated as Prometheus does."""
+"""Quantiles of a server's own histogram between two scrapes of /metrics, interpolated as Prometheus does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one thread makes of the same bodies when it does nothing but what must be done: parse, decode, hash, copy."""
+"""The limit: one thread that only does the necessary work on the same bodies (parse, decode, hash, copy)."""
 
 from __future__ import annotations
 

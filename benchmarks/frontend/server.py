@@ -1,7 +1,7 @@
-"""``mmserve serve`` with nothing behind its HTTP workers and cache server: ``python -m benchmarks.frontend.server``.
+"""``mmserve serve`` with a stub behind its HTTP workers and cache server: ``python -m benchmarks.frontend.server``.
 
-One pretended process stands in the place of visual servers, router and ranks. It answers every request at once, or
-with a token every INTERVAL_S when more than one is asked for.
+One stub process replaces visual servers, router and ranks. It answers every request at once, or with one token every
+INTERVAL_S when the request asks for more than one token.
 """
 
 from __future__ import annotations

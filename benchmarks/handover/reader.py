@@ -1,5 +1,7 @@
-"""A reader's process: python -m ... INBOX OUTBOX WAY ARENA_FD. Answers each payload with what it cost this process and
-when it had it, by the clock that all processes of a machine share."""
+"""A reader process: ``python -m ... INBOX OUTBOX WAY ARENA_FD``.
+
+It answers each payload with its cost in this process and the time it was received, by the machine's common clock.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Four ways to hand a payload to other processes. Each has a producer's half and a reader's half; knows no clock.
+"""Four ways to hand a payload to other processes. Each has a producer's half and a reader's half.
 
-Copies are those of the payload in host memory, by construction: into the kernel and out of it count as one each.
+The number of copies is that of the payload in host memory; copies into and out of the kernel count as one each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A measurement in a process of its own, so that a busy client misses nothing and is not measured."""
+"""Runs a measurement in a process of its own, so that a busy client neither delays it nor is measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A closed-loop client: N workers, each sending its next request when the last has ended. Times what comes back."""
+"""A closed-loop client: N workers, each sends its next request when the last has ended. Records the times of events."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""CPU time and wake-ups of a process tree between two moments, by process. Knows no server.
+"""CPU time and wake-ups of each process of a tree between two moments.
 
-From the scheduler's own counts of nanoseconds: the ticks of /proc/*/stat miss work that is over before the next tick.
+Uses the scheduler's nanosecond counters: the ticks of /proc/*/stat miss work that ends before the next tick.
 """
 
 from __future__ import annotations

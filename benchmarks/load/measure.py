@@ -1,4 +1,4 @@
-"""One run of one load against one server, and of text beside pictures. Knows no medians and no other server."""
+"""One run of one load against one server; and one run of text beside pictures."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Memory of a process tree while a load runs, sampled by a process of its own.
+"""Memory of a process tree while a load runs, sampled by a separate process.
 
-PSS shares a page's size among those who map it, so the sum over the tree counts every page once. Pages of a
-shared-memory file that nobody has mapped or touched are in nobody's PSS: the larger of mapped and allocated shared
-memory counts. Allocated is asked of the tree's own open files and not of /proc/meminfo's Shmem, which counts every
-server and every tmpfs of the machine.
+PSS divides a shared page among the processes that map it, so the sum over the tree counts every page once. Pages of a
+memory file that no process has mapped are in no PSS, so the larger of mapped and allocated shared memory counts.
+Allocated memory is read from the tree's own open files; Shmem in /proc/meminfo counts every tmpfs of the machine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The loads by name. A word of a prompt is meant to be a token, as it is in vocabularies of tens of thousands.
+"""The loads by name. A word of a prompt is one token in vocabularies of tens of thousands.
 
 W1 one client, 128 words in and 128 tokens out. W2 16 clients, 256 in, 64 out. W3 8 clients, a shared prefix of 1,000
 words, 16 out. W4 8 clients, 32 different 640x480 JPEGs, 16 out. W5 the same with 4 pictures. W6: W2 alone, then W2
-while W4's clients go on, at the same server.
+while W4's clients run, at the same server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a server is, asked before it is measured: its model's name, how many tokens a word is, whether it sees."""
+"""Asks a server before it is measured: its model's name, how many tokens a word is, whether it takes images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of figures as a picture: one panel a figure, one bar a row. Pillow only. Knows no benchmark."""
+"""Draws rows of figures as a PNG: one panel for each figure, one bar for each row. Needs Pillow only."""
 
 from __future__ import annotations
 

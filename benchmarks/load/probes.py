@@ -1,6 +1,6 @@
-"""What other users feel while a load is on: the health endpoint asked again and again, and one text stream without end.
+"""Probes during a load: repeated requests to the health endpoint, and one endless text stream.
 
-From a process of their own, so that a busy client is not measured.
+They run in a process of their own, so that a busy client does not delay them.
 """
 
 from __future__ import annotations

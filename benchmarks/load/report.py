@@ -1,4 +1,4 @@
-"""From records to one row of figures, rows to a table and a JSON file. Shared by all benchmarks."""
+"""Turns records into one row of figures, and rows into a table and a JSON file. Shared by all benchmarks."""
 
 from __future__ import annotations
 

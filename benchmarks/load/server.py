@@ -1,4 +1,4 @@
-"""Starts ``mmserve serve`` for a benchmark and stops it again, also when SIGTERM ends the benchmark."""
+"""Starts ``mmserve serve`` for a benchmark and stops it, also when SIGTERM ends the benchmark."""
 
 from __future__ import annotations
 

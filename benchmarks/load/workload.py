@@ -1,4 +1,4 @@
-"""What is sent: prompts of random words and photo-like JPEGs, all from a seed. Knows no server and no clock."""
+"""Workloads: prompts of random words and photo-like JPEGs, all from a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real cache server in a process of its own, started as the supervisor starts it, and nothing else of mmserve."""
+"""The real cache server in a process of its own, started by the supervisor's code."""
 
 from __future__ import annotations
 

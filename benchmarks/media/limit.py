@@ -1,4 +1,4 @@
-"""What no allocation can beat: hash and one copy of the same bytes into warm shared memory, in one thread."""
+"""The lower bound of an allocation: hash and one copy of the same bytes into warm shared memory, in one thread."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the published 43 ms are: lists as arguments of an rpyc call over TCP.
+"""Explains the published 43 ms of an allocation RPC: lists as arguments of an rpyc call over TCP.
 
-rpyc passes a list as a remote reference. Fetching it back and dropping it leaves the caller with several small
-messages to write before its next call; Nagle's algorithm holds the last of them until the other side acknowledges the
-one before, and that side delays its acknowledgement by 40 ms. Nothing of mmserve is used here.
+rpyc passes a list as a remote reference. Fetching and dropping it leaves the caller with several small messages to
+write before its next call. Nagle's algorithm holds the last of them until the peer acknowledges the one before, and
+the peer delays its acknowledgement by 40 ms. No code of mmserve is used here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Clients that hang up at random moments of a burst; afterwards the server must hold nothing for anybody."""
+"""Clients disconnect at random moments of a burst. Afterwards the server must hold nothing for any request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All clients at once, one picture each, against one server; what it costs and what text feels of it."""
+"""A burst against one server: all clients at once, one picture each. Measures memory, rates and a text stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compared: mmserve with each gate, the pickling baseline beside it. Knows how to start each."""
+"""The cases that are compared: mmserve with each gate, and the pickling baseline. Starts each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same load for minutes: does memory stay where it was after the first?"""
+"""The same load for minutes: is the memory at the end what it was after the first minute?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends a server that is about to take the machine's last memory, before the kernel picks somebody else."""
+"""Ends a server that is about to use the machine's last memory, before the kernel kills another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server says of itself on /metrics. Knows which of its gauges count something held for a request."""
+"""Reads the gauges of /metrics that count something held for a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request bodies with one large picture each; made once, and made new for each sending. Knows no server."""
+"""Request bodies with one large picture each. They are made once and changed slightly before each sending."""
 
 from __future__ import annotations
 

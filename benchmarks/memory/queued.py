@@ -1,4 +1,4 @@
-"""One text request at a time while a queue of image requests is kept full: what does text feel of it?"""
+"""One text request at a time while a queue of image requests is kept full: the latency of the text requests."""
 
 from __future__ import annotations
 

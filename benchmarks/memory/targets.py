@@ -1,4 +1,4 @@
-"""What is asked for beside what was measured. Knows rows only."""
+"""Puts the targets beside the measured figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One short text stream every 200 ms, whatever becomes of the ones before, from a process of its own."""
+"""Sends one short text stream every 200 ms from a separate process, without waiting for earlier ones."""
 
 from __future__ import annotations
 

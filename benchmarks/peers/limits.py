@@ -1,4 +1,4 @@
-"""Ours over the others', and what those ratios should be. Knows rows, not how they were measured."""
+"""Ratios of our figures to the peers', and the targets for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every server is asked to do, in groups that one start of it serves. Knows no server."""
+"""Groups of loads. One start of a server serves one group."""
 
 from __future__ import annotations
 

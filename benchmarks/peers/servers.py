@@ -1,4 +1,4 @@
-"""The servers to compare with: how each is started, with room for a load, and stopped again. Knows no load."""
+"""The servers to compare with: how each is started with room for a load, and stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images as the cache server sees them: sizes of a realistic mix, and a Zipf trace over a catalogue of them."""
+"""Images as the cache server sees them: a realistic mix of sizes, and a Zipf trace over a catalogue of them."""
 
 from __future__ import annotations
 

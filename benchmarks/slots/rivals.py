@@ -1,4 +1,4 @@
-"""Caches to compare the table's eviction with: plain LRU and FIFO over the same bytes, without fragmentation."""
+"""Caches to compare the eviction policy with: LRU and FIFO over the same bytes, without fragmentation."""
 
 from __future__ import annotations
 

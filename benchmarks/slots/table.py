@@ -1,4 +1,4 @@
-"""The cache server's table without its socket: the calls of HTTP workers and visual servers, made here."""
+"""The cache server's table without its socket: the calls of HTTP workers and visual servers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The baseline's engine process: takes pickled requests, reads each picture's tensor for a fixed time, makes tokens.
+"""The baseline's engine process: takes pickled requests, reads each tensor for a fixed time, produces tokens.
 
-A stub of what matters here: a queue, one encoder, continuous batching, and payloads that stay until their request ends.
-Knows no HTTP and no gate.
+A stub with the parts that matter here: a queue, one encoder, continuous batching, and payloads kept until their request
+ends.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The baseline: an HTTP process that decodes, makes fp32 pixels and pickles them to an engine process over ZeroMQ.
+"""The baseline: an HTTP process that decodes images, makes fp32 pixels and pickles them to an engine process.
 
-What servers did before they learned better, LMDeploy up to its PR #4725 among them: one event loop for everything, one
-thread that preprocesses, a request's body, messages and pixels held until its last token. For comparison only.
+This is how LMDeploy worked before its PR #4725: one event loop, one thread for preprocessing, and body, messages and
+pixels kept until the request's last token. For comparison only.
 
     python -m benchmarks.memory.pickled.front --service-ms 400
 """

@@ -1,4 +1,4 @@
-"""What the baseline's two processes send each other, pickled. Knows no sockets."""
+"""The pickled messages between the baseline's two processes."""
 
 from __future__ import annotations
 

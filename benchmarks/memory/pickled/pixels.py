@@ -1,7 +1,7 @@
-"""Pictures to the fp32 pixel values that a model's image processor makes of them. Knows no requests.
+"""Images to the fp32 pixel values of a model's image processor.
 
-``native`` is what models of native resolution take (Qwen2-VL and its kin): every pixel, in patches, each twice for the
-two frames of a temporal patch: 54 MiB for 1536 x 1536. ``clip`` is LLaVA-1.5's 336 x 336: 1.3 MiB whatever the size.
+``native`` is for models of native resolution such as Qwen2-VL: every pixel in patches, each twice for the two frames of
+a temporal patch, 54 MiB for 1536 x 1536. ``clip`` is LLaVA-1.5's 336 x 336: 1.3 MiB for any size.
 """
 
 from __future__ import annotations
