@@ -49,17 +49,18 @@ class Ranks:
 StartRanks = Callable[[Path, int], Any]
 
 
-@pytest.fixture
-def start_ranks(tmp_path: Path) -> StartRanks:
+@pytest.fixture(scope="session")
+def start_ranks(tmp_path_factory: pytest.TempPathFactory) -> StartRanks:
     """start_ranks(checkpoint, tp): a context of running ranks."""
 
     @contextmanager
     def start(directory: Path, tp: int) -> Iterator[Ranks]:
-        made = deployment(directory, run_dir=str(tmp_path), config=Config(model=str(directory), tp=tp, max_num_seqs=8))
+        run_dir = tmp_path_factory.mktemp("r")
+        made = deployment(directory, run_dir=str(run_dir), config=Config(model=str(directory), tp=tp, max_num_seqs=8))
         codec: Codec[Deployment] = Codec(Deployment)
-        file = tmp_path / "deployment"
+        file = run_dir / "deployment"
         file.write_bytes(codec.encode(made))
-        endpoints = Endpoints(tmp_path)
+        endpoints = Endpoints(run_dir)
         with ExitStack() as stack:
             arena = stack.enter_context(closing(Arena.create(made.arena_nbytes)))
             inbox: Receiver[Any] = stack.enter_context(closing(Receiver(endpoints.rank_results, RankOutbound)))

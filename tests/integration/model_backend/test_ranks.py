@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import signal
 from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -38,25 +40,47 @@ def expected(directory: Path, prompt: list[int], num_tokens: int) -> list[int]:
     return out[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_tokens_equal_transformers(start_ranks: StartRanks, tmp_path: Path, tp: int) -> None:
-    directory = make_llama(tmp_path / "model", tie_word_embeddings=tp == 2, attention_bias=True, vocab_size=VOCAB + 1)
+@dataclass(frozen=True)
+class Started:
+    """Running ranks, and the checkpoint that they have loaded."""
+
+    directory: Path
+    ranks: Ranks
+    tp: int
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def llama(
+    request: pytest.FixtureRequest, start_ranks: StartRanks, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Started]:
+    """One rank, and two ranks of another checkpoint."""
+    tp, path = request.param, tmp_path_factory.mktemp("model")
+    directory = make_llama(path, tie_word_embeddings=tp == 2, attention_bias=True, vocab_size=VOCAB + 1)
     with start_ranks(directory, tp) as ranks:
-        assert (ranks.ready.num_blocks, ranks.ready.block_tokens) == (200, BLOCK_TOKENS)
-        assert [detail["kv_tokens"] for detail in ranks.details] == [200 * BLOCK_TOKENS] * tp
-        driver = Driver(ranks.step, chunk=16)
-        texts = prompts(40, 7, 17)
-        asking = SamplingParams(max_tokens=1000, temperature=0.0, logprobs=5)
-        sequences = [driver.add(slot, prompt, sampling=asking) for slot, prompt in enumerate(texts)]
-        driver.run(12)
-        assert [s.output[:12] for s in sequences] == [expected(directory, prompt, 12) for prompt in texts]
-        for prompt, sequence in zip(texts, sequences, strict=True):
-            check_logprobs(directory, prompt, sequence.output, sequence.logprobs)
-        ranks.send(StepPlan(step_id=99, free=(0, 1, 2)))
-        for process in ranks.processes:
-            process.send_signal(signal.SIGTERM)
-        assert [process.stdout.readline() for process in ranks.processes] == ["stopped\n"] * tp
-        assert [process.wait(30) for process in ranks.processes] == [0] * tp
+        yield Started(directory, ranks, tp)
+
+
+@pytest.fixture(scope="module")
+def llava(start_ranks: StartRanks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """Two ranks. The last test of them kills one."""
+    directory = make_llava(tmp_path_factory.mktemp("model"))
+    with start_ranks(directory, 2) as ranks:
+        yield Started(directory, ranks, 2)
+
+
+def test_tokens_equal_transformers(llama: Started) -> None:
+    directory, ranks, tp = llama.directory, llama.ranks, llama.tp
+    assert (ranks.ready.num_blocks, ranks.ready.block_tokens) == (200, BLOCK_TOKENS)
+    assert [detail["kv_tokens"] for detail in ranks.details] == [200 * BLOCK_TOKENS] * tp
+    driver = Driver(ranks.step, chunk=16)
+    texts = prompts(40, 7, 17)
+    asking = SamplingParams(max_tokens=1000, temperature=0.0, logprobs=5)
+    sequences = [driver.add(slot, prompt, sampling=asking) for slot, prompt in enumerate(texts)]
+    driver.run(12)
+    assert [s.output[:12] for s in sequences] == [expected(directory, prompt, 12) for prompt in texts]
+    for prompt, sequence in zip(texts, sequences, strict=True):
+        check_logprobs(directory, prompt, sequence.output, sequence.logprobs)
+    ranks.send(StepPlan(step_id=99, free=(0, 1, 2)))
 
 
 def answers(ranks: Ranks, texts: list[list[int]], stop: int, depth: int) -> list[list[int]]:
@@ -89,48 +113,52 @@ def answers(ranks: Ranks, texts: list[list[int]], stop: int, depth: int) -> list
     return output
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-def test_plans_made_before_the_last_result_change_no_token(start_ranks: StartRanks, tmp_path: Path, tp: int) -> None:
+def test_plans_made_before_the_last_result_change_no_token(llama: Started) -> None:
     """One answer ends with a stop token, so a token more of it is computed in vain."""
-    directory = make_llama(tmp_path / "model")
+    directory, ranks = llama.directory, llama.ranks
     texts = prompts(40, 7, 17, 30)
     whole = [expected(directory, text, 12) for text in texts]
     stop = whole[0][5]
     cut = [output[: output.index(stop) + 1] if stop in output else output for output in whole]
-    with start_ranks(directory, tp) as ranks:
-        assert [answers(ranks, texts, stop, depth) for depth in (1, 2)] == [cut, cut]
+    assert [answers(ranks, texts, stop, depth) for depth in (1, 2)] == [cut, cut]
 
 
-def test_two_ranks_agree_on_images_samples_and_failures(start_ranks: StartRanks, tmp_path: Path) -> None:
+def test_sigterm_ends_ranks_in_good_order(llama: Started) -> None:
+    ranks, tp = llama.ranks, llama.tp
+    for process in ranks.processes:
+        process.send_signal(signal.SIGTERM)
+    assert [process.stdout.readline() for process in ranks.processes] == ["stopped\n"] * tp
+    assert [process.wait(30) for process in ranks.processes] == [0] * tp
+
+
+def test_two_ranks_agree_on_images_samples_and_failures(llava: Started) -> None:
     """A stale handle and a drawn token in one batch with an image: as with one rank, and both ranks live on."""
-    directory = make_llava(tmp_path / "model")
+    directory, ranks = llava.directory, llava.ranks
     random_params = SamplingParams(max_tokens=50, temperature=0.9, top_p=0.9, seed=5, logprobs=2)
-    with start_ranks(directory, 2) as ranks:
-        rows = torch.randn(16, 64, generator=torch.manual_seed(2))
-        handle, end = put_rows(ranks.arena, rows, 0)
-        stale = Handle(handle.generation + 1, handle.offset, handle.nbytes)
-        forged = Handle(handle.generation, end, handle.nbytes)
-        outputs = []
-        for driver in (Driver(ranks.step, chunk=10), Driver(make_runner(directory, ranks.arena).step, chunk=10)):
-            sequences = []
-            for slot, image in enumerate((handle, stale, forged)):
-                prompt, spans = spliced_prompt([9, 8, *[IMAGE] * 16, 7], [image], image_id=IMAGE, num_tokens=16)
-                sequences.append(driver.add(slot, prompt, spans=spans, sampling=random_params))
-            driver.run(8)
-            assert {slot: failure.media_lost for slot, failure in driver.failures.items()} == {1: True, 2: True}
-            outputs.append(sequences[0].output)
-            assert [pairs[0][0] for pairs in sequences[0].logprobs] == sequences[0].output
-        assert outputs[0] == outputs[1]
-        assert len(outputs[0]) == 8
+    rows = torch.randn(16, 64, generator=torch.manual_seed(2))
+    handle, end = put_rows(ranks.arena, rows, 0)
+    stale = Handle(handle.generation + 1, handle.offset, handle.nbytes)
+    forged = Handle(handle.generation, end, handle.nbytes)
+    outputs = []
+    for driver in (Driver(ranks.step, chunk=10), Driver(make_runner(directory, ranks.arena).step, chunk=10)):
+        sequences = []
+        for slot, image in enumerate((handle, stale, forged)):
+            prompt, spans = spliced_prompt([9, 8, *[IMAGE] * 16, 7], [image], image_id=IMAGE, num_tokens=16)
+            sequences.append(driver.add(slot, prompt, spans=spans, sampling=random_params))
+        driver.run(8)
+        assert {slot: failure.media_lost for slot, failure in driver.failures.items()} == {1: True, 2: True}
+        outputs.append(sequences[0].output)
+        assert [pairs[0][0] for pairs in sequences[0].logprobs] == sequences[0].output
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0]) == 8
 
 
-def test_a_rank_that_loses_its_peer_ends(start_ranks: StartRanks, tmp_path: Path) -> None:
+def test_a_rank_that_loses_its_peer_ends(llava: Started) -> None:
     """The supervisor restarts the engine; a rank that waited for ever would keep it from that."""
-    directory = make_llama(tmp_path / "model")
-    with start_ranks(directory, 2) as ranks:
-        ranks.processes[1].kill()
-        ranks.processes[1].wait(30)
-        driver = Driver(lambda plan: ranks.send(plan) or StepResult(step_id=plan.step_id, tokens=()))
-        driver.add(0, [5, 6, 7])
-        driver.step()
-        assert ranks.processes[0].wait(60) != 0
+    ranks = llava.ranks
+    ranks.processes[1].kill()
+    ranks.processes[1].wait(30)
+    driver = Driver(lambda plan: ranks.send(plan) or StepResult(step_id=plan.step_id, tokens=()))
+    driver.add(3, [5, 6, 7])
+    driver.step()
+    assert ranks.processes[0].wait(60) != 0
