@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmserve.cli.main import shown
+from mmserve.cli.serve import shown
 from mmserve.config.config import ENV_PREFIX
 from mmserve.config.options import CONFIG_ENV, OPTIONS, Option
 

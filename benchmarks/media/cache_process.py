@@ -56,10 +56,10 @@ def cache_process(config: Config) -> Iterator[CacheProcess]:
 @contextlib.contextmanager
 def _started(deployment: Deployment, arena: Arena) -> Iterator[Child]:
     (member,) = [member for member in members(topology(deployment)) if member.role.name == "cache_server"]
-    lifeline_fd, ours = os.pipe2(os.O_CLOEXEC)
+    parent_death_fd, ours = os.pipe2(os.O_CLOEXEC)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        child = spawn(member, 0, deployment, InheritedFds(lifeline_fd, arena.fd, {}))
+        child = spawn(member, 0, deployment, InheritedFds(parent_death_fd, arena.fd, {}))
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
@@ -70,7 +70,7 @@ def _started(deployment: Deployment, arena: Arena) -> Iterator[Child]:
             child.send_signal(signal.SIGKILL)
             child.wait(_STOP_S)
         child.close()
-        os.close(lifeline_fd)
+        os.close(parent_death_fd)
         os.close(ours)
 
 
@@ -79,6 +79,6 @@ def _await_ready(child: Child) -> None:
         readable, _, _ = select.select([child.report_fd], [], [], _READY_S)
         for _ in child.reports():
             pass
-        if not readable or child.hung_up:
+        if not readable or child.reports_closed:
             child.wait(1.0)
             raise RuntimeError(f"the cache server did not start: it {child.cause}")

@@ -1,0 +1,1 @@
+"""What the user asked for (``config``, ``options``) and what start-up decided (``deployment``, ``process``)."""

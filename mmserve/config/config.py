@@ -19,7 +19,7 @@ MmHash = Literal["xxh3", "blake3", "sha256"]
 MAX_SEED = 2**63 - 1
 _MAX_GB = 10**6
 _MAX_MB = 10**9
-"""What is more was not meant, and would be too many bytes for a message."""
+"""Larger values are typing errors, and would overflow the integers of messages."""
 
 
 def _field(group: str, help: str, *, ge: float | None = None, gt: float | None = None, le: float | None = None) -> Meta:

@@ -1,7 +1,7 @@
-"""One server start as every process sees it: the user's Config plus all that was decided before processes start.
+"""The configuration of one server start: the user's Config, and all decisions made before processes start.
 
-Made once by the supervisor, frozen, handed to each child. What only a child can find out (KV blocks) comes back in its
-ready message instead.
+Built once by the supervisor, immutable, sent to each child. Facts that only a child can find out (KV blocks) are in
+its ready message instead.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from mmserve.runtime.byte_budget import MIB
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FIRST_VIRTUAL_TOKEN = 1 << 32
-"""Token ids from here on stand for image content, never for text; prompts are int64 for their sake."""
-_SHORTEST_WAITING_NBYTES = 64 * 1024
-"""However small the budget, less than this is not worth waiting for."""
+"""Token ids from here on are virtual ids of image content; therefore prompts are int64."""
+_MIN_WAITING_NBYTES = 64 * 1024
+"""A body below this size never waits, however small the budget."""
 _BODY_BUDGET_MB, _FETCH_BUDGET_MB = 512.0, 256.0
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):
-    """The most bytes of each form that an image takes on its way, all requests together."""
+    """Byte limits for each form of an image, over all requests."""
 
     body_nbytes: int
-    """Bodies, and images made of them, in one HTTP worker: its share. Short bodies may be as much again."""
+    """Request bodies and images decoded from them, per HTTP worker. Short bodies may take as much again."""
     short_body_nbytes: int
-    """A body of this size, which may well be text, never waits. As many as may be in flight fill ``body_nbytes``."""
+    """A body up to this size never waits. The largest number in flight of them fills ``body_nbytes``."""
     fetch_nbytes: int
-    """Fetched images in one HTTP worker: its share."""
+    """Fetched images, per HTTP worker."""
     data_nbytes: int
     pixel_nbytes: int
     embed_nbytes: int
@@ -45,14 +45,14 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16", "float16"]
     cpu_threads: int = 1
-    """On a CPU, of all ranks together."""
+    """On a CPU: threads of all ranks together."""
     max_model_len: int
     kv_tokens: int | None
     """Tokens in the KV cache of each rank, which rounds down to whole blocks. None: the rank measures its GPU."""
     arena_nbytes: int
     run_dir: str
     hash_seed: int
-    """Random per start: content keys of one server mean nothing to another."""
+    """Random per start, so that content keys of different servers differ."""
     url: str
     version: str
 
@@ -63,7 +63,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def budgets(self) -> Budgets:
-        """Every form's budget; what the user did not say follows from the other options."""
+        """The byte limits; defaults depend on the other options."""
         config = self.config
         workers, body_mb = config.http_workers, config.max_body_mb
         body_mb_in_all = config.body_budget_mb or max(_BODY_BUDGET_MB, 2 * body_mb * workers)
@@ -71,7 +71,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         body_nbytes = int(body_mb_in_all * MIB) // workers
         return Budgets(
             body_nbytes=body_nbytes,
-            short_body_nbytes=max(_SHORTEST_WAITING_NBYTES, body_nbytes // config.max_queued_requests),
+            short_body_nbytes=max(_MIN_WAITING_NBYTES, body_nbytes // config.max_queued_requests),
             fetch_nbytes=int(fetch_mb_in_all * MIB) // workers,
             data_nbytes=int(config.data_budget_mb * MIB) if config.data_budget_mb else self.arena_nbytes // 2,
             pixel_nbytes=int(config.pixel_budget_mb * MIB),

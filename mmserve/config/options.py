@@ -28,12 +28,12 @@ _SERVICE_LINK = re.compile(ENV_PREFIX + r"(\w+_)?(SERVICE_(HOST|PORT)|PORT_\d+_(
 
 
 class OptionError(StartupError):
-    """An option that is unknown, out of range, or does not go with another; one line."""
+    """An option that is unknown, out of range, or conflicts with another. One line."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One field of Config as a user meets it."""
+    """One field of Config as a command-line option."""
 
     name: str
     group: str
@@ -41,7 +41,7 @@ class Option:
     default: Any
     annotation: Any
     kind: inspect.Type
-    """What msgspec makes of the annotation, without the ``| None`` of an optional field."""
+    """The msgspec type of the field, without ``| None``."""
 
     @property
     def flag(self) -> str:
@@ -53,13 +53,13 @@ class Option:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values of a Literal in the order written there; nothing for other types."""
+        """The values of a Literal, in order; empty for other types."""
         literal = typing.get_args(self.annotation)[0]
         return typing.get_args(literal) if isinstance(self.kind, inspect.LiteralType) else ()
 
     @property
     def allowed(self) -> str:
-        """The values it takes, in words."""
+        """The accepted values, in words."""
         match self.kind:
             case inspect.LiteralType():
                 return "one of " + ", ".join(self.choices)
@@ -94,7 +94,7 @@ def _limits(low: float | None, above: float | None, high: float | None) -> str:
 
 
 def _written(number: float) -> str:
-    """Large ones, to their last digit, in groups of three."""
+    """Numbers from a million on in full, with thousands separators."""
     return f"{number:,}" if number >= 10**6 else f"{number:g}"
 
 
@@ -130,7 +130,7 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], file: str | No
 
 
 def check(config: Config) -> None:
-    """Refuse combinations that cannot work, whatever the model. Raises OptionError."""
+    """Refuse combinations that cannot work with any model. Raises OptionError."""
     if config.max_num_batched_tokens < config.max_num_seqs:
         raise OptionError(
             f"--max-num-batched-tokens {config.max_num_batched_tokens} is less than --max-num-seqs "
@@ -179,7 +179,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _is_kubernetes(key: str, value: str) -> bool:
-    """Of a service named mmserve or mmserve-something, whose address Kubernetes tells every container."""
+    """True for variables that Kubernetes sets for services named mmserve or mmserve-..."""
     return _SERVICE_LINK.fullmatch(key) is not None or (
         key.endswith("_PORT") and value.startswith(("tcp://", "udp://", "sctp://"))
     )

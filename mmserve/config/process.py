@@ -1,6 +1,6 @@
-"""What a server process is given: ``run(process)`` is the one entry point of every server package.
+"""Process: what a server process is given. ``run(process)`` is the entry point of every server package.
 
-Made by the supervisor's child wrapper (or by a test). Knows no server.
+Built by the supervisor's child module, or by a test.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _silent_progress(done: int, total: int, what: str) -> None:
 
 @dataclass(frozen=True)
 class Process:
-    """One server process's view of the world."""
+    """Deployment, identity and inherited resources of one server process."""
 
     deployment: Deployment
     role: str
@@ -34,9 +34,9 @@ class Process:
     index: int
     """Worker or rank number within the role."""
     incarnation: int
-    """How often this role's group has been started before; goes into epochs and rendezvous names."""
+    """Number of earlier starts of this role's group; part of epochs and rendezvous names."""
     ready: Callable[[dict[str, object]], None]
-    """Call once, when the process really serves; the details (e.g. num_blocks) are shown in the ready line."""
+    """Call once, when the process serves. The details are shown in the ready line."""
     progress: Callable[[int, int, str], None] = field(default=_silent_progress)
     """progress(done, total, unit) while loading weights: done and total in bytes."""
     arena: Arena | None = None

@@ -1,0 +1,1 @@
+"""Starts, watches, restarts, drains and stops the processes of one server. Door: ``run`` (serve)."""

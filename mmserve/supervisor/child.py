@@ -1,6 +1,6 @@
-"""The wrapper around every server process: title, log, signals, lifeline, reports; then its role's ``run``.
+"""Main module of every server process: sets up title, log, signals, parent-death pipe and reports, then runs its role.
 
-Started by ``process.spawn``. Knows no role: what to run is in its ChildSpec.
+Started by ``child_process.spawn``. The ChildSpec names the role's function.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ logger = logging.getLogger("mmserve.supervisor.child")
 
 
 def main() -> None:
-    """Become the process that stdin describes, and end with it."""
+    """Run the role of the ChildSpec on stdin, then exit."""
     try:
         _install_signals()
-        code = _become(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ChildSpec))
+        code = _run_child(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=ChildSpec))
     except Stop:
         code = 0
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: a library's thread or exit hook that hangs must not keep a finished process alive.
+    # Not sys.exit: a library's thread or exit hook that hangs would keep the process alive.
     os._exit(code)
 
 
-def _become(launch: ChildSpec) -> int:
+def _run_child(spec: ChildSpec) -> int:
     keep_freed_memory()
-    setproctitle.setproctitle(f"mmserve: {launch.title}")
-    log.setup(launch.title, launch.deployment.config.log_level)
-    _hang_on(launch)
-    return _run(launch, _Reporter(launch.report_fd))
+    setproctitle.setproctitle(f"mmserve: {spec.title}")
+    log.setup(spec.title, spec.deployment.config.log_level)
+    _exit_with_parent(spec)
+    return _run_role(spec, _Reporter(spec.report_fd))
 
 
 class _Reporter:
@@ -70,28 +70,28 @@ class _Reporter:
         self.send(Ready(details))
 
     def progress(self, done: int, total: int, what: str) -> None:
-        """Passed on a few times a second only."""
+        """Rate-limited: sends at most one report per 50 ms, and the last."""
         now = time.monotonic()
         if done >= total or now - self._progress_s >= _PROGRESS_INTERVAL_S:
             self._progress_s = now
             self.send(Progress(done, total))
 
     def send(self, report: Report) -> None:
-        # A write of one short line is atomic on a pipe. Without a supervisor the lifeline ends us anyway.
+        # A write of one short line is atomic on a pipe. Without a supervisor the process ends by the parent-death pipe.
         with suppress(BrokenPipeError):
             os.write(self._fd, encode_report(report))
 
 
-def _run(launch: ChildSpec, reporter: _Reporter) -> int:
+def _run_role(spec: ChildSpec, reporter: _Reporter) -> int:
     try:
-        run = _resolve(launch.target)
-        run(_process(launch, reporter))
+        run = _resolve(spec.target)
+        run(_process(spec, reporter))
     except StartupError as error:
         logger.debug("cannot start", exc_info=True)
         reporter.send(Failed(str(error)))
         return 1
     except Exception as error:
-        # The process boundary: logged here, reported to the supervisor.
+        # Process boundary: logged here, reported to the supervisor.
         logger.exception("died" if reporter.is_ready else "cannot start")
         reporter.send(Failed(" ".join(f"{type(error).__name__}: {error}".split())))
         return 1
@@ -103,47 +103,47 @@ def _resolve(target: str) -> Callable[[Process], None]:
     return cast(Callable[[Process], None], getattr(importlib.import_module(module), function))
 
 
-def _process(launch: ChildSpec, reporter: _Reporter) -> Process:
-    os.set_inheritable(launch.arena_fd, False)
+def _process(spec: ChildSpec, reporter: _Reporter) -> Process:
+    os.set_inheritable(spec.arena_fd, False)
     return Process(
-        deployment=launch.deployment,
-        role=launch.role,
-        index=launch.index,
-        incarnation=launch.incarnation,
+        deployment=spec.deployment,
+        role=spec.role,
+        index=spec.index,
+        incarnation=spec.incarnation,
         ready=reporter.ready,
         progress=reporter.progress,
-        arena=Arena.attach(launch.arena_fd),
-        listen_fd=launch.listen_fd,
+        arena=Arena.attach(spec.arena_fd),
+        listen_fd=spec.listen_fd,
     )
 
 
 def _install_signals() -> None:
-    """Ctrl-C and a closed terminal reach the whole process group, but only the supervisor acts on them."""
+    """Ignore Ctrl-C and a closed terminal, which reach the whole process group; only the supervisor handles them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGTERM, _stop)
-    # The supervisor had them blocked, so that none could come before this.
+    # The supervisor has blocked them, so that none arrives before the handlers are installed.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    # Once is enough: a second one must not interrupt the unwinding.
+    # A second SIGTERM must not interrupt the unwinding.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Stop
 
 
-def _hang_on(launch: ChildSpec) -> None:
-    """End this process, whatever it is doing, as soon as the supervisor is gone."""
-    os.set_inheritable(launch.lifeline_fd, False)
+def _exit_with_parent(spec: ChildSpec) -> None:
+    """Exit as soon as the supervisor is gone, whatever this process is doing."""
+    os.set_inheritable(spec.parent_death_fd, False)
 
     def wait() -> None:
-        os.read(launch.lifeline_fd, 1)
-        shutil.rmtree(launch.deployment.run_dir, ignore_errors=True)
+        os.read(spec.parent_death_fd, 1)
+        shutil.rmtree(spec.deployment.run_dir, ignore_errors=True)
         os._exit(1)
 
-    threading.Thread(target=wait, name="lifeline", daemon=True).start()
+    threading.Thread(target=wait, name="parent-death", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One child process: how it is started, what it reports, how it ends. Decides nothing."""
+"""One child process, as the supervisor sees it: spawning, reports, signals, cause of its exit."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from mmserve.supervisor.topology import Listens, Member
 _READ_NBYTES = 1 << 16
 _CHILD_MODULE = "mmserve.supervisor.child"
 _ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
-"""Unless the user says otherwise: torch's CPU threads spin briefly, then sleep. Ranks and the vision tower share the
-cores, and a thread that spins for one that has no core to run on holds everybody up."""
+"""Defaults for the environment. OpenMP threads spin briefly, then sleep: ranks and the vision tower share the cores,
+and a thread that spins for another one without a core delays both."""
 
 
 @dataclass(frozen=True)
 class InheritedFds:
-    """Descriptors that children get from the supervisor; nothing else is inherited."""
+    """The descriptors that children inherit from the supervisor."""
 
-    lifeline_fd: int
+    parent_death_fd: int
     arena_fd: int
     listen_fds: Mapping[Listens, int]
 
 
 class Child:
-    """A started process. ``report_fd`` and ``pidfd`` become readable with reports and with its end."""
+    """A started process. ``report_fd`` becomes readable with reports, ``pidfd`` with the exit."""
 
     def __init__(self, member: Member, popen: subprocess.Popen[bytes], report_fd: int) -> None:
         self.member = member
@@ -45,9 +45,9 @@ class Child:
         self.started_s = time.monotonic()
         self.ready: Ready | None = None
         self.ready_s = math.nan
-        """When it reported ready; of the monotonic clock, as ``started_s`` is."""
-        self.hung_up = False
-        """No report will come any more."""
+        """Time of its ready report; like ``started_s``, of the monotonic clock."""
+        self.reports_closed = False
+        """True once the report pipe is at end of file."""
         self._failure: Failed | None = None
         self._popen = popen
         self._unread = b""
@@ -57,7 +57,7 @@ class Child:
         return self._popen.pid
 
     def reports(self) -> Iterator[Report]:
-        """What has come since the last call; remembers readiness and failure."""
+        """Reports since the last call. Ready and Failed are also kept."""
         for line in self._lines():
             try:
                 report = decode_report(line)
@@ -73,16 +73,16 @@ class Child:
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self.report_fd, _READ_NBYTES):
                 self._unread += chunk
-            self.hung_up = True
+            self.reports_closed = True
         *lines, self._unread = self._unread.split(b"\n")
         return lines
 
     def send_signal(self, signum: signal.Signals) -> None:
-        """Nothing happens when it has ended."""
+        """Does nothing if the process has ended."""
         self._popen.send_signal(signum)
 
     def wait(self, timeout_s: float) -> bool:
-        """Has it ended within ``timeout_s``?"""
+        """True if the process has ended within ``timeout_s``."""
         try:
             self._popen.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -90,13 +90,13 @@ class Child:
         return True
 
     def close(self) -> None:
-        """Give back its descriptors; call once, when it is no longer watched."""
+        """Close its descriptors. Call once, when it is no longer watched."""
         os.close(self.report_fd)
         os.close(self.pidfd)
 
     @property
     def cause(self) -> str:
-        """Why it ended, in words; to be asked after its end."""
+        """Why it ended, in words. Valid after it has ended."""
         code = self._popen.returncode
         if self._failure is not None:
             return f"failed: {self._failure.reason}"
@@ -106,12 +106,12 @@ class Child:
         return f"ended unasked with code {code}"
 
 
-def spawn(member: Member, incarnation: int, deployment: Deployment, inheritance: InheritedFds) -> Child:
-    """Start the process of ``member``. Call from the main thread, with SIGINT blocked (it is inherited so)."""
+def spawn(member: Member, incarnation: int, deployment: Deployment, inherited: InheritedFds) -> Child:
+    """Start the process of ``member``. Call from the main thread with signals blocked; the child inherits the mask."""
     report_fd, report_write_fd = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(report_fd, False)
-    listen_fd = inheritance.listen_fds.get(member.role.listens)
-    launch = ChildSpec(
+    listen_fd = inherited.listen_fds.get(member.role.listens)
+    spec = ChildSpec(
         deployment=deployment,
         role=member.role.name,
         index=member.index,
@@ -119,32 +119,32 @@ def spawn(member: Member, incarnation: int, deployment: Deployment, inheritance:
         title=member.title,
         target=member.role.target,
         report_fd=report_write_fd,
-        lifeline_fd=inheritance.lifeline_fd,
-        arena_fd=inheritance.arena_fd,
+        parent_death_fd=inherited.parent_death_fd,
+        arena_fd=inherited.arena_fd,
         listen_fd=listen_fd,
     )
-    inherited = [report_write_fd, inheritance.lifeline_fd, inheritance.arena_fd]
+    pass_fds = [report_write_fd, inherited.parent_death_fd, inherited.arena_fd]
     try:
         popen = subprocess.Popen(
             _command(),
             stdin=subprocess.PIPE,
             env={**_ENVIRONMENT, **os.environ},
-            pass_fds=inherited if listen_fd is None else [*inherited, listen_fd],
+            pass_fds=pass_fds if listen_fd is None else [*pass_fds, listen_fd],
         )
-    except BaseException:  # nothing is swallowed: without a child nobody else would ever close this end
+    except BaseException:  # re-raised; without a Child object this end would stay open
         os.close(report_fd)
         raise
     finally:
-        # Held by the child alone.
+        # Only the child keeps this end, so that its exit gives end of file.
         os.close(report_write_fd)
     assert popen.stdin is not None
-    # A child that dies this early is noticed by its end, not here.
+    # A child that has died already is handled when its exit is seen.
     with contextlib.suppress(BrokenPipeError), popen.stdin:
-        popen.stdin.write(msgspec.msgpack.encode(launch))
+        popen.stdin.write(msgspec.msgpack.encode(spec))
     return Child(member, popen, report_fd)
 
 
 def _command() -> list[str]:
-    # Children import from where we do, and from the working directory only if we do.
+    # Children use the same import path, and the working directory only if this process does.
     looks_in_cwd = any(entry in ("", str(Path.cwd())) for entry in sys.path)
     return [sys.executable, *([] if looks_in_cwd else ["-P"]), "-m", _CHILD_MODULE]

@@ -1,7 +1,4 @@
-"""What supervisor and child say to each other: one ChildSpec on the child's stdin, Reports as JSON lines back.
-
-Plain data; no process, no socket.
-"""
+"""Messages between supervisor and child: one ChildSpec on the child's stdin, Reports as JSON lines on a pipe back."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from mmserve.config.deployment import Deployment
 
 
 class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a child needs to become its role; descriptors are inherited under the same numbers."""
+    """What a child needs to run its role. Descriptors are inherited under the same numbers."""
 
     deployment: Deployment
     role: str
@@ -21,8 +18,8 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     """module:function"""
     report_fd: int
-    lifeline_fd: int
-    """Reads end of file once the supervisor is gone."""
+    parent_death_fd: int
+    """Read end of a pipe that is at end of file once the supervisor is gone."""
     arena_fd: int
     listen_fd: int | None = None
 
@@ -35,7 +32,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The process really serves; ``details`` as passed to Process.ready."""
+    """The process serves. ``details``: as passed to Process.ready."""
 
     details: dict[str, object]
 

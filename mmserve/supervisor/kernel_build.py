@@ -1,6 +1,6 @@
-"""Has the C++ kernels built while everything else starts: who needs them waits for the rest of it only.
+"""Compiles the C++ kernels in a child process while the servers start, so that ranks wait less for them.
 
-Knows no kernel: the module that builds them is named as text, as all server packages are here.
+The builder is named as text, like the server packages, so that the supervisor does not import it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _BUILDER = "mmserve.model_backend.platforms.cpu.build"
 
 @contextlib.contextmanager
 def building(deployment: Deployment) -> Iterator[None]:
-    """Within, where kernels would be used. What is not done at the end is given up."""
+    """Runs the build within the context, if this deployment uses the kernels. Ends it on exit."""
     if deployment.device != "cpu" or deployment.dtype != "float32":
         yield
         return
     command = [sys.executable, "-m", _BUILDER, deployment.config.log_level]
     builder = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    waiting = threading.Thread(target=builder.wait, name="kernels", daemon=True)  # no zombie is left meanwhile
-    waiting.start()
+    waiter = threading.Thread(target=builder.wait, name="kernels", daemon=True)  # reaps the process when it ends
+    waiter.start()
     try:
         yield
     finally:
         with contextlib.suppress(ProcessLookupError):
-            if waiting.is_alive():
+            if waiter.is_alive():
                 os.killpg(builder.pid, signal.SIGTERM)
-        waiting.join()
+        waiter.join()

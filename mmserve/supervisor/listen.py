@@ -1,4 +1,4 @@
-"""TCP sockets that listen before anything is loaded and that children inherit."""
+"""TCP sockets that listen before the model is loaded, and that children inherit."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def listen(host: str, port: int, flag: str) -> socket.socket:
-    """A listening socket. Raises StartupError that names ``flag`` when the port cannot be had."""
+    """A listening socket. Raises StartupError that names ``flag`` if the port is not available."""
     sock = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        # Two sockets can be bound to a port, but only one can listen: it is ours from here on.
+        # Two sockets can be bound to a port, but only one can listen.
         sock.listen(_BACKLOG)
     except (OSError, UnicodeError) as error:
         if sock is not None:
@@ -29,7 +29,7 @@ def listen(host: str, port: int, flag: str) -> socket.socket:
 
 
 def url_of(sock: socket.socket) -> str:
-    """Where this machine reaches the socket."""
+    """URL of the socket for clients on this machine."""
     host, port = sock.getsockname()[:2]
     host = _ANY.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

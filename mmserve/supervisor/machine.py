@@ -1,6 +1,6 @@
-"""What this machine offers: free memory within the container's limit, a usable GPU, fast bfloat16.
+"""The machine's free memory (within container limits), cores, GPU and bfloat16 support.
 
-Reads files only; imports no torch, so that the supervisor starts at once.
+Reads files only; torch is not imported, because that takes seconds.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _DESCRIPTORS = 1 << 16
 
 @dataclass(frozen=True)
 class Machine:
-    """``memory_bytes``: what new processes may take now; ``limited_by`` says what sets that bound."""
+    """``memory_bytes``: free for new processes now. ``limited_by``: the machine or the container."""
 
     memory_bytes: int
     limited_by: str
     has_cuda: bool
     fast_bfloat16: bool
     num_cores: int = 1
-    """That this process may use: its affinity mask, and what the container's quota amounts to."""
+    """Cores that this process may use, by affinity mask and container quota."""
 
 
 def look() -> Machine:
@@ -42,12 +42,12 @@ def look() -> Machine:
 
 
 def allow_descriptors() -> None:
-    """Lets this process and its children open as many files and connections as the machine allows: of the usual 1,024 a
-    worker needs one for each request, and the cache server two for each thread of each worker."""
+    """Raise the limit of open files for this process and its children. The usual 1,024 is too low: a worker needs one
+    descriptor a request, the cache server two for each thread of each worker."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    target = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
 def num_cores(root: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
@@ -57,7 +57,7 @@ def num_cores(root: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> i
 
 
 def _quota_cores(directory: Path) -> float | None:
-    """Of cgroup version 2 or 1; None without a quota."""
+    """CPU quota of a cgroup (version 2 or 1) in cores; None without a quota."""
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         try:
             quota_us, period_us = map(int, " ".join((directory / name).read_text() for name in names).split())
@@ -69,13 +69,13 @@ def _quota_cores(directory: Path) -> float | None:
 
 
 def container_memory_bytes(root: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """The least that any enclosing cgroup still allows; None without a limit. Page cache counts as free."""
+    """Free bytes in the tightest enclosing cgroup; None without a limit. Inactive page cache counts as free."""
     left = [_left(directory, *files) for directory in _directories(root, own) for files in _LIMIT_FILES]
     return min((nbytes for nbytes in left if nbytes is not None), default=None)
 
 
 def _directories(root: Path, own: Path) -> set[Path]:
-    """Every cgroup directory that holds us; in a container our path is seen as the root."""
+    """Cgroup directories that contain this process; inside a container the path is relative to the root."""
     found = {root, root / "memory", root / "cpu"}
     try:
         lines = own.read_text().splitlines()

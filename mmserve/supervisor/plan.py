@@ -1,6 +1,6 @@
-"""Config + model + machine -> Deployment: every decision that is taken before a process starts.
+"""Config, model and machine to Deployment: all decisions before processes start.
 
-Pure but for the size of the weight files. Raises StartupError with one line that says what to do instead.
+Reads the sizes of the weight files; otherwise pure. Raises StartupError with one line that names a remedy.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _check_memory(deployment: Deployment, token_nbytes: int, machine: Machine) -
     if deployment.device == "cpu":
         weights = _weights_nbytes(deployment)
         kv = (deployment.kv_tokens or 0) * token_nbytes * deployment.config.tp
-    # Huge pages were set aside before, and are not among what is free.
+    # Huge pages are reserved beforehand and are not part of the free memory.
     arena = 0 if deployment.config.arena_huge_pages else deployment.arena_nbytes
     needed = weights + kv + arena
     if needed > machine.memory_bytes:

@@ -1,4 +1,4 @@
-"""One progress bar over all processes that load weights; plain lines where there is no terminal."""
+"""One progress bar for all processes that load weights; plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from mmserve.supervisor.child_protocol import Progress
 
 
 class WeightsBar:
-    """Use as a context manager; the bar appears with the first report."""
+    """A context manager. The bar appears with the first report."""
 
     def __init__(self) -> None:
         self._reports: dict[Hashable, Progress] = {}
         self._bar: tqdm[Any] | None = None
         self._is_terminal = sys.stderr.isatty()
-        self._said = False
-        # No thread of its own beside the supervisor's one.
+        self._printed = False
+        # No monitor thread: children are started from a process with one thread.
         tqdm.monitor_interval = 0
 
     def __enter__(self) -> WeightsBar:
         return self
 
     def update(self, source: Hashable, report: Progress) -> None:
-        """``source`` has loaded so much."""
+        """Record the progress of one process (``source``)."""
         self._reports[source] = report
         done = sum(report.done for report in self._reports.values())
         total = sum(report.total for report in self._reports.values())
         if self._is_terminal:
             self._draw(done, total)
-        elif not self._said:
-            self._said = True
+        elif not self._printed:
+            self._printed = True
             print("loading weights", file=sys.stderr, flush=True)
 
     def _draw(self, done: int, total: int) -> None:
@@ -53,6 +53,6 @@ class WeightsBar:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
-        elif self._said and error is None:
+        elif self._printed and error is None:
             loaded = sum(report.done for report in self._reports.values())
             print(f"loaded weights: {loaded / MIB:.0f} MiB", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""``serve(config)``: take what a server needs (port, run directory, arena), supervise, give all of it back."""
+"""``serve(config)``: acquires ports, run directory and arena, runs the supervisor, and releases everything."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 def find_model(config: Config) -> ModelSpec:
-    """The model that ``--model`` names; may download."""
+    """The model that ``--model`` names; may download it."""
     return load(locate(config.model))
 
 
@@ -48,7 +48,7 @@ def serve(
     find: Callable[[Config], ModelSpec] = find_model,
     roles: Callable[[Deployment], Topology] = topology,
 ) -> int:
-    """Run one server until a signal ends it; the exit code. Raises StartupError. Nothing is left afterwards."""
+    """Run one server until a signal ends it. Returns the exit code. Raises StartupError. Leaves nothing behind."""
     started_s = time.monotonic()
     log.setup("supervisor", config.log_level)
     machine.allow_descriptors()
@@ -86,15 +86,15 @@ def _supervise(
     stack.enter_context(building(deployment))
     table = roles(deployment)
     print(render(table, deployment), flush=True)
-    inheritance = InheritedFds(
-        lifeline_fd=stack.enter_context(_lifeline()),
+    inherited = InheritedFds(
+        parent_death_fd=stack.enter_context(_parent_death_pipe()),
         arena_fd=stack.enter_context(arena_of(deployment.arena_nbytes, huge_pages=config.arena_huge_pages)).fd,
         listen_fds={"http": http.fileno(), "health": health.fileno()},
     )
-    announcer = StatusPublisher(Endpoints(run_dir), config.http_workers)
-    stack.callback(announcer.close)
+    publisher = StatusPublisher(Endpoints(run_dir), config.http_workers)
+    stack.callback(publisher.close)
     watch = stack.enter_context(Watch())
-    supervisor = Supervisor(deployment, table, inheritance, watch, announcer)
+    supervisor = Supervisor(deployment, table, inherited, watch, publisher)
 
     def on_ready(children: list[Child]) -> None:
         logger.info("%s", _start_table(children, started_s))
@@ -104,8 +104,8 @@ def _supervise(
 
 
 @contextmanager
-def _lifeline() -> Iterator[int]:
-    """The end that children inherit; it reads end of file when this process is gone, however it went."""
+def _parent_death_pipe() -> Iterator[int]:
+    """The read end, which children inherit. It is at end of file once this process is gone, for any reason."""
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
     try:
         yield read_fd
@@ -116,13 +116,13 @@ def _lifeline() -> Iterator[int]:
 
 @contextmanager
 def arena_of(nbytes: int, *, huge_pages: bool = False) -> Iterator[Arena]:
-    """The shared memory. Raises StartupError when the machine cannot give that much."""
+    """The shared memory. Raises StartupError if the machine does not have that much."""
     try:
         arena = Arena.create(nbytes, huge_pages=huge_pages)
     except OSError as error:
         raise StartupError(
             f"--mm-cache-gb: no {nbytes / plan.GIB:.1f} GiB of shared memory to be had ({error.strerror}); "
-            f"{_instead(error, nbytes, huge_pages)}"
+            f"{_remedy(error, nbytes, huge_pages)}"
         ) from None
     try:
         yield arena
@@ -130,7 +130,7 @@ def arena_of(nbytes: int, *, huge_pages: bool = False) -> Iterator[Arena]:
         arena.close()
 
 
-def _instead(error: OSError, nbytes: int, huge_pages: bool) -> str:
+def _remedy(error: OSError, nbytes: int, huge_pages: bool) -> str:
     if error.errno == errno.EFBIG:
         return "raise the limit on the size of files (ulimit -f), or lower it"
     if huge_pages:
@@ -140,7 +140,7 @@ def _instead(error: OSError, nbytes: int, huge_pages: bool) -> str:
 
 
 def _start_table(children: list[Child], started_s: float) -> str:
-    """Where the time went, process by process; what a rank did with its own is in its log line."""
+    """When each process was started and ready, as a table. A rank logs the parts of its own start."""
     first_s = min(child.started_s for child in children)
     spans = [("supervisor", started_s, first_s)]
     spans += sorted(((child.member.title, child.started_s, child.ready_s) for child in children), key=itemgetter(2))
@@ -164,6 +164,6 @@ def _print_ready(deployment: Deployment, children: list[Child], took_s: float, h
         "health": f"{health_url}/health",
     }
     line = ", ".join(f"{name} {fact}".strip() for name, fact in facts.items())
-    # Whoever read our output may be gone; that is no reason to stop serving.
+    # A closed stdout is no reason to stop serving.
     with suppress(BrokenPipeError):
         print(f"mmserve is ready: {line}", flush=True)

@@ -1,6 +1,6 @@
-"""The run directory: private to the user, short enough for socket names, gone with the server.
+"""The run directory of a server: private to the user, with a path short enough for sockets, removed at the end.
 
-A living server holds a lock on the directory itself; whoever can take the lock may sweep the directory away.
+A running server holds a lock on the directory. A directory whose lock is free belongs to a dead server and is swept.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pathlib import Path
 from mmserve.runtime.errors import StartupError
 
 PREFIX = "mmserve-"
-_UNBORN = ".mmserve-"
+_UNLOCKED_PREFIX = ".mmserve-"
 _SOCKET_PATH_LIMIT = 107
 _LONGEST_NAME = 24
 
 
 @contextlib.contextmanager
 def run_directory(parents: list[Path] | None = None) -> Iterator[Path]:
-    """Make the directory (mode 0700) and remove it in the end; sweeps those of dead servers first."""
+    """Create the directory (mode 0700) and remove it on exit. Sweeps directories of dead servers first."""
     parent = _choose(_default_parents() if parents is None else parents)
     sweep(parent)
-    # Made and locked under a name that no sweep looks at, then named: there is no moment to take it for a dead one.
-    unborn = Path(tempfile.mkdtemp(prefix=_UNBORN, dir=parent))
-    lock = _locked(unborn)
+    # Created and locked under a name that no sweep matches, then renamed, so that no sweep sees it without a lock.
+    unlocked = Path(tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX, dir=parent))
+    lock = _locked(unlocked)
     assert lock is not None
-    path = unborn.rename(unborn.with_name(unborn.name.replace(_UNBORN, PREFIX, 1)))
+    path = unlocked.rename(unlocked.with_name(unlocked.name.replace(_UNLOCKED_PREFIX, PREFIX, 1)))
     try:
         yield path
     finally:

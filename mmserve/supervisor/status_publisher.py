@@ -1,4 +1,4 @@
-"""Tells the other processes what state the server is in: phase and epochs, and who has died. Decides nothing."""
+"""Publishes the server's phase, its epochs and process restarts to the other processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _METRICS_LIMIT = 256
 
 
 class StatusPublisher:
-    """Pushes to every HTTP worker, to the health server and to the metrics server."""
+    """Sends to every HTTP worker, the health server and the metrics server."""
 
     def __init__(self, endpoints: Endpoints, http_workers: int) -> None:
         self._phases: list[Sender[ServerPhase]] = [
@@ -25,7 +25,7 @@ class StatusPublisher:
         self._epochs: Counter[Epoch] = Counter()
 
     def phase(self, phase: str, *, ready: bool, detail: str = "") -> None:
-        """Say in which phase the server is; saying it again is harmless."""
+        """Send the server's phase, with the current epochs. Idempotent for the receivers."""
         message = ServerPhase(
             phase=phase,
             ready=ready,
@@ -37,12 +37,12 @@ class StatusPublisher:
         for sender in self._phases:
             sender.send(message)
 
-    def lost(self, epoch: Epoch) -> None:
-        """From the next ``phase`` on: what that part held is gone."""
+    def raise_epoch(self, epoch: Epoch) -> None:
+        """A restarted part has lost its state. Takes effect with the next ``phase``."""
         self._epochs[epoch] += 1
 
     def died(self, member: Member) -> None:
-        """Count the restart, and have the metrics server forget the process's gauges (a batch without samples)."""
+        """Count the restart, and clear the process's gauges in the metrics server (a batch without samples)."""
         self._metrics.send(MetricBatch(process=member.name, samples=()))
         restarted = MetricSample("process_restarts", 1, (member.role.name,))
         self._metrics.send(MetricBatch(process="supervisor", samples=(restarted,)))

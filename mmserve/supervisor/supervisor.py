@@ -1,6 +1,6 @@
-"""Starts every process, watches, restarts, drains, stops: the life of one server.
+"""Starts every process of a server, restarts those that die, drains and stops them.
 
-Acts on events, one at a time, in the main thread. Handles no request; what a process does is its own business.
+Handles one event at a time, in the main thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.child_process import Child, InheritedFds, spawn
 from mmserve.supervisor.child_protocol import Progress, Ready
 from mmserve.supervisor.progress import WeightsBar
-from mmserve.supervisor.restarts import RestartLedger
+from mmserve.supervisor.restarts import RestartLimit
 from mmserve.supervisor.status_publisher import StatusPublisher
 from mmserve.supervisor.topology import Member, Topology, members
 from mmserve.supervisor.watch import HANDLED, Exited, Reported, Signalled, Watch
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 class Interrupted(BaseException):
-    """A signal asked for the end before the server was ready. No library's ``except Exception`` may take it for one of
-    its own errors: it can come while a model is downloaded."""
+    """A signal ended the server before it was ready. A BaseException, because the signal may arrive during a download,
+    where libraries catch Exception."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
@@ -39,29 +39,29 @@ class Interrupted(BaseException):
 
 
 class Supervisor:
-    """One server's processes. ``run`` returns when none is left."""
+    """The processes of one server. ``run`` returns when all have ended."""
 
     def __init__(
         self,
         deployment: Deployment,
         roles: Topology,
-        inheritance: InheritedFds,
+        inherited: InheritedFds,
         watch: Watch,
-        announcer: StatusPublisher,
+        publisher: StatusPublisher,
     ) -> None:
         self._deployment = deployment
         self._members = members(roles)
-        self._inheritance = inheritance
+        self._inherited = inherited
         self._watch = watch
-        self._announcer = announcer
-        self._ledger = RestartLedger()
+        self._publisher = publisher
+        self._restarts = RestartLimit()
         self._incarnations: defaultdict[str, int] = defaultdict(int)
         self._children: dict[Member, Child] = {}
         self._restarting: set[str] = set()
-        self._served = False
+        self._has_served = False
         self._draining = False
         self._drained = False
-        self._hurry = False
+        self._stop_now = False
 
     def run(self, on_ready: Callable[[list[Child]], None]) -> None:
         """Start, serve until a signal, drain, stop. Raises StartupError (also on giving up) and Interrupted."""
@@ -78,7 +78,7 @@ class Supervisor:
     def _start(self) -> None:
         """Returns when every process is ready."""
         self._spawn_unblocked()
-        self._announce()
+        self._publish_phase()
         with WeightsBar() as bar:
             while not self._is_ready(self._members):
                 for event in self._watch.wait():
@@ -93,9 +93,9 @@ class Supervisor:
                         case Reported(child, Ready()):
                             logger.debug("%s is ready", child.member.title)
                             self._spawn_unblocked()
-                            self._announce()
-        self._served = True
-        self._announce()
+                            self._publish_phase()
+        self._has_served = True
+        self._publish_phase()
 
     def _spawn_unblocked(self) -> None:
         for member in self._members:
@@ -104,10 +104,10 @@ class Supervisor:
                 self._spawn(member)
 
     def _spawn(self, member: Member) -> None:
-        # Inherited: a Ctrl-C that reaches a child before it can ignore it must not hit it.
+        # The child inherits the blocked mask: a Ctrl-C must not end it before it has installed its handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         try:
-            child = spawn(member, self._incarnations[member.group], self._deployment, self._inheritance)
+            child = spawn(member, self._incarnations[member.group], self._deployment, self._inherited)
             self._children[member] = child
             self._watch.add(child)
         finally:
@@ -117,7 +117,7 @@ class Supervisor:
     # serve
 
     def _serve(self) -> None:
-        """Returns on a signal. Raises StartupError when something dies too often."""
+        """Returns on a signal. Raises StartupError when a group dies too often."""
         while True:
             events = self._watch.wait()
             signals = [event for event in events if isinstance(event, Signalled)]
@@ -125,66 +125,66 @@ class Supervisor:
             for event in events:
                 match event:
                     case Exited(child, cause) if self._children.get(child.member) is child:
-                        self._end_of(child, cause) if signals else self._restart(child.member, cause)
+                        self._forget(child, cause) if signals else self._restart(child.member, cause)
                     case Reported(child, Ready()) if self._children.get(child.member) is child:
-                        self._restored(child.member)
+                        self._on_ready_again(child.member)
             if signals:
-                self._hurry = len(signals) > 1
+                self._stop_now = len(signals) > 1
                 return
 
     def _restart(self, dead: Member, cause: str) -> None:
         group = self._group(dead)
         for member in group:
             self._kill(member)
-            self._announcer.died(member)
-        if not self._ledger.allows(dead.group, time.monotonic()):
-            raise StartupError(f"gave up on {dead.title} after {self._ledger.rule}; the last time it {cause}")
+            self._publisher.died(member)
+        if not self._restarts.allows(dead.group, time.monotonic()):
+            raise StartupError(f"gave up on {dead.title} after {self._restarts.rule}; the last time it {cause}")
         logger.error("%s %s; starting again: %s", dead.title, cause, ", ".join(member.title for member in group))
         self._incarnations[dead.group] += 1
         self._restarting.add(dead.group)
         for member in group:
             self._spawn(member)
-        self._announce()
+        self._publish_phase()
 
-    def _restored(self, member: Member) -> None:
-        # Once for a group, however many of its members report at a time.
+    def _on_ready_again(self, member: Member) -> None:
+        # Once for a group, even if several of its members report at once.
         if member.group in self._restarting and self._is_ready(self._group(member)):
             self._restarting.remove(member.group)
-            self._ledger.restored(member.group)
+            self._restarts.reset(member.group)
             logger.info("%s is ready again", member.group)
-            self._announcer.lost(member.role.epoch)
-        self._announce()
+            self._publisher.raise_epoch(member.role.epoch)
+        self._publish_phase()
 
     def _group(self, member: Member) -> list[Member]:
         return [other for other in self._members if other.group == member.group]
 
-    def _is_ready(self, wanted: Iterable[Member]) -> bool:
-        children = (self._children.get(member) for member in wanted)
+    def _is_ready(self, of: Iterable[Member]) -> bool:
+        children = (self._children.get(member) for member in of)
         return all(child is not None and child.ready is not None for child in children)
 
-    def _announce(self) -> None:
-        """While anything of the engine is missing no request can be answered; all else only delays some."""
+    def _publish_phase(self) -> None:
+        """Send the phase. Ready needs only the engine; without the other processes some requests are delayed."""
         if self._draining:
             # Repeated when a part is ready again: HTTP workers resend live requests when its epoch has risen.
-            self._announcer.phase("draining", ready=False)
+            self._publisher.phase("draining", ready=False)
             return
         missing = [member.title for member in self._members if not self._is_ready([member])]
         engine = self._is_ready(member for member in self._members if member.role.engine)
         phase = "ready" if engine else "restarting"
-        self._announcer.phase(
-            phase if self._served else "loading",
-            ready=self._served and engine,
+        self._publisher.phase(
+            phase if self._has_served else "loading",
+            ready=self._has_served and engine,
             detail=f"waiting for {', '.join(missing)}" if missing else "",
         )
 
     # stop
 
     def _drain(self) -> None:
-        """Live requests finish: HTTP workers end when theirs are done. A second signal ends the wait."""
+        """Wait until the HTTP workers have finished their live requests. A second signal ends the wait."""
         timeout_s = self._deployment.config.shutdown_timeout
         logger.info("draining: live requests may take %g s; a second signal stops at once", timeout_s)
-        self._announce()
-        self._end(
+        self._publish_phase()
+        self._terminate(
             [member for member in self._members if member.role.listens == "http"],
             timeout_s + DRAIN_MARGIN_S,
             needed=[member for member in self._members if member.role.engine],
@@ -192,38 +192,38 @@ class Supervisor:
         self._drained = True
 
     def _stop(self) -> None:
-        """In reverse order after a drain; else there is nothing to wait for, and all end at once."""
+        """Stop all processes: in reverse start order after a drain, otherwise all at once."""
         if not self._drained:
-            self._end(self._members, ABORT_GRACE_S)
+            self._terminate(self._members, ABORT_GRACE_S)
         for role in dict.fromkeys(member.role for member in reversed(self._members)):
-            self._end([member for member in self._members if member.role is role], STOP_GRACE_S)
+            self._terminate([member for member in self._members if member.role is role], STOP_GRACE_S)
         logger.debug("all processes have ended")
 
-    def _end(self, ending: list[Member], timeout_s: float, needed: Sequence[Member] = ()) -> None:
-        """SIGTERM, then SIGKILL after ``timeout_s``, at a signal, or when one of ``needed`` dies or is dead."""
-        for member in ending:
+    def _terminate(self, members: list[Member], timeout_s: float, needed: Sequence[Member] = ()) -> None:
+        """SIGTERM, then SIGKILL after ``timeout_s``, at a signal, or when one of ``needed`` is dead or dies."""
+        for member in members:
             if member in self._children:
                 self._children[member].send_signal(signal.SIGTERM)
         deadline_s = time.monotonic() + (timeout_s if all(member in self._children for member in needed) else 0.0)
-        while not self._hurry and any(member in self._children for member in ending):
+        while not self._stop_now and any(member in self._children for member in members):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 break
             for event in self._watch.wait(left_s):
                 match event:
                     case Signalled():
-                        self._hurry = True
+                        self._stop_now = True
                     case Exited(child, cause) if self._children.get(child.member) is child:
-                        self._end_of(child, cause)
+                        self._forget(child, cause)
                         if child.member in needed:
                             deadline_s = 0.0
                     case Reported(child, Ready()) if self._children.get(child.member) is child:
-                        self._restored(child.member)  # live requests may still be waiting for it
-        for member in ending:
+                        self._on_ready_again(child.member)  # live requests may wait for it
+        for member in members:
             self._kill(member)
 
-    def _end_of(self, child: Child, cause: str) -> None:
-        """A process has ended that is not started again; live requests need the engine's."""
+    def _forget(self, child: Child, cause: str) -> None:
+        """Drop a process that has ended and is not restarted. During a drain, live requests need the engine."""
         del self._children[child.member]
         if child.member.role.engine and self._draining and not self._drained:
             logger.error("%s %s while draining", child.member.title, cause)

@@ -1,6 +1,6 @@
-"""The one table of processes: which there are, what starts them, what each waits for, what dies together.
+"""The table of processes: count, entry point, start order, and restart group of each role.
 
-Names server packages as "module:function" text, so that the supervisor imports none of them.
+Entry points are "module:function" strings, so that the supervisor imports no server package.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Role:
     """module:function, called with a Process."""
     count: int = 1
     after: tuple[str, ...] = ()
-    """Roles that must be ready before this one is started; the others start side by side."""
+    """Roles that must be ready before this one starts; roles without it start in parallel."""
     engine: bool = False
-    """Members of the engine die and start again together; all others alone. Without it nothing can be answered."""
+    """True for the router and the ranks, which restart together; other processes restart alone."""
     epoch: Epoch = ""
-    """What a restart of it has lost: the epoch of ServerPhase that rises when it is back."""
+    """The epoch of ServerPhase that rises when the role is ready again after a restart."""
     listens: Listens = ""
     """The socket it inherits."""
     numbered: Literal["", "worker", "rank"] = ""
-    """What its processes are called; "" for a role that is one process by nature."""
+    """How its processes are numbered in titles; "" for a role with one process."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class Member:
 
     @property
     def group(self) -> str:
-        """What is started again together."""
+        """Processes of one group restart together."""
         return "engine" if self.role.engine else self.title
 
 
 Topology = Sequence[Role]
-"""In start order; stopped in reverse."""
+"""In start order; processes stop in reverse order."""
 
 
 def topology(deployment: Deployment) -> Topology:
@@ -124,7 +124,7 @@ def render(roles: Topology, deployment: Deployment) -> str:
 
 
 def _budgets(deployment: Deployment) -> str:
-    """What requests may hold, in words."""
+    """The byte budgets, in words."""
     budgets, workers = deployment.budgets, deployment.config.http_workers
     limits = {"in request bodies (besides short ones)": budgets.body_nbytes * workers}
     if deployment.model.vision is not None:

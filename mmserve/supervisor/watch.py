@@ -1,7 +1,4 @@
-"""Everything that can happen to a supervisor, as events: signals, reports of children, ends of children.
-
-One blocking wait on descriptors; nothing is polled. Decides nothing.
-"""
+"""Turns signals, reports of children and exits of children into events, with one blocking wait on descriptors."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ class Reported:
 
 @dataclass(frozen=True)
 class Exited:
-    """The child has ended and is no longer watched; ``cause`` in words."""
+    """The child has ended and is no longer watched. ``cause``: why, in words."""
 
     child: Child
     cause: str
@@ -40,7 +37,7 @@ Event = Signalled | Reported | Exited
 
 
 class Watch:
-    """Use as a context manager in the main thread: from then on signals are events only."""
+    """A context manager for the main thread. From entry on, signals are only delivered as events."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -53,7 +50,7 @@ class Watch:
     def __enter__(self) -> Watch:
         signal.set_wakeup_fd(self._signals_write.fileno(), warn_on_full_buffer=False)
         for signum in HANDLED:
-            # nohup's choice stands.
+            # A signal that is ignored, as by nohup, stays ignored.
             if signal.getsignal(signum) != signal.SIG_IGN:
                 signal.signal(signum, lambda *_: None)
         return self
@@ -61,7 +58,7 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # The handlers stay: a signal that comes now must not interrupt the cleaning up.
+        # The handlers stay: a signal must not interrupt the cleanup.
         signal.set_wakeup_fd(-1)
         self._selector.close()
         self._signals.close()
@@ -73,17 +70,17 @@ class Watch:
             self._selector.register(fd, selectors.EVENT_READ, child)
 
     def remove(self, child: Child) -> None:
-        """Forget a child and close its descriptors; nothing happens when that is done already."""
+        """Stop watching a child and close its descriptors. Idempotent."""
         if child not in self._watched:
             return
         self._watched.remove(child)
         self._selector.unregister(child.pidfd)
-        if not child.hung_up:
+        if not child.reports_closed:
             self._selector.unregister(child.report_fd)
         child.close()
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
-        """What has happened since, in some order; waits for the first, at most ``timeout_s``."""
+        """Events since the last call, in any order. Waits for the first one, at most ``timeout_s``."""
         events: list[Event] = []
         for key, _ in self._selector.select(timeout_s):
             if key.data is None:
@@ -96,11 +93,11 @@ class Watch:
         return events
 
     def _read(self, child: Child) -> list[Event]:
-        """Its reports so far: they come before its end, and tell why it ended."""
-        if child.hung_up:
+        """New reports of a child. They are read before its exit is handled, because they may say why it exited."""
+        if child.reports_closed:
             return []
         events: list[Event] = [Reported(child, report) for report in child.reports()]
-        if child.hung_up:
+        if child.reports_closed:
             self._selector.unregister(child.report_fd)
         return events
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmserve.supervisor.restarts import RestartLedger
+from mmserve.supervisor.restarts import RestartLimit
 
 
 @pytest.mark.parametrize(
@@ -13,26 +13,26 @@ from mmserve.supervisor.restarts import RestartLedger
     ids=["in the window", "in the window and never ready", "in a row without getting ready, however slowly"],
 )
 def test_gives_up_after_too_many(times_s: tuple[float, ...], ready: bool) -> None:
-    ledger = RestartLedger(limit=2, window_s=10)
+    limit = RestartLimit(limit=2, window_s=10)
     *before, last = times_s
     for now_s in before:
-        assert ledger.allows("engine", now_s)
+        assert limit.allows("engine", now_s)
         if ready:
-            ledger.restored("engine")
-    assert not ledger.allows("engine", last)
+            limit.reset("engine")
+    assert not limit.allows("engine", last)
 
 
 def test_old_restarts_are_forgotten_and_groups_are_apart() -> None:
-    ledger = RestartLedger(limit=1, window_s=10)
-    assert ledger.allows("engine", 0)
-    assert ledger.allows("cache_server", 1)
-    ledger.restored("engine")
-    assert ledger.allows("engine", 11)
-    assert not ledger.allows("engine", 12)
+    limit = RestartLimit(limit=1, window_s=10)
+    assert limit.allows("engine", 0)
+    assert limit.allows("cache_server", 1)
+    limit.reset("engine")
+    assert limit.allows("engine", 11)
+    assert not limit.allows("engine", 12)
 
 
 def test_what_was_ready_in_between_may_die_again() -> None:
-    ledger = RestartLedger(limit=2, window_s=10)
+    limit = RestartLimit(limit=2, window_s=10)
     for now_s in range(0, 1000, 100):
-        assert ledger.allows("engine", now_s)
-        ledger.restored("engine")
+        assert limit.allows("engine", now_s)
+        limit.reset("engine")
