@@ -1,0 +1,46 @@
+"""The number of KV blocks follows from the deployment, or from the device's free memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmserve.model_backend.platforms.reference import TorchPlatform
+from tests.fakes.checkpoints import make_llama
+from tests.fakes.engine import make_runner
+
+
+class SmallDevice(TorchPlatform):
+    """As a GPU with so much free memory, once cached memory has been released."""
+
+    def __init__(self, free_nbytes: int) -> None:
+        super().__init__(torch.device("cpu"), torch.float32)
+        self._free_nbytes = free_nbytes
+        self.released = False
+
+    def release_cached_memory(self) -> None:
+        self.released = True
+
+    def free_memory_nbytes(self) -> int:
+        assert self.released
+        return self._free_nbytes
+
+
+@pytest.fixture(autouse=True)
+def _one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+
+def test_a_part_of_the_free_memory_is_filled_with_blocks(tmp_path: Path) -> None:
+    directory = make_llama(tmp_path)
+    runner = make_runner(directory, kv_tokens=200 * 16)
+    block_nbytes = runner._kv.nbytes // 200
+    runner = make_runner(directory, platform=SmallDevice(100 * block_nbytes), kv_tokens=None)
+    assert runner.num_blocks == 85
+
+
+def test_more_blocks_than_all_slots_can_use_are_not_taken(tmp_path: Path) -> None:
+    runner = make_runner(make_llama(tmp_path), platform=SmallDevice(1 << 40), kv_tokens=None)
+    assert runner.num_blocks == 2 * 8 * 16, "twice what 8 slots of 256 tokens can use"
