@@ -19,9 +19,11 @@ class SlowNames:
 
     def __init__(self) -> None:
         self.answer = threading.Event()
+        self.asked = threading.Semaphore(0)
 
     def __call__(self, host: str, port: int) -> list[str]:
         if host.endswith(".slow"):
+            self.asked.release()
             assert self.answer.wait(30)
         if host == "no.name":
             raise OSError("no such name")
@@ -65,7 +67,7 @@ def test_a_fetch_without_a_free_look_up_thread_is_unavailable() -> None:
         resolver = Resolver(names, max_lookups=1, thread_timeout_s=0.05)
         fetcher = Fetcher(AddressPolicy(), timeout_s=20, resolver=resolver)
         slow = asyncio.create_task(fetcher.get("http://a.slow/", RequestByteLimit(100)))
-        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(names.asked.acquire, timeout=20)
         with pytest.raises(Unavailable):
             await fetcher.get("http://another.name/", RequestByteLimit(100))
         slow.cancel()
