@@ -1,7 +1,7 @@
 """Every option of ``mmserve serve``: one field = one flag = one environment variable = one config-file key.
 
 The field's type and ``Meta`` are the only place where a default, a range, a help line or a help group is written.
-Knows nothing of the model or the machine: what is found out at start lives in ``deployment.Deployment``.
+Facts about the model and the machine are in ``deployment.Deployment``.
 """
 
 from __future__ import annotations

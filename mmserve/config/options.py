@@ -1,6 +1,6 @@
 """Where a Config comes from: flags over ``MMSERVE_*`` over a YAML or TOML file over the defaults.
 
-Everything is derived from Config's fields. Knows no argparse and starts nothing.
+Everything is derived from Config's fields.
 """
 
 from __future__ import annotations
