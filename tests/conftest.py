@@ -1,4 +1,4 @@
-"""For every test, wherever pytest runs."""
+"""Settings and fixtures for all tests: signals, hypothesis, the order of parallel runs, and the check for leaks."""
 
 import signal
 from collections.abc import Iterator
@@ -8,21 +8,21 @@ import pytest
 
 from tests.fakes.leaks import leaks
 
-# A shell's background job, for one, ignores Ctrl-C and so would its children.
+# A shell starts background jobs with SIGINT ignored, and their children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A busy machine is no failure of an example.
+# No deadline: an example may be slow because the machine is busy.
 hypothesis.settings.register_profile("no_deadline", deadline=None)
 hypothesis.settings.load_profile("no_deadline")
 
 _DURATION_ORDER = ("tests/e2e/", "tests/integration/", "tests/gpu/", "tests/unit/")
-"""Folders with the longest tests first: at the end of a parallel run no worker is left alone with a long one."""
+"""Folders with the longest tests first, so that a parallel run does not end with one worker in a long test."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """For parallel runs (``pytest -n 2 --dist loadgroup``): the tests of a file stay together on one worker, which
-    keeps its module fixtures to one set-up, unless they name another group (``pytest.mark.xdist_group``)."""
+    """Parallel runs (``pytest -n 2 --dist loadgroup``): run the tests of a file on one worker, so that module fixtures
+    are set up once, unless a test names another group (``pytest.mark.xdist_group``)."""
     if not hasattr(config, "workerinput"):
         return
     for item in items:

@@ -45,7 +45,7 @@ class Mutant(NamedTuple):
 
 
 def tested(patterns: list[str]) -> list[Mutant]:
-    """Run mutmut on the mutants that match (all without a pattern); those that it has a verdict on."""
+    """Run mutmut on the mutants that match (all without a pattern). Returns the mutants with a verdict."""
     subprocess.run([_MUTMUT, "run", *patterns], check=True)
     printed = subprocess.run([_MUTMUT, "results", "--all", "true"], check=True, capture_output=True, text=True).stdout
     verdicts = [line.strip().rsplit(": ", 1) for line in printed.splitlines() if ": " in line]
@@ -65,7 +65,7 @@ def change_of(name: str) -> str:
 
 
 def equivalent(change: str) -> bool:
-    """Whether the mutant behaves like the original as far as tests may ask."""
+    """True if no test should tell the mutant from the original."""
     old, _, new = change.partition(": ")[2].partition(" -> ")
     message = re.search(r"\bassert\b|\braise\b|\blogger\.|^f?\"", old) is not None
     if message and _STRING.sub("", old) == _STRING.sub("", new):
@@ -89,7 +89,7 @@ def main() -> int:
 
 
 def score(count: Counter[str]) -> float:
-    """Share noticed."""
+    """The share of mutants that were noticed, of those that are not equivalent."""
     return count["noticed"] / max(1, count["noticed"] + count["survived"])
 
 

@@ -1,4 +1,4 @@
-"""One server for each way to run it, shared by the tests of the whole run."""
+"""Servers in several configurations, each started once and shared by the tests of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.stack import Stack, running
 from tests.fakes.cache import until
 
-# Every pair of (ranks, allocation path, HTTP workers) is covered by these four, and plans that overlap by two of them.
+# The four cover every pair of values of (ranks, allocation path, HTTP workers); two of them overlap scheduling.
 CONFIGURATIONS = {
     "tp1-v2-1worker": ("--tp", "1", "--enable-concurrent-alloc", "--http-workers", "1"),
     "tp1-v1-2workers": ("--tp", "1", "--no-enable-concurrent-alloc", "--http-workers", "2", "--overlap-scheduling"),
@@ -39,7 +39,7 @@ def _restarting_server() -> Iterator[Stack]:
 
 @pytest.fixture
 def restarting_stack(_restarting_server: Stack) -> Iterator[Stack]:
-    """A server for tests that kill one of its processes; the next test gets it whole again.
+    """A server for tests that kill one of its processes. After each test, waits until all processes run again.
 
     The supervisor gives up on a group of processes after 5 restarts in a minute (``supervisor/restarts.py``). All tests
     of this server together kill each group fewer times than that.
@@ -47,12 +47,12 @@ def restarting_stack(_restarting_server: Stack) -> Iterator[Stack]:
     titles = _restarting_server.titles()
     yield _restarting_server
     until(lambda: _restarting_server.answers and _restarting_server.titles() == titles, timeout_s=60)
-    _restarting_server.check_nothing_is_held()
+    _restarting_server.check_all_released()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a parallel run, the tests of a shared server are one group: it starts once, on one worker."""
+    """Parallel runs: the tests that share a server form one group, so the server starts once, on one worker."""
     if not hasattr(config, "workerinput"):
         return
     for item in items:

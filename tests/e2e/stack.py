@@ -1,4 +1,4 @@
-"""The whole server as a user runs it, for end-to-end tests: start, ask, look at /metrics, look at its processes."""
+"""Starts the whole server as a user runs it, for end-to-end tests; sends requests, reads /metrics, lists processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.ipc.endpoints import Endpoints
 
 LITTLE_MEMORY = ("--kv-cache-gb", "0.25", "--mm-cache-gb", "0.1")
-"""Enough for every test. To map and clear the default sizes costs a start a third of its time."""
+"""Enough for every test. Mapping and clearing the default sizes takes a third of a start's time."""
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,18 @@ class Stack:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
 
     def metric(self, name: str, **labels: str) -> float:
-        """Sum of the metric's samples that carry these labels; 0 when there are none yet."""
+        """Sum of the metric's samples that have these labels; 0 if there are none yet."""
         text = urllib.request.urlopen(f"{self.url}/metrics", timeout=10).read().decode()
         total = 0.0
         for line in text.splitlines():
             if match := re.fullmatch(rf"mmserve:{name}(\{{.*\}})? (\S+)", line):
-                wanted = [f'{key}="{value}"' for key, value in labels.items()]
-                if all(label in (match[1] or "") for label in wanted):
+                pairs = [f'{key}="{value}"' for key, value in labels.items()]
+                if all(pair in (match[1] or "") for pair in pairs):
                     total += float(match[2])
         return total
 
     def eventually(self, name: str, value: float, within_s: float = 20.0, **labels: str) -> float:
-        """The metric's value once it equals ``value``, or its last value when it never did."""
+        """Wait until the metric equals ``value``. Returns its last value, also after a timeout."""
         deadline = time.monotonic() + within_s
         while (seen := self.metric(name, **labels)) != value and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -54,7 +54,7 @@ class Stack:
 
     @property
     def runs(self) -> bool:
-        """Or has the test ended it?"""
+        """False once a test has ended the supervisor."""
         try:
             return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
@@ -78,8 +78,8 @@ class Stack:
                 found.add(" ".join(process.cmdline()).strip())
         return found
 
-    def check_nothing_is_held(self) -> None:
-        """No request is under way: nothing is held, and nothing was ever forgotten."""
+    def check_all_released(self) -> None:
+        """Without live requests, all budgets, permits and leases are free, and no lease was leaked."""
         for gauge in ("num_requests_in_flight", "budget_used_bytes", "mm_decoding", "mm_decode_waiting", "mm_leases"):
             assert self.eventually(gauge, 0) == 0, gauge
         assert self.metric("mm_lease_leaks_total") == 0
@@ -95,7 +95,7 @@ class Stack:
 
     @contextlib.contextmanager
     def cache_client(self) -> Iterator[MediaCacheClient]:
-        """For calls of the cache server, as if from one more process of this server."""
+        """A client of the cache server, connected as one more process of this server."""
         (run_dir,) = run_dirs_of(self.processes())
         client = connect(Endpoints(run_dir), "test", batched=True)
         try:
@@ -105,7 +105,7 @@ class Stack:
 
 
 def run_dirs_of(processes: Sequence[psutil.Process]) -> list[Path]:
-    """The internal sockets' directory, as the processes' open sockets tell it."""
+    """Directories of internal sockets, found from the open Unix sockets of the processes."""
     paths = {Path(address) for process in processes for address in _unix_addresses(process)}
     return sorted({path.parent for path in paths if path.parent.name.startswith("mmserve")})
 
@@ -119,14 +119,14 @@ def _unix_addresses(process: psutil.Process) -> list[str]:
 
 @contextlib.contextmanager
 def running(*arguments: str, default_memory: bool = False) -> Iterator[Stack]:
-    """``mmserve serve`` on a free port; in float32, so that batch sizes and ranks cannot change an answer."""
+    """``mmserve serve`` on a free port, in float32: answers do not depend on batch sizes or ranks."""
     memory = () if default_memory else LITTLE_MEMORY
     with serve("--dtype", "float32", *memory, *arguments) as target:
         assert target.pid is not None
         stack = Stack(target.url, target.pid)
         yield stack
         if stack.runs:
-            stack.check_nothing_is_held()
+            stack.check_all_released()
 
 
 def ask(client: openai.OpenAI, messages: Sequence[dict[str, object]], **options: object) -> str:
@@ -136,7 +136,7 @@ def ask(client: openai.OpenAI, messages: Sequence[dict[str, object]], **options:
 
 
 def ask_streamed(client: openai.OpenAI, messages: Sequence[dict[str, object]], **options: object) -> str:
-    """The greedy answer, put together from its stream."""
+    """The greedy answer, joined from its stream."""
     stream = client.chat.completions.create(
         model="llava", messages=list(messages), temperature=0, stream=True, **options
     )

@@ -1,4 +1,5 @@
-"""Questions about pictures through the whole stack: the right answer, for the right picture, however it is asked."""
+"""Image questions to the whole server: answers are right and belong to the request's own picture, with concurrent
+clients, streaming, several choices and several pictures."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ CLIENTS = 64
 
 @pytest.fixture(scope="module")
 def questions() -> list[Sample]:
-    """Colours and shapes: what the packaged model is sure of, so that a mix-up shows as a wrong answer."""
+    """Colours and shapes. The packaged model answers them reliably, so mixed-up pictures give wrong answers."""
     return list(samples(CLIENTS, seed=424242, kinds=("colour", "shape")))
 
 
@@ -34,24 +35,24 @@ async def _all_at_once(stack: Stack, questions: Sequence[Sample]) -> tuple[list[
 
     async with client:
         whole = await asyncio.gather(*(plain(sample) for sample in questions))
-        pieces = await asyncio.gather(*(streamed(sample) for sample in questions))
-    return list(whole), list(pieces)
+        joined = await asyncio.gather(*(streamed(sample) for sample in questions))
+    return list(whole), list(joined)
 
 
-def test_64_clients_each_get_the_answer_for_their_own_picture(stack: Stack, questions: list[Sample]) -> None:
-    """What each is told among the others, streamed or not, is what it is told alone; guessing would be right 1 in 7."""
-    whole, pieces = asyncio.run(_all_at_once(stack, questions))
+def test_64_concurrent_clients_get_answers_about_their_own_pictures(stack: Stack, questions: list[Sample]) -> None:
+    """Answers of concurrent requests, streamed or not, equal those of single requests. A guess is right 1 in 7."""
+    whole, joined = asyncio.run(_all_at_once(stack, questions))
     with stack.client() as client:
         alone = [ask(client, sample.messages) for sample in questions]
     assert whole == alone
-    assert pieces == alone
+    assert joined == alone
     right = sum(answer.strip() == sample.answer for answer, sample in zip(whole, questions, strict=True))
     assert right >= 0.85 * len(questions)
     assert stack.eventually("mm_leases", 0) == 0
     assert stack.eventually("num_requests_running", 0) == 0
 
 
-def test_the_same_picture_from_32_clients_is_encoded_once(stack: Stack) -> None:
+def test_one_picture_from_32_clients_is_encoded_once(stack: Stack) -> None:
     sample = next(samples(1, seed=777001, kinds=("colour",)))
     before = stack.metric("mm_images_encoded_total")
     answers, _ = asyncio.run(_all_at_once(stack, [sample] * 32))
@@ -59,7 +60,7 @@ def test_the_same_picture_from_32_clients_is_encoded_once(stack: Stack) -> None:
     assert stack.eventually("mm_images_encoded_total", before + 1) == before + 1
 
 
-def test_two_pictures_in_order(stack: Stack) -> None:
+def test_a_request_with_two_pictures_is_answered(stack: Stack) -> None:
     for sample in samples(3, seed=55, kinds=("two",)):
         with stack.client() as client:
             reply = client.chat.completions.create(model="llava", messages=sample.messages, temperature=0)
@@ -78,7 +79,7 @@ def test_n_choices_share_one_picture(stack: Stack) -> None:
     assert stack.eventually("mm_images_encoded_total", before + 1) == before + 1
 
 
-def test_usage_is_the_same_streamed_and_not(stack: Stack) -> None:
+def test_usage_is_the_same_with_and_without_streaming(stack: Stack) -> None:
     sample = next(samples(1, seed=777003, kinds=("shape",)))
     with stack.client() as client:
         whole = client.chat.completions.create(model="llava", messages=sample.messages, temperature=0).usage
@@ -95,7 +96,7 @@ def test_usage_is_the_same_streamed_and_not(stack: Stack) -> None:
     assert (last.prompt_tokens, last.completion_tokens) == (whole.prompt_tokens, whole.completion_tokens)
 
 
-def test_seeded_sampling_repeats_itself(stack: Stack) -> None:
+def test_the_same_seed_gives_the_same_text(stack: Stack) -> None:
     messages = [{"role": "user", "content": "What can you do?"}]
     with stack.client() as client:
         texts = {
@@ -114,7 +115,7 @@ def test_seeded_sampling_repeats_itself(stack: Stack) -> None:
     assert len(texts) == 1
 
 
-def test_text_only_and_stop_strings(stack: Stack) -> None:
+def test_text_only_answers_end_before_stop_strings(stack: Stack) -> None:
     messages = [{"role": "user", "content": "What colour is the circle?"}]
     with stack.client() as client:
         text = ask(client, messages)

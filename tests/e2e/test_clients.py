@@ -1,4 +1,4 @@
-"""Clients that misbehave or leave: nothing stays held."""
+"""Clients that disconnect or send invalid requests: blocks and leases are freed, errors name the field."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def _assert_all_free(stack: Stack) -> None:
     assert stack.eventually("kv_cache_usage_perc", 0) == 0
 
 
-def test_hanging_up_in_the_middle_of_a_stream_frees_blocks_and_leases(stack: Stack) -> None:
-    async def hang_up() -> None:
+def test_a_disconnect_during_a_stream_frees_blocks_and_leases(stack: Stack) -> None:
+    async def disconnect() -> None:
         async with stack.async_client() as client:
             for sample in samples(4, seed=60, kinds=("colour",)):
                 stream = await client.chat.completions.create(
@@ -33,18 +33,18 @@ def test_hanging_up_in_the_middle_of_a_stream_frees_blocks_and_leases(stack: Sta
                         break
                 await stream.close()
 
-    asyncio.run(hang_up())
+    asyncio.run(disconnect())
     _assert_all_free(stack)
 
 
-def test_hanging_up_without_streaming_frees_them_too(stack: Stack) -> None:
-    async def hang_up() -> None:
+def test_a_disconnect_without_streaming_frees_blocks_and_leases(stack: Stack) -> None:
+    async def disconnect() -> None:
         async with stack.async_client() as client:
             for sample in samples(3, seed=61, kinds=("colour",)):
                 with pytest.raises(openai.APITimeoutError):
                     await client.chat.completions.create(model="llava", messages=sample.messages, timeout=0.2, **LONG)
 
-    asyncio.run(hang_up())
+    asyncio.run(disconnect())
     _assert_all_free(stack)
 
 
@@ -63,7 +63,7 @@ def test_hanging_up_without_streaming_frees_them_too(stack: Stack) -> None:
         ({"messages": [{"role": "user", "content": "word " * 9000}]}, "messages"),
     ],
 )
-def test_a_bad_field_is_a_400_that_names_it(default_stack: Stack, change: dict[str, object], param: str) -> None:
+def test_an_invalid_field_gets_a_400_that_names_it(default_stack: Stack, change: dict[str, object], param: str) -> None:
     body: dict[str, object] = {"model": "llava", "messages": [{"role": "user", "content": "hello"}], **change}
     with default_stack.client() as client, pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**body)  # type: ignore[call-overload]
@@ -78,7 +78,7 @@ def test_models_are_listed_and_unknown_ones_refused(default_stack: Stack) -> Non
             client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "hello"}])
 
 
-def test_metrics_of_every_media_stage(default_stack: Stack) -> None:
+def test_every_media_stage_reports_its_time(default_stack: Stack) -> None:
     sample = next(samples(1, seed=62, kinds=("colour",)))
     with default_stack.client() as client:
         client.chat.completions.create(model="llava", messages=sample.messages)

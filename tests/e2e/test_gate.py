@@ -40,7 +40,7 @@ def _big_picture() -> str:
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def test_concurrent_requests_get_the_answers_of_single_ones(gated: Stack) -> None:
+def test_concurrent_requests_get_the_same_answers_as_single_requests(gated: Stack) -> None:
     asked = list(samples(16, seed=880101, kinds=("colour", "shape", "word")))
     together = asyncio.run(_ask_all(gated, asked))
     assert together == [asyncio.run(_ask_all(gated, [sample]))[0] for sample in asked]
@@ -54,8 +54,8 @@ def test_n_streamed_choices_decode_their_picture_once(gated: Stack) -> None:
         stream = client.chat.completions.create(
             model="llava", messages=sample.messages, temperature=0, n=4, stream=True
         )
-        said = {event.choices[0].index for event in stream if event.choices and event.choices[0].delta.content}
-    assert said == {0, 1, 2, 3}
+        indices = {event.choices[0].index for event in stream if event.choices and event.choices[0].delta.content}
+    assert indices == {0, 1, 2, 3}
     assert gated.eventually("mm_images_encoded_total", before + 1) == before + 1
 
 
@@ -80,7 +80,7 @@ def test_permits_of_a_killed_visual_server_are_granted_to_others(gated: Stack) -
             for victim in victims:
                 victim.suspend()
             cache.release_permit(ours.name)
-            # The head of the queue has it now, and its suspended visual server does not release it.
+            # The first request of the queue has the permit now; its visual server is suspended and does not release it.
             assert cache.acquire_permits([after_all], wait_s=0) == PermitsReply()
             for victim in victims:
                 victim.kill()

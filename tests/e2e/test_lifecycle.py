@@ -1,4 +1,5 @@
-"""Start, stop and sudden death of the real thing: answers go on where they can, and nothing is left behind."""
+"""Start, stop and killed processes of the real server: live streams continue, and no process, socket or memory is
+left behind."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ def _gone(processes: list[psutil.Process], within_s: float = 15.0) -> bool:
 
 
 @pytest.mark.parametrize("victim", ["router", "model_backend", "httpserver", "visualserver", "cache_server", "metrics"])
-def test_a_killed_process_takes_no_stream_with_it(restarting_stack: Stack, victim: str) -> None:
-    """The stream goes on with the same text; only a killed HTTP worker breaks its own connections."""
+def test_streams_survive_a_killed_process(restarting_stack: Stack, victim: str) -> None:
+    """The stream continues with the same text. A killed HTTP worker may break its own connections."""
     stack = restarting_stack
 
     async def scenario() -> tuple[str, str | None]:
@@ -61,11 +62,11 @@ def test_a_killed_process_takes_no_stream_with_it(restarting_stack: Stack, victi
     assert seen == expected if victim != "httpserver" else seen in (None, expected)
     sample = next(samples(1, seed=3, kinds=("colour",)))
     with stack.client().with_options(max_retries=8) as client:
-        # Salted, so that the picture is not found from another victim's test: it is encoded anew.
+        # The salt makes the picture a cache miss after the tests of other victims, so it is encoded again.
         assert ask(client, sample.messages, extra_body={"cache_salt": victim}).strip() == sample.answer
 
 
-def test_sigterm_under_load_finishes_what_is_live_and_leaves_nothing() -> None:
+def test_sigterm_under_load_finishes_live_requests_and_leaves_nothing() -> None:
     with running() as stack:
         family = [psutil.Process(stack.pid), *stack.processes()]
         run_dirs = run_dirs_of(family)
@@ -93,7 +94,7 @@ def test_sigterm_under_load_finishes_what_is_live_and_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("tp", ["1", "2"])
-def test_kill_9_of_the_supervisor_ends_everything(tp: str) -> None:
+def test_sigkill_of_the_supervisor_ends_all_processes(tp: str) -> None:
     with running("--tp", tp) as stack:
         family = [psutil.Process(stack.pid), *stack.processes()]
         run_dirs = run_dirs_of(family)
@@ -103,7 +104,7 @@ def test_kill_9_of_the_supervisor_ends_everything(tp: str) -> None:
         assert not any(path.exists() for path in run_dirs)
 
 
-def test_kill_9_of_all_at_once_under_load_leaves_nothing() -> None:
+def test_sigkill_of_all_processes_under_load_leaves_nothing() -> None:
     pictures = [sample.messages for sample in samples(24, seed=8, kinds=("colour",))]
     with running() as stack:
         family = [psutil.Process(stack.pid), *stack.processes()]
@@ -124,12 +125,12 @@ def test_kill_9_of_all_at_once_under_load_leaves_nothing() -> None:
         assert all(isinstance(end, openai.APIError | httpx2.HTTPError) for end in asyncio.run(scenario()))
         assert _gone(family)
         assert not memory & _memory_files(psutil.process_iter())
-    with running():  # nobody was left to remove the sockets: the next start does
+    with running():  # the killed processes could not remove their sockets; the next start does
         assert not any(path.exists() for path in run_dirs)
 
 
 def _memory_files(processes: Iterable[psutil.Process]) -> set[int]:
-    """Inodes of the memory that they have open as files: the arena."""
+    """Inodes of the memory files that the processes have open: arenas."""
     found = set()
     for process in processes:
         for link in Path(f"/proc/{process.pid}/fd").glob("*"):
@@ -145,7 +146,7 @@ def _start(*arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "named"),
     [
         (("--model", "/no/such/model"), "/no/such/model"),
         (("--tp", "3"), "tp"),
@@ -155,15 +156,15 @@ def _start(*arguments: str) -> subprocess.Popen[str]:
         (("--max-model-len", "999999"), "max-model-len"),
     ],
 )
-def test_a_start_that_cannot_work_says_why_in_one_line(arguments: tuple[str, ...], says: str) -> None:
+def test_a_failed_start_prints_its_reason_in_one_line(arguments: tuple[str, ...], named: str) -> None:
     process = _start("--port", "0", *arguments) if "--port" not in arguments else _start(*arguments)
     printed, _ = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "Traceback" not in printed
-    assert says in printed.strip().splitlines()[-1]
+    assert named in printed.strip().splitlines()[-1]
 
 
-def test_a_port_in_use_says_so_before_anything_loads(default_stack: Stack) -> None:
+def test_a_port_in_use_is_reported_before_the_model_loads(default_stack: Stack) -> None:
     port = default_stack.url.rsplit(":", 1)[1]
     process = _start("--port", port)
     printed, _ = process.communicate(timeout=30)
@@ -172,7 +173,7 @@ def test_a_port_in_use_says_so_before_anything_loads(default_stack: Stack) -> No
     assert "Traceback" not in printed
 
 
-def test_whoever_moves_bytes_has_all_of_the_arena_mapped(default_stack: Stack) -> None:
+def test_processes_that_use_the_arena_map_all_of_it(default_stack: Stack) -> None:
     arena_nbytes = Config().mm_cache_gb * (1 << 30)
     for title in ("httpserver", "visualserver", "model_backend"):
         (process,) = default_stack.processes(f"mmserve: {title}")

@@ -1,5 +1,5 @@
-"""Log-probabilities through the whole stack, by any ranks and workers: of the tokens that are said, alone or among
-others, and when the engine is killed in between."""
+"""Log-probabilities from the whole server: they match the text, do not depend on streaming, batches, ranks and
+workers, and continue when the engine is killed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def whole(stack: Stack, messages: Sequence[dict[str, object]], **options: 
 
 
 async def streamed(
-    stack: Stack, messages: Sequence[dict[str, object]], begun: asyncio.Event | None = None, **options: object
+    stack: Stack, messages: Sequence[dict[str, object]], started: asyncio.Event | None = None, **options: object
 ) -> Entries:
     entries, text = Entries(), ""
     async with stack.async_client() as client:
@@ -38,14 +38,14 @@ async def streamed(
             (choice,) = event.choices
             text += choice.delta.content or ""
             entries += choice.logprobs.content or () if choice.logprobs else ()
-            if begun and entries:
-                begun.set()
+            if started and entries:
+                started.set()
     check(entries, text)
     return entries
 
 
 def check(entries: Entries, text: str) -> None:
-    """They spell the text, and five likely tokens come with each in the right order."""
+    """The entries spell the text; each has the five most likely tokens in descending order."""
     assert entries
     assert bytes(byte for entry in entries for byte in entry.bytes or ()).decode() == text
     for entry in entries:
@@ -59,7 +59,7 @@ def values(entries: Entries) -> list[float]:
     return [value for entry in entries for value in (entry.logprob, *(one.logprob for one in entry.top_logprobs))]
 
 
-def test_of_what_is_said_streamed_or_not_alone_or_among_others(stack: Stack) -> None:
+def test_logprobs_are_the_same_streamed_batched_and_alone(stack: Stack) -> None:
     questions = [sample.messages for sample in samples(8, seed=909909, kinds=("colour", "shape"))]
 
     async def all_at_once() -> list[Entries]:
@@ -77,16 +77,16 @@ def test_of_what_is_said_streamed_or_not_alone_or_among_others(stack: Stack) -> 
 
 
 @pytest.mark.parametrize("victim", ["router", "model_backend"])
-def test_an_engine_that_is_killed_takes_none_with_it_and_says_none_twice(restarting_stack: Stack, victim: str) -> None:
+def test_a_killed_engine_neither_loses_nor_repeats_logprobs(restarting_stack: Stack, victim: str) -> None:
     messages = [{"role": "user", "content": "What can you do?"}]
     stack = restarting_stack
     resent = stack.metric("requests_resent_total")
 
     async def scenario() -> tuple[Entries, Entries]:
         expected = await streamed(stack, messages, **LONG)
-        begun = asyncio.Event()
-        live = asyncio.create_task(streamed(stack, messages, begun, **LONG))
-        await begun.wait()
+        started = asyncio.Event()
+        live = asyncio.create_task(streamed(stack, messages, started, **LONG))
+        await started.wait()
         for process in stack.processes(f"mmserve: {victim}"):
             process.kill()
         return expected, await live

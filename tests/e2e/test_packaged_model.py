@@ -1,4 +1,4 @@
-"""The packaged checkpoint: transformers loads the same directory and says the same as the server."""
+"""The packaged checkpoint: transformers loads the same directory and gives the same answers as the server."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def _answers_of_transformers(questions: Sequence[Sample]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def questions() -> list[Sample]:
-    """Two of each kind."""
+    """Two questions of each kind."""
     return list(samples(28, seed=909))
 
 
-def test_the_server_says_what_transformers_says(default_stack: Stack, questions: list[Sample]) -> None:
+def test_answers_equal_those_of_transformers(default_stack: Stack, questions: list[Sample]) -> None:
     expected = _answers_of_transformers(questions)
     with default_stack.client() as client:
         assert [ask(client, sample.messages) for sample in questions] == expected
 
 
-def test_it_is_small_and_complete() -> None:
+def test_the_packaged_checkpoint_is_small_and_complete() -> None:
     assert sum(path.stat().st_size for path in PACKAGED.iterdir()) <= 24 * 1000 * 1000
     for name in ("config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors", "README.md"):
         assert (PACKAGED / name).is_file(), name

@@ -135,7 +135,7 @@ def test_exif_rotation_is_applied(default_stack: Stack) -> None:
     picture, messages, answer = _picture()
     question = messages[-1]["content"][-1]["text"]  # type: ignore[index]
     exif = Image.Exif()
-    exif[0x0112] = 6  # shown rotated by 90 degrees clockwise, so stored the other way round
+    exif[0x0112] = 6  # viewers rotate the stored pixels by 90 degrees clockwise
     data = _encode(picture.transpose(Image.Transpose.ROTATE_90), "PNG", exif=exif)
     with default_stack.client() as client:
         assert ask(client, _messages(data, question)).strip() == answer

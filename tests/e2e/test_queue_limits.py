@@ -1,4 +1,4 @@
-"""Images that do not get a decode permit, in the whole server: what clients are told, and that nothing stays behind."""
+"""Image requests of the whole server that do not get a decode permit: 429 or 503, and no resources are kept."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LIMITS = (
 
 
 async def _refusals(stack: Stack, asked: list[Sample]) -> dict[int, openai.APIStatusError]:
-    """What comes of all of them at once, by status."""
+    """Send all requests at once. Returns the refusals by HTTP status."""
     async with stack.async_client() as client:
         answers = [client.chat.completions.create(model="llava", messages=each.messages, n=2) for each in asked]
         ends = await asyncio.gather(*answers, return_exceptions=True)
     return {end.status_code: end for end in ends if isinstance(end, openai.APIStatusError)}
 
 
-def test_one_more_than_may_wait_is_429_and_who_waits_too_long_is_503() -> None:
+def test_requests_beyond_the_queue_get_429_and_queue_timeouts_get_503() -> None:
     *asked, later = samples(3, seed=880404, kinds=("colour",))
     with running(*LIMITS) as stack, stack.cache_client() as cache:
         assert cache.acquire_permits([PermitRequest("held", 1, 0.0)], wait_s=20).granted == ("held",)

@@ -15,23 +15,23 @@ from mmserve.httpserver.mm_cache.alloc_path import AllocPath
 from mmserve.httpserver.mm_cache.leases import MediaLeases
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
-from tests.fakes.cache_in_process import InProcessLink, in_process_client
+from tests.fakes.cache_in_process import InProcessConnectionPool, in_process_client
 from tests.fakes.samples import Samples
 
 ALLOC_VERSIONS: tuple[AllocVersion, AllocVersion] = ("v1", "v2")
 
 
 class BothAllocPaths:
-    """``paths`` and ``links`` by version; ``samples`` of both. ``run`` closes the paths."""
+    """``paths`` and connection ``pools`` by version; ``samples`` of both. ``run`` closes the paths."""
 
     def __init__(self, deployment: Deployment, arena: Arena, timeout_s: float = 10.0) -> None:
         self.arena = arena
         self.table = SharedMediaTable(new_table(arena))
         self.samples = Samples()
         self.paths: dict[AllocVersion, AllocPath] = {}
-        self.links: dict[AllocVersion, InProcessLink] = {}
+        self.pools: dict[AllocVersion, InProcessConnectionPool] = {}
         for alloc_version in ALLOC_VERSIONS:
-            client, self.links[alloc_version] = in_process_client(self.table, alloc_version)
+            client, self.pools[alloc_version] = in_process_client(self.table, alloc_version)
             samples: Any = self.samples
             reader = MediaReader(deployment, samples, alloc_version)
             leases = MediaLeases(
@@ -68,5 +68,5 @@ class BothAllocPaths:
 
     def has_waited(self, alloc_version: AllocVersion) -> bool:
         """True if a request waits for space, or if one of this path has started to wait for bytes."""
-        calls = self.links[alloc_version].calls
+        calls = self.pools[alloc_version].calls
         return self.table.snapshot().num_waiting > 0 or "get_items_data" in calls

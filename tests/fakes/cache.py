@@ -19,7 +19,7 @@ from mmserve.messages.cache import AllocItem
 def serving_cache(
     endpoints: Endpoints, arena: Arena, permits: DecodePermits | None = None
 ) -> Iterator[SharedMediaTable]:
-    """Serves until the block ends; a second one afterwards is a restarted server."""
+    """Serves until the block ends. A second call for the same endpoints acts as a restarted server."""
     table = SharedMediaTable(new_table(arena), permits)
     with serving(table, endpoints):
         yield table
@@ -31,12 +31,12 @@ def alloc_item(name: str, data_nbytes: int = 100, embed_nbytes: int = 100, num_t
 
 
 def arena_for(num_items: int) -> Arena:
-    """Room for this many ``alloc_item``s that are not encoded yet."""
+    """An arena with room for the bytes and embeddings of this many ``alloc_item``s."""
     return Arena.create(num_items * 2 * extent_nbytes(100))
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Look again and again until the condition holds."""
+    """Poll until the condition holds."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen in time"

@@ -1,4 +1,4 @@
-"""The cache server without its socket: the real table and both generations of calls, in the test's own threads."""
+"""The cache server without sockets: the real table and the calls of v1 and v2, in the test's own threads."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class _V2Connection:
         self._session.end()
 
 
-class InProcessLink:
-    """In place of a ConnectionPool: a connection a thread, as there. ``at_call(name)`` runs before each call."""
+class InProcessConnectionPool:
+    """Use in place of a ConnectionPool; one connection per thread. ``at_call(name)`` runs before each call."""
 
     def __init__(self, connect: Callable[[], _V1Connection | _V2Connection]) -> None:
         self._connect = connect
@@ -75,9 +75,11 @@ class InProcessLink:
 _numbers = itertools.count()
 
 
-def in_process_client(table: SharedMediaTable, alloc_version: AllocVersion) -> tuple[MediaCacheClient, InProcessLink]:
-    """A client of the table, an owner of its own, and its link."""
+def in_process_client(
+    table: SharedMediaTable, alloc_version: AllocVersion
+) -> tuple[MediaCacheClient, InProcessConnectionPool]:
+    """A client of the table, registered as an owner of its own, and its connection pool."""
     owner = f"httpserver-0/{next(_numbers)}"
-    link = InProcessLink(lambda: (_V2Connection if alloc_version == "v2" else _V1Connection)(table, owner))
-    calls = BatchedCalls(link) if alloc_version == "v2" else ItemwiseCalls(link)  # type: ignore[arg-type]
-    return MediaCacheClient(link, calls), link  # type: ignore[arg-type]
+    pool = InProcessConnectionPool(lambda: (_V2Connection if alloc_version == "v2" else _V1Connection)(table, owner))
+    calls = BatchedCalls(pool) if alloc_version == "v2" else ItemwiseCalls(pool)  # type: ignore[arg-type]
+    return MediaCacheClient(pool, calls), pool  # type: ignore[arg-type]

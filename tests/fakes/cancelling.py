@@ -8,8 +8,8 @@ from typing import Any
 
 
 class CancelledAt(Coroutine[Any, Any, Any]):
-    """Give it to ``asyncio.create_task``: when ``work`` waits for the ``at``-th time (from 1), its task is cancelled,
-    ``times`` times in a row. ``reached`` tells whether it waited that often."""
+    """For ``asyncio.create_task``: cancels its task when ``work`` waits for the ``at``-th time (from 1), ``times``
+    times in a row. ``reached``: True once ``work`` has waited that often."""
 
     def __init__(self, work: Coroutine[Any, Any, Any], at: int, times: int = 1) -> None:
         self._work = work
@@ -40,7 +40,7 @@ class CancelledAt(Coroutine[Any, Any, Any]):
         return awaited
 
     def _cancel(self, task: asyncio.Task[Any] | None, times: int) -> None:
-        """After the task has begun to wait; once more each turn of the loop."""
+        """Cancels when the task is waiting: once in each iteration of the event loop."""
         assert task is not None
         if times:
             loop = asyncio.get_running_loop()

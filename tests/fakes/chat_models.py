@@ -83,7 +83,7 @@ def make_tokenizer(kind: Kind) -> Tokenizer:
 
 def _finished(tokenizer: Tokenizer, kind: Kind) -> Tokenizer:
     definition = json.loads(tokenizer.to_str())
-    # The bytes of the fallback are words of the vocabulary, not added tokens.
+    # The tokens of byte fallback belong to the vocabulary, not to the added tokens.
     definition["added_tokens"] = [token for token in definition["added_tokens"] if token["content"] in SPECIAL[kind]]
     tokenizer = Tokenizer.from_str(json.dumps(definition))
     if kind != "byte-level":

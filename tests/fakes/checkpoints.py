@@ -133,7 +133,7 @@ def rename_weights(directory: Path, *prefixes: tuple[str, str]) -> None:
 
 
 def _randomise_small_parameters(model: torch.nn.Module) -> None:
-    """Norms and biases start as ones and zeros, which would hide a mix-up."""
+    """Norms and biases start as ones and zeros; equal values would hide that two of them are mixed up."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

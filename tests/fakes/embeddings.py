@@ -19,15 +19,15 @@ def put_rows(arena: Arena, rows: torch.Tensor, offset: int, generation: int = 77
     return handle, offset + extent_nbytes(len(payload))
 
 
-def spliced_prompt(
+def prompt_with_images(
     ids: Sequence[int], handles: Sequence[Handle], *, image_id: int, num_tokens: int
 ) -> tuple[list[int], tuple[MediaSpan, ...]]:
     """Replace each run of num_tokens ``image_id`` by virtual ids. Returns the prompt and its spans, in order."""
     prompt, spans = list(ids), []
-    places = [index for index, token in enumerate(ids) if token == image_id]
-    assert len(places) == num_tokens * len(handles)
+    positions = [index for index, token in enumerate(ids) if token == image_id]
+    assert len(positions) == num_tokens * len(handles)
     for image, handle in enumerate(handles):
-        start = places[image * num_tokens]
+        start = positions[image * num_tokens]
         first = FIRST_VIRTUAL_TOKEN + handle.offset
         prompt[start : start + num_tokens] = range(first, first + num_tokens)
         spans.append(

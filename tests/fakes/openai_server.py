@@ -1,4 +1,4 @@
-"""A foreign OpenAI-compatible server: records requests and answers each with ``max_tokens`` words at once."""
+"""An OpenAI-compatible server that is not mmserve: records requests, answers each with ``max_tokens`` words at once."""
 
 from __future__ import annotations
 

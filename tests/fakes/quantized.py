@@ -1,4 +1,4 @@
-"""The matrix that quantized weights stand for, read back from their bytes in plain torch."""
+"""Dequantizes packed weights in plain torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A model rank without a model. The "KV cache" is a list of cells, one a token, and the next token is a hash of all
-cells read back through the block table. So a wrong table, and a block shared too early or reused too soon, give wrong
-tokens.
+"""A model rank without a model.
+
+Its "KV cache" is a list of cells, one per token. The next token is a hash of all cells, read through the block table:
+a wrong table, or a block that is shared too early or reused too soon, gives wrong tokens.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class FakeRank:
         self.block_tokens = block_tokens
         self.cells = [_GARBAGE] * (num_blocks * block_tokens)
         self.lost_items: set[int] = set()
-        """CacheEntry ids whose embeddings are gone."""
+        """Item ids whose embeddings are gone."""
         self.broken_seeds: set[int] = set()
         """Seeds of sequences that end in a numerical error."""
         self.num_tokens_computed = 0
@@ -175,7 +176,7 @@ class FakeRank:
     def _compute(
         self, step: SequenceStep, later: set[int]
     ) -> SlotFailure | tuple[tuple[int, ...], tuple[bytes, ...]] | None:
-        """Computes one step. ``later``: slots that come after this one in the same plan."""
+        """Computes one step. ``later``: slots whose steps follow in the same plan."""
         slot, end = self._slots[step.slot], step.start + step.num_tokens
         assert step.num_tokens > 0
         if slot.has_failed and end > len(slot.tokens):

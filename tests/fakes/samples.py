@@ -1,4 +1,4 @@
-"""A metrics client that keeps what it is given, and checks it against the table of names."""
+"""A metrics client that records samples and checks them against the table of metrics."""
 
 from __future__ import annotations
 

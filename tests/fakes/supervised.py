@@ -1,6 +1,6 @@
-"""A real supervisor over pretended servers: ``python -m tests.fakes.supervised --model SCRATCH [flags]``.
+"""A real supervisor over fake servers: ``python -m tests.fakes.supervised --model SCRATCH [flags]``.
 
-The pretended servers take orders from files in SCRATCH and tell what they see in SCRATCH/events.
+The fake servers read orders from files in SCRATCH and write events to SCRATCH/events.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ TEXT = TextSpec(
     rms_eps=1e-5,
     rope_theta=1e4,
 )
-logger = logging.getLogger("mmserve.pretended")
-PRETENDED = ("cache_server", "model_backend", "router", "httpserver")
+logger = logging.getLogger("mmserve.fake")
+FAKED = ("cache_server", "model_backend", "router", "httpserver")
 
 
 def run(process: Process) -> None:
-    """A pretended server, whatever its role."""
+    """A fake server of any role. Its order is one of: serve, refuse REASON, break REASON, hang, stay (ignores SIGTERM),
+    wait (until the test opens its FIFO), die."""
     scratch = Path(process.deployment.model.path)
     order = scratch / f"order-{process.name}"
     verb, _, reason = (order.read_text() if order.exists() else "serve").partition(" ")
@@ -55,7 +56,7 @@ def run(process: Process) -> None:
     if verb == "break":
         raise RuntimeError(reason)
     if verb == "hang":
-        # Takes no orders and never gets ready, like a collective that waits for a dead rank.
+        # Ignores SIGTERM and never gets ready, like a rank in a collective whose other rank has died.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.sigwait([signal.SIGUSR2])
     if verb == "stay":
@@ -91,17 +92,17 @@ def find_model(config: Config) -> ModelSpec:
     return ModelSpec(family="llama", path=config.model, text=TEXT)
 
 
-def pretended(deployment: Deployment) -> Topology:
+def fake_roles(deployment: Deployment) -> Topology:
     return [
         dataclasses.replace(role, target="tests.fakes.supervised:run")
         for role in topology(deployment)
-        if role.name in PRETENDED
+        if role.name in FAKED
     ]
 
 
 def main() -> int:
     serve = supervisor_run.serve
-    supervisor_run.serve = functools.partial(serve, find=find_model, roles=pretended)
+    supervisor_run.serve = functools.partial(serve, find=find_model, roles=fake_roles)
     return cli.main(["serve", *sys.argv[1:]])
 
 

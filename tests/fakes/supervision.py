@@ -1,4 +1,4 @@
-"""Starts ``tests.fakes.supervised`` and looks at it from outside: events, output, processes, run directories."""
+"""Starts ``tests.fakes.supervised`` and observes it from outside: events, output, processes, run directories."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import psutil
 
 from mmserve.messages.reply import ServerPhase
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
 class Supervised:
-    """One supervisor with pretended servers; orders are given through files before or while it runs."""
+    """One supervisor with fake servers. Their orders are files, written before or while it runs."""
 
     def __init__(self, scratch: Path, runtime: Path, *flags: str) -> None:
         self.scratch = scratch
@@ -41,8 +41,8 @@ class Supervised:
         self._unread = b""
 
     def until(self, event: str) -> str:
-        """The next event that starts so; those before it are passed over."""
-        deadline_s = time.monotonic() + PATIENCE_S
+        """Wait for the next event that starts with ``event`` and return it. Events before it are skipped."""
+        deadline_s = time.monotonic() + TIMEOUT_S
         while True:
             while b"\n" in self._unread:
                 line, self._unread = self._unread.split(b"\n", 1)
@@ -53,7 +53,7 @@ class Supervised:
             self._unread += os.read(self._events_fd, 1 << 16)
 
     def phase(self, *, worker: int = 0, **fields: object) -> ServerPhase:
-        """The next phase that worker hears with these fields."""
+        """Wait for the next phase message to the HTTP worker with these fields."""
         while True:
             event = self.until(f"phase httpserver-{worker} ")
             phase = msgspec.json.decode(event.split(" ", 2)[2], type=ServerPhase)
@@ -61,7 +61,7 @@ class Supervised:
                 return phase
 
     def until_ready(self) -> str:
-        """The ready line."""
+        """Wait for the ready line and return it."""
         assert self.popen.stdout is not None
         for line in self.popen.stdout:
             self.output += line
@@ -70,7 +70,7 @@ class Supervised:
         raise AssertionError(f"never ready:\n{self.output}")
 
     def family(self) -> list[psutil.Process]:
-        """The supervisor and its children now."""
+        """The supervisor and all its descendants."""
         root = psutil.Process(self.popen.pid)
         return [root, *root.children(recursive=True)]
 
@@ -78,12 +78,12 @@ class Supervised:
         return next(process for process in self.family() if " ".join(process.cmdline()).strip() == f"mmserve: {title}")
 
     def signal(self, signum: signal.Signals) -> None:
-        """As the terminal does it: to the whole process group."""
+        """Signal the whole process group, as a terminal does."""
         os.killpg(self.popen.pid, signum)
 
     def end(self) -> int:
-        """Wait for the end; the exit code. All output is in ``output``."""
-        rest, _ = self.popen.communicate(timeout=PATIENCE_S)
+        """Wait for the supervisor to end. Returns the exit code; ``output`` has all output."""
+        rest, _ = self.popen.communicate(timeout=TIMEOUT_S)
         self.output += rest
         return self.popen.returncode
 
@@ -99,7 +99,7 @@ class Supervised:
 
 @contextlib.contextmanager
 def supervised(*flags: str, orders: dict[str, str] | None = None, runtime: Path | None = None) -> Iterator[Supervised]:
-    """A started supervisor; ``orders``: process name -> what it is to do (see ``tests.fakes.supervised.run``)."""
+    """A started supervisor. ``orders``: process name -> what its server does (see ``tests.fakes.supervised.run``)."""
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scratch")))
         runtime = runtime or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rt", dir="/tmp")))
@@ -113,6 +113,6 @@ def supervised(*flags: str, orders: dict[str, str] | None = None, runtime: Path 
 
 
 def all_gone(processes: list[psutil.Process]) -> bool:
-    """Have all of them ended, soon?"""
-    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
+    """Wait for the processes to end. False if one is alive after the timeout."""
+    _, alive = psutil.wait_procs(processes, timeout=TIMEOUT_S)
     return not alive

@@ -20,7 +20,7 @@ from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.cuda.pinned import pin
 from mmserve.model_backend.platforms.device import platform_for
 from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
-from tests.fakes.embeddings import put_rows, spliced_prompt
+from tests.fakes.embeddings import prompt_with_images, put_rows
 from tests.fakes.engine import Driver, make_runner
 from tests.fakes.logprobs import check_logprobs
 
@@ -83,7 +83,7 @@ def test_image_rows_and_spliced_tokens(tmp_path: Path, arena: Arena) -> None:
     ids = [9, *[IMAGE] * 16, 8, 7, *[IMAGE] * 16, 6]
     first, end = put_rows(arena, rows[0], 0)
     second, _ = put_rows(arena, rows[1], end)
-    prompt, spans = spliced_prompt(ids, [first, second], image_id=IMAGE, num_tokens=16)
+    prompt, spans = prompt_with_images(ids, [first, second], image_id=IMAGE, num_tokens=16)
     driver = Driver(make_runner(directory, arena, device="cuda").step, chunk=11)
     sequence = driver.add(0, prompt, spans=spans)
     driver.run(10)

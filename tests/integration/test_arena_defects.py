@@ -24,7 +24,7 @@ from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.run import arena_of
 from tests.fakes.cache import alloc_item, arena_for
 from tests.fakes.checkpoints import IMAGE, make_llava
-from tests.fakes.embeddings import put_rows, spliced_prompt
+from tests.fakes.embeddings import prompt_with_images, put_rows
 from tests.fakes.engine import Driver, make_runner
 
 NUM_ITEMS = 20
@@ -36,29 +36,29 @@ class Cache:
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self.slots: MediaTable = new_table(arena)
+        self.table: MediaTable = new_table(arena)
 
     def write(self, request: str, *names: str) -> tuple[MediaRecord, ...]:
         """Allocate and write as an HTTP worker does. The leases stay."""
         lease = Lease("http", request)
-        reply = self.slots.alloc(lease, [alloc_item(name) for name in names])
+        reply = self.table.alloc(lease, [alloc_item(name) for name in names])
         assert not reply.refused
         for name, record in zip(names, reply.records, strict=True):
             if record.state == "write":
                 assert record.data is not None
                 self.arena.write(record.data, content(name))
-        self.slots.set_data(lease, [record.item_id for record in reply.records], True)
+        self.table.set_data(lease, [record.item_id for record in reply.records], True)
         return reply.records
 
     def encode(self, records: tuple[MediaRecord, ...]) -> None:
         """Write the embeddings as a visual server does."""
         for record in records:
-            if self.slots.get_embed("visual", [record.item_id]) == ("pending",):
+            if self.table.get_embed("visual", [record.item_id]) == ("pending",):
                 self.arena.write(record.embed, content(f"rows of {record.item_id}"))
-                self.slots.set_embed("visual", [record.item_id], [True])
+                self.table.set_embed("visual", [record.item_id], [True])
 
     def release(self, request: str) -> None:
-        self.slots.release(Lease("http", request))
+        self.table.release(Lease("http", request))
 
     def cached(self, *names: str) -> None:
         for name in names:
@@ -86,7 +86,7 @@ def cache() -> Iterator[Cache]:
 
 
 def _only_allocated(cache: Cache, request: str) -> None:
-    cache.slots.alloc(Lease("http", request), [alloc_item(request)])
+    cache.table.alloc(Lease("http", request), [alloc_item(request)])
 
 
 def _only_written(cache: Cache, request: str) -> None:
@@ -99,8 +99,8 @@ def _encoded_but_never_read(cache: Cache, request: str) -> None:
 
 def _dead_while_encoding(cache: Cache, request: str) -> None:
     (record,) = cache.write(request, request)
-    cache.slots.get_embed("visual", [record.item_id])
-    cache.slots.drop_owner("visual")
+    cache.table.get_embed("visual", [record.item_id])
+    cache.table.drop_owner("visual")
 
 
 @pytest.mark.parametrize("got_to", [_only_allocated, _only_written, _encoded_but_never_read, _dead_while_encoding])
@@ -109,7 +109,7 @@ def test_d1_released_images_that_were_not_read_are_evicted(cache: Cache, got_to:
     for number in range(NUM_ITEMS):
         got_to(cache, f"unread {number}")
         cache.release(f"unread {number}")
-    assert cache.slots.num_leases == 0
+    assert cache.table.num_leases == 0
     cache.churn(100)
 
 
@@ -153,7 +153,7 @@ def test_d4_a_wrong_handle_in_a_step_fails_only_its_own_request(tmp_path: Path, 
     }[wrong]
     driver = Driver(make_runner(directory, arena).step)
     for slot, embed in enumerate((right, handle, right)):
-        prompt, spans = spliced_prompt([5, *[IMAGE] * 16, 6], [embed], image_id=IMAGE, num_tokens=16)
+        prompt, spans = prompt_with_images([5, *[IMAGE] * 16, 6], [embed], image_id=IMAGE, num_tokens=16)
         driver.add(slot, prompt, spans=spans)
     healthy = [driver.running[0], driver.running[2]]
     driver.run(5)
@@ -170,8 +170,8 @@ def test_d5_only_as_much_as_needed_is_evicted_and_the_most_used_last(cache: Cach
         cache.release("hot")
     for number in range(3):
         cache.cached(f"new {number}")
-    assert cache.slots.counters["mm_cache_evictions", "embed"] <= 6, "three pairs of extents replace embeddings"
-    (record,) = cache.slots.alloc(Lease("http", "look"), [alloc_item(names[0])]).records
+    assert cache.table.counters["mm_cache_evictions", "embed"] <= 6, "three pairs of extents replace embeddings"
+    (record,) = cache.table.alloc(Lease("http", "look"), [alloc_item(names[0])]).records
     assert record.state == "hit"
 
 
@@ -187,7 +187,7 @@ def test_d6_a_rank_reads_no_image_that_the_prefix_cache_covers(tmp_path: Path) -
     directory, made = make_llava(tmp_path), Arena.create(MIB)
     arena = _CountingArena.attach(made.fd)
     handle, _ = put_rows(arena, torch.randn(16, 64), 0)
-    prompt, spans = spliced_prompt([*[IMAGE] * 16, *range(5, 25)], [handle], image_id=IMAGE, num_tokens=16)
+    prompt, spans = prompt_with_images([*[IMAGE] * 16, *range(5, 25)], [handle], image_id=IMAGE, num_tokens=16)
     driver = Driver(make_runner(directory, arena).step)
     first = driver.add(0, prompt, spans=spans)
     driver.step()
@@ -275,7 +275,7 @@ def test_d8_a_limit_on_file_sizes_is_named_in_the_error() -> None:
 def test_an_image_lost_in_a_restart_can_be_allocated_and_written_again(cache: Cache) -> None:
     (old,) = cache.write("r", "cat")
     cache.encode((old,))
-    cache.slots = new_table(cache.arena)
+    cache.table = new_table(cache.arena)
     with pytest.raises(StaleHandle):
         cache.rows(old)
     (new,) = cache.write("r", "cat")

@@ -1,4 +1,4 @@
-"""Each way of handing over brings the payload to every reader."""
+"""``benchmarks.ipc``: each transfer method delivers the payload to every reader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mmserve.ipc.arena import Arena
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_reader_gets_it(way: str) -> None:
+def test_every_reader_gets_the_payload(way: str) -> None:
     arena = Arena.create(1 << 16)
     row = measure(way, 2, b"\x01" + bytes(9_998) + b"\x02", 2, arena)
     arena.close()

@@ -1,4 +1,4 @@
-"""A server that a benchmark has started ends with the benchmark, however that is ended."""
+"""A server that a benchmark has started is stopped when a signal ends the benchmark."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-PATIENCE_S = 60
+TIMEOUT_S = 60
 PROGRAM = """
 import subprocess
 from benchmarks.load.server import unwound_by_sigterm
@@ -24,10 +24,10 @@ with unwound_by_sigterm(), subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdo
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_what_was_started_is_stopped(signum: signal.Signals) -> None:
+def test_a_started_server_is_stopped_by_a_signal(signum: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == "started\n"
         program.send_signal(signum)
-        assert program.communicate(timeout=PATIENCE_S)[0] == "stopped\n"
+        assert program.communicate(timeout=TIMEOUT_S)[0] == "stopped\n"
         assert program.returncode

@@ -1,4 +1,4 @@
-"""The comparison, with a server that is not ours in the place of all: the loads are those of ``mmserve bench``."""
+"""``benchmarks.vs_peers`` against a fake server: it sends the same loads as ``mmserve bench``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.fakes.openai_server import openai_server, pictures_of
 
-PATIENCE_S = 120
+TIMEOUT_S = 120
 
 
 def test_every_load_reaches_the_server_that_was_named(tmp_path: Path) -> None:
@@ -17,12 +17,12 @@ def test_every_load_reaches_the_server_that_was_named(tmp_path: Path) -> None:
     with openai_server() as server:
         named = f"mmserve={server.url},model=m"
         run = [*command, "--target", named, "--picture-target", named, "--repeats", "1", "--requests", "2"]
-        done = subprocess.run(run, capture_output=True, text=True, timeout=PATIENCE_S)
+        done = subprocess.run(run, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     rows = [line.split("|")[1].strip() for line in done.stdout.splitlines() if line.startswith("| W")]
     assert rows == ["W1", "W2", "W3", "W4", "W5", "W6"]
     asked = Counter((body["max_tokens"], len(pictures_of(body)) > 0) for body in server.bodies)
-    # Each client once to warm up, then the two; W6 is W2 twice.
+    # Each client sends one request to warm up; then come the two. W6 runs W2 twice.
     assert asked[128, False] == 1 + 2
     assert asked[64, False] == 3 * (16 + 2)
     assert asked[16, False] == 8 + 2

@@ -1,4 +1,4 @@
-"""The health server over real sockets."""
+"""The health server on real sockets: probes answer from phases and heartbeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Message links over real sockets: order, restarts of the receiver, bad messages, limits."""
+"""Message channels on real sockets: order, restarts of the receiver, malformed messages, limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmserve.messages.reply import TokenReply
 
 @pytest.fixture
 def endpoint(tmp_path: Path) -> str:
-    return f"ipc://{tmp_path / 'link'}"
+    return f"ipc://{tmp_path / 'channel'}"
 
 
 def _receive(receiver: Receiver[TokenReply], count: int) -> list[TokenReply]:

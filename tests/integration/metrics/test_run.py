@@ -75,7 +75,7 @@ def test_unknown_paths_are_404_and_head_has_no_body(endpoints: Endpoints) -> Non
         assert (status, body) == (200, "")
 
 
-def test_starts_when_a_killed_server_left_its_socket(endpoints: Endpoints) -> None:
+def test_the_metrics_server_replaces_the_socket_of_a_killed_one(endpoints: Endpoints) -> None:
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(endpoints.metrics_http))
     with serving_metrics(endpoints.metrics_http, Series()):

@@ -16,14 +16,14 @@ def collect(rank: int, store: str, found: multiprocessing.Queue[list[object]]) -
     with join(rank, 2, Path(store), torch.device("cpu")) as tp:
         results: list[object] = []
         for dtype in DTYPES:
-            mine = torch.tensor([[1.0 + rank, 3.0 - rank]]).to(dtype)
-            gathered = tp.gather_columns(mine)
+            local = torch.tensor([[1.0 + rank, 3.0 - rank]]).to(dtype)
+            gathered = tp.gather_columns(local)
             results.append(None if gathered is None else gathered.tolist())
-            results += [reduce(mine.clone()).tolist() for reduce in (tp.sum, tp.max, tp.min, tp.broadcast)]
+            results += [reduce(local.clone()).tolist() for reduce in (tp.sum, tp.max, tp.min, tp.broadcast)]
         found.put([rank, results])
 
 
-def test_two_processes_agree(tmp_path: Path) -> None:
+def test_collectives_give_both_ranks_the_same_results(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     found: multiprocessing.Queue[list[object]] = context.Queue()
     processes = [context.Process(target=collect, args=(rank, str(tmp_path / "store"), found)) for rank in range(2)]

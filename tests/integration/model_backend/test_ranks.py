@@ -1,4 +1,4 @@
-"""Rank processes behind real sockets: ready, plans in, results out, one and two ranks, stop."""
+"""Rank processes on real sockets: readiness, results of step plans, agreement of one and two ranks, stop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan, StepResult
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
-from tests.fakes.embeddings import put_rows, spliced_prompt
+from tests.fakes.embeddings import prompt_with_images, put_rows
 from tests.fakes.engine import BLOCK_TOKENS, Driver, make_runner
 from tests.fakes.logprobs import check_logprobs
 from tests.integration.model_backend.conftest import Ranks, StartRanks
@@ -42,7 +42,7 @@ def expected(directory: Path, prompt: list[int], num_tokens: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Started:
-    """Running ranks, and the checkpoint that they have loaded."""
+    """Running ranks and their checkpoint."""
 
     directory: Path
     ranks: Ranks
@@ -53,7 +53,7 @@ class Started:
 def llama(
     request: pytest.FixtureRequest, start_ranks: StartRanks, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Started]:
-    """One rank, and two ranks of another checkpoint."""
+    """One rank; then two ranks, with a checkpoint whose embeddings are tied."""
     tp, path = request.param, tmp_path_factory.mktemp("model")
     directory = make_llama(path, tie_word_embeddings=tp == 2, attention_bias=True, vocab_size=VOCAB + 1)
     with start_ranks(directory, tp) as ranks:
@@ -62,7 +62,7 @@ def llama(
 
 @pytest.fixture(scope="module")
 def llava(start_ranks: StartRanks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
-    """Two ranks. The last test of them kills one."""
+    """Two ranks. The last test of this file kills one of them."""
     directory = make_llava(tmp_path_factory.mktemp("model"))
     with start_ranks(directory, 2) as ranks:
         yield Started(directory, ranks, 2)
@@ -84,7 +84,7 @@ def test_tokens_equal_transformers(llama: Started) -> None:
 
 
 def answers(ranks: Ranks, texts: list[list[int]], stop: int, depth: int) -> list[list[int]]:
-    """What a scheduler with ``depth`` plans in flight makes of the ranks."""
+    """Output of the ranks under a scheduler with ``depth`` plans in flight."""
     config = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=16, max_model_len=256)
     scheduler = Scheduler(
         config,
@@ -113,8 +113,8 @@ def answers(ranks: Ranks, texts: list[list[int]], stop: int, depth: int) -> list
     return output
 
 
-def test_plans_made_before_the_last_result_change_no_token(llama: Started) -> None:
-    """One answer ends with a stop token, so a token more of it is computed in vain."""
+def test_overlapped_plans_do_not_change_tokens(llama: Started) -> None:
+    """One answer ends with a stop token; the token already scheduled after it is discarded."""
     directory, ranks = llama.directory, llama.ranks
     texts = prompts(40, 7, 17, 30)
     whole = [expected(directory, text, 12) for text in texts]
@@ -132,7 +132,7 @@ def test_sigterm_ends_ranks_in_good_order(llama: Started) -> None:
 
 
 def test_two_ranks_agree_on_images_samples_and_failures(llava: Started) -> None:
-    """A stale handle and a drawn token in one batch with an image: as with one rank, and both ranks live on."""
+    """A batch with an image, sampled tokens and stale handles gives the same result as one rank; no rank ends."""
     directory, ranks = llava.directory, llava.ranks
     random_params = SamplingParams(max_tokens=50, temperature=0.9, top_p=0.9, seed=5, logprobs=2)
     rows = torch.randn(16, 64, generator=torch.manual_seed(2))
@@ -143,7 +143,7 @@ def test_two_ranks_agree_on_images_samples_and_failures(llava: Started) -> None:
     for driver in (Driver(ranks.step, chunk=10), Driver(make_runner(directory, ranks.arena).step, chunk=10)):
         sequences = []
         for slot, image in enumerate((handle, stale, forged)):
-            prompt, spans = spliced_prompt([9, 8, *[IMAGE] * 16, 7], [image], image_id=IMAGE, num_tokens=16)
+            prompt, spans = prompt_with_images([9, 8, *[IMAGE] * 16, 7], [image], image_id=IMAGE, num_tokens=16)
             sequences.append(driver.add(slot, prompt, spans=spans, sampling=random_params))
         driver.run(8)
         assert {slot: failure.media_lost for slot, failure in driver.failures.items()} == {1: True, 2: True}
@@ -154,7 +154,7 @@ def test_two_ranks_agree_on_images_samples_and_failures(llava: Started) -> None:
 
 
 def test_a_rank_that_loses_its_peer_ends(llava: Started) -> None:
-    """The supervisor restarts the engine; a rank that waited for ever would keep it from that."""
+    """A rank that kept waiting for the other one would prevent the supervisor from restarting the engine."""
     ranks = llava.ranks
     ranks.processes[1].kill()
     ranks.processes[1].wait(30)

@@ -1,5 +1,5 @@
 """The scheduler with a real rank: tokens and log-probabilities equal those of a greedy loop over the transformers
-model, however sequences are batched, cut into chunks, cached and preempted."""
+model, with batching, chunked prefill, prefix hits and preemption."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_tokens_are_those_of_the_model(
 
 
 def without(step: Callable[[StepPlan], StepResult], plan: StepPlan, slot: int) -> StepResult:
-    """The result of the plan when the slot's step is not computed."""
+    """Run the plan except for the slot's step, which is reported as failed."""
     steps = tuple(each for each in plan.steps if each.slot != slot)
     result = step(msgspec.structs.replace(plan, steps=steps))
     failure = SlotFailure(slot=slot, media_lost=False, message="not computed")

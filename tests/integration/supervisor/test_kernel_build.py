@@ -1,4 +1,4 @@
-"""The kernels are built while the server starts, by a process that ends with the start."""
+"""A process builds the kernels while the server starts; it ends when they are built or the start is over."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mmserve.supervisor.kernel_build import building
 from tests.fakes.cache import until
 from tests.fakes.http_services import make_deployment
 
-# Without a compiler there is nothing to build: the builder ends at once and torch computes, which every test that
-# starts a whole server on such a machine checks. With one, kernels that are not built are failures here, not skips.
+# Without a compiler the builder ends at once and the server computes with torch; tests that start a whole server cover
+# that. With a compiler, these tests fail if the kernels cannot be built.
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler on this machine, so nothing to build")
 
 
@@ -45,7 +45,7 @@ def test_the_shared_object_exists_when_the_builder_ends(
         assert [path.suffix for path in cache.iterdir() if path.suffix == ".so"] == [".so"]
 
 
-def test_a_build_that_is_given_up_leaves_no_process_and_no_files(
+def test_an_abandoned_build_leaves_no_process_and_no_files(
     cache: Path, deployment: Deployment, builders: Callable[[], list[psutil.Process]]
 ) -> None:
     with building(deployment):

@@ -1,4 +1,4 @@
-"""Start and stop of a real supervisor over pretended servers; nothing is ever left behind."""
+"""Start and stop of a real supervisor over fake servers: no process, socket directory or memory is left behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from tests.fakes.supervision import all_gone, supervised
 
 
-def test_ready_line_says_what_is_served_and_where() -> None:
+def test_the_ready_line_names_the_model_settings_and_address() -> None:
     with supervised("--tp", "2") as server:
         line = server.until_ready()
         assert "http://127.0.0.1:" in line
@@ -27,11 +27,11 @@ def test_ready_line_says_what_is_served_and_where() -> None:
         assert server.phase(ready=True).phase == "ready"
 
 
-def test_the_log_says_of_every_process_when_it_began_and_was_ready() -> None:
+def test_the_log_has_start_and_ready_times_of_every_process() -> None:
     with supervised("--tp", "2") as server:
         server.until_ready()
     rows = re.findall(r"^  (\w.*?) +([\d.]+) to +([\d.]+)$", server.output, re.MULTILINE)
-    spans = {title: (float(began), float(ready)) for title, began, ready in rows}
+    spans = {title: (float(started), float(ready)) for title, started, ready in rows}
     assert next(iter(spans)) == "supervisor"
     assert set(spans) == {
         "supervisor",
@@ -41,12 +41,12 @@ def test_the_log_says_of_every_process_when_it_began_and_was_ready() -> None:
         "router",
         "httpserver 0",
     }
-    assert all(0 <= began <= ready for began, ready in spans.values())
-    # It waits for the cache server, and the table shows it.
+    assert all(0 <= started <= ready for started, ready in spans.values())
+    # HTTP workers are started when the cache server is ready.
     assert spans["httpserver 0"][0] >= spans["cache_server"][1]
 
 
-def test_every_process_says_in_its_title_what_it_is() -> None:
+def test_every_process_title_names_its_role() -> None:
     with supervised("--tp", "2") as server:
         server.until_ready()
         titles = {" ".join(process.cmdline()).strip() for process in server.family()[1:]}
@@ -78,7 +78,7 @@ def test_a_signal_drains_then_stops_in_reverse_order_and_leaves_nothing(signum: 
         assert not server.run_dirs()
 
 
-def test_http_workers_hear_of_the_drain() -> None:
+def test_http_workers_are_told_of_the_drain() -> None:
     with supervised(orders={"httpserver-0": "stay"}) as server:
         server.until_ready()
         server.popen.send_signal(signal.SIGTERM)
@@ -96,8 +96,8 @@ def test_a_second_signal_stops_at_once() -> None:
         assert all_gone(family)
 
 
-def test_an_engine_that_dies_together_with_the_signal_is_not_waited_for() -> None:
-    """As with a signal to all processes: nobody can answer the requests that HTTP workers would finish."""
+def test_a_drain_does_not_wait_for_an_engine_that_died_with_the_signal() -> None:
+    """As with SIGTERM to all processes: without an engine, the HTTP workers' requests cannot be finished."""
     with supervised("--shutdown-timeout", "300", orders={"httpserver-0": "stay"}) as server:
         server.until_ready()
         family = server.family()
@@ -120,14 +120,14 @@ from mmserve.supervisor.run import serve
 def find(config):
     try:
         signal.raise_signal(signal.SIGTERM)
-    except Exception:  # as broad as that around a download, whose library fails in ways of its own: what is tested
+    except Exception:  # as broad as the one around downloads; the signal's exception must not be caught by it
         raise StartupError("fetching it failed")
 
 sys.exit(serve(Config(port=0), find=find))
 """
 
 
-def test_a_signal_during_the_download_is_no_failure_of_the_download() -> None:
+def test_a_signal_during_the_download_is_not_reported_as_a_failed_download() -> None:
     ended = subprocess.run([sys.executable, "-c", FETCHES], capture_output=True, text=True, timeout=30)
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGTERM, "")
 
@@ -141,7 +141,7 @@ def test_a_process_that_does_not_end_is_killed() -> None:
         assert all_gone(family)
 
 
-def test_kill_9_of_the_supervisor_ends_everything() -> None:
+def test_sigkill_of_the_supervisor_ends_all_processes() -> None:
     with supervised("--tp", "2") as server:
         server.until_ready()
         family = server.family()
@@ -150,7 +150,7 @@ def test_kill_9_of_the_supervisor_ends_everything() -> None:
         assert not server.run_dirs()
 
 
-def test_kill_9_while_loading_ends_even_what_hangs() -> None:
+def test_sigkill_while_loading_ends_a_process_that_hangs() -> None:
     with supervised(orders={"model_backend-0": "hang"}) as server:
         server.until("start model_backend-0")
         family = server.family()
@@ -172,14 +172,14 @@ def test_a_signal_while_loading_leaves_nothing(signum: signal.Signals, code: int
         assert "draining" not in server.output
 
 
-def test_kill_9_of_all_at_once_leaves_no_memory_and_the_next_start_sweeps_the_sockets() -> None:
+def test_sigkill_of_all_processes_frees_memory_and_the_next_start_removes_sockets() -> None:
     with tempfile.TemporaryDirectory(prefix="rt", dir="/tmp") as runtime, supervised(runtime=Path(runtime)) as server:
         server.until_ready()
         family, arenas = server.family(), _arenas(str(server.popen.pid))
         assert arenas
         server.signal(signal.SIGKILL)
         assert all_gone(family)
-        assert not arenas & _arenas(), "nobody holds its memory"
+        assert not arenas & _arenas(), "no process has its arena open"
         (left,) = server.run_dirs() or [None]
         with supervised(runtime=Path(runtime)) as successor:
             successor.until_ready()
@@ -188,7 +188,7 @@ def test_kill_9_of_all_at_once_leaves_no_memory_and_the_next_start_sweeps_the_so
 
 
 def _arenas(pid: str = "[0-9]*") -> set[int]:
-    """Inodes of servers' memory files that the process, or any, has open."""
+    """Inodes of the arenas that the process has open; of all processes by default."""
     found = set()
     for link in Path("/proc").glob(f"{pid}/fd/*"):
         with contextlib.suppress(OSError):
@@ -215,8 +215,8 @@ def test_a_bug_at_start_is_reported_with_its_type() -> None:
 
 
 def test_a_port_in_use_is_refused_before_anything_starts() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
         with supervised("--port", port) as server:
             assert server.end() == 1
             assert server.output.startswith(f"mmserve: error: --port {port}")
@@ -253,7 +253,7 @@ def test_both_ports_listen_on_the_address_of_host() -> None:
 
 
 @pytest.mark.parametrize(("level", "logs_info"), [("info", True), ("warning", False)])
-def test_the_log_level_holds_for_supervisor_and_servers(level: str, logs_info: bool) -> None:
+def test_the_log_level_applies_to_supervisor_and_servers(level: str, logs_info: bool) -> None:
     with supervised("--log-level", level) as server:
         server.until_ready()
         server.popen.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What a running supervisor does when a process dies."""
+"""A running supervisor restarts processes that die, in groups, and tells the HTTP workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_router_and_ranks_restart_as_one_engine(victim: str) -> None:
         assert len(restarted) == 3
 
 
-def test_a_restarted_process_knows_that_it_is() -> None:
+def test_a_restarted_process_is_given_its_incarnation() -> None:
     with supervised() as server:
         server.until_ready()
         server.process("router").kill()
@@ -55,7 +55,7 @@ def test_a_restarted_http_worker_is_told_the_phase() -> None:
         assert server.phase(worker=1, ready=True, detail="")
 
 
-def test_what_dies_again_and_again_stops_the_server_with_the_reason() -> None:
+def test_a_process_that_dies_repeatedly_stops_the_server_with_the_reason() -> None:
     with supervised() as server:
         server.until_ready()
         family = server.family()
@@ -70,18 +70,18 @@ def test_what_dies_again_and_again_stops_the_server_with_the_reason() -> None:
         assert not [process for process in psutil.process_iter() if process.ppid() == server.popen.pid]
 
 
-def test_an_engine_that_comes_back_during_a_drain_is_told_to_the_http_workers() -> None:
-    """Live requests may wait for it: the workers send them again when the engine's epoch rises."""
+def test_http_workers_are_told_of_an_engine_restarted_during_a_drain() -> None:
+    """Live requests may wait for the engine: the workers send them again when its epoch rises."""
     with supervised("--shutdown-timeout", "300", orders={"httpserver-0": "stay"}) as server:
         server.until_ready()
-        gate = server.scratch / "go-router-0"
-        os.mkfifo(gate)
+        fifo = server.scratch / "go-router-0"
+        os.mkfifo(fifo)
         (server.scratch / "order-router-0").write_text("wait")
         server.process("router").kill()
         server.until("start router-0 1")
         server.popen.send_signal(signal.SIGTERM)
         server.phase(phase="draining", engine_epoch=0)
-        gate.write_bytes(b"")
+        fifo.write_bytes(b"")
         phase = server.phase(engine_epoch=1)
         assert (phase.phase, phase.ready) == ("draining", False)
         server.popen.send_signal(signal.SIGTERM)

@@ -34,7 +34,7 @@ def test_rivals_evict_in_their_order() -> None:
 def test_the_table_is_driven_as_the_servers_do() -> None:
     table = Lives(4 * extent_nbytes(56))
     assert _asked(table, "aabab") == "-a-ab"
-    assert table.slots.num_leases == 0
+    assert table.media.num_leases == 0
 
 
 def test_a_trace_is_skewed_and_repeatable() -> None:

@@ -29,7 +29,7 @@ SHOWN_BY = {
     "dtype": f"{PLAN}::test_what_is_asked_for_is_kept",
     "quantization": "unit/model_backend/platforms/cpu/test_quantization.py"
     "::test_tokens_equal_transformers_with_the_rounded_weights",
-    "tp": f"{LIFE}::test_ready_line_says_what_is_served_and_where",
+    "tp": f"{LIFE}::test_the_ready_line_names_the_model_settings_and_address",
     "cpu_threads": f"{PLAN}::test_threads_are_the_cores_unless_said_otherwise",
     "max_model_len": f"{PLAN}::test_what_is_asked_for_is_kept",
     "seed": "unit/httpserver/api/test_openai_chat.py::test_seeds",
@@ -72,7 +72,7 @@ SHOWN_BY = {
     "media_fetch_timeout": FETCH,
     "allowed_media_domains": FETCH,
     "allowed_local_media_path": f"{READER}::test_files_below_the_allowed_directory_are_read",
-    "log_level": f"{LIFE}::test_the_log_level_holds_for_supervisor_and_servers",
+    "log_level": f"{LIFE}::test_the_log_level_applies_to_supervisor_and_servers",
 }
 """Option -> the test that fails when the option has no effect, as file below tests/ and function."""
 

@@ -18,7 +18,7 @@ def test_a_stall_gives_one_sample_for_each_interval_in_it() -> None:
         sampling = asyncio.create_task(sample_loop_lag(cast(MetricsClient, samples)))
         await asyncio.sleep(0)
         time.sleep(10 * INTERVAL_S)  # noqa: ASYNC251 - the stall
-        while len(samples.taken) < 9:  # noqa: ASYNC110 - told to nobody else
+        while len(samples.taken) < 9:  # noqa: ASYNC110 - samples have no event
             await asyncio.sleep(0)
         sampling.cancel()
 

@@ -67,13 +67,13 @@ def test_all_threads_write_and_the_last_one_reports(
     write, differs = InParallel(leases_module.write, last), InParallel(leases_module.differs, last)
     monkeypatch.setattr(leases_module, "write", write)
     monkeypatch.setattr(leases_module, "differs", differs)
-    leases, link, num_written_at_report = paths.paths["v2"].leases, paths.links["v2"], []
+    leases, pool, num_written_at_report = paths.paths["v2"].leases, paths.pools["v2"], []
 
     def at_call(name: str) -> None:
         if name == "set_items_data":
             num_written_at_report.append(len(write.threads))
 
-    link.at_call = at_call
+    pool.at_call = at_call
 
     async def scenario() -> None:
         async with leases.hold("writer", ITEMS) as written:

@@ -180,7 +180,7 @@ def test_a_wait_for_space_that_starts_after_its_release_ends_too(
             assert release_answered.wait(30)
 
     monkeypatch.setattr(paths.table, "release", release)
-    paths.links[alloc_version].at_call = at_call
+    paths.pools[alloc_version].at_call = at_call
 
     async def scenario() -> None:
         task = asyncio.create_task(request(paths, alloc_version, "r", [1]))

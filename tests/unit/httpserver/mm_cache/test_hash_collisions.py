@@ -103,8 +103,8 @@ def test_a_request_that_waited_for_the_bytes_of_another(
         assert collisions(paths, alloc_version) == 1
         assert paths.is_clean()
 
-    for link in paths.links.values():
-        link.at_call = at_call
+    for pool in paths.pools.values():
+        pool.at_call = at_call
     paths.run(scenario)
 
 

@@ -18,7 +18,7 @@ from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.vision.clip import VisionTower
 from tests.fakes.checkpoints import IMAGE, make_llava, rename_weights
-from tests.fakes.embeddings import put_rows, spliced_prompt
+from tests.fakes.embeddings import prompt_with_images, put_rows
 from tests.fakes.engine import Driver, make_runner
 
 SIZES = ((28, 28), (64, 31), (20, 90))
@@ -77,7 +77,7 @@ def test_tokens_equal_transformers_with_images_of_several_sizes(directory: Path,
         for pixels in inputs["pixel_values"] if pictures else ():
             handle, offset = put_rows(arena, tower(pixels[None])[0], offset)
             handles.append(handle)
-        prompt, spans = spliced_prompt(inputs["input_ids"][0].tolist(), handles, image_id=IMAGE, num_tokens=16)
+        prompt, spans = prompt_with_images(inputs["input_ids"][0].tolist(), handles, image_id=IMAGE, num_tokens=16)
         sequences.append(driver.add(slot, prompt, spans=spans))
     driver.run(10)
     assert [s.output[:10] for s in sequences] == expected

@@ -18,7 +18,7 @@ from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
 from mmserve.model_backend.worker.model_runner import ModelRunner
 from mmserve.runtime.errors import StartupError
 from tests.fakes.checkpoints import IMAGE, make_llama, make_llava
-from tests.fakes.embeddings import put_rows, spliced_prompt
+from tests.fakes.embeddings import prompt_with_images, put_rows
 from tests.fakes.engine import GREEDY, Driver, make_runner
 
 GOOD = list(range(10, 40))
@@ -45,7 +45,7 @@ def good_output(directory: Path) -> list[int]:
 
 
 def image_prompt(handle: Handle) -> tuple[list[int], tuple[MediaSpan, ...]]:
-    return spliced_prompt([5, *[IMAGE] * 16, 6], [handle], image_id=IMAGE, num_tokens=16)
+    return prompt_with_images([5, *[IMAGE] * 16, 6], [handle], image_id=IMAGE, num_tokens=16)
 
 
 @pytest.mark.parametrize("kind", ["generation", "offset", "beyond", "length", "negative"])

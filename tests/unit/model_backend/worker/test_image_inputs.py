@@ -18,7 +18,7 @@ from mmserve.model_backend.platforms.cuda.pinned import pin
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.worker.image_inputs import ImageEmbeddingWriter
 from tests.fakes.checkpoints import IMAGE, make_llava
-from tests.fakes.embeddings import put_rows, spliced_prompt
+from tests.fakes.embeddings import prompt_with_images, put_rows
 from tests.fakes.engine import Driver, make_runner
 
 HIDDEN = 64
@@ -48,7 +48,7 @@ def test_rows_are_the_arenas_own_memory(arena: Arena) -> None:
 def test_only_rows_of_the_chunk_are_read(tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a prompt whose beginning is in the prefix cache, what is there already is not read again."""
     handle, _ = put_rows(arena, torch.randn(16, HIDDEN), 0)
-    prompt, spans = spliced_prompt([5, *[IMAGE] * 16, 6], [handle], image_id=IMAGE, num_tokens=16)
+    prompt, spans = prompt_with_images([5, *[IMAGE] * 16, 6], [handle], image_id=IMAGE, num_tokens=16)
     read: list[tuple[int, int]] = []
     rows = ImageEmbeddingWriter._rows
 
@@ -92,7 +92,7 @@ def test_what_goes_stale_while_it_is_read_is_lost_and_the_neighbours_go_on(
     expected = alone.add(0, list(range(10, 40)))
     alone.run(4)
     handle, _ = put_rows(arena, torch.randn(16, HIDDEN), 0)
-    prompt, spans = spliced_prompt([5, *[IMAGE] * 16, 6], [handle], image_id=IMAGE, num_tokens=16)
+    prompt, spans = prompt_with_images([5, *[IMAGE] * 16, 6], [handle], image_id=IMAGE, num_tokens=16)
     restarting = _Restarting.attach(arena.fd)
     restarting.at = at
     driver = Driver(make_runner(directory, restarting).step)

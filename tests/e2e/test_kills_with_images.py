@@ -51,7 +51,7 @@ def test_requests_in_flight_are_answered_about_their_pictures(restarting_stack: 
                 for process in restarting_stack.processes(f"mmserve: {victim}"):
                     process.kill()
             answers = await asyncio.gather(*in_flight)
-            # With a salt, so that every picture is encoded again.
+            # The salt makes every picture a cache miss, so it is encoded again.
             return answers, [await _ask(client, *each, cache_salt="alone") for each in asked]
 
     answers, alone = asyncio.run(scenario())
