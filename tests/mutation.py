@@ -26,6 +26,9 @@ _NOTICED = ("killed", "timeout", "segfault", "suspicious", "caught by type check
 EQUIVALENT = (
     # (pattern of "original line -> mutated line", why no test can tell them apart)
     (r"strict=True.* -> ", "zip's strict is a check of equal lengths, which hold at every call"),
+    (r"self\.num_frees (= 0 -> |\+= 1 -> self\.num_frees (\+= 2|-= 1))", "only asked whether it has changed"),
+    (r"manager: table\.cacheable = False -> table\.cacheable = None", "only asked as a condition"),
+    (r"prefix_cache: self\.root = Node\(", "the root's key and block are not read"),
     (r"cast\(", "cast does nothing at run time"),
     (r"extents: .*self\._insert\(0, 0, nbytes\) -> .*_insert\(1, 0, nbytes\)", "inserting into an empty list"),
     (r"extents: .*next\(ordered, \(0, 0\)\) -> .*\(1, 0\)", "the start of an extent without size is not used"),

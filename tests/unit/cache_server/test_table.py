@@ -267,3 +267,14 @@ def test_an_evicted_embedding_is_erased() -> None:
     bench.erased.clear()
     bench.alloc("b", "dog")
     assert bench.erased == [cat.embed]
+
+
+def test_evictions_are_counted_with_their_bytes() -> None:
+    bench = _Bench(2)
+    for number, name in enumerate(("cat", "dog", "fox"), 1):
+        bench.encoded(name)
+        bench.alloc(f"for {name}", f"big {name}")
+        bench.table.release(Lease("http", f"for {name}"))
+        counters = bench.table.counters
+        assert (counters["mm_cache_evictions", "embed"], counters["mm_cache_evictions", "data"]) == (number, 0)
+        assert counters["mm_cache_evicted_bytes",] == number * EXTENT
