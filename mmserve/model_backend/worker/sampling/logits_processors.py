@@ -1,50 +1,214 @@
-"""Per-sequence changes to logits before a token is chosen: penalties, biases, forbidden stop tokens."""
+"""Changes to the logits of single sequences before a token is sampled: penalties, biases, banned tokens.
+
+A processor keeps its own state for each slot: it is told when a sequence enters a slot, which tokens it gets, and when
+it leaves. A step then costs in proportion to what has changed, not to the length of the sequence. To add a processor,
+write one more class and name it in ``make_processors``. Ids outside the vocabulary (images) are ignored by all.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from mmserve.messages.sampling import SamplingParams
-from mmserve.model_backend.worker.input_batch import Int64s
+
+_MIN_CAPACITY = 64
+Int64s = npt.NDArray[np.int64]
 
 
-def needs_edits(sampling: SamplingParams, num_output: int) -> bool:
-    """Does this sequence need any edit at all?"""
-    return bool(
-        sampling.repetition_penalty != 1.0
-        or sampling.presence_penalty
-        or sampling.frequency_penalty
-        or sampling.logit_bias
-        or num_output < sampling.min_tokens
-    )
+class LogitsProcessor(Protocol):
+    """Owns the state of the slots that it applies to; slots whose parameters do not need it cost nothing."""
+
+    def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> None:
+        """A sequence enters a free slot, with the output that it has already (after preemption or a restart)."""
+        ...
+
+    def remove_slot(self, slot: int) -> None:
+        """Forget the slot; no effect if it has no state here."""
+        ...
+
+    def update(self, slot: int, token_ids: Sequence[int]) -> None:
+        """The slot's sequence got these output tokens."""
+        ...
+
+    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> None:
+        """Change float32 logits [S, vocab] in place; row i belongs to ``slots[i]``."""
+        ...
 
 
-def edit_(logits: torch.Tensor, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> None:
-    """Change one row of float logits [vocab] in place.
-
-    Repetition penalty (Keskar et al. 2019) looks at prompt and output, presence and frequency penalties (OpenAI's
-    definition) at the output only. Ids beyond the vocabulary (images) are ignored.
-    """
-    vocab_size = logits.shape[0]
-    if sampling.repetition_penalty != 1.0:
-        seen = np.union1d(prompt, output)
-        ids = _on(logits, seen[seen < vocab_size])
-        values = logits[ids]
-        penalty = sampling.repetition_penalty
-        logits[ids] = torch.where(values > 0, values / penalty, values * penalty)
-    if sampling.presence_penalty or sampling.frequency_penalty:
-        seen, counts = np.unique(output[output < vocab_size], return_counts=True)
-        penalties = sampling.presence_penalty + sampling.frequency_penalty * counts
-        logits[_on(logits, seen)] -= _on(logits, penalties).to(logits.dtype)
-    if bias := {token: value for token, value in sampling.logit_bias.items() if 0 <= token < vocab_size}:
-        logits[list(bias)] += torch.tensor(list(bias.values()), dtype=logits.dtype, device=logits.device)
-    if len(output) < sampling.min_tokens:
-        logits[[token for token in sampling.stop_token_ids if 0 <= token < vocab_size]] = float("-inf")
+def make_processors(vocab_size: int, device: torch.device) -> list[LogitsProcessor]:
+    """All processors, in the order in which they apply."""
+    return [Penalties(vocab_size, device), LogitBias(vocab_size, device), MinTokens(vocab_size, device)]
 
 
-def _on(like: torch.Tensor, values: npt.NDArray[Any]) -> torch.Tensor:
-    return torch.from_numpy(values).to(like.device)
+class Penalties:
+    """Repetition penalty (Keskar et al. 2019) on tokens of prompt and output; presence and frequency penalties
+    (OpenAI's definition) on tokens of the output."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size, self._device = vocab_size, device
+        self._repetition: dict[int, _RepetitionPenalty] = {}
+        self._occurrence: dict[int, _OccurrencePenalties] = {}
+
+    def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> None:
+        if sampling.repetition_penalty != 1.0:
+            tokens = self._in_vocabulary(np.concatenate((prompt, output)))
+            self._repetition[slot] = _RepetitionPenalty(sampling.repetition_penalty, tokens, self._device)
+        if sampling.presence_penalty or sampling.frequency_penalty:
+            self._occurrence[slot] = _OccurrencePenalties(
+                sampling.presence_penalty, sampling.frequency_penalty, self._in_vocabulary(output), self._device
+            )
+
+    def remove_slot(self, slot: int) -> None:
+        self._repetition.pop(slot, None)
+        self._occurrence.pop(slot, None)
+
+    def update(self, slot: int, token_ids: Sequence[int]) -> None:
+        if repetition := self._repetition.get(slot):
+            for token_id in token_ids:
+                repetition.add(token_id)
+        if occurrence := self._occurrence.get(slot):
+            for token_id in token_ids:
+                occurrence.add(token_id)
+
+    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> None:
+        if not (self._repetition or self._occurrence):
+            return
+        for row, slot in enumerate(slots):
+            if repetition := self._repetition.get(slot):
+                repetition.apply(logits[row])
+            if occurrence := self._occurrence.get(slot):
+                occurrence.apply(logits[row])
+
+    def _in_vocabulary(self, tokens: Int64s) -> Int64s:
+        return tokens[(tokens >= 0) & (tokens < self._vocab_size)]
+
+
+class LogitBias:
+    """Adds the request's bias to the logits that it names."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size, self._device = vocab_size, device
+        self._biases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> None:
+        if bias := {token: value for token, value in sampling.logit_bias.items() if 0 <= token < self._vocab_size}:
+            values = torch.tensor(list(bias.values()), dtype=torch.float32, device=self._device)
+            self._biases[slot] = torch.tensor(list(bias), device=self._device), values
+
+    def remove_slot(self, slot: int) -> None:
+        self._biases.pop(slot, None)
+
+    def update(self, slot: int, token_ids: Sequence[int]) -> None:
+        """A bias does not depend on the output."""
+
+    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> None:
+        if not self._biases:
+            return
+        for row, slot in enumerate(slots):
+            if bias := self._biases.get(slot):
+                ids, values = bias
+                logits[row].index_add_(0, ids, values)
+
+
+class MinTokens:
+    """Bans the stop tokens until the output has ``min_tokens`` tokens."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size, self._device = vocab_size, device
+        self._num_left: dict[int, int] = {}
+        self._banned: dict[int, torch.Tensor] = {}
+
+    def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> None:
+        ids = [token for token in sampling.stop_token_ids if 0 <= token < self._vocab_size]
+        if ids and len(output) < sampling.min_tokens:
+            self._num_left[slot] = sampling.min_tokens - len(output)
+            self._banned[slot] = torch.tensor(ids, device=self._device)
+
+    def remove_slot(self, slot: int) -> None:
+        self._num_left.pop(slot, None)
+        self._banned.pop(slot, None)
+
+    def update(self, slot: int, token_ids: Sequence[int]) -> None:
+        if (num_left := self._num_left.get(slot)) is None:
+            return
+        if num_left <= len(token_ids):
+            self.remove_slot(slot)
+        else:
+            self._num_left[slot] = num_left - len(token_ids)
+
+    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> None:
+        if not self._banned:
+            return
+        for row, slot in enumerate(slots):
+            if (banned := self._banned.get(slot)) is not None:
+                logits[row].index_fill_(0, banned, float("-inf"))
+
+
+class _RepetitionPenalty:
+    """Divides positive logits of a slot's distinct tokens by the penalty and multiplies the others with it."""
+
+    def __init__(self, penalty: float, tokens: Int64s, device: torch.device) -> None:
+        self._penalty = penalty
+        distinct = np.unique(tokens)
+        self._seen = set(distinct.tolist())
+        self._ids = _GrowingTensor(torch.from_numpy(distinct).to(device))
+
+    def add(self, token_id: int) -> None:
+        if token_id not in self._seen:
+            self._seen.add(token_id)
+            self._ids.append(token_id)
+
+    def apply(self, logits: torch.Tensor) -> None:
+        ids = self._ids.values
+        values = logits.index_select(0, ids)
+        logits.index_copy_(0, ids, torch.where(values > 0, values / self._penalty, values * self._penalty))
+
+
+class _OccurrencePenalties:
+    """Subtracts ``presence + frequency * count`` from the logits of a slot's distinct output tokens."""
+
+    def __init__(self, presence: float, frequency: float, output: Int64s, device: torch.device) -> None:
+        self._presence, self._frequency = presence, frequency
+        distinct, counts = np.unique(output, return_counts=True)
+        self._counts = counts.tolist()
+        self._index = {token_id: index for index, token_id in enumerate(distinct.tolist())}
+        self._ids = _GrowingTensor(torch.from_numpy(distinct).to(device))
+        # Negative, so that they can be added in place.
+        changes = torch.from_numpy(-(presence + frequency * counts)).to(device, torch.float32)
+        self._changes = _GrowingTensor(changes)
+
+    def add(self, token_id: int) -> None:
+        index = self._index.setdefault(token_id, len(self._counts))
+        if index == len(self._counts):
+            self._counts.append(1)
+            self._ids.append(token_id)
+            self._changes.append(-(self._presence + self._frequency))
+        else:
+            self._counts[index] += 1
+            self._changes.values[index] = -(self._presence + self._frequency * self._counts[index])
+
+    def apply(self, logits: torch.Tensor) -> None:
+        logits.index_add_(0, self._ids.values, self._changes.values)
+
+
+class _GrowingTensor:
+    """A one-dimensional tensor that is appended to in amortised constant time."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+        self._memory = values
+
+    def append(self, value: float) -> None:
+        length = len(self.values)
+        if length == len(self._memory):
+            self._memory = torch.empty(
+                max(_MIN_CAPACITY, 2 * length), dtype=self.values.dtype, device=self.values.device
+            )
+            self._memory[:length] = self.values
+        self._memory[length] = value
+        self.values = self._memory[: length + 1]

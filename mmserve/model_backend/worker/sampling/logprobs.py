@@ -1,7 +1,7 @@
-"""What the model itself thought of the tokens that were sampled, for the sequences that asked.
+"""Log-probabilities of sampled tokens, for the sequences that asked for them.
 
-Log-softmax of the logits as they come from the model: before penalties, biases and masks, before temperature and
-truncation. So the numbers mean the same under any sampling parameters, and a row's depend on no other row.
+They are the log-softmax of the model's own logits: before logits processors, temperature and truncation. So they mean
+the same under any sampling parameters, and those of a row do not depend on other rows.
 """
 
 from __future__ import annotations
@@ -15,33 +15,39 @@ from mmserve.model_backend.worker.sampling.sampler import NOT_FINITE, SampleRow
 
 
 class ModelLogprobs:
-    """Of the rows of logits [S, vocab] that asked, taken before ``sample`` edits them. Costs nothing when none did."""
+    """Keeps the logits [S, vocab] of the rows that asked, before ``Sampler.sample`` changes them.
+
+    Costs nothing when no row asked.
+    """
 
     def __init__(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
-        self._asked = [(index, top) for index, row in enumerate(rows) if (top := row.sampling.logprobs) is not None]
-        self._logits = logits[[index for index, _ in self._asked]] if self._asked else None
+        self._requested = [(index, top) for index, row in enumerate(rows) if (top := row.sampling.logprobs) is not None]
+        self._logits = logits[[index for index, _ in self._requested]] if self._requested else None
 
-    def of(self, chosen: Sequence[int]) -> list[tuple[int, bytes]]:
-        """(row, its packed log-probabilities) for the rows that asked and got a token; ``chosen``: all rows' tokens."""
+    def of_tokens(self, chosen: Sequence[int]) -> list[tuple[int, bytes]]:
+        """(row, its packed log-probabilities) for the rows that asked and got a token.
+
+        ``chosen``: the sampled token of every row, or NOT_FINITE.
+        """
         if self._logits is None:
             return []
-        tokens = [chosen[index] for index, _ in self._asked]
+        tokens = [chosen[index] for index, _ in self._requested]
         logprobs = torch.log_softmax(self._logits, dim=-1, dtype=torch.float32)
         own = logprobs.gather(1, torch.tensor(tokens, device=logprobs.device).clamp_(min=0)[:, None])
-        likely = _most_likely(logprobs) if any(top for _, top in self._asked) else [[]] * len(tokens)
+        likely = _most_likely(logprobs) if any(top for _, top in self._requested) else [[]] * len(tokens)
         return [
             (index, pack([(token, logprob), *pairs[:top]]))
             for (index, top), token, logprob, pairs in zip(
-                self._asked, tokens, own.squeeze(1).tolist(), likely, strict=True
+                self._requested, tokens, own.squeeze(1).tolist(), likely, strict=True
             )
             if token != NOT_FINITE
         ]
 
 
 def _most_likely(logprobs: torch.Tensor) -> list[list[tuple[int, float]]]:
-    """Each row's (id, log-probability), most likely first, of equal ones the lower id: what greedy sampling takes.
+    """Each row's (id, log-probability), most likely first; equal ones by id, as greedy sampling takes them.
 
-    Always as many, whatever is asked: where equal ones are cut must not depend on the other rows.
+    Always MAX_TOP of them, so that where equal ones are cut does not depend on what other rows ask for.
     """
     values, ids = logprobs.topk(min(MAX_TOP, logprobs.shape[1]), dim=-1)
     return [

@@ -1,75 +1,74 @@
 """Logits -> token ids for a batch of sequences, each by its own parameters. Runs on rank 0.
 
-A row's token depends on nothing but its logits, parameters, seed and position: the draw inverts the cumulative
-distribution in vocabulary order, and top-k and top-p cut at a value, so that ties and neighbours change nothing.
+A row's token depends only on its logits, parameters, seed and position. The draw inverts the cumulative distribution
+in vocabulary order, and top-k and top-p cut at a value, so the order of equal logits and the other rows change nothing.
 """
 
 from __future__ import annotations
 
-import struct
-from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
 import torch
-import xxhash
 
 from mmserve.messages.sampling import SamplingParams
-from mmserve.model_backend.worker.sampling.logits_processors import edit_, needs_edits
+from mmserve.model_backend.worker.sampling.counter_random import uniforms
+from mmserve.model_backend.worker.sampling.logits_processors import Int64s, make_processors
 
 NOT_FINITE = -1
 """In place of a token id: the row's logits are not finite."""
 _GREEDY_BELOW = 1e-5
-_HEAD = 256
+_TOP_P_HEAD = 256
 """Most likely tokens looked at first for top-p; the whole row is sorted only when they do not cover it."""
-_SEED_MASK = (1 << 64) - 1
 
 
-@dataclass(frozen=True)
-class SampleRow:
-    """One sequence about to get a token: its parameters and its tokens so far, prompt first."""
+class SampleRow(NamedTuple):
+    """One sequence about to get a token."""
 
+    slot: int
     sampling: SamplingParams
-    tokens: array[int]
-    num_prompt_tokens: int
-
-    @property
-    def position(self) -> int:
-        """Index in the sequence of the token to come."""
-        return len(self.tokens)
-
-    @property
-    def needs_edits(self) -> bool:
-        return needs_edits(self.sampling, len(self.tokens) - self.num_prompt_tokens)
-
-    def edit_(self, logits: torch.Tensor) -> None:
-        tokens = np.frombuffer(self.tokens, dtype=np.int64)
-        edit_(logits, self.sampling, tokens[: self.num_prompt_tokens], tokens[self.num_prompt_tokens :])
+    position: int
+    """Index in the sequence of the token to come."""
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    """[S, vocab] and their rows -> S token ids, or NOT_FINITE."""
-    logits = logits.float()
-    finite = torch.isfinite(logits.sum(dim=-1))
-    for index, row in enumerate(rows):
-        if row.needs_edits:
-            row.edit_(logits[index])
-    chosen = _argmax(logits)
-    random = [index for index, row in enumerate(rows) if row.sampling.temperature >= _GREEDY_BELOW]
-    if random:
-        chosen[random] = _draw(logits[random], [rows[index] for index in random])
-    return chosen.masked_fill_(~finite, NOT_FINITE).tolist()
+class Sampler:
+    """Samples tokens and owns the logits processors, whose state it keeps for each slot."""
 
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._processors = make_processors(vocab_size, device)
 
-def uniform(seed: int, position: int) -> float:
-    """In [0, 1), a pure function of both. 48 bits: times a total it never rounds up to the total."""
-    digest = xxhash.xxh3_64_intdigest(struct.pack("<QQ", seed & _SEED_MASK, position))
-    return float(digest >> 16) / (1 << 48)
+    def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> None:
+        """A sequence enters the slot; what an earlier one left there is forgotten."""
+        for processor in self._processors:
+            processor.remove_slot(slot)
+            processor.add_slot(slot, sampling, prompt, output)
+
+    def remove_slot(self, slot: int) -> None:
+        """The slot's sequence has left."""
+        for processor in self._processors:
+            processor.remove_slot(slot)
+
+    def update(self, slot: int, token_ids: Sequence[int]) -> None:
+        """The slot's sequence got these tokens. Needed before its next ``sample``."""
+        for processor in self._processors:
+            processor.update(slot, token_ids)
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
+        """[S, vocab] and their rows -> S token ids, or NOT_FINITE. May change ``logits``."""
+        logits = logits.float()
+        finite = torch.isfinite(logits.sum(dim=-1))
+        slots = [row.slot for row in rows]
+        for processor in self._processors:
+            processor.apply(logits, slots)
+        chosen = _argmax(logits)
+        random = [index for index, row in enumerate(rows) if row.sampling.temperature >= _GREEDY_BELOW]
+        if random:
+            chosen[random] = _draw(logits[random], [rows[index] for index in random])
+        return chosen.masked_fill_(~finite, NOT_FINITE).tolist()
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
-    if logits.device.type == "cpu":  # numpy's is vectorised: ten times torch's speed over a large vocabulary
+    if logits.device.type == "cpu":  # numpy's argmax is vectorised: ten times as fast over a large vocabulary
         return torch.from_numpy(logits.numpy().argmax(axis=-1))
     return logits.argmax(dim=-1)
 
@@ -87,7 +86,8 @@ def _draw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
         floor = probs.amax(dim=-1, keepdim=True) * _column([p.min_p for p in params], probs)
         probs = probs.masked_fill_(probs < floor, 0)
     cdf = probs.cumsum(dim=-1, dtype=torch.float64)
-    target = cdf[:, -1:] * _column([uniform(row.sampling.seed, row.position) for row in rows], cdf)
+    draws = uniforms([p.seed for p in params], [row.position for row in rows])
+    target = cdf[:, -1:] * torch.from_numpy(draws).to(cdf.device)[:, None]
     return torch.searchsorted(cdf, target, right=True).squeeze(1).clamp_(max=cdf.shape[1] - 1)
 
 
@@ -102,7 +102,7 @@ def _kth_largest(logits: torch.Tensor, top_k: list[int]) -> torch.Tensor:
 
 def _nucleus_floor(probs: torch.Tensor, top_p: list[float]) -> torch.Tensor:
     """[R, 1]: probability of the token that completes each row's nucleus (Holtzman et al. 2020); 0 where p is 1."""
-    head = probs.topk(min(_HEAD, probs.shape[1]), dim=-1).values
+    head = probs.topk(min(_TOP_P_HEAD, probs.shape[1]), dim=-1).values
     floor, covered = _crossing(head, _column(top_p, probs))
     open_rows = [row for row, done in enumerate(covered.tolist()) if not done and top_p[row] < 1]
     if open_rows:
@@ -119,5 +119,6 @@ def _crossing(descending: torch.Tensor, top_p: torch.Tensor) -> tuple[torch.Tens
     return descending.gather(1, index), reached.any(dim=-1)
 
 
-def _column(values: list[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+def _column(values: list[float], matching: torch.Tensor) -> torch.Tensor:
+    """[R, 1] with the dtype and device of ``matching``."""
+    return torch.tensor(values, dtype=matching.dtype, device=matching.device)[:, None]

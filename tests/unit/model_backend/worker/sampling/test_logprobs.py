@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from array import array
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mmserve.messages.logprobs import unpack
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
-from mmserve.model_backend.worker.sampling.sampler import NOT_FINITE, SampleRow, sample
+from mmserve.model_backend.worker.sampling.sampler import NOT_FINITE, Sampler, SampleRow
 from tests.fakes.checkpoints import VOCAB, make_llama
 from tests.fakes.engine import BLOCK_TOKENS, Driver, make_runner
 from tests.fakes.logprobs import check_logprobs
@@ -24,14 +24,18 @@ from tests.fakes.logprobs import check_logprobs
 NUM_NEW = 10
 
 
-def row(prompt: tuple[int, ...] = (1, 2), **params: Any) -> SampleRow:
-    return SampleRow(SamplingParams(max_tokens=100, **params), array("q", prompt), len(prompt))
+def row(**params: Any) -> SampleRow:
+    return SampleRow(0, SamplingParams(max_tokens=100, **params), position=2)
 
 
 def reported(logits: torch.Tensor, rows: list[SampleRow]) -> dict[int, list[tuple[int, float]]]:
-    """By row, of the tokens that ``sample`` takes."""
+    """By row: the log-probabilities of the tokens that a sampler chooses, for prompts of the tokens 1 and 2."""
+    sampler = Sampler(logits.shape[1], logits.device)
+    rows = [each._replace(slot=slot) for slot, each in enumerate(rows)]
+    for each in rows:
+        sampler.add_slot(each.slot, each.sampling, np.array([1, 2]), np.array([], dtype=np.int64))
     models = ModelLogprobs(logits, rows)
-    return {index: unpack(packed) for index, packed in models.of(sample(logits, rows))}
+    return {index: unpack(packed) for index, packed in models.of_tokens(sampler.sample(logits, rows))}
 
 
 def close(found: list[tuple[int, float]], probs: list[tuple[int, float]]) -> bool:
@@ -83,12 +87,12 @@ def test_a_row_that_is_not_finite_reports_nothing_and_harms_no_other() -> None:
     found = reported(values, [row(temperature=0.0, logprobs=2)] * 3)
     assert sorted(found) == [0, 2]
     assert found[0] == found[2]
-    assert ModelLogprobs(values, [row(logprobs=2)] * 3).of([NOT_FINITE] * 3) == []
+    assert ModelLogprobs(values, [row(logprobs=2)] * 3).of_tokens([NOT_FINITE] * 3) == []
 
 
 def test_when_nobody_asks_the_logits_are_not_looked_at() -> None:
     logits: Any = None
-    assert ModelLogprobs(logits, [row(), row()]).of([3, 4]) == []
+    assert ModelLogprobs(logits, [row(), row()]).of_tokens([3, 4]) == []
 
 
 @given(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,13 +16,33 @@ from hypothesis import strategies as st
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.sampling import SamplingParams
-from mmserve.model_backend.worker.sampling.sampler import NOT_FINITE, SampleRow, sample, uniform
+from mmserve.model_backend.worker.sampling.sampler import NOT_FINITE, Sampler, SampleRow
 
 VOCAB = 600
 
 
-def row(prompt: tuple[int, ...] = (1, 2), output: tuple[int, ...] = (), **params: Any) -> SampleRow:
-    return SampleRow(SamplingParams(max_tokens=100, **params), array("q", prompt + output), len(prompt))
+@dataclass(frozen=True)
+class Request:
+    """A sequence about to get a token."""
+
+    sampling: SamplingParams
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+
+
+def row(prompt: tuple[int, ...] = (1, 2), output: tuple[int, ...] = (), **params: Any) -> Request:
+    return Request(SamplingParams(max_tokens=100, **params), prompt, output)
+
+
+def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
+    """What a sampler chooses when request i is in slot i."""
+    sampler = Sampler(logits.shape[1], logits.device)
+    rows = []
+    for slot, request in enumerate(requests):
+        prompt, output = (np.array(tokens, dtype=np.int64) for tokens in (request.prompt, request.output))
+        sampler.add_slot(slot, request.sampling, prompt, output)
+        rows.append(SampleRow(slot, request.sampling, len(prompt) + len(output)))
+    return sampler.sample(logits, rows)
 
 
 def logits(*rows: dict[int, float], floor: float = 0.0) -> torch.Tensor:
@@ -37,7 +59,7 @@ def frequencies(values: torch.Tensor, draws: int = 4000, **params: Any) -> dict[
     return {token: count / draws for token, count in counts.items()}
 
 
-def test_temperature_zero_takes_the_largest() -> None:
+def test_temperature_zero_samples_the_largest_logit() -> None:
     assert sample(logits({5: 1.0}, {9: 2.0, 3: 1.9}), [row(temperature=0.0)] * 2) == [5, 9]
 
 
@@ -64,7 +86,7 @@ def test_draws_follow_the_distribution() -> None:
         ({"top_k": 2, "top_p": 0.6}, {3}),
     ],
 )
-def test_truncation_keeps_exactly(params: dict[str, Any], kept: set[int]) -> None:
+def test_truncation_keeps_exactly_the_expected_tokens(params: dict[str, Any], kept: set[int]) -> None:
     values = logits({3: math.log(0.5), 4: math.log(0.3), 5: math.log(0.2)}, floor=-1e9)
     assert set(frequencies(values, draws=400, **params)) == kept
 
@@ -99,7 +121,7 @@ def test_negative_logits_are_penalised_downwards_and_images_are_ignored() -> Non
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_logits_that_are_not_finite_fail_their_row_alone(bad: float) -> None:
+def test_logits_that_are_not_finite_fail_only_their_row(bad: float) -> None:
     values = logits({5: 1.0}, {6: bad}, {7: 9.0})
     rows = [row(temperature=0.0), row(top_p=0.9, seed=1), row(temperature=0.0)]
     assert sample(values, rows) == [5, NOT_FINITE, 7]
@@ -124,23 +146,10 @@ params_of_a_row = st.builds(
     rows=st.lists(params_of_a_row, min_size=1, max_size=6), noise=st.integers(0, 2**31), step=st.sampled_from([0, 4])
 )
 @settings(max_examples=60, deadline=None)
-def test_alone_or_in_a_batch_the_same_token(rows: list[SampleRow], noise: int, step: int) -> None:
+def test_a_row_gets_the_same_token_alone_and_in_a_batch(rows: list[Request], noise: int, step: int) -> None:
     values = 3 * torch.randn(len(rows), VOCAB, generator=torch.manual_seed(noise))
-    if step:  # coarse values as bfloat16 gives: many ties
+    if step:  # coarse values, as bfloat16 gives them: many ties
         values = (values * step).round() / step
     together = sample(values.clone(), rows)
     assert together == [sample(values[index : index + 1].clone(), [one])[0] for index, one in enumerate(rows)]
     assert all(0 <= token < VOCAB for token in together)
-
-
-@given(seed=st.integers(-(2**63), 2**64 - 1), position=st.integers(0, 2**40))
-def test_uniform_is_within_the_unit_interval_and_pure(seed: int, position: int) -> None:
-    assert 0.0 <= uniform(seed, position) < 1.0
-    assert uniform(seed, position) == uniform(seed, position)
-
-
-def test_uniform_is_uniform_over_positions_and_seeds() -> None:
-    for values in ([uniform(3, p) for p in range(4000)], [uniform(s, 11) for s in range(4000)]):
-        counts = Counter(int(value * 10) for value in values)
-        assert min(counts.values()) > 320
-        assert max(counts.values()) < 480
