@@ -22,7 +22,7 @@ from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.interface import Platform
-from mmserve.model_backend.worker.forward_batch import Batch
+from mmserve.model_backend.worker.forward_batch import ForwardBatch
 from mmserve.model_backend.worker.model_runner import ModelRunner
 from mmserve.supervisor import machine, plan
 
@@ -73,7 +73,7 @@ class _Observed(ModelRunner):
     def __init__(self, deployment: Deployment, platform: Platform) -> None:
         super().__init__(deployment, TpGroup(), None, platform, lambda done, total, what: None)
 
-    def _forward(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor | None:
+    def _forward(self, batch: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor | None:
         logits = super()._forward(batch, hidden)
         assert logits is not None
         # The order of a batch among equally long contexts is that of its plan. A copy: sampling edits in place.

@@ -1,4 +1,4 @@
-"""The model_backend process: one tensor-parallel rank that answers step plans. Decides nothing."""
+"""The model_backend process: one tensor-parallel rank that computes the router's step plans."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(process: Process) -> None:
-    """Load, warm up, announce, then compute plans until stopped."""
+    """Load, warm up, report readiness, then compute plans until stopped."""
     deployment, endpoints, rank = process.deployment, process.endpoints, process.index
     size = deployment.config.tp
     phases = StartupTimer()
@@ -65,13 +65,13 @@ def serve(
     *,
     answers: bool,
 ) -> None:
-    """Compute plans in the order they come; ends only by an exception."""
+    """Compute plans in the order of arrival; ends only by an exception. With ``answers``, send the results."""
     while True:
         plans = inbox.drain(block=True, timeout_s=INTERVAL_S)
         pulse.beat(busy=bool(plans), progressed=bool(plans))
         for plan in plans:
             with computing():
-                result = runner.step(plan)
+                result = runner.collect(runner.launch(plan))
             if answers and plan.steps:
                 outbox.send(result)
 

@@ -1,7 +1,7 @@
-"""Steps of a plan -> tensors of one forward pass. Knows slots and blocks, not the model.
+"""Steps of a plan -> tensors of one forward pass.
 
-Rows of a batch: first one row for each sequence with a single new token, longest context first, then each prefill
-chunk's rows. ``Batch.steps`` is in this order.
+Rows of a batch: first one row for each sequence with a single new token, longest context first, then the rows of each
+prefill chunk. ``ForwardBatch.steps`` is in this order.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import torch
 from mmserve.messages.step import SequenceStep
 from mmserve.model_backend.attention.interface import AttentionInput, MetadataBuilder
 from mmserve.model_backend.models.interface import PositionFunction
-from mmserve.model_backend.worker.input_batch import InputBatch
+from mmserve.model_backend.worker.input_batch import InputBatch, Int64s
 
 
 @dataclass(frozen=True)
-class Batch:
+class ForwardBatch:
     """One forward pass over T rows."""
 
     steps: tuple[SequenceStep, ...]
     first_rows: tuple[int, ...]
-    """Where each step's rows begin."""
+    """Index of each step's first row."""
     token_ids: torch.Tensor
     """int64 [T]; 0 in place of virtual ids."""
     positions: torch.Tensor
@@ -33,19 +33,23 @@ class Batch:
     metadata: Any
     """The attention backend's, for all layers."""
     sample_slots: tuple[int, ...]
-    sample_rows: torch.Tensor
+    logits_indices: torch.Tensor
     """int64 [S], ascending: the last row of each step that samples."""
 
 
-def build(
+def build_forward_batch(
     table: InputBatch,
     steps: Sequence[SequenceStep],
+    last_token: torch.Tensor,
     vocab_size: int,
-    device: torch.device,
     builder: MetadataBuilder[Any],
     rotary_positions: PositionFunction,
-) -> Batch:
-    """At least one step."""
+) -> ForwardBatch:
+    """Tensors on the device of ``last_token``: int64 [slots], the token that each slot sampled last.
+
+    Rows of tokens that were sampled in an earlier step read ``last_token``, so their ids need not be known on the
+    host. At least one step.
+    """
     singles = sorted((step for step in steps if step.num_tokens == 1), key=lambda step: -step.start)
     ordered = (*singles, *(step for step in steps if step.num_tokens > 1))
     starts = np.array([step.start for step in ordered])
@@ -54,21 +58,46 @@ def build(
     ends = counts.cumsum()
     first_rows = ends - counts
     positions = np.arange(ends[-1]) + np.repeat(starts - first_rows, counts)
-    ids = np.concatenate([table[step.slot].chunk(step.start, step.num_tokens) for step in ordered])
     sampling = [index for index, step in enumerate(ordered) if step.sample]
     row_slots = np.repeat(slots, counts)
-    slot_mapping = table.kv_slots(row_slots, positions)
+    slot_mapping = table.slot_mapping(row_slots, positions)
     rotary = rotary_positions(positions, row_slots, lambda slot: table[slot].spans)
-    token_ids, positions_, sample_rows = (
-        torch.from_numpy(values).to(device)
-        for values in (np.where(ids < vocab_size, ids, 0), rotary, ends[sampling] - 1)
+    positions_, logits_indices = (
+        torch.from_numpy(values).to(last_token.device) for values in (rotary, ends[sampling] - 1)
     )
-    return Batch(
+    return ForwardBatch(
         steps=ordered,
         first_rows=tuple(first_rows.tolist()),
-        token_ids=token_ids,
+        token_ids=_token_ids(table, ordered, last_token, vocab_size),
         positions=positions_,
         metadata=builder.build(AttentionInput(slots, starts, counts, table.blocks, slot_mapping)),
         sample_slots=tuple(ordered[index].slot for index in sampling),
-        sample_rows=sample_rows,
+        logits_indices=logits_indices,
     )
+
+
+def _token_ids(
+    table: InputBatch, steps: Sequence[SequenceStep], last_token: torch.Tensor, vocab_size: int
+) -> torch.Tensor:
+    """int64 [T]: tokens that were sampled here from ``last_token``, all others from the host."""
+    parts: list[Int64s] = []
+    sampled_rows, sampled_slots = [], []
+    for row, step in enumerate(steps):
+        if step.num_tokens == 1 and step.start >= table[step.slot].num_given:
+            sampled_rows.append(row)  # steps of one token come first: index of the step = index of its row
+            sampled_slots.append(step.slot)
+            parts.append(_UNKNOWN)
+        else:
+            parts.append(table[step.slot].chunk(step.start, step.num_tokens))
+    device = last_token.device
+    if len(sampled_rows) == len(steps):
+        return last_token.index_select(0, torch.tensor(sampled_slots, device=device))
+    ids = np.concatenate(parts)
+    token_ids = torch.from_numpy(np.where(ids < vocab_size, ids, 0)).to(device)
+    if sampled_rows:
+        sampled = last_token.index_select(0, torch.tensor(sampled_slots, device=device))
+        token_ids.index_copy_(0, torch.tensor(sampled_rows, device=device), sampled)
+    return token_ids
+
+
+_UNKNOWN: Int64s = np.zeros(1, dtype=np.int64)

@@ -1,6 +1,7 @@
-"""What a rank remembers between plans: each slot's tokens, spans and block table. Plans are diffs against it.
+"""The sequences of a rank, by slot: tokens, image spans and block tables. Plans are differences to this state.
 
-Pure Python and numpy, no torch: every rank applies the same plan and so comes to the same state and verdicts.
+Pure Python and numpy, no torch. Every rank applies the same plans, so all ranks have the same state and refuse the
+same steps.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass
 class Slot:
-    """One sequence: prompt and output tokens so far, and how many blocks its table has."""
+    """One sequence. ``tokens`` are those known on the host: what came with it, and what was collected since."""
 
     tokens: array[int]
     num_prompt_tokens: int
     spans: tuple[MediaSpan, ...]
     sampling: SamplingParams
+    num_given: int
+    """Tokens that came with the sequence. Later ones were sampled here: decode rows read them on the device."""
+    length: int
+    """Tokens when all launched steps are done; tokens from ``len(tokens)`` on are not yet known on the host."""
     num_blocks: int = 0
 
     def chunk(self, start: int, num_tokens: int) -> Int64s:
@@ -41,14 +46,17 @@ class Slot:
 
 
 class InputBatch:
-    """All slots of a rank. ``blocks[slot, i]`` is the slot's i-th KV block; beyond num_blocks it is meaningless."""
+    """All slots of a rank.
+
+    ``blocks[slot, i]`` is the slot's i-th KV block; entries from the slot's ``num_blocks`` on are meaningless.
+    """
 
     def __init__(
         self, max_num_seqs: int, max_model_len: int, num_blocks: int, block_tokens: int, vocab_size: int
     ) -> None:
-        self._block_tokens = block_tokens
         self.blocks: Int64s = np.zeros((max_num_seqs, -(-max_model_len // block_tokens) + 1), dtype=np.int64)
         self._num_blocks = num_blocks
+        self._block_tokens = block_tokens
         self._vocab_size = vocab_size
         self._slots: dict[int, Slot] = {}
 
@@ -56,35 +64,33 @@ class InputBatch:
         return self._slots[slot]
 
     def apply(self, plan: StepPlan) -> dict[int, str]:
-        """Free, enter, extend, in this order. Returns slot -> why its step cannot be computed."""
+        """Free slots, add new sequences, append new blocks, in this order. Returns slot -> why its step is refused."""
         for slot in plan.free:
             self._slots.pop(slot, None)
-        refused = dict(filter(None, map(self._enter, plan.new)))
+        refused = dict(filter(None, map(self._add, plan.new)))
         for step in plan.steps:
-            if step.slot not in refused and (problem := self._extend(step) or self._misfit(step)):
+            if step.slot not in refused and (problem := self._append_blocks(step) or self._check(step)):
                 refused[step.slot] = problem
         return refused
 
-    def append(self, slot: int, token_id: int) -> None:
-        """Add a sampled token."""
-        self._slots[slot].tokens.append(token_id)
-
-    def kv_slots(self, slots: Int64s, positions: Int64s) -> Int64s:
-        """Where the KV of each (slot, position) lives: block * tokens per block + offset."""
+    def slot_mapping(self, slots: Int64s, positions: Int64s) -> Int64s:
+        """Where the K and V of each (slot, position) are stored: block * tokens per block + offset."""
         blocks = self.blocks[slots, positions // self._block_tokens]
         return blocks * self._block_tokens + positions % self._block_tokens
 
-    def _enter(self, new: NewSequence) -> tuple[int, str] | None:
+    def _add(self, new: NewSequence) -> tuple[int, str] | None:
         self._slots.pop(new.slot, None)
         tokens = array("q")
         if not 0 <= new.slot < len(self.blocks) or len(new.token_ids) % tokens.itemsize:
             return new.slot, "malformed sequence"
         tokens.frombytes(new.token_ids)
-        self._slots[new.slot] = Slot(tokens, new.num_prompt_tokens, new.spans, new.sampling)
+        self._slots[new.slot] = Slot(
+            tokens, new.num_prompt_tokens, new.spans, new.sampling, num_given=len(tokens), length=len(tokens)
+        )
         return None
 
-    def _extend(self, step: SequenceStep) -> str:
-        """Append the step's new blocks; a reason when they do not fit."""
+    def _append_blocks(self, step: SequenceStep) -> str:
+        """Append the step's new blocks; a reason if they do not fit."""
         if (slot := self._slots.get(step.slot)) is None:
             return "the slot holds no sequence"
         end = slot.num_blocks + len(step.new_blocks)
@@ -94,18 +100,20 @@ class InputBatch:
         slot.num_blocks = end
         return ""
 
-    def _misfit(self, step: SequenceStep) -> str:
-        """A reason when the chunk is not within the sequence, its blocks, or the vocabulary."""
+    def _check(self, step: SequenceStep) -> str:
+        """A reason if the chunk is not within the sequence, its blocks, or the vocabulary."""
         slot = self._slots[step.slot]
         end = step.start + step.num_tokens
-        if step.num_tokens < 1 or step.start < 0 or end > len(slot.tokens):
-            return f"the chunk [{step.start}, {end}) is not within its {len(slot.tokens)} tokens"
-        if step.sample and end != len(slot.tokens):
+        if step.num_tokens < 1 or step.start < 0 or end > slot.length:
+            return f"the chunk [{step.start}, {end}) is not within its {slot.length} tokens"
+        if step.sample and end != slot.length:
             return "a token is asked for before the sequence's last"
         if end > slot.num_blocks * self._block_tokens:
             return f"the chunk ends at {end}, beyond its {slot.num_blocks} KV blocks"
-        if step.num_tokens == 1 and 0 <= slot.tokens[step.start] < self._vocab_size:
-            return ""
+        if step.num_tokens == 1 and step.start >= slot.num_given:
+            return ""  # a token that was sampled here
+        if end > len(slot.tokens):
+            return "a chunk of several tokens includes one that is not known yet"
         ids = slot.chunk(step.start, step.num_tokens)
         if np.any(unembeddable(ids, step.start, slot.spans_within(step.start, step.num_tokens), self._vocab_size)):
             return "a token id is neither in the vocabulary nor covered by an image"
@@ -113,7 +121,7 @@ class InputBatch:
 
 
 def unembeddable(ids: Int64s, start: int, spans: Iterable[MediaSpan], vocab_size: int) -> npt.NDArray[np.bool_]:
-    """True where an id (of the chunk at ``start``) is neither text nor a virtual id inside a span."""
+    """True where a token id (of the chunk at ``start``) is neither text nor a virtual id inside a span."""
     covered = np.zeros(len(ids), dtype=np.bool_)
     for span in spans:
         covered[max(0, span.start - start) : max(0, span.start + span.num_tokens - start)] = True

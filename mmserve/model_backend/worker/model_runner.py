@@ -1,16 +1,18 @@
-"""One rank's engine: ``step(plan)`` -> tokens. All ranks run it on the same plans and stay in lockstep.
+"""Runs step plans on one rank: ``launch`` issues a plan, ``collect`` returns its tokens.
 
-Everything that can be wrong with a single sequence is found before the first collective of a step, or comes to
-every rank with the broadcast of the tokens. Knows no socket.
+All ranks run the same plans and stay in lockstep: a problem of a single sequence is found by every rank before the
+first collective of a step, or reaches every rank with the broadcast of the tokens.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from mmserve.checkpoint.load import check_tp
@@ -26,27 +28,38 @@ from mmserve.model_backend.loader.weights import Progress
 from mmserve.model_backend.platforms.device import is_fatal_device_error
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker import kv_cache
-from mmserve.model_backend.worker.forward_batch import Batch, build
+from mmserve.model_backend.worker.forward_batch import ForwardBatch, build_forward_batch
 from mmserve.model_backend.worker.image_inputs import ImageEmbeddingWriter
-from mmserve.model_backend.worker.input_batch import InputBatch
+from mmserve.model_backend.worker.input_batch import InputBatch, Slot
 from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
-from mmserve.model_backend.worker.sampling.sampler import NOT_FINITE, SampleRow, sample
+from mmserve.model_backend.worker.sampling.sampler import NOT_FINITE, Sampler, SampleRow
 from mmserve.runtime.errors import StartupError
 from mmserve.runtime.startup_timer import StartupTimer
 
 logger = logging.getLogger(__name__)
 
 
-class _Computed(NamedTuple):
-    """What came of a plan's steps, as in StepResult; ``logprobs`` on rank 0 alone."""
+@dataclass
+class InFlight:
+    """A launched plan whose result has not been collected."""
 
-    tokens: Sequence[tuple[int, tuple[int, ...]]] = ()
-    failures: Sequence[SlotFailure] = ()
-    logprobs: Sequence[tuple[int, tuple[bytes, ...]]] = ()
+    step_id: int
+    started_s: float
+    failures: list[SlotFailure] = field(default_factory=list)
+    slots: Sequence[int] = ()
+    """Slots that sample, in the order of ``tokens``."""
+    sequences: Sequence[Slot] = ()
+    """The sequences in ``slots``."""
+    tokens: torch.Tensor | None = None
+    """int64 [S] on the device: token ids or NOT_FINITE."""
+    logprobs: ModelLogprobs | None = None
+    """On rank 0."""
+    known_tokens: Sequence[int] | None = None
+    """``tokens`` on the host, once they have been read."""
 
 
 class ModelRunner:
-    """Weights, KV cache and slots of one rank."""
+    """Owns weights, KV cache and sequences of one rank."""
 
     def __init__(
         self,
@@ -69,26 +82,30 @@ class ModelRunner:
         )
         phases.end("packing")
         self._kv = kv_cache.allocate(deployment, tp, platform, self._attention, self.block_tokens)
-        self._slots = InputBatch(
+        self._table = InputBatch(
             deployment.config.max_num_seqs,
             deployment.max_model_len,
             self.num_blocks,
             self.block_tokens,
             self._vocab_size,
         )
-        config, max_blocks = deployment.config, self._slots.blocks.shape[1]
+        config, max_blocks = deployment.config, self._table.blocks.shape[1]
         limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs, max_blocks, self.block_tokens)
         self._metadata_builder = self._attention.builder(limits)
         self._executor = platform.executor(self._model, limits)
         self._positions = family_of(spec.family).positions
-        self._splicer = ImageEmbeddingWriter(arena, spec.text.hidden_size, tp, platform)
+        self._image_writer = ImageEmbeddingWriter(arena, spec.text.hidden_size, tp, platform)
+        self._sampler = Sampler(self._vocab_size, platform.device) if tp.rank == 0 else None
+        self._last_token = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=platform.device)
+        """By slot: the token that it sampled last. Decode rows read it, so no id has to come from the host."""
+        self._uncollected: deque[InFlight] = deque()
 
     @property
     def num_blocks(self) -> int:
         return self._kv.shape[1]
 
     def warm_up(self) -> None:
-        """Prefill and decode once, so that the first request pays for no first times. Raises StartupError on NaN."""
+        """Prefill and decode once, so that no request pays for first calls. Raises StartupError on NaN."""
         greedy = SamplingParams(max_tokens=2, temperature=0.0)
         new = NewSequence(slot=0, token_ids=bytes(8 * 8), num_prompt_tokens=8, spans=(), sampling=greedy)
         prefill = SequenceStep(slot=0, start=0, num_tokens=8, new_blocks=(0,), sample=True)
@@ -96,82 +113,136 @@ class ModelRunner:
         for plan in (StepPlan(step_id=0, new=(new,), steps=(prefill,)), StepPlan(step_id=0, steps=(decode,))):
             if failures := self.step(plan).failures:
                 raise StartupError(f"the model's first forward pass fails: {failures[0].message}; try another --dtype")
-        self._slots.apply(StepPlan(step_id=0, free=(0,)))
+        self.step(StepPlan(step_id=0, free=(0,)))
+
+    def step(self, plan: StepPlan) -> StepResult:
+        """``launch`` and ``collect`` in one."""
+        return self.collect(self.launch(plan))
 
     @torch.inference_mode()
-    def step(self, plan: StepPlan) -> StepResult:
-        """Apply the plan's diff and compute its steps."""
-        started_s = time.perf_counter()
-        refused = self._slots.apply(plan)
-        failures = [_failure(step.slot, refused[step.slot]) for step in plan.steps if step.slot in refused]
-        steps = [step for step in plan.steps if step.slot not in refused]
+    def launch(self, plan: StepPlan) -> InFlight:
+        """Apply the plan's changes and issue its steps, without waiting for the result of an earlier plan.
+
+        Steps read tokens that earlier plans sampled from ``last_token`` on the device. Two exceptions read the device:
+        a step with images waits for its copies, and logits processors that count tokens wait for those of earlier
+        plans. Plans must be collected in the order in which they were launched.
+        """
+        in_flight = InFlight(plan.step_id, time.perf_counter())
+        refused = self._table.apply(plan)
+        self._update_sampler(plan, refused)
+        in_flight.failures += [_failure(step.slot, refused[step.slot]) for step in plan.steps if step.slot in refused]
         self._attention.copy_tokens(self._kv, plan.copies)
-        computed = self._compute(steps)
+        if steps := [step for step in plan.steps if step.slot not in refused]:
+            self._launch_steps(steps, in_flight)
+        self._uncollected.append(in_flight)
+        return in_flight
+
+    @torch.inference_mode()
+    def collect(self, in_flight: InFlight) -> StepResult:
+        """Wait for a launched plan and return its result. The oldest uncollected plan comes first."""
+        oldest = self._uncollected.popleft()
+        assert oldest is in_flight, "plans are collected in the order in which they were launched"
+        chosen = self._record_tokens(in_flight)
+        tokens, failures = [], in_flight.failures
+        for slot, token_id in zip(in_flight.slots, chosen, strict=True):
+            if token_id == NOT_FINITE:
+                failures.append(_failure(slot, "the model's output is not finite"))
+            else:
+                tokens.append((slot, (token_id,)))
+        packed = in_flight.logprobs.pack(chosen) if in_flight.logprobs else ()
         return StepResult(
-            step_id=plan.step_id,
-            tokens=tuple(computed.tokens),
-            failures=(*failures, *computed.failures),
-            logprobs=tuple(computed.logprobs),
-            forward_s=time.perf_counter() - started_s,
+            step_id=in_flight.step_id,
+            tokens=tuple(tokens),
+            failures=tuple(failures),
+            logprobs=tuple((in_flight.slots[row], (entry,)) for row, entry in packed),
+            forward_s=time.perf_counter() - in_flight.started_s,
         )
 
-    def _compute(self, steps: Sequence[SequenceStep]) -> _Computed:
-        if not steps:
-            return _Computed()
+    def _update_sampler(self, plan: StepPlan, refused: Container[int]) -> None:
+        if self._sampler is None:
+            return
+        for slot in plan.free:
+            self._sampler.remove_slot(slot)
+        for new in plan.new:
+            if new.slot not in refused:
+                tokens = np.frombuffer(new.token_ids, dtype=np.int64)
+                prompt, output = tokens[: new.num_prompt_tokens], tokens[new.num_prompt_tokens :]
+                self._sampler.add_slot(new.slot, new.sampling, prompt, output)
+
+    def _launch_steps(self, steps: Sequence[SequenceStep], in_flight: InFlight) -> None:
+        """Issue the steps; what comes of them is noted in ``in_flight``. At least one step."""
         try:
-            batch = build(
-                self._slots, steps, self._vocab_size, self._platform.device, self._metadata_builder, self._positions
+            batch = build_forward_batch(
+                self._table, steps, self._last_token, self._vocab_size, self._metadata_builder, self._positions
             )
             hidden = self._model.embed(batch.token_ids)
-            if unread := self._splicer.place(self._slots, batch, hidden):
-                return self._compute_without(unread, steps)
-            chosen, logprobs = self._choose(batch, self._forward(batch, hidden))
+            unread = self._image_writer.scatter(self._table, batch, hidden)
+            if not unread:
+                self._sample(batch, self._forward(batch, hidden), in_flight)
         except Exception as error:
-            # A request boundary: whatever the step met, the engine lives on, but for two things after which it has to
-            # restart. Several ranks that left the step at different places would never meet again; and after an error
-            # of the device itself (an illegal access, say) all that this process asks of it fails as well.
+            # The engine survives an error of one step, with two exceptions. Several ranks that leave a step at
+            # different places would wait for each other in different collectives. And after an error of the device
+            # itself, such as an illegal access, every later call of this process fails as well.
             if self._tp.size > 1 or is_fatal_device_error(error):
                 raise
             logger.exception("a step with %d sequences failed", len(steps))
-            return _Computed(failures=[_failure(step.slot, f"internal error: {error}") for step in steps])
-        tokens = []
-        for slot, token in zip(batch.sample_slots, chosen, strict=True):
-            if token != NOT_FINITE:
-                self._slots.append(slot, token)
-                tokens.append((slot, (token,)))
-        broken = [slot for slot, token in zip(batch.sample_slots, chosen, strict=True) if token == NOT_FINITE]
-        return _Computed(tokens, [_failure(slot, "the model's output is not finite") for slot in broken], logprobs)
+            in_flight.failures += [_failure(step.slot, f"internal error: {error}") for step in steps]
+            return
+        if unread:
+            self._launch_without(unread, steps, in_flight)
 
-    def _compute_without(self, unread: Sequence[SlotFailure], steps: Sequence[SequenceStep]) -> _Computed:
-        """Again for the steps that have all their images, on every rank alike."""
+    def _launch_without(
+        self, unread: Sequence[SlotFailure], steps: Sequence[SequenceStep], in_flight: InFlight
+    ) -> None:
+        """Issue the steps that have all their images; every rank leaves out the same ones."""
+        in_flight.failures += unread
         failed = {failure.slot for failure in unread}
-        computed = self._compute([step for step in steps if step.slot not in failed])
-        return computed._replace(failures=[*unread, *computed.failures])
+        if readable := [step for step in steps if step.slot not in failed]:
+            self._launch_steps(readable, in_flight)
 
-    def _forward(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor | None:
+    def _forward(self, batch: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor | None:
         """Logits [S, vocab] of the rows that sample, on rank 0; None on other ranks or when no row samples."""
-        hidden = self._executor.forward(hidden, batch.positions, self._kv, batch.metadata, batch.sample_rows)
+        hidden = self._executor.forward(hidden, batch.positions, self._kv, batch.metadata, batch.logits_indices)
         return self._model.logits(hidden) if batch.sample_slots else None
 
-    def _choose(
-        self, batch: Batch, logits: torch.Tensor | None
-    ) -> tuple[Sequence[int], Sequence[tuple[int, tuple[bytes, ...]]]]:
-        """A token id (or NOT_FINITE) for each slot that samples, the same on every rank; and, on rank 0, (slot,
-        log-probabilities) of those that asked."""
-        chosen: list[int] = [NOT_FINITE] * len(batch.sample_slots)
-        logprobs: list[tuple[int, tuple[bytes, ...]]] = []
-        if logits is not None:
-            rows = [self._sample_row(slot) for slot in batch.sample_slots]
-            models = ModelLogprobs(logits, rows)
-            chosen = sample(logits, rows)
-            logprobs = [(batch.sample_slots[row], (packed,)) for row, packed in models.of(chosen)]
-        if self._tp.size > 1 and chosen:
-            chosen = self._tp.broadcast(torch.tensor(chosen, device=self._platform.device)).tolist()
-        return chosen, logprobs
+    def _sample(self, batch: ForwardBatch, logits: torch.Tensor | None, in_flight: InFlight) -> None:
+        """Sample on rank 0; every rank gets the tokens and keeps them as its slots' last ones."""
+        if not (slots := batch.sample_slots):
+            return
+        sequences = [self._table[slot] for slot in slots]
+        if self._sampler is not None and logits is not None:
+            if any(map(self._sampler.needs_update, slots)):
+                for earlier in self._uncollected:
+                    self._record_tokens(earlier)
+            rows = [
+                SampleRow(slot, sequence.sampling, sequence.length)
+                for slot, sequence in zip(slots, sequences, strict=True)
+            ]
+            logprobs = ModelLogprobs(logits, rows)
+            tokens = self._sampler.sample(logits, rows)
+            logprobs.compute(tokens)
+        else:
+            logprobs = None
+            tokens = torch.empty(len(slots), dtype=torch.int64, device=self._platform.device)
+        tokens = self._tp.broadcast(tokens)
+        # A row that is not finite gets token 0, so that a plan already in flight for its slot can still be computed.
+        self._last_token.index_copy_(0, torch.tensor(slots, device=tokens.device), tokens.clamp(min=0))
+        for sequence in sequences:
+            sequence.length += 1
+        in_flight.slots, in_flight.sequences = slots, sequences
+        in_flight.tokens, in_flight.logprobs = tokens, logprobs
 
-    def _sample_row(self, index: int) -> SampleRow:
-        slot = self._slots[index]
-        return SampleRow(slot.sampling, slot.tokens, slot.num_prompt_tokens)
+    def _record_tokens(self, in_flight: InFlight) -> Sequence[int]:
+        """The plan's tokens or NOT_FINITE. At the first call, waits for them and adds them to their sequences."""
+        if in_flight.known_tokens is None:
+            in_flight.known_tokens = [] if in_flight.tokens is None else in_flight.tokens.tolist()
+            for slot, sequence, token_id in zip(
+                in_flight.slots, in_flight.sequences, in_flight.known_tokens, strict=True
+            ):
+                sequence.tokens.append(max(token_id, 0))
+                if self._sampler is not None and token_id != NOT_FINITE:
+                    self._sampler.update(slot, (token_id,))
+        return in_flight.known_tokens
 
 
 def _failure(slot: int, message: str) -> SlotFailure:

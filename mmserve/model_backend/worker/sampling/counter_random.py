@@ -26,7 +26,7 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.f
     state = _mix_host(np.array([seed & _MASK for seed in seeds], dtype=np.uint64))
     counters = (np.array(positions, dtype=np.uint64) + np.uint64(1)) * np.uint64(_GAMMA)
     bits: npt.NDArray[np.uint64] = _mix_host(state + counters) >> np.uint64(64 - _BITS)
-    return bits * 2.0**-_BITS
+    return bits.astype(np.float64) * 2.0**-_BITS
 
 
 def uniforms_on_device(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -23,12 +23,15 @@ Int64s = npt.NDArray[np.int64]
 class LogitsProcessor(Protocol):
     """Owns the state of the slots that it applies to; slots whose parameters do not need it cost nothing."""
 
-    def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> None:
-        """A sequence enters a free slot, with the output that it has already (after preemption or a restart)."""
+    def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> bool:
+        """A sequence enters a free slot, with the output that it has already (after preemption or a restart).
+
+        True if the processor needs ``update`` for the slot.
+        """
         ...
 
     def remove_slot(self, slot: int) -> None:
-        """Forget the slot; no effect if it has no state here."""
+        """Forget the slot, which may have no state here."""
         ...
 
     def update(self, slot: int, token_ids: Sequence[int]) -> None:
@@ -54,7 +57,7 @@ class Penalties:
         self._repetition: dict[int, _RepetitionPenalty] = {}
         self._occurrence: dict[int, _OccurrencePenalties] = {}
 
-    def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> None:
+    def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> bool:
         if sampling.repetition_penalty != 1.0:
             tokens = self._in_vocabulary(np.concatenate((prompt, output)))
             self._repetition[slot] = _RepetitionPenalty(sampling.repetition_penalty, tokens, self._device)
@@ -62,6 +65,7 @@ class Penalties:
             self._occurrence[slot] = _OccurrencePenalties(
                 sampling.presence_penalty, sampling.frequency_penalty, self._in_vocabulary(output), self._device
             )
+        return slot in self._repetition or slot in self._occurrence
 
     def remove_slot(self, slot: int) -> None:
         self._repetition.pop(slot, None)
@@ -95,10 +99,11 @@ class LogitBias:
         self._vocab_size, self._device = vocab_size, device
         self._biases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> None:
+    def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> bool:
         if bias := {token: value for token, value in sampling.logit_bias.items() if 0 <= token < self._vocab_size}:
             values = torch.tensor(list(bias.values()), dtype=torch.float32, device=self._device)
             self._biases[slot] = torch.tensor(list(bias), device=self._device), values
+        return False
 
     def remove_slot(self, slot: int) -> None:
         self._biases.pop(slot, None)
@@ -123,11 +128,12 @@ class MinTokens:
         self._num_left: dict[int, int] = {}
         self._banned: dict[int, torch.Tensor] = {}
 
-    def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> None:
+    def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> bool:
         ids = [token for token in sampling.stop_token_ids if 0 <= token < self._vocab_size]
         if ids and len(output) < sampling.min_tokens:
             self._num_left[slot] = sampling.min_tokens - len(output)
             self._banned[slot] = torch.tensor(ids, device=self._device)
+        return slot in self._banned
 
     def remove_slot(self, slot: int) -> None:
         self._num_left.pop(slot, None)

@@ -23,34 +23,44 @@ class ModelLogprobs:
     def __init__(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
         self._requested = [(index, top) for index, row in enumerate(rows) if (top := row.sampling.logprobs) is not None]
         self._logits = logits[[index for index, _ in self._requested]] if self._requested else None
+        self._own: torch.Tensor | None = None
+        self._top: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def of_tokens(self, chosen: Sequence[int]) -> list[tuple[int, bytes]]:
-        """(row, its packed log-probabilities) for the rows that asked and got a token.
-
-        ``chosen``: the sampled token of every row, or NOT_FINITE.
-        """
+    def compute(self, chosen: torch.Tensor) -> None:
+        """``chosen``: int64 [S], the sampled token of every row or NOT_FINITE. Does not wait for the device."""
         if self._logits is None:
-            return []
-        tokens = [chosen[index] for index, _ in self._requested]
+            return
         logprobs = torch.log_softmax(self._logits, dim=-1, dtype=torch.float32)
-        own = logprobs.gather(1, torch.tensor(tokens, device=logprobs.device).clamp_(min=0)[:, None])
-        likely = _most_likely(logprobs) if any(top for _, top in self._requested) else [[]] * len(tokens)
+        tokens = chosen[[index for index, _ in self._requested]].clamp(min=0)
+        self._own = logprobs.gather(1, tokens[:, None]).squeeze(1)
+        if any(top for _, top in self._requested):
+            self._top = _most_likely(logprobs)
+        self._logits = None
+
+    def pack(self, chosen: Sequence[int]) -> list[tuple[int, bytes]]:
+        """(row, packed log-probabilities) for the rows that asked and got a token; ``chosen`` as in ``compute``."""
+        if self._own is None:
+            return []
+        likely: Sequence[list[tuple[int, float]]] = [[]] * len(self._requested)
+        if self._top is not None:
+            ids, values = self._top
+            likely = [_sorted(*pair) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
         return [
-            (index, pack([(token, logprob), *pairs[:top]]))
-            for (index, top), token, logprob, pairs in zip(
-                self._requested, tokens, own.squeeze(1).tolist(), likely, strict=True
-            )
-            if token != NOT_FINITE
+            (index, pack([(chosen[index], logprob), *pairs[:top]]))
+            for (index, top), logprob, pairs in zip(self._requested, self._own.tolist(), likely, strict=True)
+            if chosen[index] != NOT_FINITE
         ]
 
 
-def _most_likely(logprobs: torch.Tensor) -> list[list[tuple[int, float]]]:
-    """Each row's (id, log-probability), most likely first; equal ones by id, as greedy sampling takes them.
+def _most_likely(logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and log-probabilities [R, n] of each row's most likely tokens.
 
     Always MAX_TOP of them, so that where equal ones are cut does not depend on what other rows ask for.
     """
     values, ids = logprobs.topk(min(MAX_TOP, logprobs.shape[1]), dim=-1)
-    return [
-        sorted(zip(row_ids, row_values, strict=True), key=lambda pair: (-pair[1], pair[0]))
-        for row_ids, row_values in zip(ids.tolist(), values.tolist(), strict=True)
-    ]
+    return ids, values
+
+
+def _sorted(ids: list[int], values: list[float]) -> list[tuple[int, float]]:
+    """Most likely first; equal ones by id, the order in which greedy sampling takes them."""
+    return sorted(zip(ids, values, strict=True), key=lambda pair: (-pair[1], pair[0]))

@@ -13,7 +13,7 @@ import torch
 
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.worker.sampling.counter_random import uniforms
-from mmserve.model_backend.worker.sampling.logits_processors import Int64s, make_processors
+from mmserve.model_backend.worker.sampling.logits_processors import Int64s, LogitsProcessor, make_processors
 
 NOT_FINITE = -1
 """In place of a token id: the row's logits are not finite."""
@@ -36,25 +36,31 @@ class Sampler:
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._processors = make_processors(vocab_size, device)
+        self._to_update: dict[int, list[LogitsProcessor]] = {}
 
     def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> None:
         """A sequence enters the slot; what an earlier one left there is forgotten."""
-        for processor in self._processors:
-            processor.remove_slot(slot)
-            processor.add_slot(slot, sampling, prompt, output)
+        self.remove_slot(slot)
+        if updated := [each for each in self._processors if each.add_slot(slot, sampling, prompt, output)]:
+            self._to_update[slot] = updated
 
     def remove_slot(self, slot: int) -> None:
         """The slot's sequence has left."""
+        self._to_update.pop(slot, None)
         for processor in self._processors:
             processor.remove_slot(slot)
 
     def update(self, slot: int, token_ids: Sequence[int]) -> None:
-        """The slot's sequence got these tokens. Needed before its next ``sample``."""
-        for processor in self._processors:
+        """The slot's sequence got these tokens."""
+        for processor in self._to_update.get(slot, ()):
             processor.update(slot, token_ids)
 
-    def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
-        """[S, vocab] and their rows -> S token ids, or NOT_FINITE. May change ``logits``."""
+    def needs_update(self, slot: int) -> bool:
+        """True if ``update`` must be called with the slot's last tokens before it is sampled again."""
+        return slot in self._to_update
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+        """[S, vocab] and their rows -> int64 [S]: token ids, or NOT_FINITE. May change ``logits``."""
         logits = logits.float()
         finite = torch.isfinite(logits.sum(dim=-1))
         slots = [row.slot for row in rows]
@@ -64,7 +70,7 @@ class Sampler:
         random = [index for index, row in enumerate(rows) if row.sampling.temperature >= _GREEDY_BELOW]
         if random:
             chosen[random] = _draw(logits[random], [rows[index] for index in random])
-        return chosen.masked_fill_(~finite, NOT_FINITE).tolist()
+        return chosen.masked_fill_(~finite, NOT_FINITE)
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:

@@ -78,7 +78,12 @@ def test_processors_equal_the_formula_over_the_whole_sequence(batch: list[Any], 
 
 def test_a_slot_keeps_nothing_of_the_sequence_before() -> None:
     sampling = SamplingParams(
-        max_tokens=9, repetition_penalty=2.0, presence_penalty=1.0, logit_bias={3: 1.0}, min_tokens=9, stop_token_ids=(4,)
+        max_tokens=9,
+        repetition_penalty=2.0,
+        presence_penalty=1.0,
+        logit_bias={3: 1.0},
+        min_tokens=9,
+        stop_token_ids=(4,),
     )
     processors = make_processors(VOCAB, torch.device("cpu"))
     logits = torch.ones(1, VOCAB)

@@ -34,8 +34,10 @@ def reported(logits: torch.Tensor, rows: list[SampleRow]) -> dict[int, list[tupl
     rows = [each._replace(slot=slot) for slot, each in enumerate(rows)]
     for each in rows:
         sampler.add_slot(each.slot, each.sampling, np.array([1, 2]), np.array([], dtype=np.int64))
-    models = ModelLogprobs(logits, rows)
-    return {index: unpack(packed) for index, packed in models.of_tokens(sampler.sample(logits, rows))}
+    logprobs = ModelLogprobs(logits, rows)
+    chosen = sampler.sample(logits, rows)
+    logprobs.compute(chosen)
+    return {index: unpack(packed) for index, packed in logprobs.pack(chosen.tolist())}
 
 
 def close(found: list[tuple[int, float]], probs: list[tuple[int, float]]) -> bool:
@@ -87,12 +89,16 @@ def test_a_row_that_is_not_finite_reports_nothing_and_harms_no_other() -> None:
     found = reported(values, [row(temperature=0.0, logprobs=2)] * 3)
     assert sorted(found) == [0, 2]
     assert found[0] == found[2]
-    assert ModelLogprobs(values, [row(logprobs=2)] * 3).of_tokens([NOT_FINITE] * 3) == []
+    logprobs = ModelLogprobs(values, [row(logprobs=2)] * 3)
+    logprobs.compute(torch.tensor([NOT_FINITE] * 3))
+    assert logprobs.pack([NOT_FINITE] * 3) == []
 
 
 def test_when_nobody_asks_the_logits_are_not_looked_at() -> None:
     logits: Any = None
-    assert ModelLogprobs(logits, [row(), row()]).of_tokens([3, 4]) == []
+    logprobs = ModelLogprobs(logits, [row(), row()])
+    logprobs.compute(torch.tensor([3, 4]))
+    assert logprobs.pack([3, 4]) == []
 
 
 @given(

@@ -42,7 +42,7 @@ def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
         prompt, output = (np.array(tokens, dtype=np.int64) for tokens in (request.prompt, request.output))
         sampler.add_slot(slot, request.sampling, prompt, output)
         rows.append(SampleRow(slot, request.sampling, len(prompt) + len(output)))
-    return sampler.sample(logits, rows)
+    return sampler.sample(logits, rows).tolist()
 
 
 def logits(*rows: dict[int, float], floor: float = 0.0) -> torch.Tensor:
