@@ -172,7 +172,7 @@ class _RepetitionPenalty:
     def apply(self, logits: torch.Tensor) -> None:
         ids = self._ids.values
         values = logits.index_select(0, ids)
-        logits.index_copy_(0, ids, torch.where(values > 0, values / self._penalty, values * self._penalty))
+        logits.scatter_(0, ids, torch.where(values > 0, values / self._penalty, values * self._penalty))
 
 
 class _OccurrencePenalties:

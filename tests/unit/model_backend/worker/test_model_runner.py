@@ -1,0 +1,110 @@
+"""Plans may be launched before the results of earlier ones are collected."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmserve.messages.sampling import SamplingParams
+from mmserve.messages.step import NewSequence, SequenceStep, StepPlan, StepResult
+from mmserve.model_backend.worker.model_runner import InFlight, ModelRunner
+from tests.fakes.checkpoints import make_llama
+from tests.fakes.engine import make_runner
+
+PROMPTS = [list(range(10, 40)), [7, 8, 9]]
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "drawn": {"temperature": 1.3, "top_k": 50, "seed": 5},
+    "penalties": {"temperature": 0.0, "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+    "min_tokens": {"temperature": 0.0, "min_tokens": 6, "stop_token_ids": tuple(range(0, 200, 3))},
+    "logprobs": {"temperature": 1.0, "seed": 9, "logprobs": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("llama"))
+
+
+def plans(num_decodes: int, sampling: SamplingParams) -> list[StepPlan]:
+    """Prefill of all prompts, then decode steps, as a router makes them without a single result."""
+    new = [
+        NewSequence(
+            slot=slot,
+            token_ids=array("q", prompt).tobytes(),
+            num_prompt_tokens=len(prompt),
+            spans=(),
+            sampling=sampling,
+        )
+        for slot, prompt in enumerate(PROMPTS)
+    ]
+    made = [StepPlan(step_id=0, new=tuple(new), steps=tuple(steps_at(0)))]
+    return made + [StepPlan(step_id=number, steps=tuple(steps_at(number))) for number in range(1, num_decodes + 1)]
+
+
+def steps_at(number: int) -> list[SequenceStep]:
+    steps = []
+    for slot, prompt in enumerate(PROMPTS):
+        start = len(prompt) + number - 1 if number else 0
+        num_tokens = 1 if number else len(prompt)
+        blocks = tuple(10 * slot + index for index in range(4)) if not number else ()
+        steps.append(SequenceStep(slot, start, num_tokens, blocks, True))
+    return steps
+
+
+def run(runner: ModelRunner, made: list[StepPlan], depth: int) -> list[StepResult]:
+    """The results with ``depth`` plans launched and not collected."""
+    in_flight: deque[InFlight] = deque()
+    results = []
+    for plan in made:
+        in_flight.append(runner.launch(plan))
+        if len(in_flight) == depth:
+            results.append(runner.collect(in_flight.popleft()))
+    return results + [runner.collect(each) for each in in_flight]
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("parameters", PARAMETERS.values(), ids=PARAMETERS)
+def test_results_do_not_depend_on_how_many_plans_are_in_flight(
+    directory: Path, parameters: dict[str, Any], depth: int
+) -> None:
+    made = plans(12, SamplingParams(max_tokens=100, **parameters))
+    alone = run(make_runner(directory), made, depth=1)
+    ahead = run(make_runner(directory), made, depth)
+    assert [result.step_id for result in ahead] == list(range(13))
+    assert [result.tokens for result in ahead] == [result.tokens for result in alone]
+    assert [result.logprobs for result in ahead] == [result.logprobs for result in alone]
+    assert all(len(result.tokens) == 2 and not result.failures for result in ahead)
+
+
+def test_a_sequence_that_fails_while_its_next_plan_is_in_flight(directory: Path) -> None:
+    runner = make_runner(directory)
+    expected = run(make_runner(directory), plans(3, SamplingParams(max_tokens=100, temperature=0.0)), depth=1)
+    runner._model.embedding.method.weight[PROMPTS[1][-1]] = math.nan
+    results = run(runner, plans(3, SamplingParams(max_tokens=100, temperature=0.0)), depth=2)
+    assert [result.tokens[0] for result in results] == [result.tokens[0] for result in expected]
+    assert [failure.slot for failure in results[0].failures] == [1]
+
+
+def test_a_chunk_of_tokens_that_are_not_known_yet_is_refused(directory: Path) -> None:
+    runner = make_runner(directory)
+    first, second, *_ = plans(2, SamplingParams(max_tokens=100, temperature=0.0))
+    launched = [runner.launch(first), runner.launch(second)]
+    whole = SequenceStep(slot=1, start=0, num_tokens=len(PROMPTS[1]) + 2, new_blocks=(), sample=True)
+    refused = runner.launch(StepPlan(step_id=2, steps=(whole,)))
+    results = [runner.collect(each) for each in (*launched, refused)]
+    assert [len(result.tokens) for result in results] == [2, 2, 0]
+    assert "not known yet" in results[2].failures[0].message
+
+
+def test_the_last_token_of_each_slot_is_on_the_device(directory: Path) -> None:
+    runner = make_runner(directory)
+    results = run(runner, plans(4, SamplingParams(max_tokens=100, temperature=0.0)), depth=1)
+    assert runner._last_token[:2].tolist() == [tokens[-1] for _, tokens in sorted(results[-1].tokens)]
+    assert runner._last_token.dtype is torch.int64
