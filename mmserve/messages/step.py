@@ -1,4 +1,7 @@
-"""Router <-> ranks. A plan is a diff: ranks remember each slot's tokens and blocks and add to them."""
+"""Messages between the router and the ranks.
+
+A plan carries only changes: ranks keep the tokens and the block table of each slot.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     slot: int
     token_ids: bytes
-    """int64: prompt, then any output so far."""
+    """int64: the prompt, then the output so far."""
     num_prompt_tokens: int
     spans: tuple[MediaSpan, ...]
     sampling: SamplingParams
 
 
 class BlockCopy(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The keys and values of a KV block's first ``num_tokens`` tokens, in all layers, into another block."""
+    """Copy the keys and values of a KV block's first ``num_tokens`` tokens, in all layers, to another block."""
 
     source: int
     target: int
@@ -28,21 +31,22 @@ class BlockCopy(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class SequenceStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Compute ``num_tokens`` tokens of a slot from position ``start`` on (decode: the one sampled last)."""
+    """Compute ``num_tokens`` tokens of a slot from position ``start`` on; in decoding, the token sampled last."""
 
     slot: int
     start: int
     num_tokens: int
     new_blocks: tuple[int, ...]
-    """Appended to the slot's block table before the step (the prefix-cache hit included, at the first step)."""
+    """Appended to the slot's block table before the step. The first step of a sequence includes its prefix hit."""
     sample: bool
-    """True when the chunk ends at the sequence's last token, so a token comes out."""
+    """True if the chunk ends at the sequence's last token: the step then samples the next one."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="plan"):
-    """One forward step for every rank. Applied in order: free, new, copies (all read before one is written), steps.
+    """One forward step for every rank, applied in the order free, new, copies, steps.
 
-    It names slots, not the tokens sampled in them, so it can be sent before the result of the plan before it is there.
+    All sources of ``copies`` are read before the first target is written. Steps name slots, not sampled tokens, so a
+    plan can be sent before the result of the previous one has arrived.
     """
 
     step_id: int
@@ -53,16 +57,16 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="pl
 
 
 class SlotFailure(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A sequence that could not be computed; the others of the step are unaffected."""
+    """A sequence that could not be computed. Other sequences of the step are not affected."""
 
     slot: int
     media_lost: bool
-    """True: an embedding's handle was stale. False: a numerical or internal error, see message."""
+    """True: the handle of an image embedding was stale. False: a numerical or internal error, see ``message``."""
     message: str
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t", tag="result"):
-    """From rank 0, one per plan that has steps (a plan that only frees slots is not answered)."""
+    """From rank 0, one for each plan with steps. A plan that only frees slots has no result."""
 
     step_id: int
     tokens: tuple[tuple[int, tuple[int, ...]], ...]
@@ -75,6 +79,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     logprobs: tuple[tuple[int, tuple[bytes, ...]], ...] = ()
     """(slot, one packed entry a token, see messages/logprobs) for the sequences that asked for log-probabilities."""
     forward_s: float = 0.0
+    """Seconds from launching the plan to collecting its tokens."""
 
 
 class RankReady(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="ready"):

@@ -1,6 +1,6 @@
-"""The same code on a GPU: tokens and image rows equal transformers' there, in float32; bfloat16 runs.
+"""On a GPU, tokens and image rows equal those of transformers in float32; half precision runs.
 
-Skipped where there is no GPU, as in CI; tests/integration/model_backend asks the same of the same code on a CPU.
+Skipped without a GPU, as in CI. tests/unit and tests/integration test the same code on a CPU.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tests.fakes.embeddings import prompt_with_images, put_rows
 from tests.fakes.engine import Driver, make_runner
 from tests.fakes.logprobs import check_logprobs
 
-# There is nothing to run these on without a GPU. What they ask (equality with transformers, rows read from the arena)
-# unit/model_backend and integration/model_backend ask of the same code on a CPU, in every run.
+# The same properties (equality with transformers, rows read from the arena) are tested on a CPU in every run, by
+# unit/model_backend and integration/model_backend.
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
@@ -48,7 +48,7 @@ def prompts(*lengths: int) -> list[list[int]]:
 
 def test_after_a_refused_registration_kernels_run(arena: Arena, caplog: pytest.LogCaptureFixture) -> None:
     device = torch.device("cuda", 0)
-    for _ in range(2):  # what is registered already is refused
+    for _ in range(2):  # the second time, because the memory is registered already
         pin(arena, device)
     assert "could not be registered" in caplog.text
     assert torch.ones(3, device=device).sum().item() == 3

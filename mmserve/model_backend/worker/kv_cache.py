@@ -1,4 +1,4 @@
-"""The paged K/V cache as one tensor, and how many blocks fit. Which block holds what is the router's business."""
+"""Allocates the paged KV cache of a rank: one tensor, in as many blocks as fit. The router assigns the blocks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from mmserve.model_backend.platforms.interface import Platform
 from mmserve.runtime.errors import StartupError
 
 _FREE_SHARE = 0.85
-"""Of the GPU memory free after loading; the rest is for activations and for a vision tower on the same GPU."""
+"""Part of the GPU memory that is free after loading. Activations and a vision tower on the same GPU use the rest."""
 
 
 def allocate(
     deployment: Deployment, tp: TpGroup, platform: Platform, attention: AttentionBackend[Any], block_tokens: int
 ) -> torch.Tensor:
-    """[layers, *kv_shape of the attention backend], zeros; the same number of blocks on all ranks.
+    """Zeros [layers, *kv_shape of the attention backend], with the same number of blocks on all ranks.
 
-    Raises StartupError without room for one sequence of max_model_len.
+    Raises StartupError if one sequence of max_model_len does not fit.
     """
     num_layers = deployment.model.text.num_layers
     if deployment.kv_tokens is not None:
@@ -41,11 +41,11 @@ def allocate(
 def _blocks_that_fit(
     deployment: Deployment, tp: TpGroup, platform: Platform, block_tokens: int, block_nbytes: int
 ) -> int:
-    """From the GPU's free memory, the smallest over ranks, but never more than twice what all slots can use."""
+    """Blocks that fit in the free memory of every rank's GPU, at most twice what all slots can use."""
     useful = 2 * deployment.config.max_num_seqs * -(-deployment.max_model_len // block_tokens)
     sharers = -(-tp.size // torch.cuda.device_count())
     platform.release_cached_memory()
-    # All ranks have loaded before any measures, and all have measured before any allocates.
+    # Two barriers: every rank has loaded before one measures, and every rank has measured before one allocates.
     tp.sum(torch.zeros(1, device=platform.device))
     fits = int(platform.free_memory_nbytes() * _FREE_SHARE) // sharers // block_nbytes
     agreed = tp.min(torch.tensor([min(fits, useful)], device=platform.device))

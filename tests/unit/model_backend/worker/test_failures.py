@@ -1,4 +1,4 @@
-"""What is wrong with one sequence fails that sequence; its neighbours' tokens do not change."""
+"""A problem of one sequence fails that sequence; the tokens of the others do not change."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def image_prompt(handle: Handle) -> tuple[list[int], tuple[MediaSpan, ...]]:
 
 
 @pytest.mark.parametrize("kind", ["generation", "offset", "beyond", "length", "negative"])
-def test_a_wrong_handle_is_media_lost(directory: Path, arena: Arena, good_output: list[int], kind: str) -> None:
+def test_a_wrong_handle_fails_with_media_lost(directory: Path, arena: Arena, good_output: list[int], kind: str) -> None:
     handle, _ = put_rows(arena, torch.randn(16, 64), 0)
     wrong = {
         "generation": Handle(handle.generation + 1, handle.offset, handle.nbytes),
@@ -67,7 +67,7 @@ def test_a_wrong_handle_is_media_lost(directory: Path, arena: Arena, good_output
     assert healthy.output == good_output
 
 
-def test_a_handle_that_goes_stale_between_chunks(directory: Path, arena: Arena, good_output: list[int]) -> None:
+def test_a_handle_becomes_stale_between_chunks(directory: Path, arena: Arena, good_output: list[int]) -> None:
     handle, _ = put_rows(arena, torch.randn(16, 64), 0)
     prompt, spans = image_prompt(handle)
     driver = Driver(make_runner(directory, arena).step, chunk=8)
@@ -100,7 +100,9 @@ def test_a_process_without_an_arena_reports_media_lost(directory: Path, arena: A
 
 
 @pytest.mark.parametrize("token", [FIRST_VIRTUAL_TOKEN, 260, -1])
-def test_a_token_that_cannot_be_embedded(directory: Path, good_output: list[int], token: int) -> None:
+def test_a_token_id_that_cannot_be_embedded_fails_its_sequence(
+    directory: Path, good_output: list[int], token: int
+) -> None:
     driver = Driver(make_runner(directory).step)
     healthy = driver.add(0, GOOD)
     driver.add(1, [4, token, 5])
@@ -109,8 +111,10 @@ def test_a_token_that_cannot_be_embedded(directory: Path, good_output: list[int]
     assert healthy.output == good_output
 
 
-def test_logits_that_are_not_finite_and_the_blocks_they_leave(directory: Path, good_output: list[int]) -> None:
-    """A sequence of NaN fails; its KV blocks, given to others or read as padding, spoil nothing."""
+def test_logits_that_are_not_finite_fail_their_sequence_and_spoil_no_blocks(
+    directory: Path, good_output: list[int]
+) -> None:
+    """Its KV blocks contain NaN; they are reused by another sequence and read as padding."""
     runner = make_runner(directory)
     runner._model.embedding.method.weight[200] = math.nan
     driver = Driver(runner.step)
@@ -147,7 +151,9 @@ def step(slot: int, start: int, num_tokens: int, blocks: tuple[int, ...], sample
         step(1, 0, 2, (9,)),
     ],
 )
-def test_a_step_that_does_not_fit_its_sequence(directory: Path, good_output: list[int], bad: SequenceStep) -> None:
+def test_a_step_that_does_not_fit_its_sequence_fails(
+    directory: Path, good_output: list[int], bad: SequenceStep
+) -> None:
     runner = make_runner(directory)
     plan = StepPlan(step_id=1, new=(new(0, GOOD), new(1, [4, 5, 6])), steps=(step(0, 0, 30, (0, 1)), bad))
     result = runner.step(plan)
@@ -155,7 +161,7 @@ def test_a_step_that_does_not_fit_its_sequence(directory: Path, good_output: lis
     assert [failure.slot for failure in result.failures] == [bad.slot]
 
 
-def test_sequences_that_cannot_enter(directory: Path, good_output: list[int]) -> None:
+def test_malformed_new_sequences_fail(directory: Path, good_output: list[int]) -> None:
     runner = make_runner(directory)
     torn = NewSequence(slot=1, token_ids=b"123", num_prompt_tokens=1, spans=(), sampling=GREEDY)
     plan = StepPlan(
@@ -169,7 +175,7 @@ def test_sequences_that_cannot_enter(directory: Path, good_output: list[int]) ->
     assert sorted(failure.slot for failure in result.failures) == [1, 99]
 
 
-def test_an_internal_error_fails_the_step_and_the_engine_lives_on(
+def test_an_internal_error_fails_the_step_but_not_the_engine(
     directory: Path, good_output: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = make_runner(directory)
@@ -208,7 +214,7 @@ def test_weights_of_nan_are_refused_at_warm_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_computes(tmp_path: Path, dtype: str) -> None:
+def test_half_precision_runs(tmp_path: Path, dtype: str) -> None:
     driver = Driver(make_runner(make_llama(tmp_path), dtype=dtype).step, chunk=11)
     sequence = driver.add(0, GOOD)
     driver.run(6)
@@ -216,7 +222,7 @@ def test_half_precision_computes(tmp_path: Path, dtype: str) -> None:
     assert len(sequence.output) == 6
 
 
-def test_too_few_blocks_for_the_context(directory: Path) -> None:
+def test_too_few_blocks_for_one_sequence_are_refused_at_start(directory: Path) -> None:
     with pytest.raises(StartupError, match="--max-model-len"):
         make_runner(directory, kv_tokens=3 * 16)
 
@@ -232,7 +238,7 @@ def _fields(struct: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("error", "lives"), [(RuntimeError, True), (torch.OutOfMemoryError, True), (torch.AcceleratorError, False)]
 )
-def test_an_error_fails_the_step_and_one_of_the_device_the_engine(
+def test_a_device_error_ends_the_engine_and_other_errors_only_the_step(
     directory: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception], lives: bool
 ) -> None:
     runner = make_runner(directory)

@@ -1,4 +1,4 @@
-"""Rows are read where they lie, only those of the chunk, and what goes stale meanwhile fails its own step."""
+"""Embedding rows are read in the arena, only those of the chunk; a handle that becomes stale fails its own step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def span_of(handle: Handle) -> MediaSpan:
     return MediaSpan(start=1, num_tokens=16, item_id=1, data=None, embed=handle, media_index=0)
 
 
-def test_rows_are_the_arenas_own_memory(arena: Arena) -> None:
+def test_rows_are_views_of_the_arena(arena: Arena) -> None:
     rows = torch.randn(16, HIDDEN)
     handle, _ = put_rows(arena, rows, 4096)
     read = ImageEmbeddingWriter(arena, HIDDEN, TpGroup(), platform_for("cpu", "float32"))._rows(span_of(handle), 3, 7)
@@ -46,7 +46,7 @@ def test_rows_are_the_arenas_own_memory(arena: Arena) -> None:
 
 
 def test_only_rows_of_the_chunk_are_read(tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a prompt whose beginning is in the prefix cache, what is there already is not read again."""
+    """Rows of tokens that are in the prefix cache are not read."""
     handle, _ = put_rows(arena, torch.randn(16, HIDDEN), 0)
     prompt, spans = prompt_with_images([5, *[IMAGE] * 16, 6], [handle], image_id=IMAGE, num_tokens=16)
     read: list[tuple[int, int]] = []
@@ -64,7 +64,7 @@ def test_only_rows_of_the_chunk_are_read(tmp_path: Path, arena: Arena, monkeypat
 
 
 class _Restarting(Arena):
-    """The cache server is started again while rows are read: after the first check, or after the rows are found."""
+    """A cache server that restarts while rows are read: after the first check, or after the view is made."""
 
     at = ""
 
@@ -84,7 +84,7 @@ class _Restarting(Arena):
 
 
 @pytest.mark.parametrize("at", ["checked", "found"])
-def test_what_goes_stale_while_it_is_read_is_lost_and_the_neighbours_go_on(
+def test_a_handle_that_becomes_stale_during_the_copy_fails_only_its_sequence(
     tmp_path: Path, arena: Arena, at: str
 ) -> None:
     directory = make_llava(tmp_path)
@@ -103,7 +103,7 @@ def test_what_goes_stale_while_it_is_read_is_lost_and_the_neighbours_go_on(
     assert healthy.output == expected.output
 
 
-def test_a_gpu_rank_registers_the_whole_mapping_once(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_rank_pins_the_whole_arena_once(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     registered: list[tuple[int, int]] = []
 
     def register(address: int, nbytes: int, flags: int) -> int:
@@ -118,8 +118,10 @@ def test_a_gpu_rank_registers_the_whole_mapping_once(arena: Arena, monkeypatch: 
 
 
 class _Refusing(TorchFunctionMode):
-    """A CUDA runtime that registers nothing. Its refusal stays behind until a launch raises it, as the real one's does;
-    here whatever torch is asked for is a launch."""
+    """A CUDA runtime that refuses to register memory.
+
+    As in the real one, the error is kept until the next launch raises it. Every torch call here counts as a launch.
+    """
 
     last_error = 0
 
@@ -134,7 +136,7 @@ class _Refusing(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_driver_that_refuses_is_a_warning_and_the_next_launch_none_the_worse(
+def test_a_refused_registration_is_a_warning_and_later_launches_work(
     arena: Arena, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with _Refusing() as runtime:

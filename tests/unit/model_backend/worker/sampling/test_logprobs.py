@@ -1,4 +1,4 @@
-"""Log-probabilities are the model's own, equal to transformers' in float32, whatever is sampled beside or how."""
+"""Log-probabilities equal those of transformers in float32, for any sampling parameters and any batch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def ln(*probs: float) -> torch.Tensor:
     return torch.tensor([[math.log(prob) for prob in probs]])
 
 
-def test_the_token_itself_and_as_many_likely_ones_as_asked_for() -> None:
+def test_the_sampled_token_and_the_requested_number_of_top_tokens_are_reported() -> None:
     values = ln(0.1, 0.2, 0.4, 0.3).repeat(4, 1)
     rows = [row(temperature=0.0, logprobs=top) for top in (0, 2, None, 20)]
     found = reported(values, rows)
@@ -59,7 +59,7 @@ def test_the_token_itself_and_as_many_likely_ones_as_asked_for() -> None:
     assert 2 not in found
 
 
-def test_they_are_of_the_model_before_any_parameter_changes_what_is_sampled() -> None:
+def test_they_are_taken_before_any_sampling_parameter_changes_the_logits() -> None:
     changes: list[dict[str, Any]] = [
         {"temperature": 0.3},
         {"temperature": 2.0, "top_k": 1},
@@ -76,14 +76,14 @@ def test_they_are_of_the_model_before_any_parameter_changes_what_is_sampled() ->
         assert close(pairs, [(own, probs[own]), (2, 0.4), (3, 0.3), (1, 0.2), (0, 0.1)])
 
 
-def test_equal_ones_come_in_the_order_in_which_greedy_sampling_takes_them() -> None:
+def test_equal_top_tokens_are_ordered_by_id() -> None:
     values = torch.zeros(1, 50)
     values[0, 40:] = 1.0
     own, *likely = reported(values, [row(temperature=0.0, logprobs=5)])[0]
     assert [own[0], *(token for token, _ in likely)] == [40, 40, 41, 42, 43, 44]
 
 
-def test_a_row_that_is_not_finite_reports_nothing_and_harms_no_other() -> None:
+def test_a_row_that_is_not_finite_reports_nothing_and_changes_no_other() -> None:
     values = ln(0.1, 0.2, 0.4, 0.3).repeat(3, 1)
     values[1, 0] = math.nan
     found = reported(values, [row(temperature=0.0, logprobs=2)] * 3)
@@ -94,7 +94,7 @@ def test_a_row_that_is_not_finite_reports_nothing_and_harms_no_other() -> None:
     assert logprobs.pack([NOT_FINITE] * 3) == []
 
 
-def test_when_nobody_asks_the_logits_are_not_looked_at() -> None:
+def test_without_requests_the_logits_are_not_read() -> None:
     logits: Any = None
     logprobs = ModelLogprobs(logits, [row(), row()])
     logprobs.compute(torch.tensor([3, 4]))
@@ -107,7 +107,7 @@ def test_when_nobody_asks_the_logits_are_not_looked_at() -> None:
     step=st.sampled_from([0, 2]),
 )
 @settings(max_examples=40, deadline=None)
-def test_alone_or_in_a_batch_the_same(tops: list[int | None], noise: int, step: int) -> None:
+def test_a_row_reports_the_same_alone_and_in_a_batch(tops: list[int | None], noise: int, step: int) -> None:
     values = 3 * torch.randn(len(tops), 600, generator=torch.manual_seed(noise))
     if step:  # coarse values as bfloat16 gives: many ties
         values = (values * step).round() / step
@@ -139,7 +139,7 @@ def asking(top: int, **params: Any) -> SamplingParams:
 
 
 @pytest.mark.parametrize("chunk", [1000, 20], ids=["whole", "chunked"])
-def test_alone_they_are_those_of_transformers(directory: Path, chunk: int) -> None:
+def test_one_sequence_alone_equals_transformers(directory: Path, chunk: int) -> None:
     for prompt in prompts(1, 70):
         driver = Driver(make_runner(directory).step, chunk=chunk)
         sequence = driver.add(0, prompt, sampling=asking(5, temperature=0.0))
@@ -148,7 +148,7 @@ def test_alone_they_are_those_of_transformers(directory: Path, chunk: int) -> No
 
 
 @pytest.mark.parametrize("chunk", [1000, 20], ids=["whole", "chunked"])
-def test_in_a_batch_with_others_that_sample_otherwise_or_do_not_ask(directory: Path, chunk: int) -> None:
+def test_sequences_with_different_parameters_in_one_batch_equal_transformers(directory: Path, chunk: int) -> None:
     driver = Driver(make_runner(directory).step, chunk=chunk)
     params = [
         asking(5, temperature=0.0),
@@ -166,7 +166,7 @@ def test_in_a_batch_with_others_that_sample_otherwise_or_do_not_ask(directory: P
         check_logprobs(directory, texts[sequence.slot], sequence.output, sequence.logprobs)
 
 
-def test_behind_a_prefix_of_the_cache(directory: Path) -> None:
+def test_a_sequence_with_a_prefix_hit_equals_transformers(directory: Path) -> None:
     driver = Driver(make_runner(directory).step, chunk=30)
     shared, tail, other_tail = prompts(39, 12, 7)
     first = driver.add(0, shared + tail)
@@ -183,7 +183,7 @@ def test_behind_a_prefix_of_the_cache(directory: Path) -> None:
     check_logprobs(directory, shared + other_tail, hit.output, hit.logprobs)
 
 
-def test_after_preemption_they_are_of_the_new_tokens_alone(directory: Path) -> None:
+def test_after_preemption_only_new_tokens_are_reported(directory: Path) -> None:
     driver = Driver(make_runner(directory).step, chunk=16)
     [prompt] = prompts(30)
     victim = driver.add(0, prompt, sampling=asking(5, seed=8))

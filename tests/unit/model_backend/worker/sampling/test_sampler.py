@@ -1,4 +1,4 @@
-"""Each parameter's effect, reproducibility, and independence of a row from its neighbours."""
+"""Effect of each sampling parameter, reproducibility, and independence of a row from other rows."""
 
 from __future__ import annotations
 
