@@ -14,11 +14,22 @@ from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
 from mmserve.messages.media import Handle
 
 Stage = Literal["writing", "vacant", "data", "ready", "failed"]
-"""writing: its writer copies the compressed bytes into the arena. vacant: the writer failed or died, the next caller
-becomes the writer. data: bytes complete, to be encoded. ready: embedding complete, bytes freed. failed: it cannot be
-encoded; no request finds it any more, and it is removed with its last lease."""
+"""How far an entry is. HTTP workers are told an ItemState and visual servers an EmbedState:
+
+    stage     compressed bytes   embedding   ItemState                         EmbedState
+    vacant    to be written      missing     write: the caller is the writer   pending
+    writing   being written      missing     write (its writer) or wait        pending
+    data      complete           missing     data                              pending
+    ready     freed              complete    hit                               ready
+    failed    complete           missing     gone                              gone
+    (none)    no such entry      -           gone                              gone
+
+An entry is vacant when it is new, and again when its writer has failed or died. A failed entry cannot be encoded: no
+request finds it any more, and it is removed with its last lease.
+"""
 Usage = dict[tuple[str, str], tuple[int, int]]
-"""(kind, state) -> (extents, bytes); kind data | embed | hole, state writing | ready | free."""
+"""(kind, state) -> (extents, bytes); kind data | embed | hole, state writing | ready | free. This is about extents, as
+in the metrics: "ready" means that the extent's payload is complete."""
 
 
 class Lease(NamedTuple):

@@ -29,7 +29,7 @@ from mmserve.httpserver.http.middleware import RequestMiddleware
 from mmserve.httpserver.media.local import decode_small_images
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.byte_budget import MIB
-from mmserve.runtime.errors import ERROR_KINDS, InvalidRequest, MmserveError, NotFound
+from mmserve.runtime.errors import InvalidRequest, MmserveError, NotFound
 
 Parse = Callable[[bytes | bytearray, ServedModel, float], GenerateCall]
 """parse(body, model, arrival_s): a protocol's request as a GenerateCall."""
@@ -76,7 +76,7 @@ def _generate_endpoint(
             resources = context.admit_request()
             unowned.callback(resources.release)
             call = parse(await read_body(request, limit_nbytes, resources), context.model, arrival_s)
-            task = context.request_tasks.start(decode_small_images(call), resources)
+            task = context.request_tasks.start(decode_small_images(call), resources, request.scope["path"])
             del call  # its media: only the task may keep them
             unowned.pop_all()
         return TaskResponse(task, send)
@@ -124,4 +124,4 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
-    return error_response(ERROR_KINDS["internal_error"]("internal error"))
+    return error_response(MmserveError("internal error"))

@@ -7,8 +7,20 @@ from typing import Literal
 import msgspec
 
 FinishReason = Literal["stop", "length", "abort", "error", "media_error", "media_lost", "overloaded"]
-"""media_error: an image cannot be decoded (the client's fault). media_lost: a handle was stale; the HTTP worker
-allocates, writes and submits again, and the client does not notice. overloaded: a queue is full."""
+"""Why a sequence ended.
+
+stop: the model sampled a stop token, or the text contains a stop string. The HTTP worker alone knows stop strings: it
+    sets this value itself and aborts the sequence.
+length: the sequence has ``max_tokens`` output tokens, or fills the context.
+abort: an AbortRequest ended the sequence, because the client disconnected (it gets no reply), or because the request
+    waited for its decode permit until --mm-queue-timeout (503).
+error: the engine could not compute the sequence (500).
+media_error: an image cannot be decoded (400, the client's fault).
+media_lost: a handle was stale. The HTTP worker allocates, writes and submits again, and the client does not notice.
+overloaded: a queue is full (429).
+
+Clients see only stop and length as a finish reason. The others become errors with the status given, or a new attempt.
+"""
 
 
 class TokenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t", tag="tokens", gc=False):

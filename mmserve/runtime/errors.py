@@ -91,22 +91,3 @@ class Unavailable(MmserveError):
 
 class StartupError(Exception):
     """The server cannot start. The message is one line that says what the user can do."""
-
-
-ERROR_KINDS: dict[str, type[MmserveError]] = {
-    cls.kind: cls
-    for cls in (
-        MmserveError,
-        InvalidRequest,
-        ContextLengthExceeded,
-        MediaError,
-        TooSlow,
-        Unauthorized,
-        NotFound,
-        ModelNotFound,
-        TooLarge,
-        Overloaded,
-        Unavailable,
-    )
-}
-"""``kind`` -> class, to raise an error again that crossed a process boundary as (kind, message)."""

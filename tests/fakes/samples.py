@@ -9,11 +9,11 @@ class Samples:
     """Use in place of a MetricsClient."""
 
     def __init__(self) -> None:
-        self.taken: list[tuple[str, float, tuple[str, ...]]] = []
+        self.recorded: list[tuple[str, float, tuple[str, ...]]] = []
 
     def add(self, name: str, value: float, *labels: str) -> None:
         assert len(labels) == len(METRICS[name].labels)
-        self.taken.append((name, value, labels))
+        self.recorded.append((name, value, labels))
 
     def add_later(self, name: str, value: float, *labels: str) -> None:
         self.add(name, value, *labels)
@@ -22,7 +22,7 @@ class Samples:
         return None
 
     def names(self) -> list[str]:
-        return [name for name, _, _ in self.taken]
+        return [name for name, _, _ in self.recorded]
 
     def total(self, name: str, *labels: str) -> float:
-        return sum(value for taken, value, found in self.taken if (taken, found) == (name, labels))
+        return sum(value for each, value, found in self.recorded if (each, found) == (name, labels))

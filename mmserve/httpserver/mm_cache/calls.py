@@ -99,7 +99,7 @@ class AsyncCacheClient:
             )
         except TimeoutError:
             raise Unavailable(
-                "an image of this request did not become ready in time", retry_after_s=_RETRY_AFTER_S
+                "too many requests wait for images that others write", retry_after_s=_RETRY_AFTER_S
             ) from None
 
     async def release(self, request_id: str) -> None:

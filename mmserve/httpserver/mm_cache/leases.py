@@ -1,6 +1,7 @@
 """Leases on a request's images in the arena: allocate, write, wait for data of others, compare, release.
 
-The cache server decides which request writes an image and which ones wait for it. Blocking calls run in threads, and
+The cache server decides which request writes an image and which ones wait for it. The states of a record are explained
+at ``cache_server.entries.Stage``. Blocking calls run in threads, and
 a cancelled request waits for its thread to return. So a lease is released exactly once, and never while a thread still
 writes under it.
 """
@@ -84,13 +85,15 @@ class MediaLeases:
         self._threads = WorkerThreads(f"lease-{alloc_version}", workers, concurrent=concurrent)
         self._client = client or connect(endpoints, owner, batched=concurrent)
         self._cache = AsyncCacheClient(self._client, self._threads, metrics, alloc_version)
-        self._inline_write_nbytes = 2 * MIN_BATCH_NBYTES if concurrent else 0
-        """Up to this size, the thread that has allocated also writes; handing it to other threads would take longer."""
+        self._max_inline_nbytes = 2 * MIN_BATCH_NBYTES if concurrent else 0
+        """Images of this size in all, or less, are written by the thread that made the allocation call: so few bytes
+        are copied before other threads could start. 0 in v1, where each image is a job of its own."""
 
     def hold(self, request_id: str, items: Sequence[MediaItem]) -> AbstractAsyncContextManager[list[LeasedItem]]:
-        """Leases for ``items``, in order, each with data or embedding ready. They are released when the context ends.
+        """Leases for ``items``, in order. The arena holds the compressed bytes or the embedding of each. The leases are
+        released when the context ends.
 
-        Raises MediaError, TooLarge (can never fit), Overloaded or Unavailable (try again).
+        Raises MediaError, TooLarge (can never fit) or Unavailable (no space or data in time; try again).
         """
         return self._hold(request_id, items)
 
@@ -118,12 +121,15 @@ class MediaLeases:
     async def _acquire(
         self, request_id: str, items: Sequence[MediaItem], alloc_items: Sequence[AllocItem]
     ) -> Sequence[MediaRecord]:
-        """Records of images that are all ready. Starts over when the cache server was restarted."""
+        """Records in state "data" or "hit". After Unavailable, starts over until the deadline.
+
+        The cause may be a restart of the cache server. It ends all leases, and the new process serves soon.
+        """
         started_s = time.monotonic()
         deadline_s = started_s + self._timeout_s
         while True:
             try:
-                records = await self._make_ready(_LeaseRequest(request_id, items, list(alloc_items), deadline_s))
+                records = await self._alloc_and_write(_LeaseRequest(request_id, items, list(alloc_items), deadline_s))
                 self._metrics.add("mm_alloc_seconds", time.monotonic() - started_s, self._alloc_version)
                 return records
             except Unavailable:
@@ -131,8 +137,11 @@ class MediaLeases:
                     raise
             await asyncio.sleep(_RECONNECT_S)
 
-    async def _make_ready(self, request: _LeaseRequest) -> Sequence[MediaRecord]:
-        """Allocate, write, wait, compare; then again with second keys for images that collided with other content."""
+    async def _alloc_and_write(self, request: _LeaseRequest) -> Sequence[MediaRecord]:
+        """Allocate, write, wait, compare; then again with second keys for images that collided with other content.
+
+        Returns records in state "data" or "hit".
+        """
         while True:
             request.written.clear()
             records = await self._cache.alloc(
@@ -173,7 +182,7 @@ class MediaLeases:
     def _write_inline(self, request: _LeaseRequest, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
         """Blocking. Writes the images if they are small in total; otherwise leaves them to ``_write``."""
         jobs = _to_write(records)
-        if not jobs or sum(len(request.items[index].data) for index in jobs.values()) > self._inline_write_nbytes:
+        if not jobs or sum(len(request.items[index].data) for index in jobs.values()) > self._max_inline_nbytes:
             return records
         started_s = time.monotonic()
         for index in jobs.values():
@@ -211,10 +220,12 @@ class MediaLeases:
         """Records with new states: those in state "wait" become "data", "hit", "write", or stay "wait"."""
         ids = tuple(dict.fromkeys(record.item_id for record in records if record.state == "wait"))
         if time.monotonic() >= request.deadline_s:
-            raise Unavailable("an image of this request did not become ready in time", retry_after_s=_RETRY_AFTER_S)
+            raise Unavailable(
+                "another request did not write an image of this request in time", retry_after_s=_RETRY_AFTER_S
+            )
         states = await self._cache.wait_for_data(request.request_id, ids, request.deadline_s)
         if "gone" in states:
-            raise Unavailable("the media cache was restarted", retry_after_s=_RETRY_AFTER_S)
+            raise Unavailable("an image of this request is no longer in the media cache", retry_after_s=_RETRY_AFTER_S)
         return _with_states(records, dict(zip(ids, states, strict=True)))
 
     async def _compare(self, request: _LeaseRequest, records: Sequence[MediaRecord]) -> list[int]:
@@ -240,8 +251,11 @@ class MediaLeases:
         return differs(self._arena, handle, request.items[index].data)
 
     async def _give_second_keys(self, request: _LeaseRequest, collided: Sequence[int]) -> None:
-        """Also releases all leases before they are allocated again: a request that waits for space must hold none, or
-        two such requests could deadlock."""
+        """Replace the content keys of the ``collided`` items, and release all leases of the request.
+
+        The caller then allocates all items again. That may have to wait for space, and a request that waits for space
+        must hold no leases: two such requests could deadlock.
+        """
         logger.warning("request %s: %d images share content keys with others", request.request_id, len(collided))
         self._metrics.add("mm_hash_collisions", len(collided), self._alloc_version)
         await self._cache.release(request.request_id)

@@ -23,7 +23,7 @@ def write(arena: Arena, handle: Handle, content: bytes) -> None:
         np.frombuffer(arena.writable(handle), np.uint8)[:] = np.frombuffer(content, np.uint8)
         arena.seal(handle)
     except StaleHandle as stale:
-        raise Unavailable("the media cache was restarted", retry_after_s=1.0) from stale
+        raise Unavailable("the media cache was restarted while an image was written", retry_after_s=1.0) from stale
 
 
 def differs(arena: Arena, handle: Handle, content: bytes) -> bool:

@@ -42,6 +42,8 @@ class DeltaStream:
         self._queue: asyncio.Queue[TextDelta | MmserveError] = asyncio.Queue()
         self._num_unread = n
         self._num_unfinished = n
+        self.finish_reasons: list[FinishReason] = []
+        """Of the choices that have finished, in the order in which they did."""
         self._prompt_tokens = 0
         self._image_tokens = 0
         self._cached_tokens: dict[int, int] = {}
@@ -54,7 +56,9 @@ class DeltaStream:
 
     def push(self, delta: TextDelta) -> None:
         """Add a delta. Exactly one of each choice, the last, has ``finish`` set."""
-        self._num_unfinished -= delta.finish is not None
+        if delta.finish is not None:
+            self._num_unfinished -= 1
+            self.finish_reasons.append(delta.finish)
         self._queue.put_nowait(delta)
 
     def fail(self, error: MmserveError) -> None:

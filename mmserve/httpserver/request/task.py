@@ -1,9 +1,14 @@
-"""Requests as asyncio tasks. A request's task outlives its connection until everything it held is released."""
+"""Requests as asyncio tasks. A request's task outlives its connection until everything it held is released.
+
+At the log level DEBUG each request has two lines, one at its start and one at its end. Both name the request's id: the
+``id`` of the response's body without its prefix, and the beginning of the ids that the engine uses for its choices.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -25,11 +30,11 @@ logger = logging.getLogger(__name__)
 class RequestTask:
     """One request under way. ``deltas`` is its answer; the connection calls ``abort`` when it no longer reads it.
 
-    Owns ``resources`` and releases them when the task has ended.
+    Owns ``resources`` and releases them when the task has ended. ``route``: the path of the protocol's route.
     """
 
     def __init__(
-        self, generate: Generate, call: GenerateCall, resources: RequestResources, metrics: MetricsClient
+        self, generate: Generate, call: GenerateCall, resources: RequestResources, route: str, metrics: MetricsClient
     ) -> None:
         self.deltas = DeltaStream(call.n)
         self.call = replace(call, messages=(), media=())
@@ -37,6 +42,15 @@ class RequestTask:
         self._metrics = metrics
         self._resources = resources
         self._cancelled = False
+        self._aborted = False
+        logger.debug(
+            "request %s started: %s, images=%d, n=%d, stream=%s",
+            call.request_id,
+            route,
+            len(call.media),
+            call.n,
+            call.stream,
+        )
         self.task = asyncio.create_task(generate(call, self.deltas, resources), name=f"request {call.request_id}")
         self.task.add_done_callback(self._on_done)
 
@@ -44,6 +58,7 @@ class RequestTask:
         """Cancel the request unless its answer is complete. Idempotent."""
         if not self.deltas.complete and not self._cancelled:
             self._metrics.add("requests_aborted", 1)
+            self._aborted = True
             self.cancel()
 
     def cancel(self) -> None:
@@ -55,10 +70,26 @@ class RequestTask:
     def _on_done(self, task: asyncio.Task[None]) -> None:
         """The request boundary: an exception ends the request's answer, not the worker."""
         self._resources.release()
+        failure: MmserveError | None = None
         if task.cancelled():
-            self.deltas.fail(Unavailable("the server is shutting down", retry_after_s=5.0))
+            failure = Unavailable("the server is shutting down", retry_after_s=5.0)
         elif (error := task.exception()) is not None:
-            self.deltas.fail(self._as_client_error(error))
+            failure = self._as_client_error(error)
+        self._log_end(failure)
+        if failure is not None:
+            self.deltas.fail(failure)
+
+    def _log_end(self, failure: MmserveError | None) -> None:
+        if not logger.isEnabledFor(logging.DEBUG):
+            return
+        if self._aborted:
+            outcome = "aborted, its answer is no longer read"
+        elif failure is not None:
+            outcome = f"{type(failure).__name__}: {failure.message}"
+        else:
+            outcome = ", ".join(self.deltas.finish_reasons)
+        seconds = time.monotonic() - self.call.arrival_s
+        logger.debug("request %s ended %.3f s after its arrival: %s", self.call.request_id, seconds, outcome)
 
     def _as_client_error(self, error: BaseException) -> MmserveError:
         while isinstance(error, BaseExceptionGroup):
@@ -80,9 +111,9 @@ class RequestTasks:
     def __len__(self) -> int:
         return len(self._running)
 
-    def start(self, call: GenerateCall, resources: RequestResources) -> RequestTask:
+    def start(self, call: GenerateCall, resources: RequestResources, route: str) -> RequestTask:
         """Start a request's task, which takes over ``resources``."""
-        started = RequestTask(self._generate, call, resources, self._metrics)
+        started = RequestTask(self._generate, call, resources, route, self._metrics)
         self._running[started.task] = started
         started.task.add_done_callback(self._running.pop)
         return started

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from mmserve.httpserver.api.response import TaskResponse
-from mmserve.httpserver.call import GenerateCall, MediaPart, MediaRef, Message
+from mmserve.httpserver.call import MediaPart, MediaRef, Message
 from mmserve.messages.request import GenerateRequest
-from mmserve.messages.sampling import SamplingParams
 from mmserve.runtime.errors import MediaError
+from tests.fakes.calls import generate_call
 from tests.fakes.http_services import StubMedia
 from tests.fakes.http_upstream import Upstream, say, say_then_hold
 from tests.fakes.http_worker import http_worker, run
@@ -115,16 +115,15 @@ def test_a_response_dropped_before_it_is_sent_aborts_its_request() -> None:
             worker.upstream.behave = say_then_hold("never")
             resources = worker.context.admit_request()
             await resources.reserve_body(1000, nullcontext())
-            call = GenerateCall(
+            call = generate_call(
+                Message("user", (MediaPart(0),)),
                 request_id="r",
-                model="stub",
-                messages=(Message("user", (MediaPart(0),)),),
                 media=(MediaRef("data:cat", "messages[0]"),),
-                sampling=SamplingParams(max_tokens=4, temperature=0),
-                arrival_s=0.0,
                 stream=True,
             )
-            response = TaskResponse(worker.context.request_tasks.start(call, resources), _send_nothing)
+            task = worker.context.request_tasks.start(call, resources, "/v1/chat/completions")
+            response = TaskResponse(task, _send_nothing)
+            del task
             await worker.upstream.until(lambda: bool(worker.upstream.requests()))
             assert (worker.leases.held, worker.leases.released) == (["r"], [])
             del response

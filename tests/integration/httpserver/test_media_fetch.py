@@ -222,7 +222,7 @@ def test_a_reader_takes_mixed_sources_and_names_the_failing_image(tmp_path: Path
             refs = [MediaRef(url, f"part{index}") for index, url in enumerate(urls)]
             items = await reader.read([refs[0], refs[0]], "")
             assert [item.data for item in items] == [PNG, PNG]
-            labelled = [(name, labels) for name, _, labels in samples.taken]
+            labelled = [(name, labels) for name, _, labels in samples.recorded]
             assert labelled == [("mm_fetch_seconds", (alloc_version,)), ("mm_hash_seconds", (alloc_version,))]
             # The failure ends the wait for the silent one.
             with pytest.raises(MmserveError, match="answered 404") as caught:

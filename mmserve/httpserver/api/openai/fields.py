@@ -26,16 +26,9 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool | None = None
 
 
-class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of ``POST /v1/chat/completions``. ConversationReader reads ``messages``; its errors name the part."""
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields with the same meaning in every protocol of OpenAI. ``sampling.sampling_params`` reads them."""
 
-    messages: Any = None
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -45,9 +38,21 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
-    stop: Text | Annotated[list[Text], Meta(max_length=MAX_STOPS)] | None = None
     seed: int | None = None
     ignore_eos: bool | None = None
+
+
+class ChatRequest(SamplingFields, frozen=True, kw_only=True):
+    """Body of ``POST /v1/chat/completions``. ConversationReader reads ``messages``; its errors name the part."""
+
+    messages: Any = None
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
+    stop: Text | Annotated[list[Text], Meta(max_length=MAX_STOPS)] | None = None
     cache_salt: str | None = None
     tool_choice: Any = None
     logprobs: bool | None = None

@@ -16,6 +16,7 @@ from mmserve.messages.reply import ServerPhase, TokenReply
 from mmserve.messages.request import AbortRequest, GenerateRequest
 from mmserve.messages.sampling import SamplingParams
 from mmserve.metrics.client import MetricsClient
+from tests.fakes.samples import Samples
 
 Sent = tuple[Destination, GenerateRequest | AbortRequest]
 
@@ -31,11 +32,6 @@ class RecordingLinks:
 
     def send(self, destination: Destination, message: GenerateRequest | AbortRequest) -> None:
         self.sent.append((destination, message))
-
-
-class NoMetrics:
-    def add(self, name: str, value: float, *labels: str) -> None:
-        return None
 
 
 def request(id: str = "r", *, image: bool = False) -> GenerateRequest:
@@ -57,7 +53,7 @@ def phase(**epochs: int) -> ServerPhase:
 
 def make(abort_timeout_s: float = 30.0) -> tuple[Dispatcher, RecordingLinks]:
     links = RecordingLinks()
-    dispatcher = Dispatcher(0, links, cast(MetricsClient, NoMetrics()), abort_timeout_s=abort_timeout_s)
+    dispatcher = Dispatcher(0, links, cast(MetricsClient, Samples()), abort_timeout_s=abort_timeout_s)
     dispatcher.on_phase(phase())
     return dispatcher, links
 
@@ -232,7 +228,7 @@ class FullLinks(RecordingLinks):
 
 def test_a_request_that_cannot_be_sent_is_not_live() -> None:
     async def test() -> None:
-        dispatcher = Dispatcher(0, FullLinks(), cast(MetricsClient, NoMetrics()))
+        dispatcher = Dispatcher(0, FullLinks(), cast(MetricsClient, Samples()))
         with pytest.raises(OverflowError):
             async with dispatcher.submit(request()):
                 pass

@@ -10,18 +10,11 @@ from mmserve.httpserver.limits.admission import AdmissionControl
 from mmserve.messages.reply import ServerPhase
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.errors import Overloaded, Unavailable
+from tests.fakes.samples import Samples
 
 
-class Recorded:
-    def __init__(self) -> None:
-        self.samples: list[tuple[str, float, tuple[str, ...]]] = []
-
-    def add(self, name: str, value: float, *labels: str) -> None:
-        self.samples.append((name, value, labels))
-
-
-def make_admission(limit: int = 1) -> tuple[AdmissionControl, Recorded]:
-    metrics = Recorded()
+def make_admission(limit: int = 1) -> tuple[AdmissionControl, Samples]:
+    metrics = Samples()
     return AdmissionControl(limit, cast(MetricsClient, metrics)), metrics
 
 
@@ -31,7 +24,7 @@ def test_until_the_server_is_ready_requests_are_refused_with_the_phase() -> None
     with pytest.raises(Unavailable, match="loading: 42 %") as refused, admission.admit():
         pass
     assert refused.value.retry_after_s
-    assert metrics.samples == [("admission_rejections", 1, ("loading",))]
+    assert metrics.recorded == [("admission_rejections", 1, ("loading",))]
 
 
 def test_at_most_the_limit_is_in_flight_at_once() -> None:
@@ -43,7 +36,7 @@ def test_at_most_the_limit_is_in_flight_at_once() -> None:
         assert refused.value.retry_after_s
     with admission.admit():
         assert admission.in_flight == 1
-    assert metrics.samples[-1] == ("num_requests_in_flight", 0, ())
+    assert metrics.recorded[-1] == ("num_requests_in_flight", 0, ())
 
 
 def test_while_draining_nothing_is_admitted() -> None:

@@ -71,7 +71,7 @@ def test_many_images_come_back_in_order(model: Path, alloc_version: AllocVersion
     assert [(item.width, item.height) for item in items] == [(20 + seed, 10 + seed) for seed in range(12)]
     assert [item.param for item in items] == [f"part{index}" for index in range(12)]
     assert len({item.key for item in items}) == 12
-    labelled = [(name, labels) for name, _, labels in samples.taken]
+    labelled = [(name, labels) for name, _, labels in samples.recorded]
     assert labelled == [("mm_fetch_seconds", (alloc_version,)), ("mm_hash_seconds", (alloc_version,))]
 
 
@@ -151,7 +151,7 @@ def test_all_images_of_a_request_share_one_byte_limit(model: Path) -> None:
 def test_a_request_without_images_is_not_measured(model: Path) -> None:
     samples = Samples()
     assert read(model, [], samples=samples) == []
-    assert samples.taken == []
+    assert samples.recorded == []
 
 
 def test_a_text_model_refuses_images(tmp_path: Path) -> None:

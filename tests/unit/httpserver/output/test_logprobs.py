@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.httpserver.api.openai.logprobs import logprobs_for
-from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.output.deltas import TextDelta
 from mmserve.httpserver.output.detokenizer import Detokenizer
 from mmserve.httpserver.output.vocabulary import Spelling, Vocabulary
 from mmserve.messages.logprobs import pack
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.sampling import SamplingParams
+from tests.fakes.calls import generate_call
 from tests.fakes.http_services import EOS
 from tests.unit.httpserver.output.test_detokenizer import BYTES, FALLBACK, VOCABULARY, deltas, joined, replies
 
@@ -141,7 +141,7 @@ def test_on_the_wire() -> None:
     delta = Detokenizer(VOCABULARY, 0, ()).push(
         TokenReply(id="x", token_ids=(0xE4,), logprobs=(entry,), finish="length")
     )
-    call = GenerateCall("x", "stub", (), (), SamplingParams(max_tokens=1, logprobs=2), 0.0)
+    call = generate_call(sampling=SamplingParams(max_tokens=1, logprobs=2))
     assert msgspec.json.decode(msgspec.json.encode(logprobs_for(call, delta.logprobs))) == {
         "content": [
             {

@@ -12,8 +12,8 @@ from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaPart, MediaRe
 from mmserve.httpserver.prompt.builder import PromptBuilder
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import Handle
-from mmserve.messages.sampling import SamplingParams
 from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, StartupError
+from tests.fakes.calls import generate_call
 from tests.fakes.chat_models import CHATML, LLAMA_2, LLAVA_15, SPECIAL, Kind, deployment_of, write_chat_model
 
 IMAGE = MediaPart
@@ -36,7 +36,7 @@ ORDINARY = [
 
 def call(*messages: Message, media: int = 0) -> GenerateCall:
     refs = tuple(MediaRef("data:,", f"messages[0].content[{index}].image_url.url") for index in range(media))
-    return GenerateCall("request", "tiny", messages, refs, SamplingParams(max_tokens=4), 0.0)
+    return generate_call(*messages, media=refs)
 
 
 def user(*parts: str | MediaPart) -> Message:
