@@ -8,10 +8,8 @@ float64, a total times such a number never rounds up to the total.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 _GAMMA = 0x9E3779B97F4A7C15
@@ -19,31 +17,34 @@ _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _SHIFTS = (30, 27, 31)
 _MASK = (1 << 64) - 1
 _BITS = 48
+_SCALE = 2.0**-_BITS
 
 
-def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
-    """[n] on the host. A seed is taken modulo 2**64."""
-    state = _mix_host(np.array([seed & _MASK for seed in seeds], dtype=np.uint64))
-    counters = (np.array(positions, dtype=np.uint64) + np.uint64(1)) * np.uint64(_GAMMA)
-    bits: npt.NDArray[np.uint64] = _mix_host(state + counters) >> np.uint64(64 - _BITS)
-    return bits.astype(np.float64) * 2.0**-_BITS
+def uniform(seed: int, position: int) -> float:
+    """On the host. A seed is taken modulo 2**64."""
+    return (_mix((_state(seed) + (position + 1) * _GAMMA) & _MASK) >> (64 - _BITS)) * _SCALE
 
 
 def uniforms_on_device(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """float64 [n], the same numbers as ``uniforms``. Both arguments are int64 [n]; a seed keeps its 64 bits."""
+    """float64 [n], the same numbers as ``uniform``. Both arguments are int64 [n]; a seed keeps its 64 bits."""
     state = _mix_device(seeds)
     bits = _shift_right(_mix_device(state + (positions + 1) * _signed(_GAMMA)), 64 - _BITS)
-    return bits.double() * 2.0**-_BITS
+    return bits.double() * _SCALE
 
 
-def _mix_host(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    for shift, multiplier in zip(_SHIFTS[:2], _MULTIPLIERS, strict=True):
-        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(multiplier)
-    return bits ^ (bits >> np.uint64(_SHIFTS[2]))
+@lru_cache(maxsize=1024)
+def _state(seed: int) -> int:
+    return _mix(seed & _MASK)
+
+
+def _mix(bits: int) -> int:
+    bits = ((bits ^ (bits >> _SHIFTS[0])) * _MULTIPLIERS[0]) & _MASK
+    bits = ((bits ^ (bits >> _SHIFTS[1])) * _MULTIPLIERS[1]) & _MASK
+    return bits ^ (bits >> _SHIFTS[2])
 
 
 def _mix_device(bits: torch.Tensor) -> torch.Tensor:
-    """As ``_mix_host``. Products of int64 keep the low 64 bits, as those of uint64 do."""
+    """As ``_mix``. Products of int64 keep the low 64 bits."""
     for shift, multiplier in zip(_SHIFTS[:2], _MULTIPLIERS, strict=True):
         bits = (bits ^ _shift_right(bits, shift)) * _signed(multiplier)
     return bits ^ _shift_right(bits, _SHIFTS[2])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from mmserve.messages.sampling import SamplingParams
-from mmserve.model_backend.worker.sampling.counter_random import uniforms
+from mmserve.model_backend.worker.sampling.counter_random import uniform
 from mmserve.model_backend.worker.sampling.logits_processors import Int64s, LogitsProcessor, make_processors
 
 NOT_FINITE = -1
@@ -92,8 +92,7 @@ def _draw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
         floor = probs.amax(dim=-1, keepdim=True) * _column([p.min_p for p in params], probs)
         probs = probs.masked_fill_(probs < floor, 0)
     cdf = probs.cumsum(dim=-1, dtype=torch.float64)
-    draws = uniforms([p.seed for p in params], [row.position for row in rows])
-    target = cdf[:, -1:] * torch.from_numpy(draws).to(cdf.device)[:, None]
+    target = cdf[:, -1:] * _column([uniform(row.sampling.seed, row.position) for row in rows], cdf)
     return torch.searchsorted(cdf, target, right=True).squeeze(1).clamp_(max=cdf.shape[1] - 1)
 
 
