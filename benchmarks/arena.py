@@ -21,10 +21,10 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.load import report
-from benchmarks.slots.images import SMALLEST_NBYTES, catalogue, image, zipf
-from benchmarks.slots.pages import MIXES, PAGE_NBYTES, pages
-from benchmarks.slots.rivals import fifo, lru
-from benchmarks.slots.table import Lives
+from benchmarks.media_table.images import SMALLEST_NBYTES, catalogue, image, zipf
+from benchmarks.media_table.pages import MIXES, PAGE_NBYTES, pages
+from benchmarks.media_table.policies import fifo, lru
+from benchmarks.media_table.table import TableDriver
 from mmserve.cache_server.entries import Lease
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem
@@ -49,21 +49,21 @@ def arguments() -> argparse.Namespace:
 
 
 def cost(num_live: int, lives: int, seed: int) -> report.Row:
-    """Microseconds a call with so many images in a full arena; each new one needs others to be evicted."""
+    """Microseconds per request with ``num_live`` images in a full arena, where each new image evicts others."""
     images = catalogue(num_live, seed)
-    table = Lives(sum(extent_nbytes(item.embed_nbytes) for item in images))
+    table = TableDriver(sum(extent_nbytes(item.embed_nbytes) for item in images))
     rng = random.Random(seed + 1)
     new = [image(num_live + number, rng) for number in range(lives)]
     for item in images:
-        table.ask(item)
+        table.request(item)
     started_s = time.perf_counter()
     for item in new:
-        table.ask(item)
+        table.request(item)
     missed_s = time.perf_counter() - started_s
     cached = [item for item in new if item in table.media._store.by_spec][-1_000:]
-    asked = random.Random(seed).choices(cached, k=lives)
+    repeated = random.Random(seed).choices(cached, k=lives)
     started_s = time.perf_counter()
-    hits = sum(table.ask(item) for item in asked)
+    hits = sum(table.request(item) for item in repeated)
     hit_s = time.perf_counter() - started_s
     return {
         "images in the arena": len(table.media._store.by_id),
@@ -76,15 +76,15 @@ def cost(num_live: int, lives: int, seed: int) -> report.Row:
 
 
 def refusal(num_live: int, tries: int) -> report.Row:
-    """Microseconds to refuse a file twice as large as what lies between any two leased images of a full arena."""
-    table = Lives(num_live * extent_nbytes(ROWS_NBYTES))
+    """Microseconds to refuse a file twice as large as any gap between two leased images of a full arena."""
+    table = TableDriver(num_live * extent_nbytes(ROWS_NBYTES))
     for number in range(num_live):
-        lease, _ = table.begin(AllocItem(number.to_bytes(16, "big"), 1, SMALLEST_NBYTES, ROWS_NBYTES))
+        lease, _ = table.start(AllocItem(number.to_bytes(16, "big"), 1, SMALLEST_NBYTES, ROWS_NBYTES))
         if number % NEIGHBOURS:
             table.end(lease)
     large = AllocItem(b"large", 1, 2 * NEIGHBOURS * ROWS_NBYTES, ROWS_NBYTES)
     started_s = time.perf_counter()
-    refused = [table.begin(large)[1] for _ in range(tries)].count("full")
+    refused = [table.start(large)[1] for _ in range(tries)].count("full")
     return {
         "images in the arena": len(table.media._store.by_id),
         "of them leased": table.media.num_leases,
@@ -94,50 +94,50 @@ def refusal(num_live: int, tries: int) -> report.Row:
 
 
 class _Leased:
-    """Images that are all leased, added and taken away at random."""
+    """A table whose leased images are added, and released at random."""
 
     def __init__(self, nbytes: int, seed: int) -> None:
-        self.table = Lives(nbytes)
+        self.table = TableDriver(nbytes)
         self.leased_nbytes = 0
         self.calls = 0
         self._rng = random.Random(seed)
-        self._held: list[tuple[Lease, int]] = []
+        self._leases: list[tuple[Lease, int]] = []
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._leases)
 
     def add(self, *, leave_nbytes: int = 0) -> bool:
-        """One more, when others have made way for it down to what is to be left; False: it was refused all the same."""
+        """Lease one more image, after releasing others until ``leave_nbytes`` stay unleased. False if it is refused."""
         item = image(self.calls, self._rng)
         nbytes = extent_nbytes(item.embed_nbytes)
         while leave_nbytes and self.leased_nbytes + nbytes > self.table.nbytes - leave_nbytes:
-            self._take_away()
-        lease, state = self.table.begin(item)
+            self._release_one()
+        lease, state = self.table.start(item)
         self.calls += CALLS_OF_A_MISS
         if state == "full":
             return False
         self.leased_nbytes += nbytes
-        self._held.append((lease, nbytes))
+        self._leases.append((lease, nbytes))
         return True
 
-    def _take_away(self) -> None:
-        """One at random; it stays as a cached image."""
-        place = self._rng.randrange(len(self._held))
-        self._held[place], self._held[-1] = self._held[-1], self._held[place]
-        lease, nbytes = self._held.pop()
+    def _release_one(self) -> None:
+        """Release a random lease. Its image stays cached."""
+        index = self._rng.randrange(len(self._leases))
+        self._leases[index], self._leases[-1] = self._leases[-1], self._leases[index]
+        lease, nbytes = self._leases.pop()
         self.table.end(lease)
         self.leased_nbytes -= nbytes
 
 
 def fill(arena_gib: int, calls: int, seed: int) -> report.Row:
-    """From empty until something is refused; then comings and goings at FILL."""
+    """Fill an empty arena until an image is refused; then add and release images with FILL of the arena leased."""
     nbytes = arena_gib * GIB
     leased, adds, refused, occupied = _Leased(nbytes, seed), 0, 0, list[float]()
     while leased.add():
         pass
     full = leased.leased_nbytes / nbytes
     started_s, calls = time.perf_counter(), calls + leased.calls
-    begun = leased.calls
+    calls_before = leased.calls
     while leased.calls < calls:
         adds += 1
         refused += not leased.add(leave_nbytes=int((1 - FILL) * nbytes))
@@ -148,21 +148,21 @@ def fill(arena_gib: int, calls: int, seed: int) -> report.Row:
         "leased % at the first refusal": 100 * full,
         "refused % at 90 % leased": 100 * refused / adds,
         "leased or cached % then": 100 * statistics.fmean(occupied),
-        "calls/s": (leased.calls - begun) / (time.perf_counter() - started_s),
+        "calls/s": (leased.calls - calls_before) / (time.perf_counter() - started_s),
     }
 
 
 def hits(alpha: float, requests: int, seed: int) -> report.Row:
-    """Shares of requests, and of the image tokens asked for, that need no encoding, after the arena has filled up."""
+    """Hit rates by requests and by image tokens, in the second half of the trace, when the arena is full."""
     images = catalogue(CATALOGUE, seed)
     random.Random(seed).shuffle(images)
     nbytes = int(CACHED_SHARE * sum(extent_nbytes(item.embed_nbytes) for item in images))
-    caches = {"mmserve": Lives(nbytes), "LRU": lru(nbytes), "FIFO": fifo(nbytes)}
+    caches = {"mmserve": TableDriver(nbytes), "LRU": lru(nbytes), "FIFO": fifo(nbytes)}
     trace = list(zipf(images, alpha, requests, seed))
     row: report.Row = {"alpha": alpha}
     tokens = {}
     for name, cache in caches.items():
-        found = [cache.ask(item) for item in trace][requests // 2 :]
+        found = [cache.request(item) for item in trace][requests // 2 :]
         counted = trace[requests // 2 :]
         row[f"{name} hits %"] = 100 * sum(found) / len(found)
         saved = sum(item.num_tokens for item, hit in zip(counted, found, strict=True) if hit)

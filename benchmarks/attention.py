@@ -36,7 +36,7 @@ WARM_UPS = 2
 
 @dataclass(frozen=True)
 class Case:
-    """``sequences`` equal sequences, each with ``count`` new tokens after ``start`` others."""
+    """``sequences`` sequences, each with ``count`` new tokens after ``start`` computed ones."""
 
     name: str
     sequences: int
@@ -62,8 +62,8 @@ def main() -> None:
     torch.set_num_threads(1)
     if verified_kernels() is None:
         parser.error("there is no C++ compiler for the kernel, nor for FlexAttention: install c++ or g++")
-    with torch.inference_mode(), tempfile.TemporaryDirectory() as nothing_compiled_yet:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = nothing_compiled_yet
+    with torch.inference_mode(), tempfile.TemporaryDirectory() as empty_cache:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = empty_cache
         rows = [_measure(case, options) for case in CASES]
     print(table(rows))
     write_json(options.json, rows)
@@ -124,7 +124,7 @@ def _num_blocks(case: Case) -> int:
 
 
 def _step(case: Case) -> AttentionInput:
-    """Blocks in random order, as they are after a while."""
+    """The input of one step. Blocks are in random order, as in a server that has run for a while."""
     blocks = np.random.default_rng(0).permutation(_num_blocks(case)).reshape(case.sequences, -1)
     slots = np.arange(case.sequences)
     positions = np.tile(np.arange(case.start, case.start + case.count), case.sequences)

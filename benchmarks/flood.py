@@ -16,8 +16,8 @@ import time
 from benchmarks.load import report
 from benchmarks.load.client import Record, run
 from benchmarks.load.memory import MIB, sampled
-from benchmarks.load.probes import Asked, Seen, probes
-from benchmarks.load.server import Target, given_or_own, parse_target
+from benchmarks.load.probes import ProbeTarget, ProbeTimes, probes
+from benchmarks.load.server import Target, parse_target, targets_or_started
 from benchmarks.load.workload import Workload, bodies
 
 IDLE_S = 8.0
@@ -46,15 +46,15 @@ def measure(target: Target, seed: int, options: argparse.Namespace) -> dict[str,
         images=1, image_size=(options.size, options.size),
     )  # fmt: skip
     requests = bodies(load, target.model, seed, {})
-    asked = Asked(target.url, target.model, options.health_path, {"ignore_eos": True})
-    with probes(asked) as idle:
+    probed = ProbeTarget(target.url, target.model, options.health_path, {"ignore_eos": True})
+    with probes(probed) as idle:
         time.sleep(IDLE_S)
-    with probes(asked) as flooded, sampled(target.pid) as peak:
+    with probes(probed) as flooded, sampled(target.pid) as peak:
         records, wall_s = asyncio.run(run(target.url, requests, options.clients, TIMEOUT_S))
     return _row(records, wall_s, idle, flooded) | {"growth_mib_per_request": peak.growth_nbytes / MIB / len(records)}
 
 
-def _row(records: list[Record], wall_s: float, idle: Seen, flooded: Seen) -> dict[str, float]:
+def _row(records: list[Record], wall_s: float, idle: ProbeTimes, flooded: ProbeTimes) -> dict[str, float]:
     for error in {record.error for record in records if record.error}:
         print(f"  {error}")
     good = [record for record in records if not record.error]
@@ -74,7 +74,7 @@ def _row(records: list[Record], wall_s: float, idle: Seen, flooded: Seen) -> dic
 
 def main() -> None:
     options = arguments()
-    with given_or_own(options.target, options.serve_args, options.model) as servers:
+    with targets_or_started(options.target, options.serve_args, options.model) as servers:
         runs: dict[str, list[dict[str, float]]] = {server.name: [] for server in servers}
         for server in servers:  # warm-up
             measure(server, -1, argparse.Namespace(**{**vars(options), "clients": 2, "rounds": 1}))

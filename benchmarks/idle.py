@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.load import report
 from benchmarks.load.client import run
-from benchmarks.load.cpu import busy
+from benchmarks.load.cpu import cpu_use
 from benchmarks.load.memory import MIB, usage
 from benchmarks.load.server import Target, serve
 from benchmarks.load.workload import Workload, bodies
@@ -33,7 +33,8 @@ CPU_PERCENT = 1.0
 PSS_MIB = 2.2 * 1024
 SETTLE_S = 3.0
 _TIMEOUT_S = 300.0
-_KERNELS_BELOW = "XDG_CACHE_HOME"
+_CACHE_VARIABLE = "XDG_CACHE_HOME"
+"""Compiled kernels are kept below this directory."""
 
 
 def arguments() -> argparse.Namespace:
@@ -55,17 +56,17 @@ def main() -> None:
     starts: list[report.Row] = []
     with contextlib.nullcontext(options.pid) if options.pid else _last_started(options, starts) as pid:
         time.sleep(SETTLE_S)
-        processes = watched(pid, options.seconds)
-    limits = [_beside_limit(row) for row in starts] + judged(processes)
+        processes = measure(pid, options.seconds)
+    limits = [_check_start(row) for row in starts] + check_limits(processes)
     print(f"\n{report.machine()}; {options.model}, idle for {options.seconds:g} s")
     for rows in (processes, limits):
         print(f"\n{report.table(rows)}")
     report.write_json(options.json, [*starts, *processes, *limits])
 
 
-def watched(pid: int, seconds: float) -> list[report.Row]:
-    """One row for each process, the busiest first, and one for all; memory at the end."""
-    found = busy(pid, seconds)
+def measure(pid: int, seconds: float) -> list[report.Row]:
+    """One row for each process, the busiest first, and one for all. Memory is measured at the end."""
+    found = cpu_use(pid, seconds)
     memory = usage(pid).by_process
     rows: list[report.Row] = [
         {
@@ -80,8 +81,8 @@ def watched(pid: int, seconds: float) -> list[report.Row]:
     return [*rows, {"process": "all"} | {name: sum(float(str(row[name])) for row in rows) for name in figures}]
 
 
-def judged(processes: list[report.Row]) -> list[report.Row]:
-    """The whole tree beside its limits; PSS's is for SmolLM2-135M with 1 GiB of KV cache."""
+def check_limits(processes: list[report.Row]) -> list[report.Row]:
+    """The whole tree beside its limits. The limit of PSS is for SmolLM2-135M with 1 GiB of KV cache."""
     whole = processes[-1]
     return [
         report.at_most("% of a core", "idle", float(str(whole["cpu_percent"])), CPU_PERCENT),
@@ -89,15 +90,15 @@ def judged(processes: list[report.Row]) -> list[report.Row]:
     ]
 
 
-def _beside_limit(start: report.Row) -> report.Row:
+def _check_start(start: report.Row) -> report.Row:
     return report.at_most("ready after s", str(start["start"]), float(str(start["ready_s"])), READY_S)
 
 
 @contextlib.contextmanager
 def _last_started(options: argparse.Namespace, starts: list[report.Row]) -> Iterator[int]:
-    """Root of the server that was started last, after its prompts; ``starts`` is given a row for each start."""
+    """The root process of the server that was started last, after its prompts. Adds a row per start to ``starts``."""
     if options.cold_files:
-        _forget_files(options.model)
+        _drop_file_cache(options.model)
     with contextlib.ExitStack() as stack:
         for number in range(options.starts):
             name = f"start {number + 1}" + (", kernels not compiled yet" if number == 0 else "")
@@ -109,27 +110,27 @@ def _last_started(options: argparse.Namespace, starts: list[report.Row]) -> Iter
                 print(f"{name}: ready", flush=True)
                 if number == options.starts - 1:
                     stack.push(server.pop_all())
-        _work(target, options.prompts)
+        _send_prompts(target, options.prompts)
         assert target.pid is not None
         yield target.pid
 
 
 @contextlib.contextmanager
 def _no_kernels() -> Iterator[None]:
-    """A server that is started here finds no kernels compiled before."""
-    before = os.environ.get(_KERNELS_BELOW)
+    """A server that is started in the block finds no compiled kernels."""
+    before = os.environ.get(_CACHE_VARIABLE)
     with tempfile.TemporaryDirectory() as directory:
-        os.environ[_KERNELS_BELOW] = directory
+        os.environ[_CACHE_VARIABLE] = directory
         try:
             yield
         finally:
-            del os.environ[_KERNELS_BELOW]
+            del os.environ[_CACHE_VARIABLE]
             if before is not None:
-                os.environ[_KERNELS_BELOW] = before
+                os.environ[_CACHE_VARIABLE] = before
 
 
-def _forget_files(model: str) -> None:
-    """The checkpoint and torch's libraries leave the file cache, but for pages that some process has mapped."""
+def _drop_file_cache(model: str) -> None:
+    """Drop the checkpoint and torch's libraries from the file cache, except pages that a process has mapped."""
     torch = importlib.util.find_spec("torch")
     folders = [Path(model), *map(Path, torch.submodule_search_locations or () if torch else ())]
     for path in (path for folder in folders if folder.is_dir() for path in folder.rglob("*") if path.is_file()):
@@ -137,7 +138,7 @@ def _forget_files(model: str) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _work(target: Target, num_prompts: int) -> None:
+def _send_prompts(target: Target, num_prompts: int) -> None:
     load = Workload("before", min(8, num_prompts), num_prompts, prompt_words=400, output_tokens=1)
     records, _ = asyncio.run(run(target.url, bodies(load, target.model, 0, {}), load.concurrency, _TIMEOUT_S))
     for error in {record.error for record in records if record.error}:

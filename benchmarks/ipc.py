@@ -41,8 +41,8 @@ def arguments() -> argparse.Namespace:
 
 
 @dataclass(frozen=True)
-class Crew:
-    """Readers that wait, and the way to them."""
+class Readers:
+    """Started reader processes and their sockets."""
 
     producer: Producer
     outboxes: Sequence[zmq.Socket[bytes]]
@@ -52,19 +52,19 @@ class Crew:
         """(whole, hand-over, CPU time of all) in seconds for one payload."""
         cpu_s, started_s = time.process_time(), time.perf_counter()
         self.producer.prepare(payload)
-        there_s = time.perf_counter()
+        prepared_s = time.perf_counter()
         for outbox in self.outboxes:
             self.producer.send(outbox, payload)
         answers = [self.acks.recv_json() for _ in self.outboxes]
         cpu_s = time.process_time() - cpu_s
         ended_s = max(seen_s for *_, seen_s in answers)
         self.producer.done()
-        assert all([first, last] == [payload[0], payload[-1]] for first, last, *_ in answers), "it is what was sent"
-        return ended_s - started_s, ended_s - there_s, cpu_s + sum(spent_s for _, _, spent_s, _ in answers)
+        assert all([first, last] == [payload[0], payload[-1]] for first, last, *_ in answers), "the payload differs"
+        return ended_s - started_s, ended_s - prepared_s, cpu_s + sum(spent_s for _, _, spent_s, _ in answers)
 
 
 @contextlib.contextmanager
-def crew(way: str, num_readers: int, arena: Arena) -> Iterator[Crew]:
+def started_readers(way: str, num_readers: int, arena: Arena) -> Iterator[Readers]:
     """Started and connected when yielded."""
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
@@ -82,14 +82,14 @@ def crew(way: str, num_readers: int, arena: Arena) -> Iterator[Crew]:
             outboxes[-1].connect(inbox)
         for _ in outboxes:
             acks.recv()
-        yield Crew(producer(way, arena), outboxes, acks)
+        yield Readers(producer(way, arena), outboxes, acks)
 
 
 def measure(way: str, num_readers: int, payload: bytes, repeats: int, arena: Arena) -> report.Row:
     """Medians of one case."""
-    with crew(way, num_readers, arena) as readers:
-        taken = [readers.hand_over(payload) for _ in range(WARM_UPS + repeats)][WARM_UPS:]
-        whole_ms, hand_over_ms, cpu_ms = (statistics.median(column) * 1e3 for column in zip(*taken, strict=True))
+    with started_readers(way, num_readers, arena) as readers:
+        times_s = [readers.hand_over(payload) for _ in range(WARM_UPS + repeats)][WARM_UPS:]
+        whole_ms, hand_over_ms, cpu_ms = (statistics.median(column) * 1e3 for column in zip(*times_s, strict=True))
         return {
             "MB": len(payload) / MB,
             "readers": num_readers,

@@ -32,7 +32,7 @@ HITS = (0, 50, 100)
 PATHS = ("v1", "v2")
 WARM_UPS = 2
 IMAGE_NBYTES = 80 << 10
-"""More than an image leaves in the arena: the packaged model's 64 rows of 1 KiB."""
+"""Upper bound of the arena bytes per cached image (the packaged model: 64 rows of 1 KiB)."""
 PUBLISHED = {
     4: (129.8, 5.95),
     8: (129.8, 5.90),
@@ -41,7 +41,7 @@ PUBLISHED = {
     64: (141.2, 15.9),
     128: (142.6, 26.4),
 }
-"""Images -> whole allocation v1 and v2, ms, of which v1's alloc RPC is 42.2 to 44.6."""
+"""Images -> whole allocation by v1 and by v2, ms. v1's alloc RPC is 42.2 to 44.6 of it."""
 PUBLISHED_IN = (
     'LightLLM: "Optimize multimodal resource allocation with concurrency and improved batch RPC", August 2025; '
     "fresh images, two Xeon 8358P with 128 logical cores"
@@ -53,12 +53,12 @@ Case = tuple[int, int, str]
 
 @dataclass
 class Samples:
-    """All that was measured."""
+    """All samples: the lower bound by number of images, allocations by case."""
 
     limit_ms: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     cases: dict[Case, list[Sample]] = field(default_factory=lambda: defaultdict(list))
     full: dict[int, list[Sample]] = field(default_factory=lambda: defaultdict(list))
-    """v2, all misses, in an arena where something must be evicted for each."""
+    """Number of images -> samples of v2 in a full arena: every image is a miss and evicts others."""
 
 
 def arguments() -> argparse.Namespace:
@@ -82,7 +82,8 @@ async def measure(cache: CacheProcess, images: Sequence[bytes], counts: Sequence
                 kept.limit_ms[count].append(limit.measure_ms(images[:count]))
                 for hits in HITS:
                     for worker in workers if repeat % 2 else reversed(workers):
-                        kept.cases[count, hits, worker.path].append(await one(worker, images[:count], hits, repeat))
+                        sample = await allocate_with_hits(worker, images[:count], hits, repeat)
+                        kept.cases[count, hits, worker.path].append(sample)
     await fill(workers[-1], cache.arena.nbytes, images)
     for repeat in range(repeats):
         for count in counts:
@@ -92,8 +93,8 @@ async def measure(cache: CacheProcess, images: Sequence[bytes], counts: Sequence
     return samples
 
 
-async def one(worker: Worker, images: Sequence[bytes], hits: int, repeat: int) -> Sample:
-    """One request of which so many per cent are in the cache; half of one image is one image every other time."""
+async def allocate_with_hits(worker: Worker, images: Sequence[bytes], hits: int, repeat: int) -> Sample:
+    """One request with ``hits`` per cent of its images in the cache. Half of one image is a hit every other repeat."""
     salt = f"{worker.path}-{repeat}-{len(images)}-{hits}"
     if cached := (len(images) * hits + 50 * (repeat % 2)) // 100:
         await worker.allocate(images[:cached], salt)
@@ -101,24 +102,24 @@ async def one(worker: Worker, images: Sequence[bytes], hits: int, repeat: int) -
 
 
 async def fill(worker: Worker, arena_nbytes: int, images: Sequence[bytes]) -> None:
-    """Cache more than the arena holds."""
+    """Allocate more images than fit the arena."""
     for number in range(arena_nbytes // sum(map(len, images)) + 1):
         await worker.allocate(images, f"fill-{number}")
 
 
 def rows(samples: Samples) -> list[report.Row]:
-    """One a case, medians in milliseconds; alloc_full_ms: the RPC when others must be evicted for each image."""
+    """One row a case, medians in milliseconds. alloc_full_rpc_ms: the RPC in a full arena, with evictions."""
     found: list[report.Row] = []
-    for (count, hits, path), taken in samples.cases.items():
+    for (count, hits, path), measured in samples.cases.items():
         row: report.Row = {"n": count, "path": path, "hits": hits}
-        row["rpc_ms"] = median(sample.rpc_ms["alloc"] for sample in taken)
-        row["total_ms"] = median(sample.total_ms for sample in taken)
+        row["rpc_ms"] = median(sample.rpc_ms["alloc"] for sample in measured)
+        row["total_ms"] = median(sample.total_ms for sample in measured)
         row["limit_ms"] = median(samples.limit_ms[count])
-        row["rpc_min_ms"] = round(min(sample.rpc_ms["alloc"] for sample in taken), 4)
-        row["total_min_ms"] = round(min(sample.total_ms for sample in taken), 4)
-        row["set_data_rpc_ms"] = median(sample.rpc_ms.get("set_items_data", 0.0) for sample in taken)
-        row["release_ms"] = median(sample.release_ms for sample in taken)
-        row["release_rpc_ms"] = median(sample.rpc_ms["release"] for sample in taken)
+        row["rpc_min_ms"] = round(min(sample.rpc_ms["alloc"] for sample in measured), 4)
+        row["total_min_ms"] = round(min(sample.total_ms for sample in measured), 4)
+        row["set_data_rpc_ms"] = median(sample.rpc_ms.get("set_items_data", 0.0) for sample in measured)
+        row["release_ms"] = median(sample.release_ms for sample in measured)
+        row["release_rpc_ms"] = median(sample.rpc_ms["release"] for sample in measured)
         if path == "v2" and hits == 0:
             row["alloc_full_rpc_ms"] = median(sample.rpc_ms["alloc"] for sample in samples.full[count])
         found.append(row)
@@ -135,7 +136,7 @@ def table(found: Sequence[report.Row]) -> str:
     lines: list[report.Row] = []
     for hits, count in sorted({(row["hits"], row["n"]) for row in found}):
         v1, v2 = by_case[hits, count, "v1"], by_case[hits, count, "v2"]
-        theirs = PUBLISHED.get(count, ("", "")) if hits == 0 else ("", "")
+        published = PUBLISHED.get(count, ("", "")) if hits == 0 else ("", "")
         lines.append(
             {
                 "hits %": hits,
@@ -148,15 +149,15 @@ def table(found: Sequence[report.Row]) -> str:
                 "limit": v2["limit_ms"],
                 "v2 / limit": v2["total_ms"] / v2["limit_ms"],
                 "v1 / v2": v1["total_ms"] / v2["total_ms"],
-                "LightLLM v1": theirs[0],
-                "LightLLM v2": theirs[1],
+                "LightLLM v1": published[0],
+                "LightLLM v2": published[1],
             }
         )
     return report.table(lines)
 
 
 def tcp_table(counts: list[int], repeats: int) -> str:
-    """The alloc RPC as lists over TCP, which is what the published v1 figures consist of."""
+    """The alloc RPC with list arguments over TCP, which explains the published figures of v1."""
     plain, prompt = (list_alloc_ms(counts, repeats, nodelay=nodelay) for nodelay in (False, True))
     return report.table(
         [

@@ -21,9 +21,9 @@ import uvloop
 from benchmarks.frontend import limit
 from benchmarks.frontend.bare import bare
 from benchmarks.frontend.bodies import IMAGES, Body, make
-from benchmarks.frontend.flood import WARM_UP_S, Flood, Flooded
+from benchmarks.frontend.flood import WARM_UP_S, Flood, FloodResult
 from benchmarks.frontend.histogram import Buckets, buckets, quantile
-from benchmarks.load.probes import Asked, Seen, probes
+from benchmarks.load.probes import ProbeTarget, ProbeTimes, probes
 from benchmarks.load.report import Row, machine, percentile, table, write_json
 from benchmarks.load.server import Target, serve
 
@@ -46,24 +46,24 @@ def arguments() -> argparse.Namespace:
 
 def measure(target: Target, bodies: Sequence[Body], image_nbytes: int, options: argparse.Namespace) -> Row:
     """One size of pictures."""
-    cut = limit.requests_per_s(bodies, limit.cut)
-    plain = limit.requests_per_s(bodies, limit.plain)
+    split_limit = limit.requests_per_s(bodies, limit.parse_split)
+    plain_limit = limit.requests_per_s(bodies, limit.parse_whole)
     with bare() as uvicorn:
-        least = uvloop.run(_flood(uvicorn, bodies, options.seconds))
-    asked = Asked(target.url, target.model)
-    with probes(asked) as idle:
+        bare_result = uvloop.run(_flood(uvicorn, bodies, options.seconds))
+    probed = ProbeTarget(target.url, target.model)
+    with probes(probed) as idle:
         time.sleep(options.idle_seconds)
     before = buckets(target.url, _LAG)
-    with probes(asked) as busy:
+    with probes(probed) as busy:
         flooded = uvloop.run(_flood(target, bodies, options.seconds))
     lag = before, buckets(target.url, _LAG)
-    for error in sorted({*least.errors, *flooded.errors})[:3]:
+    for error in sorted({*bare_result.errors, *flooded.errors})[:3]:
         print(f"  {error}")
-    bounds = {"limit": cut, "plain limit": plain, "bare uvicorn": least.requests_per_s}
+    bounds = {"limit": split_limit, "plain limit": plain_limit, "bare uvicorn": bare_result.requests_per_s}
     return _row(image_nbytes, flooded, bounds) | _latencies(lag, idle, busy)
 
 
-async def _flood(target: Target, bodies: Sequence[Body], seconds: float) -> Flooded:
+async def _flood(target: Target, bodies: Sequence[Body], seconds: float) -> FloodResult:
     address = urlsplit(target.url)
     assert address.hostname is not None
     assert address.port is not None
@@ -71,11 +71,11 @@ async def _flood(target: Target, bodies: Sequence[Body], seconds: float) -> Floo
 
 
 _NUMBERS = itertools.count()
-"""Of the requests of this run: no picture is sent twice."""
+"""Numbers of this process's requests. They make every picture new."""
 
 
-def _row(image_nbytes: int, flooded: Flooded, bounds: dict[str, float]) -> Row:
-    """``bounds``: requests/s of what ours is compared with, by name."""
+def _row(image_nbytes: int, flooded: FloodResult, bounds: dict[str, float]) -> Row:
+    """``bounds``: name -> requests/s to compare with."""
     mb = IMAGES * image_nbytes / 1e6
     row: Row = {
         "images": f"{IMAGES} x {image_nbytes // 1000} KB",
@@ -87,7 +87,7 @@ def _row(image_nbytes: int, flooded: Flooded, bounds: dict[str, float]) -> Row:
     return row | {"bare of plain limit": bounds["bare uvicorn"] / bounds["plain limit"], "errors": len(flooded.errors)}
 
 
-def _latencies(lag: tuple[Buckets, Buckets], idle: Seen, busy: Seen) -> Row:
+def _latencies(lag: tuple[Buckets, Buckets], idle: ProbeTimes, busy: ProbeTimes) -> Row:
     return {
         "lag p50 ms": quantile(*lag, 0.5) * 1e3,
         "lag p99 ms": quantile(*lag, 0.99) * 1e3,
@@ -99,9 +99,9 @@ def _latencies(lag: tuple[Buckets, Buckets], idle: Seen, busy: Seen) -> Row:
 
 
 def targets(image_nbytes: int, row: Row) -> list[Row]:
-    """What is asked for beside what was measured."""
+    """The targets beside the measured figures."""
     itl = float(str(row["ITL p99 ms"])) / float(str(row["ITL p99 idle ms"]))
-    asked = (
+    checks = (
         ("of plain limit", float(str(row["of plain limit"])), SHARE_TARGET, "at least"),
         ("of limit", float(str(row["of limit"])), SHARE_TARGET, "at least"),
         ("lag p99 ms", float(str(row["lag p99 ms"])), LAG_TARGET_MS[image_nbytes], "at most"),
@@ -112,26 +112,26 @@ def targets(image_nbytes: int, row: Row) -> list[Row]:
             "images": row["images"],
             "figure": figure,
             "got": got,
-            "target": f"{which} {wanted:g}",
-            "met": "yes" if (got >= wanted) == (which == "at least") or got == wanted else "no",
+            "target": f"{bound} {target:g}",
+            "met": "yes" if (got >= target) == (bound == "at least") or got == target else "no",
         }
-        for figure, got, wanted, which in asked
+        for figure, got, target, bound in checks
     ]
 
 
 def main() -> None:
     options = arguments()
     rows: list[Row] = []
-    held: list[Row] = []
+    checked: list[Row] = []
     with contextlib.ExitStack() as stack:
         arguments_ = options.serve_args.split()
         target = stack.enter_context(serve(*arguments_, program=("benchmarks.frontend.server",)))
         for image_nbytes in LAG_TARGET_MS:
             rows.append(measure(target, make(options.clients, image_nbytes, target.model), image_nbytes, options))
-            held += targets(image_nbytes, rows[-1])
+            checked += targets(image_nbytes, rows[-1])
             print(f"{rows[-1]['images']}: done", flush=True)
     seconds = f"{options.seconds:g} s each after {WARM_UP_S:g} s of warm-up"
-    print(f"\n{machine()}; {options.clients} clients, {seconds}\n\n{table(rows)}\n\n{table(held)}")
+    print(f"\n{machine()}; {options.clients} clients, {seconds}\n\n{table(rows)}\n\n{table(checked)}")
     write_json(options.json, rows)
 
 

@@ -21,7 +21,7 @@ from benchmarks.load.workload import Workload, bodies
 HITS = (0, 50, 100)
 TIMEOUT_S = 300.0
 POOL_SEED = 4711
-"""The repeated images are the same ones in every run, and no image of another seed."""
+"""Seed of the repeated images: they are the same in every run and differ from those of other seeds."""
 
 
 def arguments() -> argparse.Namespace:
@@ -47,7 +47,7 @@ def workload(name: str, count: int, options: argparse.Namespace) -> Workload:
 def with_hits(
     target: Target, hits: int, seed: int, known: list[dict[str, object]], options: argparse.Namespace
 ) -> list[dict[str, object]]:
-    """Bodies of one run: so many per cent, evenly spread, have the image of one of ``known``."""
+    """Bodies of one run. ``hits`` per cent of them, evenly spread, have the image of one of ``known``."""
     fresh = bodies(workload(f"fresh-{hits}", options.requests, options), target.model, seed, {})
     for number, body in enumerate(fresh):
         if (number + 1) * hits // 100 > number * hits // 100:
@@ -57,7 +57,7 @@ def with_hits(
 
 
 def measure(target: Target, hits: int, seed: int, options: argparse.Namespace) -> dict[str, float]:
-    """One run; what is to be known to the server is asked about before."""
+    """One run. The known images are sent once before it."""
     known = bodies(workload("known", options.clients, options), target.model, POOL_SEED, {})
     asyncio.run(run(target.url, known, options.clients, TIMEOUT_S))
     records, wall_s = asyncio.run(
@@ -67,7 +67,7 @@ def measure(target: Target, hits: int, seed: int, options: argparse.Namespace) -
 
 
 def row(records: list[Record], wall_s: float) -> dict[str, float]:
-    """Rates of what was answered."""
+    """Figures of the answered requests."""
     for error in {record.error for record in records if record.error}:
         print(f"  {error}")
     good = [record for record in records if not record.error]
@@ -81,15 +81,15 @@ def row(records: list[Record], wall_s: float) -> dict[str, float]:
     }
 
 
-def beside_each_other(servers: list[Target], options: argparse.Namespace) -> list[report.Row]:
+def compare(servers: list[Target], options: argparse.Namespace) -> list[report.Row]:
     """All hit rates against all servers, alternating within each repeat."""
     runs: dict[tuple[int, str], list[dict[str, float]]] = {(hits, each.name): [] for hits in HITS for each in servers}
     for repeat in range(-1, options.repeats):
         for hits in HITS:
             for server in servers:
-                taken = measure(server, hits, repeat * len(HITS) + hits, options)
+                figures = measure(server, hits, repeat * len(HITS) + hits, options)
                 if repeat >= 0:
-                    runs[hits, server.name].append(taken)
+                    runs[hits, server.name].append(figures)
     return [{"hits %": hits, "server": name, **report.median_row(done)} for (hits, name), done in runs.items()]
 
 
@@ -99,7 +99,7 @@ def main() -> None:
     for tp in options.tp or (1, 2):
         with serve("--tp", str(tp), *options.serve_args.split(), model=options.model) as own:
             ours = Target(f"mmserve tp {tp}", own.url, own.model, own.pid)
-            rows += beside_each_other([ours, *options.target], options)
+            rows += compare([ours, *options.target], options)
             print(f"tp {tp}: done", flush=True)
     rows.sort(key=lambda row: row["hits %"])
     what = f"{options.clients} clients, one JPEG of {options.size} x {options.size} each, one token"

@@ -22,7 +22,7 @@ from benchmarks.load.memory import MIB
 from benchmarks.load.server import serve
 from benchmarks.memory import aborts, burst, cases, endurance, queued, targets
 from benchmarks.memory.cases import Case
-from benchmarks.memory.floor import OutOfRoom
+from benchmarks.memory.memory_guard import OutOfMemory
 from benchmarks.memory.pictures import Pictures
 
 Figures = dict[str, float]
@@ -51,7 +51,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def compare(options: argparse.Namespace, pictures: Pictures) -> list[report.Row]:
-    """Gates and baseline; prints the targets, returns the rows."""
+    """Measure all gates and the baseline. Prints the targets, returns the rows."""
     gated = cases.of_mmserve(options.gates, options.tokens, shlex.split(options.serve_args))
     baseline = []
     if options.baseline_repeats:
@@ -63,8 +63,8 @@ def compare(options: argparse.Namespace, pictures: Pictures) -> list[report.Row]
     done: dict[Case, list[Figures]] = {case: [] for case in gated + baseline}
     order = random.Random(options.seed)
     for repeat in range(max(options.repeats, options.baseline_repeats)):
-        wanted = gated * (repeat < options.repeats) + baseline * (repeat < options.baseline_repeats)
-        for case, figures in one_repeat(order.sample(wanted, len(wanted)), pictures, options).items():
+        due = gated * (repeat < options.repeats) + baseline * (repeat < options.baseline_repeats)
+        for case, figures in one_repeat(order.sample(due, len(due)), pictures, options).items():
             done[case].append(figures)
         print(f"{repeat + 1} of {options.repeats} repeats", flush=True)
     medians = {case: report.median_row(found) for case, found in done.items() if found}
@@ -72,10 +72,10 @@ def compare(options: argparse.Namespace, pictures: Pictures) -> list[report.Row]
     return _rows(medians)
 
 
-def one_repeat(wanted: Sequence[Case], pictures: Pictures, options: argparse.Namespace) -> dict[Case, Figures]:
-    """All these cases once, those left out for which the machine had no room."""
+def one_repeat(due: Sequence[Case], pictures: Pictures, options: argparse.Namespace) -> dict[Case, Figures]:
+    """Run each case once. Cases that ran out of memory are left out."""
     found: dict[Case, Figures] = {}
-    for case in wanted:
+    for case in due:
         print(f"  {case.name}", flush=True)
         if figures := measure(case, pictures, options):
             found[case] = figures
@@ -87,7 +87,7 @@ def one_repeat(wanted: Sequence[Case], pictures: Pictures, options: argparse.Nam
 
 
 def measure(case: Case, pictures: Pictures, options: argparse.Namespace) -> Figures | None:
-    """One run of one case; None when the machine had no room for it."""
+    """One run of one case; None if the machine's memory did not suffice."""
     clients = cases.clients_that_fit(options.clients) if case.baseline else options.clients
     if clients < options.clients:
         print(f"  {case.name}: {clients} clients, for memory")
@@ -95,20 +95,20 @@ def measure(case: Case, pictures: Pictures, options: argparse.Namespace) -> Figu
         burst.warm_up(target, pictures)
         try:
             figures = burst.measure(target, pictures.bodies(target.model, case.tokens, clients)).row()
-        except OutOfRoom as error:
+        except OutOfMemory as error:
             print(f"  {case.name}: {error}")
             return None
         return figures if case.baseline else _with_waiting(figures | burst.own_figures(target), clients)
 
 
 def _with_waiting(figures: Figures, clients: int) -> Figures:
-    """What waits: everything but the ranks' KV pages and the encoder's batches, and the arena's compressed bytes."""
+    """Adds the memory of waiting requests: growth without ranks and encoder, plus compressed bytes in the arena."""
     waiting = figures["growth_mib"] - figures["ranks_mib"] - figures["encoder_mib"] + figures.get("arena_data_mib", 0.0)
     return figures | {"waiting_mib_per_request": waiting / clients}
 
 
 def _rows(medians: Mapping[Case, Figures]) -> list[report.Row]:
-    """Of one set of columns: mmserve's, which has all."""
+    """One row per case. All have the columns of mmserve's rows, which have the most."""
     columns = max((list(figures) for figures in medians.values()), key=len)
     return [
         {"server": case.server, "setting": case.setting, "tokens": case.tokens}
@@ -118,7 +118,7 @@ def _rows(medians: Mapping[Case, Figures]) -> list[report.Row]:
 
 
 def print_targets(medians: Mapping[Case, Figures], pictures: Pictures, clients: int) -> None:
-    """Against what is asked for, with the baseline that keeps its references as the measure."""
+    """Print the targets; the baseline is the one that keeps its references."""
     rows = [
         ("baseline" if case.baseline else case.setting, case.tokens, figures)
         for case, figures in medians.items()
@@ -128,7 +128,7 @@ def print_targets(medians: Mapping[Case, Figures], pictures: Pictures, clients: 
 
 
 def check_one(options: argparse.Namespace, pictures: Pictures) -> list[report.Row]:
-    """The other questions, each on one server of its own."""
+    """Check aborts, endurance or a queue, on one server."""
     met: Sequence[report.Row] = ()
     with serve(*shlex.split(options.serve_args), model=options.model) as target:
         burst.warm_up(target, pictures)

@@ -28,10 +28,10 @@ from tqdm import tqdm
 from benchmarks.answers.prompts import prompts
 from benchmarks.answers.reference import Reference, reference
 from benchmarks.load import report
-from benchmarks.load.server import Target, given_or_own, parse_target
+from benchmarks.load.server import Target, parse_target, targets_or_started
 
 PASSES = ((("alone", 1),), (("batch", 0), ("batch, cached", 0)))
-"""(name, clients; 0: as many as --clients) in the order in which one server is asked; each line is a fresh server."""
+"""Passes as (name, clients; 0: --clients), grouped by server: each group starts a fresh one."""
 TIMEOUT_S = 600.0
 _SHOWN = 5
 
@@ -55,17 +55,17 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """0 when all answers are equal."""
+    """Returns 0 if all answers are equal."""
     options = arguments()
-    asked = prompts(options.prompts, options.seed)
-    wanted = reference(options.model, asked, options.tokens, options.reference)
-    answers = _answers(asked, options)
+    texts = prompts(options.prompts, options.seed)
+    expected = reference(options.model, texts, options.tokens, options.reference)
+    answers = _answers(texts, options)
     rows = [
-        *(compared(name, found, wanted) for name, found in answers.items()),
+        *(compared(name, found, expected) for name, found in answers.items()),
         *(_beside_alone(name, found, answers["alone"]) for name, found in answers.items() if name != "alone"),
     ]
-    lengths = [each.num_prompt_tokens for each in wanted]
-    what = f"{len(asked)} prompts of {min(lengths)} to {max(lengths)} tokens, {options.tokens} tokens each"
+    lengths = [each.num_prompt_tokens for each in expected]
+    what = f"{len(texts)} prompts of {min(lengths)} to {max(lengths)} tokens, {options.tokens} tokens each"
     print(f"\n{report.machine()}; {what}; {options.target.url if options.target else options.serve_args}")
     print(f"\n{report.table(rows)}")
     report.write_json(options.json, rows)
@@ -76,17 +76,17 @@ Answer = tuple[str, int, int]
 """Text, tokens of the prompt, tokens of the answer."""
 
 
-def compared(name: str, answers: Sequence[Answer], wanted: Sequence[Reference]) -> report.Row:
-    """How many are equal, and where the others begin to differ; the first few of those are printed."""
-    agreed = [each.agreed_tokens(text) for (text, _, _), each in zip(answers, wanted, strict=True)]
+def compared(name: str, answers: Sequence[Answer], expected: Sequence[Reference]) -> report.Row:
+    """Number of equal answers, and the position of the first difference of others. Prints the first _SHOWN of those."""
+    agreed = [each.agreed_tokens(text) for (text, _, _), each in zip(answers, expected, strict=True)]
     equal = [
         answer == (each.text, each.num_prompt_tokens, len(each.ids))
-        for answer, each in zip(answers, wanted, strict=True)
+        for answer, each in zip(answers, expected, strict=True)
     ]
     differing = [index for index, same in enumerate(equal) if not same]
     for index in differing[:_SHOWN]:
         text, num_prompt_tokens, num_tokens = answers[index]
-        each = wanted[index]
+        each = expected[index]
         print(f"  {name}, prompt {index} of {each.num_prompt_tokens} tokens, differs after {agreed[index]} tokens:")
         print(f"    got {num_tokens} tokens ({num_prompt_tokens} of the prompt): {text!r}\n    not {each.text!r}")
     return {
@@ -94,7 +94,7 @@ def compared(name: str, answers: Sequence[Answer], wanted: Sequence[Reference]) 
         "compared with": "transformers",
         "equal": len(equal) - len(differing),
         "wanted": len(equal),
-        "tokens agreed %": 100 * sum(agreed) / sum(len(each.ids) for each in wanted),
+        "tokens agreed %": 100 * sum(agreed) / sum(len(each.ids) for each in expected),
         "first difference, token": min((agreed[index] for index in differing), default=""),
         "median first difference": statistics.median(agreed[index] for index in differing) if differing else "",
     }
@@ -105,33 +105,33 @@ def _beside_alone(name: str, answers: Sequence[Answer], alone: Sequence[Answer])
     return {"answers": name, "compared with": "alone", "equal": equal, "wanted": len(alone)}
 
 
-def _answers(asked: Sequence[str], options: argparse.Namespace) -> dict[str, list[Answer]]:
-    """Of every pass, in the order of the prompts."""
+def _answers(texts: Sequence[str], options: argparse.Namespace) -> dict[str, list[Answer]]:
+    """Pass -> answers, in the order of the prompts."""
     found = {}
     given = [options.target] if options.target else None
     for passes in PASSES:
-        with given_or_own(given, options.serve_args, str(options.model)) as (target,):
+        with targets_or_started(given, options.serve_args, str(options.model)) as (target,):
             for name, clients in passes:
-                with tqdm(desc=f"{target.name}, {name}", total=len(asked), unit="prompt") as bar:
-                    found[name] = asyncio.run(_ask_all(target, asked, options.tokens, clients or options.clients, bar))
+                with tqdm(desc=f"{target.name}, {name}", total=len(texts), unit="prompt") as bar:
+                    found[name] = asyncio.run(_ask_all(target, texts, options.tokens, clients or options.clients, bar))
     return found
 
 
-async def _ask_all(target: Target, asked: Sequence[str], num_tokens: int, clients: int, bar: tqdm[Any]) -> list[Answer]:
-    """Raises aiohttp.ClientError when one is refused."""
-    turn = asyncio.Semaphore(clients)
+async def _ask_all(target: Target, texts: Sequence[str], num_tokens: int, clients: int, bar: tqdm[Any]) -> list[Answer]:
+    """Send every prompt, ``clients`` at once. Raises aiohttp.ClientError if one is refused."""
+    semaphore = asyncio.Semaphore(clients)
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(
         timeout=timeout, connector=aiohttp.TCPConnector(limit=0), raise_for_status=True
     ) as session:
 
         async def ask(prompt: str) -> Answer:
-            async with turn:
+            async with semaphore:
                 answer = await _ask(session, target, prompt, num_tokens)
             bar.update()
             return answer
 
-        return list(await asyncio.gather(*map(ask, asked)))
+        return list(await asyncio.gather(*map(ask, texts)))
 
 
 async def _ask(session: aiohttp.ClientSession, target: Target, prompt: str, num_tokens: int) -> Answer:

@@ -31,7 +31,7 @@ LIMITS = {"int8": (1.01, 1.3), "int4": (1.05, 1.7)}
 TEXT = Path(__file__).parent / "answers" / "harbour.txt"
 """Never edited, so that perplexities can be compared over time."""
 _RATE_TOKENS = 48
-"""Steps of which the rate of several sequences is the median."""
+"""Number of steps; the rate of several sequences is from their median."""
 
 
 def arguments() -> argparse.Namespace:
@@ -50,7 +50,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Load all of them, let them read, print."""
+    """Load an engine for each quantization, read the text, print the table."""
     options = arguments()
     text = options.text.read_text()
     tokenizer = tokenizers.Tokenizer.from_file(str(locate(options.model) / "tokenizer.json"))
@@ -60,8 +60,8 @@ def main() -> None:
         name for name in get_args(Quantization) if name in {PLAIN, *(options.quantization or get_args(Quantization))}
     ]
     engines = {name: _engine(name, options) for name in chosen}
-    rows = measured(engines, [window for window in windows if len(window) > 1], options.sequences)
-    limits = judged(rows)
+    rows = measure(engines, [window for window in windows if len(window) > 1], options.sequences)
+    limits = check_limits(rows)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     print(f"\n{report.machine()}; {options.text.name} ({digest}), {len(ids)} tokens in windows of {options.window}")
     for table in filter(None, (rows, limits)):
@@ -82,7 +82,7 @@ def _engine(quantization: str, options: argparse.Namespace) -> Engine:
     )
 
 
-def measured(engines: dict[str, Engine], windows: list[list[int]], num_sequences: int) -> list[report.Row]:
+def measure(engines: dict[str, Engine], windows: list[list[int]], num_sequences: int) -> list[report.Row]:
     """A row for each engine; they read each window alternately, so a drift of the machine affects them alike."""
     alone: dict[str, list[Read]] = {name: [] for name in engines}
     together: dict[str, list[Read]] = {name: [] for name in engines}
@@ -107,12 +107,12 @@ def _row(name: str, dtype: str, alone: list[Read], together: list[Read], num_seq
 
 
 def _over(row: report.Row, plain: report.Row) -> report.Row:
-    """Each figure over that of ``none``."""
+    """Each figure divided by that of ``none``."""
     return {f"{name} / none": value / plain[name] for name, value in row.items() if isinstance(value, float)}  # type: ignore[operator]
 
 
-def judged(rows: list[report.Row]) -> list[report.Row]:
-    """Ratios beside their limits; several sequences must be no slower than without."""
+def check_limits(rows: list[report.Row]) -> list[report.Row]:
+    """Ratios beside their limits. Several sequences must not be slower than with ``none``."""
     found = []
     for row in rows:
         name = str(row["quantization"])

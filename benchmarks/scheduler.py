@@ -71,7 +71,7 @@ def _loaded(num_waiting: int, *, full: bool) -> tuple[Scheduler, int]:
         record=lambda name, value: None,
     )
     for index in range(RUNNING):
-        # With a full cache some end during the measurement, so that others start.
+        # With a full cache, some sequences end during the measurement and others start.
         scheduler.receive(_request(f"running-{index}", max_tokens=60 + index if full else 100_000))
     for _ in range(36):  # at most eight start in each
         _step(scheduler)

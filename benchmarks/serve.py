@@ -21,16 +21,16 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.load import named, plot, report
-from benchmarks.load.measure import TIMEOUT_S, Asking, mixed, once
+from benchmarks.load.measure import TIMEOUT_S, RequestOptions, mixed, once
 from benchmarks.load.memory import sampled
 from benchmarks.load.named import MIXED, NAMED, WORKLOADS, Mixed
-from benchmarks.load.offer import Offer, offer_of, served_model
-from benchmarks.load.server import Target, given_or_own, parse_target
+from benchmarks.load.server import Target, parse_target, targets_or_started
+from benchmarks.load.server_profile import ServerProfile, profile_of, served_model
 from benchmarks.load.workload import Workload
 from benchmarks.memory.pictures import IGNORE_EOS
 
 Loads = Mapping[Target, Workload | Mixed]
-"""One load as each server gets it."""
+"""Server -> one load, with that server's word counts."""
 _OWN_MODEL = "llava"
 _PLOTTED = ("tokens_per_s", "requests_per_s", "ttft_p50_ms", "itl_p50_ms")
 _OVERRIDES = {
@@ -89,42 +89,44 @@ def _server(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Tar
         parser.error(f"{url} does not say which models it serves ({error}); name one with --model")
 
 
-def planned(offers: Mapping[Target, Offer], options: argparse.Namespace) -> Iterator[Loads]:
-    """Of every load that was asked for, by those servers that can take it; the others are told to the user."""
+def planned(profiles: Mapping[Target, ServerProfile], options: argparse.Namespace) -> Iterator[Loads]:
+    """For every chosen load, the servers that support it. Prints the servers that are left out."""
     for name in options.load or (*WORKLOADS, MIXED.name):
-        loads = {server: _load_for(offer, name, options) for server, offer in offers.items()}
-        blind = [server for server, load in loads.items() if _shows(load) and not offers[server].takes_pictures]
-        for server in blind:
+        loads = {server: _load_for(profile, name, options) for server, profile in profiles.items()}
+        left_out = [
+            server for server, load in loads.items() if _has_pictures(load) and not profiles[server].takes_pictures
+        ]
+        for server in left_out:
             print(f"{server.name}: {name} left out, it takes no pictures", flush=True)
-        yield {server: load for server, load in loads.items() if server not in blind}
+        yield {server: load for server, load in loads.items() if server not in left_out}
 
 
-def _shows(load: Workload | Mixed) -> bool:
+def _has_pictures(load: Workload | Mixed) -> bool:
     return isinstance(load, Mixed) or load.images > 0
 
 
-def _load_for(offer: Offer, name: str, options: argparse.Namespace) -> Workload | Mixed:
-    """The named load with prompts as long as they are meant to be there, and the overrides of the command line."""
+def _load_for(profile: ServerProfile, name: str, options: argparse.Namespace) -> Workload | Mixed:
+    """The named load, with prompts of the intended number of tokens and the overrides of the command line."""
     fields = (option.replace("-", "_") for option in _OVERRIDES)
     changes = {field: value for field in fields if (value := getattr(options, field)) is not None}
 
     def changed(load: Workload) -> Workload:
-        return dataclasses.replace(named.fitted(load, offer.tokens_per_word), **changes)
+        return dataclasses.replace(named.with_token_lengths(load, profile.tokens_per_word), **changes)
 
     load = NAMED[name]
     return dataclasses.replace(load, text=changed(load.text)) if isinstance(load, Mixed) else changed(load)
 
 
-def measure(target: Target, load: Workload | Mixed, seed: int, asking: Asking) -> dict[str, float]:
-    """One run of one load against one target; with a negative seed for warming up."""
+def measure(target: Target, load: Workload | Mixed, seed: int, request_options: RequestOptions) -> dict[str, float]:
+    """One run of one load against one target. A negative seed is a warm-up."""
     if isinstance(load, Mixed):
-        return mixed(target, load, seed, asking)
+        return mixed(target, load, seed, request_options)
     with sampled(target.pid) as peak:
-        figures = once(target, load, seed, asking)
+        figures = once(target, load, seed, request_options)
     return figures | report.memory(peak)
 
 
-def measured(loads: Loads, options: argparse.Namespace, asking: Asking) -> list[report.Row]:
+def measure_all(loads: Loads, options: argparse.Namespace, request_options: RequestOptions) -> list[report.Row]:
     """A row for each server; their runs alternate."""
     runs: dict[Target, list[dict[str, float]]] = {server: [] for server in loads}
     for repeat in range(-1, options.repeats):
@@ -132,7 +134,7 @@ def measured(loads: Loads, options: argparse.Namespace, asking: Asking) -> list[
             what = f"run {repeat + 1} of {options.repeats}" if repeat >= 0 else "warm-up"
             print(f"{server.name}: {load.name}, {what}", flush=True)
             seed = options.seed + repeat if repeat >= 0 else -1 - options.seed
-            runs[server].append(measure(server, load, seed, asking))
+            runs[server].append(measure(server, load, seed, request_options))
     return [
         {"load": load.name, "server": server.name, **report.median_row(runs[server][1:])}
         for server, load in loads.items()
@@ -142,17 +144,17 @@ def measured(loads: Loads, options: argparse.Namespace, asking: Asking) -> list[
 def main(argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     """Measure, print, write. ``argv``: without the program's name."""
     options = arguments(argv, prog)
-    asking = Asking(options.extra, options.timeout, options.api_key)
+    request_options = RequestOptions(options.extra, options.timeout, options.api_key)
     rows: list[report.Row] = []
-    with given_or_own(options.target, options.serve_args, options.model or _OWN_MODEL) as servers:
+    with targets_or_started(options.target, options.serve_args, options.model or _OWN_MODEL) as servers:
         try:
-            offers = {server: offer_of(server, asking) for server in servers}
+            profiles = {server: profile_of(server, request_options) for server in servers}
         except ConnectionError as error:
             sys.exit(f"no answer: {error}")
-        for loads in planned(offers, options):
-            rows += measured(loads, options, asking)
+        for loads in planned(profiles, options):
+            rows += measure_all(loads, options, request_options)
     print(f"\n{report.machine()}; medians of {options.repeats}, seed {options.seed}")
-    for is_mixed in (False, True):  # they have other columns
+    for is_mixed in (False, True):  # mixed loads have other columns
         if table := [row for row in rows if (row["load"] == MIXED.name) is is_mixed]:
             print(f"\n{report.table(table)}")
     report.write_json(options.json, rows)

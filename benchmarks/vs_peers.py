@@ -22,14 +22,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.load import named, report
-from benchmarks.load.measure import Asking, mixed, once
+from benchmarks.load.measure import RequestOptions, mixed, once
 from benchmarks.load.memory import MIB, usage
 from benchmarks.load.named import MIXED
 from benchmarks.load.server import Target, parse_target
 from benchmarks.load.workload import Workload
-from benchmarks.peers.limits import judged, ratios
+from benchmarks.peers.limits import check_limits, ratios
 from benchmarks.peers.loads import CHOICES, Group, groups
-from benchmarks.peers.servers import PEERS, Peer, Place, started
+from benchmarks.peers.servers import PEERS, Peer, Setup, started
 
 
 def arguments() -> argparse.Namespace:
@@ -61,20 +61,20 @@ def main() -> None:
     """Measure all servers with all loads, print the tables."""
     options = arguments()
     peers = list(_installed(options))
-    every, together = list[report.Row](), list[report.Row]()
+    every, mixed_rows = list[report.Row](), list[report.Row]()
     print(f"{report.machine()}; {options.dtype}; medians of {options.repeats}")
     for group in groups(options.only, options.peers):
         rows = list[report.Row]()
         for server in _servers(group, peers, options):
             with server as (target, start_s):
                 rows += [_row(target, load, start_s, options) for load in group.loads]
-                together += [_mixed_row(target, options)] if group.mixed else []
+                mixed_rows += [_mixed_row(target, options)] if group.mixed else []
         _print(group.title, rows, ratios(rows))
         every += rows
-    _print(f"{MIXED.name}: {MIXED.text.name} alone, and beside {MIXED.pictures.name}", together)
-    limits = judged(every, together)
+    _print(f"{MIXED.name}: {MIXED.text.name} alone, and beside {MIXED.pictures.name}", mixed_rows)
+    limits = check_limits(every, mixed_rows)
     _print("limits", limits)
-    report.write_json(options.json, [*every, *together, *limits])
+    report.write_json(options.json, [*every, *mixed_rows, *limits])
 
 
 def _print(title: str, *tables: list[report.Row]) -> None:
@@ -95,19 +95,19 @@ def _installed(options: argparse.Namespace) -> Iterator[Peer]:
 def _servers(
     group: Group, peers: list[Peer], options: argparse.Namespace
 ) -> Iterator[contextlib.AbstractContextManager[tuple[Target, float]]]:
-    """One after another; a target that has a peer's name stands in for it."""
+    """The servers, one after another. A target with a peer's name replaces that peer."""
     given: list[Target] = options.target if group.kind == "text" else options.picture_target
-    place = Place(options.peers, options.port, options.dtype, options.serve_args)
+    setup = Setup(options.peers, options.port, options.dtype, options.serve_args)
     for target in given:
         yield contextlib.nullcontext((target, float("nan")))
     for peer in peers:
         if group.kind in peer.models and peer.name not in {target.name for target in given}:
-            yield started(peer, group.kind, group.room, place)
+            yield started(peer, group.kind, group.capacity, setup)
 
 
 def _row(target: Target, load: Workload, start_s: float, options: argparse.Namespace) -> report.Row:
     print(f"{target.name}: {load.name}", flush=True)
-    figures = _medians(lambda seed: once(target, _counted(load, options), seed, Asking()), options.repeats)
+    figures = _medians(lambda seed: once(target, _counted(load, options), seed, RequestOptions()), options.repeats)
     pss_mib = usage(target.pid).nbytes / MIB if target.pid else float("nan")
     return {"load": load.name, "server": target.name, **figures, "start_s": start_s, "pss_mib": pss_mib}
 
@@ -115,7 +115,7 @@ def _row(target: Target, load: Workload, start_s: float, options: argparse.Names
 def _mixed_row(target: Target, options: argparse.Namespace) -> report.Row:
     print(f"{target.name}: {MIXED.name}", flush=True)
     load = replace(MIXED, text=_counted(MIXED.text, options))
-    figures = _medians(lambda seed: mixed(target, load, seed, Asking()), options.repeats)
+    figures = _medians(lambda seed: mixed(target, load, seed, RequestOptions()), options.repeats)
     return {"load": MIXED.name, "server": target.name, **figures}
 
 
@@ -124,7 +124,7 @@ def _counted(load: Workload, options: argparse.Namespace) -> Workload:
 
 
 def _medians(measure: Callable[[int], dict[str, float]], repeats: int) -> dict[str, float]:
-    """Of the repeats; the run of seed -1 is for warming up."""
+    """Medians over the repeats, after a warm-up with seed -1."""
     return report.median_row([measure(seed) for seed in range(-1, repeats)][1:])
 
 

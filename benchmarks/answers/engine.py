@@ -31,7 +31,7 @@ _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 @dataclass(frozen=True)
 class Read:
-    """``nll``: of each token after the first, in nats; ``step_s``: the median step."""
+    """``nll``: negative log-likelihood of each token after the first, in nats; ``step_s``: the median step."""
 
     nll: list[float]
     step_s: float
@@ -41,7 +41,7 @@ class Engine:
     """A model in one process, one rank."""
 
     def __init__(self, config: Config) -> None:
-        """Loads it. Raises StartupError."""
+        """Load the model. Raises StartupError."""
         deployment = plan.make(config, load(locate(config.model)), machine.look(), run_dir="", url="")
         platform = platform_for(deployment.device, deployment.dtype)
         platform.set_threads(deployment.cpu_threads)
@@ -51,7 +51,7 @@ class Engine:
         self.dtype = deployment.dtype
 
     def read(self, texts: Sequence[Sequence[int]]) -> Read:
-        """Texts of equal length, side by side in one batch; ``nll`` is that of the first."""
+        """Read texts of equal length in one batch, one token of each a step. ``nll`` is that of the first text."""
         nll, times_s = [], []
         for position in range(len(texts[0]) - 1):
             step = _step(texts, position, self._runner.block_tokens)
@@ -76,13 +76,13 @@ class _Observed(ModelRunner):
     def _forward(self, batch: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor | None:
         logits = super()._forward(batch, hidden)
         assert logits is not None
-        # The order of a batch among equally long contexts is that of its plan. A copy: sampling edits in place.
+        # Rows of equally long contexts are in the plan's order. Cloned because sampling edits logits in place.
         self.logits = logits.clone()
         return logits
 
 
 def _step(texts: Sequence[Sequence[int]], position: int, block_tokens: int) -> StepPlan:
-    """All of them enter again with the true token where one was sampled; their KV stays in the blocks it is in."""
+    """A plan that submits all texts again, with the true token in place of the sampled one and the same KV blocks."""
     num_blocks = position // block_tokens + 1
     most_blocks = -(-len(texts[0]) // block_tokens)
     new = tuple(

@@ -15,26 +15,26 @@ _PREFIX_WORDS = 120
 
 
 def prompts(count: int, seed: int) -> list[str]:
-    """``count`` different texts of about 3 to 400 tokens, every doubling equally likely; three in ten begin with one of
-    four long beginnings. The same seed gives the same texts."""
+    """``count`` distinct texts of about 3 to 400 tokens with log-uniform lengths. Three in ten start with one of four
+    long prefixes. The same seed gives the same texts."""
     rng = random.Random(f"answers-{seed}")
-    beginnings = [words(rng, _PREFIX_WORDS) for _ in range(_NUM_PREFIXES)]
+    prefixes = [words(rng, _PREFIX_WORDS) for _ in range(_NUM_PREFIXES)]
     made: dict[str, None] = {}
     while len(made) < count:
-        made[_prompt(rng, beginnings)] = None
+        made[_prompt(rng, prefixes)] = None
     return list(made)
 
 
-def _prompt(rng: random.Random, beginnings: list[str]) -> str:
+def _prompt(rng: random.Random, prefixes: list[str]) -> str:
     length = round(_SHORTEST * (_LONGEST / _SHORTEST) ** rng.random())
     kind = rng.choice(_KINDS)
     if rng.random() < _SHARED_SHARE:
-        return f"{rng.choice(beginnings)} {_text(rng, kind, max(_SHORTEST, length - _PREFIX_WORDS))}"
+        return f"{rng.choice(prefixes)} {_text(rng, kind, max(_SHORTEST, length - _PREFIX_WORDS))}"
     return _text(rng, kind, length)
 
 
 def _text(rng: random.Random, kind: str, num_tokens: int) -> str:
-    """About so many tokens."""
+    """A text of about ``num_tokens`` tokens."""
     match kind:
         case "numbers":
             return " + ".join(str(rng.randrange(1000)) for _ in range(-(-num_tokens // 5))) + " ="

@@ -25,31 +25,31 @@ class Reference:
         return self.texts[-1]
 
     def agreed_tokens(self, text: str) -> int:
-        """How many first tokens the other text has in common; all of them when it is the same text.
+        """Number of first tokens that ``text`` agrees with; all of them if the texts are equal.
 
-        Of texts alone it cannot be told more: a character that has only begun counts as not there yet, and a token
-        without text as there with the one before it."""
+        Compared by text: an incomplete character counts as missing, and a token without text counts as equal if the
+        token before it is."""
         if text == self.text:
             return len(self.ids)
-        known = (shown.rstrip("\ufffd") for shown in self.texts[1:])
-        return next((index for index, shown in enumerate(known) if not text.startswith(shown)), len(self.ids) - 1)
+        complete = (prefix.rstrip("\ufffd") for prefix in self.texts[1:])
+        return next((index for index, prefix in enumerate(complete) if not text.startswith(prefix)), len(self.ids) - 1)
 
 
 def reference(model: Path, prompts: Sequence[str], num_tokens: int, kept: Path | None) -> list[Reference]:
-    """Of every prompt. ``kept``: a file that they are read from when it was made for the same, else written to."""
-    asked = hashlib.sha256(json.dumps([str(model), num_tokens, *prompts]).encode()).hexdigest()
+    """Answers to every prompt. ``kept``: a file; read if it has the answers for these arguments, else written."""
+    digest = hashlib.sha256(json.dumps([str(model), num_tokens, *prompts]).encode()).hexdigest()
     if kept and kept.exists():
         found = json.loads(kept.read_text())
-        if found["asked"] == asked:
+        if found["asked"] == digest:
             return [Reference(**each) for each in found["answers"]]
     answers = _computed(model, prompts, num_tokens)
     if kept:
-        kept.write_text(json.dumps({"asked": asked, "answers": [asdict(each) for each in answers]}))
+        kept.write_text(json.dumps({"asked": digest, "answers": [asdict(each) for each in answers]}))
     return answers
 
 
 def _computed(model: Path, prompts: Sequence[str], num_tokens: int) -> list[Reference]:
-    # Imported here: it takes seconds, and none of it is needed where the answers have been kept.
+    # Imported here because it takes seconds and is not needed if the answers are read from a file.
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -70,13 +70,13 @@ def _computed(model: Path, prompts: Sequence[str], num_tokens: int) -> list[Refe
 
 
 def _greedy(network: Any, prompt_ids: list[int], num_tokens: int) -> list[int]:
-    """The most likely tokens, whatever they are: none ends the answer."""
+    """The ``num_tokens`` most likely tokens; a stop token does not end the answer."""
     import torch
 
-    ids, cache, given = list[int](), None, torch.tensor([prompt_ids])
+    ids, cache, inputs = list[int](), None, torch.tensor([prompt_ids])
     with torch.inference_mode():
         while len(ids) < num_tokens:
-            out = network(given, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache, given = out.past_key_values, out.logits[:, -1:].argmax(dim=-1)
-            ids.append(int(given))
+            out = network(inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache, inputs = out.past_key_values, out.logits[:, -1:].argmax(dim=-1)
+            ids.append(int(inputs))
     return ids

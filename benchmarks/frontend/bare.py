@@ -33,7 +33,7 @@ def bare() -> Iterator[Target]:
 
 
 async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-    """Any request, once its body is there."""
+    """Read the body, then answer."""
     while (await receive()).get("more_body"):
         pass
     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -42,7 +42,7 @@ async def answer(scope: Scope, receive: Receive, send: Send) -> None:
 
 def main() -> None:
     config = uvicorn.Config(answer, lifespan="off", access_log=False, log_level="warning")
-    # As a socket that knows its family: uvicorn takes a bare descriptor for a Unix socket.
+    # Passed as a socket object: uvicorn assumes that a plain descriptor is a Unix socket.
     uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
 
 

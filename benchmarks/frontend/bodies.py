@@ -17,7 +17,7 @@ _STAMP_CHARS = 8
 class Body:
     """One client's request: ``head`` in HTTP/1.1, and ``json``.
 
-    Its pictures are a small photo followed by random bytes up to ``image_nbytes``, which no decoder minds.
+    Its pictures are a small photo followed by random bytes up to ``image_nbytes``, which decoders ignore.
     """
 
     def __init__(self, photo: bytes, image_nbytes: int, model: str) -> None:
@@ -32,14 +32,14 @@ class Body:
         self._stamps, at = [], 0
         for _ in range(IMAGES):
             at = self.json.index(b'"data:', at + 1)
-            # Behind the photo, at a multiple of four characters, well before the padding.
+            # Behind the photo, at a multiple of four characters, before the base64 padding.
             self._stamps.append(self.json.index(b",", at) + 1 + (len(photo) // 3 + 2) * 4)
 
     def stamp(self, number: int) -> None:
-        """New content in all pictures: no number is ever seen twice by a server."""
+        """Change the content of all pictures. Different numbers give different pictures."""
         for index, at in enumerate(self._stamps):
             value = number * IMAGES + index
-            text = "".join(_DIGITS[value >> 6 * place & 63] for place in range(_STAMP_CHARS))
+            text = "".join(_DIGITS[value >> 6 * digit & 63] for digit in range(_STAMP_CHARS))
             self.json[at : at + _STAMP_CHARS] = text.encode()
 
 

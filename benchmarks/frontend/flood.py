@@ -19,8 +19,8 @@ _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
 
 @dataclass
-class Flooded:
-    """What came of a flood; ``requests`` are those answered after the warm-up."""
+class FloodResult:
+    """Result of a flood. ``requests``: number of requests answered after the warm-up."""
 
     requests: int = 0
     seconds: float = 0.0
@@ -32,21 +32,22 @@ class Flooded:
 
 
 class Flood:
-    """``numbers`` goes on from flood to flood, so that no picture comes twice."""
+    """Clients of one server, one for each body."""
 
     def __init__(self, host: str, port: int, bodies: Sequence[Body]) -> None:
         self._address = host, port
         self._bodies = bodies
 
-    async def run(self, seconds: float, numbers: itertools.count[int]) -> Flooded:
-        """All bodies at once, over and over, for that long after the warm-up."""
-        found = Flooded(seconds=seconds)
+    async def run(self, seconds: float, numbers: itertools.count[int]) -> FloodResult:
+        """Clients send their bodies repeatedly, for ``seconds`` after the warm-up. ``numbers`` makes every picture new;
+        pass the same iterator to all floods."""
+        found = FloodResult(seconds=seconds)
         begin_s = time.perf_counter() + WARM_UP_S
         await asyncio.gather(*(self._client(body, begin_s, begin_s + seconds, numbers, found) for body in self._bodies))
         return found
 
     async def _client(
-        self, body: Body, begin_s: float, end_s: float, numbers: itertools.count[int], found: Flooded
+        self, body: Body, begin_s: float, end_s: float, numbers: itertools.count[int], found: FloodResult
     ) -> None:
         reader, writer = await asyncio.open_connection(*self._address)
         while time.perf_counter() < end_s:

@@ -7,7 +7,7 @@ import urllib.request
 from prometheus_client.parser import text_string_to_metric_families
 
 Buckets = dict[float, float]
-"""Upper bound -> how many observations so far were not above it."""
+"""Upper bound -> cumulative count of observations up to it."""
 
 
 def buckets(url: str, name: str) -> Buckets:
@@ -23,7 +23,8 @@ def buckets(url: str, name: str) -> Buckets:
 
 
 def quantile(before: Buckets, after: Buckets, q: float) -> float:
-    """Of what was observed between the two; nan for nothing, the last finite bound for what is above all."""
+    """Quantile of the observations between the two scrapes. nan without observations; the last finite bound if the
+    quantile is above it."""
     counts = {bound: count - before.get(bound, 0.0) for bound, count in sorted(after.items())}
     total = max(counts.values(), default=0.0)
     low, below = 0.0, 0.0

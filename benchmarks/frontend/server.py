@@ -29,8 +29,8 @@ INTERVAL_S = 0.02
 _REPLACED = ("visualserver", "model_backend")
 
 
-def pretended(deployment: Deployment) -> Topology:
-    """The table of processes without those that compute; the router's place is taken by ``run``."""
+def stub_topology(deployment: Deployment) -> Topology:
+    """The server's processes without visual servers and ranks; ``run`` replaces the router."""
     return [
         dataclasses.replace(role, target="benchmarks.frontend.server:run") if role.name == "router" else role
         for role in topology(deployment)
@@ -97,7 +97,7 @@ def _sender(endpoint: str) -> Sender[HttpInbound]:
 
 
 def main() -> int:
-    supervisor_run.serve = functools.partial(supervisor_run.serve, roles=pretended)
+    supervisor_run.serve = functools.partial(supervisor_run.serve, roles=stub_topology)
     return cli.main(["serve", *sys.argv[1:]])
 
 

@@ -10,7 +10,7 @@ import time
 
 import zmq
 
-from benchmarks.handover.ways import ends
+from benchmarks.handover.ways import first_and_last_byte
 from mmserve.ipc.arena import Arena
 
 
@@ -24,7 +24,7 @@ def main() -> None:
     outbox.send(b"")
     while True:
         started_s = time.process_time()
-        found = ends(way, arena, inbox)
+        found = first_and_last_byte(way, arena, inbox)
         outbox.send_json([*found, time.process_time() - started_s, time.perf_counter()])
 
 

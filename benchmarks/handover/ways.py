@@ -19,7 +19,7 @@ from mmserve.messages.media import Handle
 
 
 class Producer(Protocol):
-    """``prepare`` once for all readers, ``send`` to each, ``done`` when all have it."""
+    """Call ``prepare`` once for all readers, ``send`` for each reader, ``done`` when all have read the payload."""
 
     def prepare(self, payload: bytes) -> None: ...
     def send(self, socket: zmq.Socket[bytes], payload: bytes) -> None: ...
@@ -28,7 +28,7 @@ class Producer(Protocol):
 
 
 class ArenaProducer:
-    """One copy into the arena; a handle to each reader."""
+    """Copies the payload into the arena once and sends a handle to each reader."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -49,7 +49,7 @@ class ArenaProducer:
 
 
 class SegmentProducer:
-    """A segment of its own for each payload; its name to each reader."""
+    """Creates a shared-memory segment for each payload and sends its name to each reader."""
 
     def prepare(self, payload: bytes) -> None:
         self._segment = SharedMemory(create=True, size=len(payload))
@@ -67,7 +67,7 @@ class SegmentProducer:
 
 
 class FrameProducer:
-    """ZeroMQ sends from the payload's own memory, and the reader views what has come."""
+    """ZeroMQ sends from the payload's memory without a copy; the reader views the received frame."""
 
     def prepare(self, payload: bytes) -> None:
         return None
@@ -83,7 +83,7 @@ class FrameProducer:
 
 
 class PickleProducer:
-    """An array, pickled for each reader, as ``send_pyobj`` does it."""
+    """Pickles an array for each reader, with ``send_pyobj``."""
 
     def prepare(self, payload: bytes) -> None:
         self._array = np.frombuffer(payload, np.uint8)
@@ -108,8 +108,8 @@ def producer(way: str, arena: Arena) -> Producer:
     return {"segment": SegmentProducer, "frames": FrameProducer, "pickle": PickleProducer}[way]()
 
 
-def ends(way: str, arena: Arena, socket: zmq.Socket[bytes]) -> tuple[int, int]:
-    """The reader's half: receive one payload, look at its first and its last byte, and let it go."""
+def first_and_last_byte(way: str, arena: Arena, socket: zmq.Socket[bytes]) -> tuple[int, int]:
+    """The reader's half: receive one payload, read its first and last byte, and release it."""
     if way == "arena":
         view = arena.readable(msgspec.msgpack.decode(socket.recv(), type=Handle))
         return view[0], view[-1]

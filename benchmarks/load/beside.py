@@ -13,14 +13,16 @@ T = TypeVar("T")
 
 
 @contextmanager
-def beside(measure: Callable[[A, Connection], T], asked: A, keep: Callable[[T], None]) -> Iterator[None]:
-    """``measure`` runs while the block does: it sends None when it has begun, receives None when it should end and
-    returns what it saw, which ``keep`` is given on exit."""
+def beside(measure: Callable[[A, Connection], T], argument: A, keep: Callable[[T], None]) -> Iterator[None]:
+    """Run ``measure(argument, connection)`` in another process during the block.
+
+    It sends None over the connection when it has started, and ends when it receives None. On exit of the block ``keep``
+    is called with its result."""
     context = multiprocessing.get_context("spawn")
-    connection, theirs = context.Pipe()
-    process = context.Process(target=_run, args=(measure, asked, theirs), daemon=True)
+    connection, other_end = context.Pipe()
+    process = context.Process(target=_run, args=(measure, argument, other_end), daemon=True)
     process.start()
-    theirs.close()
+    other_end.close()
     connection.recv()
     try:
         yield
@@ -30,5 +32,5 @@ def beside(measure: Callable[[A, Connection], T], asked: A, keep: Callable[[T], 
         process.join()
 
 
-def _run(measure: Callable[[A, Connection], T], asked: A, connection: Connection) -> None:
-    connection.send(measure(asked, connection))
+def _run(measure: Callable[[A, Connection], T], argument: A, connection: Connection) -> None:
+    connection.send(measure(argument, connection))

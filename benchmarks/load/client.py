@@ -13,7 +13,7 @@ import aiohttp
 
 @dataclass
 class Record:
-    """One request as the client saw it; times in seconds from its sending."""
+    """One request as seen by the client. Times are seconds since it was sent."""
 
     ttft_s: float = 0.0
     end_s: float = 0.0
@@ -27,18 +27,18 @@ class Record:
 async def run(
     base_url: str, bodies: Iterable[dict[str, object]], concurrency: int, timeout_s: float, api_key: str | None = None
 ) -> tuple[list[Record], float]:
-    """Send all bodies to /v1/chat/completions, each drawn when a client is free; the records, and the wall time in
-    seconds."""
-    waiting = iter(bodies)
+    """Send all bodies to /v1/chat/completions; a client takes the next one when it is free. Returns the records and the
+    wall time in seconds."""
+    remaining = iter(bodies)
     records: list[Record] = []
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    # A connection each: llama-server closes its own after a stream, without saying so.
+    # One connection per request: llama-server closes connections after a stream without announcing it.
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
 
         async def worker() -> None:
-            for body in waiting:
+            for body in remaining:
                 records.append(await _one(session, f"{base_url}/v1/chat/completions", body))
 
         started = time.perf_counter()
@@ -59,7 +59,7 @@ async def _one(session: aiohttp.ClientSession, url: str, body: dict[str, object]
                 if not line.startswith(b"data:") or line[5:].strip() == b"[DONE]":
                     continue
                 now = time.perf_counter()
-                if _take(record, json.loads(line[5:])):
+                if _update(record, json.loads(line[5:])):
                     if record.ttft_s:
                         record.gaps_s.append(now - last)
                     else:
@@ -73,8 +73,8 @@ async def _one(session: aiohttp.ClientSession, url: str, body: dict[str, object]
     return record
 
 
-def _take(record: Record, event: dict) -> bool:
-    """Note usage and errors of one event; True when it brought text."""
+def _update(record: Record, event: dict) -> bool:
+    """Record usage and errors of one event. True if the event has text."""
     if event.get("error"):
         record.error = str(event["error"])[:200]
     if usage := event.get("usage"):

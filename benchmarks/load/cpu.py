@@ -15,25 +15,26 @@ from benchmarks.load.memory import title, tree
 
 
 @dataclass(frozen=True)
-class Busy:
-    """Of one process: seconds of CPU per second, and how often per second one of its threads was woken."""
+class CpuUse:
+    """Of one process: seconds of CPU per second, and wake-ups of its threads per second."""
 
     cpu_share: float
     wakeups_per_s: float
 
 
-def busy(pid: int, seconds: float) -> Mapping[str, Busy]:
-    """The process and all its descendants, watched for so long: title -> figures, processes of one title together."""
+def cpu_use(pid: int, seconds: float) -> Mapping[str, CpuUse]:
+    """Observe the process and its descendants for ``seconds``. Returns title -> figures; processes with one title are
+    added up."""
     before, started_s = _threads(pid), time.monotonic()
     time.sleep(seconds)
     after, took_s = _threads(pid), time.monotonic() - started_s
     found: dict[str, tuple[int, int]] = {}
     for thread, (name, cpu_ns, switches) in after.items():
-        # A thread that began meanwhile did all of its work meanwhile.
+        # A thread that started in between has used all of its CPU time in between.
         _, old_ns, old_switches = before.get(thread, (name, 0, 0))
         so_far = found.get(name, (0, 0))
         found[name] = (so_far[0] + cpu_ns - old_ns, so_far[1] + switches - old_switches)
-    return {name: Busy(cpu_ns / 1e9 / took_s, switches / took_s) for name, (cpu_ns, switches) in found.items()}
+    return {name: CpuUse(cpu_ns / 1e9 / took_s, switches / took_s) for name, (cpu_ns, switches) in found.items()}
 
 
 def _threads(pid: int) -> dict[int, tuple[str, int, int]]:

@@ -22,35 +22,37 @@ Run = tuple[list[Record], float]
 
 
 @dataclass(frozen=True)
-class Asking:
-    """How requests are sent, whatever the load."""
+class RequestOptions:
+    """Settings of requests that do not depend on the load."""
 
     extra: Mapping[str, object] = field(default_factory=lambda: IGNORE_EOS)
     """Fields of every request."""
     timeout_s: float = TIMEOUT_S
-    """What one request may take."""
+    """Time limit of one request."""
     api_key: str | None = None
 
 
-def once(target: Target, load: Workload, seed: int, asking: Asking) -> dict[str, float]:
-    """The figures of one run; with a negative seed each client sends one request."""
-    return _figures(target, *sent(target, load, seed, asking))
+def once(target: Target, load: Workload, seed: int, request_options: RequestOptions) -> dict[str, float]:
+    """The figures of one run. With a negative seed each client sends one request."""
+    return _figures(target, *sent(target, load, seed, request_options))
 
 
-def sent(target: Target, load: Workload, seed: int, asking: Asking) -> Run:
-    """What came back in one run."""
-    asked = replace(load, requests=load.concurrency) if seed < 0 else load
-    made = bodies(asked, target.model, seed, asking.extra)
-    return asyncio.run(run(target.url, made, load.concurrency, asking.timeout_s, asking.api_key))
+def sent(target: Target, load: Workload, seed: int, request_options: RequestOptions) -> Run:
+    """Send the requests of one run. Returns their records and the wall time."""
+    workload = replace(load, requests=load.concurrency) if seed < 0 else load
+    made = bodies(workload, target.model, seed, request_options.extra)
+    return asyncio.run(run(target.url, made, load.concurrency, request_options.timeout_s, request_options.api_key))
 
 
-def mixed(target: Target, load: Mixed, seed: int, asking: Asking) -> dict[str, float]:
-    """The text alone, then the text while pictures go on for as long as it lasts; both texts are new to the server."""
-    alone = once(target, load.text, seed, asking)
-    flows: list[Run] = []
-    with beside(_flow, (target, load.pictures, seed, asking), flows.append):
-        together = once(target, replace(load.text, name=f"{load.text.name} beside {load.pictures.name}"), seed, asking)
-    pictures = _figures(target, *flows[0])
+def mixed(target: Target, load: Mixed, seed: int, request_options: RequestOptions) -> dict[str, float]:
+    """The text load alone, then the text load while clients send pictures. Prompts of both are new to the server."""
+    alone = once(target, load.text, seed, request_options)
+    picture_runs: list[Run] = []
+    with beside(_send_pictures, (target, load.pictures, seed, request_options), picture_runs.append):
+        together = once(
+            target, replace(load.text, name=f"{load.text.name} beside {load.pictures.name}"), seed, request_options
+        )
+    pictures = _figures(target, *picture_runs[0])
     return {
         "ok": together["ok"],
         "errors": together["errors"] + alone["errors"] + pictures["errors"],
@@ -65,14 +67,16 @@ def mixed(target: Target, load: Mixed, seed: int, asking: Asking) -> dict[str, f
     }
 
 
-def _flow(asked: tuple[Target, Workload, int, Asking], connection: Connection) -> Run:
-    return asyncio.run(_pictures(*asked, connection))
+def _send_pictures(arguments: tuple[Target, Workload, int, RequestOptions], connection: Connection) -> Run:
+    return asyncio.run(_pictures(*arguments, connection))
 
 
-async def _pictures(target: Target, load: Workload, seed: int, asking: Asking, connection: Connection) -> Run:
-    """The load's clients, each with picture after picture, one at least, until told to end; no picture comes twice."""
+async def _pictures(
+    target: Target, load: Workload, seed: int, request_options: RequestOptions, connection: Connection
+) -> Run:
+    """The load's clients send pictures, at least one each, until the connection receives None. Every picture is new."""
     width, height = load.image_size
-    pictures = Pictures(load.requests, width, seed, height=height, extra=asking.extra)
+    pictures = Pictures(load.requests, width, seed, height=height, extra=request_options.extra)
     connection.send(None)
     ending = asyncio.create_task(asyncio.to_thread(connection.recv))
 
@@ -81,7 +85,7 @@ async def _pictures(target: Target, load: Workload, seed: int, asking: Asking, c
         yield from itertools.islice(endless, load.concurrency)
         yield from itertools.takewhile(lambda _: not ending.done(), endless)
 
-    return await run(target.url, until_told(), load.concurrency, asking.timeout_s, asking.api_key)
+    return await run(target.url, until_told(), load.concurrency, request_options.timeout_s, request_options.api_key)
 
 
 def _figures(target: Target, records: list[Record], wall_s: float) -> dict[str, float]:

@@ -21,16 +21,16 @@ from benchmarks.load.beside import beside
 INTERVAL_S = 0.1
 MIB = 1024 * 1024
 SHARED = "shared memory"
-"""Stands in ``Usage`` beside the names of processes."""
+"""The key of ``Usage`` for shared memory, beside process titles."""
 _NICENESS = 10
-"""Of the process that samples: walking page tables ten times a second must not take the cores from who is measured."""
+"""Of the sampling process: walking page tables ten times a second must not take CPU time from measured processes."""
 _MEMINFO = Path("/proc/meminfo")
 
 
 def available_nbytes() -> int:
-    """What the machine could still give without swapping (MemAvailable)."""
+    """Memory that the machine can still allocate without swapping (MemAvailable)."""
     found = re.search(r"MemAvailable:\s+(\d+) kB", _MEMINFO.read_text())
-    assert found, "this kernel tells no MemAvailable"
+    assert found, "the kernel does not report MemAvailable"
     return int(found.group(1)) * 1024
 
 
@@ -76,7 +76,8 @@ def _memory_files(pids: list[int]) -> int:
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes by process, shared memory apart: process title -> PSS without it. Processes of one title are added up."""
+    """Bytes by process: process title -> PSS without shared memory, and SHARED -> shared memory. Processes with one
+    title are added up."""
 
     by_process: Mapping[str, int]
 
@@ -86,7 +87,7 @@ class Usage:
 
 
 def usage(pid: int) -> Usage:
-    """Of the process and all its descendants, now."""
+    """Memory of the process and all its descendants now."""
     pids = tree(pid)
     mapped = 0
     found: dict[str, int] = {}
@@ -112,12 +113,12 @@ def title(pid: int) -> str:
 
 @dataclass
 class Peak:
-    """Of a tree while something ran: bytes before the load, the highest seen during it, and every sample."""
+    """Memory of a process tree around a load: before it, at the peak, and every sample."""
 
     idle: Usage = field(default_factory=lambda: Usage({}))
     peak: Usage = field(default_factory=lambda: Usage({}))
     series: list[tuple[float, Usage]] = field(default_factory=list)
-    """With the seconds since the beginning."""
+    """(seconds since the start, usage)"""
 
     @property
     def idle_nbytes(self) -> int:
@@ -132,14 +133,14 @@ class Peak:
         return self.peak.nbytes - self.idle.nbytes
 
     def growth_by_process(self) -> dict[str, int]:
-        """At the moment of the peak, the largest first; processes that were not there when idle count in full."""
+        """Growth at the peak by process, the largest first. Processes started during the load count in full."""
         grown = {name: nbytes - self.idle.by_process.get(name, 0) for name, nbytes in self.peak.by_process.items()}
         return dict(sorted(grown.items(), key=lambda entry: -entry[1]))
 
 
 @contextmanager
 def sampled(pid: int | None) -> Iterator[Peak]:
-    """Filled on exit; without a pid nothing is measured."""
+    """Samples during the block; the result is complete on exit. Without a pid nothing is measured."""
     peak = Peak()
     if pid is None:
         yield peak

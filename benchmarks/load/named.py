@@ -15,7 +15,7 @@ from benchmarks.load.workload import Workload
 
 @dataclass(frozen=True)
 class Mixed:
-    """``text`` alone, then once more while the clients of ``pictures`` go on for as long as it lasts."""
+    """``text`` alone, then ``text`` again while the clients of ``pictures`` send requests."""
 
     name: str
     text: Workload
@@ -47,8 +47,8 @@ NAMED: Mapping[str, Workload | Mixed] = {
 }
 
 
-def fitted(load: Workload, tokens_per_word: float) -> Workload:
-    """With fewer words where a word is more than a token, so that prompts are as long as they are meant to be."""
+def with_token_lengths(load: Workload, tokens_per_word: float) -> Workload:
+    """The load with word counts divided by the tokens per word, so that prompts have the intended number of tokens."""
 
     def words(count: int) -> int:
         return max(1, round(count / tokens_per_word)) if count else 0

@@ -19,20 +19,20 @@ from benchmarks.load.beside import beside
 
 _HEALTH_INTERVAL_S = 0.05
 _TOKENS = 400
-"""Of one answer; the next one is asked for when it ends."""
+"""Length of one answer. The next request is sent when it ends."""
 
 
 @dataclass
-class Seen:
-    """Seconds between the events of the stream, and for each answer of /health."""
+class ProbeTimes:
+    """Seconds between events of the stream, and seconds until each answer of /health."""
 
     gaps_s: list[float] = field(default_factory=list)
     health_s: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Whom the probes ask; ``extra`` fields go into the stream's request."""
+class ProbeTarget:
+    """The server that is probed. ``extra`` fields go into the stream's request."""
 
     url: str
     model: str
@@ -41,29 +41,29 @@ class Asked:
 
 
 @contextmanager
-def probes(asked: Asked) -> Iterator[Seen]:
-    """Filled on exit; the stream flows when the block begins."""
-    seen = Seen()
+def probes(target: ProbeTarget) -> Iterator[ProbeTimes]:
+    """Probe during the block; the result is complete on exit. The stream has started when the block is entered."""
+    times = ProbeTimes()
 
-    def keep(found: Seen) -> None:
-        seen.gaps_s, seen.health_s = found.gaps_s, found.health_s
+    def keep(found: ProbeTimes) -> None:
+        times.gaps_s, times.health_s = found.gaps_s, found.health_s
 
-    with beside(_measure, asked, keep):
-        yield seen
-
-
-def _measure(asked: Asked, connection: Connection) -> Seen:
-    return asyncio.run(_probe(asked, connection))
+    with beside(_measure, target, keep):
+        yield times
 
 
-async def _probe(asked: Asked, connection: Connection) -> Seen:
-    seen, begun = Seen(), asyncio.Event()
+def _measure(target: ProbeTarget, connection: Connection) -> ProbeTimes:
+    return asyncio.run(_probe(target, connection))
+
+
+async def _probe(target: ProbeTarget, connection: Connection) -> ProbeTimes:
+    times, streaming = ProbeTimes(), asyncio.Event()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
         probes = [
-            asyncio.create_task(_stream(session, asked, seen, begun)),
-            asyncio.create_task(_health(session, asked, seen)),
+            asyncio.create_task(_stream(session, target, times, streaming)),
+            asyncio.create_task(_health(session, target, times)),
         ]
-        await begun.wait()
+        await streaming.wait()
         connection.send(None)
         await asyncio.to_thread(connection.recv)
         for probe in probes:
@@ -72,29 +72,31 @@ async def _probe(asked: Asked, connection: Connection) -> Seen:
         for probe in probes:
             if not probe.cancelled():
                 probe.result()
-    return seen
+    return times
 
 
-async def _stream(session: aiohttp.ClientSession, asked: Asked, seen: Seen, begun: asyncio.Event) -> None:
+async def _stream(
+    session: aiohttp.ClientSession, target: ProbeTarget, times: ProbeTimes, streaming: asyncio.Event
+) -> None:
     body = {
-        "model": asked.model,
+        "model": target.model,
         "messages": [{"role": "user", "content": "Tell a story."}],
         "max_tokens": _TOKENS,
         "temperature": 0,
         "stream": True,
-        **asked.extra,
+        **target.extra,
     }
     while True:
         last_s = None
-        async with session.post(f"{asked.url}/v1/chat/completions", json=body) as response:
+        async with session.post(f"{target.url}/v1/chat/completions", json=body) as response:
             response.raise_for_status()
             async for line in response.content:
                 if not line.startswith(b"data: {") or not _has_text(line):
                     continue
                 now_s = time.perf_counter()
                 if last_s is not None:
-                    seen.gaps_s.append(now_s - last_s)
-                    begun.set()
+                    times.gaps_s.append(now_s - last_s)
+                    streaming.set()
                 last_s = now_s
 
 
@@ -103,11 +105,11 @@ def _has_text(line: bytes) -> bool:
     return bool(choices and (choices[0].get("delta") or {}).get("content"))
 
 
-async def _health(session: aiohttp.ClientSession, asked: Asked, seen: Seen) -> None:
+async def _health(session: aiohttp.ClientSession, target: ProbeTarget, times: ProbeTimes) -> None:
     while True:
         started_s = time.perf_counter()
-        async with session.get(asked.url + asked.health_path) as response:
+        async with session.get(target.url + target.health_path) as response:
             await response.read()
             response.raise_for_status()
-        seen.health_s.append(time.perf_counter() - started_s)
+        times.health_s.append(time.perf_counter() - started_s)
         await asyncio.sleep(_HEALTH_INTERVAL_S)

@@ -63,14 +63,14 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-def at_most(figure: str, setting: str, got: float, wanted: float) -> Row:
-    """One line of a table of targets."""
-    return _target(figure, setting, got, f"at most {wanted:.3g}", got <= wanted)
+def at_most(figure: str, setting: str, got: float, limit: float) -> Row:
+    """One row of a table of targets."""
+    return _target(figure, setting, got, f"at most {limit:.3g}", got <= limit)
 
 
-def at_least(figure: str, setting: str, got: float, wanted: float) -> Row:
-    """One line of a table of targets."""
-    return _target(figure, setting, got, f"at least {wanted:.3g}", got >= wanted)
+def at_least(figure: str, setting: str, got: float, limit: float) -> Row:
+    """One row of a table of targets."""
+    return _target(figure, setting, got, f"at least {limit:.3g}", got >= limit)
 
 
 def _target(figure: str, setting: str, got: float, target: str, met: bool) -> Row:
@@ -78,7 +78,7 @@ def _target(figure: str, setting: str, got: float, target: str, met: bool) -> Ro
 
 
 def machine() -> str:
-    """One line that says where the figures come from."""
+    """One line that describes the machine."""
     models = [line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")]
     return f"{models[0] if models else platform.machine()}, {len(models)} cores, Python {platform.python_version()}"
 

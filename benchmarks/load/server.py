@@ -29,12 +29,12 @@ class Target:
 
 @contextlib.contextmanager
 def serve(*arguments: str, model: str = "llava", program: Sequence[str] = ("mmserve", "serve")) -> Iterator[Target]:
-    """A server of our own on a free port, ready when yielded. Raises RuntimeError with its output when it is not.
+    """Start a server on a free port; ready when yielded. Raises RuntimeError with its output if it does not start.
 
     ``program``: a module of the same command line, and its first arguments."""
     command = [sys.executable, "-m", *program, "--model", model, "--port", "0", *arguments]
     with (
-        unwound_by_sigterm(),
+        exit_on_sigterm(),
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
     ):
         watchdog = threading.Timer(START_TIMEOUT_S, process.kill)
@@ -53,10 +53,10 @@ def serve(*arguments: str, model: str = "llava", program: Sequence[str] = ("mmse
 
 
 @contextlib.contextmanager
-def unwound_by_sigterm() -> Iterator[None]:
-    """Within the block, which is the main thread's, SIGTERM raises SystemExit: what was started is stopped, as with
-    Ctrl-C."""
-    before = signal.signal(signal.SIGTERM, _leave)
+def exit_on_sigterm() -> Iterator[None]:
+    """Within the block, SIGTERM raises SystemExit, so that started servers are stopped as with Ctrl-C. For the main
+    thread only."""
+    before = signal.signal(signal.SIGTERM, _raise_exit)
     try:
         yield
     finally:
@@ -73,8 +73,8 @@ def parse_target(text: str) -> Target:
 
 
 @contextlib.contextmanager
-def given_or_own(given: list[Target] | None, serve_args: str, model: str = "llava") -> Iterator[list[Target]]:
-    """The servers named on the command line or, without any, one of our own with these flags."""
+def targets_or_started(given: list[Target] | None, serve_args: str, model: str = "llava") -> Iterator[list[Target]]:
+    """The given servers or, without any, one that is started with these flags."""
     if given:
         yield given
     else:
@@ -82,7 +82,7 @@ def given_or_own(given: list[Target] | None, serve_args: str, model: str = "llav
             yield [target]
 
 
-def _leave(signum: int, frame: FrameType | None) -> NoReturn:
+def _raise_exit(signum: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + signum)
 
 

@@ -31,12 +31,12 @@ class Workload:
     images: int = 0
     """Images per request."""
     image_pool: int = 0
-    """How many different images there are in all; 0: every one is new."""
+    """Number of distinct images in all requests; 0: every image is new."""
     image_size: tuple[int, int] = (640, 480)
 
 
 def jpeg(rng: random.Random, size: tuple[int, int]) -> bytes:
-    """A picture that compresses about as a photograph does: smooth large shapes plus sensor-like noise."""
+    """A picture that compresses about as well as a photograph: large smooth shapes and noise."""
     noise = np.random.default_rng(rng.getrandbits(32))
     width, height = size
     coarse = noise.integers(0, 255, (max(2, height // 32), max(2, width // 32), 3), dtype=np.uint8)
@@ -48,7 +48,7 @@ def jpeg(rng: random.Random, size: tuple[int, int]) -> bytes:
 
 
 def words(rng: random.Random, count: int) -> str:
-    """So many random ones, with a space between."""
+    """``count`` random words, separated by spaces."""
     return " ".join(rng.choice(_WORDS) for _ in range(count))
 
 

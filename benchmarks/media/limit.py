@@ -13,13 +13,13 @@ from mmserve.messages.media import Handle
 
 
 class Limit:
-    """Into shared memory of its own, written once already."""
+    """Measures with a shared-memory region that was written before."""
 
     def __init__(self, region: memoryview) -> None:
         self._region = region
 
     def measure_ms(self, images: Sequence[bytes]) -> float:
-        """Hash each image and copy it behind the one before."""
+        """Hash each image and copy it behind the previous one."""
         started_s = time.perf_counter()
         offset = 0
         for image in images:
@@ -31,7 +31,7 @@ class Limit:
 
 @contextmanager
 def limit_of(images: Sequence[bytes]) -> Iterator[Limit]:
-    """For these images or the first of them."""
+    """A Limit for these images or the first few of them."""
     nbytes = sum(map(len, images))
     arena = Arena.create(extent_nbytes(nbytes))
     with arena.writable(Handle(1, 0, nbytes)) as region:

@@ -24,11 +24,11 @@ _CONFIG = {"allow_pickle": True, "allow_all_attrs": True, "allow_public_attrs": 
 _IMAGE_TOKENS = 576
 _WARM_UPS = 2
 _PAUSE_S = 0.02
-"""Between calls, as requests come: back to back, some acknowledgements are not delayed."""
+"""Pause between calls, as between requests. Without it, some acknowledgements are not delayed."""
 
 
 class _ListService(rpyc.Service):
-    """Answers an allocation of ``keys`` and ``token_counts``, lists both, with records by value."""
+    """Answers an allocation whose arguments are lists, with records by value."""
 
     nodelay = False
 
@@ -40,12 +40,12 @@ class _ListService(rpyc.Service):
         return tuple((key, number, count) for number, (key, count) in enumerate(pairs))
 
 
-class _PromptListService(_ListService):
+class _NodelayListService(_ListService):
     nodelay = True
 
 
 def _serve(nodelay: bool, port_to: Connection) -> None:
-    service = _PromptListService if nodelay else _ListService
+    service = _NodelayListService if nodelay else _ListService
     server = ThreadedServer(service, hostname="127.0.0.1", port=0, protocol_config=_CONFIG)
     server._listen()
     port_to.send(server.port)
@@ -69,7 +69,7 @@ def _connected(*, nodelay: bool) -> Iterator[Any]:
 
 
 def list_alloc_ms(counts: list[int], repeats: int, *, nodelay: bool) -> dict[int, list[float]]:
-    """Number of images -> milliseconds of each of ``repeats`` calls, after some for warming up."""
+    """Number of images -> milliseconds of each of ``repeats`` calls, after a warm-up."""
     with _connected(nodelay=nodelay) as connection:
         return {count: _samples_ms(connection, count, repeats) for count in counts}
 

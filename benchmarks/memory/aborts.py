@@ -11,18 +11,18 @@ from benchmarks.load.client import Record, run
 from benchmarks.load.report import Row
 from benchmarks.load.server import Target
 from benchmarks.memory.burst import TIMEOUT_S, own_figures
-from benchmarks.memory.gauges import held, scrape, until_released
+from benchmarks.memory.gauges import held_resources, scrape, until_released
 from benchmarks.memory.pictures import Body
 
 _EARLY_SHARE = 0.25
-"""Of those that hang up: in the first moments, while bodies are still coming in."""
+"""Share of the disconnects that happen within _EARLY_S, while bodies are still being received."""
 _EARLY_S = 0.5
 _RELEASE_S = 60.0
 
 
 @dataclass(frozen=True)
 class Aborted:
-    """Of one burst."""
+    """Result of one burst: the records of requests that were not aborted."""
 
     records: Sequence[Record]
     num_aborted: int
@@ -37,7 +37,7 @@ class _Burst:
         self.records: list[Record] = []
         self.num_aborted = 0
 
-    async def to_the_end(self) -> None:
+    async def run(self) -> None:
         num_early = round(_EARLY_SHARE * self._to_abort)
         early = [asyncio.create_task(self._abort_early()) for _ in range(num_early)]
         while self._live:
@@ -55,7 +55,7 @@ class _Burst:
         self._abort()
 
     def _abort(self) -> bool:
-        """One of those that are under way, by closing its connection; False when there is none."""
+        """Close the connection of one live request. False if there is none."""
         live = [task for task in self._live if not task.done() and not task.cancelling()]
         if live:
             self._rng.choice(live).cancel()
@@ -65,13 +65,13 @@ class _Burst:
 
 async def _burst(target: Target, bodies: Sequence[Body], share: float, seed: int) -> Aborted:
     burst = _Burst(target, bodies, share, seed)
-    await burst.to_the_end()
+    await burst.run()
     return Aborted(burst.records, burst.num_aborted)
 
 
 def check(target: Target, bodies: Sequence[Body], share: float, seed: int) -> list[Row]:
-    """One burst with aborts; a line for each gauge of something held, and what it is at last."""
-    before = held(scrape(target.url))
+    """One burst with aborts. Returns a row for each gauge of held resources, before and after."""
+    before = held_resources(scrape(target.url))
     aborted = asyncio.run(_burst(target, bodies, share, seed))
     failed = [record for record in aborted.records if record.error]
     print(f"{len(bodies)} clients, {aborted.num_aborted} hung up, {len(aborted.records) - len(failed)} answered")

@@ -11,8 +11,8 @@ from benchmarks.load.client import Record, run
 from benchmarks.load.memory import MIB, Peak, sampled
 from benchmarks.load.report import percentile
 from benchmarks.load.server import Target
-from benchmarks.memory.floor import Floor
 from benchmarks.memory.gauges import LEAKS, PEAKS, scrape
+from benchmarks.memory.memory_guard import MemoryGuard
 from benchmarks.memory.pictures import Body, Pictures
 from benchmarks.memory.text_probe import text_probe
 
@@ -24,12 +24,12 @@ _PARTS = {
     "encoder_mib": ("visualserver", "engine"),
     "ranks_mib": ("model_backend",),
 }
-"""Column -> names that its processes begin with."""
+"""Column -> prefixes of the titles of its processes."""
 
 
 @dataclass(frozen=True)
 class Burst:
-    """One run as seen from outside."""
+    """Records of the clients and the text streams of one run, and the server's memory."""
 
     records: Sequence[Record]
     wall_s: float
@@ -38,7 +38,7 @@ class Burst:
     peak: Peak
 
     def row(self) -> dict[str, float]:
-        """Times in ms, memory in MiB over idle; ``per_request``: of all clients, for all are in flight at once."""
+        """Times in ms, memory in MiB above idle; ``per_request``: divided by the number of clients."""
         for error in {record.error for record in [*self.records, *self.texts] if record.error}:
             print(f"  {error}")
         good = [record for record in self.records if not record.error]
@@ -68,22 +68,22 @@ def _ttft_p99_ms(texts: Sequence[Record]) -> float:
 
 
 def warm_up(target: Target, pictures: Pictures) -> None:
-    """One request, then a moment for what is given back late."""
+    """One request, then SETTLE_S for memory that is returned late."""
     asyncio.run(run(target.url, pictures.bodies(target.model, 1, 1), 1, TIMEOUT_S))
     time.sleep(SETTLE_S)
 
 
 def measure(target: Target, bodies: Sequence[Body]) -> Burst:
-    """A warm, idle server takes all ``bodies`` at once. Raises OutOfRoom."""
+    """Send all ``bodies`` at once to a warm, idle server. Raises OutOfMemory."""
     with text_probe(target) as idle_texts:
         time.sleep(IDLE_S)
-    with Floor(target.pid), text_probe(target) as texts, sampled(target.pid) as peak:
+    with MemoryGuard(target.pid), text_probe(target) as texts, sampled(target.pid) as peak:
         records, wall_s = asyncio.run(run(target.url, bodies, len(bodies), TIMEOUT_S))
     return Burst(records, wall_s, idle_texts, texts, peak)
 
 
 def own_figures(target: Target) -> dict[str, float]:
-    """What only mmserve tells: compressed bytes in the arena at their most, MiB, and leases that leaked."""
+    """Figures from mmserve's metrics: peak of compressed bytes in the arena, MiB, and leaked leases."""
     samples = scrape(target.url)
     data = samples.get(PEAKS + '{budget="data"}')
     figures = {"lease_leaks": sum(value for name, value in samples.items() if name.startswith(LEAKS))}

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from benchmarks.load.client import run
 from benchmarks.load.memory import available_nbytes
 from benchmarks.load.server import Target, serve
-from benchmarks.memory.floor import FLOOR_NBYTES
+from benchmarks.memory.memory_guard import MIN_AVAILABLE_NBYTES
 from benchmarks.memory.pictures import Pictures
 
 OFF = "gate off"
 _FRONT = ("benchmarks.memory.pickled.front",)
 _CALIBRATING = 6
 _COPIES_NBYTES = 110 << 20
-"""Of a picture's pixels, in front and engine together, and what comes with them."""
+"""Memory that the baseline needs for one picture's pixels, front and engine together."""
 _SPARE_NBYTES = 1 << 30
 
 
@@ -59,7 +59,7 @@ def of_mmserve(gates: Sequence[int], tokens: Sequence[int], arguments: Sequence[
 
 
 def of_baseline(tokens: Sequence[int], serial_ms: float) -> list[Case]:
-    """The encoder takes twice as long as all before it, or half; references kept to the end, or dropped."""
+    """Encoding takes twice or half the time of everything before it; references are kept to the end, or dropped."""
     slow = ("--service-ms", f"{2 * serial_ms:.0f}")
     fast = ("--service-ms", f"{serial_ms / 2:.0f}")
     first = tokens[0]
@@ -73,7 +73,7 @@ def of_baseline(tokens: Sequence[int], serial_ms: float) -> list[Case]:
 
 
 def serial_ms(pictures: Pictures) -> float:
-    """What the baseline needs from socket to engine for one picture, alone and with an encoder that takes no time."""
+    """Milliseconds that the baseline needs from socket to engine for one picture, without load and encoding time."""
     with serve(program=_FRONT) as target:
         bodies = pictures.bodies(target.model, 1, _CALIBRATING + 1)
         asyncio.run(run(target.url, bodies[:1], 1, 60.0))
@@ -82,6 +82,6 @@ def serial_ms(pictures: Pictures) -> float:
 
 
 def clients_that_fit(clients: int) -> int:
-    """How many of them the baseline can have in flight on this machine."""
-    room = available_nbytes() - FLOOR_NBYTES - _SPARE_NBYTES
-    return max(1, min(clients, room // _COPIES_NBYTES))
+    """How many of the clients the baseline can serve at once in this machine's memory."""
+    free_nbytes = available_nbytes() - MIN_AVAILABLE_NBYTES - _SPARE_NBYTES
+    return max(1, min(clients, free_nbytes // _COPIES_NBYTES))

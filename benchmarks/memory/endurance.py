@@ -12,19 +12,19 @@ from benchmarks.load.memory import MIB, SHARED, Peak, Usage, sampled
 from benchmarks.load.report import Row, at_most
 from benchmarks.load.server import Target
 from benchmarks.memory.burst import TIMEOUT_S
-from benchmarks.memory.floor import Floor
+from benchmarks.memory.memory_guard import MemoryGuard
 from benchmarks.memory.pictures import Pictures
 
 _REQUESTS_A_CONNECTION = 4
 _FIRST_S = 60.0
 _WINDOW_S = 20.0
-"""Memory goes up and down under load: what is compared is the median over so long."""
+"""Memory varies under load, so medians over this time are compared."""
 _LINES = 10
 _DRIFT = 1.03
 
 
 async def closed_loop(target: Target, pictures: Pictures, clients: int, until_s: float) -> list[Record]:
-    """``clients`` at once, each its next request when the last has ended, until time.monotonic() says so."""
+    """``clients`` connections, each sends its next request when the last has ended, until ``until_s`` (monotonic)."""
     bodies = pictures.endless(target.model, 1)
     records: list[Record] = []
 
@@ -38,14 +38,14 @@ async def closed_loop(target: Target, pictures: Pictures, clients: int, until_s:
 
 
 def check(target: Target, pictures: Pictures, clients: int, minutes: float) -> tuple[list[Row], list[Row]]:
-    """The series of memory in MiB, by process; and the one target: within 3 % of the first minute's."""
-    with Floor(target.pid), sampled(target.pid) as peak:
+    """Returns memory over time in MiB by process, and the target: at most 3 % more than after the first minute."""
+    with MemoryGuard(target.pid), sampled(target.pid) as peak:
         started_s = time.monotonic()
         records = asyncio.run(closed_loop(target, pictures, clients, started_s + minutes * 60))
     failed = {record.error for record in records if record.error}
     print(f"{len(records)} requests, {sum(bool(record.error) for record in records)} failed {sorted(failed)[:3]}")
     first = min(_FIRST_S, minutes * 30)
-    # The last requests of each client run out unevenly: what counts as the end is before that.
+    # Clients end their last requests at different times, so the last window ends before that.
     times = [first + (minutes * 60 - first) * line / (_LINES - 1) for line in range(_LINES)]
     rows = [_row(peak, at_s) for at_s in times]
     setting = f"{clients} clients, {minutes:g} min"
@@ -56,7 +56,8 @@ def check(target: Target, pictures: Pictures, clients: int, minutes: float) -> t
 
 
 def _grown(first: Row, last: Row, without: tuple[str, ...]) -> float:
-    """``without`` ranks: the pages of a KV cache are taken at their first use, up to --kv-cache-gb."""
+    """Memory of ``last`` over ``first``. ``without``: titles to leave out (ranks touch the pages of their KV cache only
+    at first use, up to --kv-cache-gb)."""
 
     def mib(row: Row) -> float:
         left_out = (value for name, value in row.items() if name.startswith(without))

@@ -18,15 +18,15 @@ HELD = (
     "mmserve:num_requests_waiting",
     "mmserve:budget_used_bytes",
 )
-"""Back at 0 when nothing is under way. Embeddings stay in the arena as a cache: what is used of that budget counts
-what requests hold."""
+"""All are 0 without live requests. The budget of embeddings counts only those that requests hold; the rest of the arena
+is a cache."""
 LEAKS = "mmserve:mm_lease_leaks_total"
 PEAKS = "mmserve:budget_peak_bytes"
 _TIMEOUT_S = 30.0
 _INTERVAL_S = 0.5
 
 Samples = Mapping[str, float]
-"""``name{label="value"}`` -> value, labels as they come."""
+"""``name{label="value"}`` -> value, labels in the server's order."""
 
 
 def scrape(url: str) -> dict[str, float]:
@@ -44,16 +44,16 @@ def _labels(labels: Mapping[str, str]) -> str:
     return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}" if labels else ""
 
 
-def held(samples: Samples) -> dict[str, float]:
-    """Those of HELD that this server has; its absent ones are left out."""
+def held_resources(samples: Samples) -> dict[str, float]:
+    """The samples of HELD. Metrics that this server does not have are left out."""
     return {name: value for name, value in samples.items() if name.partition("{")[0] in HELD}
 
 
 def until_released(url: str, timeout_s: float) -> tuple[dict[str, float], float]:
-    """Ask until all of ``held`` are 0 or the time is over; what they are then, and the seconds it took."""
+    """Scrape until all of HELD are 0 or the time is over. Returns their last values, and the seconds waited."""
     started_s = time.monotonic()
     while True:
-        found, waited_s = held(scrape(url)), time.monotonic() - started_s
+        found, waited_s = held_resources(scrape(url)), time.monotonic() - started_s
         if not any(found.values()) or waited_s > timeout_s:
             return found, waited_s
         time.sleep(_INTERVAL_S)

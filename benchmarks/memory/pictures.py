@@ -11,7 +11,7 @@ from benchmarks.load.workload import Workload, bodies
 
 Body = dict[str, Any]
 IGNORE_EOS: Mapping[str, object] = {"ignore_eos": True}
-"""So that every answer has the length that was asked for."""
+"""Every answer has the requested length."""
 _NUMBER_NBYTES = 6
 """Eight characters of base64."""
 
@@ -33,16 +33,16 @@ class Pictures:
 
     @property
     def jpeg_nbytes(self) -> float:
-        """Of one picture, on average."""
+        """Average size of a picture."""
         return sum(len(_url(body)["url"]) for body in self._bodies) * 3 / 4 / len(self._bodies)
 
     def bodies(self, model: str, tokens: int, count: int | None = None) -> list[Body]:
-        """``count`` of them (all by default) that no server has seen."""
+        """``count`` bodies (one per picture by default) with content that no server has seen."""
         fresh = self.endless(model, tokens)
         return [next(fresh) for _ in range(len(self) if count is None else count)]
 
     def endless(self, model: str, tokens: int) -> Iterator[Body]:
-        """The same pictures over and over, with a number behind the end of each that makes its content new."""
+        """The pictures repeatedly, each with a new number appended to the JPEG, which makes its content new."""
         for body in itertools.cycle(self._bodies):
             number = base64.b64encode(next(self._numbers).to_bytes(_NUMBER_NBYTES, "big")).decode()
             yield body | {
@@ -58,7 +58,8 @@ def _url(body: Body) -> dict[str, str]:
 
 
 def _padded(body: Body) -> Body:
-    """With zeros behind the JPEG's end, which no decoder reads, so that more base64 can follow."""
+    """Pad the JPEG to a multiple of three bytes, so that base64 text can be appended. Decoders ignore bytes behind the
+    end."""
     head, _, data = _url(body)["url"].partition(",")
     jpeg = base64.b64decode(data)
     jpeg += bytes(-len(jpeg) % 3)

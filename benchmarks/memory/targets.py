@@ -24,8 +24,8 @@ def of_burst(rows: Sequence[tuple[str, int, Figures]], jpeg_nbytes: float, clien
             continue
         setting = f"{gate}, {tokens} tokens"
         found.append(at_least("answered", setting, each["ok"], clients))
-        wanted = _OF_COMPRESSED * jpeg_nbytes / MIB + _PLUS_MIB
-        found.append(at_most("waiting MiB a request", setting, each["waiting_mib_per_request"], wanted))
+        limit = _OF_COMPRESSED * jpeg_nbytes / MIB + _PLUS_MIB
+        found.append(at_most("waiting MiB a request", setting, each["waiting_mib_per_request"], limit))
         if tokens in baseline:
             share = each["growth_mib_per_request"] / baseline[tokens]["growth_mib_per_request"]
             found.append(at_most("growth / baseline's", setting, share, _OF_BASELINE))

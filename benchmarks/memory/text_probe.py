@@ -43,5 +43,5 @@ async def _probe(target: Target, connection: Connection) -> list[Record]:
 
 
 def text_bodies(model: str, count: int, tokens: int, seed: int = 0) -> list[dict[str, object]]:
-    """Short prompts, each different, others for each seed."""
+    """Short, distinct prompts. Different seeds give different prompts."""
     return bodies(Workload("text probe", 1, count, prompt_words=4, output_tokens=tokens), model, seed, {})

@@ -23,12 +23,12 @@ _LIMITS = {
     ("W5", "vllm", "requests_per_s"): 1.5,
     ("W5", "vllm", "ttft_p50_ms"): 0.5,
 }
-"""(load, other server, figure) -> what ours over theirs should be at least or, where lower is better, at most."""
+"""(load, peer, figure) -> limit of our figure divided by the peer's: a minimum, or a maximum if lower is better."""
 _ITL_BESIDE_PICTURES = 1.3
 
 
 def ratios(rows: Sequence[Row]) -> list[Row]:
-    """Ours over each other server's, for every load that both have; nan where one was not measured."""
+    """Our figures divided by each peer's, for every load that both ran; nan if one was not measured."""
     ours = {row["load"]: row for row in rows if row["server"] == OURS}
     return [
         {"load": row["load"], "ours over": row["server"]}
@@ -38,8 +38,8 @@ def ratios(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def judged(rows: Sequence[Row], mixed: Sequence[Row]) -> list[Row]:
-    """Every ratio that has a limit, beside it. ``rows``: of the loads; ``mixed``: of W6."""
+def check_limits(rows: Sequence[Row], mixed: Sequence[Row]) -> list[Row]:
+    """Every ratio that has a limit, with the limit. ``rows``: of the loads; ``mixed``: of W6."""
     found = []
     for row in ratios(rows):
         for (load, peer, figure), limit in _LIMITS.items():

@@ -13,17 +13,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.load.server import STOP_TIMEOUT_S, Target, unwound_by_sigterm
+from benchmarks.load.server import STOP_TIMEOUT_S, Target, exit_on_sigterm
 
 MODELS = {"text": "models/smollm2-noeos", "llava": "models/llava-rand"}
 START_WITHIN_S = 300
 _LLAMA_KV_TOKENS = 32_768
-"""llama.cpp takes its KV cache whole at start and cuts it into slots of equal length."""
+"""llama.cpp allocates its whole KV cache at start and divides it into slots of equal length."""
 
 
 @dataclass(frozen=True)
-class Room:
-    """What a server is started for: tokens of the longest sequence, sequences at once."""
+class Capacity:
+    """Limits that a server is started with: tokens of the longest sequence, concurrent sequences."""
 
     context_tokens: int = 2048
     sequences: int = 32
@@ -31,23 +31,23 @@ class Room:
 
 @dataclass(frozen=True)
 class Peer:
-    """How a server is started: ``command`` is formatted with home, model, port, dtype, the room's fields, and slots (of
-    llama.cpp); its first word must exist."""
+    """How a server is started. ``command`` is formatted with the fields of Setup and Capacity, model, and slots (of
+    llama.cpp). Its first word is the program's path."""
 
     name: str
     command: str
     models: tuple[str, ...] = ("text", "llava")
     environment: dict[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
-    """Libraries it is meant to run with, those that exist."""
+    """Libraries for LD_PRELOAD, as the peer recommends; missing ones are skipped."""
 
     def is_installed(self, home: Path) -> bool:
         return Path(self.command.split()[0].format(home=home)).exists()
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where servers find things and listen."""
+class Setup:
+    """Settings of a run, the same for all servers: directory of models and peers, port, dtype."""
 
     home: Path
     port: int
@@ -70,7 +70,7 @@ PEERS = (
         "--dtype {dtype} --max-model-len {context_tokens} --max-num-seqs {sequences} --enforce-eager",
         environment={
             "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": _CORES,  # left to itself it keeps one core free
+            "VLLM_CPU_OMP_THREADS_BIND": _CORES,  # by default it leaves one core free
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
         },
@@ -86,24 +86,25 @@ PEERS = (
 
 
 @contextlib.contextmanager
-def started(peer: Peer, kind: str, room: Room, place: Place) -> Iterator[tuple[Target, float]]:
-    """The server with the model of that kind, and how long its start took, in seconds. Raises RuntimeError when it does
-    not come up."""
-    values = {**vars(place), **vars(room), "model": MODELS[kind], "slots": _LLAMA_KV_TOKENS // room.context_tokens}
+def started(peer: Peer, kind: str, capacity: Capacity, setup: Setup) -> Iterator[tuple[Target, float]]:
+    """Start the server with the model of that kind. Yields it and the seconds its start took. Raises RuntimeError if it
+    does not start."""
+    slots = _LLAMA_KV_TOKENS // capacity.context_tokens
+    values = {**vars(setup), **vars(capacity), "model": MODELS[kind], "slots": slots}
     preload = [path for path in (text.format(**values) for text in peer.preload) if Path(path).exists()]
     environment = os.environ | peer.environment | ({"LD_PRELOAD": ":".join(preload)} if preload else {})
-    command, url = peer.command.format(**values).split(), f"http://127.0.0.1:{place.port}"
-    began_s = time.perf_counter()
+    command, url = peer.command.format(**values).split(), f"http://127.0.0.1:{setup.port}"
+    started_s = time.perf_counter()
     with (
-        unwound_by_sigterm(),
+        exit_on_sigterm(),
         subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,
     ):
         try:
             while not _answers(f"{url}/health"):
-                if process.poll() is not None or time.perf_counter() - began_s > START_WITHIN_S:
+                if process.poll() is not None or time.perf_counter() - started_s > START_WITHIN_S:
                     raise RuntimeError(f"{peer.name} does not start: {' '.join(command)}")
                 time.sleep(0.1)
-            yield Target(peer.name, url, "m", process.pid), time.perf_counter() - began_s
+            yield Target(peer.name, url, "m", process.pid), time.perf_counter() - started_s
         finally:
             process.terminate()
             process.wait(STOP_TIMEOUT_S)

@@ -20,7 +20,7 @@ import zmq
 from benchmarks.memory.pickled.messages import Accepted, Submitted, Token
 
 _STEP_S = 0.01
-"""One decoding step of everything that runs."""
+"""Duration of one decoding step of all running requests."""
 
 
 @dataclass
@@ -31,8 +31,8 @@ class Running:
 
 @dataclass
 class Engine:
-    """``service_s``: what encoding one picture takes. ``busy_accept``: requests are taken in between two steps only, as
-    LMDeploy's engine loop does; otherwise by a thread of its own, at once."""
+    """``service_s``: time to encode one picture. ``busy_accept``: requests are received only between two steps, as in
+    LMDeploy's engine loop; otherwise a separate thread receives them at once."""
 
     inbox: zmq.Socket[bytes]
     outbox: zmq.Socket[bytes]
@@ -44,11 +44,11 @@ class Engine:
     running: list[Running] = field(default_factory=list)
 
     def run(self) -> None:
-        """For ever: requests in, one picture encoded, one token for all that run."""
+        """Loop: receive requests, encode one picture, one token for every running request."""
         if not self.busy_accept:
             threading.Thread(target=self._receive_at_once, daemon=True).start()
         while True:
-            self._take(block=not self.waiting and not self.running)
+            self._receive(block=not self.waiting and not self.running)
             if self.waiting:
                 self._encode(self.waiting.popleft())
             self._step()
@@ -57,8 +57,8 @@ class Engine:
         while True:
             self.received.put(_loaded(self.inbox.recv()))
 
-    def _take(self, block: bool) -> None:
-        """Everything that is here; ``block``: wait for the first."""
+    def _receive(self, block: bool) -> None:
+        """Accept all requests that have arrived; ``block``: wait for the first one."""
         if self.busy_accept:
             while self.inbox.poll(None if block else 0):
                 self._accept(_loaded(self.inbox.recv()))
@@ -69,7 +69,7 @@ class Engine:
                 block = False
 
     def _accept(self, request: Submitted) -> None:
-        """Text goes past the pictures that wait, which is kinder than a real queue."""
+        """Text starts before waiting pictures. A real queue would delay it, so the baseline is measured favourably."""
         self._send(Accepted(request.id))
         if request.pixels is None:
             self.running.append(Running(request))
@@ -77,7 +77,7 @@ class Engine:
             self.waiting.append(request)
 
     def _encode(self, request: Submitted) -> None:
-        """Reads all of the tensor; encoding takes the service time in all, more only if reading does."""
+        """Reads the whole tensor. Takes the service time, or longer if reading does."""
         assert request.pixels is not None, "text does not wait for the encoder"
         until_s = time.monotonic() + self.service_s
         request.pixels.sum()
@@ -101,7 +101,7 @@ def _loaded(message: bytes) -> Submitted:
 
 
 def main(inbox: str, outbox: str, service_s: float, busy_accept: bool) -> None:
-    """Serve until killed, or until the front is gone. ``inbox``, ``outbox``: ZeroMQ endpoints."""
+    """Serve until killed, or until the front process has ended. ``inbox``, ``outbox``: ZeroMQ endpoints."""
     setproctitle.setproctitle("baseline: engine")
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     context = zmq.Context()
@@ -112,7 +112,7 @@ def main(inbox: str, outbox: str, service_s: float, busy_accept: bool) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """A front that was killed leaves no engine full of pictures behind."""
+    """End this process when its parent ends, also if the parent is killed."""
     while os.getppid() == parent:
         time.sleep(0.2)
     os._exit(1)

@@ -50,8 +50,8 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class Front:
-    """One event loop's requests; the gate and its release on acceptance, as in LMDeploy's PR #4687."""
+class Frontend:
+    """Requests of one event loop. A gate limits decoding and is released on acceptance, as in LMDeploy's PR #4687."""
 
     def __init__(self, options: argparse.Namespace, outbox: zmq.asyncio.Socket, inbox: zmq.asyncio.Socket) -> None:
         self._pixels_of = KINDS[options.pixels]
@@ -98,11 +98,11 @@ class Front:
         return await loop.run_in_executor(self._preprocessing, self._pixels_of, image)
 
     async def _submit(self, message: Submitted) -> None:
-        """Pickled on the event loop, as it was."""
+        """Pickles on the event loop, as the servers that this baseline models did."""
         await self._outbox.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
-    async def follow(self) -> None:
-        """The engine's messages to whom they are for; those of requests that are gone are dropped."""
+    async def receive_messages(self) -> None:
+        """Pass the engine's messages to their requests. Messages of ended requests are dropped."""
         while True:
             message = pickle.loads(await self._inbox.recv())  # noqa: S301  # the baseline's own engine wrote it
             if isinstance(message, Accepted):
@@ -118,19 +118,19 @@ def _image_url(call: dict[str, Any]) -> str | None:
 
 
 async def serve(options: argparse.Namespace, to_engine: str, to_front: str) -> None:
-    """Until SIGTERM; prints where, as ``mmserve serve`` does."""
+    """Serve until SIGTERM. Prints the address as ``mmserve serve`` does."""
     context = zmq.asyncio.Context()
     outbox, inbox = context.socket(zmq.PUSH), context.socket(zmq.PULL)
     inbox.bind(to_front)
     outbox.connect(to_engine)
-    front = Front(options, outbox, inbox)
+    front = Frontend(options, outbox, inbox)
     app = Starlette(routes=[Route("/v1/chat/completions", front.chat, methods=["POST"])])
     listening = socket.create_server(("127.0.0.1", options.port))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-    following = asyncio.create_task(front.follow())
+    receiving = asyncio.create_task(front.receive_messages())
     print(f"ready: http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
     await server.serve(sockets=[listening])
-    following.cancel()
+    receiving.cancel()
     context.destroy(linger=0)
 
 

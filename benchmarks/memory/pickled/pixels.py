@@ -17,7 +17,7 @@ from benchmarks.memory.pickled.messages import Pixels
 
 _PATCH = 14
 _MERGED = 28
-"""Sides are multiples of this: two by two patches become one token."""
+"""Sides are multiples of this, because two by two patches become one token."""
 _FRAMES = 2
 _CLIP_SIDE = 336
 _MEAN = np.array((0.48145466, 0.4578275, 0.40821073), np.float32)
@@ -25,7 +25,7 @@ _STD = np.array((0.26862954, 0.26130258, 0.27577711), np.float32)
 
 
 def decoded(data_url: str) -> Image.Image:
-    """The picture behind a base64 data: URL, decoded to RGB."""
+    """The decoded picture of a base64 data: URL."""
     image = Image.open(io.BytesIO(base64.b64decode(data_url.partition(",")[2])))
     image.load()
     return image

@@ -11,9 +11,9 @@ import pytest
 TIMEOUT_S = 60
 PROGRAM = """
 import subprocess
-from benchmarks.load.server import unwound_by_sigterm
+from benchmarks.load.server import exit_on_sigterm
 
-with unwound_by_sigterm(), subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as server:
+with exit_on_sigterm(), subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as server:
     try:
         print("started", flush=True)
         server.wait()

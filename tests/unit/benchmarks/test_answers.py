@@ -1,4 +1,4 @@
-"""What parity, quality, idle and vs_peers conclude from what they measure."""
+"""The evaluation of measurements in parity, quality, idle and vs_peers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from benchmarks import idle, parity, quality
 from benchmarks.answers.prompts import prompts
 from benchmarks.answers.reference import Reference
-from benchmarks.load.cpu import busy
-from benchmarks.peers.limits import judged, ratios
+from benchmarks.load.cpu import cpu_use
+from benchmarks.peers.limits import check_limits, ratios
 from benchmarks.peers.loads import CLIENTS, PROMPTS, groups
 from benchmarks.peers.servers import MODELS
 
@@ -24,7 +24,7 @@ REFERENCE = Reference(5, [1, 2, 3], ["", "a", "a\ufffd", "aßc"])
 @pytest.mark.parametrize(
     ("text", "agreed"), [("aßc", 3), ("aßd", 2), ("x", 0), ("", 0), ("aßcd", 2), ("a", 2)]
 )  # fmt: skip
-def test_the_first_token_that_differs(text: str, agreed: int) -> None:
+def test_agreed_tokens_end_before_the_first_difference(text: str, agreed: int) -> None:
     assert REFERENCE.agreed_tokens(text) == agreed
 
 
@@ -36,30 +36,30 @@ def test_answers_are_equal_in_text_and_tokens() -> None:
     assert parity.compared("alone", answers[:1], [REFERENCE])["equal"] == 1
 
 
-def test_prompts_differ_share_beginnings_and_come_from_the_seed() -> None:
+def test_prompts_are_distinct_share_beginnings_and_depend_on_the_seed() -> None:
     made = prompts(100, seed=1)
     assert made == prompts(100, seed=1) != prompts(100, seed=2)
     assert len(set(made)) == 100
     assert len({text[:200] for text in made if len(text) > 600}) < sum(len(text) > 600 for text in made)
 
 
-def test_ratios_stand_beside_their_limits() -> None:
+def test_ratios_are_checked_against_their_limits() -> None:
     ours = {"load": "W1", "server": "mmserve", "tokens_per_s": 32.0, "start_s": 3.0}
     theirs = {"load": "W1", "server": "vllm", "tokens_per_s": 16.0, "start_s": 10.0}
     assert ratios([ours, theirs])[0]["tokens_per_s"] == 2
-    met = {row["figure"]: row["met"] for row in judged([ours, theirs], [])}
+    met = {row["figure"]: row["met"] for row in check_limits([ours, theirs], [])}
     assert met == {"tokens_per_s over vllm's": "yes", "start_s over vllm's": "no", "pss_mib over vllm's": "no"}
-    assert judged([], [{"server": "mmserve", "itl_over_alone": 1.2}])[0]["met"] == "yes"
+    assert check_limits([], [{"server": "mmserve", "itl_over_alone": 1.2}])[0]["met"] == "yes"
 
 
-def test_prompts_grow_as_far_as_the_context_allows(tmp_path: Path) -> None:
+def test_prompts_are_no_longer_than_the_context(tmp_path: Path) -> None:
     config = tmp_path / MODELS["text"] / "config.json"
     config.parent.mkdir(parents=True)
     config.write_bytes(msgspec.json.encode({"max_position_embeddings": 2048}))
     clients, lengths = groups([CLIENTS, PROMPTS], tmp_path)
     assert [load.concurrency for load in clients.loads] == [1, 2, 4, 8, 16, 32, 64]
     assert [load.name for load in lengths.loads] == ["128 tokens", "256 tokens", "512 tokens", "1024 tokens"]
-    assert lengths.room.context_tokens <= 2048
+    assert lengths.capacity.context_tokens <= 2048
     assert [group.mixed for group in groups(None, tmp_path)] == [False, True]
 
 
@@ -68,21 +68,21 @@ def test_a_busy_thread_shows_and_the_sum_is_the_last_row() -> None:
     spinning = threading.Thread(target=lambda: [None for _ in iter(stop.is_set, True)])
     spinning.start()
     try:
-        assert sum(each.cpu_share for each in busy(os.getpid(), 0.2).values()) > 0
-        rows = idle.watched(os.getpid(), 0.05)
+        assert sum(each.cpu_share for each in cpu_use(os.getpid(), 0.2).values()) > 0
+        rows = idle.measure(os.getpid(), 0.05)
     finally:
         stop.set()
         spinning.join()
     assert rows[-1]["process"] == "all"
     assert rows[-1]["pss_mib"] == pytest.approx(sum(float(str(row["pss_mib"])) for row in rows[:-1]))
-    assert [row["met"] for row in idle.judged(rows)][1] == "yes"
+    assert [row["met"] for row in idle.check_limits(rows)][1] == "yes"
 
 
-def test_the_text_that_is_read_stays_as_it_is() -> None:
-    """Perplexities of different days can be compared by its hash alone: an edit is a new text and needs a new name."""
+def test_the_text_of_the_perplexity_is_not_edited() -> None:
+    """Perplexities of different dates are comparable only for the same text. An edited text needs a new file name."""
     assert hashlib.sha256(quality.TEXT.read_bytes()).hexdigest()[:8] == "4488cf41"
 
 
 def test_each_quantization_has_its_limits() -> None:
     row = {"quantization": "int8", "perplexity / none": 1.02, "tokens_per_s / none": 1.4, "tokens_per_s_16 / none": 1.0}
-    assert [each["met"] for each in quality.judged([{"quantization": "none"}, row])] == ["no", "yes", "yes"]
+    assert [each["met"] for each in quality.check_limits([{"quantization": "none"}, row])] == ["no", "yes", "yes"]

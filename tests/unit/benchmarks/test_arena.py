@@ -1,4 +1,4 @@
-"""What benchmarks.arena and benchmarks.mm_hits measure with: traces, rival caches, and shares of known images."""
+"""benchmarks.arena and benchmarks.mm_hits: traces, caches to compare with, and shares of repeated images."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from benchmarks import arena, mm_hits
 from benchmarks.load.server import Target
 from benchmarks.load.workload import bodies
-from benchmarks.slots.images import LARGEST_NBYTES, SMALLEST_NBYTES, catalogue, zipf
-from benchmarks.slots.rivals import Rival, fifo, lru
-from benchmarks.slots.table import Lives
+from benchmarks.media_table.images import LARGEST_NBYTES, SMALLEST_NBYTES, catalogue, zipf
+from benchmarks.media_table.policies import ReferenceCache, fifo, lru
+from benchmarks.media_table.table import TableDriver
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem
 
@@ -21,19 +21,20 @@ def _item(name: str) -> AllocItem:
     return AllocItem(name.encode(), 1, 10, 56)
 
 
-def _asked(cache: Rival | Lives, names: str) -> str:
-    return "".join(name if cache.ask(_item(name)) else "-" for name in names)
+def _hits(cache: ReferenceCache | TableDriver, names: str) -> str:
+    """The names, with "-" in place of those that were no hit."""
+    return "".join(name if cache.request(_item(name)) else "-" for name in names)
 
 
-def test_rivals_evict_in_their_order() -> None:
-    room = 2 * extent_nbytes(56)
-    assert _asked(lru(room), "aabacab") == "-a-a-a-"
-    assert _asked(fifo(room), "aabacab") == "-a-a---"
+def test_lru_and_fifo_evict_in_their_order() -> None:
+    nbytes = 2 * extent_nbytes(56)
+    assert _hits(lru(nbytes), "aabacab") == "-a-a-a-"
+    assert _hits(fifo(nbytes), "aabacab") == "-a-a---"
 
 
-def test_the_table_is_driven_as_the_servers_do() -> None:
-    table = Lives(4 * extent_nbytes(56))
-    assert _asked(table, "aabab") == "-a-ab"
+def test_the_driver_requests_encodes_and_releases_images() -> None:
+    table = TableDriver(4 * extent_nbytes(56))
+    assert _hits(table, "aabab") == "-a-ab"
     assert table.media.num_leases == 0
 
 
@@ -45,14 +46,14 @@ def test_a_trace_is_skewed_and_repeatable() -> None:
     assert all(item.embed_nbytes <= LARGEST_NBYTES and item.data_nbytes >= SMALLEST_NBYTES for item in images)
 
 
-def test_every_part_gives_a_row() -> None:
+def test_every_part_of_the_benchmark_gives_a_row() -> None:
     assert arena.cost(50, 60, seed=0)["hits"] == 1
     assert arena.refusal(100, 2)["refused"] == 1
     assert arena.fill(1, 2_000, seed=0)["leased % at the first refusal"] > 85  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("hits", [0, 50, 100])
-def test_so_many_per_cent_have_a_known_image(hits: int) -> None:
+def test_the_given_percentage_of_requests_has_a_known_image(hits: int) -> None:
     options = argparse.Namespace(clients=2, requests=8, size=16)
     target = Target("t", "http://nowhere", "m")
     known = bodies(mm_hits.workload("known", 2, options), "m", mm_hits.POOL_SEED, {})

@@ -1,4 +1,4 @@
-"""The benchmark's measures measure what they say: memory by process, distinct pictures, native pixels, targets."""
+"""benchmarks.mm_memory: memory by process, distinct pictures, native pixels, gauges, comparison with targets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _jpegs(pictures: Pictures, count: int) -> list[bytes]:
     return [base64.b64decode(url.partition(",")[2], validate=True) for url in urls]
 
 
-def test_memory_file_counts_when_nobody_maps_it() -> None:
+def test_a_memory_file_counts_without_a_mapping() -> None:
     before = usage(os.getpid()).by_process[SHARED]
     descriptor = os.memfd_create("test")
     try:
@@ -34,13 +34,13 @@ def test_memory_file_counts_when_nobody_maps_it() -> None:
         os.close(descriptor)
 
 
-def test_pictures_sent_again_are_new_and_look_the_same() -> None:
+def test_repeated_pictures_have_new_bytes_and_the_same_pixels() -> None:
     first, _, again, _ = _jpegs(Pictures(2, 64, seed=1), 4)
     assert first != again
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(first))), np.asarray(Image.open(io.BytesIO(again))))
 
 
-def test_pictures_come_from_the_seed() -> None:
+def test_the_same_seed_gives_the_same_pictures() -> None:
     assert _jpegs(Pictures(2, 64, seed=1), 2) == _jpegs(Pictures(2, 64, seed=1), 2)
     assert _jpegs(Pictures(1, 64, seed=1), 1) != _jpegs(Pictures(1, 64, seed=2), 1)
 
@@ -52,8 +52,8 @@ def test_native_pixels_hold_every_pixel_twice() -> None:
     frames = patches.reshape(4, 6, 3, 2, 14, 14)
     assert np.array_equal(frames[:, :, :, 0], frames[:, :, :, 1])
     red = frames[:, :, 0, 0].transpose(0, 2, 1, 3).reshape(56, 84)
-    wanted = (np.asarray(image)[:, :, 0] / 255 - 0.48145466) / 0.26862954
-    np.testing.assert_allclose(red, wanted, rtol=1e-4, atol=1e-4)
+    expected = (np.asarray(image)[:, :, 0] / 255 - 0.48145466) / 0.26862954
+    np.testing.assert_allclose(red, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_native_pixels_of_the_benchmark_are_54_mib() -> None:
@@ -62,16 +62,16 @@ def test_native_pixels_of_the_benchmark_are_54_mib() -> None:
     assert clip(decoded(url)).nbytes / MIB == pytest.approx(1.29, rel=0.01)
 
 
-def test_only_gauges_of_something_held_are_asked_for() -> None:
+def test_only_gauges_of_held_resources_are_read() -> None:
     samples = {
         "mmserve:mm_leases": 0.0,
         'mmserve:budget_used_bytes{budget="body"}': 5.0,
         'mmserve:budget_peak_bytes{budget="body"}': 7.0,
     }
-    assert gauges.held(samples) == {"mmserve:mm_leases": 0.0, 'mmserve:budget_used_bytes{budget="body"}': 5.0}
+    assert gauges.held_resources(samples) == {"mmserve:mm_leases": 0.0, 'mmserve:budget_used_bytes{budget="body"}': 5.0}
 
 
-def test_a_gates_rate_is_compared_within_its_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gates_rate_is_divided_by_the_rate_without_a_gate_of_the_same_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {("gate off", 1): 20.0, ("gate 1", 1): 19.0, ("gate off", 64): 10.0, ("gate 1", 64): 11.0}
 
     def measured(case: cases.Case, *_: object) -> dict[str, float]:

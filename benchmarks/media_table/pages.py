@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from benchmarks.load import report
-from benchmarks.slots.images import image
+from benchmarks.media_table.images import image
 from mmserve.cache_server.allocator.extents import FreeExtents
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem
@@ -46,8 +46,8 @@ def pages(mix: str, seed: int) -> report.Row:
 def _extents_us(sizes: Sequence[int]) -> float:
     free = FreeExtents(2 * sum(sizes))
     started_s = time.perf_counter()
-    taken = [(free.alloc(size), size) for size in sizes]
-    for offset, size in taken:
+    allocated = [(free.alloc(size), size) for size in sizes]
+    for offset, size in allocated:
         assert offset is not None
         free.free(offset, size)
     return (time.perf_counter() - started_s) / len(sizes) * 1e6
@@ -56,10 +56,10 @@ def _extents_us(sizes: Sequence[int]) -> float:
 def _pages_us(counts: Sequence[int]) -> float:
     free = list(range(2 * sum(counts)))
     started_s = time.perf_counter()
-    taken = []
+    allocated = []
     for count in counts:
-        taken.append(free[-count:])
+        allocated.append(free[-count:])
         del free[-count:]
-    for numbers in taken:
+    for numbers in allocated:
         free += numbers
     return (time.perf_counter() - started_s) / len(counts) * 1e6

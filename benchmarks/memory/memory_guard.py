@@ -10,20 +10,20 @@ from types import TracebackType
 
 from benchmarks.load.memory import INTERVAL_S, available_nbytes, tree
 
-FLOOR_NBYTES = 3 << 30
+MIN_AVAILABLE_NBYTES = 3 << 30
 
 
-class OutOfRoom(Exception):
-    """The server was killed because the machine had less than FLOOR_NBYTES to give."""
+class OutOfMemory(Exception):
+    """The server was killed because less than MIN_AVAILABLE_NBYTES were available on the machine."""
 
 
-class Floor:
-    """``with Floor(pid): ...`` watches; raises OutOfRoom on exit when it had to kill ``pid`` and all below it."""
+class MemoryGuard:
+    """Kills ``pid`` and its descendants if memory runs out within the ``with`` block; its exit raises OutOfMemory."""
 
     def __init__(self, pid: int | None) -> None:
         self._pid = pid
         self._done = threading.Event()
-        self._broken = False
+        self._killed = False
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> None:
@@ -32,13 +32,13 @@ class Floor:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._done.set()
         self._thread.join()
-        if self._broken:
-            raise OutOfRoom(f"less than {FLOOR_NBYTES >> 30} GiB were available: killed") from error
+        if self._killed:
+            raise OutOfMemory(f"less than {MIN_AVAILABLE_NBYTES >> 30} GiB were available: killed") from error
 
     def _watch(self) -> None:
         while self._pid is not None and not self._done.wait(INTERVAL_S):
-            if available_nbytes() < FLOOR_NBYTES:
-                self._broken = True
+            if available_nbytes() < MIN_AVAILABLE_NBYTES:
+                self._killed = True
                 for pid in tree(self._pid):
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)

@@ -11,8 +11,8 @@ from mmserve.messages.cache import AllocItem
 _VISUAL = "visual"
 
 
-class Lives:
-    """Requests with one image each, in a table over ``nbytes`` without memory behind them."""
+class TableDriver:
+    """Makes the calls of requests with one image each, on a table over ``nbytes`` without memory."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -21,8 +21,8 @@ class Lives:
         )
         self._numbers = itertools.count()
 
-    def begin(self, item: AllocItem) -> tuple[Lease, str]:
-        """Allocate, write and have it encoded; the lease that holds it, and what allocation said."""
+    def start(self, item: AllocItem) -> tuple[Lease, str]:
+        """Start a request: allocate, write and encode the image. Returns its lease, and the state or refusal."""
         lease = Lease("http", str(next(self._numbers)))
         reply = self.media.alloc(lease, (item,))
         if reply.refused:
@@ -36,11 +36,11 @@ class Lives:
         return lease, record.state
 
     def end(self, lease: Lease) -> None:
-        """Its request is over."""
+        """End the request of the lease."""
         self.media.release(lease)
 
-    def ask(self, item: AllocItem) -> bool:
-        """A whole life; was its embedding there?"""
-        lease, state = self.begin(item)
+    def request(self, item: AllocItem) -> bool:
+        """Start and end a request. True if its embedding was cached."""
+        lease, state = self.start(item)
         self.end(lease)
         return state == "hit"
