@@ -76,7 +76,7 @@ class Supervisor:
     # start
 
     def _start(self) -> None:
-        """Returns when every process is ready."""
+        """Returns when every process is ready. Until then the phase is ``loading``; see ``_publish_phase`` for later."""
         self._spawn_unblocked()
         self._publish_phase()
         with WeightsBar() as bar:
@@ -163,9 +163,10 @@ class Supervisor:
         return all(child is not None and child.ready is not None for child in children)
 
     def _publish_phase(self) -> None:
-        """Send the phase. Ready needs only the engine; without the other processes some requests are delayed."""
+        """Send the phase. After the start it depends on the engine only: without another process requests are delayed,
+        without the engine none can be answered."""
         if self._draining:
-            # Repeated when a part is ready again: HTTP workers resend live requests when its epoch has risen.
+            # Sent again when a group gets ready during a drain: HTTP workers see its new epoch and resend requests.
             self._publisher.phase("draining", ready=False)
             return
         missing = [member.title for member in self._members if not self._is_ready([member])]
@@ -200,7 +201,10 @@ class Supervisor:
         logger.debug("all processes have ended")
 
     def _terminate(self, members: list[Member], timeout_s: float, needed: Sequence[Member] = ()) -> None:
-        """SIGTERM, then SIGKILL after ``timeout_s``, at a signal, or when one of ``needed`` is dead or dies."""
+        """Send SIGTERM to ``members``, wait until they have ended, then send SIGKILL to the rest.
+
+        The wait ends after ``timeout_s``, at a signal, or as soon as a process of ``needed`` is not alive.
+        """
         for member in members:
             if member in self._children:
                 self._children[member].send_signal(signal.SIGTERM)
