@@ -76,7 +76,7 @@ class Supervisor:
     # start
 
     def _start(self) -> None:
-        """Returns when every process is ready. Until then the phase is ``loading``; see ``_publish_phase`` for later."""
+        """Returns when every process is ready. Until then the phase is ``loading``; see ``_publish_phase``."""
         self._spawn_unblocked()
         self._publish_phase()
         with WeightsBar() as bar:
