@@ -84,7 +84,7 @@ class MediaCacheClient:
         return _in_order(items, dict(zip(unique, reply.records, strict=True)))
 
     def release(self, request_id: str) -> None:
-        """End the request's leases, and its allocation that waits in another thread. Harmless without any."""
+        """End the request's leases, and its waiting allocation in another thread. No error if there are none."""
         self._calls.release(request_id)
 
     def set_items_data(self, request_id: str, item_ids: Sequence[int], ok: bool = True) -> None:
@@ -130,16 +130,16 @@ class MediaCacheClient:
         return self._calls.acquire_permits(requests, wait_s) if requests else PermitsReply()
 
     def release_permit(self, name: str) -> None:
-        """End a permit, a promise or the waiting for one. Harmless without any."""
+        """End a permit, a promise or a queued request for one. No error if there is none."""
         self._calls.release_permit(name)
 
     def unregister(self) -> None:
-        """Call it before ``close``: leases that are left then are counted as leaks."""
+        """Call it before ``close``. Remaining leases are counted as leaks."""
         if self._pool.connected:
             self._calls.unregister()
 
     def close(self) -> None:
-        """Close the connections. Leases that are left end with them."""
+        """Close the connections, which ends remaining leases."""
         self._pool.close()
 
 

@@ -21,7 +21,7 @@ class QueuedRequest(NamedTuple):
     arrival_s: float
     lease: Lease
     nbytes: int
-    """Bytes of its decoded pixels."""
+    """Bytes of the request's decoded pixels."""
 
 
 class DecodePermits:
@@ -31,7 +31,7 @@ class DecodePermits:
         self._max_requests = max_requests
         self.pixels = ByteBudget(pixel_nbytes)
         self.peak = 0
-        """Most permits ever out at once."""
+        """Maximum of permits granted at the same time."""
         self._granted: dict[Lease, int] = {}
         self._queue: list[QueuedRequest] = []
         self._promised: QueuedRequest | None = None
@@ -86,13 +86,13 @@ class DecodePermits:
         return None
 
     def release_others(self, leases: Sequence[Lease], reply: PermitsReply) -> None:
-        """Take those out of the queue that a call's reply does not name: the next call asks for them again."""
+        """Remove requests from the queue that the reply does not name. The next call asks for them again."""
         for lease in leases:
             if lease.request_id not in (*reply.granted, reply.promised):
                 self.release(lease)
 
     def release(self, lease: Lease) -> bool:
-        """End a permit, a promise or the waiting for one. Returns False if there was none."""
+        """End a permit, a promise or a queued request for one. Returns False if there was none."""
         known = self.is_known(lease)
         if lease in self._granted:
             self.pixels.give(self._granted.pop(lease))

@@ -48,9 +48,9 @@ class CacheEntry(msgspec.Struct, eq=False, gc=False):
     embed: Handle
     data: Handle | None
     nbytes: int
-    """Arena bytes of its extents."""
+    """Arena bytes of the entry's extents."""
     data_nbytes: int = 0
-    """Arena bytes of its compressed bytes, part of ``nbytes``."""
+    """Arena bytes of the compressed image, part of ``nbytes``."""
     writer: Lease | None = None
     stage: Stage = "vacant"
     num_leases: int = 0
@@ -76,7 +76,7 @@ class CacheEntry(msgspec.Struct, eq=False, gc=False):
 
     @property
     def cost(self) -> int:
-        """Of making it again, for the eviction: encoding takes time in proportion to the tokens; bytes are cheap."""
+        """Cost of computing the entry again, for eviction. Encoding time is proportional to the tokens."""
         return self.spec.num_tokens if self.stage == "ready" else 0
 
     @property

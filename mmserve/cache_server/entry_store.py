@@ -38,12 +38,12 @@ class EntryStore:
     ) -> None:
         self.by_id: dict[int, CacheEntry] = {}
         self.by_spec: dict[AllocItem, CacheEntry] = {}
-        """Without failed entries."""
+        """Content -> entry, without failed entries."""
         self.space: ArenaMap[CacheEntry] = ArenaMap(nbytes // ALIGNMENT * ALIGNMENT)
         self.idle: EvictionQueue[CacheEntry] = EvictionQueue()
         """Entries without leases."""
         self.counters: Counter[tuple[str, ...]] = Counter()
-        """(metric, *labels) -> count since they were last taken away."""
+        """(metric, *labels) -> count since the last snapshot."""
         self._generations = itertools.count(first_generation)
         self._item_ids = itertools.count(first_item_id)
         self._ranges = TokenRanges(first_token)
@@ -57,7 +57,7 @@ class EntryStore:
 
     @property
     def evictable_nbytes(self) -> int:
-        """Bytes that are free or could be made so, in pieces of any size."""
+        """Bytes that are free or evictable, contiguous or not."""
         return self.space.holes.free_nbytes + self.idle.nbytes
 
     def create(self, missing: Sequence[AllocItem], sizes: Sizes, found: Sequence[CacheEntry]) -> Refusal:
@@ -86,26 +86,26 @@ class EntryStore:
         self._evicted(entries)
 
     def pin(self, entries: Iterable[CacheEntry]) -> None:
-        """They have leases. Harmless for those that are pinned."""
+        """Pin entries that got leases. No effect on pinned entries."""
         idle = [entry for entry in entries if entry.idle_since]
         for entry in idle:
             self.idle.discard(entry)
         self.space.pin(idle)
 
     def unpin(self, entries: Sequence[CacheEntry]) -> None:
-        """They have no leases any more."""
+        """Make entries without leases evictable."""
         for entry in entries:
             self.idle.add(entry)
         if entries:
             self.space.unpin(entries)
 
     def unlist(self, entry: CacheEntry) -> None:
-        """No request finds it any more; its token ids stay those of its content."""
+        """Make the entry unfindable for new requests. Its content keeps its token ids."""
         del self.by_spec[entry.spec]
         self._ranges.remember(entry.spec, entry.token_start)
 
     def remove(self, entry: CacheEntry) -> Sequence[Handle]:
-        """Take it out of the table. The caller frees the handles returned."""
+        """Remove the entry from the table. The caller frees the returned handles."""
         del self.by_id[entry.item_id]
         if entry.stage != "failed":
             self.unlist(entry)
@@ -119,7 +119,7 @@ class EntryStore:
             self.space.free_pinned([extent_of(handle) for handle in handles])
 
     def _evicted(self, entries: Sequence[CacheEntry]) -> None:
-        """Remove them; their extents are holes already."""
+        """Remove evicted entries, whose extents are free already."""
         self.counters["mm_cache_evictions", "embed"] += len(entries)
         self.counters["mm_cache_evictions", "data"] += sum(entry.data is not None for entry in entries)
         self.counters["mm_cache_evicted_bytes",] += sum(entry.nbytes for entry in entries)
@@ -130,7 +130,7 @@ class EntryStore:
                 self._erase(handle)
 
     def _add(self, specs: Sequence[AllocItem], sizes: Sizes, offsets: Sequence[int]) -> None:
-        """``offsets``: of all embeddings, then of all compressed bytes."""
+        """Create entries. ``offsets``: those of all embeddings, then those of all compressed bytes."""
         embed_nbytes, data_nbytes = [spec.embed_nbytes for spec in specs], [spec.data_nbytes for spec in specs]
         embeds = map(Handle, self._generations, offsets, embed_nbytes)
         data = map(Handle, self._generations, offsets[len(specs) :], data_nbytes)

@@ -25,7 +25,7 @@ class Reply(Protocol[R_co]):
 
 
 class Answered(Generic[T]):
-    """A reply that is there already."""
+    """A reply that is known at once."""
 
     __slots__ = ("_reply",)
 
@@ -37,7 +37,7 @@ class Answered(Generic[T]):
 
 
 class PendingCall(Generic[T]):
-    """A call that waits. Its public methods are thread-safe; the others need the lock held."""
+    """A waiting call. Its public methods are thread-safe; the others need the lock held."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class PendingCall(Generic[T]):
         return self._reply  # type: ignore[no-any-return]
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call it once there is a reply: now, or later from any thread with the lock held."""
+        """Call ``callback`` once when there is a reply: now, or later in any thread with the lock held."""
         with self._calls.lock:
             if not self._is_done:
                 self._done_callback = callback
@@ -77,7 +77,7 @@ class PendingCall(Generic[T]):
         callback()
 
     def expire(self) -> None:
-        """The deadline has passed, or the reply is not wanted any more: end the call with its last reply."""
+        """End the call with its last reply: its deadline has passed, or the reply is not needed any more."""
         with self._calls.lock:
             if not self._is_done:
                 self.end()
@@ -89,7 +89,7 @@ class PendingCall(Generic[T]):
             reply = self._attempt()
             if reply is not None:
                 self._finish(reply)
-        except Exception as error:  # the boundary of one call, in a thread of another: its own caller is told
+        except Exception as error:  # the boundary of one call; its caller gets the error
             logger.exception("a waiting call of %s failed", self.owner)
             self._error = error
             self._finish(None)
@@ -107,7 +107,7 @@ class PendingCall(Generic[T]):
 
 
 class PendingCalls:
-    """The calls that wait, in order of arrival. Every method needs ``lock`` held."""
+    """Waiting calls in order of arrival. Every method needs ``lock`` held."""
 
     def __init__(self, lock: threading.Lock, clock: Callable[[], float]) -> None:
         self.lock = lock
@@ -139,12 +139,12 @@ class PendingCalls:
         return call
 
     def retry(self) -> None:
-        """The table has changed: answer what can be answered now. An answer may make way for the next."""
+        """Attempt all calls again after a change of the table. One that succeeds may let the next one succeed."""
         while any([call.try_again() for call in list(self._calls)]):  # noqa: C419 - each of them is to be tried
             pass
 
     def end_owner(self, owner: str) -> None:
-        """The owner is gone: end its calls with their last reply."""
+        """End the calls of a disconnected owner with their last reply."""
         for call in [call for call in self._calls if call.owner == owner]:
             call.end()
 

@@ -28,23 +28,23 @@ class LeaseBudgets:
         return "" if self.data.fits(data) and self.embeds.fits(embeds) else "full"
 
     def take(self, entries: Sequence[CacheEntry]) -> None:
-        """They get their first lease."""
+        """Count entries that get their first lease."""
         data, embeds = _nbytes(entries)
         self.embeds.take(embeds)
         self.data.take(data)
 
     def give(self, entries: Sequence[CacheEntry]) -> None:
-        """They have lost their last lease."""
+        """Stop counting entries that lost their last lease."""
         data, embeds = _nbytes(entries)
         self.embeds.give(embeds)
         self.data.give(data)
 
     def give_data(self, data_nbytes: int) -> None:
-        """A leased entry was encoded: its compressed bytes are freed."""
+        """Stop counting the compressed bytes of a leased entry that was encoded."""
         self.data.give(data_nbytes)
 
 
 def _nbytes(entries: Sequence[CacheEntry]) -> tuple[int, int]:
-    """(of compressed bytes, of embeddings)."""
+    """(bytes of compressed images, bytes of embeddings)."""
     data = sum([entry.data_nbytes for entry in entries])
     return data, sum([entry.nbytes for entry in entries]) - data

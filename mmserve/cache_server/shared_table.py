@@ -1,4 +1,4 @@
-"""The table for many connections: MediaTable and DecodePermits under one lock, calls that wait, and connected owners.
+"""The table for many connections: MediaTable and DecodePermits under one lock, waiting calls, and connected owners.
 
 A call that has to wait returns at once with a pending reply; see ``pending``.
 """
@@ -29,13 +29,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _QueuedAlloc:
-    """An allocation that waits for space."""
+    """An allocation waiting for space."""
 
     lease: Lease
     items: Sequence[AllocItem]
     is_released: bool = False
     tried_at: int = -1
-    """MediaTable.num_freed at the last try: without a change there is no more space than then."""
+    """MediaTable.num_freed at the last try. While it is unchanged, another try would fail too."""
     num_tries: int = 0
 
 
@@ -46,10 +46,10 @@ class Snapshot:
     usage: dict[tuple[str, str], tuple[int, int]]
     num_leases: int
     num_waiting: int
-    """Allocations that wait for space."""
+    """Allocations waiting for space."""
     num_permits: int
     peak_permits: int
-    """Most permits ever out at once."""
+    """Maximum of permits granted at the same time."""
     num_permits_waiting: int
     budgets: dict[str, ByteBudget]
     """Copies, by form of an image."""
@@ -67,19 +67,19 @@ class SharedMediaTable:
         self._lock = threading.Lock()
         self._pending = PendingCalls(self._lock, clock)
         self._queue: deque[_QueuedAlloc] = deque()
-        """In order of arrival."""
+        """Allocations waiting for space, in order of arrival."""
         self._connections: Counter[str] = Counter()
         self._unregistered: set[str] = set()
 
     # Owners
 
     def connect(self, owner: str) -> None:
-        """A connection of ``owner`` begins."""
+        """Count a new connection of ``owner``."""
         with self._lock:
             self._connections[owner] += 1
 
     def disconnect(self, owner: str) -> None:
-        """A connection of ``owner`` has ended."""
+        """Count an ended connection of ``owner``; the last one ends the owner's leases and permits."""
         with self._lock:
             self._connections[owner] -= 1
             if self._connections[owner] <= 0:
@@ -90,7 +90,8 @@ class SharedMediaTable:
                 self._pending.retry()
 
     def _drop_leases(self, owner: str) -> None:
-        """A leak is logged too: when the whole server ends, the reader of the metrics may be gone."""
+        """End the owner's leases and count them. Leaks are also logged, because the metrics server may have ended
+        before."""
         count, unregistered = self._table.drop_owner(owner), owner in self._unregistered
         self._unregistered.discard(owner)
         self._table.counters["mm_lease_leaks" if unregistered else "mm_leases_reclaimed",] += count
@@ -98,7 +99,7 @@ class SharedMediaTable:
             logger.error("%s forgot %d leases", owner, count)
 
     def unregister(self, owner: str) -> None:
-        """The owner is about to end in good order: leases that it still has when its connections end are leaks."""
+        """Announce the owner's clean end. Leases that it still has when its connections end are leaks."""
         with self._lock:
             self._unregistered.add(owner)
 
@@ -137,7 +138,7 @@ class SharedMediaTable:
             return reply
         if self._table.num_leases and queued.num_tries < _MAX_TRIES_KEEPING_CACHED:
             return None
-        # What others free does not help, or nothing is leased: its own cached images are in the way.
+        # Space freed by other requests does not help, or nothing is leased: evict the request's own cached images.
         if not self._table.evict_own(queued.items):
             return None
         reply = self._table.alloc(queued.lease, queued.items)
@@ -149,7 +150,7 @@ class SharedMediaTable:
             return self._table.items_of(lease)
 
     def release(self, lease: Lease) -> None:
-        """End the lease, and allocations that wait for space under it. Harmless without any."""
+        """End the lease, and its allocations waiting for space. No error if there are none."""
         with self._lock:
             waiting = [queued for queued in self._queue if queued.lease == lease]
             for queued in waiting:

@@ -27,7 +27,7 @@ class TokenRanges:
         """Content -> first id; the oldest first."""
 
     def starts_of(self, items: Sequence[AllocItem]) -> list[int]:
-        """First of the ``num_tokens`` ids of each content that comes into the table: its earlier one if known."""
+        """First of the ``num_tokens`` ids of each content that enters the table; its earlier one if remembered."""
         if self._starts.keys().isdisjoint(items):
             *starts, self._next = itertools.accumulate([item.num_tokens for item in items], initial=self._next)
             return starts
@@ -41,7 +41,7 @@ class TokenRanges:
         return found
 
     def remember(self, item: AllocItem, start: int) -> None:
-        """A content leaves the table."""
+        """Keep the ids of a content that leaves the table."""
         self._starts[item] = start
         if (excess := len(self._starts) - self._limit) > 0:
             for dropped in list(itertools.islice(self._starts, excess + self._limit // _DROPPED_SHARE)):

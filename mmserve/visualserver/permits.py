@@ -98,7 +98,7 @@ class PermitClient:
         self._releasing.submit(self._release, name)
 
     def close(self, requested: Iterable[str]) -> None:
-        """Release ``requested``. That ends a call that waits for them; its thread would keep the process alive."""
+        """Release ``requested``. This ends a blocked call for them, whose thread would keep the process alive."""
         for name in requested:
             self._release(name)
         for threads in (self._acquiring, self._releasing):

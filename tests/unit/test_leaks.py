@@ -1,4 +1,4 @@
-"""A leak fails the test in which it happens, whatever else the test looks at."""
+"""The check for leaks fails the test in which a leak happens."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_leases_at_the_end_of_an_owner_that_leaves_in_good_order(names: list[str
     assert all("http forgot 2 leases" in message for message in found)
 
 
-def test_the_test_in_which_it_happens_fails(tmp_path: Path) -> None:
+def test_a_leak_fails_its_own_test(tmp_path: Path) -> None:
     file = tmp_path / "test_forgetful.py"
     file.write_text(FORGETFUL)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", str(file)]

@@ -1,6 +1,6 @@
-"""The map of the arena: which bytes are free, who uses the others, and where new extents could go.
+"""The map of the arena: free extents, used extents with their owners, and stretches that evictions could free.
 
-All of it is kept up to date on every change, so that a search for room does not depend on the number of cached images.
+All of them are updated on every change, so the cost of a search for space does not depend on the number of images.
 Pure.
 """
 
@@ -24,7 +24,7 @@ Owner = TypeVar("Owner", bound=HasExtents)
 
 
 class UsedExtents(Generic[Owner]):
-    """Every extent in use, with its owner, by both its ends: neighbours are found in constant time."""
+    """Every extent in use, with its owner, indexed by start and by end, so that neighbours are found in O(1)."""
 
     def __init__(self) -> None:
         self._by_start: dict[int, tuple[int, Owner]] = {}
@@ -42,17 +42,17 @@ class UsedExtents(Generic[Owner]):
             del self._by_start[offset], self._starts[offset + size]
 
     def starting_at(self, start: int) -> tuple[int, Owner] | None:
-        """(end, owner) of the extent that starts there."""
+        """(end, owner) of the extent that starts at the offset."""
         return self._by_start.get(start)
 
     def ending_at(self, end: int) -> tuple[int, Owner] | None:
-        """(start, owner) of the extent that ends there."""
+        """(start, owner) of the extent that ends at the offset."""
         start = self._starts.get(end)
         return None if start is None else (start, self._by_start[start][1])
 
 
 class ArenaMap(Generic[Owner]):
-    """Sizes and offsets are bytes. A new owner is pinned, that is not evictable, until ``unpin``."""
+    """Sizes and offsets are bytes. A new owner is pinned (not evictable) until ``unpin``."""
 
     def __init__(self, nbytes: int) -> None:
         self.holes = FreeExtents(nbytes)
@@ -61,10 +61,10 @@ class ArenaMap(Generic[Owner]):
         two pinned extents, all of which could be made free."""
         self.used: UsedExtents[Owner] = UsedExtents()
         self.num_freed = 0
-        """Grows whenever more is evictable than before. A search that found no room need not be repeated until then."""
+        """Increases whenever more bytes become evictable. A search that found no space can only succeed after that."""
 
     def take(self, offset: int, size: int) -> None:
-        """Use part of a hole for something new."""
+        """Mark part of a hole as used."""
         self.holes.take(offset, size)
         self.evictable.take(offset, size)
 
@@ -74,11 +74,11 @@ class ArenaMap(Generic[Owner]):
         self.evictable.free(offset, size)
 
     def pin(self, owners: Iterable[Owner]) -> None:
-        """They cannot be evicted any more."""
+        """Make the owners not evictable."""
         self.evictable.take_all(_extents_of(owners))
 
     def unpin(self, owners: Iterable[Owner]) -> None:
-        """They may be evicted from now on."""
+        """Make the owners evictable."""
         self.evictable.free_all(_extents_of(owners))
         self.num_freed += 1
 

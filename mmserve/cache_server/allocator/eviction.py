@@ -16,7 +16,7 @@ from mmserve.cache_server.allocator.arena_map import ArenaMap, HasExtents
 from mmserve.cache_server.allocator.extents import Extent
 
 _WINDOWS = 8
-"""Windows compared; more hardly bring a better one."""
+"""Number of windows compared. More windows hardly reduce the loss."""
 
 _SEEDS = 256
 """Seeds tried, those without room around them included, before any room is taken."""
@@ -87,12 +87,12 @@ class _Attempt(Generic[V]):
         self._drawn: list[V] = []
         """Candidates drawn so far that are not evicted."""
         self._victims: dict[int, V] = {}
-        """By identity."""
+        """``id(victim)`` -> victim."""
         self._done: list[tuple[bool, Extent]] = []
         """(taken, otherwise freed; extent), to be undone."""
 
     def place(self, sizes: Sequence[int], *, holes_first: bool) -> Plan[V] | None:
-        """Place all sizes or, with everything undone, None."""
+        """Place all sizes. If that is impossible, undo everything and return None."""
         offsets: dict[int, int] = {}
         order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
         for index in order if holes_first else ():

@@ -24,7 +24,7 @@ class Evictable(Protocol):
 
     @property
     def cost(self) -> int:
-        """What it costs to make the entry again."""
+        """Cost of computing the entry again."""
 
 
 E = TypeVar("E", bound=Evictable)
@@ -70,12 +70,12 @@ class EvictionQueue(Generic[E]):
         return entry.cost * entry.num_uses / (self._num_uses - entry.idle_since + 1)
 
     def evicted(self, entry: E) -> None:
-        """Remove the entry for good, and value later ones above it."""
+        """Remove the evicted entry. Later entries get priorities above its own."""
         self._inflation = max(self._inflation, entry.priority)
         self.discard(entry)
 
     def ascending(self) -> Generator[E]:
-        """The least valuable first, of equal ones the least recently used. Removes none: ``close`` restores them."""
+        """Entries by ascending priority, then least recently used first. ``close`` restores them all."""
         seen: list[tuple[float, int, E]] = []
         try:
             while self._heap:

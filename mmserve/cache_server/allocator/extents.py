@@ -19,7 +19,7 @@ class FreeExtents:
         # Plain sorted lists: there are few holes, and inserting among ten thousand takes a microsecond.
         self._starts: list[int] = []
         self._ends: list[int] = []
-        """Of the holes, both ascending."""
+        """Starts and ends of the holes, both ascending."""
         self._by_size: list[tuple[int, int]] = []
         """(size, start) of every hole, ascending."""
         if nbytes:
@@ -51,12 +51,12 @@ class FreeExtents:
         return (self._starts[index], self._ends[index]) if index >= 0 and offset < self._ends[index] else None
 
     def hole_from(self, start: int) -> int | None:
-        """End of the hole that starts there."""
+        """End of the hole that starts at the offset."""
         index = bisect_left(self._starts, start)
         return self._ends[index] if index < len(self._starts) and self._starts[index] == start else None
 
     def hole_to(self, end: int) -> int | None:
-        """Start of the hole that ends there."""
+        """Start of the hole that ends at the offset."""
         index = bisect_left(self._ends, end)
         return self._starts[index] if index < len(self._ends) and self._ends[index] == end else None
 
@@ -86,12 +86,12 @@ class FreeExtents:
         self._insert(index, start, end)
 
     def free_all(self, extents: Iterable[Extent]) -> None:
-        """Free many; adjacent ones are freed as one."""
+        """Free several extents; adjacent ones are freed as one."""
         for extent in _joined(extents):
             self.free(*extent)
 
     def take_all(self, extents: Iterable[Extent]) -> None:
-        """Occupy exactly these, which must be free; adjacent ones are taken as one."""
+        """Occupy exactly these extents, which must be free; adjacent ones are occupied as one."""
         for extent in _joined(extents):
             self.take(*extent)
 

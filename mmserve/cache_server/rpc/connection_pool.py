@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Connection(Protocol):
-    """Registered. Used by one thread."""
+    """A registered connection, used by one thread."""
 
     def call(self, *args: Any) -> Any: ...
     def close(self) -> None: ...
@@ -82,7 +82,7 @@ class ConnectionPool:
                 connection.close()
 
     def _connection(self) -> tuple[Connection, bool]:
-        """This thread's connection to the present server, and whether it was made just now."""
+        """This thread's connection to the current server, and True if it is new."""
         local = self._local
         if getattr(local, "server", None) == self._server and local.connection is not None:
             return local.connection, False
@@ -93,7 +93,7 @@ class ConnectionPool:
         return local.connection, True
 
     def _retrying(self, connect: Callable[[], tuple[Connection, int]]) -> tuple[Connection, int]:
-        """Try until there is a server: one that was just started again listens within a second and tells nobody."""
+        """Retry until a server listens. A restarted server listens within a second and is not announced to clients."""
         deadline_s = time.monotonic() + self._reconnect_timeout_s
         while True:
             try:

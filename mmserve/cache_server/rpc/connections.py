@@ -1,7 +1,7 @@
-"""The server's side of connections: one thread that waits for the events of all of them, with epoll.
+"""The server's side of connections: one thread with an epoll loop for all of them.
 
-Listening sockets, v2's connections and the ends of v1's connections are event handlers of the same loop. v1's calls run
-in threads of their own, as rpyc wants it.
+Listening sockets, v2's connections and the disconnects of v1's connections are event handlers of the same loop. v1's
+calls run in one thread per connection, as rpyc requires.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from mmserve.cache_server.entries import Lease
 from mmserve.cache_server.shared_table import SharedMediaTable
 
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""No descriptor or memory for a new connection. Those that exist go on."""
+"""Errors of ``accept``: no descriptor or memory for a new connection. Existing connections are not affected."""
 _RETRY_S = 0.1
 Timer = tuple[float, int]
 logger = logging.getLogger(__name__)
 
 
 class EventHandler(Protocol):
-    """Called in the loop's thread. An exception from ``on_event`` closes the handler, and no other."""
+    """Called in the loop's thread. An exception from ``on_event`` closes this handler only."""
 
     @property
     def fd(self) -> int: ...
     def on_event(self) -> None: ...
     def close(self) -> None:
-        """Remove it from the loop and free its descriptor. The loop calls it at its end, too."""
+        """Remove the handler from the loop and close its descriptor. Also called when the loop ends."""
 
 
 class ConnectionLoop:
@@ -73,7 +73,7 @@ class ConnectionLoop:
     # From any thread
 
     def add(self, handler: EventHandler, events: int) -> None:
-        """Raises OSError for want of memory, or for a file that epoll cannot watch."""
+        """Watch the handler's descriptor. Raises OSError without memory, or for a file that epoll cannot watch."""
         self._handlers[handler.fd] = handler
         try:
             self._epoll.register(handler.fd, events)
@@ -82,7 +82,7 @@ class ConnectionLoop:
             raise
 
     def call_soon(self, handler: EventHandler, callback: Callable[[], None]) -> None:
-        """Call it in the loop's thread, if the handler is not closed by then."""
+        """Call ``callback`` in the loop's thread, unless the handler is closed by then."""
         self._soon.append((handler, callback))
         if threading.current_thread() is not self._thread:
             os.eventfd_write(self._wake_fd, 1)
@@ -97,14 +97,14 @@ class ConnectionLoop:
         self._epoll.unregister(handler.fd)
 
     def call_at(self, when_s: float, callback: Callable[[], None]) -> Timer:
-        """``when_s`` by time.monotonic."""
+        """Call ``callback`` at ``when_s`` (time.monotonic)."""
         self._num_timers += 1
         timer = (when_s, self._num_timers)
         insort(self._timers, (timer, callback), key=_timer_of)
         return timer
 
     def cancel(self, timer: Timer) -> None:
-        """Harmless for a timer that has been called."""
+        """Cancel a timer. No effect if it has been called."""
         index = bisect_left(self._timers, timer, key=_timer_of)
         if index < len(self._timers) and self._timers[index][0] == timer:
             del self._timers[index]
@@ -137,7 +137,7 @@ class ConnectionLoop:
             callback()
 
     def _call(self, handler: EventHandler, callback: Callable[[], None]) -> None:
-        """One that another handler has closed since the event is passed over."""
+        """Skips a handler that another one has closed after the event."""
         if self._handlers.get(handler.fd) is not handler:
             return
         try:
@@ -208,7 +208,7 @@ class Listener:
         self._on_end()
 
     def _pause(self, error: OSError) -> None:
-        """The kernel tells nobody when descriptors are free again."""
+        """Stop accepting for _RETRY_S. The kernel sends no event when descriptors are free again."""
         if not self._is_paused:
             logger.error("%s: connections have to wait (%s)", self._path.name, error)
         self._is_paused = True
@@ -244,10 +244,10 @@ class DisconnectWatch:
 
 
 class ClientSession:
-    """One connection's part in keeping its owner alive, from its registration to its end."""
+    """One registered connection of an owner. The owner is alive while it has one."""
 
     def __init__(self, table: SharedMediaTable, owner: str) -> None:
-        """Raises ValueError for an owner without a name."""
+        """Raises ValueError if the owner's name is empty."""
         if not owner:
             raise ValueError("register with a name")
         self.owner = owner
@@ -256,12 +256,12 @@ class ClientSession:
         table.connect(owner)
 
     def lease(self, request_id: str) -> Lease:
-        """The lease of one of the owner's requests. Raises ValueError for one without a name."""
+        """The lease of one of the owner's requests. Raises ValueError if the request's name is empty."""
         if not request_id:
             raise ValueError("name a request")
         return Lease(self.owner, request_id)
 
     def end(self) -> None:
-        """Once, from whichever thread notices first that the connection has ended."""
+        """End the session; only the first call has an effect. Any thread may call it."""
         if self._ended.acquire(blocking=False):
             self._table.disconnect(self.owner)

@@ -1,4 +1,4 @@
-"""Whole messages over a stream socket, each behind its length in 4 bytes."""
+"""Messages over a stream socket, each with a prefix of 4 bytes that has its length."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class HttpReader(Protocol):
 
 
 class _ReadQueue:
-    """Receivers that wait to read, earliest first. One for the process, which has one event loop."""
+    """Receivers waiting to read, earliest first. One for the process, which has one event loop."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()

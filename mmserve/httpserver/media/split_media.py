@@ -4,9 +4,9 @@ The URLs are found with ``bytes.find``; their base64 text is neither copied nor 
 
 Why this is exact: in valid JSON, the bytes ``"data:`` without a backslash before them can only start a string, and the
 string ends at the next quote without a backslash before it. So the parser is in the same state after the mark as after
-the string, and a mark that comes out as a value was a whole string. Characters that JSON forbids inside a string are
-not base64 either, so decoding finds them. The caller must check that every mark came out in a field that may hold an
-image, and otherwise parse the original body.
+the string, and a mark that is a value of the parsed body replaced a whole string. Characters that JSON forbids inside a
+string are not base64 either, so decoding finds them. The caller must check that every mark came out in a field that may
+hold an image, and otherwise parse the original body.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class _WaitingThreads:
-    """WorkerThreads for calls that wait in the cache server. Requests get one first come, first served."""
+    """WorkerThreads for calls that may block in the cache server. Requests get a thread in order of arrival."""
 
     def __init__(self, name: str) -> None:
         self.threads = WorkerThreads(name, _MAX_WAITING_CALLS)

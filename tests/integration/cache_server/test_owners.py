@@ -29,7 +29,7 @@ from mmserve.ipc.endpoints import Endpoints
 from tests.fakes.cache import alloc_item
 client = connect(Endpoints(sys.argv[1]), "http-9", batched=sys.argv[2] == "True")
 client.alloc("held", [alloc_item("cat"), alloc_item("dog")], wait_s=0)
-# A second connection, in the middle of a call that waits: the server must notice the death all the same.
+# A second connection blocks in a call. The server must notice the process's death in spite of it.
 def wait():
     client.alloc("queued", [alloc_item(str(n)) for n in range(4)], wait_s=50)
 threading.Thread(target=wait, daemon=True).start()

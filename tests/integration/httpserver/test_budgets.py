@@ -198,7 +198,7 @@ def test_a_body_that_turns_out_large_releases_its_reservation_before_it_waits() 
                 send(body[:80_000])
                 answers.append((answer, send, body))
             await worker.until(lambda: worker.context.body_memory.num_waiting == 1)
-            assert worker.context.body_memory.used_nbytes == 2 * MIB, "the one who goes on has all that it may need"
+            assert worker.context.body_memory.used_nbytes == 2 * MIB, "the body that is read has reserved its maximum"
             for _, send, body in answers:
                 send(body[80_000:])
                 send(b"")

@@ -136,4 +136,4 @@ def test_a_response_dropped_before_it_is_sent_aborts_its_request() -> None:
 
 
 async def _send_nothing(task: object, send: object) -> None:
-    raise AssertionError("nobody sends it")
+    raise AssertionError("the response must not be sent")

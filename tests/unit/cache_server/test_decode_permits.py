@@ -148,7 +148,7 @@ def test_a_call_is_answered_when_there_is_something_to_tell() -> None:
     assert permits.answer([third.lease]) == PermitsReply(), "released while its call waited"
 
 
-def test_a_call_keeps_only_what_its_reply_names() -> None:
+def test_a_call_keeps_only_permits_that_its_reply_names() -> None:
     permits, requests = DecodePermits(1, 100), [_request(number) for number in range(3)]
     for request in requests:
         permits.enqueue(request)

@@ -1,4 +1,4 @@
-"""Every request that fits an empty arena is served, whatever others ask for, as long as they end."""
+"""Every request that fits an empty arena is served eventually, if other requests end."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_space_is_looked_for_again_only_when_some_was_freed() -> None:
 
 
 def test_a_request_does_not_wait_for_its_own_cached_images_to_make_way() -> None:
-    """Nobody holds anything, so nothing would ever be given back; the new image finds no place between the others."""
+    """Without leases, no release will free space; the new image does not fit between its own cached images."""
     table = new_table()
     eighth = NBYTES // 8 - (extent_nbytes(NBYTES // 8) - NBYTES // 8)
     cached = [AllocItem(b"cached %d" % number, 4, 64, eighth) for number in range(7)]

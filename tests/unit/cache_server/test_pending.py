@@ -1,4 +1,4 @@
-"""Calls that wait: tried again after changes, ended in time, and harmless to others when they fail."""
+"""Waiting calls: tried again after changes, ended at their deadline, and a failing one does not affect others."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_callback_is_called_once_whenever_it_is_set() -> None:
     assert called == ["later", "at once"]
 
 
-def test_an_error_is_raised_at_the_caller_and_not_at_who_made_the_change() -> None:
+def test_an_error_is_raised_in_the_waiting_call_and_not_in_the_one_that_changed_the_table() -> None:
     def broken() -> int | None:
         if waiting.numbers:
             raise ValueError("a bug")

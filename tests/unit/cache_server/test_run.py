@@ -1,4 +1,4 @@
-"""What the operator is told when the arena is too small."""
+"""The cache server's messages to the operator when the arena is too small."""
 
 from __future__ import annotations
 

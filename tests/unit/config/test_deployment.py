@@ -1,4 +1,4 @@
-"""What follows from the options, before any process starts."""
+"""Budgets and settings that are derived from the options before any process starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_bodies_that_never_wait_are_at_most_the_budget_in_all(options: dict[str,
     assert budgets.short_body_nbytes * deployment.config.max_queued_requests <= budgets.body_nbytes
 
 
-def test_what_is_shorter_than_64_kib_never_waits() -> None:
+def test_bodies_shorter_than_64_kib_never_wait() -> None:
     assert make_deployment("/nowhere", body_budget_mb=2, max_body_mb=2).budgets.short_body_nbytes == MIB // 16
 
 

@@ -1,4 +1,4 @@
-"""Flag over environment over file over default; everything wrong is refused by name."""
+"""Options: a flag overrides the environment, the file and the default; errors name the option."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_lists_from_flags_are_split_at_commas() -> None:
         ({}, "tp: {", "cannot be read"),
     ],
 )
-def test_what_is_wrong_is_named(environ: dict[str, str], text: str, says: str, tmp_path: Path) -> None:
+def test_an_invalid_option_is_named_in_one_line(environ: dict[str, str], text: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(OptionError) as refused:
         resolve({}, environ, _file(tmp_path, text))
     assert says in str(refused.value)
@@ -116,7 +116,7 @@ def test_combinations_that_cannot_work(flags: dict[str, str], says: str) -> None
         resolve(flags, {}, None)
 
 
-def test_a_hash_whose_package_is_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hash_whose_package_is_missing_gets_an_error_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert resolve({"mm_hash": "sha256"}, {}, None).mm_hash == "sha256"
     with pytest.raises(OptionError, match=r"pip install 'mmserve\[blake3\]', or choose sha256"):

@@ -1,4 +1,4 @@
-"""What a worker's request services do when they are opened."""
+"""Opening a worker's request services."""
 
 from __future__ import annotations
 

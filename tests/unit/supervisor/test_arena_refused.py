@@ -1,4 +1,4 @@
-"""A machine that cannot give the shared memory says so in one line."""
+"""An arena that the machine cannot provide is reported in one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_too_little_shared_memory_names_the_flag(monkeypatch: pytest.MonkeyPatch
         arena_of(2 << 30).__enter__()
 
 
-def test_too_few_huge_pages_says_how_many_there_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_about_huge_pages_has_the_number_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     _refuse(monkeypatch, errno.ENOMEM)
     with pytest.raises(StartupError, match=r"vm\.nr_hugepages=1025\)"):
         arena_of(2 << 30, huge_pages=True).__enter__()

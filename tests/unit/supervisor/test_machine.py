@@ -63,7 +63,7 @@ def test_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str,
     assert num_cores(tmp_path / "fs", tmp_path / "own") == cores
 
 
-def test_descriptors_up_to_what_the_machine_allows_and_never_fewer() -> None:
+def test_the_descriptor_limit_is_raised_and_never_lowered() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))

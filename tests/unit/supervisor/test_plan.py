@@ -67,12 +67,12 @@ def _refused(model: ModelSpec, machine: Machine = LAPTOP, **options: object) -> 
 @pytest.mark.parametrize(
     ("machine", "device", "dtype"), [(LAPTOP, "cpu", "float32"), (XEON, "cpu", "bfloat16"), (GPU, "cuda", "bfloat16")]
 )
-def test_auto_takes_what_is_fast_here(machine: Machine, device: str, dtype: str, model: ModelSpec) -> None:
+def test_auto_chooses_a_fast_dtype(machine: Machine, device: str, dtype: str, model: ModelSpec) -> None:
     deployment = _make(model, machine)
     assert (deployment.device, deployment.dtype) == (device, dtype)
 
 
-def test_what_is_asked_for_is_kept(model: ModelSpec) -> None:
+def test_given_options_are_kept(model: ModelSpec) -> None:
     deployment = _make(model, GPU, device="cpu", dtype="float16", max_model_len=1024)
     assert (deployment.device, deployment.dtype, deployment.max_model_len) == ("cpu", "float16", 1024)
 
@@ -127,7 +127,7 @@ def test_the_default_kv_cache_holds_a_context_and_no_more_than_all_sequences_nee
 
 @pytest.mark.parametrize("block_tokens", [8, 16, 32])
 @pytest.mark.parametrize("max_model_len", [1000, 1023, 1024])
-def test_whole_blocks_of_the_default_kv_cache_hold_a_context(
+def test_the_default_kv_cache_holds_a_context_in_whole_blocks(
     max_model_len: int, block_tokens: int, model: ModelSpec
 ) -> None:
     tokens = _make(model, max_model_len=max_model_len, max_num_seqs=1).kv_tokens
@@ -135,7 +135,7 @@ def test_whole_blocks_of_the_default_kv_cache_hold_a_context(
     assert tokens // block_tokens * block_tokens >= max_model_len
 
 
-def test_on_a_gpu_the_rank_measures(model: ModelSpec) -> None:
+def test_on_a_gpu_the_rank_measures_the_kv_cache_size(model: ModelSpec) -> None:
     assert _make(model, GPU).kv_tokens is None
     assert _make(model, GPU, kv_cache_gb=2.0).kv_tokens is not None
 
@@ -156,7 +156,7 @@ def test_no_arena_at_all_is_a_choice(model: ModelSpec) -> None:
     assert _make(model, mm_cache_gb=0.0).arena_nbytes == 0
 
 
-def test_huge_pages_are_not_taken_from_what_is_free(model: ModelSpec) -> None:
+def test_an_arena_in_huge_pages_may_exceed_available_memory(model: ModelSpec) -> None:
     assert _make(model, mm_cache_gb=9.0, arena_huge_pages=True).arena_nbytes == 9 * GIB
     assert "--mm-cache-gb" in _refused(model, mm_cache_gb=9.0)
 
@@ -189,7 +189,7 @@ def test_a_text_model_needs_no_visual_server(model: ModelSpec) -> None:
     assert deployment.arena_nbytes == 1 << 20
 
 
-def test_threads_are_the_cores_unless_said_otherwise(model: ModelSpec) -> None:
+def test_threads_default_to_the_number_of_cores(model: ModelSpec) -> None:
     machine = Machine(memory_bytes=8 * GIB, limited_by="this machine", has_cuda=False, fast_bfloat16=False, num_cores=6)
     assert _make(model, machine).cpu_threads == 6
     assert _make(model, machine, cpu_threads=4).cpu_threads == 4

@@ -36,7 +36,7 @@ def test_plain_lines_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.splitlines() == ["loading weights", "loaded weights: 4 MiB"]
 
 
-def test_nothing_when_nothing_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_reports_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with WeightsBar():
         pass
     assert capsys.readouterr().err == ""

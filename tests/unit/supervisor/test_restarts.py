@@ -1,4 +1,4 @@
-"""The give-up rule."""
+"""The limit of restarts in a time window."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_old_restarts_are_forgotten_and_groups_are_apart() -> None:
     assert not limit.allows("engine", 12)
 
 
-def test_what_was_ready_in_between_may_die_again() -> None:
+def test_a_process_that_was_ready_in_between_may_be_restarted_again() -> None:
     limit = RestartLimit(limit=2, window_s=10)
     for now_s in range(0, 1000, 100):
         assert limit.allows("engine", now_s)

@@ -1,4 +1,4 @@
-"""Run directories: private, swept when their server is dead, never when it lives."""
+"""Run directories are private, and removed after their server has ended, also by a later start."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def parent() -> Iterator[Path]:
         yield Path(path)
 
 
-def test_private_while_it_lives_and_gone_after(parent: Path) -> None:
+def test_the_run_directory_is_private_and_removed_at_the_end(parent: Path) -> None:
     with run_directory([parent]) as path:
         assert path.stat().st_mode & 0o777 == 0o700
         (path / "router").touch()
     assert list(parent.iterdir()) == []
 
 
-def test_a_dead_servers_directory_is_swept_and_a_living_ones_kept(parent: Path) -> None:
+def test_directories_of_ended_servers_are_removed_and_those_of_live_ones_kept(parent: Path) -> None:
     (parent / "mmserve-dead").mkdir()
     (parent / "mmserve-dead" / "router").touch()
     (parent / "another").mkdir()

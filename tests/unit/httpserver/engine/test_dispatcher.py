@@ -1,4 +1,4 @@
-"""Who gets which reply, what is sent again after a restart, and that leaving waits for the terminal reply."""
+"""The dispatcher: replies reach their requests, restarts resend, and a disconnect waits for the terminal reply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images of one request that can never pass are refused before anything is asked of anybody, with the limit's name."""
+"""A request whose images exceed a limit is refused with the limit's name, before any call or reservation."""
 
 from __future__ import annotations
 

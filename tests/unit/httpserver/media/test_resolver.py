@@ -49,7 +49,7 @@ def test_hanging_look_ups_delay_no_literal_and_only_their_threads() -> None:
         resolver = Resolver(names, max_lookups=2, thread_timeout_s=0.05)
         slow = [asyncio.create_task(resolver.addresses(f"{index}.slow", 80)) for index in range(2)]
         await asyncio.sleep(0)
-        slow[0].cancel()  # who asked has gone; the look-up has not
+        slow[0].cancel()  # the caller is cancelled; its look-up still occupies a thread
         assert await resolver.addresses("8.8.8.8", 80) == ["8.8.8.8"]
         with pytest.raises(Unavailable):
             await resolver.addresses("a.name", 80)

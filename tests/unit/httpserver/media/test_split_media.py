@@ -1,4 +1,4 @@
-"""A body with its data: URLs cut out parses to the same request as the whole body, for any body."""
+"""A body parses to the same request with and without its data: URLs split off, for random bodies."""
 
 from __future__ import annotations
 

@@ -52,9 +52,9 @@ def test_only_rows_of_the_chunk_are_read(tmp_path: Path, arena: Arena, monkeypat
     read: list[tuple[int, int]] = []
     rows = ImageEmbeddingWriter._rows
 
-    def note(splicer: ImageEmbeddingWriter, span: MediaSpan, first: int, end: int) -> torch.Tensor:
+    def note(writer: ImageEmbeddingWriter, span: MediaSpan, first: int, end: int) -> torch.Tensor:
         read.append((first, end))
-        return rows(splicer, span, first, end)
+        return rows(writer, span, first, end)
 
     monkeypatch.setattr(ImageEmbeddingWriter, "_rows", note)
     driver = Driver(make_runner(make_llava(tmp_path), arena).step, chunk=10)

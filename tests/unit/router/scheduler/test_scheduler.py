@@ -396,7 +396,7 @@ def test_an_abort_between_plan_and_result_is_safe() -> None:
         ("queue_timeout", "abort"),
     ],
 )
-def test_an_abort_of_an_unknown_id_says_why(reason: str, finish: str) -> None:
+def test_an_abort_of_an_unknown_id_is_answered_with_its_reason(reason: str, finish: str) -> None:
     engine = Engine()
     engine.scheduler.receive(abort("a", reason=reason, message="because"))
     engine.scheduler.receive(abort("a", reason=reason, message="because"))
@@ -406,7 +406,7 @@ def test_an_abort_of_an_unknown_id_says_why(reason: str, finish: str) -> None:
     assert engine.scheduler.idle
 
 
-def test_receiving_a_request_twice_is_once() -> None:
+def test_a_request_received_twice_runs_once() -> None:
     engine = Engine()
     for _ in range(2):
         engine.scheduler.receive(request("a", PROMPT))

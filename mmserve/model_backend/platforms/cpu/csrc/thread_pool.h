@@ -44,7 +44,7 @@ public:
         min_threads_ = min_threads;
     }
 
-    // Calls task(job, index) for every index below count; returns when all are done. Thread-safe: jobs run in turn.
+    // Calls task(job, index) for every index below count; returns when all are done. Thread-safe: jobs run one by one.
     void run(Task task, const void* job, int64_t count) {
         const std::lock_guard lock(running_);
         const int64_t active_threads = available_threads();

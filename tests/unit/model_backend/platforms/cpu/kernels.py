@@ -1,4 +1,4 @@
-"""What the tests of the C++ kernels share."""
+"""Helpers of the tests of the C++ kernels."""
 
 from __future__ import annotations
 
