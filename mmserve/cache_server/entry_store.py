@@ -24,7 +24,8 @@ Sizes = tuple[Sequence[int], Sequence[int]]
 class EntryStore:
     """An entry is pinned while it has leases; the others may be evicted.
 
-    ``erase`` is called with each handle whose payload in the arena becomes invalid.
+    ``erase`` is called with each handle whose payload in the arena becomes invalid. ``queue`` (empty) decides the order
+    of eviction by its policy.
     """
 
     def __init__(
@@ -35,12 +36,13 @@ class EntryStore:
         first_item_id: int,
         first_token: int,
         erase: Callable[[Handle], None],
+        queue: EvictionQueue[CacheEntry] | None = None,
     ) -> None:
         self.by_id: dict[int, CacheEntry] = {}
         self.by_spec: dict[AllocItem, CacheEntry] = {}
         """Content -> entry, without failed entries."""
         self.space: ArenaMap[CacheEntry] = ArenaMap(nbytes // ALIGNMENT * ALIGNMENT)
-        self.idle: EvictionQueue[CacheEntry] = EvictionQueue()
+        self.idle: EvictionQueue[CacheEntry] = EvictionQueue() if queue is None else queue
         """Entries without leases."""
         self.counters: Counter[tuple[str, ...]] = Counter()
         """(metric, *labels) -> count since the last snapshot."""

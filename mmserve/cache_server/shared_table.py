@@ -1,6 +1,7 @@
-"""The table for many connections: MediaTable and DecodePermits under one lock, waiting calls, and connected owners.
+"""Makes MediaTable and DecodePermits thread-safe, lets calls wait, and ends what a process held when it is gone.
 
-A call that has to wait returns at once with a pending reply; see ``pending``.
+One lock guards both. A call that has to wait returns at once with a pending reply (see ``pending``). A process is an
+owner of leases and permits; it is gone when its last connection ends.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class _QueuedAlloc:
     lease: Lease
     items: Sequence[AllocItem]
     is_released: bool = False
-    tried_at: int = -1
-    """MediaTable.num_freed at the last try. While it is unchanged, another try would fail too."""
+    num_freed_at_try: int = -1
+    """MediaTable.num_freed at the last try; -1 before the first. While it is the same, a try would fail again."""
     num_tries: int = 0
 
 
@@ -109,7 +110,9 @@ class SharedMediaTable:
         """Lease all items or none; waits up to wait_s for space, behind allocations that came before."""
         with self._lock:
             if lease.owner not in self._connections:
-                return Answered(_FULL)  # a late call of an owner whose leases have ended already
+                # The owner has disconnected, and its leases have ended. Nothing would ever end a lease made now. The
+                # reply reaches no process; "full" is one that leases nothing.
+                return Answered(_FULL)
             if not self._queue or not self._table.needs_space(items):
                 reply = self._table.alloc(lease, items)
                 if reply.refused != "full":
@@ -129,16 +132,18 @@ class SharedMediaTable:
     def _try_alloc(self, queued: _QueuedAlloc) -> AllocReply | None:
         if queued.is_released:
             return _FULL
-        if self._queue[0] is not queued or queued.tried_at == self._table.num_freed:
+        if self._queue[0] is not queued or queued.num_freed_at_try == self._table.num_freed:
             return None
-        queued.tried_at = self._table.num_freed
+        queued.num_freed_at_try = self._table.num_freed
         queued.num_tries += 1
         reply = self._table.alloc(queued.lease, queued.items)
         if reply.refused != "full":
             return reply
         if self._table.num_leases and queued.num_tries < _MAX_TRIES_KEEPING_CACHED:
             return None
-        # Space freed by other requests does not help, or nothing is leased: evict the request's own cached images.
+        # Some of the request's images are cached. They are not evicted for its other images, but may lie where those
+        # would fit. Others have freed space several times without success, or hold no lease that could end. So evict
+        # the cached images too, and allocate all of them again.
         if not self._table.evict_own(queued.items):
             return None
         reply = self._table.alloc(queued.lease, queued.items)
@@ -191,9 +196,10 @@ class SharedMediaTable:
             return self._table.get_embed(owner, item_ids)
 
     def acquire_permits(self, owner: str, requests: Sequence[PermitRequest], wait_s: float) -> Reply[PermitsReply]:
-        """Waits up to wait_s until a permit is granted or promised, or none of the requests waits for one any more.
+        """Waits up to wait_s until a permit is granted or promised.
 
-        Permits last until ``release_permit`` or the owner's end.
+        The reply is empty if there is none by then, or once all of the requests were released. Permits last until
+        ``release_permit`` or the owner's end.
         """
         leases = [Lease(owner, request.name) for request in requests]
         with self._lock:
@@ -222,8 +228,8 @@ class SharedMediaTable:
     def snapshot(self) -> Snapshot:
         """Takes the lock, so it also proves that the table is not stuck."""
         with self._lock:
-            permits, leased = self._permits, self._table.budgets
-            budgets = {"data": leased.data, "embeddings": leased.embeds, "pixels": permits.pixels}
+            permits, lease_budgets = self._permits, self._table.budgets
+            budgets = {"data": lease_budgets.data, "embeddings": lease_budgets.embeds, "pixels": permits.pixels}
             return Snapshot(
                 self._table.usage(),
                 self._table.num_leases,

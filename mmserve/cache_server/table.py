@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from mmserve.cache_server.allocator.eviction_queue import EvictionQueue
 from mmserve.cache_server.entries import CacheEntry, Lease, Usage
 from mmserve.cache_server.entry_store import EntryStore, sizes_of
 from mmserve.cache_server.quotas import LeaseBudgets
@@ -20,7 +21,7 @@ _WORTHLESS = ("vacant", "failed")
 class MediaTable:
     """``first_generation`` and ``first_item_id`` are random per start, so that names from an earlier one never match.
 
-    ``erase`` is called with each handle whose payload in the arena becomes invalid.
+    ``erase`` is called with each handle whose payload in the arena becomes invalid. ``queue``: see EntryStore.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class MediaTable:
         first_token: int,
         erase: Callable[[Handle], None],
         budgets: LeaseBudgets | None = None,
+        queue: EvictionQueue[CacheEntry] | None = None,
     ) -> None:
         self._store = EntryStore(
             nbytes,
@@ -39,6 +41,7 @@ class MediaTable:
             first_item_id=first_item_id,
             first_token=first_token,
             erase=erase,
+            queue=queue,
         )
         self.budgets = budgets or LeaseBudgets(nbytes, nbytes)
         self._leased: dict[Lease, dict[int, CacheEntry]] = {}

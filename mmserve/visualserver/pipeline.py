@@ -61,7 +61,8 @@ class Pipeline:
         self._to_encode: list[EncoderBatch] = []
         """Decoded batches for the next call of the tower."""
         self._merge_candidate: Future[DecodedBatch] | None = None
-        """A batch in ``_decoding`` for which the encoder waits, to encode it together with ``_to_encode``."""
+        """The future of a batch in ``_decoding``. The encoder waits for it, and then encodes that batch together with
+        ``_to_encode``. None: the encoder waits for no batch."""
         self._encoding = False
         self.num_finished = 0
         """Grows with every batch that ends; the health server sees a stuck tower by it standing still."""
@@ -124,7 +125,11 @@ class Pipeline:
         return candidates
 
     def _promise(self, pending: PendingRequest) -> None:
-        """One timer is enough: an earlier promised request is being decoded by now."""
+        """Start the timer of the promised request.
+
+        The timer of an earlier promised request is cancelled: only one request is promised at a time, so the earlier
+        one has its permit by now and is being decoded.
+        """
         self._queue.promise(pending)
         if self._promise_timer is not None:
             self._promise_timer.cancel()
@@ -157,7 +162,11 @@ class Pipeline:
                 running.create_task(self._after_decoding(future))
 
     async def _next_batch(self) -> ImageBatch:
-        """The next batch to decode. Behind a batch in the decoding thread, only one of the promised request."""
+        """The next batch to decode.
+
+        While the decoding thread has a batch, it gets at most one more, and only when the promised request may start:
+        its images are then decoded without a round trip through the event loop.
+        """
         while len(self._decoding) > 1 or (batch := self._queue.next_batch(promised_only=bool(self._decoding))) is None:
             self._wake_decode.clear()
             await self._wake_decode.wait()
@@ -249,7 +258,7 @@ class Pipeline:
             if not self._queue.is_pending(pending):
                 self._permits.release(pending.permit_name)
         for future, batch in self._decoding.items():
-            # Images of a future that is not done are still in the queue, so has_waiters may be asked.
+            # has_waiters needs images that are in the queue. They leave it after their future is done, in _finish.
             if not future.done() and not self._queue.has_waiters(batch.images) and future.cancel():
                 self._queue.cancel(batch.images)
         for permit_name in self._queue.permits.take_ended():

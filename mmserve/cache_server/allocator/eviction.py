@@ -17,10 +17,9 @@ from mmserve.cache_server.allocator.extents import Extent
 
 _WINDOWS = 8
 """Number of windows compared. More windows hardly reduce the loss."""
-
 _SEEDS = 256
-"""Seeds tried, those without room around them included, before any room is taken."""
-
+"""Seeds tried at most, also those with too little room around them. If none of them has room, the window starts at the
+smallest stretch of the arena that has room, whatever is lost."""
 
 V = TypeVar("V", bound=HasExtents)
 """An entry; all its extents are evicted together."""
@@ -53,13 +52,16 @@ def plan(
     there is no room. ``candidates``: evictable entries, the least valuable first; pinned ones among them are skipped.
     ``loss``: of evicting an entry.
 
-    The extents of a group will be freed together, so each group goes into one hole if there are such holes. Otherwise
-    those that fit go into any holes, the largest first, and entries are evicted for the rest.
+    A group is the extents of one allocation that are likely to be freed at the same time: all its embeddings, or all
+    its compressed bytes. If there are holes for whole groups, the extents of each group are put side by side into one
+    hole, which is one hole again when they are freed. Otherwise the extents are placed one by one: those that fit go
+    into any holes, the largest first, and entries are evicted for the rest.
     """
     if (runs := _in_runs(space, groups)) is not None:
         return Plan(runs, [])
     sizes, (first, again) = list(itertools.chain(*groups)), itertools.tee(candidates)
-    # If holes are filled first, a small extent may take the only hole that could grow large enough for a large one.
+    # First fill holes with the extents that fit: that evicts least. It fails if such an extent takes the hole around
+    # which the window of a larger extent has to grow. Then start over and place all extents, the largest first.
     return _Attempt(space, first, loss).place(sizes, holes_first=True) or _Attempt(space, again, loss).place(
         sizes, holes_first=False
     )
@@ -88,8 +90,8 @@ class _Attempt(Generic[V]):
         """Candidates drawn so far that are not evicted."""
         self._victims: dict[int, V] = {}
         """``id(victim)`` -> victim."""
-        self._done: list[tuple[bool, Extent]] = []
-        """(taken, otherwise freed; extent), to be undone."""
+        self._changes: list[tuple[bool, Extent]] = []
+        """What ``_undo`` reverts, in order: (True, extent taken) or (False, extent freed)."""
 
     def place(self, sizes: Sequence[int], *, holes_first: bool) -> Plan[V] | None:
         """Place all sizes. If that is impossible, undo everything and return None."""
@@ -144,7 +146,7 @@ class _Attempt(Generic[V]):
 
     def _take(self, offset: int, size: int) -> int:
         self._space.take(offset, size)
-        self._done.append((True, (offset, size)))
+        self._changes.append((True, (offset, size)))
         return offset
 
     def _seeds(self) -> Iterator[_Tile[V]]:
@@ -206,8 +208,8 @@ class _Attempt(Generic[V]):
         freed = [extent for entry in evicted.values() for extent in entry.extents]
         self._victims |= evicted
         self._space.holes.free_all(freed)
-        self._done += [(False, extent) for extent in freed]
+        self._changes += [(False, extent) for extent in freed]
 
     def _undo(self) -> None:
-        for taken, extent in reversed(self._done):
+        for taken, extent in reversed(self._changes):
             (self._space.free if taken else self._space.holes.take)(*extent)

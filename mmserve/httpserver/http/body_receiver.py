@@ -2,7 +2,7 @@
 
 If many clients upload at once, each iteration of the event loop reads from a few connections, earliest request first.
 The loop stays responsive, and bodies complete one after another instead of all at the end. A slow client delays no
-other: a connection leaves the queue when it is allowed to read, whether data has arrived or not.
+other: its connection leaves the queue as soon as its reading is resumed, and returns to it when data has arrived.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _READ_NBYTES = 1 << 20
 _ALLOC_UNIT_NBYTES = 64 * 1024
 """Sizes are rounded up, so that the allocator can reuse one body's memory for a slightly longer one."""
 _READS_PER_ITERATION = 4
-"""They take one or two milliseconds of the event loop."""
+"""Connections that may read in one iteration of the event loop: together they take it one or two milliseconds."""
 
 # bytearray(n) writes zeros, which takes milliseconds on the event loop and makes the kernel allocate all pages for a
 # client that has sent only a length so far. This one stays uninitialised until it is overwritten by the body.
@@ -29,10 +29,14 @@ _uninitialised_bytearray.restype = ctypes.py_object
 
 
 class HttpReader(Protocol):
-    """The transport's protocol before and after the body; told how much of the body was received in between."""
+    """The transport's protocol before and after the body."""
 
-    def body_received(self) -> None: ...
-    def body_abandoned(self, part: memoryview) -> None: ...
+    def body_received(self) -> None:
+        """The whole body was received."""
+
+    def body_abandoned(self, part: memoryview) -> None:
+        """The receiver was cancelled. ``part``: what it had received after the prefix."""
+
     def eof_received(self) -> bool | None: ...
     def connection_lost(self, exc: Exception | None) -> None: ...
     def pause_writing(self) -> None: ...
@@ -90,6 +94,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
                 raise ClientDisconnect
         finally:
             self._restore_http()
+            # Some of the body, but not all, was read past the HTTP parser: hand that part to the parser.
             if self._parsed_nbytes < self._filled < self._nbytes:
                 self._http.body_abandoned(self._view[self._parsed_nbytes : self._filled])
             # The transport may keep a reference to this protocol as long as it lives, so drop the memory.

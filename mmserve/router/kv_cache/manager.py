@@ -4,14 +4,15 @@
 
 Blocks that are not in the prefix cache go from used straight to free.
 
-Blocks are shared between sequences when they are full. A full block enters the prefix cache when the step that fills
-it is planned, not when it is done: a rank writes the K and V of all tokens of a step, layer by layer, before any token
-attends to them, and steps run in the order of their plans. A shared block is never written again, because a sequence
-writes only into blocks that it alone uses. If the step fails, ``invalidate`` removes its blocks from the cache, and all
-blocks that were computed from them.
+Blocks are shared between sequences when they are full. A block enters the prefix cache as soon as the step that fills
+it is planned, before that step has run. Other sequences of the same step may already share it. This is correct for two
+reasons: steps run in the order of their plans, and within a step each layer writes the K and V of all tokens before any
+token attends to them. A shared block is never written again, because a sequence writes only into blocks that it alone
+uses. If the step fails, ``invalidate`` removes its blocks from the cache, and all blocks that were computed from them.
 
-Where a cached prefix ends inside a block, the ranks copy the equal tokens into the sequence's own block. The source is
-a cached block without references, possibly the partial last block of a finished sequence. Ranks copy before they
+A sequence's tokens may agree with a cached block only up to a token in its middle. Such a block cannot be shared, but
+the K and V of its first, equal tokens can be used: the ranks copy them into a block of the sequence. The source is a
+cached block that a sequence has freed; it may be the partial last block of a finished sequence. Ranks copy before they
 compute a step, so the source may be evicted and given to another sequence in the same plan.
 
 Pure: no clock, no I/O.
@@ -53,7 +54,8 @@ class BlockTable:
 
     @property
     def num_hit_blocks(self) -> int:
-        """Leading blocks that other sequences have computed."""
+        """Number of blocks at the start of the table that were in the prefix cache when the table was allocated. This
+        sequence has not computed them."""
         return len(self.prefix_hit.nodes)
 
 
@@ -167,6 +169,7 @@ class KvCacheManager:
 
     def uses_invalid_block(self, table: BlockTable) -> bool:
         """True if the table's prefix hit includes a block that was invalidated."""
+        # invalidate() also removes all nodes below, so the last node is removed if any node of the hit is.
         return table.num_hit_blocks > 0 and table.nodes[table.num_hit_blocks - 1].removed
 
     def discard_computed(self, table: BlockTable) -> None:

@@ -12,10 +12,11 @@ from math import ceil
 from mmserve.router.scheduler.sequence import Sequence
 
 MIN_CHUNK_TOKENS = 16
-_PROMPT_SHARE = 3.0
-"""Prompts may always cost this many times the step's decoding part. With many decoding sequences a step is long anyway,
-and prompts that arrive faster than they are computed would wait longer than their answers take. With 4, images beside
-16 texts doubled the median inter-token latency of the texts; with 3 they do not change it (docs/design/scheduling.md).
+_PROMPT_FACTOR = 3.0
+"""In a step with decoding sequences, prompts may take this many times the time of the decoding, even if the step then
+takes longer than ``max_step_s``. Otherwise many decoding sequences would leave no time for prompts, and prompts that
+arrive faster than they are computed would wait longer than their answers take. With 4, images beside 16 texts doubled
+the median inter-token latency of the texts; with 3 they do not change it (docs/design/scheduling.md).
 """
 _IDLE_FACTOR = 2.0
 """A step without decoding sequences may take this many times ``max_step_s``. Longer steps are hardly faster per token,
@@ -25,7 +26,14 @@ _MEDIA_SHARE_BESIDE_TEXT = 2 / 3
 end sooner."""
 _AVERAGE_WEIGHT = 0.2
 _OUTLIER_FACTOR = 3.0
-"""A step that took longer than this many times the average (first use of a kernel, a busy machine) counts as that."""
+"""Times are limited to this many times their average before they enter it. So one slow step (first use of a kernel, a
+busy machine) changes the average little."""
+_MIN_OBSERVED_TOKENS = MIN_CHUNK_TOKENS // 2
+"""Mixed steps with fewer prompt tokens do not enter token_s. Their prompts cost less than decoding varies from step to
+step."""
+_MAX_DECODE_FRACTION = 0.9
+"""A mixed step spends at most this part of its time on decoding, whatever decode_s is. Otherwise a step shorter than
+decode_s would make token_s zero or negative."""
 
 
 class StepTimeModel:
@@ -33,7 +41,11 @@ class StepTimeModel:
 
         step_s = decode_s + token_s * (prompt_tokens + max(0, decoding - decode_rows))
 
-    All are moving averages: decode_s and decode_rows from decode-only steps, token_s from mixed steps.
+    decode_s is the time of a decode-only step, decode_rows the number of sequences in it, and token_s the time of each
+    token in a mixed step. Each is a moving average.
+
+    ``max_step_s`` is a target, no hard limit. Longer steps are allowed for prompts beside many decoding sequences
+    (_PROMPT_FACTOR), without decoding sequences (_IDLE_FACTOR), and for MIN_CHUNK_TOKENS prompt tokens in every step.
     """
 
     def __init__(self, max_step_s: float) -> None:
@@ -48,7 +60,7 @@ class StepTimeModel:
             return max_tokens
         if num_decoding:
             decode_s = self._decode_s + self._token_s * self._rows_beyond_average(num_decoding)
-            room_s = max(self._max_step_s - decode_s, decode_s * _PROMPT_SHARE)
+            room_s = max(self._max_step_s - decode_s, decode_s * _PROMPT_FACTOR)
         else:
             room_s = _IDLE_FACTOR * self._max_step_s
         return min(max_tokens, max(MIN_CHUNK_TOKENS, int(room_s / self._token_s)))
@@ -60,8 +72,8 @@ class StepTimeModel:
         if not num_prompt_tokens:
             self._decode_s = _average(self._decode_s, seconds)
             self._decode_rows = _average(self._decode_rows, num_decoding)
-        elif num_prompt_tokens >= MIN_CHUNK_TOKENS // 2:
-            decode_s = min(self._decode_s, 0.9 * seconds) if num_decoding else 0.0
+        elif num_prompt_tokens >= _MIN_OBSERVED_TOKENS:
+            decode_s = min(self._decode_s, _MAX_DECODE_FRACTION * seconds) if num_decoding else 0.0
             num_rows = num_prompt_tokens + self._rows_beyond_average(num_decoding)
             self._token_s = _average(self._token_s, (seconds - decode_s) / num_rows)
 

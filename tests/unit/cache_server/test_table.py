@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mmserve.cache_server.entries import Lease
+from mmserve.cache_server.allocator.eviction_queue import EvictionPolicy, EvictionQueue
+from mmserve.cache_server.entries import CacheEntry, Lease
 from mmserve.cache_server.quotas import LeaseBudgets
 from mmserve.cache_server.table import MediaTable
 from mmserve.ipc.arena import extent_nbytes
@@ -18,7 +19,12 @@ EXTENT = extent_nbytes(SIZE)
 class _Bench:
     """A table with room for ``num_extents``, and what it erased."""
 
-    def __init__(self, num_extents: int, budgets: LeaseBudgets | None = None) -> None:
+    def __init__(
+        self,
+        num_extents: int,
+        budgets: LeaseBudgets | None = None,
+        queue: EvictionQueue[CacheEntry] | None = None,
+    ) -> None:
         self.erased: list[Handle] = []
         self.table = MediaTable(
             num_extents * EXTENT,
@@ -27,6 +33,7 @@ class _Bench:
             first_token=1 << 32,
             erase=self.erased.append,
             budgets=budgets,
+            queue=queue,
         )
 
     def encoded(self, *names: str) -> None:
@@ -169,6 +176,15 @@ def test_eviction_is_least_recently_used_first() -> None:
     bench.alloc("new", "four")
     assert [record.state for record in bench.alloc("look", "one", "three")] == ["hit", "hit"]
     assert bench.table.counters["mm_cache_evictions", "embed"] == 1
+
+
+def test_the_queue_given_to_the_table_decides_the_order_of_eviction() -> None:
+    """Last in, first out: the opposite of the default for equal entries."""
+    newest_first = EvictionPolicy(priority=lambda entry, floor: -entry.num_uses, loss=lambda entry, age: age)
+    bench = _Bench(5, queue=EvictionQueue(newest_first))
+    bench.encoded("old", "new", "new")
+    bench.alloc("a", "third", "fourth")
+    assert [record.state for record in bench.alloc("b", "old")] == ["hit"]
 
 
 def test_leased_and_unfinished_items_are_never_evicted() -> None:

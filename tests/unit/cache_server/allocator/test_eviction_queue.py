@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from mmserve.cache_server.allocator.eviction_queue import EvictionQueue
+from mmserve.cache_server.allocator.eviction_queue import EvictionPolicy, EvictionQueue
 from mmserve.cache_server.entries import CacheEntry
 from mmserve.messages.cache import AllocItem
 from mmserve.messages.media import Handle
@@ -77,3 +77,22 @@ def test_discarding_twice_is_harmless() -> None:
     idle.discard(item)
     idle.discard(item)
     assert (_order(idle), idle.nbytes) == ([], 0)
+
+
+def test_a_policy_decides_the_order_and_the_loss() -> None:
+    lru = EvictionPolicy(priority=lambda entry, floor: 0.0, loss=lambda entry, age: 1 / age)
+    idle, items = EvictionQueue(lru), [_item(0, num_tokens=99), _item(1, num_tokens=9), _item(2)]
+    for item in items:
+        idle.add(item)
+    assert _order(idle) == [0, 1, 2]
+    assert [idle.loss(item) for item in items] == [1 / 3, 1 / 2, 1]
+
+
+def test_the_loss_falls_with_every_use_of_another_entry() -> None:
+    idle, item, other = EvictionQueue(), _item(0, num_tokens=12), _item(1)
+    idle.add(item)
+    idle.discard(item)
+    idle.add(item)
+    assert idle.loss(item) == 12 * 2
+    idle.add(other)
+    assert idle.loss(item) == 12 * 2 / 2
