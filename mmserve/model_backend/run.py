@@ -26,41 +26,41 @@ def run(process: Process) -> None:
     """Load, warm up, report readiness, then compute plans until stopped."""
     deployment, endpoints, rank = process.deployment, process.endpoints, process.index
     size = deployment.config.tp
-    phases = StartupTimer()
-    phases.end("process and imports")
+    startup_timer = StartupTimer()
+    startup_timer.end("process and imports")
     platform = platform_for(deployment.device, deployment.dtype, rank)
     platform.set_threads(deployment.cpu_threads // size)
     with ExitStack() as stack:
         inbox: Receiver[StepPlan] = stack.enter_context(closing(Receiver(endpoints.rank(rank), RankInbound)))
         outbox: Sender[RankOutbound] = stack.enter_context(closing(Sender(endpoints.rank_results, RankOutbound)))
-        pulse = stack.enter_context(closing(HeartbeatSender(endpoints, process.name)))
+        heartbeat = stack.enter_context(closing(HeartbeatSender(endpoints, process.name)))
         tp = stack.enter_context(distributed.join(rank, size, endpoints.tp_store(process.incarnation), platform.device))
-        phases.end("kernels and links")
+        startup_timer.end("kernels and links")
         if process.arena is not None and deployment.config.arena_prefault:
             process.arena.map_all()
-        towers = BusyCores(endpoints.busy_cores("visualserver"), deployment.config.visual_workers)
-        platform.share_cores(deployment.cpu_threads // size, towers.counts, among=size)
-        ranks = BusyCores(endpoints.busy_cores("model_backend"), size)
-        ranks.clear(rank)
+        busy_visual_servers = BusyCores(endpoints.busy_cores("visualserver"), deployment.config.visual_workers)
+        platform.share_cores(deployment.cpu_threads // size, busy_visual_servers.counts, among=size)
+        busy_ranks = BusyCores(endpoints.busy_cores("model_backend"), size)
+        busy_ranks.clear(rank)
         with memory_allocator.return_freed_memory():
-            runner = ModelRunner(deployment, tp, process.arena, platform, process.progress, phases)
+            runner = ModelRunner(deployment, tp, process.arena, platform, process.progress, startup_timer)
         platform.release_torch_threads()
         runner.warm_up()
         platform.prefault_for_steps(deployment)
-        phases.end("warm-up")
-        logger.info("started within %s", phases)
+        startup_timer.end("warm-up")
+        logger.info("started within %s", startup_timer)
         if rank == 0:
             outbox.send(RankReady(num_blocks=runner.num_blocks, block_tokens=runner.block_tokens))
         process.ready(_details(process, runner, platform))
-        computing = partial(ranks.computing, rank, deployment.cpu_threads // size)
-        serve(inbox, outbox, runner, pulse, computing, answers=rank == 0)
+        computing = partial(busy_ranks.computing, rank, deployment.cpu_threads // size)
+        serve(inbox, outbox, runner, heartbeat, computing, answers=rank == 0)
 
 
 def serve(
     inbox: Receiver[StepPlan],
     outbox: Sender[RankOutbound],
     runner: ModelRunner,
-    pulse: HeartbeatSender,
+    heartbeat: HeartbeatSender,
     computing: Callable[[], AbstractContextManager[None]],
     *,
     answers: bool,
@@ -68,7 +68,7 @@ def serve(
     """Compute plans in the order of arrival; ends only by an exception. With ``answers``, send the results."""
     while True:
         plans = inbox.drain(block=True, timeout_s=INTERVAL_S)
-        pulse.beat(busy=bool(plans), progressed=bool(plans))
+        heartbeat.beat(busy=bool(plans), progressed=bool(plans))
         for plan in plans:
             with computing():
                 result = runner.collect(runner.launch(plan))

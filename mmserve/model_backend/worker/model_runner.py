@@ -68,9 +68,9 @@ class ModelRunner:
         arena: Arena | None,
         platform: Platform,
         progress: Progress,
-        phases: StartupTimer | None = None,
+        startup_timer: StartupTimer | None = None,
     ) -> None:
-        phases = phases or StartupTimer()
+        startup_timer = startup_timer or StartupTimer()
         spec = deployment.model
         check_tp(spec, tp.size)
         self._tp, self._platform, self._vocab_size = tp, platform, spec.text.vocab_size
@@ -78,9 +78,9 @@ class ModelRunner:
         self._attention = platform.attention(heads, platform.dtype)
         self.block_tokens = self._attention.block_sizes[0]
         self._model = load_decoder(
-            spec, platform, self._attention, tp, deployment.config.quantization, progress, phases.end
+            spec, platform, self._attention, tp, deployment.config.quantization, progress, startup_timer.end
         )
-        phases.end("packing")
+        startup_timer.end("packing")
         self._kv = kv_cache.allocate(deployment, tp, platform, self._attention, self.block_tokens)
         self._table = InputBatch(
             deployment.config.max_num_seqs,
