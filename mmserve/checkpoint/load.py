@@ -164,7 +164,8 @@ def _text_spec(config: LlamaJson, *, tied: bool) -> TextSpec:
         rope_theta=rope.rope_theta or config.rope_theta or _DEFAULT_ROPE_THETA,
         rope_scaling=_rope_scaling(rope, config.max_position_embeddings),
         tie_embeddings=tied,
-        attention_bias=config.attention_bias,
+        qkv_bias=config.attention_bias,
+        attention_out_bias=config.attention_bias,
         mlp_bias=config.mlp_bias,
         activation=config.hidden_act,
     )

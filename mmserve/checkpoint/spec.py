@@ -34,7 +34,8 @@ class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
     rope_theta: float
     rope_scaling: RopeScaling = RopeScaling()
     tie_embeddings: bool = False
-    attention_bias: bool = False
+    qkv_bias: bool = False
+    attention_out_bias: bool = False
     mlp_bias: bool = False
     activation: str = "silu"
 

@@ -70,6 +70,7 @@ def serve(
         plans = inbox.drain(block=True, timeout_s=INTERVAL_S)
         heartbeat.beat(busy=bool(plans), progressed=bool(plans))
         for plan in plans:
+            # Collected at once: on a CPU ``launch`` computes the step, so launching the next would delay the result.
             with computing():
                 result = runner.collect(runner.launch(plan))
             if answers and plan.steps:

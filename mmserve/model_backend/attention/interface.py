@@ -55,7 +55,10 @@ class AttentionInput:
     starts: Int64s
     counts: Int64s
     block_tables: Int64s
-    """[slots, blocks]: KV blocks of every sequence. Read-only for backends."""
+    """[slots, blocks]: KV blocks of every sequence. Read-only for backends.
+
+    The rank's own table, not a copy: the next plan changes it. A backend copies what it needs after ``build``.
+    """
     slot_mapping: Int64s
     """[T]: where the K and V of each row are stored: block * tokens per block + offset."""
 
@@ -81,7 +84,10 @@ class AttentionBackend(Protocol[M]):
 
     @property
     def supports_graphs(self) -> bool:
-        """True if ``forward`` can be captured in a CUDA graph: static buffers, nothing depends on host values."""
+        """True if ``forward`` can be captured in a CUDA graph: static buffers, nothing depends on host values.
+
+        Not read yet; the executor with CUDA graphs will ask it.
+        """
         ...
 
     def kv_shape(self, num_blocks: int, block_tokens: int) -> tuple[int, ...]:

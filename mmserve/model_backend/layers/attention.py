@@ -24,11 +24,11 @@ class SelfAttention(nn.Module):
         self._backend, self._ops = backend, context.ops
         self._heads, self._kv_heads = context.tp.share(spec.num_heads), context.tp.share(spec.num_kv_heads)
         self._dim = spec.head_dim
-        hidden, bias = spec.hidden_size, spec.attention_bias
+        hidden = spec.hidden_size
         q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         outs = [("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size)]
-        self.qkv = ColumnParallelLinear(hidden, outs, bias=bias, context=context)
-        self.out = RowParallelLinear("o_proj", q_size, hidden, bias=bias, context=context)
+        self.qkv = ColumnParallelLinear(hidden, outs, bias=spec.qkv_bias, context=context)
+        self.out = RowParallelLinear("o_proj", q_size, hidden, bias=spec.attention_out_bias, context=context)
 
     def attend(self, x: torch.Tensor, angles: Angles, layer_kv: torch.Tensor, metadata: Any) -> torch.Tensor:
         """[T, hidden] -> [T, heads * dim], the input of ``out``. Stores K and V in ``layer_kv``."""
@@ -38,6 +38,6 @@ class SelfAttention(nn.Module):
         kv = heads[:, self._heads :].unflatten(1, (2, self._kv_heads))
         return self._backend.forward(heads[:, : self._heads], kv, layer_kv, metadata).flatten(1)
 
-    def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
-        yield from self.qkv.targets(prefix)
-        yield from self.out.targets(prefix)
+    def targets(self) -> Iterator[tuple[str, Target]]:
+        yield from self.qkv.targets()
+        yield from self.out.targets()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,6 +24,12 @@ class LayerContext:
     tp: TpGroup
     max_mlp_rows: int | None = None
     """Rows of an MLP computed at once; None: all. Its inner activations are several times as wide as a row."""
+    prefix: str = ""
+    """Put before the tensor names of the layers that are made with this context."""
+
+    def below(self, prefix: str) -> LayerContext:
+        """For the parts of one module: ``prefix`` is added to the tensor names."""
+        return replace(self, prefix=self.prefix + prefix)
 
     def empty(self, *shape: int) -> torch.Tensor:
         """An uninitialised parameter."""

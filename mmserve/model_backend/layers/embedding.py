@@ -20,13 +20,13 @@ class VocabParallelEmbedding(LinearLayer):
 
     method: EmbeddingMethod
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, context: LayerContext) -> None:
+    def __init__(self, name: str, vocab_size: int, hidden_size: int, *, context: LayerContext) -> None:
         super().__init__()
-        self._shape, self._tp = (vocab_size, hidden_size), context.tp
+        self._name, self._shape, self._tp = context.prefix + name, (vocab_size, hidden_size), context.tp
         shard_size = -(-vocab_size // context.tp.size)
         self._first = min(context.tp.rank * shard_size, vocab_size)
         self._used = min(shard_size, vocab_size - self._first)
-        self.method = context.embedding_method(LinearShape(shard_size, hidden_size, self._used))
+        self.method = context.embedding_method(LinearShape(shard_size, hidden_size, self._used, (self._name,)))
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [T] within the vocabulary -> [T, hidden] on every rank."""
@@ -42,5 +42,7 @@ class VocabParallelEmbedding(LinearLayer):
         gathered = self._tp.gather_columns(self.method.apply(hidden))
         return None if gathered is None else gathered[:, : self._shape[0]]
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
-        yield from self.method.targets(LinearShard(name, self._shape, slice(0, self._used), dim=0, start=self._first))
+    def targets(self) -> Iterator[tuple[str, Target]]:
+        yield from self.method.targets(
+            LinearShard(self._name, self._shape, slice(0, self._used), dim=0, start=self._first)
+        )

@@ -35,22 +35,23 @@ class ColumnParallelLinear(LinearLayer):
 
     def __init__(self, in_size: int, outs: Sequence[tuple[str, int]], *, bias: bool, context: LayerContext) -> None:
         super().__init__()
-        self.in_size, self._outs, self._tp = in_size, tuple(outs), context.tp
+        self.in_size, self._tp = in_size, context.tp
+        self._outs = tuple((context.prefix + name, size) for name, size in outs)
         rows = sum(context.tp.share(size) for _, size in outs)
-        self.method = context.linear_method(LinearShape.full(rows, in_size))
+        self.method = context.linear_method(LinearShape.full(rows, in_size, tuple(name for name, _ in self._outs)))
         self.bias = context.empty(rows) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.method.apply(x, self.bias)
 
-    def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
+    def targets(self) -> Iterator[tuple[str, Target]]:
         row = 0
         for name, size in self._outs:
             share = self._tp.share(size)
             rows, start = slice(row, row + share), self._tp.rank * share
-            yield from self.method.targets(LinearShard(prefix + name, (size, self.in_size), rows, dim=0, start=start))
+            yield from self.method.targets(LinearShard(name, (size, self.in_size), rows, dim=0, start=start))
             if self.bias is not None:
-                yield f"{prefix}{name}.bias", Target(self.bias[rows], (size,), start=start)
+                yield f"{name}.bias", Target(self.bias[rows], (size,), start=start)
             row += share
 
 
@@ -59,9 +60,9 @@ class RowParallelLinear(LinearLayer):
 
     def __init__(self, name: str, in_size: int, out_size: int, *, bias: bool, context: LayerContext) -> None:
         super().__init__()
-        self._name, self._shape, self._tp = name, (out_size, in_size), context.tp
+        self._name, self._shape, self._tp = context.prefix + name, (out_size, in_size), context.tp
         self.in_size = context.tp.share(in_size)
-        self.method = context.linear_method(LinearShape.full(out_size, self.in_size))
+        self.method = context.linear_method(LinearShape.full(out_size, self.in_size, (self._name,)))
         self.bias = context.empty(out_size) if bias else None
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -71,8 +72,8 @@ class RowParallelLinear(LinearLayer):
         residual.add_(self._tp.sum(self.method.apply(x)))
         return residual if self.bias is None else residual.add_(self.bias)
 
-    def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
+    def targets(self) -> Iterator[tuple[str, Target]]:
         rows, start = slice(0, self._shape[0]), self._tp.rank * self.in_size
-        yield from self.method.targets(LinearShard(prefix + self._name, self._shape, rows, dim=1, start=start))
+        yield from self.method.targets(LinearShard(self._name, self._shape, rows, dim=1, start=start))
         if self.bias is not None:
-            yield f"{prefix}{self._name}.bias", Target(self.bias, self._shape[:1])
+            yield f"{self._name}.bias", Target(self.bias, self._shape[:1])

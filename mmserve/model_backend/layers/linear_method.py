@@ -19,10 +19,14 @@ class LinearShape(NamedTuple):
     out_size: int
     in_size: int
     used: int
+    names: tuple[str, ...] = ()
+    """Canonical names of the checkpoint's matrices that it holds: one, or several that are fused. A platform needs them
+    for quantized checkpoints that leave some modules unconverted."""
 
     @classmethod
-    def full(cls, out_size: int, in_size: int) -> LinearShape:
-        return cls(out_size, in_size, out_size)
+    def full(cls, out_size: int, in_size: int, names: tuple[str, ...] = ()) -> LinearShape:
+        """Without padding."""
+        return cls(out_size, in_size, out_size, names)
 
 
 class LinearMethod(Protocol):

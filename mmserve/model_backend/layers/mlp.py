@@ -34,6 +34,6 @@ class GatedMlp(nn.Module):
             self.down(self._act_and_mul(self.gate_up(x[rows])), residual[rows])
         return residual
 
-    def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
-        yield from self.gate_up.targets(prefix)
-        yield from self.down.targets(prefix)
+    def targets(self) -> Iterator[tuple[str, Target]]:
+        yield from self.gate_up.targets()
+        yield from self.down.targets()

@@ -14,30 +14,30 @@ from mmserve.model_backend.layers.target import Target
 class RmsNorm(nn.Module):
     """[T, size] -> [T, size]; statistics in float32."""
 
-    def __init__(self, size: int, eps: float, *, context: LayerContext) -> None:
+    def __init__(self, name: str, size: int, eps: float, *, context: LayerContext) -> None:
         super().__init__()
-        self._ops, self._eps = context.ops, eps
+        self._name, self._ops, self._eps = context.prefix + name, context.ops, eps
         self.weight = context.empty(size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._ops.rms_norm(x, self.weight, self._eps)
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
-        yield f"{name}.weight", Target(self.weight, tuple(self.weight.shape))
+    def targets(self) -> Iterator[tuple[str, Target]]:
+        yield f"{self._name}.weight", Target(self.weight, tuple(self.weight.shape))
 
 
 class LayerNorm(nn.Module):
     """[..., size] -> [..., size], with weight and bias."""
 
-    def __init__(self, size: int, eps: float, *, context: LayerContext) -> None:
+    def __init__(self, name: str, size: int, eps: float, *, context: LayerContext) -> None:
         super().__init__()
-        self._ops, self._eps = context.ops, eps
+        self._name, self._ops, self._eps = context.prefix + name, context.ops, eps
         self.weight, self.bias = context.empty(size), context.empty(size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._ops.layer_norm(x, self.weight, self.bias, self._eps)
 
-    def targets(self, name: str) -> Iterator[tuple[str, Target]]:
+    def targets(self) -> Iterator[tuple[str, Target]]:
         shape = tuple(self.weight.shape)
-        yield f"{name}.weight", Target(self.weight, shape)
-        yield f"{name}.bias", Target(self.bias, shape)
+        yield f"{self._name}.weight", Target(self.weight, shape)
+        yield f"{self._name}.bias", Target(self.bias, shape)

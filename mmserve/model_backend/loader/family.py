@@ -24,7 +24,7 @@ class Family:
     """(prefix of a stored tensor name, prefix used here), first match wins. Used here: text., vision., projector."""
     decoder: Callable[[TextSpec, AttentionBackend[Any], LayerContext], DecoderModel]
     tower: Callable[[VisionSpec, int, LayerContext], VisionTower] | None = None
-    """The last but one argument is the text model's hidden size."""
+    """The second argument is the text model's hidden size."""
     positions: PositionFunction = sequential_positions
 
     def canonical_name(self, stored: str) -> str | None:

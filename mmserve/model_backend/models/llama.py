@@ -25,10 +25,10 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, spec: TextSpec, backend: AttentionBackend[Any], *, context: LayerContext) -> None:
         super().__init__()
-        self.attention_norm = RmsNorm(spec.hidden_size, spec.rms_eps, context=context)
-        self.attention = SelfAttention(spec, backend, context=context)
-        self.mlp_norm = RmsNorm(spec.hidden_size, spec.rms_eps, context=context)
-        self.mlp = GatedMlp(spec, context=context)
+        self.attention_norm = RmsNorm("input_layernorm", spec.hidden_size, spec.rms_eps, context=context)
+        self.attention = SelfAttention(spec, backend, context=context.below("self_attn."))
+        self.mlp_norm = RmsNorm("post_attention_layernorm", spec.hidden_size, spec.rms_eps, context=context)
+        self.mlp = GatedMlp(spec, context=context.below("mlp."))
 
     def forward(
         self,
@@ -50,26 +50,28 @@ class DecoderLayer(nn.Module):
         norms = (self.attention_norm.weight, self.mlp_norm.weight)
         return DecoderLayerWeights(*norms, attention.qkv, attention.out, mlp.gate_up, mlp.down)
 
-    def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
-        yield from self.attention_norm.targets(f"{prefix}input_layernorm")
-        yield from self.attention.targets(f"{prefix}self_attn.")
-        yield from self.mlp_norm.targets(f"{prefix}post_attention_layernorm")
-        yield from self.mlp.targets(f"{prefix}mlp.")
+    def targets(self) -> Iterator[tuple[str, Target]]:
+        for part in (self.attention_norm, self.attention, self.mlp_norm, self.mlp):
+            yield from part.targets()
 
 
 class Llama(nn.Module):
     """One rank's part of a Llama decoder. See ``interface.DecoderModel``."""
 
-    def __init__(self, spec: TextSpec, backend: AttentionBackend[Any], *, context: LayerContext) -> None:
+    def __init__(
+        self, spec: TextSpec, backend: AttentionBackend[Any], rotary: Rotary, *, context: LayerContext
+    ) -> None:
         super().__init__()
-        self.embedding = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size, context=context)
-        self.layers = nn.ModuleList(DecoderLayer(spec, backend, context=context) for _ in range(spec.num_layers))
-        self.norm = RmsNorm(spec.hidden_size, spec.rms_eps, context=context)
+        context = context.below("text.")
+        self.embedding = VocabParallelEmbedding("embed_tokens", spec.vocab_size, spec.hidden_size, context=context)
+        self.layers = nn.ModuleList(
+            DecoderLayer(spec, backend, context=context.below(f"layers.{index}.")) for index in range(spec.num_layers)
+        )
+        self.norm = RmsNorm("norm", spec.hidden_size, spec.rms_eps, context=context)
         self.head = self.embedding
         if not spec.tie_embeddings:
-            self.head = VocabParallelEmbedding(spec.vocab_size, spec.hidden_size, context=context)
-        self._rotary = Rotary(spec, context.dtype, context.device)
-        self._spec, self._tp, self._backend = spec, context.tp, backend
+            self.head = VocabParallelEmbedding("lm_head", spec.vocab_size, spec.hidden_size, context=context)
+        self._spec, self._tp, self._backend, self._rotary = spec, context.tp, backend, rotary
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         return self.embedding.embed(token_ids)
@@ -108,11 +110,11 @@ class Llama(nn.Module):
 
     def targets(self) -> dict[str, Target | None]:
         found: dict[str, Target | None] = {"text.lm_head.weight": None}
-        found.update(self.embedding.targets("text.embed_tokens"))
+        found.update(self.embedding.targets())
         if self.head is not self.embedding:
-            found.update(self.head.targets("text.lm_head"))
-        for index, layer in enumerate(self.layers):
+            found.update(self.head.targets())
+        for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
-            found.update(layer.targets(f"text.layers.{index}."))
-        found.update(self.norm.targets("text.norm"))
+            found.update(layer.targets())
+        found.update(self.norm.targets())
         return found

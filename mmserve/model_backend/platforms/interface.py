@@ -55,7 +55,10 @@ class Platform(Protocol):
     def ops(self) -> Ops: ...
 
     def linear_method(self, quantization: Quantization, shape: LinearShape) -> LinearMethod:
-        """Raises StartupError if the platform cannot compute with this quantization or shape."""
+        """The format of one layer's weights; ``shape.names`` tells which layer.
+
+        Raises StartupError if the platform cannot compute with this quantization or shape.
+        """
         ...
 
     def embedding_method(self, quantization: Quantization, shape: LinearShape) -> EmbeddingMethod:
@@ -75,7 +78,10 @@ class Platform(Protocol):
     # Memory.
 
     def allocate_kv_cache(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Zeros that are written, so that all pages are taken now. A masked weight of 0 must not meet NaN."""
+        """A tensor of zeros. They are written at once, so that all of its memory is allocated now.
+
+        Zeros, because attention multiplies masked positions with a weight of 0, and 0 times NaN would be NaN.
+        """
         ...
 
     def release_cached_memory(self) -> None:
@@ -113,8 +119,9 @@ class Platform(Protocol):
     ) -> None:
         """Compute with up to ``threads`` threads of the kernels' own, and with fewer while other processes compute.
 
-        ``busy_cores`` is read before each operation: its sum divided by ``among`` is left to the others, down to
-        ``at_least`` threads. No effect without kernels.
+        Before each operation the number of threads becomes ``threads - sum(busy_cores) / among``, but at least
+        ``at_least``. ``among`` is the number of processes that leave cores free together, so each of them leaves its
+        part. No effect without kernels.
         """
         ...
 

@@ -24,7 +24,7 @@ class PatchEmbedding(nn.Module):
     def __init__(self, spec: VisionSpec, *, context: LayerContext) -> None:
         super().__init__()
         num_patches = (spec.image_size // spec.patch_size) ** 2
-        self._stride = spec.patch_size
+        self._stride, self._prefix = spec.patch_size, context.prefix
         self.class_token = context.empty(spec.hidden_size)
         self.patches = context.empty(spec.hidden_size, 3, spec.patch_size, spec.patch_size)
         self.positions = context.empty(num_patches + 1, spec.hidden_size)
@@ -34,13 +34,13 @@ class PatchEmbedding(nn.Module):
         first = self.class_token.expand(pixels.shape[0], 1, -1)
         return torch.cat((first, patches), dim=1) + self.positions
 
-    def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
+    def targets(self) -> Iterator[tuple[str, Target]]:
         for name, parameter in (
             ("class_embedding", self.class_token),
             ("patch_embedding.weight", self.patches),
             ("position_embedding.weight", self.positions),
         ):
-            yield prefix + name, Target(parameter, tuple(parameter.shape))
+            yield self._prefix + name, Target(parameter, tuple(parameter.shape))
 
 
 class EncoderLayer(nn.Module):
@@ -51,26 +51,23 @@ class EncoderLayer(nn.Module):
         size, inner = spec.hidden_size, spec.intermediate_size
         self._num_heads, self._ops = spec.num_heads, context.ops
         self._act = context.ops.activation(spec.activation)
-        self.attention_norm = LayerNorm(size, spec.layer_norm_eps, context=context)
+        attention, mlp = context.below("self_attn."), context.below("mlp.")
+        self.attention_norm = LayerNorm("layer_norm1", size, spec.layer_norm_eps, context=context)
         outs = [(name, size) for name in ("q_proj", "k_proj", "v_proj")]
-        self.qkv = ColumnParallelLinear(size, outs, bias=True, context=context)
-        self.out = RowParallelLinear("out_proj", size, size, bias=True, context=context)
-        self.mlp_norm = LayerNorm(size, spec.layer_norm_eps, context=context)
-        self.up = ColumnParallelLinear(size, [("fc1", inner)], bias=True, context=context)
-        self.down = RowParallelLinear("fc2", inner, size, bias=True, context=context)
+        self.qkv = ColumnParallelLinear(size, outs, bias=True, context=attention)
+        self.out = RowParallelLinear("out_proj", size, size, bias=True, context=attention)
+        self.mlp_norm = LayerNorm("layer_norm2", size, spec.layer_norm_eps, context=context)
+        self.up = ColumnParallelLinear(size, [("fc1", inner)], bias=True, context=mlp)
+        self.down = RowParallelLinear("fc2", inner, size, bias=True, context=mlp)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[B, patches, hidden], in place."""
         self.out(self._ops.encoder_attention(self.qkv(self.attention_norm(x)), self._num_heads), x)
         return self.down(self._act(self.up(self.mlp_norm(x))), x)  # type: ignore[no-any-return]
 
-    def targets(self, prefix: str) -> Iterator[tuple[str, Target]]:
-        yield from self.attention_norm.targets(f"{prefix}layer_norm1")
-        yield from self.mlp_norm.targets(f"{prefix}layer_norm2")
-        for attention_part in (self.qkv, self.out):
-            yield from attention_part.targets(f"{prefix}self_attn.")
-        for mlp_part in (self.up, self.down):
-            yield from mlp_part.targets(f"{prefix}mlp.")
+    def targets(self) -> Iterator[tuple[str, Target]]:
+        for part in (self.attention_norm, self.qkv, self.out, self.mlp_norm, self.up, self.down):
+            yield from part.targets()
 
 
 class Projector(nn.Module):
@@ -87,8 +84,8 @@ class Projector(nn.Module):
         return self.second(self._act(self.first(features)))  # type: ignore[no-any-return]
 
     def targets(self) -> Iterator[tuple[str, Target]]:
-        yield from self.first.targets("projector.")
-        yield from self.second.targets("projector.")
+        yield from self.first.targets()
+        yield from self.second.targets()
 
 
 class VisionTower(nn.Module):
@@ -97,10 +94,12 @@ class VisionTower(nn.Module):
     def __init__(self, spec: VisionSpec, text_hidden_size: int, *, context: LayerContext) -> None:
         super().__init__()
         self._spec, self._context = spec, context
-        self.embedding = PatchEmbedding(spec, context=context)
-        self.pre_norm = LayerNorm(spec.hidden_size, spec.layer_norm_eps, context=context)
-        self.layers = nn.ModuleList(EncoderLayer(spec, context=context) for _ in range(num_layers_needed(spec)))
-        self.projector = Projector(spec, text_hidden_size, context=context)
+        self.embedding = PatchEmbedding(spec, context=context.below("vision.embeddings."))
+        self.pre_norm = LayerNorm("vision.pre_layrnorm", spec.hidden_size, spec.layer_norm_eps, context=context)
+        self.layers = nn.ModuleList(
+            EncoderLayer(spec, context=context.below(_layer_prefix(index))) for index in range(num_layers_needed(spec))
+        )
+        self.projector = Projector(spec, text_hidden_size, context=context.below("projector."))
 
     @property
     def device(self) -> torch.device:
@@ -118,18 +117,24 @@ class VisionTower(nn.Module):
 
     def targets(self) -> dict[str, Target | None]:
         """Canonical tensor name -> parameter; None for tensors behind the feature layer, which are not needed."""
-        found: dict[str, Target | None] = dict(self.embedding.targets("vision.embeddings."))
-        found.update(self.pre_norm.targets("vision.pre_layrnorm"))
-        for index, layer in enumerate(self.layers):
+        found: dict[str, Target | None] = dict(self.embedding.targets())
+        found.update(self.pre_norm.targets())
+        for layer in self.layers:
             assert isinstance(layer, EncoderLayer)
-            found.update(layer.targets(f"vision.encoder.layers.{index}."))
+            found.update(layer.targets())
         found.update(self.projector.targets())
         found.update(dict.fromkeys(("vision.post_layernorm.weight", "vision.post_layernorm.bias")))
-        pattern = self.layers[0] if len(self.layers) else EncoderLayer(self._spec, context=self._context)
+        first = _layer_prefix(0)
+        pattern = self.layers[0] if len(self.layers) else EncoderLayer(self._spec, context=self._context.below(first))
         assert isinstance(pattern, EncoderLayer)
+        names = [name.removeprefix(first) for name, _ in pattern.targets()]
         for index in range(len(self.layers), self._spec.num_layers):
-            found.update(dict.fromkeys(name for name, _ in pattern.targets(f"vision.encoder.layers.{index}.")))
+            found.update(dict.fromkeys(_layer_prefix(index) + name for name in names))
         return found
+
+
+def _layer_prefix(index: int) -> str:
+    return f"vision.encoder.layers.{index}."
 
 
 def num_layers_needed(spec: VisionSpec) -> int:

@@ -38,7 +38,7 @@ class ForwardBatch:
 
 
 def build_forward_batch(
-    table: InputBatch,
+    input_batch: InputBatch,
     steps: Sequence[SequenceStep],
     last_token: torch.Tensor,
     vocab_size: int,
@@ -60,35 +60,35 @@ def build_forward_batch(
     positions = np.arange(ends[-1]) + np.repeat(starts - first_rows, counts)
     sampling = [index for index, step in enumerate(ordered) if step.sample]
     row_slots = np.repeat(slots, counts)
-    slot_mapping = table.slot_mapping(row_slots, positions)
-    rotary = rotary_positions(positions, row_slots, lambda slot: table[slot].spans)
+    slot_mapping = input_batch.slot_mapping(row_slots, positions)
+    rotary = rotary_positions(positions, row_slots, lambda slot: input_batch[slot].spans)
     positions_, logits_indices = (
         torch.from_numpy(values).to(last_token.device) for values in (rotary, ends[sampling] - 1)
     )
     return ForwardBatch(
         steps=ordered,
         first_rows=tuple(first_rows.tolist()),
-        token_ids=_token_ids(table, ordered, last_token, vocab_size),
+        token_ids=_token_ids(input_batch, ordered, last_token, vocab_size),
         positions=positions_,
-        metadata=builder.build(AttentionInput(slots, starts, counts, table.blocks, slot_mapping)),
+        metadata=builder.build(AttentionInput(slots, starts, counts, input_batch.blocks, slot_mapping)),
         sample_slots=tuple(ordered[index].slot for index in sampling),
         logits_indices=logits_indices,
     )
 
 
 def _token_ids(
-    table: InputBatch, steps: Sequence[SequenceStep], last_token: torch.Tensor, vocab_size: int
+    input_batch: InputBatch, steps: Sequence[SequenceStep], last_token: torch.Tensor, vocab_size: int
 ) -> torch.Tensor:
     """int64 [T]: tokens that were sampled here from ``last_token``, all others from the host."""
     parts: list[Int64s] = []
     sampled_rows, sampled_slots = [], []
     for row, step in enumerate(steps):
-        if step.num_tokens == 1 and step.start >= table[step.slot].num_given:
+        if step.num_tokens == 1 and step.start >= input_batch[step.slot].num_given:
             sampled_rows.append(row)  # steps of one token come first: index of the step = index of its row
             sampled_slots.append(step.slot)
             parts.append(_UNKNOWN)
         else:
-            parts.append(table[step.slot].chunk(step.start, step.num_tokens))
+            parts.append(input_batch[step.slot].chunk(step.start, step.num_tokens))
     device = last_token.device
     if len(sampled_rows) == len(steps):
         return last_token.index_select(0, torch.tensor(sampled_slots, device=device))

@@ -43,7 +43,7 @@ class ImageEmbeddingWriter:
         if arena is not None:
             platform.pin(arena)
 
-    def scatter(self, table: InputBatch, batch: ForwardBatch, hidden: torch.Tensor) -> list[SlotFailure]:
+    def scatter(self, input_batch: InputBatch, batch: ForwardBatch, hidden: torch.Tensor) -> list[SlotFailure]:
         """Overwrite the token embeddings [T, hidden] of image tokens.
 
         Returns a failure for each step whose embeddings some rank could not read. The arena is not read any more when
@@ -52,7 +52,7 @@ class ImageEmbeddingWriter:
         chunks = [
             _ChunkWithImages(step, first_row, spans)
             for step, first_row in zip(batch.steps, batch.first_rows, strict=True)
-            if (spans := table[step.slot].spans_within(step.start, step.num_tokens))
+            if (spans := input_batch[step.slot].spans_within(step.start, step.num_tokens))
         ]
         if not chunks:
             return []

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.sampling import SamplingParams
-from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
+from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep, StepPlan
 
 Int64s = npt.NDArray[np.int64]
 
@@ -68,10 +68,17 @@ class InputBatch:
         for slot in plan.free:
             self._slots.pop(slot, None)
         refused = dict(filter(None, map(self._add, plan.new)))
+        invalid_targets = {copy.target for copy in plan.copies if not self._is_valid(copy)}
         for step in plan.steps:
             if step.slot not in refused and (problem := self._append_blocks(step) or self._check(step)):
                 refused[step.slot] = problem
+            elif not invalid_targets.isdisjoint(step.new_blocks):
+                refused[step.slot] = "a copy to one of its KV blocks is out of range"
         return refused
+
+    def valid_copies(self, plan: StepPlan) -> list[BlockCopy]:
+        """The plan's copies without those that are out of range; ``apply`` refuses the steps that need the latter."""
+        return [copy for copy in plan.copies if self._is_valid(copy)]
 
     def slot_mapping(self, slots: Int64s, positions: Int64s) -> Int64s:
         """Where the K and V of each (slot, position) are stored: block * tokens per block + offset."""
@@ -88,6 +95,13 @@ class InputBatch:
             tokens, new.num_prompt_tokens, new.spans, new.sampling, num_given=len(tokens), length=len(tokens)
         )
         return None
+
+    def _is_valid(self, copy: BlockCopy) -> bool:
+        return (
+            0 <= copy.source < self._num_blocks
+            and 0 <= copy.target < self._num_blocks
+            and 0 < copy.num_tokens <= self._block_tokens
+        )
 
     def _append_blocks(self, step: SequenceStep) -> str:
         """Append the step's new blocks; a reason if they do not fit."""
@@ -107,7 +121,7 @@ class InputBatch:
         if step.num_tokens < 1 or step.start < 0 or end > slot.length:
             return f"the chunk [{step.start}, {end}) is not within its {slot.length} tokens"
         if step.sample and end != slot.length:
-            return "a token is asked for before the sequence's last"
+            return "the step samples, but its chunk does not end at the sequence's last token"
         if end > slot.num_blocks * self._block_tokens:
             return f"the chunk ends at {end}, beyond its {slot.num_blocks} KV blocks"
         if step.num_tokens == 1 and step.start >= slot.num_given:

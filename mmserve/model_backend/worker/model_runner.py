@@ -1,7 +1,8 @@
 """Runs step plans on one rank: ``launch`` issues a plan, ``collect`` returns its tokens.
 
-All ranks run the same plans and stay in lockstep: a problem of a single sequence is found by every rank before the
-first collective of a step, or reaches every rank with the broadcast of the tokens.
+All ranks run the same plans and must call the same collectives. So a problem of one sequence is handled in one of two
+ways: all ranks find it by the same check before the step's first collective and leave the sequence out, or rank 0 finds
+it, and the broadcast of the tokens has a negative number in place of the sequence's token.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from mmserve.model_backend.worker.forward_batch import ForwardBatch, build_forwa
 from mmserve.model_backend.worker.image_inputs import ImageEmbeddingWriter
 from mmserve.model_backend.worker.input_batch import InputBatch, Slot
 from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
-from mmserve.model_backend.worker.sampling.sampler import NOT_FINITE, Sampler, SampleRow
+from mmserve.model_backend.worker.sampling.sampler import FAILURES, Sampler, SampleRow
 from mmserve.runtime.errors import StartupError
 from mmserve.runtime.startup_timer import StartupTimer
 
@@ -51,7 +52,7 @@ class InFlight:
     sequences: Sequence[Slot] = ()
     """The sequences in ``slots``."""
     tokens: torch.Tensor | None = None
-    """int64 [S] on the device: token ids or NOT_FINITE."""
+    """int64 [S] on the device: token ids or keys of FAILURES."""
     logprobs: ModelLogprobs | None = None
     """On rank 0."""
     known_tokens: Sequence[int] | None = None
@@ -82,14 +83,14 @@ class ModelRunner:
         )
         startup_timer.end("packing")
         self._kv = kv_cache.allocate(deployment, tp, platform, self._attention, self.block_tokens)
-        self._table = InputBatch(
+        self._input_batch = InputBatch(
             deployment.config.max_num_seqs,
             deployment.max_model_len,
             self.num_blocks,
             self.block_tokens,
             self._vocab_size,
         )
-        config, max_blocks = deployment.config, self._table.blocks.shape[1]
+        config, max_blocks = deployment.config, self._input_batch.blocks.shape[1]
         limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs, max_blocks, self.block_tokens)
         self._metadata_builder = self._attention.builder(limits)
         self._executor = platform.executor(self._model, limits)
@@ -124,14 +125,14 @@ class ModelRunner:
         """Apply the plan's changes and issue its steps, without waiting for the result of an earlier plan.
 
         Steps read tokens that earlier plans sampled from ``last_token`` on the device. Two exceptions read the device:
-        a step with images waits for its copies, and logits processors that count tokens wait for those of earlier
-        plans. Plans must be collected in the order in which they were launched.
+        a step with images waits for its copies, and a step whose logits processors count tokens waits until the tokens
+        of earlier plans are known. Plans must be collected in the order in which they were launched.
         """
         in_flight = InFlight(plan.step_id, time.perf_counter())
-        refused = self._table.apply(plan)
+        refused = self._input_batch.apply(plan)
         self._update_sampler(plan, refused)
         in_flight.failures += [_failure(step.slot, refused[step.slot]) for step in plan.steps if step.slot in refused]
-        self._attention.copy_tokens(self._kv, plan.copies)
+        self._attention.copy_tokens(self._kv, self._input_batch.valid_copies(plan))
         if steps := [step for step in plan.steps if step.slot not in refused]:
             self._launch_steps(steps, in_flight)
         self._uncollected.append(in_flight)
@@ -145,8 +146,8 @@ class ModelRunner:
         chosen = self._record_tokens(in_flight)
         tokens, failures = [], in_flight.failures
         for slot, token_id in zip(in_flight.slots, chosen, strict=True):
-            if token_id == NOT_FINITE:
-                failures.append(_failure(slot, "the model's output is not finite"))
+            if token_id in FAILURES:
+                failures.append(_failure(slot, FAILURES[token_id]))
             else:
                 tokens.append((slot, (token_id,)))
         packed = in_flight.logprobs.pack(chosen) if in_flight.logprobs else ()
@@ -167,16 +168,23 @@ class ModelRunner:
             if new.slot not in refused:
                 tokens = np.frombuffer(new.token_ids, dtype=np.int64)
                 prompt, output = tokens[: new.num_prompt_tokens], tokens[new.num_prompt_tokens :]
-                self._sampler.add_slot(new.slot, new.sampling, prompt, output)
+                try:
+                    self._sampler.add_slot(new.slot, new.sampling, prompt, output)
+                except Exception as error:
+                    # Only rank 0 knows. The other ranks compute the step as well and get the failure as a token.
+                    if is_fatal_device_error(error):
+                        raise
+                    logger.exception("a logits processor failed")
+                    self._sampler.fail_slot(new.slot)
 
     def _launch_steps(self, steps: Sequence[SequenceStep], in_flight: InFlight) -> None:
         """Issue the steps; what comes of them is noted in ``in_flight``. At least one step."""
         try:
             batch = build_forward_batch(
-                self._table, steps, self._last_token, self._vocab_size, self._metadata_builder, self._positions
+                self._input_batch, steps, self._last_token, self._vocab_size, self._metadata_builder, self._positions
             )
             hidden = self._model.embed(batch.token_ids)
-            unread = self._image_writer.scatter(self._table, batch, hidden)
+            unread = self._image_writer.scatter(self._input_batch, batch, hidden)
             if not unread:
                 self._sample(batch, self._forward(batch, hidden), in_flight)
         except Exception as error:
@@ -209,7 +217,7 @@ class ModelRunner:
         """Sample on rank 0; every rank gets the tokens and keeps them as its slots' last ones."""
         if not (slots := batch.sample_slots):
             return
-        sequences = [self._table[slot] for slot in slots]
+        sequences = [self._input_batch[slot] for slot in slots]
         if self._sampler is not None and logits is not None:
             if any(map(self._sampler.needs_update, slots)):
                 for earlier in self._uncollected:
@@ -225,7 +233,7 @@ class ModelRunner:
             logprobs = None
             tokens = torch.empty(len(slots), dtype=torch.int64, device=self._platform.device)
         tokens = self._tp.broadcast(tokens)
-        # A row that is not finite gets token 0, so that a plan already in flight for its slot can still be computed.
+        # A row without a token gets token 0, so that a plan already in flight for its slot can still be computed.
         self._last_token.index_copy_(0, torch.tensor(slots, device=tokens.device), tokens.clamp(min=0))
         for sequence in sequences:
             sequence.length += 1
@@ -233,14 +241,14 @@ class ModelRunner:
         in_flight.tokens, in_flight.logprobs = tokens, logprobs
 
     def _record_tokens(self, in_flight: InFlight) -> Sequence[int]:
-        """The plan's tokens or NOT_FINITE. At the first call, waits for them and adds them to their sequences."""
+        """The plan's tokens or keys of FAILURES. At the first call, waits for them and adds them to their sequences."""
         if in_flight.known_tokens is None:
             in_flight.known_tokens = [] if in_flight.tokens is None else in_flight.tokens.tolist()
             for slot, sequence, token_id in zip(
                 in_flight.slots, in_flight.sequences, in_flight.known_tokens, strict=True
             ):
                 sequence.tokens.append(max(token_id, 0))
-                if self._sampler is not None and token_id != NOT_FINITE:
+                if self._sampler is not None and token_id not in FAILURES:
                     self._sampler.update(slot, (token_id,))
         return in_flight.known_tokens
 

@@ -134,7 +134,7 @@ def test_configs_written_by_transformers_are_read(tmp_path: Path, number: int) -
     assert spec.text.rope_scaling.kind == text.rope_parameters["rope_type"]
     assert spec.text.tie_embeddings == text.tie_word_embeddings
     assert spec.text.max_position == text.max_position_embeddings
-    assert spec.text.attention_bias == getattr(text, "attention_bias", False)
+    assert spec.text.qkv_bias == spec.text.attention_out_bias == getattr(text, "attention_bias", False)
     if spec.family == "llava":
         assert spec.image_token_id == 7
         assert spec.vision is not None

@@ -16,7 +16,7 @@ T = TypeVar("T")
 MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_TOP_K = 2**31 - 1
-"""More than any vocabulary, and the largest value that messages to the ranks carry."""
+"""More than any vocabulary. Messages to the ranks cannot carry integers of more than 64 bits."""
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Text = Annotated[str, Meta(min_length=1)]

@@ -7,6 +7,7 @@ from typing import Any
 from mmserve.checkpoint.spec import TextSpec
 from mmserve.model_backend.attention.interface import AttentionBackend
 from mmserve.model_backend.layers.context import LayerContext
+from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.loader.family import Family
 from mmserve.model_backend.models.llama import Llama
 
@@ -14,7 +15,7 @@ NAME_PREFIXES = (("model.", "text."), ("lm_head.", "text.lm_head."))
 
 
 def decoder(spec: TextSpec, attention: AttentionBackend[Any], context: LayerContext) -> Llama:
-    return Llama(spec, attention, context=context)
+    return Llama(spec, attention, Rotary(spec, context.dtype, context.device), context=context)
 
 
 FAMILY = Family(NAME_PREFIXES, decoder)

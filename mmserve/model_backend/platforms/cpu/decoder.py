@@ -60,8 +60,15 @@ class CompiledDecoder:
         self._weights, self._rotary = weights, weights.rotary
         self._layers = (_Layer * len(weights.layers))(
             *(
-                _Layer(attention_norm.data_ptr(), mlp_norm.data_ptr(), *map(_Matrix.of, linears))
-                for attention_norm, mlp_norm, *linears in weights.layers
+                _Layer(
+                    attention_norm=layer.attention_norm.data_ptr(),
+                    mlp_norm=layer.mlp_norm.data_ptr(),
+                    qkv=_Matrix.of(layer.qkv),
+                    out=_Matrix.of(layer.out),
+                    gate_up=_Matrix.of(layer.gate_up),
+                    down=_Matrix.of(layer.down),
+                )
+                for layer in weights.layers
             )
         )
         self._shape = ctypes.byref(
@@ -88,7 +95,7 @@ class CompiledDecoder:
 
 def compile_decoder(kernels: ctypes.CDLL, weights: DecoderWeights) -> CompiledDecoder | None:
     """None if the kernels cannot compute every part of this decoder in one call."""
-    linears = (linear for layer in weights.layers for linear in layer[2:])
+    linears = (linear for layer in weights.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down))
     compilable = (
         weights.tp_size == 1
         and isinstance(weights.attention, PagedCpuAttention)

@@ -36,7 +36,7 @@ class KernelLinear(PlainLinear):
     def __init__(self, kernels: ctypes.CDLL, shape: LinearShape) -> None:
         super().__init__(shape, torch.float32, _CPU)
         self._kernels = kernels
-        self.out_size, self.in_size, _ = shape
+        self.out_size, self.in_size = shape.out_size, shape.in_size
 
     def finish_loading(self) -> None:
         self.packed = self._pack(self.weight)

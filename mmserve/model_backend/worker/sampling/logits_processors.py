@@ -21,7 +21,12 @@ Int64s = npt.NDArray[np.int64]
 
 
 class LogitsProcessor(Protocol):
-    """Owns the state of the slots that it applies to; slots whose parameters do not need it cost nothing."""
+    """Owns the state of the slots that it applies to; slots whose parameters do not need it cost nothing.
+
+    ``add_slot`` may raise: only that sequence fails, and the slot is removed from all processors. An error in ``apply``
+    fails all sequences of the step; with several ranks the engine restarts. ``remove_slot`` and ``update`` must not
+    raise: that ends the rank.
+    """
 
     def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> bool:
         """A sequence enters a free slot, with the output that it has already (after preemption or a restart).

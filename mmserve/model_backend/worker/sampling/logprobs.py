@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from mmserve.messages.logprobs import MAX_TOP, pack
-from mmserve.model_backend.worker.sampling.sampler import NOT_FINITE, SampleRow
+from mmserve.model_backend.worker.sampling.sampler import SampleRow
 
 
 class ModelLogprobs:
@@ -27,7 +27,7 @@ class ModelLogprobs:
         self._top: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def compute(self, chosen: torch.Tensor) -> None:
-        """``chosen``: int64 [S], the sampled token of every row or NOT_FINITE. Does not wait for the device."""
+        """``chosen``: int64 [S], each row's token, negative if it has none. Does not wait for the device."""
         if self._logits is None:
             return
         logprobs = torch.log_softmax(self._logits, dim=-1, dtype=torch.float32)
@@ -48,7 +48,7 @@ class ModelLogprobs:
         return [
             (index, pack([(chosen[index], logprob), *pairs[:top]]))
             for (index, top), logprob, pairs in zip(self._requested, self._own.tolist(), likely, strict=True)
-            if chosen[index] != NOT_FINITE
+            if chosen[index] >= 0
         ]
 
 

@@ -15,8 +15,13 @@ from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.worker.sampling.counter_random import uniform
 from mmserve.model_backend.worker.sampling.logits_processors import Int64s, LogitsProcessor, make_processors
 
-NOT_FINITE = -1
-"""In place of a token id: the row's logits are not finite."""
+NOT_FINITE, NO_TOKEN_ALLOWED, PROCESSOR_FAILED = -1, -2, -3
+"""In place of a token id, all of which are 0 or more: the row has no token."""
+FAILURES = {
+    NOT_FINITE: "the model's output is not finite",
+    NO_TOKEN_ALLOWED: "no token is allowed: the request's parameters ban all of them",
+    PROCESSOR_FAILED: "internal error: a logits processor failed",
+}
 _GREEDY_BELOW = 1e-5
 _TOP_P_HEAD = 256
 """Most likely tokens looked at first for top-p; the whole row is sorted only when they do not cover it."""
@@ -37,6 +42,8 @@ class Sampler:
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._processors = make_processors(vocab_size, device)
         self._to_update: dict[int, list[LogitsProcessor]] = {}
+        self._failed: set[int] = set()
+        """Slots that get no token, because a processor failed in ``add_slot``."""
 
     def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> None:
         """A sequence enters the slot; what an earlier one left there is forgotten."""
@@ -44,9 +51,15 @@ class Sampler:
         if updated := [each for each in self._processors if each.add_slot(slot, sampling, prompt, output)]:
             self._to_update[slot] = updated
 
+    def fail_slot(self, slot: int) -> None:
+        """``add_slot`` has raised: the slot gets PROCESSOR_FAILED in place of every token, until it is removed."""
+        self.remove_slot(slot)
+        self._failed.add(slot)
+
     def remove_slot(self, slot: int) -> None:
         """The slot's sequence has left."""
         self._to_update.pop(slot, None)
+        self._failed.discard(slot)
         for processor in self._processors:
             processor.remove_slot(slot)
 
@@ -60,17 +73,21 @@ class Sampler:
         return slot in self._to_update
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-        """[S, vocab] and their rows -> int64 [S]: token ids, or NOT_FINITE. May change ``logits``."""
+        """[S, vocab] and their rows -> int64 [S]: token ids or keys of FAILURES. May change ``logits``."""
         logits = logits.float()
         finite = torch.isfinite(logits.sum(dim=-1))
         slots = [row.slot for row in rows]
         for processor in self._processors:
             processor.apply(logits, slots)
         chosen = _argmax(logits)
+        none_allowed = logits.gather(1, chosen[:, None]).squeeze(1) == float("-inf")
         random = [index for index, row in enumerate(rows) if row.sampling.temperature >= _GREEDY_BELOW]
         if random:
             chosen[random] = _draw(logits[random], [rows[index] for index in random])
-        return chosen.masked_fill_(~finite, NOT_FINITE)
+        chosen.masked_fill_(none_allowed, NO_TOKEN_ALLOWED).masked_fill_(~finite, NOT_FINITE)
+        if self._failed:
+            chosen[[index for index, slot in enumerate(slots) if slot in self._failed]] = PROCESSOR_FAILED
+        return chosen
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:

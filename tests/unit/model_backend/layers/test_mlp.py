@@ -20,7 +20,7 @@ def test_many_rows_computed_in_parts_equal_each_row_alone(tmp_path: Path) -> Non
     context = TorchPlatform(torch.device("cpu"), torch.float32).layer_context(TpGroup())
     mlp = GatedMlp(spec, context=replace(context, max_mlp_rows=512))
     torch.manual_seed(0)
-    for _, target in mlp.targets(""):
+    for _, target in mlp.targets():
         target.into.normal_(std=0.2)
     rows = 2 * 512 + 3
     x, residual = torch.randn(rows, spec.hidden_size), torch.randn(rows, spec.hidden_size)

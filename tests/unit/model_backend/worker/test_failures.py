@@ -14,8 +14,9 @@ from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.ipc.arena import Arena
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.sampling import SamplingParams
-from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
+from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep, StepPlan
 from mmserve.model_backend.worker.model_runner import ModelRunner
+from mmserve.model_backend.worker.sampling.logits_processors import LogitBias
 from mmserve.runtime.errors import StartupError
 from tests.fakes.checkpoints import IMAGE, make_llama, make_llava
 from tests.fakes.embeddings import prompt_with_images, put_rows
@@ -159,6 +160,47 @@ def test_a_step_that_does_not_fit_its_sequence_fails(
     result = runner.step(plan)
     assert result.tokens == ((0, (good_output[0],)),)
     assert [failure.slot for failure in result.failures] == [bad.slot]
+
+
+@pytest.mark.parametrize(("source", "num_tokens"), [(100_000, 3), (-1, 3), (2, 17), (2, 0)])
+def test_a_copy_that_is_out_of_range_fails_the_sequence_that_needs_it(
+    directory: Path, good_output: list[int], source: int, num_tokens: int
+) -> None:
+    runner = make_runner(directory)
+    copies = (BlockCopy(source=source, target=9, num_tokens=num_tokens),)
+    steps = (step(0, 0, 30, (0, 1)), step(1, 0, 3, (9,)))
+    result = runner.step(StepPlan(step_id=1, new=(new(0, GOOD), new(1, [4, 5, 6])), copies=copies, steps=steps))
+    assert result.tokens == ((0, (good_output[0],)),)
+    assert [failure.slot for failure in result.failures] == [1]
+
+
+def test_a_logits_processor_that_cannot_add_a_sequence_fails_only_that_sequence(
+    directory: Path, good_output: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(make_runner(directory).step)
+
+    def broken(*_: object) -> bool:
+        raise RuntimeError("no such grammar")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LogitBias, "add_slot", broken)
+        driver.add(1, GOOD[:9], sampling=SamplingParams(max_tokens=9, presence_penalty=1.0))
+        driver.step()
+    assert "logits processor" in driver.failures[1].message
+    sequences = [driver.add(slot, GOOD) for slot in (0, 1)]
+    driver.run(6)
+    assert [sequence.output for sequence in sequences] == [good_output] * 2
+
+
+def test_a_sequence_of_which_all_tokens_are_banned_fails(directory: Path, good_output: list[int]) -> None:
+    driver = Driver(make_runner(directory).step)
+    healthy = driver.add(0, GOOD)
+    every_token = tuple(range(1000))
+    driver.add(1, GOOD, sampling=SamplingParams(max_tokens=9, min_tokens=2, stop_token_ids=every_token, logprobs=1))
+    driver.step()
+    assert "no token is allowed" in driver.failures[1].message
+    driver.run(6)
+    assert healthy.output == good_output
 
 
 def test_malformed_new_sequences_fail(directory: Path, good_output: list[int]) -> None:

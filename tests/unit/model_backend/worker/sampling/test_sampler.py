@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.sampling import SamplingParams
-from mmserve.model_backend.worker.sampling.sampler import NOT_FINITE, Sampler, SampleRow
+from mmserve.model_backend.worker.sampling.sampler import NO_TOKEN_ALLOWED, NOT_FINITE, Sampler, SampleRow
 
 VOCAB = 600
 
@@ -125,6 +125,15 @@ def test_logits_that_are_not_finite_fail_only_their_row(bad: float) -> None:
     values = logits({5: 1.0}, {6: bad}, {7: 9.0})
     rows = [row(temperature=0.0), row(top_p=0.9, seed=1), row(temperature=0.0)]
     assert sample(values, rows) == [5, NOT_FINITE, 7]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_of_which_all_tokens_are_banned_gets_none(temperature: float) -> None:
+    values = logits({5: 1.0}, {6: 1.0}, {7: 9.0})
+    stops = tuple(range(VOCAB))
+    banned = row(temperature=temperature, top_p=0.9, top_k=5, seed=1, min_tokens=2, stop_token_ids=stops)
+    rows = [row(temperature=0.0), banned, row(temperature=0.0)]
+    assert sample(values, rows) == [5, NO_TOKEN_ALLOWED, 7]
 
 
 params_of_a_row = st.builds(
