@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from mmserve.checkpoint.load import load
 from mmserve.config.config import Config
@@ -23,7 +23,7 @@ from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker.model_runner import ModelRunner
 
 BLOCK_TOKENS = 16
-"""KV block size of the attention backends for a CPU."""
+"""KV block size of the attention backends for a CPU, for sizes that are needed before there is a runner."""
 GREEDY = SamplingParams(max_tokens=1000, temperature=0.0)
 
 
@@ -84,11 +84,20 @@ class Running:
         return self.tokens[self.num_prompt :]
 
 
-class Driver:
-    """Plans steps for the sequences it holds; ``step`` is a ModelRunner's (or all ranks') step."""
+class Engine(Protocol):
+    """A ModelRunner, or all ranks of a server."""
 
-    def __init__(self, step: Callable[[StepPlan], StepResult], chunk: int = 1000) -> None:
-        self._step, self.chunk = step, chunk
+    @property
+    def block_tokens(self) -> int: ...
+
+    def step(self, plan: StepPlan) -> StepResult: ...
+
+
+class Driver:
+    """Plans steps for the sequences that are added to it, of up to ``chunk`` tokens of each."""
+
+    def __init__(self, engine: Engine, chunk: int = 1000) -> None:
+        self._engine, self.chunk = engine, chunk
         self._new_blocks = itertools.count()
         self._step_id = 0
         self.running: list[Running] = []
@@ -97,7 +106,7 @@ class Driver:
 
     def add(self, slot: int, prompt: Sequence[int], **settings: Any) -> Running:
         sequence = Running(slot, list(prompt), settings.pop("num_prompt", len(prompt)), **settings)
-        sequence.computed = len(sequence.shared) * BLOCK_TOKENS + sequence.copied[1]
+        sequence.computed = len(sequence.shared) * self._engine.block_tokens + sequence.copied[1]
         self.running.append(sequence)
         return sequence
 
@@ -122,7 +131,7 @@ class Driver:
         )
         self._step_id += 1
         self.freed = []
-        result = self._step(plan)
+        result = self._engine.step(plan)
         by_slot = {sequence.slot: sequence for sequence in self.running}
         for slot, tokens in result.tokens:
             by_slot[slot].tokens += tokens
@@ -133,10 +142,14 @@ class Driver:
             self.drop(by_slot[failure.slot])
         return result
 
-    def run(self, num_tokens: int) -> None:
-        """Step until every sequence has ``num_tokens`` of output; free each one that has."""
+    def run(self, num_tokens: int, may_fail: Container[int] = ()) -> None:
+        """Step until every sequence has ``num_tokens`` of output; free each one that has.
+
+        Raises AssertionError if a sequence fails whose slot is not in ``may_fail``.
+        """
         while self.running:
-            self.step()
+            unexpected = [failure for failure in self.step().failures if failure.slot not in may_fail]
+            assert not unexpected, unexpected
             for sequence in [s for s in self.running if len(s.output) >= num_tokens]:
                 self.drop(sequence)
 
@@ -156,7 +169,7 @@ class Driver:
         end = start + num_tokens
         fresh = list(sequence.shared) if not sequence.known else []
         sequence.blocks += fresh
-        while len(sequence.blocks) * BLOCK_TOKENS < end:
+        while len(sequence.blocks) * self._engine.block_tokens < end:
             block = sequence.recycled.pop(0) if sequence.recycled else next(self._new_blocks)
             sequence.blocks.append(block)
             fresh.append(block)

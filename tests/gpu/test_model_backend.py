@@ -58,7 +58,7 @@ def test_after_a_refused_registration_kernels_run(arena: Arena, caplog: pytest.L
 def test_tokens_equal_transformers(tmp_path: Path, chunk: int) -> None:
     directory = make_llama(tmp_path)
     model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).cuda()
-    driver = Driver(make_runner(directory, device="cuda", max_model_len=400).step, chunk=chunk)
+    driver = Driver(make_runner(directory, device="cuda", max_model_len=400), chunk=chunk)
     texts = prompts(1, 17, 70, 330)
     asking = SamplingParams(max_tokens=1000, temperature=0.0, logprobs=5)
     sequences = [driver.add(slot, prompt, sampling=asking) for slot, prompt in enumerate(texts)]
@@ -84,7 +84,7 @@ def test_image_rows_and_spliced_tokens(tmp_path: Path, arena: Arena) -> None:
     first, end = put_rows(arena, rows[0], 0)
     second, _ = put_rows(arena, rows[1], end)
     prompt, spans = prompt_with_images(ids, [first, second], image_id=IMAGE, num_tokens=16)
-    driver = Driver(make_runner(directory, arena, device="cuda").step, chunk=11)
+    driver = Driver(make_runner(directory, arena, device="cuda"), chunk=11)
     sequence = driver.add(0, prompt, spans=spans)
     driver.run(10)
     tokens = torch.tensor([ids]).cuda()
@@ -104,7 +104,7 @@ def test_half_precision_with_a_measured_cache(tmp_path: Path, dtype: str) -> Non
     runner = make_runner(make_llama(tmp_path), device="cuda", dtype=dtype, kv_tokens=None)
     runner.warm_up()
     assert runner.num_blocks == 2 * 8 * 16, "as much as all slots can use, twice"
-    driver = Driver(runner.step, chunk=20)
+    driver = Driver(runner, chunk=20)
     drawn = SamplingParams(max_tokens=20, temperature=0.8, top_p=0.9, top_k=20, seed=3)
     sequences = [driver.add(slot, prompt, sampling=drawn) for slot, prompt in enumerate(prompts(50, 3))]
     driver.run(10)

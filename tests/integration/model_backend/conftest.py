@@ -35,6 +35,10 @@ class Ranks:
     ready: RankReady
     details: list[dict[str, Any]]
 
+    @property
+    def block_tokens(self) -> int:
+        return self.ready.block_tokens
+
     def send(self, plan: StepPlan) -> None:
         for sender in self.senders:
             sender.send(plan)

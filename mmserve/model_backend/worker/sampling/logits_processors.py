@@ -43,8 +43,11 @@ class LogitsProcessor(Protocol):
         """The slot's sequence got these output tokens."""
         ...
 
-    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> None:
-        """Change float32 logits [S, vocab] in place; row i belongs to ``slots[i]``."""
+    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> bool:
+        """Change float32 logits [S, vocab] in place; row i belongs to ``slots[i]``.
+
+        True if tokens were banned, that is set to -inf. Only then is each row checked for a token that is left.
+        """
         ...
 
 
@@ -84,14 +87,15 @@ class Penalties:
             for token_id in token_ids:
                 occurrence.add(token_id)
 
-    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> None:
+    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> bool:
         if not (self._repetition or self._occurrence):
-            return
+            return False
         for row, slot in enumerate(slots):
             if repetition := self._repetition.get(slot):
                 repetition.apply(logits[row])
             if occurrence := self._occurrence.get(slot):
                 occurrence.apply(logits[row])
+        return False
 
     def _in_vocabulary(self, tokens: Int64s) -> Int64s:
         return tokens[(tokens >= 0) & (tokens < self._vocab_size)]
@@ -116,13 +120,14 @@ class LogitBias:
     def update(self, slot: int, token_ids: Sequence[int]) -> None:
         """A bias does not depend on the output."""
 
-    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> None:
+    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> bool:
         if not self._biases:
-            return
+            return False
         for row, slot in enumerate(slots):
             if bias := self._biases.get(slot):
                 ids, values = bias
                 logits[row].index_add_(0, ids, values)
+        return False
 
 
 class MinTokens:
@@ -152,12 +157,13 @@ class MinTokens:
         else:
             self._num_left[slot] = num_left - len(token_ids)
 
-    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> None:
+    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> bool:
         if not self._banned:
-            return
+            return False
         for row, slot in enumerate(slots):
             if (banned := self._banned.get(slot)) is not None:
                 logits[row].index_fill_(0, banned, float("-inf"))
+        return True
 
 
 class _RepetitionPenalty:

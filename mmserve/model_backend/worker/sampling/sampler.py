@@ -77,14 +77,15 @@ class Sampler:
         logits = logits.float()
         finite = torch.isfinite(logits.sum(dim=-1))
         slots = [row.slot for row in rows]
-        for processor in self._processors:
-            processor.apply(logits, slots)
+        banned = [processor.apply(logits, slots) for processor in self._processors]
         chosen = _argmax(logits)
-        none_allowed = logits.gather(1, chosen[:, None]).squeeze(1) == float("-inf")
+        none_allowed = logits.gather(1, chosen[:, None]).squeeze(1) == float("-inf") if any(banned) else None
         random = [index for index, row in enumerate(rows) if row.sampling.temperature >= _GREEDY_BELOW]
         if random:
             chosen[random] = _draw(logits[random], [rows[index] for index in random])
-        chosen.masked_fill_(none_allowed, NO_TOKEN_ALLOWED).masked_fill_(~finite, NOT_FINITE)
+        if none_allowed is not None:
+            chosen.masked_fill_(none_allowed, NO_TOKEN_ALLOWED)
+        chosen.masked_fill_(~finite, NOT_FINITE)
         if self._failed:
             chosen[[index for index, slot in enumerate(slots) if slot in self._failed]] = PROCESSOR_FAILED
         return chosen

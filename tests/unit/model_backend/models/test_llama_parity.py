@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 Checkpoints = Callable[[str], Path]
+NewRunner = Callable[..., ModelRunner]
+
+
+@pytest.fixture(scope="module", params=["cpu", "reference"])
+def new_runner(request: pytest.FixtureRequest) -> NewRunner:
+    """``make_runner`` on the CPU's platform, then in plain torch: what a GPU runs, and a CPU without a compiler."""
+    reference = TorchPlatform(torch.device("cpu"), torch.float32)
+    return partial(make_runner, platform=reference) if request.param == "reference" else make_runner
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +61,11 @@ def prompts(*lengths: int) -> list[list[int]]:
 
 
 def expected(directory: Path, prompt: list[int], num_tokens: int) -> list[int]:
+    return _generated(directory, tuple(prompt), num_tokens)
+
+
+@cache
+def _generated(directory: Path, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
     model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
     ids = torch.tensor([prompt])
     out = model.generate(
@@ -62,29 +75,20 @@ def expected(directory: Path, prompt: list[int], num_tokens: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", list(CONFIGS))
-def test_prompts_of_mixed_lengths_computed_in_chunks(checkpoints: Checkpoints, name: str) -> None:
+def test_prompts_of_mixed_lengths_computed_in_chunks(
+    new_runner: NewRunner, checkpoints: Checkpoints, name: str
+) -> None:
     directory = checkpoints(name)
-    driver = Driver(make_runner(directory).step, chunk=20)
+    driver = Driver(new_runner(directory), chunk=20)
     texts = prompts(1, 5, 16, 17, 70)
     sequences = [driver.add(slot, prompt) for slot, prompt in enumerate(texts)]
     driver.run(24)
     assert [s.output[:24] for s in sequences] == [expected(directory, prompt, 24) for prompt in texts]
 
 
-@pytest.mark.parametrize("name", ["grouped", "biased", "in-panels"])
-def test_the_reference_platform_writes_the_same_tokens(checkpoints: Checkpoints, name: str) -> None:
-    """Plain torch, layer by layer: what a GPU runs, and a CPU without a compiler."""
-    directory, platform = checkpoints(name), TorchPlatform(torch.device("cpu"), torch.float32)
-    driver = Driver(make_runner(directory, platform=platform).step, chunk=20)
-    texts = prompts(1, 17, 70)
-    sequences = [driver.add(slot, prompt) for slot, prompt in enumerate(texts)]
-    driver.run(12)
-    assert [s.output[:12] for s in sequences] == [expected(directory, prompt, 12) for prompt in texts]
-
-
-def test_long_and_short_contexts_decode_together(checkpoints: Checkpoints) -> None:
+def test_long_and_short_contexts_decode_together(new_runner: NewRunner, checkpoints: Checkpoints) -> None:
     directory = checkpoints("grouped")
-    driver = Driver(make_runner(directory, max_model_len=400).step)
+    driver = Driver(new_runner(directory, max_model_len=400))
     texts = prompts(330, 3, 310, 40, 2)
     sequences = [driver.add(slot, prompt) for slot, prompt in enumerate(texts)]
     driver.run(12)
@@ -92,9 +96,9 @@ def test_long_and_short_contexts_decode_together(checkpoints: Checkpoints) -> No
 
 
 @pytest.mark.parametrize("lengths", [(48, 9, 1), (39, 12, 7)], ids=["of whole blocks", "that ends within a block"])
-def test_prefix_cache_hit(checkpoints: Checkpoints, lengths: tuple[int, int, int]) -> None:
+def test_prefix_cache_hit(new_runner: NewRunner, checkpoints: Checkpoints, lengths: tuple[int, int, int]) -> None:
     directory = checkpoints("grouped")
-    driver = Driver(make_runner(directory).step, chunk=30)
+    driver = Driver(new_runner(directory), chunk=30)
     shared, tail, other_tail = prompts(*lengths)
     first = driver.add(0, shared + tail)
     driver.run(5)
@@ -110,9 +114,9 @@ def test_prefix_cache_hit(checkpoints: Checkpoints, lengths: tuple[int, int, int
     assert [s.blocks[num_whole] for s in hits].count(source) == 0
 
 
-def test_preempted_and_resumed(checkpoints: Checkpoints) -> None:
+def test_preempted_and_resumed(new_runner: NewRunner, checkpoints: Checkpoints) -> None:
     directory = checkpoints("grouped")
-    driver = Driver(make_runner(directory).step, chunk=16)
+    driver = Driver(new_runner(directory), chunk=16)
     texts = prompts(30, 10)
     victim, other = (driver.add(slot, prompt) for slot, prompt in enumerate(texts))
     while len(victim.output) < 6:
@@ -126,10 +130,10 @@ def test_preempted_and_resumed(checkpoints: Checkpoints) -> None:
 
 
 @pytest.fixture(scope="module")
-def scheduled(checkpoints: Checkpoints) -> tuple[ModelRunner, list[tuple[list[int], list[int]]]]:
+def scheduled(new_runner: NewRunner, checkpoints: Checkpoints) -> tuple[ModelRunner, list[tuple[list[int], list[int]]]]:
     """A runner shared by all examples, with stale slots and blocks; prompts and their expected tokens."""
     directory = checkpoints("grouped")
-    return make_runner(directory), [(prompt, expected(directory, prompt, 8)) for prompt in prompts(3, 16, 37, 65)]
+    return new_runner(directory), [(prompt, expected(directory, prompt, 8)) for prompt in prompts(3, 16, 37, 65)]
 
 
 Events = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3), st.booleans()), min_size=1, max_size=12)
@@ -140,7 +144,7 @@ Events = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3), st.booleans()
 def test_any_schedule(scheduled: tuple[ModelRunner, list[tuple[list[int], list[int]]]], events: Any) -> None:
     """Sequences arrive and are preempted between steps of any chunk size; the tokens stay the same."""
     runner, texts = scheduled
-    driver = Driver(runner.step)
+    driver = Driver(runner)
     current: dict[int, Running] = {}
     for chunk, index, preempt in events:
         driver.chunk = chunk
@@ -156,9 +160,9 @@ def test_any_schedule(scheduled: tuple[ModelRunner, list[tuple[list[int], list[i
     assert {i: s.output[:8] for i, s in current.items()} == {i: texts[i][1] for i in current}
 
 
-def test_a_slot_is_reused_in_the_plan_that_frees_it(checkpoints: Checkpoints) -> None:
+def test_a_slot_is_reused_in_the_plan_that_frees_it(new_runner: NewRunner, checkpoints: Checkpoints) -> None:
     directory = checkpoints("grouped")
-    driver = Driver(make_runner(directory).step)
+    driver = Driver(new_runner(directory))
     first_text, second_text = prompts(20, 33)
     first = driver.add(0, first_text)
     driver.step()
@@ -168,13 +172,13 @@ def test_a_slot_is_reused_in_the_plan_that_frees_it(checkpoints: Checkpoints) ->
     assert second.output == expected(directory, second_text, 8)
 
 
-def test_sharded_checkpoint_and_warm_up(checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_sharded_checkpoint_and_warm_up(new_runner: NewRunner, checkpoints: Checkpoints, tmp_path: Path) -> None:
     source = checkpoints("tied")
     LlamaForCausalLM.from_pretrained(source).save_pretrained(tmp_path, max_shard_size="60KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    runner = make_runner(tmp_path)
+    runner = new_runner(tmp_path)
     runner.warm_up()
-    driver = Driver(runner.step)
+    driver = Driver(runner)
     [text] = prompts(12)
     sequence = driver.add(0, text)
     driver.run(6)
@@ -182,12 +186,14 @@ def test_sharded_checkpoint_and_warm_up(checkpoints: Checkpoints, tmp_path: Path
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_stored_head_is_used_although_the_config_ties_it(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_a_stored_head_is_used_although_the_config_ties_it(
+    new_runner: NewRunner, tmp_path: Path, dtype: torch.dtype
+) -> None:
     """Some fine-tuned checkpoints have one; transformers uses it as well."""
     directory = make_llama(tmp_path, dtype=dtype)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
-    driver = Driver(make_runner(directory).step)
+    driver = Driver(new_runner(directory))
     prompt = prompts(9)[0]
     sequence = driver.add(0, prompt)
     driver.run(24)

@@ -66,7 +66,7 @@ def test_tokens_equal_transformers_with_images_of_several_sizes(directory: Path,
     model = LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
     processor = AutoProcessor.from_pretrained(directory, use_fast=False)
     tower = tower_of(directory)
-    driver = Driver(make_runner(directory, arena).step, chunk=chunk)
+    driver = Driver(make_runner(directory, arena), chunk=chunk)
     sequences, expected, offset = [], [], 0
     for slot, text in enumerate(TEXTS):
         pictures = [picture(slot + index) for index in range(text.count("<image>"))]

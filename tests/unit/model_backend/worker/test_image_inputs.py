@@ -57,7 +57,7 @@ def test_only_rows_of_the_chunk_are_read(tmp_path: Path, arena: Arena, monkeypat
         return rows(writer, span, first, end)
 
     monkeypatch.setattr(ImageEmbeddingWriter, "_rows", note)
-    driver = Driver(make_runner(make_llava(tmp_path), arena).step, chunk=10)
+    driver = Driver(make_runner(make_llava(tmp_path), arena), chunk=10)
     driver.add(0, prompt, spans=spans)
     driver.run(3)
     assert read == [(0, 9), (9, 16)], "rows of the first chunk, of the second, and none for later tokens"
@@ -88,14 +88,14 @@ def test_a_handle_that_becomes_stale_during_the_copy_fails_only_its_sequence(
     tmp_path: Path, arena: Arena, at: str
 ) -> None:
     directory = make_llava(tmp_path)
-    alone = Driver(make_runner(directory).step)
+    alone = Driver(make_runner(directory))
     expected = alone.add(0, list(range(10, 40)))
     alone.run(4)
     handle, _ = put_rows(arena, torch.randn(16, HIDDEN), 0)
     prompt, spans = prompt_with_images([5, *[IMAGE] * 16, 6], [handle], image_id=IMAGE, num_tokens=16)
     restarting = _Restarting.attach(arena.fd)
     restarting.at = at
-    driver = Driver(make_runner(directory, restarting).step)
+    driver = Driver(make_runner(directory, restarting))
     driver.add(1, prompt, spans=spans)
     healthy = driver.add(0, list(range(10, 40)))
     assert [failure.media_lost for failure in driver.step().failures] == [True]

@@ -42,7 +42,7 @@ def expected(directory: Path, form: str, prompt: list[int], num_tokens: int) -> 
 def test_tokens_equal_transformers_with_the_rounded_weights(tmp_path: Path, form: Any) -> None:
     directory = make_llama(tmp_path, tie_word_embeddings=True, **SHAPE)
     config = Config(model=str(directory), max_num_seqs=8, quantization=form)
-    driver = Driver(make_runner(directory, config=config).step, chunk=20)
+    driver = Driver(make_runner(directory, config=config), chunk=20)
     prompts = [[(7 * i + 11 * n) % (VOCAB - 4) + 4 for i in range(length)] for n, length in enumerate((1, 5, 33, 70))]
     sequences = [driver.add(slot, prompt) for slot, prompt in enumerate(prompts)]
     driver.run(12)

@@ -141,7 +141,7 @@ def asking(top: int, **params: Any) -> SamplingParams:
 @pytest.mark.parametrize("chunk", [1000, 20], ids=["whole", "chunked"])
 def test_one_sequence_alone_equals_transformers(directory: Path, chunk: int) -> None:
     for prompt in prompts(1, 70):
-        driver = Driver(make_runner(directory).step, chunk=chunk)
+        driver = Driver(make_runner(directory), chunk=chunk)
         sequence = driver.add(0, prompt, sampling=asking(5, temperature=0.0))
         driver.run(NUM_NEW)
         check_logprobs(directory, prompt, sequence.output, sequence.logprobs)
@@ -149,7 +149,7 @@ def test_one_sequence_alone_equals_transformers(directory: Path, chunk: int) -> 
 
 @pytest.mark.parametrize("chunk", [1000, 20], ids=["whole", "chunked"])
 def test_sequences_with_different_parameters_in_one_batch_equal_transformers(directory: Path, chunk: int) -> None:
-    driver = Driver(make_runner(directory).step, chunk=chunk)
+    driver = Driver(make_runner(directory), chunk=chunk)
     params = [
         asking(5, temperature=0.0),
         asking(20, temperature=1.3, top_p=0.9, seed=4),
@@ -167,7 +167,7 @@ def test_sequences_with_different_parameters_in_one_batch_equal_transformers(dir
 
 
 def test_a_sequence_with_a_prefix_hit_equals_transformers(directory: Path) -> None:
-    driver = Driver(make_runner(directory).step, chunk=30)
+    driver = Driver(make_runner(directory), chunk=30)
     shared, tail, other_tail = prompts(39, 12, 7)
     first = driver.add(0, shared + tail)
     driver.run(5)
@@ -184,7 +184,7 @@ def test_a_sequence_with_a_prefix_hit_equals_transformers(directory: Path) -> No
 
 
 def test_after_preemption_only_new_tokens_are_reported(directory: Path) -> None:
-    driver = Driver(make_runner(directory).step, chunk=16)
+    driver = Driver(make_runner(directory), chunk=16)
     [prompt] = prompts(30)
     victim = driver.add(0, prompt, sampling=asking(5, seed=8))
     while len(victim.output) < 6:
