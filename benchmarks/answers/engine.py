@@ -24,7 +24,7 @@ from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker.forward_batch import ForwardBatch
 from mmserve.model_backend.worker.model_runner import ModelRunner
-from mmserve.supervisor import machine, plan
+from mmserve.supervisor.startup import machine, plan
 
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 

@@ -14,10 +14,10 @@ from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.supervisor import machine, plan
 from mmserve.supervisor.child_process import Child, InheritedFds, spawn
 from mmserve.supervisor.run import arena_of, find_model
-from mmserve.supervisor.run_directory import run_directory
+from mmserve.supervisor.startup import machine, plan
+from mmserve.supervisor.startup.run_directory import run_directory
 from mmserve.supervisor.topology import members, topology
 
 _READY_S = 30.0

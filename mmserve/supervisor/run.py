@@ -24,11 +24,11 @@ from mmserve.ipc.arena import HUGE_PAGE_NBYTES, Arena, file_nbytes
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.runtime import log
 from mmserve.runtime.errors import StartupError
-from mmserve.supervisor import machine, plan
 from mmserve.supervisor.child_process import Child, InheritedFds
-from mmserve.supervisor.kernel_build import building
-from mmserve.supervisor.listen import listen, url_of
-from mmserve.supervisor.run_directory import run_directory
+from mmserve.supervisor.startup import machine, plan
+from mmserve.supervisor.startup.kernel_build import building
+from mmserve.supervisor.startup.listen import listen, url_of
+from mmserve.supervisor.startup.run_directory import run_directory
 from mmserve.supervisor.status_publisher import StatusPublisher
 from mmserve.supervisor.supervisor import Interrupted, Supervisor
 from mmserve.supervisor.topology import Topology, render, topology

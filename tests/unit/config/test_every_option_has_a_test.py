@@ -11,7 +11,7 @@ import pytest
 from mmserve.config.options import OPTIONS
 
 TESTS = Path(__file__).parents[2]
-PLAN = "unit/supervisor/test_plan.py"
+PLAN = "unit/supervisor/startup/test_plan.py"
 LIFE = "integration/supervisor/test_life.py"
 OPERATIONS = "integration/httpserver/test_operations.py"
 BUDGETS = "integration/httpserver/test_budgets.py"

@@ -17,7 +17,7 @@ from mmserve.config.config import Config
 from mmserve.config.deployment import DTYPE_BYTES, Deployment
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.runtime.errors import StartupError
-from mmserve.supervisor.machine import Machine
+from mmserve.supervisor.startup.machine import Machine
 
 GIB = 1 << 30
 _TEXT_ARENA_NBYTES = 1 << 20

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmserve.supervisor.machine import allow_descriptors, container_memory_bytes, look, num_cores
+from mmserve.supervisor.startup.machine import allow_descriptors, container_memory_bytes, look, num_cores
 
 
 def _cgroup(directory: Path, **files: str) -> None:

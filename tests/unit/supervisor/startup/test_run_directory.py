@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mmserve.runtime.errors import StartupError
-from mmserve.supervisor.run_directory import run_directory, sweep
+from mmserve.supervisor.startup.run_directory import run_directory, sweep
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from mmserve.checkpoint.spec import ModelSpec, TextSpec, VisionSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.runtime.errors import StartupError
-from mmserve.supervisor import plan
-from mmserve.supervisor.machine import Machine
+from mmserve.supervisor.startup import plan
+from mmserve.supervisor.startup.machine import Machine
 from mmserve.supervisor.topology import members, render, topology
 
 GIB = plan.GIB

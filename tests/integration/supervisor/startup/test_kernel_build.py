@@ -10,7 +10,7 @@ import pytest
 
 from mmserve.config.deployment import Deployment
 from mmserve.model_backend.platforms.cpu import build
-from mmserve.supervisor.kernel_build import building
+from mmserve.supervisor.startup.kernel_build import building
 from tests.fakes.cache import until
 from tests.fakes.http_services import make_deployment
 
