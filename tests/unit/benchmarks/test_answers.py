@@ -75,7 +75,12 @@ def test_a_busy_thread_shows_and_the_sum_is_the_last_row() -> None:
         spinning.join()
     assert rows[-1]["process"] == "all"
     assert rows[-1]["pss_mib"] == pytest.approx(sum(float(str(row["pss_mib"])) for row in rows[:-1]))
-    assert [row["met"] for row in idle.check_limits(rows)][1] == "yes"
+
+
+def test_an_idle_server_is_compared_with_its_limits() -> None:
+    for cpu_percent, pss_mib, met in ((0.5, 1500.0, ["yes", "yes"]), (1.5, 2300.0, ["no", "no"])):
+        rows = [{"process": "all", "cpu_percent": cpu_percent, "pss_mib": pss_mib}]
+        assert [row["met"] for row in idle.check_limits(rows)] == met
 
 
 def test_the_text_of_the_perplexity_is_not_edited() -> None:
