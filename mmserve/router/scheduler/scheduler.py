@@ -264,11 +264,11 @@ class Scheduler:
         assert sequence.block_table is not None
         num_before = len(sequence.tokens)
         finish = sequence.append(token_ids)
-        num_after = len(sequence.tokens)
-        if (num_after - 1) // self._block_tokens > (num_before - 1) // self._block_tokens:
-            self.kv.cache_full_blocks(sequence.block_table, sequence.tokens, num_after - 1)
-        if num_after - num_before < len(token_ids):
-            token_ids, logprobs = token_ids[: num_after - num_before], logprobs[: num_after - num_before]
+        num_added = len(sequence.tokens) - num_before
+        if (num_before - 1) % self._block_tokens + num_added >= self._block_tokens:  # a block is full
+            self.kv.cache_full_blocks(sequence.block_table, sequence.tokens, num_before + num_added - 1)
+        if num_added < len(token_ids):
+            token_ids, logprobs = token_ids[:num_added], logprobs[:num_added]
         num_cached = 0
         if sequence.first_token_s is None:
             self._timings.sampled(sequence)

@@ -137,6 +137,9 @@ class Sequence:
 
         All but the last token are computed beyond the plan (speculation).
         """
+        if len(token_ids) == 1:  # the common case
+            self.tokens.append(token_ids[0])
+            return self.finish_reason()
         finish, num_added = None, 0
         for token_id in token_ids:
             self.tokens.append(token_id)
