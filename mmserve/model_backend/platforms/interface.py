@@ -89,7 +89,7 @@ class Platform(Protocol):
         ...
 
     def free_memory_nbytes(self) -> int:
-        """Device memory that can still be allocated. Only for platforms with a device of their own."""
+        """Memory of the device that can still be allocated; of the host where the device is a CPU."""
         ...
 
     def prefault_for_steps(self, deployment: Deployment) -> None:
