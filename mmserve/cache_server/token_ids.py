@@ -41,7 +41,7 @@ class TokenRanges:
         return found
 
     def remember(self, item: AllocItem, start: int) -> None:
-        """Keep the ids of a content that leaves the table."""
+        """Keep the ids of evicted content for its return. Beyond the limit the oldest are dropped."""
         self._starts[item] = start
         if (excess := len(self._starts) - self._limit) > 0:
             for dropped in list(itertools.islice(self._starts, excess + self._limit // _DROPPED_SHARE)):

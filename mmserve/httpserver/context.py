@@ -122,7 +122,7 @@ async def _read_inbox(inbox: AsyncReceiver[HttpInbound], dispatcher: Dispatcher,
 async def _send_heartbeats(process: Process, budgets: Iterable[Reservations], metrics: MetricsClient) -> None:
     """Send heartbeats and metrics from the event loop that serves requests, so that a stuck loop is noticed.
 
-    Never busy: a request that waits for the engine is not work of this process.
+    Never reported as busy: while a request waits for the engine, this process has nothing to do.
     """
     heartbeat = HeartbeatSender(process.endpoints, process.name)
     try:

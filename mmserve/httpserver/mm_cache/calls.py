@@ -41,9 +41,9 @@ class _WaitingThreads:
 class AsyncCacheClient:
     """One per allocation path. ``threads`` runs the calls that return at once.
 
-    Waiting calls have threads of their own, so a release that ends a wait never queues behind that wait. Waits for
-    space and waits for data have separate threads: a request that waits for space holds no lease, but a request that
-    waits for data holds leases whose space the others may need.
+    Calls that may wait use separate threads, so a release never queues behind the wait that it ends. Waits for space and
+    waits for data also have separate threads. A request waiting for data holds leases, and a request waiting for space
+    may need the space of those leases.
     """
 
     def __init__(

@@ -253,8 +253,8 @@ class MediaLeases:
     async def _give_second_keys(self, request: _LeaseRequest, collided: Sequence[int]) -> None:
         """Replace the content keys of the ``collided`` items, and release all leases of the request.
 
-        The caller then allocates all items again. That may have to wait for space, and a request that waits for space
-        must hold no leases: two such requests could deadlock.
+        The caller then allocates all items again, which may wait for space. While it waits, the request must hold no
+        leases: two such requests could deadlock.
         """
         logger.warning("request %s: %d images share content keys with others", request.request_id, len(collided))
         self._metrics.add("mm_hash_collisions", len(collided), self._alloc_version)
