@@ -41,9 +41,9 @@ class _WaitingThreads:
 class AsyncCacheClient:
     """One per allocation path. ``threads`` runs the calls that return at once.
 
-    Calls that may wait use separate threads, so a release never queues behind the wait that it ends. Waits for space and
-    waits for data also have separate threads. A request waiting for data holds leases, and a request waiting for space
-    may need the space of those leases.
+    Calls that may wait use separate threads, so a release never queues behind the wait that it ends. Waits for space
+    and waits for data also have separate threads. A request waiting for data holds leases, and a request waiting for
+    space may need the space of those leases.
     """
 
     def __init__(
