@@ -1,6 +1,8 @@
 """Finds the first stop string in text that arrives in pieces. Pure.
 
-Text that may be the start of a stop string is held back until the next piece.
+Text that may be the start of a stop string is held back until the next piece. Each stop string is matched by the
+algorithm of Knuth, Morris and Pratt, so that the work is proportional to the text's length, however long the stop
+strings are and however much is held back.
 """
 
 from __future__ import annotations
@@ -10,21 +12,21 @@ class StopStrings:
     """The text returned by ``push`` and ``flush`` contains no stop string and nothing after one."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
-        self._stops = stops
+        self._matchers = [_Matcher(stop) for stop in stops]
         self._held = ""
 
     def push(self, piece: str) -> tuple[str, bool]:
         """Text that may be shown, and True if a stop string is complete (then do not call ``push`` again)."""
-        if not self._stops:
+        if not self._matchers:
             return piece, False
+        starts = [start for matcher in self._matchers if (start := matcher.push(piece)) is not None]
         text = self._held + piece
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            self._held = ""
-            return text[: min(found)], True
-        keep = max(_overlap(text, stop) for stop in self._stops)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], False
+        if starts:
+            shown, self._held = text[: len(self._held) + min(starts)], ""
+            return shown, True
+        shown_chars = len(text) - max(matcher.num_matched for matcher in self._matchers)
+        self._held = text[shown_chars:]
+        return text[:shown_chars], False
 
     def flush(self) -> str:
         """Text that was held back. Call once no more text can come."""
@@ -32,9 +34,41 @@ class StopStrings:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+class _Matcher:
+    """Finds one stop string. ``num_matched``: how much of its beginning the text ends with."""
+
+    def __init__(self, stop: str) -> None:
+        self._stop = stop
+        self.num_matched = 0
+        self._borders = [0, 0]
+        """Length of the longest proper border (prefix that is also a suffix) of the first 0, 1, ... characters.
+
+        Computed as far as the text has matched: most stop strings are never reached beyond their first characters.
+        """
+
+    def push(self, piece: str) -> int | None:
+        """Where the first occurrence that ends in ``piece`` starts, counted from the start of ``piece``."""
+        stop, matched, at = self._stop, self.num_matched, 0
+        while at < len(piece):
+            if not matched:
+                at = piece.find(stop[0], at)
+                if at < 0:
+                    break
+            elif piece[at] != stop[matched]:
+                matched = self._border(matched)
+                continue
+            matched += 1
+            at += 1
+            if matched == len(stop):
+                return at - matched
+        self.num_matched = matched
+        return None
+
+    def _border(self, length: int) -> int:
+        stop, borders = self._stop, self._borders
+        while len(borders) <= length:
+            symbol, border = stop[len(borders) - 1], borders[-1]
+            while border and stop[border] != symbol:
+                border = borders[border]
+            borders.append(border + (stop[border] == symbol))
+        return borders[length]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,3 +51,34 @@ def test_only_a_possible_start_is_held_back() -> None:
 
 def test_without_stop_strings_nothing_is_held_back() -> None:
     assert StopStrings(()).push("x") == ("x", False)
+
+
+def _executed_lines(call: Callable[[], object]) -> int:
+    """Lines of Python that ``call`` executes: a measure of work that does not depend on the machine."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> object:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_the_work_for_a_text_is_proportional_to_its_length() -> None:
+    stops = ("a" * 1000 + "b", "a" * 500 + "b" + "a" * 500 + "c")
+    pieces = ["aaaa"] * 249 + ["c", "aaaa"] * 250
+    lines = _executed_lines(lambda: feed(stops, pieces))
+    assert lines < len(stops) * 20 * (sum(map(len, pieces)) + 1001)
+
+
+def test_text_held_back_for_one_stop_string_makes_no_work_for_the_others() -> None:
+    stops = StopStrings(("a" * 1000 + "b", *(f"{number}" + "c" * 1000 for number in range(15))))
+    stops.push("a" * 900)
+    assert _executed_lines(lambda: stops.push("aa")) < 16 * 20
