@@ -71,7 +71,7 @@ class HealthState:
             "phase": phase.phase,
             "detail": phase.detail,
             "reasons": [*([] if phase.ready else [f"phase is {phase.phase}"]), *self.stuck_processes(now_s)],
-            "epochs": {"engine": phase.engine_epoch, "visual": phase.visual_epoch, "cache": phase.cache_epoch},
+            "epochs": {"engine": phase.engine_epoch, "visual": list(phase.visual_epochs), "cache": phase.cache_epoch},
             "processes": {
                 name: {
                     "heartbeat_age_s": round(now_s - health.heartbeat_s, 3),

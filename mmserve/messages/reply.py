@@ -47,8 +47,13 @@ class ServerPhase(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
     ready: bool
     detail: str = ""
     engine_epoch: int = 0
-    visual_epoch: int = 0
+    visual_epochs: tuple[int, ...] = ()
+    """One a visual server, by index."""
     cache_epoch: int = 0
+
+    def visual_epoch(self, index: int) -> int:
+        """The epoch of one visual server."""
+        return self.visual_epochs[index] if index < len(self.visual_epochs) else 0
 
 
 HttpInbound = TokenReply | ServerPhase

@@ -16,13 +16,15 @@ _METRICS_LIMIT = 256
 class StatusPublisher:
     """Sends to every HTTP worker, the health server and the metrics server."""
 
-    def __init__(self, endpoints: Endpoints, http_workers: int) -> None:
+    def __init__(self, endpoints: Endpoints, http_workers: int, visual_workers: int) -> None:
         self._phases: list[Sender[ServerPhase]] = [
             Sender(endpoints.http(worker), HttpInbound) for worker in range(http_workers)
         ]
         self._phases.append(Sender(endpoints.health, HealthInbound))
         self._metrics: Sender[MetricBatch] = Sender(endpoints.metrics, MetricBatch, limit=_METRICS_LIMIT)
-        self._epochs: Counter[Epoch] = Counter()
+        self._visual_workers = visual_workers
+        self._epochs: Counter[tuple[Epoch, int]] = Counter()
+        """By part and, for visual servers, index of the process; other parts restart as a whole and have index 0."""
 
     def phase(self, phase: str, *, ready: bool, detail: str = "") -> None:
         """Send the server's phase, with the current epochs. Idempotent for the receivers."""
@@ -30,16 +32,17 @@ class StatusPublisher:
             phase=phase,
             ready=ready,
             detail=detail,
-            engine_epoch=self._epochs["engine"],
-            visual_epoch=self._epochs["visual"],
-            cache_epoch=self._epochs["cache"],
+            engine_epoch=self._epochs["engine", 0],
+            visual_epochs=tuple(self._epochs["visual", index] for index in range(self._visual_workers)),
+            cache_epoch=self._epochs["cache", 0],
         )
         for sender in self._phases:
             sender.send(message)
 
-    def raise_epoch(self, epoch: Epoch) -> None:
-        """A restarted part has lost its state. Takes effect with the next ``phase``."""
-        self._epochs[epoch] += 1
+    def raise_epoch(self, member: Member) -> None:
+        """The restarted part to which ``member`` belongs has lost its state. Takes effect with the next ``phase``."""
+        epoch = member.role.epoch
+        self._epochs[epoch, member.index if epoch == "visual" else 0] += 1
 
     def died(self, member: Member) -> None:
         """Count the restart, and clear the process's gauges in the metrics server (a batch without samples)."""

@@ -152,7 +152,7 @@ class Supervisor:
             self._restarting.remove(member.group)
             self._restarts.reset(member.group)
             logger.info("%s is ready again", member.group)
-            self._publisher.raise_epoch(member.role.epoch)
+            self._publisher.raise_epoch(member)
         self._publish_phase()
 
     def _group(self, member: Member) -> list[Member]:

@@ -29,7 +29,7 @@ class Role:
     engine: bool = False
     """True for the router and the ranks, which restart together; other processes restart alone."""
     epoch: Epoch = ""
-    """The epoch of ServerPhase that rises when the role is ready again after a restart."""
+    """The epoch of ServerPhase that rises when the role is ready again after a restart; one each for visual servers."""
     listens: Listens = ""
     """The socket it inherits."""
     numbered: Literal["", "worker", "rank"] = ""

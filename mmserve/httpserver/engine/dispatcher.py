@@ -154,7 +154,7 @@ class Dispatcher:
             elif phase.cache_epoch > before.cache_epoch and sequence.request.spans and not sequence.answered:
                 sequence.lose_media()
             elif phase.engine_epoch > before.engine_epoch or (
-                phase.visual_epoch > before.visual_epoch and sequence.destination is not None and not sequence.answered
+                not sequence.answered and _encoder_restarted(sequence, before, phase)
             ):
                 self._resend(sequence)
 
@@ -178,7 +178,7 @@ class Dispatcher:
         to the router, which answers every abort."""
         if phase.engine_epoch > before.engine_epoch:
             sequence.ended.set()
-        elif phase.visual_epoch > before.visual_epoch:
+        elif _encoder_restarted(sequence, before, phase):
             self._links.send(None, _abort_request(sequence.request))
 
     async def _abort(self, sequence: _Sequence) -> None:
@@ -190,6 +190,12 @@ class Dispatcher:
             logger.warning(
                 "no terminal reply to the abort of %s within %g s", sequence.request.id, self._abort_timeout_s
             )
+
+
+def _encoder_restarted(sequence: _Sequence, before: ServerPhase, phase: ServerPhase) -> bool:
+    """True if the visual server to which the sequence was sent has restarted between the two phases."""
+    index = sequence.destination
+    return index is not None and phase.visual_epoch(index) > before.visual_epoch(index)
 
 
 def _abort_request(request: GenerateRequest) -> AbortRequest:

@@ -102,7 +102,7 @@ def test_a_request_waiting_in_a_killed_visual_server_is_sent_to_its_successor() 
             asking = asyncio.create_task(client.chat.completions.create(model="stub", messages=PICTURE))
             await upstream.until(lambda: bool(upstream.requests()))
             upstream.behave = say("seen")
-            upstream.say_phase(visual_epoch=1)
+            upstream.say_phase(visual_epochs=(1, 0))
             answer = await asking
             assert answer.choices[0].message.content == "seen"
             assert upstream.destinations() == ["visual-0", "visual-0"]

@@ -21,7 +21,7 @@ def test_router_and_ranks_restart_as_one_engine(victim: str) -> None:
         server.process(victim).kill()
         assert server.phase(ready=False).phase == "restarting"
         phase = server.phase(ready=True)
-        assert (phase.engine_epoch, phase.visual_epoch, phase.cache_epoch) == (1, 0, 0)
+        assert (phase.engine_epoch, phase.visual_epochs, phase.cache_epoch) == (1, (0,), 0)
         assert all_gone(engine)
         assert all(process.is_running() for process in others)
         restarted = [server.process(title) for title in ("router", "model_backend rank 0", "model_backend rank 1")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from mmserve.health.state import DEAD_S, SILENT_S, STALLED_S, HealthState
 from mmserve.messages.reply import ServerPhase
 from mmserve.messages.status import Heartbeat
@@ -67,11 +69,11 @@ def test_a_restarted_process_is_not_stalled() -> None:
 
 def test_the_report_lists_epochs_and_processes() -> None:
     state = HealthState()
-    state.apply(READY, 0)
+    state.apply(msgspec.structs.replace(READY, visual_epochs=(1, 0)), 0)
     state.apply(_beat(3), 1)
     report = state.report(2)
     assert report["status"] == "ok"
-    assert report["epochs"] == {"engine": 2, "visual": 0, "cache": 0}
+    assert report["epochs"] == {"engine": 2, "visual": [1, 0], "cache": 0}
     assert report["processes"] == {
         "router-0": {"heartbeat_age_s": 1, "busy": True, "progress": 3, "without_progress_s": 1}
     }

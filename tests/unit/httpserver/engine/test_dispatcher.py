@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -22,21 +22,21 @@ Sent = tuple[Destination, GenerateRequest | AbortRequest]
 
 
 class RecordingLinks:
-    """Visual server 0 for whatever has images."""
+    """Visual server ``item_id`` of the first image for whatever has images."""
 
     def __init__(self) -> None:
         self.sent: list[Sent] = []
 
     def choose(self, request: GenerateRequest) -> Destination:
-        return 0 if request.spans else None
+        return request.spans[0].item_id if request.spans else None
 
     def send(self, destination: Destination, message: GenerateRequest | AbortRequest) -> None:
         self.sent.append((destination, message))
 
 
-def request(id: str = "r", *, image: bool = False) -> GenerateRequest:
+def request(id: str = "r", *, image: bool = False, visual: int = 0) -> GenerateRequest:
     handle = Handle(1, 0, 8)
-    span = MediaSpan(start=0, num_tokens=1, item_id=0, data=handle, embed=handle, media_index=0)
+    span = MediaSpan(start=0, num_tokens=1, item_id=visual, data=handle, embed=handle, media_index=0)
     return GenerateRequest(
         id=id,
         reply_to=0,
@@ -47,8 +47,12 @@ def request(id: str = "r", *, image: bool = False) -> GenerateRequest:
     )
 
 
-def phase(**epochs: int) -> ServerPhase:
+def phase(**epochs: Any) -> ServerPhase:
     return ServerPhase(phase="ready", ready=True, **epochs)
+
+
+def epochs(name: str, value: int) -> dict[str, Any]:
+    return {name: (value,) if name == "visual_epochs" else value}
 
 
 def make(abort_timeout_s: float = 30.0) -> tuple[Dispatcher, RecordingLinks]:
@@ -143,10 +147,26 @@ def test_after_a_visual_server_restart_only_its_unanswered_requests_are_sent_aga
         ):
             dispatcher.deliver(TokenReply(id="has a token", token_ids=(1,)))
             before = len(links.sent)
-            dispatcher.on_phase(phase(visual_epoch=1))
+            dispatcher.on_phase(phase(visual_epochs=(1,)))
             sent = [(destination, message.id, message.attempt) for destination, message in links.sent[before:]]
             assert sent == [(0, "waits", 1)]
             for id, attempt in (("waits", 1), ("has a token", 0), ("text", 0)):
+                dispatcher.deliver(TokenReply(id=id, attempt=attempt, finish="stop"))
+
+    run(test)
+
+
+def test_a_restart_of_one_visual_server_leaves_the_requests_of_another_alone() -> None:
+    async def test() -> None:
+        dispatcher, links = make()
+        async with (
+            dispatcher.submit(request("at 0", image=True, visual=0)),
+            dispatcher.submit(request("at 1", image=True, visual=1)),
+        ):
+            before = len(links.sent)
+            dispatcher.on_phase(phase(visual_epochs=(0, 1)))
+            assert [(to, message.id, message.attempt) for to, message in links.sent[before:]] == [(1, "at 1", 1)]
+            for id, attempt in (("at 0", 0), ("at 1", 1)):
                 dispatcher.deliver(TokenReply(id=id, attempt=attempt, finish="stop"))
 
     run(test)
@@ -190,7 +210,7 @@ def test_a_cache_server_restart_loses_the_media_of_unanswered_requests() -> None
     run(test)
 
 
-@pytest.mark.parametrize(("epoch", "ends"), [("engine_epoch", True), ("visual_epoch", False)])
+@pytest.mark.parametrize(("epoch", "ends"), [("engine_epoch", True), ("visual_epochs", False)])
 def test_an_abort_survives_restarts(epoch: str, ends: bool) -> None:
     async def test() -> None:
         dispatcher, links = make()
@@ -202,7 +222,7 @@ def test_an_abort_survives_restarts(epoch: str, ends: bool) -> None:
         leaving = asyncio.create_task(leave())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        dispatcher.on_phase(phase(**{epoch: 1}))
+        dispatcher.on_phase(phase(**epochs(epoch, 1)))
         if not ends:
             assert links.sent[-1] == (None, AbortRequest(id="r", reply_to=0))
             dispatcher.deliver(TokenReply(id="r", finish="abort"))
@@ -237,13 +257,13 @@ def test_a_request_that_cannot_be_sent_is_not_live() -> None:
     run(test)
 
 
-@pytest.mark.parametrize(("epoch", "image"), [("engine_epoch", False), ("visual_epoch", True)])
+@pytest.mark.parametrize(("epoch", "image"), [("engine_epoch", False), ("visual_epochs", True)])
 def test_a_request_is_failed_after_too_many_restarts_without_a_token(epoch: str, image: bool) -> None:
     async def test() -> None:
         dispatcher, links = make()
         async with dispatcher.submit(request(image=image)) as replies:
             for restart in range(1, 10):
-                dispatcher.on_phase(phase(**{epoch: restart}))
+                dispatcher.on_phase(phase(**epochs(epoch, restart)))
             last = [reply async for reply in replies][-1]
         assert (last.finish, last.attempt) == ("error", MAX_RESENDS)
         assert "started again" in last.message

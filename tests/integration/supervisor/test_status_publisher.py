@@ -1,0 +1,27 @@
+"""Epochs as HTTP workers receive them."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from mmserve.ipc.channel import Receiver
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.reply import HttpInbound, ServerPhase
+from mmserve.supervisor.status_publisher import StatusPublisher
+from mmserve.supervisor.topology import Member, Role
+
+
+def test_each_visual_server_has_an_epoch_and_the_ranks_share_one(tmp_path: Path) -> None:
+    endpoints = Endpoints(tmp_path)
+    visual, rank = Role("visualserver", "", count=3, epoch="visual"), Role("model_backend", "", epoch="engine")
+    inbox: Receiver[HttpInbound] = Receiver(endpoints.http(0), HttpInbound)
+    with closing(inbox), closing(StatusPublisher(endpoints, http_workers=1, visual_workers=3)) as publisher:
+        publisher.raise_epoch(Member(visual, 1))
+        publisher.raise_epoch(Member(rank, 2))
+        publisher.raise_epoch(Member(visual, 1))
+        publisher.phase("ready", ready=True)
+        phase = inbox.receive()
+    assert isinstance(phase, ServerPhase)
+    assert (phase.visual_epochs, phase.engine_epoch, phase.cache_epoch) == ((0, 2, 0), 1, 0)
+    assert [phase.visual_epoch(index) for index in (1, 7)] == [2, 0]
