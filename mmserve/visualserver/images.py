@@ -30,6 +30,9 @@ class Outcome:
 ENCODED = Outcome("encoded")
 LOST = Outcome("media_lost", "the image is no longer in the media cache")
 INTERNAL = Outcome("internal_error", "the image could not be encoded")
+NOT_FINITE = Outcome(
+    "internal_error", "the vision tower computed values that are not finite numbers for an image of this request"
+)
 
 
 def item_ids(images: Sequence[Image]) -> tuple[int, ...]:

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from mmserve.cache_server.client import MediaCacheClient
-from mmserve.ipc.arena import Arena
+from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.messages.cache import EmbedState
 from mmserve.messages.media import Handle
 from mmserve.runtime.errors import Unavailable
 from mmserve.visualserver.encode import Encoder
 from mmserve.visualserver.image_decode import DecodedBatch
-from mmserve.visualserver.images import ENCODED, INTERNAL, LOST, Image, Outcome
+from mmserve.visualserver.images import ENCODED, INTERNAL, LOST, NOT_FINITE, Image, Outcome
 
 TOKENS, HIDDEN = 3, 4
 
@@ -80,6 +80,33 @@ def test_images_of_a_failed_batch_are_encoded_one_by_one(arena: Arena) -> None:
     assert _encode(_encoder(arena, cache), decoded) == {5: ENCODED, 13: INTERNAL, 7: ENCODED}
     assert _rows(arena, decoded.images[2].embed) == [7.0] * 12
     assert cache.calls == [{5: True, 13: False, 7: True}]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_that_are_not_finite_are_never_ready(arena: Arena, bad: float, dtype: torch.dtype) -> None:
+    """The image at fault fails. It is not sealed, so that no rank can read it; the other image is not affected."""
+
+    def tower(pixels: torch.Tensor) -> torch.Tensor:
+        rows = _tower(pixels)
+        rows = rows.clone()
+        rows[0, -1, -1] = bad
+        return rows
+
+    cache, decoded = _Cache(), _decoded(5, 6)
+    decoded.images = [
+        Image(i.item_id, i.data, Handle(1, i.embed.offset, TOKENS * HIDDEN * dtype.itemsize)) for i in decoded.images
+    ]
+    encoder = Encoder(tower, dtype, arena, cast(MediaCacheClient, cache))
+    assert _encode(encoder, decoded) == {5: NOT_FINITE, 6: ENCODED}
+    assert cache.calls == [{5: False, 6: True}]
+    with pytest.raises(StaleHandle):
+        arena.readable(decoded.images[0].embed)
+
+
+def test_rows_too_large_for_the_deployments_dtype_are_not_finite(arena: Arena) -> None:
+    encoder = Encoder(lambda pixels: _tower(pixels) * 1e6, torch.float16, arena, cast(MediaCacheClient, _Cache()))
+    assert _encode(encoder, _decoded(5)) == {5: NOT_FINITE}
 
 
 def test_a_lost_device_ends_the_process(arena: Arena) -> None:
