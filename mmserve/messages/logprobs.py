@@ -12,6 +12,8 @@ MAX_TOP = 20
 """Largest number of top tokens that a request can ask for."""
 
 _PAIR = struct.Struct("<if")
+PAIR_NBYTES = _PAIR.size
+"""Length of one packed pair."""
 
 
 def pack(pairs: Iterable[tuple[int, float]]) -> bytes:

@@ -1,15 +1,19 @@
 """One request's output, queued between the request task that produces it and the response that reads it.
 
-The producer never blocks, so a slow client keeps no lease and no sequence. The context length bounds the queue.
+The producer never blocks, so a slow client keeps no lease and no sequence. Deltas that are not read are merged, so that
+a slow client costs little more than the text it has not read. The context length bounds that text.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from mmserve.httpserver.output.logprobs import TokenLogprobs
+from mmserve.httpserver.output.render_turns import LIMIT, RenderTurns
+from mmserve.messages.logprobs import PAIR_NBYTES
 from mmserve.messages.reply import FinishReason
 from mmserve.runtime.errors import MmserveError
 
@@ -35,11 +39,67 @@ class TextDelta:
     """For tokens whose text starts in this delta, if the call asked for them."""
 
 
-class DeltaStream:
-    """Iterating yields TextDeltas until each of ``n`` choices has finished, or raises the request's MmserveError."""
+_EVENT_WORK = 12
+"""Work of sending one delta with a few characters, in the unit of RenderTurns."""
+_CHARS_PER_WORK = 250
+_MERGED_WORK = LIMIT // 4
+"""Merged deltas are at most this much work, if each alone is."""
 
-    def __init__(self, n: int) -> None:
-        self._queue: asyncio.Queue[TextDelta | MmserveError] = asyncio.Queue()
+
+class _Merged:
+    """Deltas of one choice that nobody has read."""
+
+    def __init__(self, delta: TextDelta) -> None:
+        self.index = delta.index
+        self.work = _EVENT_WORK + _work(delta)
+        self._deltas = [delta]
+
+    def add(self, delta: TextDelta) -> bool:
+        """False if the delta is to be read separately."""
+        work = _work(delta)
+        if self.work + work > _MERGED_WORK:
+            return False
+        self.work += work
+        self._deltas.append(delta)
+        if len(self._deltas) > _MERGED_DELTAS:
+            self._deltas = [self.delta()]
+        return True
+
+    def delta(self) -> TextDelta:
+        if len(self._deltas) == 1:
+            return self._deltas[0]
+        return TextDelta(
+            self.index,
+            "".join(delta.text for delta in self._deltas),
+            sum(delta.num_tokens for delta in self._deltas),
+            self._deltas[-1].finish,
+            max(delta.cached_tokens for delta in self._deltas),
+            tuple(token for delta in self._deltas for token in delta.logprobs),
+        )
+
+
+_MERGED_DELTAS = 64
+"""Deltas kept until they are joined. Joining each at once would copy a long text again and again."""
+
+
+def _work(delta: TextDelta) -> int:
+    logprobs = sum(len(token.packed) for token in delta.logprobs) // PAIR_NBYTES
+    return logprobs + len(delta.text) // _CHARS_PER_WORK
+
+
+class DeltaStream:
+    """Iterating yields TextDeltas until each of ``n`` choices has finished, or raises the request's MmserveError.
+
+    One reader. It waits in ``turns`` before it reads a backlog.
+    """
+
+    def __init__(self, n: int, turns: RenderTurns) -> None:
+        self._turns = turns
+        self._queue: deque[_Merged | MmserveError] = deque()
+        self._last: dict[int, _Merged] = {}
+        """The youngest queued deltas of each choice that has any."""
+        self._reader: asyncio.Future[None] | None = None
+        """Set while the reader waits for the next delta."""
         self._num_unread = n
         self._num_unfinished = n
         self.finish_reasons: list[FinishReason] = []
@@ -59,14 +119,17 @@ class DeltaStream:
         if delta.finish is not None:
             self._num_unfinished -= 1
             self.finish_reasons.append(delta.finish)
-        self._queue.put_nowait(delta)
+        last = self._last.get(delta.index)
+        if last is None or not last.add(delta):
+            self._last[delta.index] = merged = _Merged(delta)
+            self._put(merged)
 
     def fail(self, error: MmserveError) -> None:
         """End the output with an error. Ignored if the output is complete."""
         if self.complete:
             return
         self._num_unfinished = 0
-        self._queue.put_nowait(error)
+        self._put(error)
 
     @property
     def complete(self) -> bool:
@@ -86,10 +149,36 @@ class DeltaStream:
     async def __anext__(self) -> TextDelta:
         if not self._num_unread:
             raise StopAsyncIteration
-        delta = await self._queue.get()
-        if isinstance(delta, MmserveError):
-            raise delta
+        if not self._queue:
+            await self._arrival()
+        await self._turns.wait(self._next_work)
+        delta = self._pop()
         self._completion_tokens += delta.num_tokens
         self._cached_tokens[delta.index] = max(self._cached_tokens.get(delta.index, 0), delta.cached_tokens)
         self._num_unread -= delta.finish is not None
         return delta
+
+    def _put(self, entry: _Merged | MmserveError) -> None:
+        self._queue.append(entry)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _next_work(self) -> int:
+        return _EVENT_WORK if isinstance(first := self._queue[0], MmserveError) else first.work
+
+    async def _arrival(self) -> None:
+        self._reader = asyncio.get_running_loop().create_future()
+        try:
+            await self._reader
+        finally:
+            self._reader = None
+
+    def _pop(self) -> TextDelta:
+        """The oldest deltas, as one. Raises the request's error."""
+        first = self._queue.popleft()
+        if isinstance(first, MmserveError):
+            raise first
+        if self._last[first.index] is first:
+            del self._last[first.index]
+        self._turns.spend(first.work)
+        return first.delta()

@@ -15,6 +15,7 @@ from typing import Any
 
 from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.output.deltas import DeltaStream
+from mmserve.httpserver.output.render_turns import RenderTurns
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.errors import MmserveError, Unavailable
@@ -34,9 +35,15 @@ class RequestTask:
     """
 
     def __init__(
-        self, generate: Generate, call: GenerateCall, resources: RequestResources, route: str, metrics: MetricsClient
+        self,
+        generate: Generate,
+        call: GenerateCall,
+        resources: RequestResources,
+        route: str,
+        metrics: MetricsClient,
+        turns: RenderTurns,
     ) -> None:
-        self.deltas = DeltaStream(call.n)
+        self.deltas = DeltaStream(call.n, turns)
         self.call = replace(call, messages=(), media=())
         """The call without its content: only ``generate`` may keep the images that came with the request."""
         self._metrics = metrics
@@ -106,6 +113,7 @@ class RequestTasks:
     def __init__(self, generate: Generate, metrics: MetricsClient) -> None:
         self._generate = generate
         self._metrics = metrics
+        self._turns = RenderTurns()
         self._running: dict[asyncio.Task[None], RequestTask] = {}
 
     def __len__(self) -> int:
@@ -113,7 +121,7 @@ class RequestTasks:
 
     def start(self, call: GenerateCall, resources: RequestResources, route: str) -> RequestTask:
         """Start a request's task, which takes over ``resources``."""
-        started = RequestTask(self._generate, call, resources, route, self._metrics)
+        started = RequestTask(self._generate, call, resources, route, self._metrics, self._turns)
         self._running[started.task] = started
         started.task.add_done_callback(self._running.pop)
         return started
