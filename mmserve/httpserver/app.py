@@ -33,6 +33,7 @@ from mmserve.runtime.errors import InvalidRequest, MmserveError, NotFound
 
 Parse = Callable[[bytes | bytearray, ServedModel, float], GenerateCall]
 """parse(body, model, arrival_s): a protocol's request as a GenerateCall."""
+_MAX_ECHOED_CHARS = 200
 
 
 def make_app(context: WorkerContext) -> ASGIApp:
@@ -110,7 +111,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     """Errors of the framework (no such route, wrong method) in the form of our own."""
     assert isinstance(error, HTTPException)
     wrapped: MmserveError = (NotFound if error.status_code == 404 else InvalidRequest)(
-        f"{request.method} {request.url.path}: {error.detail}"
+        f"{request.method} {request.url.path[:_MAX_ECHOED_CHARS]}: {error.detail}"
     )
     wrapped.status = error.status_code
     response = error_response(wrapped)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import ssl
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -168,22 +169,50 @@ def test_a_valid_request_id_is_echoed() -> None:
     run(test)
 
 
-def test_metrics_come_from_the_metrics_server() -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=1\r\ncontent-length: 4\r\n\r\na 1\n")
-        await writer.drain()
-        writer.close()
-        await writer.wait_closed()
+async def _page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A metrics server's answer."""
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=1\r\ncontent-length: 4\r\n\r\na 1\n")
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
 
+
+def test_metrics_come_from_the_metrics_server() -> None:
     async def test() -> None:
         async with http_worker() as worker, _http(worker) as http:
             assert (await http.get("/metrics")).status_code == 503
-            async with await asyncio.start_unix_server(answer, worker.context.endpoints.metrics_http):
+            async with await asyncio.start_unix_server(_page, worker.context.endpoints.metrics_http):
                 scraped = await http.get("/metrics")
                 head = await http.head("/metrics")
             assert (scraped.text, scraped.headers["content-type"]) == ("a 1\n", "text/plain; version=1")
             assert (head.status_code, head.text) == (200, "")
+
+    run(test)
+
+
+def test_a_scrape_makes_no_tls_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading the certificates of the machine takes tens of milliseconds of the event loop."""
+
+    async def test() -> None:
+        async with http_worker() as worker, _http(worker) as http:
+            made: list[object] = []
+            for name in ("SSLContext", "create_default_context"):
+                monkeypatch.setattr(ssl, name, lambda *args, **named: made.append(args))
+            async with await asyncio.start_unix_server(_page, worker.context.endpoints.metrics_http):
+                assert (await http.get("/metrics")).text == "a 1\n"
+            assert not made
+
+    run(test)
+
+
+def test_an_error_repeats_a_bounded_part_of_the_path() -> None:
+    async def test() -> None:
+        async with http_worker() as worker, _http(worker) as http:
+            for path in ("/live", "/health", "/nothing"):
+                answer = await http.post(f"{path}/" + "ab" * 20_000)
+                assert answer.status_code == 404
+                assert len(answer.content) < 500
 
     run(test)
 
