@@ -6,6 +6,7 @@ The background tasks read the worker's inbox, send its heartbeat and sample the 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.reply import HttpInbound, ServerPhase, TokenReply
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.byte_budget import MIB
+from mmserve.runtime.worker_threads import WorkerThreads
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,14 @@ async def open_worker(
     # A text model has no visual servers, and a ZeroMQ socket without a peer wakes up 30 times a second to reconnect.
     links = EngineLinks(endpoints, deployment.config.visual_workers if deployment.model.vision is not None else 0)
     dispatcher = Dispatcher(process.index, links, metrics)
+    prompt_threads = WorkerThreads("prompt", len(os.sched_getaffinity(0)))
     path = RequestPath(
         worker=process.index,
         max_model_len=deployment.max_model_len,
         max_fetched_nbytes=int(deployment.config.max_body_mb * MIB),
         alloc_paths=services.alloc_paths,
         prompts=services.prompts,
+        prompt_threads=prompt_threads,
         dispatcher=dispatcher,
         vocabulary=services.vocabulary,
         metrics=metrics,
@@ -98,6 +102,7 @@ async def open_worker(
     finally:
         inbox.close()
         links.close()
+        prompt_threads.close()
 
 
 def _reservations(deployment: Deployment, metrics: MetricsClient) -> tuple[Reservations, Reservations]:

@@ -107,11 +107,13 @@ class _CallGroup(Generic[B]):
                 await self._all_done.wait()
             except asyncio.CancelledError:
                 cancelled = True
+        # The thread that was last still refers to this group for a moment, so the group must not refer to the rest.
+        results, errors, self._results, self._errors, self._works = self._results, self._errors, {}, {}, ()
         if cancelled:
             raise asyncio.CancelledError
-        if self._errors:
-            raise self._errors.pop(min(self._errors))
-        return [self._results[index] for index in range(len(self._works))]
+        if errors:
+            raise errors.pop(min(errors))
+        return [results[index] for index in range(len(results))]
 
 
 def _run_calls(calls: SimpleQueue[Callable[[], None] | None]) -> None:

@@ -49,6 +49,7 @@ class TaskResponse(Response):
             disconnect.cancel()
             sending.cancel()
             self._task.abort()
+            del sending  # its exception refers to this frame, so the frame must not refer to it
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -71,7 +71,10 @@ class _Sequence:
             raise StopAsyncIteration
         reply = await self.replies.get()
         if isinstance(reply, MediaLost):
-            raise reply
+            try:
+                raise reply
+            finally:
+                del reply  # the exception refers to this frame, so the frame must not refer to it
         return reply
 
     def add_reply(self, reply: TokenReply) -> None:

@@ -64,7 +64,8 @@ class MediaReader:
         self._takes_images = processor is not None
 
     async def read(self, refs: Sequence[MediaRef], cache_salt: str) -> list[MediaItem]:
-        """The images, in the order of ``refs``. Raises MediaError or TooLarge with the image's ``param``."""
+        """The images, in the order of ``refs``. Raises MediaError or TooLarge with the image's ``param``, or
+        a group of them if several images fail at once."""
         if not refs:
             return []
         if not self._takes_images:
@@ -105,6 +106,8 @@ class MediaReader:
                     self._map(lambda index: self._read_local(refs[index], budget, cache_salt), local, sizes)
                 )
         except BaseExceptionGroup as failures:
+            if len(failures.exceptions) > 1:
+                raise
             raise failures.exceptions[0] from None
         results = dict(zip(local, reads.result(), strict=True))
         results |= {index: fetch.result() for index, fetch in zip(remote, fetches, strict=True)}

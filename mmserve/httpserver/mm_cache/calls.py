@@ -149,6 +149,8 @@ class AsyncCacheClient:
             except asyncio.CancelledError:
                 await to_completion(self._release_until_done(request_id, running))
                 raise
+            finally:
+                del running  # its exception refers to this frame, so the frame must not refer to it
         finally:
             waiting.permits.release()
 

@@ -177,7 +177,10 @@ class DeltaStream:
         """The oldest deltas, as one. Raises the request's error."""
         first = self._queue.popleft()
         if isinstance(first, MmserveError):
-            raise first
+            try:
+                raise first
+            finally:
+                del first  # the exception refers to this frame, so the frame must not refer to it
         if self._last[first.index] is first:
             del self._last[first.index]
         self._turns.spend(first.work)

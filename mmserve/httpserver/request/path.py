@@ -27,6 +27,7 @@ from mmserve.messages.request import GenerateRequest, choice_id
 from mmserve.messages.sampling import SamplingParams
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.errors import ContextLengthExceeded, MediaError, MmserveError, Overloaded, Unavailable
+from mmserve.runtime.worker_threads import WorkerThreads
 
 MAX_LEASES = 4
 """The first lease, and three more if images are lost to a restart or an eviction."""
@@ -65,6 +66,8 @@ class RequestPath:
     """Limit for all fetched images of one request together."""
     alloc_paths: AllocPaths
     prompts: PromptSource
+    prompt_threads: WorkerThreads
+    """For long prompts. Returns from a call after its thread, so that the memory it reads is reserved until then."""
     dispatcher: Dispatcher
     vocabulary: Vocabulary
     metrics: MetricsClient
@@ -133,7 +136,7 @@ class RequestPath:
         parts = [part for message in call.messages for part in message.content]
         chars = sum(len(part.text) for part in parts if hasattr(part, "text"))
         if chars + _MESSAGE_CHARS * len(parts) > _LONG_PROMPT_CHARS:
-            return await asyncio.to_thread(self.prompts.build, call, leased)
+            return await self.prompt_threads.run(lambda: self.prompts.build(call, leased))
         return self.prompts.build(call, leased)
 
     def _requests(self, call: GenerateCall, prompt: Prompt) -> list[GenerateRequest]:

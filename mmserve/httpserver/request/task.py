@@ -19,6 +19,7 @@ from mmserve.httpserver.output.render_turns import RenderTurns
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.errors import MmserveError, Unavailable
+from mmserve.runtime.failures import drop_tracebacks, order_for_client, without_references
 
 Generate = Callable[[GenerateCall, DeltaStream, RequestResources], Coroutine[Any, Any, None]]
 
@@ -77,11 +78,7 @@ class RequestTask:
     def _on_done(self, task: asyncio.Task[None]) -> None:
         """The request boundary: an exception ends the request's answer, not the worker."""
         self._resources.release()
-        failure: MmserveError | None = None
-        if task.cancelled():
-            failure = Unavailable("the server is shutting down", retry_after_s=5.0)
-        elif (error := task.exception()) is not None:
-            failure = self._as_client_error(error)
+        failure = self._failure_of(task)
         self._log_end(failure)
         if failure is not None:
             self.deltas.fail(failure)
@@ -98,13 +95,28 @@ class RequestTask:
         seconds = time.monotonic() - self.call.arrival_s
         logger.debug("request %s ended %.3f s after its arrival: %s", self.call.request_id, seconds, outcome)
 
-    def _as_client_error(self, error: BaseException) -> MmserveError:
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        if isinstance(error, MmserveError):
-            return error
-        logger.error("request %s failed", self.call.request_id, exc_info=error)
-        return MmserveError("internal error")
+    def _failure_of(self, task: asyncio.Task[None]) -> MmserveError | None:
+        """The client's error for a task that has ended, or None. Drops tracebacks, which keep the request's images."""
+        try:
+            task.result()
+            return None
+        except asyncio.CancelledError as error:
+            drop_tracebacks(error)
+            return Unavailable("the server is shutting down", retry_after_s=5.0)
+        except BaseException as error:  # noqa: BLE001 - the request boundary
+            failure = self._logged(error)
+            drop_tracebacks(error)
+            return failure
+
+    def _logged(self, error: BaseException) -> MmserveError:
+        """Log what the client is not told: bugs with their tracebacks, and all errors but the one it sees."""
+        shown, *others = order_for_client(error)
+        for one in (shown, *others):
+            if not isinstance(one, MmserveError):
+                logger.error("request %s failed", self.call.request_id, exc_info=one)
+            elif one is not shown:
+                logger.info("request %s also failed: %s: %s", self.call.request_id, type(one).__name__, one.message)
+        return without_references(shown) if isinstance(shown, MmserveError) else MmserveError("internal error")
 
 
 class RequestTasks:

@@ -16,7 +16,7 @@ from mmserve.httpserver.request.resources import RequestResources
 from mmserve.httpserver.request.task import RequestTask, RequestTasks
 from mmserve.messages.request import choice_id
 from mmserve.metrics.client import MetricsClient
-from mmserve.runtime.errors import Overloaded, Unavailable
+from mmserve.runtime.errors import MediaError, MmserveError, Overloaded, Unavailable
 from tests.fakes.calls import generate_call
 from tests.fakes.samples import Samples
 
@@ -105,6 +105,31 @@ def test_the_end_of_a_cancelled_request_is_logged_with_the_cause(
     asyncio.run(run())
     cause = "aborted, its answer is no longer read" if by_client else "Unavailable: the server is shutting down"
     assert lines(caplog)[1].endswith(f": {cause}")
+
+
+def test_of_several_errors_the_client_sees_the_one_it_can_act_on_and_the_others_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "mmserve.httpserver.request.task")
+    errors = [ValueError("a bug"), Unavailable("no space"), MediaError("no picture", param="messages[0]")]
+
+    async def fail(call: GenerateCall, deltas: DeltaStream, resources: RequestResources) -> None:
+        raise ExceptionGroup("all", errors)
+
+    async def run() -> MmserveError:
+        task, _ = start(fail, generate_call(request_id="17ab"))
+        with pytest.raises(MmserveError) as raised:
+            await anext(task.deltas)
+        return raised.value
+
+    shown = asyncio.run(run())
+    assert (type(shown), shown.message, shown.param) == (MediaError, "no picture", "messages[0]")
+    logged = [(record.levelno, record.getMessage()) for record in caplog.records]
+    assert logged == [
+        (logging.INFO, "request 17ab also failed: Unavailable: no space"),
+        (logging.ERROR, "request 17ab failed"),
+    ]
+    assert caplog.records[1].exc_info is not None, "a bug is logged with its traceback"
 
 
 def test_nothing_is_logged_above_debug(caplog: pytest.LogCaptureFixture) -> None:
