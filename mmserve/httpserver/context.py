@@ -6,6 +6,7 @@ The background tasks read the worker's inbox, send its heartbeat and sample the 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -31,6 +32,10 @@ from mmserve.messages.reply import HttpInbound, ServerPhase, TokenReply
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.worker_threads import WorkerThreads
+
+_INBOX_LIMIT = 10_000
+"""Messages of the router that may wait in this process. The others wait in the router, at most the live answers."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ async def open_worker(
         body_memory=body_memory,
         fetch_memory=fetch_memory,
     )
-    inbox: AsyncReceiver[HttpInbound] = AsyncReceiver(endpoints.http(process.index), HttpInbound)
+    inbox: AsyncReceiver[HttpInbound] = AsyncReceiver(endpoints.http(process.index), HttpInbound, limit=_INBOX_LIMIT)
     try:
         async with asyncio.TaskGroup() as group:
             background = [
@@ -115,13 +120,18 @@ def _reservations(deployment: Deployment, metrics: MetricsClient) -> tuple[Reser
 
 
 async def _read_inbox(inbox: AsyncReceiver[HttpInbound], dispatcher: Dispatcher, admission: AdmissionControl) -> None:
+    """Handle messages for ever. A message that cannot be handled is logged and skipped."""
     async for message in inbox:
-        match message:
-            case TokenReply():
-                dispatcher.deliver(message)
-            case ServerPhase():
-                admission.phase = message
-                dispatcher.on_phase(message)
+        try:
+            match message:
+                case TokenReply():
+                    dispatcher.deliver(message)
+                case ServerPhase():
+                    admission.phase = message
+                    dispatcher.on_phase(message)
+        except Exception:
+            # Boundary of one message: the other requests of this worker must go on.
+            logger.exception("skipped a message to this worker: %.500r", message)
 
 
 async def _send_heartbeats(process: Process, budgets: Iterable[Reservations], metrics: MetricsClient) -> None:

@@ -5,6 +5,7 @@ A message that does not decode is logged and skipped, so that a bad message does
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from typing import Any, Generic, TypeVar
@@ -16,6 +17,11 @@ import zmq.asyncio
 from mmserve.ipc.codec import Codec
 
 T = TypeVar("T")
+_MAX_MESSAGE_NBYTES = 256 << 20
+"""A peer that announces a longer message is disconnected. The longest are prompts: 8 bytes a token."""
+_MESSAGES_AT_ONCE = 64
+"""An AsyncReceiver gives up control after this many, if more are there already: with its handling, a message takes a
+few microseconds."""
 logger = logging.getLogger(__name__)
 
 
@@ -42,9 +48,10 @@ class Sender(Generic[T]):
         self._socket.close(linger=linger_ms)
 
 
-def _bind(socket: Any, endpoint: str) -> None:
+def _bind(socket: Any, endpoint: str, limit: int = 0) -> None:
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, limit)
+    socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_NBYTES)
     socket.bind(endpoint)
 
 
@@ -80,17 +87,23 @@ class Receiver(Generic[T]):
 
 
 class AsyncReceiver(Generic[T]):
-    """Receives messages on an event loop."""
+    """Receives messages on an event loop.
 
-    def __init__(self, endpoint: str, type_: Any) -> None:
+    ``limit``: how many messages of each sender may wait here, 0 for any number. Further ones wait at their sender.
+    """
+
+    def __init__(self, endpoint: str, type_: Any, *, limit: int = 0) -> None:
         self._codec: Codec[T] = Codec(type_)
         self._socket = zmq.asyncio.Context.instance().socket(zmq.PULL)
-        _bind(self._socket, endpoint)
+        _bind(self._socket, endpoint, limit)
 
     async def __aiter__(self) -> AsyncIterator[T]:
         while True:
-            if (message := _decode(self._codec, await self._socket.recv())) is not None:
-                yield message
+            for _ in range(_MESSAGES_AT_ONCE):
+                # Does not give up control if a message is there.
+                if (message := _decode(self._codec, await self._socket.recv())) is not None:
+                    yield message
+            await asyncio.sleep(0)
 
     def close(self) -> None:
         self._socket.close(linger=0)
@@ -99,6 +112,6 @@ class AsyncReceiver(Generic[T]):
 def _decode(codec: Codec[T], data: bytes) -> T | None:
     try:
         return codec.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         logger.exception("skipped a message of %d bytes that does not decode", len(data))
         return None

@@ -9,7 +9,10 @@ import socket
 import openai
 import pytest
 
+from mmserve.httpserver.engine.dispatcher import Dispatcher
+from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest
+from mmserve.messages.sampling import SamplingParams
 from tests.fakes.http_upstream import Upstream, output_of, say, say_then_hold
 from tests.fakes.http_worker import Worker, http_worker, run
 from tests.integration.httpserver.test_chat import HELLO, PICTURE
@@ -66,6 +69,28 @@ def test_a_slow_reader_delays_neither_others_nor_the_release_of_its_lease() -> N
             answer = await client.chat.completions.create(model="stub", messages=HELLO)
             assert answer.choices[0].message.content == "quick"
             writer.transport.abort()
+
+    run(test)
+
+
+def test_a_message_that_cannot_be_handled_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with http_worker() as worker, worker.client() as client:
+            deliver = Dispatcher.deliver
+
+            def fail_once(dispatcher: Dispatcher, reply: TokenReply) -> None:
+                monkeypatch.setattr(Dispatcher, "deliver", deliver)
+                raise RuntimeError("a bug")
+
+            monkeypatch.setattr(Dispatcher, "deliver", fail_once)
+            sampling = SamplingParams(max_tokens=1)
+            request = GenerateRequest(id="nobody", reply_to=0, prompt_ids=b"", sampling=sampling, arrival_s=0.0)
+            worker.upstream.reply(request, b"x")
+            answer = await client.chat.completions.create(model="stub", messages=HELLO)
+            assert answer.choices[0].message.content == "hello"
+        assert "skipped a message to this worker" in caplog.text
 
     run(test)
 

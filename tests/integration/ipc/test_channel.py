@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,45 @@ def test_an_async_receiver_yields_messages_in_order(endpoint: str) -> None:
         return seen
 
     assert asyncio.run(asyncio.wait_for(scenario(), 10)) == ["a", "b", "c"]
+
+
+NESTED = b"\x82\xa1t\xa6tokens\xa5extra" + b"\x91" * 100_000
+"""An unknown field that is nested more deeply than a decoder goes."""
+
+
+def test_a_message_nested_too_deeply_is_skipped(endpoint: str, caplog: pytest.LogCaptureFixture) -> None:
+    receiver: Receiver[TokenReply] = Receiver(endpoint, TokenReply)
+    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+        socket.connect(endpoint)
+        socket.send(NESTED)
+        socket.send(b"\x82\xa1t\xa6tokens\xa2id\xa1a")
+        assert receiver.receive().id == "a"
+    receiver.close()
+    assert "skipped a message" in caplog.text
+
+
+def test_a_long_queue_of_messages_does_not_hold_the_event_loop(endpoint: str) -> None:
+    async def test() -> list[int]:
+        receiver: AsyncReceiver[TokenReply] = AsyncReceiver(endpoint, TokenReply)
+        sender: Sender[TokenReply] = Sender(endpoint, TokenReply)
+        for number in range(1000):
+            sender.send(TokenReply(id=str(number)))
+        received, seen = 0, []
+
+        async def watch() -> None:
+            while received < 1000:
+                seen.append(received)
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(watch())
+        async for _ in receiver:
+            received += 1
+            if received == 1000:
+                break
+        await watching
+        sender.close()
+        receiver.close()
+        return seen
+
+    seen = asyncio.run(test())
+    assert max(after - before for before, after in pairwise([0, *seen, 1000])) <= 64
