@@ -6,6 +6,7 @@ import asyncio
 import signal
 import socket
 import time
+from contextlib import suppress
 
 from mmserve.config.process import Process
 from mmserve.httpserver.app import make_app
@@ -29,8 +30,14 @@ async def serve(process: Process, context: WorkerContext) -> None:
 
 
 async def _drain(server: UvicornServer, context: WorkerContext, timeout_s: float) -> None:
-    """Refuse new requests with 503, let live ones end, then close the socket and the connections."""
-    started_s = time.monotonic()
+    """Refuse new requests with 503, let all admitted ones end, then close the socket and the connections.
+
+    A request is admitted before its body is read, so bodies that are still arriving are waited for as well.
+    """
+    deadline_s = time.monotonic() + timeout_s
     context.admission.drain()
-    await context.request_tasks.drain(timeout_s)
-    server.stop(timeout_s - (time.monotonic() - started_s))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await context.admission.idle()
+    await context.request_tasks.close()
+    server.stop(deadline_s - time.monotonic())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,6 +24,8 @@ class AdmissionControl:
         self.phase = ServerPhase(phase="starting", ready=False)
         """The last phase that the supervisor sent; set by the reader of the worker's inbox."""
         self.in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @property
     def ready(self) -> bool:
@@ -36,6 +39,10 @@ class AdmissionControl:
     def drain(self) -> None:
         """Refuse all requests from now on."""
         self._draining = True
+
+    async def idle(self) -> None:
+        """Wait until no request is in flight."""
+        await self._idle.wait()
 
     def check(self) -> None:
         """Raise Unavailable or Overloaded if ``admit`` would refuse a request now."""
@@ -61,6 +68,7 @@ class AdmissionControl:
 
     def _add_in_flight(self, change: int) -> None:
         self.in_flight += change
+        self._idle.clear() if self.in_flight else self._idle.set()
         self._metrics.add("num_requests_in_flight", self.in_flight)
 
     def _count_rejection(self, reason: str) -> None:

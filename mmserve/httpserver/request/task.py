@@ -102,7 +102,7 @@ class RequestTask:
             return None
         except asyncio.CancelledError as error:
             drop_tracebacks(error)
-            return Unavailable("the server is shutting down", retry_after_s=5.0)
+            return _shutting_down()
         except BaseException as error:  # noqa: BLE001 - the request boundary
             failure = self._logged(error)
             drop_tracebacks(error)
@@ -126,23 +126,29 @@ class RequestTasks:
         self._generate = generate
         self._metrics = metrics
         self._turns = RenderTurns()
+        self._closed = False
         self._running: dict[asyncio.Task[None], RequestTask] = {}
 
     def __len__(self) -> int:
         return len(self._running)
 
     def start(self, call: GenerateCall, resources: RequestResources, route: str) -> RequestTask:
-        """Start a request's task, which takes over ``resources``."""
+        """Start a request's task, which takes over ``resources``. Raises Unavailable after ``close``."""
+        if self._closed:
+            raise _shutting_down()
         started = RequestTask(self._generate, call, resources, route, self._metrics, self._turns)
         self._running[started.task] = started
         started.task.add_done_callback(self._running.pop)
         return started
 
-    async def drain(self, timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` for requests to end, then cancel the rest and wait for their cleanup."""
-        if self._running:
-            await asyncio.wait(list(self._running), timeout=timeout_s)
+    async def close(self) -> None:
+        """Accept no more requests, cancel those that are left, and wait for their cleanup."""
+        self._closed = True
         for request_task in list(self._running.values()):
             request_task.cancel()
         if self._running:
             await asyncio.wait(list(self._running), timeout=_CLEANUP_TIMEOUT_S)
+
+
+def _shutting_down() -> Unavailable:
+    return Unavailable("the server is shutting down", retry_after_s=5.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import ssl
@@ -302,6 +303,74 @@ def test_sigterm_lets_live_requests_end_and_refuses_new_ones_on_any_connection()
             worker.upstream.release.set()
             text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
             assert text == "first last"
+            await worker.serving
+
+    run(test)
+
+
+@pytest.mark.parametrize("nbytes", [2_000, 1_000_000], ids=["short", "received directly"])
+def test_sigterm_lets_a_request_end_whose_body_is_still_arriving(nbytes: int) -> None:
+    """Also if the requests whose bodies had arrived before the signal end first."""
+
+    async def first_ends_first(upstream: Upstream, request: GenerateRequest) -> None:
+        if len(upstream.requests()) == 2:
+            second_started.set()
+            await upstream.release.wait()
+        await second_started.wait()
+        upstream.reply(request, b"x", finish="stop")
+
+    second_started = asyncio.Event()
+
+    async def test() -> None:
+        async with http_worker() as worker, _http(worker) as http:
+            worker.upstream.behave = first_ends_first
+            first = asyncio.create_task(http.post(CHAT, json={"messages": HELLO}))
+            await worker.upstream.until(lambda: len(worker.upstream.requests()) == 1)
+            body = json.dumps({"messages": HELLO, "metadata": "x" * nbytes}).encode()
+            reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+            writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (CHAT.encode(), len(body)))
+            writer.write(body[: nbytes // 2])
+            await worker.until(lambda: worker.context.admission.in_flight == 2)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await worker.until(lambda: not worker.context.admission.ready)
+            writer.write(body[nbytes // 2 :])
+            assert (await first).status_code == 200
+            await worker.until(lambda: worker.context.admission.in_flight == 1)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            worker.upstream.release.set()
+            assert b" 200 " in await reader.readline()
+            writer.close()
+            await worker.serving
+
+    run(test)
+
+
+def test_sigterm_waits_for_a_body_only_until_the_shutdown_timeout() -> None:
+    async def test() -> None:
+        async with http_worker(shutdown_timeout=0.05) as worker:
+            _, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+            writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{" % CHAT.encode())
+            await worker.until(lambda: worker.context.admission.in_flight == 1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await worker.serving
+            writer.close()
+
+    run(test)
+
+
+def test_a_draining_worker_sends_requests_again_to_a_restarted_engine() -> None:
+    async def test() -> None:
+        async with http_worker() as worker, worker.client() as client:
+            worker.upstream.behave = say_then_hold("first ")
+            stream = await client.chat.completions.create(model="stub", messages=HELLO, stream=True)
+            await worker.upstream.until(lambda: len(worker.upstream.requests()) == 1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await worker.until(lambda: not worker.context.admission.ready)
+            worker.upstream.lose_requests()
+            worker.upstream.behave = say("first and last")
+            worker.upstream.say_phase(phase="draining", ready=False, engine_epoch=1)
+            assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "first and last"
             await worker.serving
 
     run(test)

@@ -297,7 +297,7 @@ async def drained(world: World) -> None:
     world.engine.finishes = [None]
     serving = world.start()
     await world.sent.wait()
-    await world.tasks.drain(0.0)
+    await world.tasks.close()
     await serving
 
 
