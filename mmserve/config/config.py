@@ -57,6 +57,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     health_port: Annotated[int, _field("http", "port of the health server; 0 picks a free one", ge=0, le=65535)] = 0
     http_workers: Annotated[int, _field("http", "HTTP server processes on the one port", ge=1, le=64)] = 1
     api_key: Annotated[str | None, _field("http", "key that clients must send (Bearer or x-api-key)")] = None
+    max_connections: Annotated[int, _field("http", "open connections per worker before 503 and a close", ge=1)] = 4096
+    keep_alive_timeout: Annotated[
+        float, _field("http", "seconds a connection may be open without a request", gt=0, le=86400)
+    ] = 75.0
+    head_timeout: Annotated[
+        float, _field("http", "seconds from the first to the last byte of a request's head", gt=0, le=86400)
+    ] = 30.0
+    body_timeout: Annotated[
+        float, _field("http", "seconds a body may take for each 64 KiB, or for its last ones", gt=0, le=86400)
+    ] = 60.0
+    unread_timeout: Annotated[
+        float, _field("http", "seconds a client may read nothing of an answer that waits to be sent", gt=0, le=86400)
+    ] = 60.0
     enable_admin: Annotated[bool, _field("http", "serve /admin/alloc, which changes this server while it runs")] = False
     max_body_mb: Annotated[float, _field("http", "largest request body, MiB", gt=0, le=_MAX_MB)] = 64.0
     max_queued_requests: Annotated[int, _field("http", "requests in flight per worker before 429", ge=1)] = 1024

@@ -9,15 +9,21 @@ import time
 from contextlib import suppress
 
 from mmserve.config.process import Process
+from mmserve.httpserver.api.openai.errors import error_body
 from mmserve.httpserver.app import make_app
 from mmserve.httpserver.context import WorkerContext
+from mmserve.httpserver.http.connections import ConnectionLimits, OpenConnections
 from mmserve.httpserver.http.uvicorn_server import UvicornServer
+from mmserve.runtime.errors import Unavailable
 
 
 async def serve(process: Process, context: WorkerContext) -> None:
     """Serve until SIGTERM; return when live requests have ended or timed out."""
     assert process.listen_fd is not None, "an http worker inherits the listening socket"
-    server = UvicornServer(make_app(context), lambda: process.ready({}))
+    limits = ConnectionLimits.of(process.deployment.config)
+    refusal = Unavailable(f"{limits.max_connections} connections are open already (--max-connections)")
+    connections = OpenConnections(limits, context.metrics, error_body(refusal))
+    server = UvicornServer(make_app(context), lambda: process.ready({}), connections)
     drains: list[asyncio.Task[None]] = []
 
     def on_sigterm() -> None:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 from starlette.requests import ClientDisconnect, Request
 
+from mmserve.httpserver.http.body_receiver import OnProgress
 from mmserve.httpserver.http.disconnect import until_disconnect
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.runtime.errors import InvalidRequest, TooLarge, TooSlow
 
 DIRECT_BODY = "mmserve.direct_body"
-"""An ASGI extension: {"receive": function(prefix, nbytes)}, which receives a body of known length into its final place.
+"""An ASGI extension: {"receive": function(prefix, nbytes, on_progress), "stall_s": seconds}.
+
+``receive`` receives a body of known length into its final place, and calls ``on_progress`` with the bytes received so
+far. ``stall_s``: how long a body of any length may make no progress.
 
 ASGI's own ``receive()`` copies the body five times between socket and application, in steps of 256 KiB. For a large
 image that is more work than everything else the worker does with it.
 """
 _DIRECT_MIN_NBYTES = 128 * 1024
 """A shorter rest of a body arrives with the next message or two."""
-_GRACE_S = 30.0
-_MIN_RATE = 64 * 1024
-"""Bytes a second. A slower client is refused: it would keep memory that other requests wait for."""
+_STALL_S = 60.0
+"""Where no connection says it."""
+PROGRESS_NBYTES = 64 * 1024
+"""Fewer bytes are no progress: a client that sends byte by byte would keep memory that other requests wait for."""
 
 
 async def read_body(
@@ -33,7 +37,7 @@ async def read_body(
     Content-Length first gets memory for a short one, and for ``limit_nbytes`` once it is longer than that. Without
     ``resources`` nothing is reserved, which suits limits of a few KiB.
 
-    Raises TooLarge as soon as the limit is known to be exceeded, TooSlow if the client sends too slowly, InvalidRequest
+    Raises TooLarge as soon as the limit is known to be exceeded, TooSlow if the body makes no progress, InvalidRequest
     for a malformed length, ClientDisconnect, and what ``RequestResources.reserve_body`` raises.
     """
     declared_nbytes = _declared_nbytes(request)
@@ -68,18 +72,21 @@ class _Body:
         self._request = request
         self._limit_nbytes = limit_nbytes
         self._declared_nbytes = declared_nbytes
+        self._direct = request.scope.get("extensions", {}).get(DIRECT_BODY, {})
         self._chunks: list[bytes | bytearray] = []
 
     async def read(self, reserved_nbytes: int) -> None:
         """Read until the body is complete, or longer than ``reserved_nbytes``."""
+        stall_s = self._direct.get("stall_s", _STALL_S)
         try:
-            async with asyncio.timeout(_GRACE_S + reserved_nbytes / _MIN_RATE):
+            async with asyncio.timeout(stall_s) as deadline:
+                on_progress = _Progress(deadline, stall_s, self.nbytes)
                 while not self.complete and self.nbytes <= reserved_nbytes:
-                    await self._read_message()
+                    await self._read_message(on_progress)
         except TimeoutError:
-            raise TooSlow(f"the request body of up to {reserved_nbytes} bytes did not arrive in time") from None
+            raise TooSlow(f"no {PROGRESS_NBYTES} bytes of the body arrived in {stall_s:g} s (--body-timeout)") from None
 
-    async def _read_message(self) -> None:
+    async def _read_message(self, on_progress: OnProgress) -> None:
         """Read one ASGI message, and then a long rest of known length by the DIRECT_BODY extension."""
         message = await self._request.receive()
         if message["type"] == "http.disconnect":
@@ -88,18 +95,28 @@ class _Body:
         self.nbytes += len(self._chunks[-1])
         self.complete = not message.get("more_body", False)
         _check_limit(self.nbytes, self._limit_nbytes)
+        on_progress(self.nbytes)
         missing_nbytes = 0 if self._declared_nbytes is None else self._declared_nbytes - self.nbytes
-        if missing_nbytes >= _DIRECT_MIN_NBYTES and (receive := _direct_receive(self._request)):
-            self._chunks = [await receive(self.joined(), self.nbytes + missing_nbytes)]
+        if missing_nbytes >= _DIRECT_MIN_NBYTES and (receive := self._direct.get("receive")):
+            self._chunks = [await receive(self.joined(), self.nbytes + missing_nbytes, on_progress)]
             self.nbytes, self.complete = self.nbytes + missing_nbytes, True
 
     def joined(self) -> bytes | bytearray:
         return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
 
 
-def _direct_receive(request: Request) -> Callable[[bytes | bytearray, int], Awaitable[bytearray]] | None:
-    extension = request.scope.get("extensions", {}).get(DIRECT_BODY)
-    return extension and extension["receive"]  # type: ignore[no-any-return]
+class _Progress:
+    """Moves ``deadline`` to ``stall_s`` from now whenever PROGRESS_NBYTES more have arrived."""
+
+    def __init__(self, deadline: asyncio.Timeout, stall_s: float, nbytes: int) -> None:
+        self._deadline = deadline
+        self._stall_s = stall_s
+        self._seen_nbytes = nbytes
+
+    def __call__(self, nbytes: int) -> None:
+        if nbytes >= self._seen_nbytes + PROGRESS_NBYTES and not self._deadline.expired():
+            self._seen_nbytes = nbytes
+            self._deadline.reschedule(asyncio.get_running_loop().time() + self._stall_s)
 
 
 def _check_limit(nbytes: int, limit_nbytes: int) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import ctypes
 import itertools
 from bisect import insort
+from collections.abc import Callable
 from typing import Protocol, cast
 
 from starlette.requests import ClientDisconnect
@@ -20,6 +21,9 @@ _ALLOC_UNIT_NBYTES = 64 * 1024
 """Sizes are rounded up, so that the allocator can reuse one body's memory for a slightly longer one."""
 _READS_PER_ITERATION = 4
 """Connections that may read in one iteration of the event loop: together they take it one or two milliseconds."""
+
+OnProgress = Callable[[int], None]
+"""on_progress(bytes of the body that have arrived)"""
 
 # bytearray(n) writes zeros, which takes milliseconds on the event loop and makes the kernel allocate all pages for a
 # client that has sent only a length so far. This one stays uninitialised until it is overwritten by the body.
@@ -75,8 +79,11 @@ class BodyReceiver(asyncio.BufferedProtocol):
     Replaces ``http`` as the transport's protocol until the body is complete.
     """
 
-    def __init__(self, http: HttpReader, transport: asyncio.Transport, prefix: bytes, nbytes: int) -> None:
+    def __init__(
+        self, http: HttpReader, transport: asyncio.Transport, prefix: bytes, nbytes: int, on_progress: OnProgress
+    ) -> None:
         self._http = http
+        self._on_progress = on_progress
         self._transport = transport
         self._prefix, self._nbytes = prefix, nbytes
         self._parsed_nbytes = self._filled = len(prefix)
@@ -113,6 +120,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
             self._http.body_received()
             self._finish()
         else:
+            self._on_progress(self._filled)
             self._queue_read()
 
     def eof_received(self) -> bool | None:

@@ -11,29 +11,30 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from mmserve.httpserver.http.connections import OpenConnections
 from mmserve.httpserver.http.protocol import LimitedHttpProtocol
 
-_KEEP_ALIVE_S = 75
-_DATE_HEADER_INTERVAL_S = 1.0
+_TICK_S = 1.0
 _MIN_FLUSH_S = 2.0
 """Shortest time at the end for connections to send what was already written to them."""
 
 
 class UvicornServer(uvicorn.Server):
-    """Serves ``app`` until ``stop``. Calls ``on_started`` once connections are accepted.
+    """Serves ``app`` until ``stop``. Calls ``on_started`` once connections are accepted. Owns ``connections``.
 
     Signals are left to the caller: uvicorn's own handler would close the socket before live requests have ended.
     """
 
-    def __init__(self, app: ASGIApp, on_started: Callable[[], None]) -> None:
+    def __init__(self, app: ASGIApp, on_started: Callable[[], None], connections: OpenConnections) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=LimitedHttpProtocol,
+                http=partial(LimitedHttpProtocol, connections),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -41,10 +42,10 @@ class UvicornServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=_KEEP_ALIVE_S,
             )
         )
         self._on_started = on_started
+        self._connections = connections
         self._stopping = asyncio.Event()
 
     def stop(self, timeout_s: float) -> None:
@@ -64,6 +65,7 @@ class UvicornServer(uvicorn.Server):
     async def main_loop(self) -> None:
         """Wait for ``stop``. Wakes up once a second to renew the Date header; uvicorn's own loop wakes up ten times."""
         while not await self.on_tick(0):
+            self._connections.report()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_DATE_HEADER_INTERVAL_S):
+                async with asyncio.timeout(_TICK_S):
                     await self._stopping.wait()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
 import pytest
 import xxhash
@@ -14,11 +12,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mmserve.httpserver.http import body as body_module
 from mmserve.httpserver.http import body_receiver
 from mmserve.httpserver.http.body import read_body
-from mmserve.httpserver.http.uvicorn_server import UvicornServer
 from mmserve.runtime.errors import TooLarge, TooSlow
+from tests.fakes.http_server import answer_on, serving
 from tests.fakes.http_worker import run
 
 LIMIT = 8 << 20
@@ -44,24 +41,11 @@ class Digests:
         await answer(scope, receive, send)
 
 
-@asynccontextmanager
-async def serving() -> AsyncIterator[Digests]:
-    app, started = Digests(), asyncio.Event()
-    listener = socket.create_server(("127.0.0.1", 0))
-    app.port = listener.getsockname()[1]
-    server = UvicornServer(app, started.set)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    await started.wait()
-    try:
-        yield app
-    finally:
-        server.stop(timeout_s=60)
-        await task
-
-
-def with_server(test: Callable[[Digests], Awaitable[None]]) -> None:
+def with_server(test: Callable[[Digests], Awaitable[None]], **limits: float) -> None:
     async def go() -> None:
-        async with serving() as app:
+        app = Digests()
+        async with serving(app, **limits) as server:
+            app.port = server.port
             await test(app)
 
     run(go)
@@ -74,12 +58,6 @@ def body_of(nbytes: int) -> bytes:
 def request_of(body: bytes, *headers: str) -> bytes:
     head = ["POST / HTTP/1.1", "host: x", *(headers or [f"content-length: {len(body)}"]), "", ""]
     return "\r\n".join(head).encode() + body
-
-
-async def answer_on(reader: asyncio.StreamReader) -> str:
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
-    return (await reader.readexactly(int(length.split(b":")[1]))).decode()
 
 
 @pytest.mark.parametrize("sizes", [[0, 1, 70_000, 0], [131_071, 131_073, 400_000, 5, 3_000_000, 8 << 20, 200_000]])
@@ -177,10 +155,7 @@ def test_a_disconnect_in_the_middle_of_a_body(sent: int) -> None:
     with_server(test)
 
 
-def test_the_rest_of_a_body_after_its_response_is_not_read_as_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_module, "_GRACE_S", 0.2)
-    monkeypatch.setattr(body_module, "_MIN_RATE", float("inf"))
-
+def test_the_rest_of_a_body_after_its_response_is_not_read_as_a_request() -> None:
     async def test(app: Digests) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", app.port)
         data = request_of(body_of(1_000_000))
@@ -190,7 +165,7 @@ def test_the_rest_of_a_body_after_its_response_is_not_read_as_a_request(monkeypa
         assert await answer_on(reader) == xxhash.xxh3_64_hexdigest(body_of(300_000))
         writer.close()
 
-    with_server(test)
+    with_server(test, body_s=0.2)
 
 
 @pytest.mark.parametrize("size", [0, 5, 100_000, 3_000_000])

@@ -269,6 +269,18 @@ def test_an_endless_request_head_or_refused_body_closes_the_connection() -> None
     run(test)
 
 
+def test_a_connection_too_many_is_refused() -> None:
+    async def test() -> None:
+        async with http_worker(max_connections=1) as worker, _http(worker) as http, _http(worker) as other:
+            assert (await http.get("/live")).status_code == 200
+            refused = await other.get("/live")
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert _error(refused)["message"] == "1 connections are open already (--max-connections)"
+            assert (await http.get("/live")).status_code == 200
+
+    run(test)
+
+
 def test_requests_beyond_the_limit_get_429_with_retry_after() -> None:
     async def test() -> None:
         async with http_worker(max_queued_requests=2) as worker, _http(worker) as http:

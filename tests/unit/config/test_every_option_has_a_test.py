@@ -18,6 +18,7 @@ BUDGETS = "integration/httpserver/test_budgets.py"
 PERMITS = "integration/visualserver/test_permits.py"
 READER = "unit/httpserver/media/test_reader.py"
 ROUTER = "unit/router/test_run.py"
+CONNECTIONS = "unit/httpserver/http/test_connection_limits.py"
 FETCH = (
     "integration/httpserver/test_media_fetch.py::test_a_reader_fetches_from_allowed_domains_within_the_configured_time"
 )
@@ -38,6 +39,11 @@ SHOWN_BY = {
     "health_port": f"{LIFE}::test_both_ports_listen_on_the_address_of_host",
     "http_workers": "integration/supervisor/test_restarts.py::test_a_restarted_http_worker_is_told_the_phase",
     "api_key": f"{OPERATIONS}::test_all_routes_except_probes_need_the_key",
+    "max_connections": f"{OPERATIONS}::test_a_connection_too_many_is_refused",
+    "keep_alive_timeout": f"{CONNECTIONS}::test_limits_follow_their_options",
+    "head_timeout": f"{CONNECTIONS}::test_limits_follow_their_options",
+    "body_timeout": f"{CONNECTIONS}::test_limits_follow_their_options",
+    "unread_timeout": f"{CONNECTIONS}::test_limits_follow_their_options",
     "enable_admin": f"{OPERATIONS}::test_an_operator_changes_the_share_of_allocations_without_a_restart",
     "max_body_mb": f"{OPERATIONS}::test_a_body_over_the_cap_is_413_before_more_of_it_is_read",
     "max_queued_requests": f"{OPERATIONS}::test_requests_beyond_the_limit_get_429_with_retry_after",
