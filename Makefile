@@ -7,7 +7,7 @@ ARGS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 # Tests in one group (tests/conftest.py) share a server or a fixture and stay on one worker.
-PARALLEL := -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test mutants check format docs bench train clean

@@ -1,5 +1,6 @@
 """Settings and fixtures for all tests: signals, hypothesis, the order of parallel runs, and the check for leaks."""
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -11,12 +12,19 @@ from tests.fakes.leaks import leaks
 # A shell starts background jobs with SIGINT ignored, and their children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No deadline: an example may be slow because the machine is busy.
-hypothesis.settings.register_profile("no_deadline", deadline=None)
-hypothesis.settings.load_profile("no_deadline")
+# No deadline: an example may be slow because the machine is busy. pytest's --hypothesis-profile=thorough tries more.
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=40)
+hypothesis.settings.register_profile("mutation", deadline=None, max_examples=100)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000)
+hypothesis.settings.load_profile("quick")
 
 _DURATION_ORDER = ("tests/e2e/", "tests/integration/", "tests/gpu/", "tests/unit/")
 """Folders with the longest tests first, so that a parallel run does not end with one worker in a long test."""
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """``-n auto``: one worker more than cores, because end-to-end tests wait for servers a third of their time."""
+    return min(4, len(os.sched_getaffinity(0)) + 1)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from PIL import Image
-from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 import mmserve
 from tests.e2e.stack import Stack, ask
@@ -27,8 +27,8 @@ def _images(sample: Sample) -> list[Image.Image]:
 
 @torch.inference_mode()
 def _answers_of_transformers(questions: Sequence[Sample]) -> list[str]:
-    processor = AutoProcessor.from_pretrained(PACKAGED)
-    model = LlavaForConditionalGeneration.from_pretrained(PACKAGED, dtype=torch.float32)
+    processor = transformers.AutoProcessor.from_pretrained(PACKAGED)
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(PACKAGED, dtype=torch.float32)
     answers = []
     for sample in questions:
         text = processor.apply_chat_template(sample.messages, add_generation_prompt=True, tokenize=False)

@@ -6,18 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    CLIPImageProcessorPil,
-    CLIPVisionConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    LlavaProcessor,
-    PreTrainedTokenizerFast,
-)
 
 SPECIAL = ("<pad>", "<s>", "</s>", "<image>")
 PAD, BOS, EOS, IMAGE = range(len(SPECIAL))
@@ -30,7 +21,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
     """One token per byte after the special tokens."""
     vocab = {token: index for index, token in enumerate(SPECIAL)}
     for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()):
@@ -39,14 +30,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     bpe.add_special_tokens(list(SPECIAL))
-    fast = PreTrainedTokenizerFast(
+    fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=bpe, pad_token="<pad>", bos_token="<s>", eos_token="</s>", extra_special_tokens=["<image>"]
     )
     fast.chat_template = CHAT_TEMPLATE
     return fast
 
 
-def llama_config(**changes: Any) -> LlamaConfig:
+def llama_config(**changes: Any) -> transformers.LlamaConfig:
     """Two layers, 8 query and 4 KV heads: splits over 1, 2 and 4 ranks."""
     settings: dict[str, Any] = {
         "vocab_size": VOCAB,
@@ -62,13 +53,13 @@ def llama_config(**changes: Any) -> LlamaConfig:
         "eos_token_id": EOS,
         "tie_word_embeddings": False,
     }
-    return LlamaConfig(**(settings | changes))
+    return transformers.LlamaConfig(**(settings | changes))
 
 
 def make_llama(directory: Path, *, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> Path:
     """Write a random Llama with tokenizer; ``changes`` go into its LlamaConfig."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(llama_config(**changes))
+    model = transformers.LlamaForCausalLM(llama_config(**changes))
     _randomise_small_parameters(model)
     model.to(dtype).save_pretrained(directory)
     tokenizer().save_pretrained(directory)
@@ -86,7 +77,7 @@ def make_llava(
 ) -> Path:
     """Write a random LLaVA-1.5: 28 x 28 pixels in 16 patches; tokenizer, chat template, image processor included."""
     torch.manual_seed(seed)
-    vision = CLIPVisionConfig(
+    vision = transformers.CLIPVisionConfig(
         hidden_size=48,
         intermediate_size=80,
         num_hidden_layers=3,
@@ -97,7 +88,7 @@ def make_llava(
         initializer_range=0.2,
         initializer_factor=1.0,
     )
-    config = LlavaConfig(
+    config = transformers.LlavaConfig(
         vision_config=vision,
         text_config=llama_config(**(text or {})),
         image_token_id=IMAGE,
@@ -106,11 +97,11 @@ def make_llava(
         image_seq_length=16 + (strategy == "full"),
         tie_word_embeddings=(text or {}).get("tie_word_embeddings", False),
     )
-    model = LlavaForConditionalGeneration(config)
+    model = transformers.LlavaForConditionalGeneration(config)
     _randomise_small_parameters(model)
     model.to(dtype).save_pretrained(directory)
-    images = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
-    LlavaProcessor(
+    images = transformers.CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    transformers.LlavaProcessor(
         image_processor=images,
         tokenizer=tokenizer(),
         patch_size=7,

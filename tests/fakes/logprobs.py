@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+import transformers
 
 TOLERANCE = 2e-5
 
@@ -20,7 +20,7 @@ def check_logprobs(
     tolerance: float = TOLERANCE,
 ) -> None:
     """``found`` (unpacked) must be the log-probabilities of the tokens ``output``, generated after ``before``."""
-    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model = transformers.LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     with torch.inference_mode():
         logits = model(torch.tensor([[*before, *output]])).logits[0, len(before) - 1 : -1]
     assert len(found) == len(output) > 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM, LlavaForConditionalGeneration
+import transformers
 
 from mmserve.checkpoint.load import load
 from mmserve.ipc.arena import Arena
@@ -57,7 +57,7 @@ def test_after_a_refused_registration_kernels_run(arena: Arena, caplog: pytest.L
 @pytest.mark.parametrize("chunk", [1000, 20])
 def test_tokens_equal_transformers(tmp_path: Path, chunk: int) -> None:
     directory = make_llama(tmp_path)
-    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).cuda()
+    model = transformers.LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).cuda()
     driver = Driver(make_runner(directory, device="cuda", max_model_len=400), chunk=chunk)
     texts = prompts(1, 17, 70, 330)
     asking = SamplingParams(max_tokens=1000, temperature=0.0, logprobs=5)
@@ -74,7 +74,7 @@ def test_tokens_equal_transformers(tmp_path: Path, chunk: int) -> None:
 
 def test_image_rows_and_spliced_tokens(tmp_path: Path, arena: Arena) -> None:
     directory = make_llava(tmp_path)
-    model = LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).cuda()
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).cuda()
     pixels = torch.randn(2, 3, 28, 28, generator=torch.manual_seed(1))
     rows = load_tower(load(directory), platform_for("cuda", "float32"), lambda *_: None)(pixels)
     with torch.inference_mode():

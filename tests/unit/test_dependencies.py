@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def test_every_declared_package_is_imported() -> None:
     assert not unused, f"mmserve never imports {sorted(unused)}: remove them from the dependencies in pyproject.toml"
 
 
+@cache
 def _imported() -> set[str]:
     """Distributions whose modules mmserve imports, by their normalised names."""
     distributions = packages_distributions()

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+import transformers
 
 from mmserve.messages.media import Handle
 from mmserve.messages.sampling import SamplingParams
@@ -32,7 +32,7 @@ def prompts(*lengths: int) -> list[list[int]]:
 
 
 def expected(directory: Path, prompt: list[int], num_tokens: int) -> list[int]:
-    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model = transformers.LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
     ids = torch.tensor([prompt])
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, eos_token_id=-1

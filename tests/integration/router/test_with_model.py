@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+import transformers
 
 from mmserve.messages.logprobs import unpack
 from mmserve.messages.request import GenerateRequest
@@ -48,7 +48,7 @@ def greedy(request_id: str, prompt: list[int], num_new: int = NUM_NEW) -> Genera
     return msgspec.structs.replace(message, sampling=msgspec.structs.replace(message.sampling, temperature=0.0))
 
 
-def expected(model: LlamaForCausalLM, prompt: list[int], num_new: int = NUM_NEW) -> list[int]:
+def expected(model: transformers.LlamaForCausalLM, prompt: list[int], num_new: int = NUM_NEW) -> list[int]:
     tokens = list(prompt)
     while len(tokens) < len(prompt) + num_new and tokens[-1] != VOCAB - 1:
         with torch.inference_mode():
@@ -58,7 +58,7 @@ def expected(model: LlamaForCausalLM, prompt: list[int], num_new: int = NUM_NEW)
 
 @pytest.fixture(scope="module")
 def answers(directory: Path) -> dict[str, list[int]]:
-    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model = transformers.LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     return {str(index): expected(model, prompt) for index, prompt in enumerate(jobs())}
 
 
@@ -119,7 +119,7 @@ def test_equal_prefixes_that_arrive_together(
     runner = make_runner(directory)
     if not isinstance(runner._attention, attention):
         pytest.skip("the kernels cannot be used here")
-    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model = transformers.LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     draw = random.Random(7)
     prefix = [draw.randrange(4, VOCAB) for _ in range(100)]
     prompts = [prefix + [draw.randrange(4, VOCAB) for _ in range(1 + index % 3)] for index in range(8)]

@@ -6,9 +6,8 @@ import io
 from pathlib import Path
 
 import torch
+import transformers
 from PIL import Image
-from transformers import LlavaForConditionalGeneration
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from mmserve.checkpoint.load import load
 from tests.fakes.checkpoints import make_llava
@@ -17,8 +16,10 @@ from tests.integration.visualserver.stack import Stack, play
 
 
 def _expected(directory: Path, data: bytes) -> torch.Tensor:
-    pixels = CLIPImageProcessorPil.from_pretrained(directory)(Image.open(io.BytesIO(data)), return_tensors="pt")
-    model = LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
+    pixels = transformers.CLIPImageProcessorPil.from_pretrained(directory)(
+        Image.open(io.BytesIO(data)), return_tensors="pt"
+    )
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
     with torch.inference_mode():
         features = model.get_image_features(pixel_values=pixels["pixel_values"])
     return features.pooler_output[0]

@@ -29,11 +29,13 @@ def asks(row: Row, kind: str, endings: tuple[int, int]) -> bool:
 
 
 @torch.no_grad()
-def leaning(text: Text, coder: Coder, kind: str, words: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
+def leaning(
+    text: Text, coder: Coder, kind: str, words: tuple[str, str], rows_per_seed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Of all answers of a kind that end in one of two words: how much more the second is expected, and whether it is
     the right one."""
     one, other = endings = tuple(coder.ids(f"the {word}")[1] for word in words)
-    drawn = [make_row(first + index, coder) for first in FIRST_SEEDS for index in range(72)]
+    drawn = [make_row(first + index, coder) for first in FIRST_SEEDS for index in range(rows_per_seed)]
     batch = stack([row for row in drawn if asks(row, kind, endings)])  # rows are independent of each other
     logits, target, places = logits_of(text, text, batch, oracle_tokens(batch, torch.from_numpy(labels.basis()), None))
     ends = [last - 1 for name, _, last in batch.answers if name == kind]
@@ -45,7 +47,7 @@ def test_the_side_of_a_thing_can_be_read_before_any_training(
     planted: Text, coder: Coder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(rows.KINDS, "where", 3000.0)
-    leans, right = leaning(planted, coder, "where", ("left", "right"))
+    leans, right = leaning(planted, coder, "where", ("left", "right"), 12)
     assert len(right) > 30
     assert np.mean((leans > 0) == right) > 0.8, "chance is a half; 0.84 to 0.97 with one tokenizer or another"
 
@@ -55,6 +57,6 @@ def test_which_picture_is_meant_can_be_told_before_any_training(
     planted: Text, coder: Coder, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr(conversations, "WHICH", (way,))
-    leans, second = leaning(planted, coder, "two", ("first", "second"))
+    leans, second = leaning(planted, coder, "two", ("first", "second"), 28)
     assert len(second) > 20
     assert np.mean(leans[second][:, None] > leans[~second]) > 0.6, "of all pairs; chance is a half"

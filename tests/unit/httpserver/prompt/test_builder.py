@@ -2,10 +2,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from transformers import AutoTokenizer, CLIPImageProcessor, LlavaProcessor
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaPart, MediaRef, Message, TextPart
@@ -68,7 +68,7 @@ def hf_parts(message: Message) -> list[dict[str, str]]:
 @pytest.mark.parametrize("text", ORDINARY)
 def test_text_model_gives_transformers_ids(models: Any, kind: Kind, template: str, text: str) -> None:
     directory = models[kind, template, False]
-    reference = AutoTokenizer.from_pretrained(directory)
+    reference = transformers.AutoTokenizer.from_pretrained(directory)
     content = hf_parts(user(text)) if template == LLAVA_15 else text
     expected = reference.apply_chat_template(
         [{"role": "user", "content": content}], add_generation_prompt=True, return_dict=False
@@ -79,9 +79,11 @@ def test_text_model_gives_transformers_ids(models: Any, kind: Kind, template: st
 @pytest.mark.parametrize(("kind", "template"), MODELS[:3])
 def test_llava_gives_transformers_processor_ids(models: Any, kind: Kind, template: str) -> None:
     directory = models[kind, template, True]
-    reference = LlavaProcessor(
-        image_processor=CLIPImageProcessor(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}),
-        tokenizer=AutoTokenizer.from_pretrained(directory),
+    reference = transformers.LlavaProcessor(
+        image_processor=transformers.CLIPImageProcessor(
+            size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}
+        ),
+        tokenizer=transformers.AutoTokenizer.from_pretrained(directory),
         patch_size=14,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaForCausalLM
 
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.worker.model_runner import ModelRunner
@@ -66,7 +66,7 @@ def expected(directory: Path, prompt: list[int], num_tokens: int) -> list[int]:
 
 @cache
 def _generated(directory: Path, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
-    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model = transformers.LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
     ids = torch.tensor([prompt])
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, eos_token_id=-1
@@ -174,7 +174,7 @@ def test_a_slot_is_reused_in_the_plan_that_frees_it(new_runner: NewRunner, check
 
 def test_sharded_checkpoint_and_warm_up(new_runner: NewRunner, checkpoints: Checkpoints, tmp_path: Path) -> None:
     source = checkpoints("tied")
-    LlamaForCausalLM.from_pretrained(source).save_pretrained(tmp_path, max_shard_size="60KB")
+    transformers.LlamaForCausalLM.from_pretrained(source).save_pretrained(tmp_path, max_shard_size="60KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     runner = new_runner(tmp_path)
     runner.warm_up()

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
-from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 from mmserve.checkpoint.load import load
 from mmserve.ipc.arena import Arena
@@ -53,7 +53,7 @@ def tower_of(directory: Path) -> VisionTower:
 def test_rows_equal_the_image_features_of_transformers(tmp_path: Path, settings: dict[str, Any]) -> None:
     make_llava(tmp_path, **settings)
     pixels = torch.randn(3, 3, 28, 28, generator=torch.manual_seed(1))
-    model = LlavaForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32)
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32)
     with torch.inference_mode():
         features = torch.stack(list(model.get_image_features(pixels).pooler_output))
     rows = tower_of(tmp_path)(pixels)
@@ -63,8 +63,8 @@ def test_rows_equal_the_image_features_of_transformers(tmp_path: Path, settings:
 
 @pytest.mark.parametrize("chunk", [1000, 7])
 def test_tokens_equal_transformers_with_images_of_several_sizes(directory: Path, arena: Arena, chunk: int) -> None:
-    model = LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
-    processor = AutoProcessor.from_pretrained(directory, use_fast=False)
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
+    processor = transformers.AutoProcessor.from_pretrained(directory, use_fast=False)
     tower = tower_of(directory)
     driver = Driver(make_runner(directory, arena), chunk=chunk)
     sequences, expected, offset = [], [], 0

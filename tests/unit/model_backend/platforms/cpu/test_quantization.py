@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+import transformers
 
 from mmserve.config.config import Config
 from mmserve.model_backend.platforms.cpu import build
@@ -25,7 +25,7 @@ SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim":
 
 
 def expected(directory: Path, form: str, prompt: list[int], num_tokens: int) -> list[int]:
-    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model = transformers.LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 2:
