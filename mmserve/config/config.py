@@ -164,6 +164,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         None
     )
 
+    stuck_timeout: Annotated[
+        float,
+        _field(
+            "supervision",
+            "seconds without heartbeat, or without progress on its work, after which a process is killed and started "
+            "again; 0: never",
+            ge=0,
+        ),
+    ] = 30.0
+
     log_level: Annotated[LogLevel, _field("logging", "least severe level logged")] = "info"
 
 

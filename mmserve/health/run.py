@@ -1,4 +1,4 @@
-"""The health server process: receives heartbeats, and answers probes over HTTP from threads, on a port of its own."""
+"""The health server process: answers probes over HTTP from threads, on a port of its own."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from contextlib import closing
 import msgspec
 
 from mmserve.config.process import Process
+from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender, read_beat
 from mmserve.health.state import HealthState
 from mmserve.ipc.channel import Receiver
+from mmserve.ipc.endpoints import Endpoints
 from mmserve.ipc.status_http import Page, StatusServer
 from mmserve.messages.status import HealthInbound
 
@@ -21,24 +23,31 @@ from mmserve.messages.status import HealthInbound
 def run(process: Process) -> None:
     """Serve until SIGTERM."""
     assert process.listen_fd is not None
-    collector = HealthCollector()
+    collector = HealthCollector(process.endpoints)
     inbox: Receiver[HealthInbound] = Receiver(process.endpoints.health, HealthInbound)
-    with closing(inbox), socket.socket(fileno=process.listen_fd) as listener, serving_probes(listener, collector):
+    with (
+        closing(inbox),
+        closing(HeartbeatSender(process.endpoints, process.name)) as heartbeat,
+        socket.socket(fileno=process.listen_fd) as listener,
+        serving_probes(listener, collector),
+    ):
         process.ready({})
         while True:
-            collector.apply(inbox.receive())
+            heartbeat.beat(busy=False)
+            for message in inbox.drain(block=True, timeout_s=INTERVAL_S):
+                collector.apply(message)
 
 
 class HealthCollector:
     """A HealthState shared by the thread that receives messages and the threads that answer probes. Thread-safe."""
 
-    def __init__(self) -> None:
-        self._state = HealthState()
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._state = HealthState(lambda process: read_beat(endpoints.heartbeat(process)))
         self._lock = threading.Lock()
 
     def apply(self, message: HealthInbound) -> None:
         with self._lock:
-            self._state.apply(message, time.monotonic())
+            self._state.apply(message)
 
     def page(self, path: str) -> Page | None:
         """The full report with status 200 or 503; None for an unknown path."""

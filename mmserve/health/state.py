@@ -1,59 +1,48 @@
-"""Whether the server is live and ready, computed from heartbeats and phases. Pure: times are arguments."""
+"""Whether the server is live and ready, computed from phase, processes and heartbeats. Pure: times are arguments."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 
+from mmserve.health.heartbeat import Beat
+from mmserve.health.stuck import Watched, stuck_processes
 from mmserve.messages.reply import ServerPhase
-from mmserve.messages.status import HealthInbound, Heartbeat
+from mmserve.messages.status import HealthInbound, ProcessRow, ProcessTable
 
 SILENT_S = 60.0
-"""A process whose last heartbeat is older than this counts as stuck. Must exceed the longest step of a rank."""
+"""A process whose last heartbeat is older than this makes the server unready. The supervisor kills it earlier, unless
+that is switched off (--stuck-timeout 0)."""
 STALLED_S = 120.0
-"""A process that is busy without progress for longer than this counts as stuck, in spite of its heartbeats."""
+"""The same for a process that is busy without progress, in spite of its heartbeats."""
 DEAD_S = 600.0
 """If a process is stuck for longer than this, ``/live`` fails: only a restart of the whole server can help."""
 
 
-@dataclass(frozen=True)
-class ProcessHealth:
-    """The last heartbeat of one process."""
-
-    heartbeat_s: float
-    progress: int
-    busy: bool
-    progress_s: float
-    """When the process last made progress or was idle."""
-
-
 class HealthState:
-    """The server's phase and the last heartbeat of each process."""
+    """The server's phase and processes, as the supervisor last sent them. ``beat_of`` reads a process's heartbeat."""
 
-    def __init__(self) -> None:
+    def __init__(self, beat_of: Callable[[str], Beat | None]) -> None:
+        self._beat_of = beat_of
         self._phase = ServerPhase(phase="starting", ready=False)
-        self._processes: dict[str, ProcessHealth] = {}
+        self._table = ProcessTable(supervisor_pid=0, started_s=0.0, processes=())
 
-    def apply(self, message: HealthInbound, now_s: float) -> None:
-        """Record a heartbeat or a phase."""
+    def apply(self, message: HealthInbound) -> None:
+        """Record a phase or a table of processes."""
         match message:
             case ServerPhase():
                 self._phase = message
-            case Heartbeat(process=process, progress=progress, busy=busy):
-                known = self._processes.get(process)
-                # Being idle is no stall, and neither is a progress counter that restarted with its process.
-                stalled = known is not None and known.busy and busy and known.progress == progress
-                progress_s = known.progress_s if known is not None and stalled else now_s
-                self._processes[process] = ProcessHealth(now_s, progress, busy, progress_s)
+            case ProcessTable():
+                self._table = message
 
     def stuck_processes(self, now_s: float, *, silent_s: float = SILENT_S, stalled_s: float = STALLED_S) -> list[str]:
         """One line of text for each process that is stuck."""
-        lines = []
-        for name, health in sorted(self._processes.items()):
-            if now_s - health.heartbeat_s > silent_s:
-                lines.append(f"{name}: no heartbeat for {now_s - health.heartbeat_s:.0f} s")
-            elif health.busy and now_s - health.progress_s > stalled_s:
-                lines.append(f"{name}: busy without progress for {now_s - health.progress_s:.0f} s")
-        return lines
+        watched = [
+            Watched(row.name, row.group, row.ready_s, self._beat(row))
+            for row in self._table.processes
+            if row.ready_s is not None
+        ]
+        stuck = stuck_processes(watched, lambda since_s: now_s - since_s, silent_s=silent_s, stalled_s=stalled_s)
+        return [f"{name}: {reason}" for name, reason in sorted(stuck.items())]
 
     def is_live(self, now_s: float) -> bool:
         """False if only a restart of the whole server can help."""
@@ -65,20 +54,32 @@ class HealthState:
 
     def report(self, now_s: float) -> dict[str, object]:
         """The JSON body of all probes."""
-        phase = self._phase
+        phase, stuck = self._phase, self.stuck_processes(now_s)
         return {
-            "status": "ok" if self.is_ready(now_s) else "unavailable",
+            "status": "ok" if phase.ready and not stuck else "unavailable",
             "phase": phase.phase,
             "detail": phase.detail,
-            "reasons": [*([] if phase.ready else [f"phase is {phase.phase}"]), *self.stuck_processes(now_s)],
+            "reasons": [*([] if phase.ready else [f"phase is {phase.phase}"]), *stuck],
             "epochs": {"engine": phase.engine_epoch, "visual": list(phase.visual_epochs), "cache": phase.cache_epoch},
-            "processes": {
-                name: {
-                    "heartbeat_age_s": round(now_s - health.heartbeat_s, 3),
-                    "busy": health.busy,
-                    "progress": health.progress,
-                    "without_progress_s": round(now_s - health.progress_s, 3) if health.busy else 0.0,
-                }
-                for name, health in sorted(self._processes.items())
-            },
+            "supervisor": {"pid": self._table.supervisor_pid, "uptime_s": round(now_s - self._table.started_s, 3)},
+            "processes": {row.name: self._process(row, now_s) for row in self._table.processes},
         }
+
+    def _process(self, row: ProcessRow, now_s: float) -> dict[str, object]:
+        beat = self._beat(row)
+        return {
+            "title": row.title,
+            "pid": row.pid,
+            "state": "gone" if not row.pid else "starting" if row.ready_s is None else "ready",
+            "uptime_s": round(now_s - row.started_s, 3) if row.pid else 0.0,
+            "restarts": row.restarts,
+            "heartbeat_age_s": round(now_s - beat.beat_s, 3) if beat else None,
+            "busy": bool(beat and beat.busy),
+            "progress": beat.progress if beat else 0,
+            "without_progress_s": round(now_s - beat.progress_s, 3) if beat and beat.busy else 0.0,
+        }
+
+    def _beat(self, row: ProcessRow) -> Beat | None:
+        """The process's last heartbeat. One of its predecessor, which was killed, does not count."""
+        beat = self._beat_of(row.name)
+        return beat if beat and beat.pid == row.pid else None

@@ -54,6 +54,10 @@ class Endpoints:
         """Unix socket of the cache server's v2 RPC (length-framed msgpack)."""
         return self.run_dir / "cache.calls"
 
+    def heartbeat(self, process: str) -> Path:
+        """File with the last heartbeat of the process, mapped by it."""
+        return self.run_dir / f"beat-{process}"
+
     @property
     def alloc_share(self) -> Path:
         """File mapped by all HTTP workers: one float, the share of requests that allocate through v2."""

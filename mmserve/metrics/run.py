@@ -16,6 +16,7 @@ from pathlib import Path
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from mmserve.config.process import Process
+from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.channel import Receiver
 from mmserve.ipc.status_http import Page, StatusServer
 from mmserve.messages.status import MetricBatch
@@ -28,10 +29,16 @@ def run(process: Process) -> None:
     series = Series()
     series.registry.register(ProcessMemory(os.getppid()))
     inbox: Receiver[MetricBatch] = Receiver(process.endpoints.metrics, MetricBatch)
-    with closing(inbox), serving_metrics(process.endpoints.metrics_http, series):
+    with (
+        closing(inbox),
+        closing(HeartbeatSender(process.endpoints, process.name)) as heartbeat,
+        serving_metrics(process.endpoints.metrics_http, series),
+    ):
         process.ready({})
         while True:
-            series.apply(inbox.receive())
+            heartbeat.beat(busy=False)
+            for batch in inbox.drain(block=True, timeout_s=INTERVAL_S):
+                series.apply(batch)
 
 
 @contextlib.contextmanager

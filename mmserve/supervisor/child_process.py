@@ -81,6 +81,15 @@ class Child:
         """Does nothing if the process has ended."""
         self._popen.send_signal(signum)
 
+    @property
+    def is_suspended(self) -> bool:
+        """True if it was stopped by a signal or a debugger. False if it has ended."""
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return False
+        return state in "Tt"
+
     def wait(self, timeout_s: float) -> bool:
         """True if the process has ended within ``timeout_s``."""
         try:

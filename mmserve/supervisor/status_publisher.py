@@ -1,4 +1,4 @@
-"""Publishes the server's phase, its epochs and process restarts to the other processes."""
+"""Publishes the server's phase, its epochs, its processes and their restarts to the other processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from mmserve.ipc.channel import Sender
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.reply import HttpInbound, ServerPhase
-from mmserve.messages.status import HealthInbound, MetricBatch, MetricSample
+from mmserve.messages.status import HealthInbound, MetricBatch, MetricSample, ProcessTable
 from mmserve.supervisor.topology import Epoch, Member
 
 _METRICS_LIMIT = 256
@@ -20,7 +20,7 @@ class StatusPublisher:
         self._phases: list[Sender[ServerPhase]] = [
             Sender(endpoints.http(worker), HttpInbound) for worker in range(http_workers)
         ]
-        self._phases.append(Sender(endpoints.health, HealthInbound))
+        self._health: Sender[HealthInbound] = Sender(endpoints.health, HealthInbound)
         self._metrics: Sender[MetricBatch] = Sender(endpoints.metrics, MetricBatch, limit=_METRICS_LIMIT)
         self._visual_workers = visual_workers
         self._epochs: Counter[tuple[Epoch, int]] = Counter()
@@ -38,6 +38,11 @@ class StatusPublisher:
         )
         for sender in self._phases:
             sender.send(message)
+        self._health.send(message)
+
+    def processes(self, table: ProcessTable) -> None:
+        """Send the table of processes to the health server."""
+        self._health.send(table)
 
     def raise_epoch(self, member: Member) -> None:
         """The restarted part to which ``member`` belongs has lost its state. Takes effect with the next ``phase``."""
@@ -53,4 +58,5 @@ class StatusPublisher:
     def close(self) -> None:
         for sender in self._phases:
             sender.close()
+        self._health.close()
         self._metrics.close()

@@ -1,4 +1,4 @@
-"""Starts every process of a server, restarts those that die, drains and stops them.
+"""Starts every process of a server, restarts those that die or are stuck, drains and stops them.
 
 Handles one event at a time, in the main thread.
 """
@@ -6,12 +6,15 @@ Handles one event at a time, in the main thread.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from mmserve.config.deployment import Deployment
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.status import ProcessRow, ProcessTable
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.child_process import Child, InheritedFds, spawn
 from mmserve.supervisor.child_protocol import Progress, Ready
@@ -20,6 +23,7 @@ from mmserve.supervisor.restarts import RestartLimit
 from mmserve.supervisor.status_publisher import StatusPublisher
 from mmserve.supervisor.topology import Member, Topology, members
 from mmserve.supervisor.watch import HANDLED, Exited, Reported, Signalled, Watch
+from mmserve.supervisor.watchdog import Watchdog, print_stacks
 
 DRAIN_MARGIN_S = 5.0
 """HTTP workers get this much longer than --shutdown-timeout before they are killed."""
@@ -55,6 +59,8 @@ class Supervisor:
         self._watch = watch
         self._publisher = publisher
         self._restarts = RestartLimit()
+        self._watchdog = Watchdog(Endpoints(deployment.run_dir), deployment.config.stuck_timeout)
+        self._started_s = time.monotonic()
         self._incarnations: defaultdict[str, int] = defaultdict(int)
         self._children: dict[Member, Child] = {}
         self._restarting: set[str] = set()
@@ -119,7 +125,7 @@ class Supervisor:
     def _serve(self) -> None:
         """Returns on a signal. Raises StartupError when a group dies too often."""
         while True:
-            events = self._watch.wait()
+            events = self._watch.wait(self._watchdog.interval_s)
             signals = [event for event in events if isinstance(event, Signalled)]
             self._draining = bool(signals)
             for event in events:
@@ -131,6 +137,14 @@ class Supervisor:
             if signals:
                 self._stop_now = len(signals) > 1
                 return
+            self._restart_stuck()
+
+    def _restart_stuck(self) -> None:
+        for child, reason in self._watchdog.stuck(self._children.values()):
+            if self._children.get(child.member) is child:  # not restarted with another one of its group
+                logger.error("%s is stuck: %s", child.member.title, reason)
+                print_stacks([self._children[member] for member in self._group(child.member)])
+                self._restart(child.member, f"was stuck ({reason})")
 
     def _restart(self, dead: Member, cause: str) -> None:
         group = self._group(dead)
@@ -144,6 +158,7 @@ class Supervisor:
         self._restarting.add(dead.group)
         for member in group:
             self._spawn(member)
+        self._watchdog.restarted()
         self._publish_phase()
 
     def _on_ready_again(self, member: Member) -> None:
@@ -165,6 +180,7 @@ class Supervisor:
     def _publish_phase(self) -> None:
         """Send the phase. After the start it depends on the engine only: without another process requests are delayed,
         without the engine none can be answered."""
+        self._publisher.processes(self._table())
         if self._draining:
             # Sent again when a group gets ready during a drain: HTTP workers see its new epoch and resend requests.
             self._publisher.phase("draining", ready=False)
@@ -177,6 +193,15 @@ class Supervisor:
             ready=self._has_served and engine,
             detail=f"waiting for {', '.join(missing)}" if missing else "",
         )
+
+    def _table(self) -> ProcessTable:
+        rows = []
+        for member in self._members:
+            child, restarts = self._children.get(member), self._incarnations[member.group]
+            pid, started_s = (child.pid, child.started_s) if child else (0, 0.0)
+            ready_s = child.ready_s if child and child.ready is not None else None
+            rows.append(ProcessRow(member.name, member.title, member.group, pid, started_s, ready_s, restarts))
+        return ProcessTable(supervisor_pid=os.getpid(), started_s=self._started_s, processes=tuple(rows))
 
     # stop
 

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from mmserve.cli import main as cli
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process
+from mmserve.health.heartbeat import HeartbeatSender
 from mmserve.ipc.channel import Receiver
 from mmserve.messages.reply import HttpInbound
 from mmserve.runtime.errors import StartupError
@@ -41,6 +43,7 @@ TEXT = TextSpec(
 )
 logger = logging.getLogger("mmserve.fake")
 FAKED = ("cache_server", "model_backend", "router", "httpserver")
+REAL = ("metrics", "health")
 
 
 def run(process: Process) -> None:
@@ -75,12 +78,23 @@ def run(process: Process) -> None:
 
 
 def _live(process: Process, scratch: Path) -> None:
-    if process.role != "httpserver":
-        signal.pause()
-    inbox: Receiver[object] = Receiver(process.endpoints.http(process.index), HttpInbound)
-    with closing(inbox):
+    """Beats until Stop is raised. HTTP workers tell the phases that they get. The file ``busy-NAME`` makes the process
+    busy without progress, or silent if that is its text."""
+    inbox: Receiver[object] = Receiver(_inbox(process), HttpInbound)
+    busy = scratch / f"busy-{process.name}"
+    with closing(inbox), closing(HeartbeatSender(process.endpoints, process.name)) as heartbeat:
         while True:
-            _tell(scratch, f"phase {process.name} {msgspec.json.encode(inbox.receive()).decode()}")
+            heartbeat.beat(busy=busy.exists(), progressed=not busy.exists())
+            if busy.exists() and busy.read_text() == "silent":
+                threading.Event().wait()
+            for message in inbox.drain(block=True, timeout_s=0.1):
+                _tell(scratch, f"phase {process.name} {msgspec.json.encode(message).decode()}")
+
+
+def _inbox(process: Process) -> str:
+    if process.role == "httpserver":
+        return process.endpoints.http(process.index)
+    return f"inproc://{process.name}"
 
 
 def _tell(scratch: Path, event: str) -> None:
@@ -93,11 +107,11 @@ def find_model(config: Config) -> ModelSpec:
 
 
 def fake_roles(deployment: Deployment) -> Topology:
-    return [
-        dataclasses.replace(role, target="tests.fakes.supervised:run")
-        for role in topology(deployment)
-        if role.name in FAKED
-    ]
+    """Fake servers; with the file ``real-status`` in SCRATCH, the real metrics and health servers as well."""
+    roles = topology(deployment)
+    real = REAL if (Path(deployment.model.path) / "real-status").exists() else ()
+    fakes = [dataclasses.replace(role, target="tests.fakes.supervised:run") for role in roles if role.name in FAKED]
+    return [*(role for role in roles if role.name in real), *fakes]
 
 
 def main() -> int:

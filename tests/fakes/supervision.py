@@ -77,6 +77,16 @@ class Supervised:
     def process(self, title: str) -> psutil.Process:
         return next(process for process in self.family() if " ".join(process.cmdline()).strip() == f"mmserve: {title}")
 
+    def successor(self, title: str, pid: int) -> psutil.Process:
+        """Wait for the process with this title that is not ``pid``."""
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            with contextlib.suppress(StopIteration, psutil.NoSuchProcess):
+                if (process := self.process(title)).pid != pid:
+                    return process
+            time.sleep(0.02)
+        raise AssertionError(f"{title} was not started again")
+
     def signal(self, signum: signal.Signals) -> None:
         """Signal the whole process group, as a terminal does."""
         os.killpg(self.popen.pid, signum)
@@ -98,13 +108,18 @@ class Supervised:
 
 
 @contextlib.contextmanager
-def supervised(*flags: str, orders: dict[str, str] | None = None, runtime: Path | None = None) -> Iterator[Supervised]:
-    """A started supervisor. ``orders``: process name -> what its server does (see ``tests.fakes.supervised.run``)."""
+def supervised(
+    *flags: str, orders: dict[str, str] | None = None, runtime: Path | None = None, real_status: bool = False
+) -> Iterator[Supervised]:
+    """A started supervisor. ``orders``: process name -> what its server does (see ``tests.fakes.supervised.run``).
+    ``real_status``: with the real metrics and health servers."""
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scratch")))
         runtime = runtime or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rt", dir="/tmp")))
         os.mkfifo(scratch / "events")
         (scratch / "model.safetensors").touch()
+        if real_status:
+            (scratch / "real-status").touch()
         for name, order in (orders or {}).items():
             (scratch / f"order-{name}").write_text(order)
         server = Supervised(scratch, runtime, *flags)

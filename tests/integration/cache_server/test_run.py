@@ -15,10 +15,11 @@ import pytest
 from mmserve.cache_server.client import connect
 from mmserve.cache_server.run import run
 from mmserve.config.process import Stop
+from mmserve.health.heartbeat import read_beat
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.channel import Receiver
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.messages.status import HealthInbound, Heartbeat, MetricBatch
+from mmserve.messages.status import MetricBatch
 from mmserve.metrics.names import METRICS
 from tests.fakes.cache import alloc_item, until
 from tests.fakes.media import fake_process, model_spec
@@ -38,7 +39,6 @@ def sigterm_stops() -> Iterator[None]:
 def test_the_server_serves_reports_and_stops(tmp_path: Path, arena: Arena) -> None:
     endpoints = Endpoints(tmp_path)
     metrics: Receiver[MetricBatch] = Receiver(endpoints.metrics, MetricBatch)
-    health: Receiver[HealthInbound] = Receiver(endpoints.health, HealthInbound)
     seen: dict[tuple[str, ...], float] = {}
     errors: list[BaseException] = []
 
@@ -54,9 +54,9 @@ def test_the_server_serves_reports_and_stops(tmp_path: Path, arena: Arena) -> No
         try:
             client.alloc("r", [alloc_item("cat"), alloc_item("dog")], wait_s=0)
             until(counted)
-            beat = health.receive()
-            assert isinstance(beat, Heartbeat)
-            assert beat.process == "cache_server-0"
+            beat = read_beat(endpoints.heartbeat("cache_server-0"))
+            assert beat is not None
+            assert beat.pid == os.getpid()
         except BaseException as error:  # noqa: BLE001 - shown by the main thread
             errors.append(error)
         finally:
@@ -68,8 +68,7 @@ def test_the_server_serves_reports_and_stops(tmp_path: Path, arena: Arena) -> No
     with pytest.raises(Stop):
         run(dataclasses.replace(process, ready=lambda details: user.start()))
     user.join()
-    for link in (metrics, health):
-        link.close()
+    metrics.close()
     assert not errors
     assert not endpoints.cache_rpc.exists()
     assert not endpoints.cache_calls.exists()

@@ -17,13 +17,15 @@ import pytest
 from mmserve.checkpoint.spec import ModelSpec, TextSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
+from mmserve.health.heartbeat import Beat, read_beat
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.codec import Codec
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.reply import HttpInbound, TokenReply
 from mmserve.messages.request import EngineInbound
-from mmserve.messages.status import HealthInbound, MetricBatch
+from mmserve.messages.status import MetricBatch
 from mmserve.messages.step import RankInbound, StepPlan
+from tests.fakes.cache import until
 from tests.fakes.rank import STOP_PLAN, FakeRank, serve_rank
 
 NUM_WORKERS, NUM_RANKS = 2, 2
@@ -77,7 +79,7 @@ class RouterPeers:
             stack.enter_context(closing(Receiver(endpoints.http(worker), HttpInbound))) for worker in range(NUM_WORKERS)
         ]
         self.metrics: Receiver[MetricBatch] = stack.enter_context(closing(Receiver(endpoints.metrics, MetricBatch)))
-        self.health: Receiver[HealthInbound] = stack.enter_context(closing(Receiver(endpoints.health, HealthInbound)))
+        self._heartbeat = endpoints.heartbeat("router-0")
         for rank, fake in enumerate(self.fakes):
             thread = threading.Thread(target=serve_rank, args=(endpoints, rank, fake))
             thread.start()
@@ -88,6 +90,15 @@ class RouterPeers:
     def _line(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline()
+
+    def next_beat(self) -> Beat:
+        """Wait for the router's next heartbeat."""
+        last = read_beat(self._heartbeat)
+        until(lambda: (beat := read_beat(self._heartbeat)) is not None and beat != last)
+        beat = read_beat(self._heartbeat)
+        assert beat is not None
+        assert beat.pid == self.process.pid
+        return beat
 
     def replies_until_finish(self, worker: int, count: int) -> list[TokenReply]:
         """Receives replies of the worker until ``count`` of them were terminal."""
