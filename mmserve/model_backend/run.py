@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
 
 from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
+from mmserve.health.long_work import LongWork
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan
 from mmserve.model_backend import distributed
@@ -52,7 +53,8 @@ def run(process: Process) -> None:
         if rank == 0:
             outbox.send(RankReady(num_blocks=runner.num_blocks, block_tokens=runner.block_tokens))
         process.ready(_details(process, runner, platform))
-        computing = partial(busy_ranks.computing, rank, deployment.cpu_threads // size)
+        long_steps = stack.enter_context(LongWork(heartbeat, counts_cpu_time=deployment.device == "cpu"))
+        computing = partial(_computing, long_steps, busy_ranks, rank, deployment.cpu_threads // size)
         serve(inbox, outbox, runner, heartbeat, computing, answers=rank == 0)
 
 
@@ -75,6 +77,12 @@ def serve(
                 result = runner.collect(runner.launch(plan))
             if answers and plan.steps:
                 outbox.send(result)
+
+
+@contextmanager
+def _computing(long_steps: LongWork, busy_ranks: BusyCores, rank: int, num_cores: int) -> Iterator[None]:
+    with long_steps.computing(), busy_ranks.computing(rank, num_cores):
+        yield
 
 
 def _details(process: Process, runner: ModelRunner, platform: Platform) -> dict[str, object]:

@@ -125,6 +125,7 @@ class Supervisor:
     def _serve(self) -> None:
         """Returns on a signal. Raises StartupError when a group dies too often."""
         while True:
+            self._restart_stuck()
             events = self._watch.wait(self._watchdog.interval_s)
             signals = [event for event in events if isinstance(event, Signalled)]
             self._draining = bool(signals)
@@ -137,7 +138,6 @@ class Supervisor:
             if signals:
                 self._stop_now = len(signals) > 1
                 return
-            self._restart_stuck()
 
     def _restart_stuck(self) -> None:
         for child, reason in self._watchdog.stuck(self._children.values()):

@@ -65,7 +65,7 @@ class Pipeline:
         ``_to_encode``. None: the encoder waits for no batch."""
         self._encoding = False
         self.num_finished = 0
-        """Grows with every batch that ends; the health server sees a stuck tower by it standing still."""
+        """Grows with every batch that ends; the supervisor sees a stuck tower by it standing still."""
 
     @property
     def busy(self) -> bool:

@@ -23,6 +23,7 @@ from mmserve.model_backend.platforms.device import DTYPES, platform_for
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.processors.registry import processor_for
 from mmserve.runtime import memory_allocator
+from mmserve.runtime.compute_progress import ComputeProgress
 from mmserve.runtime.core_usage import BusyCores
 from mmserve.visualserver.batch_queue import BatchQueue
 from mmserve.visualserver.encode import Encoder, Tower
@@ -147,11 +148,14 @@ async def _receive(inbox: AsyncReceiver[EngineInbound], pipeline: Pipeline) -> N
 
 
 async def _beat(process: Process, pipeline: Pipeline, metrics: MetricsClient) -> None:
-    """Send heartbeats from the serving event loop. They report progress only when batches are finished."""
+    """Send heartbeats from the serving event loop. They report progress when batches are finished, and while threads
+    decode or encode: one large image may take longer than --stuck-timeout on a busy machine."""
     heartbeats, num_seen = HeartbeatSender(process.endpoints, process.name), 0
+    computed = ComputeProgress()
     try:
         while True:
-            heartbeats.beat(busy=pipeline.busy, progressed=pipeline.num_finished > num_seen)
+            progressed = computed.made() or pipeline.num_finished > num_seen
+            heartbeats.beat(busy=pipeline.busy, progressed=progressed)
             num_seen = pipeline.num_finished
             metrics.flush()
             await asyncio.sleep(INTERVAL_S / 2)
