@@ -98,6 +98,8 @@ class MediaItem(msgspec.Struct, frozen=True):
     height: int
     key: bytes
     param: str
+    loading_nbytes: int = 0
+    """Estimated memory of its decoder, from its header."""
 
 
 class LeasedItem(msgspec.Struct, frozen=True):

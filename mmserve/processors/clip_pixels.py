@@ -1,157 +1,112 @@
-"""Pixels for a CLIP vision tower, computed with the steps and the arithmetic of transformers' CLIP image processor.
+"""Pixels for a CLIP vision tower: the results of transformers' CLIP image processor, bit for bit, in less memory.
 
-The settings come from the checkpoint: preprocessor_config.json, or ``image_processor`` in processor_config.json.
+Pillow resizes in two passes, first along the lines, then along the columns, with 8 bits between them. A line of the
+first pass depends on one line of the picture. A picture is therefore turned, flattened, padded and narrowed in bands of
+some lines, and only the narrow picture is ever whole. The last steps have 256 different results for each channel, which
+are computed once and looked up.
 """
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from mmserve.runtime.errors import MediaError, StartupError
+from mmserve.processors.clip_settings import ClipSettings, both_sides, output_size, resized_size
+from mmserve.processors.upright import UprightPicture
 
-MAX_WORKING_PIXELS = 64_000_000
-"""Limit for the padded or resized picture. Without it, a picture of 1 x 100000 would be resized to gigabytes."""
+BAND_PIXELS = 1 << 16
+"""Pixels of a band; one line, if that is longer. A band stays in the processor's cache while it is converted."""
+_BAND_PIXEL_NBYTES = 24
+"""A part of the picture, its RGBA form, white, the composition, RGB, and the narrowed lines."""
+_RGB_NBYTES = 4
+_OUTPUT_PIXEL_NBYTES = 24
+"""12 as float32, 3 as bytes, 8 for the indices of one channel."""
+_FIXED_NBYTES = 1 << 20
+"""State of the decoder and windows of the file."""
 
 Pixels = npt.NDArray[np.float32]
 
 
-class EdgeSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Target of a resize or crop in pixels: both sides, or the shortest edge with the aspect ratio kept."""
+def decoded_nbytes(settings: ClipSettings, width: int, height: int, loading_nbytes: int) -> int:
+    """Estimated peak memory of decoding and processing a picture of this size. Raises MediaError.
 
-    height: int | None = None
-    width: int | None = None
-    shortest_edge: int | None = None
-
-
-class ClipSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields and defaults of transformers' CLIPImageProcessor. Only LlavaImageProcessor uses ``do_pad``."""
-
-    do_resize: bool = True
-    size: EdgeSize | int = EdgeSize(shortest_edge=224)
-    resample: int = int(Image.Resampling.BICUBIC)
-    do_center_crop: bool = True
-    crop_size: EdgeSize | int = EdgeSize(height=224, width=224)
-    do_rescale: bool = True
-    rescale_factor: float = 1 / 255
-    do_normalize: bool = True
-    image_mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)
-    image_std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
-    do_pad: bool = False
-    image_processor_type: str = "CLIPImageProcessor"
-
-    @property
-    def pads_to_square(self) -> bool:
-        return self.do_pad and self.image_processor_type.startswith("LlavaImageProcessor")
-
-
-def load_settings(checkpoint: Path, image_size: int) -> ClipSettings:
-    """Read a checkpoint's settings, or CLIP's defaults for ``image_size`` if it has none. Raises StartupError."""
-    try:
-        settings = msgspec.convert(_read_json(checkpoint, image_size), ClipSettings, strict=False)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise StartupError(f"the image processor settings in {checkpoint} cannot be used: {error}") from error
-    if (made := output_size(settings)) != (image_size, image_size):
-        raise StartupError(
-            f"{checkpoint}: the image processor makes {made} pixels, the vision tower takes {image_size}"
-        )
-    return settings
-
-
-def _read_json(checkpoint: Path, image_size: int) -> dict[str, Any]:
-    preprocessor, processor = checkpoint / "preprocessor_config.json", checkpoint / "processor_config.json"
-    found: dict[str, Any] | None = None
-    if preprocessor.is_file():
-        found = msgspec.json.decode(preprocessor.read_bytes())
-    elif processor.is_file():
-        found = msgspec.json.decode(processor.read_bytes()).get("image_processor")
-    if found is None:
-        return {"size": {"shortest_edge": image_size}, "crop_size": {"height": image_size, "width": image_size}}
-    # transformers writes every field; null means the default.
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def output_size(settings: ClipSettings) -> tuple[int, int] | None:
-    """(height, width) of the pixels; None if it depends on the picture."""
-    if settings.do_center_crop:
-        return _both_sides(settings.crop_size)
-    return _both_sides(settings.size) if settings.do_resize and not _shortest_edge(settings.size) else None
-
-
-def _shortest_edge(size: EdgeSize | int) -> int | None:
-    return size if isinstance(size, int) else size.shortest_edge
-
-
-def _both_sides(size: EdgeSize | int) -> tuple[int, int] | None:
-    if isinstance(size, int):
-        return size, size
-    if size.height and size.width:
-        return size.height, size.width
-    return (size.shortest_edge, size.shortest_edge) if size.shortest_edge else None
-
-
-def resized_size(settings: ClipSettings, width: int, height: int) -> tuple[int, int]:
-    """(width, height) after padding and resizing. Raises MediaError if that exceeds MAX_WORKING_PIXELS."""
-    if settings.pads_to_square:
-        width = height = max(width, height)
-        _check_working_pixels(width, height)
-    if settings.do_resize:
-        if edge := _shortest_edge(settings.size):
-            long = int(edge * max(width, height) / min(width, height))
-            width, height = (edge, long) if width <= height else (long, edge)
-        elif sides := _both_sides(settings.size):
-            height, width = sides
-        _check_working_pixels(width, height)
-    return width, height
-
-
-def decoded_nbytes(settings: ClipSettings, width: int, height: int) -> int:
-    """Estimated peak memory of processing a picture of this size. Raises MediaError.
-
-    Counts Pillow's 4 bytes a pixel for the picture, its padded and resized copies, and 12 bytes a pixel of the result.
+    ``loading_nbytes``: of its decoder, the decoded picture included.
     """
+    upright = {(width, height), (height, width)}  # only the EXIF data say which
+    narrow = _RGB_NBYTES * max(resized_size(settings, *size)[0] * _canvas(settings, *size)[1] for size in upright)
     resized = resized_size(settings, width, height)
-    padded = max(width, height) ** 2 if settings.pads_to_square else 0
     out_height, out_width = output_size(settings) or resized[::-1]
-    return 4 * (width * height + padded + resized[0] * resized[1]) + 12 * out_height * out_width
+    band = _BAND_PIXEL_NBYTES * max(BAND_PIXELS, width, height, *resized)
+    whole = _RGB_NBYTES * resized[0] * resized[1]
+    floats = _OUTPUT_PIXEL_NBYTES * out_height * out_width
+    return max(loading_nbytes + narrow + max(band, whole), narrow + whole + floats) + _FIXED_NBYTES
 
 
-def _check_working_pixels(width: int, height: int) -> None:
-    if width * height > MAX_WORKING_PIXELS:
-        raise MediaError("the image is too long and thin to be resized for this model")
+def pixels(settings: ClipSettings, picture: UprightPicture) -> Pixels:
+    """Convert a picture to float32 [3, height, width], C-contiguous. Raises MediaError.
 
-
-def pixels(settings: ClipSettings, image: Image.Image) -> Pixels:
-    """Convert an RGB picture to float32 [3, height, width], C-contiguous. Raises MediaError."""
-    size = resized_size(settings, *image.size)
-    if settings.pads_to_square:
-        image = _pad_to_square(image, settings.image_mean)
+    The caller keeps no reference to the picture, so that it is freed as early as possible.
+    """
+    size = resized_size(settings, *picture.size)
+    image = picture.plain if settings.do_resize and not settings.pads_to_square else None
+    if image is None:
+        image = _narrowed(settings, picture, size[0])
+    del picture
     if settings.do_resize:
         image = image.resize(size, resample=Image.Resampling(settings.resample))
     array: npt.NDArray[Any] = np.asarray(image)
-    if settings.do_center_crop and (crop := _both_sides(settings.crop_size)):
+    del image
+    if settings.do_center_crop and (crop := both_sides(settings.crop_size)):
         array = _center_crop(array, *crop)
+    values = _channel_values(settings)
+    result = np.empty((3, *array.shape[:2]), np.float32)
+    for channel in range(3):
+        np.take(values[channel], array[..., channel], out=result[channel], mode="clip")
+    return result
+
+
+def _canvas(settings: ClipSettings, width: int, height: int) -> tuple[int, int]:
+    """(width, height) after padding."""
+    side = max(width, height)
+    return (side, side) if settings.pads_to_square else (width, height)
+
+
+def _narrowed(settings: ClipSettings, picture: UprightPicture, width: int) -> Image.Image:
+    """The picture in RGB on its canvas, with the lines resized to ``width``."""
+    canvas_width, canvas_height = _canvas(settings, *picture.size)
+    left, above = (canvas_width - picture.size[0]) // 2, (canvas_height - picture.size[1]) // 2
+    background = tuple(int(value * 255) for value in settings.image_mean)
+    narrow = Image.new("RGB", (width, canvas_height))
+    num_lines = max(1, BAND_PIXELS // max(canvas_width, width))
+    for top in range(0, canvas_height, num_lines):
+        bottom = min(top + num_lines, canvas_height)
+        first, end = max(top - above, 0), min(bottom - above, picture.size[1])
+        part = picture.rgb(0, first, picture.size[0], end) if first < end else None
+        if part is None or part.size != (canvas_width, bottom - top):
+            band = Image.new("RGB", (canvas_width, bottom - top), background)
+            if part is not None:
+                band.paste(part, (left, first + above - top))
+            part = band
+        if width != canvas_width:
+            part = part.resize((width, bottom - top), resample=Image.Resampling(settings.resample))
+        narrow.paste(part, (0, top))
+    return narrow
+
+
+def _channel_values(settings: ClipSettings) -> npt.NDArray[np.float32]:
+    """float32 [3, 256]: the result for each value of each channel."""
+    values: npt.NDArray[Any] = np.arange(256, dtype=np.uint8)
     if settings.do_rescale:
-        array = (array.astype(np.float64) * settings.rescale_factor).astype(np.float32)
-    array = array.astype(np.float32, copy=False)
+        values = values.astype(np.float64) * settings.rescale_factor
+    values = np.broadcast_to(values.astype(np.float32), (3, 256))
     if settings.do_normalize:
         mean, std = np.asarray(settings.image_mean, np.float32), np.asarray(settings.image_std, np.float32)
-        array = (array - mean) / std
-    return np.ascontiguousarray(array.transpose(2, 0, 1))
-
-
-def _pad_to_square(image: Image.Image, mean: tuple[float, ...]) -> Image.Image:
-    side = max(image.size)
-    red, green, blue = (int(value * 255) for value in mean)
-    square = Image.new("RGB", (side, side), (red, green, blue))
-    square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
-    return square
+        values = (values - mean[:, None]) / std[:, None]
+    return np.ascontiguousarray(values)
 
 
 def _center_crop(array: npt.NDArray[Any], height: int, width: int) -> npt.NDArray[Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from mmserve.checkpoint.spec import VisionSpec
-from mmserve.processors import clip_pixels
+from mmserve.processors import clip_pixels, clip_settings
 from mmserve.processors.picture import decode
 
 
@@ -17,17 +17,20 @@ class LlavaProcessor:
 
     def __init__(self, checkpoint: Path, vision: VisionSpec) -> None:
         """Read the checkpoint's settings. Raises StartupError."""
-        self._settings = clip_pixels.load_settings(checkpoint, vision.image_size)
+        self._settings = clip_settings.load_settings(checkpoint, vision.image_size)
         self._num_tokens = vision.num_image_tokens
 
     def num_tokens(self, width: int, height: int) -> int:
         """Image tokens of a picture of this size. Raises MediaError if its proportions cannot be processed."""
-        clip_pixels.resized_size(self._settings, width, height)
+        clip_settings.resized_size(self._settings, width, height)
         return self._num_tokens
 
-    def decoded_nbytes(self, width: int, height: int) -> int:
-        """Estimated peak memory of decoding, pixels included. Raises MediaError."""
-        return clip_pixels.decoded_nbytes(self._settings, width, height)
+    def decoded_nbytes(self, width: int, height: int, loading_nbytes: int) -> int:
+        """Estimated peak memory of decoding, pixels included. Raises MediaError.
+
+        ``loading_nbytes``: of the decoder, from the header.
+        """
+        return clip_pixels.decoded_nbytes(self._settings, width, height, loading_nbytes)
 
     def pixels(self, data: bytes | memoryview) -> clip_pixels.Pixels:
         """Decode compressed bytes to float32 [3, image_size, image_size]. Raises MediaError."""

@@ -1,25 +1,33 @@
-"""Decodes image files to upright 8-bit RGB pictures, and reads their headers.
+"""Opens image files and reads their headers.
 
 Uses only Pillow's raster decoders of common formats. Messages of MediaError are shown to clients.
 """
 
 from __future__ import annotations
 
+import warnings
 from contextlib import suppress
 from typing import IO, NamedTuple, cast
 
-import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, PngImagePlugin
 
 from mmserve.processors.jpeg_header import jpeg_header
+from mmserve.processors.loading_memory import image_nbytes, is_run_length_encoded, loading_nbytes
+from mmserve.processors.segments import check_png_chunks, gif_header
+from mmserve.processors.upright import UprightPicture
 from mmserve.processors.view_file import ViewFile
 from mmserve.runtime.errors import MediaError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Accepted formats. Pillow has more decoders; some run interpreters (PostScript), others are rarely tested."""
+_MAX_RLE_PIXELS = 4_000_000
+"""Limit for run-length encoded BMP files, which Pillow decodes in Python: a second for this many pixels."""
 
-# Pillow's own limit only warns on stderr; ``header`` enforces max_pixels before anything is decoded.
+# Pillow's own limits are for the sum over a process's life of one picture; these hold a file's metadata small.
+PngImagePlugin.MAX_TEXT_MEMORY = 4 << 20
+# ``header`` enforces max_pixels. Pillow's limit is for what it allocates while it opens a file; see ``_open``.
 Image.MAX_IMAGE_PIXELS = None
+warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 
 class Header(NamedTuple):
@@ -28,37 +36,57 @@ class Header(NamedTuple):
     width: int
     height: int
     mode: str
+    loading_nbytes: int = 0
+    """Estimated peak memory of its decoder, the decoded picture included."""
 
 
 def header(data: bytes, max_pixels: int) -> Header:
     """Read the header without decoding the picture.
 
     The number of frames needs no limit, because only the first one is ever decoded.
-    Raises MediaError for an empty file, an unknown format, no pixels, or more than ``max_pixels``.
+    Raises MediaError for an empty file, an unknown format, no pixels, more than ``max_pixels``, or a file whose
+    structure would take long to read.
     """
-    width, height, mode = jpeg_header(data) or _pillow_header(data)
-    if width < 1 or height < 1:
-        raise MediaError(f"the image has no pixels ({width} x {height})")
-    if width * height > max_pixels:
-        raise MediaError(f"the image is too large: {width} x {height} is more than {max_pixels} pixels")
-    return Header(width, height, mode)
+    found = _jpeg(data) or _gif(data) or _other(data, max_pixels)
+    if found.width < 1 or found.height < 1:
+        raise MediaError(f"the image has no pixels ({found.width} x {found.height})")
+    if found.width * found.height > max_pixels:
+        raise MediaError(f"the image is too large: {found.width} x {found.height} is more than {max_pixels} pixels")
+    return found
 
 
-def _pillow_header(data: bytes) -> tuple[int, int, str]:
+def _jpeg(data: bytes) -> Header | None:
+    if (jpeg := jpeg_header(data)) is None:
+        return None
+    pixel_nbytes = image_nbytes(jpeg.mode, jpeg.width * jpeg.height)
+    return Header(jpeg.width, jpeg.height, jpeg.mode, pixel_nbytes + jpeg.coefficient_nbytes)
+
+
+def _gif(data: bytes) -> Header | None:
+    if (gif := gif_header(data)) is None:
+        return None
+    width, height, mode = gif
+    # A second image of this size is made for a frame that is disposed of.
+    return Header(width, height, mode, 2 * image_nbytes(mode, width * height))
+
+
+def _other(data: bytes, max_pixels: int) -> Header:
+    check_png_chunks(data)
+    # Pillow refuses more than twice this number, before it allocates anything. The value is the same in all threads.
+    Image.MAX_IMAGE_PIXELS = (max_pixels + 1) // 2
     with _open(data) as image:
-        return (*image.size, image.mode)
+        _check_rle(image)
+        return Header(*image.size, image.mode, loading_nbytes(image, len(data)))
 
 
-def decode(data: bytes | memoryview) -> Image.Image:
-    """Decode the first frame: upright, mode RGB, transparency composited onto white. Raises MediaError.
-
-    A view is read in place, and not used after this returns.
-    """
+def decode(data: bytes | memoryview) -> UprightPicture:
+    """Decode the first frame. A view is read in place, and not used after this returns. Raises MediaError."""
     with _open(data) as image:
+        _check_rle(image)
         try:
             image.load()
-            return _to_rgb(_upright(image))
-        except (MediaError, MemoryError):
+            return UprightPicture(image, _orientation(image))
+        except MemoryError:
             raise
         except Exception as error:  # decoders raise exceptions of any type for broken files
             raise MediaError("the image cannot be decoded: it is truncated or corrupt") from error
@@ -71,30 +99,20 @@ def _open(data: bytes | memoryview) -> Image.Image:
         return Image.open(cast(IO[bytes], ViewFile(memoryview(data))), formats=FORMATS)
     except MemoryError:
         raise
+    except Image.DecompressionBombError as error:
+        raise MediaError("the image is too large") from error
     except Exception as error:  # as in decode
         raise MediaError(f"not an image in a supported format ({', '.join(FORMATS)})") from error
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    # A picture with unreadable metadata is used as it is stored.
+def _check_rle(image: Image.Image) -> None:
+    if is_run_length_encoded(image) and image.width * image.height > _MAX_RLE_PIXELS:
+        raise MediaError(f"run-length encoded BMP files of more than {_MAX_RLE_PIXELS} pixels are not supported")
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8. A picture with unreadable metadata is used as it is stored."""
     with suppress(SyntaxError, ValueError, TypeError, KeyError, OSError):
-        ImageOps.exif_transpose(image, in_place=True)
-    return image
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    """Composites alpha like transformers' ``convert_to_rgb``. 16-bit grey keeps its high byte; Pillow would clip it."""
-    if image.mode.startswith("I") or image.mode == "F":
-        image = _grey_from_16_bit(image)
-    if "A" in image.getbands() or "a" in image.getbands() or image.info.get("transparency") is not None:
-        rgba = image.convert("RGBA")
-        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, rgba).convert("RGB")
-    return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _grey_from_16_bit(image: Image.Image) -> Image.Image:
-    values = np.asarray(image)
-    if image.mode == "F" or values.min() < 0 or values.max() > 0xFFFF:
-        raise MediaError("pixels of more than 16 bits or with fractions are not supported")
-    return Image.fromarray((values >> 8).astype(np.uint8))
+        found = image.getexif().get(0x0112, 1)
+        return found if found in range(1, 9) else 1
+    return 1

@@ -17,8 +17,11 @@ class ImageProcessor(Protocol):
         """Image tokens of a picture of this size. Raises MediaError."""
         ...
 
-    def decoded_nbytes(self, width: int, height: int) -> int:
-        """Estimated peak memory of decoding a picture of this size, pixels included. Raises MediaError."""
+    def decoded_nbytes(self, width: int, height: int, loading_nbytes: int) -> int:
+        """Estimated peak memory of decoding a picture of this size, pixels included. Raises MediaError.
+
+        ``loading_nbytes``: of its decoder, from ``picture.Header``.
+        """
         ...
 
     def pixels(self, data: bytes | memoryview) -> Pixels:

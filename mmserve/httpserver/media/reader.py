@@ -157,7 +157,7 @@ class MediaReader:
         started_s = time.monotonic()
         picture = self._header(content, ref.param)
         key = self._keys.of(content, picture, cache_salt)
-        item = MediaItem(content, picture.width, picture.height, key, ref.param)
+        item = MediaItem(content, picture.width, picture.height, key, ref.param, picture.loading_nbytes)
         return _ReadItem(item, read_s, time.monotonic() - started_s)
 
     def _header(self, content: bytes, param: str) -> Header:

@@ -177,7 +177,7 @@ class MediaLeases:
 
     def _decoded_nbytes(self, item: MediaItem) -> int:
         assert self._processor is not None, "a text model's request holds no images"
-        return self._processor.decoded_nbytes(item.width, item.height)
+        return self._processor.decoded_nbytes(item.width, item.height, item.loading_nbytes)
 
     def _write_inline(self, request: _LeaseRequest, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
         """Blocking. Writes the images if they are small in total; otherwise leaves them to ``_write``."""

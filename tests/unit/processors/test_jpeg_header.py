@@ -36,7 +36,9 @@ def exif() -> bytes:
 @pytest.mark.parametrize("size", [(1, 1), (644, 364), (17, 4000)])
 def test_the_header_agrees_with_pillow(mode: str, options: dict[str, Any], size: tuple[int, int]) -> None:
     data = encoded(picture(*size, mode), "JPEG", **options)
-    assert jpeg_header(data) == as_pillow(data)
+    found = jpeg_header(data)
+    assert found is not None
+    assert found[:3] == as_pillow(data)
 
 
 def test_other_formats_give_none() -> None:

@@ -18,6 +18,12 @@ from tests.fakes.media import encoded, picture, truncated
 LIMIT = 64_000_000
 
 
+def rgb(data: bytes) -> Image.Image:
+    """The whole picture, upright and in RGB."""
+    picture = decode(data)
+    return picture.rgb(0, 0, *picture.size)
+
+
 def _png_header_claiming(width: int, height: int) -> bytes:
     chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     body = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
@@ -32,7 +38,7 @@ def test_the_header_has_the_size_for_every_accepted_format(format: str) -> None:
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA"])
 def test_the_header_has_the_mode(mode: str) -> None:
-    assert header(encoded(picture(40, 30, mode)), LIMIT) == (40, 30, mode)
+    assert header(encoded(picture(40, 30, mode)), LIMIT)[:3] == (40, 30, mode)
 
 
 @pytest.mark.parametrize(
@@ -77,31 +83,31 @@ def test_exif_orientation_turns_the_picture_upright() -> None:
     image = picture(40, 20)
     exif = Image.Exif()
     exif[0x0112] = 6
-    upright = decode(encoded(image, "PNG", exif=exif))
+    upright = rgb(encoded(image, "PNG", exif=exif))
     assert np.array_equal(np.asarray(upright), np.asarray(image.rotate(-90, expand=True)))
 
 
 def test_sixteen_bit_grey_keeps_its_brightness() -> None:
     ramp = np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)
-    decoded = np.asarray(decode(encoded(Image.fromarray(ramp), "PNG")))
+    decoded = np.asarray(rgb(encoded(Image.fromarray(ramp), "PNG")))
     assert np.array_equal(decoded[..., 0], ramp >> 8)
 
 
 def test_sixteen_bit_tiff_of_either_byte_order() -> None:
     ramp = np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)
-    decoded = np.asarray(decode(encoded(Image.frombytes("I;16B", (8, 8), ramp.astype(">u2").tobytes()), "TIFF")))
+    decoded = np.asarray(rgb(encoded(Image.frombytes("I;16B", (8, 8), ramp.astype(">u2").tobytes()), "TIFF")))
     assert np.array_equal(decoded[..., 1], ramp >> 8)
 
 
 def test_floating_point_pixels_are_refused() -> None:
     with pytest.raises(MediaError, match="16 bits"):
-        decode(encoded(Image.new("F", (4, 4), 0.5), "TIFF"))
+        rgb(encoded(Image.new("F", (4, 4), 0.5), "TIFF"))
 
 
 @pytest.mark.parametrize(("mode", "format"), [("CMYK", "JPEG"), ("CMYK", "TIFF"), ("P", "PNG"), ("P", "GIF")])
 def test_other_colour_models_become_rgb(mode: str, format: str) -> None:
     source = Image.new("RGB", (16, 16), (200, 40, 60)).convert(mode)
-    red, green, blue = np.asarray(decode(encoded(source, format))).reshape(-1, 3).mean(0)
+    red, green, blue = np.asarray(rgb(encoded(source, format))).reshape(-1, 3).mean(0)
     assert abs(red - 200) < 12
     assert abs(green - 40) < 12
     assert abs(blue - 60) < 12
@@ -109,23 +115,23 @@ def test_other_colour_models_become_rgb(mode: str, format: str) -> None:
 
 @pytest.mark.parametrize("mode", ["1", "L"])
 def test_grey_becomes_rgb(mode: str) -> None:
-    assert np.asarray(decode(encoded(Image.new(mode, (5, 4), 255)))).tolist() == [[[255] * 3] * 5] * 4
+    assert np.asarray(rgb(encoded(Image.new(mode, (5, 4), 255)))).tolist() == [[[255] * 3] * 5] * 4
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
 def test_transparent_pixels_become_white(mode: str) -> None:
     clear = Image.new(mode, (4, 4), (0,) * len(mode))
-    assert np.asarray(decode(encoded(clear))).min() == 255
+    assert np.asarray(rgb(encoded(clear))).min() == 255
 
 
 def test_a_transparent_palette_entry_becomes_white() -> None:
     image = Image.new("P", (4, 4), 1)
     image.putpalette([0, 0, 0, 255, 0, 0])
-    assert np.asarray(decode(encoded(image, "PNG", transparency=1))).min() == 255
+    assert np.asarray(rgb(encoded(image, "PNG", transparency=1))).min() == 255
 
 
 def test_only_the_first_frame_of_an_animation_is_decoded() -> None:
     buffer = io.BytesIO()
     frames = [Image.new("RGB", (8, 8), colour) for colour in ((255, 0, 0), (0, 255, 0))]
     frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:])
-    assert np.asarray(decode(buffer.getvalue()))[0, 0].tolist() == [255, 0, 0]
+    assert np.asarray(rgb(buffer.getvalue()))[0, 0].tolist() == [255, 0, 0]

@@ -1,0 +1,111 @@
+"""Settings of transformers' CLIP image processor, and the sizes that follow from them.
+
+The settings come from the checkpoint: preprocessor_config.json, or ``image_processor`` in processor_config.json.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from PIL import Image
+
+from mmserve.runtime.errors import MediaError, StartupError
+
+MAX_WORKING_PIXELS = 64_000_000
+"""Limit for the padded or resized picture. Without it, a picture of 1 x 100000 would be resized to gigabytes."""
+
+
+class EdgeSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Target of a resize or crop in pixels: both sides, or the shortest edge with the aspect ratio kept."""
+
+    height: int | None = None
+    width: int | None = None
+    shortest_edge: int | None = None
+
+
+class ClipSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields and defaults of transformers' CLIPImageProcessor. Only LlavaImageProcessor uses ``do_pad``."""
+
+    do_resize: bool = True
+    size: EdgeSize | int = EdgeSize(shortest_edge=224)
+    resample: int = int(Image.Resampling.BICUBIC)
+    do_center_crop: bool = True
+    crop_size: EdgeSize | int = EdgeSize(height=224, width=224)
+    do_rescale: bool = True
+    rescale_factor: float = 1 / 255
+    do_normalize: bool = True
+    image_mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)
+    image_std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
+    do_pad: bool = False
+    image_processor_type: str = "CLIPImageProcessor"
+
+    @property
+    def pads_to_square(self) -> bool:
+        return self.do_pad and self.image_processor_type.startswith("LlavaImageProcessor")
+
+
+def load_settings(checkpoint: Path, image_size: int) -> ClipSettings:
+    """Read a checkpoint's settings, or CLIP's defaults for ``image_size`` if it has none. Raises StartupError."""
+    try:
+        settings = msgspec.convert(_read_json(checkpoint, image_size), ClipSettings, strict=False)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise StartupError(f"the image processor settings in {checkpoint} cannot be used: {error}") from error
+    if (made := output_size(settings)) != (image_size, image_size):
+        raise StartupError(
+            f"{checkpoint}: the image processor makes {made} pixels, the vision tower takes {image_size}"
+        )
+    return settings
+
+
+def _read_json(checkpoint: Path, image_size: int) -> dict[str, Any]:
+    preprocessor, processor = checkpoint / "preprocessor_config.json", checkpoint / "processor_config.json"
+    found: dict[str, Any] | None = None
+    if preprocessor.is_file():
+        found = msgspec.json.decode(preprocessor.read_bytes())
+    elif processor.is_file():
+        found = msgspec.json.decode(processor.read_bytes()).get("image_processor")
+    if found is None:
+        return {"size": {"shortest_edge": image_size}, "crop_size": {"height": image_size, "width": image_size}}
+    # transformers writes every field; null means the default.
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def output_size(settings: ClipSettings) -> tuple[int, int] | None:
+    """(height, width) of the pixels; None if it depends on the picture."""
+    if settings.do_center_crop:
+        return both_sides(settings.crop_size)
+    return both_sides(settings.size) if settings.do_resize and not _shortest_edge(settings.size) else None
+
+
+def _shortest_edge(size: EdgeSize | int) -> int | None:
+    return size if isinstance(size, int) else size.shortest_edge
+
+
+def both_sides(size: EdgeSize | int) -> tuple[int, int] | None:
+    if isinstance(size, int):
+        return size, size
+    if size.height and size.width:
+        return size.height, size.width
+    return (size.shortest_edge, size.shortest_edge) if size.shortest_edge else None
+
+
+def resized_size(settings: ClipSettings, width: int, height: int) -> tuple[int, int]:
+    """(width, height) after padding and resizing. Raises MediaError if that exceeds MAX_WORKING_PIXELS."""
+    if settings.pads_to_square:
+        width = height = max(width, height)
+        _check_working_pixels(width, height)
+    if settings.do_resize:
+        if edge := _shortest_edge(settings.size):
+            long = int(edge * max(width, height) / min(width, height))
+            width, height = (edge, long) if width <= height else (long, edge)
+        elif sides := both_sides(settings.size):
+            height, width = sides
+        _check_working_pixels(width, height)
+    return width, height
+
+
+def _check_working_pixels(width: int, height: int) -> None:
+    if width * height > MAX_WORKING_PIXELS:
+        raise MediaError("the image is too long and thin to be resized for this model")
