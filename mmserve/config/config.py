@@ -72,6 +72,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 60.0
     enable_admin: Annotated[bool, _field("http", "serve /admin/alloc, which changes this server while it runs")] = False
     max_body_mb: Annotated[float, _field("http", "largest request body, MiB", gt=0, le=_MAX_MB)] = 64.0
+    request_timeout: Annotated[
+        float, _field("http", "seconds from a request's arrival until it is ended with an error; 0: no limit", ge=0)
+    ] = 0.0
     max_queued_requests: Annotated[int, _field("http", "requests in flight per worker before 429", ge=1)] = 1024
     body_budget_mb: Annotated[
         Annotated[float, Meta(gt=0, le=_MAX_MB)] | None,

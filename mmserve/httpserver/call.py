@@ -86,6 +86,8 @@ class GenerateCall:
     stop: tuple[str, ...] = ()
     stream: bool = False
     include_usage: bool = False
+    timeout_s: float | None = None
+    """From arrival to the end of the answer; None: the client sets no limit."""
     cache_salt: str = ""
     """Part of the content keys: requests with different salts share no cached images."""
 

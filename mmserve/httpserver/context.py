@@ -87,7 +87,7 @@ async def open_worker(
         endpoints=endpoints,
         model=ServedModel.of(deployment),
         admission=AdmissionControl(deployment.config.max_queued_requests, metrics),
-        request_tasks=RequestTasks(path.generate, metrics),
+        request_tasks=RequestTasks(path.generate, metrics, timeout_s=deployment.config.request_timeout or None),
         alloc_paths=services.alloc_paths,
         metrics=metrics,
         body_memory=body_memory,

@@ -41,6 +41,7 @@ METRICS: dict[str, Metric] = {
     "http_connections_closed": Metric("counter", "Connections ended by a limit", ("reason",)),
     "request_success": Metric("counter", "Sequences finished", ("finished_reason",)),
     "requests_aborted": Metric("counter", "Requests whose client disconnected"),
+    "requests_timed_out": Metric("counter", "Requests ended by --request-timeout or by their own timeout"),
     "admission_rejections": Metric("counter", "Requests refused before any work", ("reason",)),
     "requests_resent": Metric("counter", "Requests submitted to the engine again after a restart or a lost image"),
     "num_requests_in_flight": Metric("gauge", "Requests between arrival and last byte"),

@@ -48,6 +48,13 @@ class TooSlow(MmserveError):
     kind = "request_timeout"
 
 
+class DeadlineExceeded(MmserveError):
+    """The request was not answered within the time that it, or the server, allows."""
+
+    status = 504
+    kind = "deadline_exceeded"
+
+
 class Unauthorized(MmserveError):
     """The API key is missing or wrong."""
 

@@ -16,6 +16,7 @@ from mmserve.httpserver.output.render_turns import LIMIT, RenderTurns
 from mmserve.messages.logprobs import PAIR_NBYTES
 from mmserve.messages.reply import FinishReason
 from mmserve.runtime.errors import MmserveError
+from mmserve.runtime.failures import without_references
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ class DeltaStream:
         """Set while the reader waits for the next delta."""
         self._num_unread = n
         self._num_unfinished = n
+        self.failure: MmserveError | None = None
+        """The error that has ended the output."""
         self.finish_reasons: list[FinishReason] = []
         """Of the choices that have finished, in the order in which they did."""
         self._prompt_tokens = 0
@@ -115,7 +118,9 @@ class DeltaStream:
         self._prompt_tokens, self._image_tokens = prompt_tokens, image_tokens
 
     def push(self, delta: TextDelta) -> None:
-        """Add a delta. Exactly one of each choice, the last, has ``finish`` set."""
+        """Add a delta. Exactly one of each choice, the last, has ``finish`` set. Ignored after ``fail``."""
+        if self.failure is not None:
+            return
         if delta.finish is not None:
             self._num_unfinished -= 1
             self.finish_reasons.append(delta.finish)
@@ -128,8 +133,8 @@ class DeltaStream:
         """End the output with an error. Ignored if the output is complete."""
         if self.complete:
             return
-        self._num_unfinished = 0
-        self._put(error)
+        self._num_unfinished, self.failure = 0, error
+        self._put(without_references(error))
 
     @property
     def complete(self) -> bool:

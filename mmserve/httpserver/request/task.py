@@ -18,7 +18,7 @@ from mmserve.httpserver.output.deltas import DeltaStream
 from mmserve.httpserver.output.render_turns import RenderTurns
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.metrics.client import MetricsClient
-from mmserve.runtime.errors import MmserveError, Unavailable
+from mmserve.runtime.errors import DeadlineExceeded, MmserveError, Unavailable
 from mmserve.runtime.failures import drop_tracebacks, order_for_client, without_references
 
 Generate = Callable[[GenerateCall, DeltaStream, RequestResources], Coroutine[Any, Any, None]]
@@ -33,6 +33,7 @@ class RequestTask:
     """One request under way. ``deltas`` is its answer; the connection calls ``abort`` when it no longer reads it.
 
     Owns ``resources`` and releases them when the task has ended. ``route``: the path of the protocol's route.
+    ``timeout_s``: the server's limit from arrival to the end of the answer; the client's own may be shorter.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class RequestTask:
         route: str,
         metrics: MetricsClient,
         turns: RenderTurns,
+        timeout_s: float | None = None,
     ) -> None:
         self.deltas = DeltaStream(call.n, turns)
         self.call = replace(call, messages=(), media=())
@@ -51,6 +53,7 @@ class RequestTask:
         self._resources = resources
         self._cancelled = False
         self._aborted = False
+        self._deadline = self._call_at_deadline(timeout_s)
         logger.debug(
             "request %s started: %s, images=%d, n=%d, stream=%s",
             call.request_id,
@@ -69,6 +72,20 @@ class RequestTask:
             self._aborted = True
             self.cancel()
 
+    def _call_at_deadline(self, server_timeout_s: float | None) -> asyncio.TimerHandle | None:
+        limits = [limit for limit in (self.call.timeout_s, server_timeout_s) if limit is not None]
+        if not limits:
+            return None
+        left_s = self.call.arrival_s + min(limits) - time.monotonic()
+        return asyncio.get_running_loop().call_later(max(0.0, left_s), self._time_out, min(limits))
+
+    def _time_out(self, timeout_s: float) -> None:
+        """End the answer with an error at once; the task then ends its sequence and its leases."""
+        if not self.deltas.complete and not self._cancelled:
+            self._metrics.add("requests_timed_out", 1)
+            self.deltas.fail(DeadlineExceeded(f"the request was not answered within {timeout_s:g} s"))
+            self.cancel()
+
     def cancel(self) -> None:
         """Cancel the task. Only once: a second cancellation would interrupt the cleanup that the first one started."""
         if not self._cancelled:
@@ -77,18 +94,21 @@ class RequestTask:
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         """The request boundary: an exception ends the request's answer, not the worker."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
         self._resources.release()
         failure = self._failure_of(task)
-        self._log_end(failure)
         if failure is not None:
             self.deltas.fail(failure)
+        self._log_end()
 
-    def _log_end(self, failure: MmserveError | None) -> None:
+    def _log_end(self) -> None:
         if not logger.isEnabledFor(logging.DEBUG):
             return
         if self._aborted:
             outcome = "aborted, its answer is no longer read"
-        elif failure is not None:
+        elif (failure := self.deltas.failure) is not None:
             outcome = f"{type(failure).__name__}: {failure.message}"
         else:
             outcome = ", ".join(self.deltas.finish_reasons)
@@ -120,9 +140,10 @@ class RequestTask:
 
 
 class RequestTasks:
-    """All tasks of this worker's requests that have not ended."""
+    """All tasks of this worker's requests that have not ended. ``timeout_s``: limit for each; None: no limit."""
 
-    def __init__(self, generate: Generate, metrics: MetricsClient) -> None:
+    def __init__(self, generate: Generate, metrics: MetricsClient, *, timeout_s: float | None = None) -> None:
+        self._timeout_s = timeout_s
         self._generate = generate
         self._metrics = metrics
         self._turns = RenderTurns()
@@ -136,7 +157,7 @@ class RequestTasks:
         """Start a request's task, which takes over ``resources``. Raises Unavailable after ``close``."""
         if self._closed:
             raise _shutting_down()
-        started = RequestTask(self._generate, call, resources, route, self._metrics, self._turns)
+        started = RequestTask(self._generate, call, resources, route, self._metrics, self._turns, self._timeout_s)
         self._running[started.task] = started
         started.task.add_done_callback(self._running.pop)
         return started

@@ -402,6 +402,34 @@ def test_requests_that_outlast_the_shutdown_timeout_are_aborted_with_an_error() 
     run(test)
 
 
+def test_a_request_beyond_the_servers_timeout_is_ended_with_504() -> None:
+    async def test() -> None:
+        async with http_worker(request_timeout=0.1) as worker, worker.client() as client:
+            worker.upstream.behave = say_then_hold("first ")
+            with pytest.raises(openai.InternalServerError, match=r"not answered within 0\.1 s") as raised:
+                await client.chat.completions.create(model="stub", messages=HELLO, extra_body={"timeout": 60})
+            assert (raised.value.status_code, raised.value.code) == (504, "deadline_exceeded")
+            await worker.idle()
+            assert len(worker.upstream.aborts()) == 1
+
+    run(test)
+
+
+def test_a_stream_beyond_its_own_timeout_is_ended_with_an_error_event() -> None:
+    async def test() -> None:
+        async with http_worker(request_timeout=60.0) as worker, worker.client() as client:
+            worker.upstream.behave = say_then_hold("first ")
+            stream = await client.chat.completions.create(
+                model="stub", messages=HELLO, stream=True, extra_body={"timeout": 0.2}
+            )
+            with pytest.raises(openai.APIError, match=r"not answered within 0\.2 s"):
+                await _read(stream)
+            await worker.idle()
+            assert len(worker.upstream.aborts()) == 1
+
+    run(test)
+
+
 async def _read(stream: openai.AsyncStream[Any]) -> None:
     async for _ in stream:
         pass

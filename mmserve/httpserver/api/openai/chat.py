@@ -105,6 +105,7 @@ def _parse(
         stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
         stream=bool(request.stream),
         include_usage=bool(options and options.include_usage),
+        timeout_s=request.timeout,
         cache_salt=request.cache_salt or "",
     )
 

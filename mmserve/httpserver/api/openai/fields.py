@@ -18,6 +18,8 @@ MAX_STOPS = 16
 MAX_TOP_K = 2**31 - 1
 """More than any vocabulary. Messages to the ranks cannot carry integers of more than 64 bits."""
 
+MAX_TIMEOUT_S = 86400
+
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Text = Annotated[str, Meta(min_length=1)]
 
@@ -54,6 +56,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     stop: Text | Annotated[list[Text], Meta(max_length=MAX_STOPS)] | None = None
     cache_salt: str | None = None
+    timeout: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None = None
     tool_choice: Any = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None

@@ -65,6 +65,11 @@ def test_the_model_is_accepted_by_any_of_its_names(name: str | None) -> None:
     assert read({"model": name}).model == "stub"
 
 
+def test_a_requests_own_timeout_is_in_seconds() -> None:
+    assert read({"timeout": 2}).timeout_s == 2.0
+    assert read({}).timeout_s is None
+
+
 def test_another_model_is_not_found() -> None:
     with pytest.raises(ModelNotFound) as refused:
         read({"model": "gpt-4"})
@@ -77,6 +82,9 @@ def test_another_model_is_not_found() -> None:
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": 86_401}, "timeout"),
+        ({"timeout": "1"}, "timeout"),
         ({"temperature": True}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"top_p": 1.5}, "top_p"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -301,6 +302,13 @@ async def drained(world: World) -> None:
     await serving
 
 
+async def timed_out(world: World) -> None:
+    world.engine.finishes = [None]
+    serving = world.start(timeout_s=0.02, arrival_s=time.monotonic())
+    await serving
+    assert world.samples.total("requests_timed_out") == 1
+
+
 ENDS: list[End] = [
     answered,
     answered_at_once,
@@ -319,6 +327,7 @@ ENDS: list[End] = [
     answered_after_images_were_lost,
     images_always_lost,
     drained,
+    timed_out,
 ]
 
 
