@@ -1,6 +1,7 @@
 """Typed one-way message links: ZeroMQ push/pull over Unix sockets. Receivers bind, senders connect.
 
-A message that does not decode is logged and skipped, so that a bad message does not end a receiver's loop.
+A message that does not decode is logged and skipped, so that a bad message does not end a receiver's loop. On a
+lockstep link it ends the receiver: the sender waits for the answer to each message, so skipping one would stop both.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ _MESSAGES_AT_ONCE = 64
 """An AsyncReceiver gives up control after this many, if more are there already: with its handling, a message takes a
 few microseconds."""
 logger = logging.getLogger(__name__)
+
+
+class BrokenLink(Exception):
+    """A message of a lockstep link does not decode, or is not the one that comes next. Both ends must restart."""
 
 
 class Sender(Generic[T]):
@@ -56,9 +61,13 @@ def _bind(socket: Any, endpoint: str, limit: int = 0) -> None:
 
 
 class Receiver(Generic[T]):
-    """Receives messages in a synchronous main loop."""
+    """Receives messages in a synchronous main loop.
 
-    def __init__(self, endpoint: str, type_: Any) -> None:
+    ``lockstep``: a message that does not decode raises BrokenLink.
+    """
+
+    def __init__(self, endpoint: str, type_: Any, *, lockstep: bool = False) -> None:
+        self._decode = _decode_or_raise if lockstep else _decode
         self._codec: Codec[T] = Codec(type_)
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
         _bind(self._socket, endpoint)
@@ -73,13 +82,13 @@ class Receiver(Generic[T]):
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return messages
-            if (message := _decode(self._codec, data)) is not None:
+            if (message := self._decode(self._codec, data)) is not None:
                 messages.append(message)
 
     def receive(self) -> T:
         """Wait for the next message, without limit."""
         while True:
-            if (message := _decode(self._codec, self._socket.recv())) is not None:
+            if (message := self._decode(self._codec, self._socket.recv())) is not None:
                 return message
 
     def close(self) -> None:
@@ -115,3 +124,10 @@ def _decode(codec: Codec[T], data: bytes) -> T | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         logger.exception("skipped a message of %d bytes that does not decode", len(data))
         return None
+
+
+def _decode_or_raise(codec: Codec[T], data: bytes) -> T:
+    try:
+        return codec.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BrokenLink(f"received a message of {len(data)} bytes that does not decode: {error}") from error

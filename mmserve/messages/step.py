@@ -1,9 +1,13 @@
 """Messages between the router and the ranks.
 
-A plan carries only changes: ranks keep the tokens and the block table of each slot.
+A plan carries only changes: ranks keep the tokens and the block table of each slot. So no plan may be lost or repeated.
+The links are lockstep links (see ipc/channel): a receiver ends on a message that does not decode or is not the next
+one, and router and ranks restart together.
 """
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import msgspec
 
@@ -50,6 +54,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="pl
     """
 
     step_id: int
+    """1 for the first plan of a router, then one more for each."""
     free: tuple[int, ...] = ()
     new: tuple[NewSequence, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
@@ -69,7 +74,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """From rank 0, one for each plan with steps. A plan that only frees slots has no result."""
 
     step_id: int
-    tokens: tuple[tuple[int, tuple[int, ...]], ...]
+    tokens: tuple[tuple[int, Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]], ...]
     """(slot, its new token ids) for every step with ``sample`` that did not fail; at least one token each.
 
     All but the last of a slot's tokens have their keys and values computed, in blocks that the slot had already. More

@@ -10,7 +10,7 @@ from functools import partial
 from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.health.long_work import LongWork
-from mmserve.ipc.channel import Receiver, Sender
+from mmserve.ipc.channel import BrokenLink, Receiver, Sender
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan
 from mmserve.model_backend import distributed
 from mmserve.model_backend.platforms.device import platform_for
@@ -32,7 +32,9 @@ def run(process: Process) -> None:
     platform = platform_for(deployment.device, deployment.dtype, rank)
     platform.set_threads(deployment.cpu_threads // size)
     with ExitStack() as stack:
-        inbox: Receiver[StepPlan] = stack.enter_context(closing(Receiver(endpoints.rank(rank), RankInbound)))
+        inbox: Receiver[StepPlan] = stack.enter_context(
+            closing(Receiver(endpoints.rank(rank), RankInbound, lockstep=True))
+        )
         outbox: Sender[RankOutbound] = stack.enter_context(closing(Sender(endpoints.rank_results, RankOutbound)))
         heartbeat = stack.enter_context(closing(HeartbeatSender(endpoints, process.name)))
         tp = stack.enter_context(distributed.join(rank, size, endpoints.tp_store(process.incarnation), platform.device))
@@ -67,11 +69,18 @@ def serve(
     *,
     answers: bool,
 ) -> None:
-    """Compute plans in the order of arrival; ends only by an exception. With ``answers``, send the results."""
+    """Compute plans in the order of arrival. With ``answers``, send the results.
+
+    Ends only by an exception: BrokenLink if a plan is missing, repeated or does not decode.
+    """
+    last_step_id = 0
     while True:
         plans = inbox.drain(block=True, timeout_s=INTERVAL_S)
         heartbeat.beat(busy=bool(plans), progressed=bool(plans))
         for plan in plans:
+            last_step_id += 1
+            if plan.step_id != last_step_id:
+                raise BrokenLink(f"the plan of step {plan.step_id} came instead of that of step {last_step_id}")
             # Collected at once: on a CPU ``launch`` computes the step, so launching the next would delay the result.
             with computing():
                 result = runner.collect(runner.launch(plan))

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
-from mmserve.ipc.channel import Receiver, Sender
+from mmserve.ipc.channel import BrokenLink, Receiver, Sender
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.step import RankInbound, RankOutbound, RankReady, StepPlan, StepResult
-
-logger = logging.getLogger(__name__)
 
 
 class EngineClient:
     """Channels to ``num_ranks`` ranks, and the plans in flight: sent, but their result not yet received.
 
-    While a call waits for the ranks it sends heartbeats without progress.
+    While a call waits for the ranks it sends heartbeats without progress. It raises BrokenLink if the ranks send
+    anything but what comes next.
     """
 
     def __init__(self, endpoints: Endpoints, num_ranks: int, heartbeat: HeartbeatSender) -> None:
-        self._results: Receiver[RankOutbound] = Receiver(endpoints.rank_results, RankOutbound)
+        self._results: Receiver[RankOutbound] = Receiver(endpoints.rank_results, RankOutbound, lockstep=True)
         self._ranks: list[Sender[RankInbound]] = [
             Sender(endpoints.rank(rank), RankInbound) for rank in range(num_ranks)
         ]
@@ -30,11 +28,10 @@ class EngineClient:
 
     def wait_ready(self) -> RankReady:
         """Waits for rank 0's first message, sent when all ranks have loaded."""
-        while True:
-            message = self._next(busy=False)
-            if isinstance(message, RankReady):
-                return message
-            logger.warning("ignored the result of step %d: it comes before the ranks are ready", message.step_id)
+        message = self._next(busy=False)
+        if not isinstance(message, RankReady):
+            raise BrokenLink(f"the ranks sent the result of step {message.step_id} before they were ready")
+        return message
 
     @property
     def num_in_flight(self) -> int:
@@ -54,11 +51,15 @@ class EngineClient:
         plan = self._in_flight.popleft()
         if not plan.steps:
             return plan, StepResult(step_id=plan.step_id, tokens=())
-        while True:
-            message = self._next(busy=True)
-            if isinstance(message, StepResult) and message.step_id == plan.step_id:
-                return plan, message
-            logger.warning("ignored %r while waiting for step %d", message, plan.step_id)
+        message = self._next(busy=True)
+        if not isinstance(message, StepResult) or message.step_id != plan.step_id:
+            raise BrokenLink(f"instead of the result of step {plan.step_id} the ranks sent {message!r:.200}")
+        slots = {step.slot for step in plan.steps}
+        if not slots.issuperset([slot for slot, _ in message.tokens]) or not slots.issuperset(
+            [failure.slot for failure in message.failures]
+        ):
+            raise BrokenLink(f"the result of step {plan.step_id} names slots that its plan does not")
+        return plan, message
 
     def close(self) -> None:
         self._results.close()

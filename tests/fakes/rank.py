@@ -6,6 +6,7 @@ a wrong table, or a block that is shared too early or reused too soon, gives wro
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Sequence
 
@@ -257,7 +258,9 @@ def serve_rank(endpoints: Endpoints, rank: int, fake: FakeRank) -> None:
     try:
         if rank == 0:
             results.send(RankReady(num_blocks=fake.num_blocks, block_tokens=fake.block_tokens))
+        step_ids = itertools.count(1)
         while (plan := inbox.receive()) != STOP_PLAN:
+            assert plan.step_id == next(step_ids)
             result = fake.step(plan)
             if rank == 0 and plan.steps:
                 results.send(result)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from mmserve.config.config import Config
@@ -34,12 +35,16 @@ class Ranks:
     arena: Arena
     ready: RankReady
     details: list[dict[str, Any]]
+    num_sent: int = 0
 
     @property
     def block_tokens(self) -> int:
         return self.ready.block_tokens
 
     def send(self, plan: StepPlan) -> None:
+        """Sends a plan, with the step id that the ranks require: several routers use the ranks, one after the other."""
+        self.num_sent += 1
+        plan = msgspec.structs.replace(plan, step_id=self.num_sent)
         for sender in self.senders:
             sender.send(plan)
 
