@@ -84,7 +84,9 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     logprobs: tuple[tuple[int, tuple[bytes, ...]], ...] = ()
     """(slot, one packed entry a token, see messages/logprobs) for the sequences that asked for log-probabilities."""
     forward_s: float = 0.0
-    """Seconds from launching the plan to collecting its tokens."""
+    """Seconds from launching the plan to collecting its tokens. 0: unknown, because it was computed in parts."""
+    out_of_memory: bool = False
+    """True if memory ran out, so that the plan was computed in parts."""
 
 
 class RankReady(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="ready"):

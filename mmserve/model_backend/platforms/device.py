@@ -1,4 +1,4 @@
-"""Chooses the platform of a process, and tells which errors mean that its device is lost."""
+"""Chooses the platform of a process, and tells what an error says about its device."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ def platform_for(device: str, dtype: str, rank: int = 0) -> Platform:
     if device == "cpu":
         return CpuPlatform(DTYPES[dtype])
     return CudaPlatform(torch.device("cuda", rank % torch.cuda.device_count()), DTYPES[dtype])
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if memory ran out, on the device or on the host."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    # torch has no error type of its own for host memory.
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def is_fatal_device_error(error: Exception) -> bool:

@@ -8,6 +8,7 @@ all ranks, so that all ranks compute the same batch.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,13 +18,20 @@ from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.step import SequenceStep, SlotFailure
 from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.platforms.device import is_fatal_device_error
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker.forward_batch import ForwardBatch
 from mmserve.model_backend.worker.input_batch import InputBatch
 
-_READ, _BROKEN, _LOST = 0, 1, 2
+_READ, _BROKEN, _LOST, _FAILED = 0, 1, 2, 3
 """Status of a step, worst last: embeddings that are lost for one rank may be read as not finite by another."""
-_MESSAGES = {_LOST: "an image's embedding is no longer in the arena", _BROKEN: "an image's embedding is not finite"}
+_MESSAGES = {
+    _BROKEN: "an image's embedding is not finite",
+    _LOST: "an image's embedding is no longer in the arena",
+    _FAILED: "internal error: a rank could not read an image's embedding",
+}
+
+logger = logging.getLogger(__name__)
 
 
 class _ChunkWithImages(NamedTuple):
@@ -81,6 +89,12 @@ class ImageEmbeddingWriter:
                 status = torch.where(torch.isfinite(rows).all(), status, _BROKEN)
         except StaleHandle:
             status = torch.tensor(_LOST, device=hidden.device)
+        except Exception as error:  # the boundary of one sequence
+            # One rank tries the step again in parts. Several ranks only meet again where they compare statuses.
+            if self._tp.size == 1 or is_fatal_device_error(error):
+                raise
+            logger.exception("the embedding of an image could not be read")
+            status = torch.tensor(_FAILED, device=hidden.device)
         return status
 
     def _rows(self, span: MediaSpan, first: int, end: int) -> torch.Tensor:

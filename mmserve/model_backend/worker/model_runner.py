@@ -1,8 +1,8 @@
 """Runs step plans on one rank: ``launch`` issues a plan, ``collect`` returns its tokens.
 
-All ranks run the same plans and must call the same collectives. So a problem of one sequence is handled in one of two
-ways: all ranks find it by the same check before the step's first collective and leave the sequence out, or rank 0 finds
-it, and the broadcast of the tokens has a negative number in place of the sequence's token.
+All ranks run the same plans and must call the same collectives. So a problem of one sequence is handled in one of three
+ways: all ranks find it by the same check and leave the sequence out; or the ranks agree on it (step_errors); or rank 0
+finds it, and the broadcast of the tokens has a negative number in place of the sequence's token.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from mmserve.checkpoint.load import check_tp
 from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.messages.sampling import SamplingParams
-from mmserve.messages.step import NewSequence, SequenceStep, SlotFailure, StepPlan, StepResult
+from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep, SlotFailure, StepPlan, StepResult
 from mmserve.model_backend.attention.interface import AttentionSpec, StepLimits
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.loader.load import load_decoder
@@ -31,32 +32,23 @@ from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker import kv_cache
 from mmserve.model_backend.worker.forward_batch import ForwardBatch, build_forward_batch
 from mmserve.model_backend.worker.image_inputs import ImageEmbeddingWriter
+from mmserve.model_backend.worker.in_flight import InFlight, SampledRows
 from mmserve.model_backend.worker.input_batch import InputBatch, Slot
 from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
 from mmserve.model_backend.worker.sampling.sampler import FAILURES, Sampler, SampleRow
+from mmserve.model_backend.worker.step_errors import StepErrors
+from mmserve.model_backend.worker.step_splitting import StepError, compute_in_parts
 from mmserve.runtime.errors import StartupError
 from mmserve.runtime.startup_timer import StartupTimer
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class InFlight:
-    """A launched plan whose result has not been collected."""
+class _Computed(NamedTuple):
+    """What a forward pass has computed. ``unread``: it was not run, because these steps miss images."""
 
-    step_id: int
-    started_s: float
-    failures: list[SlotFailure] = field(default_factory=list)
-    slots: Sequence[int] = ()
-    """Slots that sample, in the order of ``tokens``."""
-    sequences: Sequence[Slot] = ()
-    """The sequences in ``slots``."""
-    tokens: torch.Tensor | None = None
-    """int64 [S] on the device: token ids or keys of FAILURES."""
-    logprobs: ModelLogprobs | None = None
-    """On rank 0."""
-    known_tokens: Sequence[int] | None = None
-    """``tokens`` on the host, once they have been read."""
+    unread: list[SlotFailure]
+    logits: torch.Tensor | None
 
 
 class ModelRunner:
@@ -100,6 +92,7 @@ class ModelRunner:
         self._last_token = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=platform.device)
         """By slot: the token that it sampled last. Decode rows read it, so no id has to come from the host."""
         self._uncollected: deque[InFlight] = deque()
+        self._errors = StepErrors(tp, platform)
 
     @property
     def num_blocks(self) -> int:
@@ -131,8 +124,10 @@ class ModelRunner:
         in_flight = InFlight(plan.step_id, time.perf_counter())
         refused = self._input_batch.apply(plan)
         self._update_sampler(plan, refused)
-        in_flight.failures += [_failure(step.slot, refused[step.slot]) for step in plan.steps if step.slot in refused]
-        self._attention.copy_tokens(self._kv, self._input_batch.valid_copies(plan))
+        refused |= self._copy_tokens(plan)
+        for step in plan.steps:
+            if step.slot in refused:
+                in_flight.add_failure(step.slot, refused[step.slot])
         if steps := [step for step in plan.steps if step.slot not in refused]:
             self._launch_steps(steps, in_flight)
         self._uncollected.append(in_flight)
@@ -143,21 +138,8 @@ class ModelRunner:
         """Wait for a launched plan and return its result. The oldest uncollected plan comes first."""
         oldest = self._uncollected.popleft()
         assert oldest is in_flight, "plans are collected in the order in which they were launched"
-        chosen = self._record_tokens(in_flight)
-        tokens, failures = [], in_flight.failures
-        for slot, token_id in zip(in_flight.slots, chosen, strict=True):
-            if token_id in FAILURES:
-                failures.append(_failure(slot, FAILURES[token_id]))
-            else:
-                tokens.append((slot, (token_id,)))
-        packed = in_flight.logprobs.pack(chosen) if in_flight.logprobs else ()
-        return StepResult(
-            step_id=in_flight.step_id,
-            tokens=tuple(tokens),
-            failures=tuple(failures),
-            logprobs=tuple((in_flight.slots[row], (entry,)) for row, entry in packed),
-            forward_s=time.perf_counter() - in_flight.started_s,
-        )
+        self._record_tokens(in_flight)
+        return in_flight.result(time.perf_counter())
 
     def _update_sampler(self, plan: StepPlan, refused: Container[int]) -> None:
         if self._sampler is None:
@@ -177,81 +159,128 @@ class ModelRunner:
                     logger.exception("a logits processor failed")
                     self._sampler.fail_slot(new.slot)
 
-    def _launch_steps(self, steps: Sequence[SequenceStep], in_flight: InFlight) -> None:
-        """Issue the steps; what comes of them is noted in ``in_flight``. At least one step."""
-        try:
-            batch = build_forward_batch(
-                self._input_batch, steps, self._last_token, self._vocab_size, self._metadata_builder, self._positions
-            )
-            hidden = self._model.embed(batch.token_ids)
-            unread = self._image_writer.scatter(self._input_batch, batch, hidden)
-            if not unread:
-                self._sample(batch, self._forward(batch, hidden), in_flight)
-        except Exception as error:
-            # The engine survives an error of one step, with two exceptions. Several ranks that leave a step at
-            # different places would wait for each other in different collectives. And after an error of the device
-            # itself, such as an illegal access, every later call of this process fails as well.
-            if self._tp.size > 1 or is_fatal_device_error(error):
-                raise
-            logger.exception("a step with %d sequences failed", len(steps))
-            in_flight.failures += [_failure(step.slot, f"internal error: {error}") for step in steps]
-            return
-        if unread:
-            self._launch_without(unread, steps, in_flight)
+    def _copy_tokens(self, plan: StepPlan) -> dict[int, str]:
+        """Copy KV blocks. Returns slot -> message for the steps whose copies fail on some rank."""
+        copies = self._input_batch.valid_copies(plan)
+        if not copies:
+            return {}
+        errors = self._errors.agree([self._copy(copies)]) * len(copies)
+        if any(errors) and {copy.source for copy in copies}.isdisjoint([copy.target for copy in copies]):
+            # No copy overwrites what another one reads, so they may be tried again one by one.
+            errors = self._errors.agree([self._copy([copy]) for copy in copies])
+        failed = {copy.target: error.message for copy, error in zip(copies, errors, strict=True) if error}
+        return {step.slot: failed[block] for step in plan.steps for block in step.new_blocks if block in failed}
 
-    def _launch_without(
-        self, unread: Sequence[SlotFailure], steps: Sequence[SequenceStep], in_flight: InFlight
-    ) -> None:
-        """Issue the steps that have all their images; every rank leaves out the same ones."""
-        in_flight.failures += unread
-        failed = {failure.slot for failure in unread}
-        if readable := [step for step in steps if step.slot not in failed]:
-            self._launch_steps(readable, in_flight)
+    def _copy(self, copies: Sequence[BlockCopy]) -> StepError | None:
+        return self._errors.catch(self._attention.copy_tokens, self._kv, copies)[1]
+
+    def _launch_steps(self, steps: Sequence[SequenceStep], in_flight: InFlight) -> None:
+        """Issue the steps, if need be in parts; what comes of them is noted in ``in_flight``. At least one step."""
+        # Decoding has no errors of its own before the first collective that would be worth a collective in every step.
+        in_flight.has_prompts = any(step.num_tokens > 1 for step in steps)
+        failed, errors = compute_in_parts(steps, partial(self._attempt, in_flight))
+        for slot, message in failed.items():
+            in_flight.add_failure(slot, message)
+        in_flight.in_parts = bool(errors)
+        in_flight.out_of_memory = any(error.out_of_memory for error in errors)
+
+    def _attempt(self, in_flight: InFlight, steps: Sequence[SequenceStep]) -> StepError | None:
+        """Issue the steps together, with one forward pass. All ranks return the same error or none.
+
+        With several ranks, raises errors of the forward pass, and in plans without prompts of its preparation: the
+        others may wait in a collective that this rank never enters, and only a restart of the engine ends their wait.
+        """
+        if self._tp.size == 1 or in_flight.has_prompts:
+            built, error = self._errors.catch(self._build, steps)
+            (error,) = self._errors.agree([error])
+            if built is None or error:
+                return error
+            batch = built
+        else:
+            batch = self._build(steps)
+        if self._tp.size > 1:
+            computed = self._compute(batch)
+        else:
+            result, error = self._errors.catch(self._compute, batch)
+            if result is None:
+                return error
+            computed = result
+        if computed.unread:
+            in_flight.failures += computed.unread
+            failed = {failure.slot for failure in computed.unread}
+            readable = [step for step in steps if step.slot not in failed]
+            return self._attempt(in_flight, readable) if readable else None
+        return self._sample(batch, computed.logits, in_flight)
+
+    def _build(self, steps: Sequence[SequenceStep]) -> ForwardBatch:
+        return build_forward_batch(
+            self._input_batch, steps, self._last_token, self._vocab_size, self._metadata_builder, self._positions
+        )
+
+    def _compute(self, batch: ForwardBatch) -> _Computed:
+        """The forward pass, or the steps that every rank must leave out because images could not be read."""
+        hidden = self._model.embed(batch.token_ids)
+        if unread := self._image_writer.scatter(self._input_batch, batch, hidden):
+            return _Computed(unread, None)
+        return _Computed([], self._forward(batch, hidden))
 
     def _forward(self, batch: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor | None:
         """Logits [S, vocab] of the rows that sample, on rank 0; None on other ranks or when no row samples."""
         hidden = self._executor.forward(hidden, batch.positions, self._kv, batch.metadata, batch.logits_indices)
         return self._model.logits(hidden) if batch.sample_slots else None
 
-    def _sample(self, batch: ForwardBatch, logits: torch.Tensor | None, in_flight: InFlight) -> None:
-        """Sample on rank 0; every rank gets the tokens and keeps them as its slots' last ones."""
+    def _sample(self, batch: ForwardBatch, logits: torch.Tensor | None, in_flight: InFlight) -> StepError | None:
+        """Sample on rank 0; every rank gets the tokens and keeps them as its slots' last ones, or gets the error."""
         if not (slots := batch.sample_slots):
-            return
+            return None
         sequences = [self._input_batch[slot] for slot in slots]
+        error, logprobs = None, None
         if self._sampler is not None and logits is not None:
-            if any(map(self._sampler.needs_update, slots)):
-                for earlier in self._uncollected:
-                    self._record_tokens(earlier)
-            rows = [
-                SampleRow(slot, sequence.sampling, sequence.length)
-                for slot, sequence in zip(slots, sequences, strict=True)
-            ]
-            logprobs = ModelLogprobs(logits, rows)
-            tokens = self._sampler.sample(logits, rows)
-            logprobs.compute(tokens)
+            drawn, error = self._errors.catch(self._draw, self._sampler, logits, slots, sequences)
+            tokens, logprobs = drawn or (self._errors.tokens_for(error, len(slots)), None)
         else:
-            logprobs = None
             tokens = torch.empty(len(slots), dtype=torch.int64, device=self._platform.device)
         tokens = self._tp.broadcast(tokens)
+        if error := self._errors.in_tokens(error, tokens):
+            return error
         # A row without a token gets token 0, so that a plan already in flight for its slot can still be computed.
         self._last_token.index_copy_(0, torch.tensor(slots, device=tokens.device), tokens.clamp(min=0))
         for sequence in sequences:
             sequence.length += 1
-        in_flight.slots, in_flight.sequences = slots, sequences
-        in_flight.tokens, in_flight.logprobs = tokens, logprobs
+        in_flight.sampled.append(SampledRows(slots, sequences, tokens, logprobs))
+        return None
 
-    def _record_tokens(self, in_flight: InFlight) -> Sequence[int]:
-        """The plan's tokens or keys of FAILURES. At the first call, waits for them and adds them to their sequences."""
-        if in_flight.known_tokens is None:
-            in_flight.known_tokens = [] if in_flight.tokens is None else in_flight.tokens.tolist()
-            for slot, sequence, token_id in zip(
-                in_flight.slots, in_flight.sequences, in_flight.known_tokens, strict=True
-            ):
-                sequence.tokens.append(max(token_id, 0))
-                if self._sampler is not None and token_id not in FAILURES:
-                    self._sampler.update(slot, (token_id,))
-        return in_flight.known_tokens
+    def _draw(
+        self, sampler: Sampler, logits: torch.Tensor, slots: Sequence[int], sequences: Sequence[Slot]
+    ) -> tuple[torch.Tensor, ModelLogprobs]:
+        """Tokens or keys of FAILURES, int64 [S], and their log-probabilities."""
+        if any(map(sampler.needs_update, slots)):
+            for earlier in self._uncollected:
+                self._record_tokens(earlier)
+        rows = [
+            SampleRow(slot, sequence.sampling, sequence.length) for slot, sequence in zip(slots, sequences, strict=True)
+        ]
+        logprobs = ModelLogprobs(logits, rows)
+        tokens = sampler.sample(logits, rows)
+        logprobs.compute(tokens)
+        return tokens, logprobs
 
+    def _record_tokens(self, in_flight: InFlight) -> None:
+        """At the first call, wait for the plan's tokens and add them to their sequences."""
+        for rows in in_flight.sampled:
+            if rows.known_tokens is None:
+                rows.known_tokens = rows.tokens.tolist()
+                for slot, sequence, token_id in zip(rows.slots, rows.sequences, rows.known_tokens, strict=True):
+                    sequence.tokens.append(max(token_id, 0))
+                    if self._sampler is not None and token_id not in FAILURES:
+                        self._update_processors(self._sampler, slot, token_id)
 
-def _failure(slot: int, message: str) -> SlotFailure:
-    return SlotFailure(slot=slot, media_lost=False, message=message)
+    @staticmethod
+    def _update_processors(sampler: Sampler, slot: int, token_id: int) -> None:
+        try:
+            sampler.update(slot, (token_id,))
+        except Exception as error:  # the boundary of one sequence, as in _update_sampler
+            if is_fatal_device_error(error):
+                raise
+            logger.exception("a logits processor failed")
+            sampler.fail_slot(slot)

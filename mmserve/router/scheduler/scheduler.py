@@ -19,7 +19,7 @@ from mmserve.router.scheduler.admission import Admission
 from mmserve.router.scheduler.queues import RunningSet, WaitingQueue
 from mmserve.router.scheduler.requests import Clock, OutputBuffer, Record, RequestRegistry, RequestTimings
 from mmserve.router.scheduler.sequence import Sequence, SequenceStatus
-from mmserve.router.scheduler.step_budget import StepBudget, StepTimeModel
+from mmserve.router.scheduler.step_budget import ChunkLimit, StepBudget, StepTimeModel
 from mmserve.router.scheduler.step_builder import StepBuilder
 
 
@@ -55,6 +55,7 @@ class Scheduler:
         self._block_tokens = block_tokens
         self._max_step_tokens = config.max_num_batched_tokens
         self._step_times = StepTimeModel(config.max_step_s)
+        self._chunk_limit = ChunkLimit(config.max_num_batched_tokens)
         self._running = RunningSet(config.max_num_seqs)
         self._waiting = WaitingQueue()
         self._admission = Admission(self._waiting, self._running, self.kv)
@@ -145,7 +146,8 @@ class Scheduler:
 
     def _budget(self, decoding: list[Sequence], prefilling: list[Sequence]) -> StepBudget:
         has_text = self._waiting.has_text or not all(each.request.spans for each in chain(decoding, prefilling))
-        num_tokens = self._step_times.chunk_budget(len(decoding), self._max_step_tokens - len(decoding))
+        room = min(self._max_step_tokens - len(decoding), self._chunk_limit.num_tokens)
+        num_tokens = self._step_times.chunk_budget(len(decoding), room)
         return StepBudget(num_tokens, beside_text=has_text)
 
     def _plan_decoding(self, decoding: list[Sequence], step: StepBuilder) -> bool:
@@ -225,6 +227,7 @@ class Scheduler:
         """Takes in the result of ``plan``, the oldest one in flight."""
         done = self._in_flight.popleft()
         self._step_times.observe(len(done.steps) - done.num_chunks, done.num_prompt_tokens, result.forward_s)
+        self._chunk_limit.observe(done.num_prompt_tokens, out_of_memory=result.out_of_memory)
         sampled, logprobs = dict(result.tokens), dict(result.logprobs)
         if failures := done.failures(result, sampled):
             self._fail_slots(failures, done)

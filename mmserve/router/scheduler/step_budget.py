@@ -1,8 +1,8 @@
 """How many prompt tokens a step may compute beside the sequences that decode.
 
 ``StepTimeModel`` learns the cost of steps and limits their length, so that prompts do not delay the output of running
-requests. ``StepBudget`` is what is left of one step, with a smaller share for prompts with images. Pure: no clock, no
-I/O.
+requests. ``ChunkLimit`` limits them when memory runs out. ``StepBudget`` is what is left of one step, with a smaller
+share for prompts with images. Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from math import ceil
 from mmserve.router.scheduler.sequence import Sequence
 
 MIN_CHUNK_TOKENS = 16
+STEPS_TO_RECOVER = 128
+"""Steps in a row that fit the memory before larger chunks are tried again."""
 _PROMPT_FACTOR = 3.0
 """In a step with decoding sequences, prompts may take this many times the time of the decoding, even if the step then
 takes longer than ``max_step_s``. Otherwise many decoding sequences would leave no time for prompts, and prompts that
@@ -79,6 +81,29 @@ class StepTimeModel:
 
     def _rows_beyond_average(self, num_decoding: int) -> float:
         return max(0.0, num_decoding - self._decode_rows)
+
+
+class ChunkLimit:
+    """Prompt tokens that a step may have by the experience of the ranks' memory: at most ``max_tokens``.
+
+    Halved when memory runs out, but not below MIN_CHUNK_TOKENS. Doubled again after STEPS_TO_RECOVER steps that fit.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self.num_tokens = max_tokens
+        self._num_fitting = 0
+
+    def observe(self, num_prompt_tokens: int, *, out_of_memory: bool) -> None:
+        """Records a step."""
+        if out_of_memory:
+            self.num_tokens = max(MIN_CHUNK_TOKENS, min(self.num_tokens, num_prompt_tokens) // 2)
+            self._num_fitting = 0
+        elif self.num_tokens < self._max_tokens:
+            self._num_fitting += 1
+            if self._num_fitting == STEPS_TO_RECOVER:
+                self.num_tokens = min(self._max_tokens, 2 * self.num_tokens)
+                self._num_fitting = 0
 
 
 class StepBudget:

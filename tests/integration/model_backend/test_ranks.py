@@ -23,6 +23,7 @@ from tests.fakes.embeddings import prompt_with_images, put_rows
 from tests.fakes.engine import BLOCK_TOKENS, Driver, make_runner
 from tests.fakes.logprobs import check_logprobs
 from tests.integration.model_backend.conftest import Ranks, StartRanks
+from tests.integration.model_backend.rank_main import BAD_TOKEN
 from tests.unit.router.builders import request
 
 
@@ -151,6 +152,19 @@ def test_two_ranks_agree_on_images_samples_and_failures(llava: Started) -> None:
         assert [pairs[0][0] for pairs in sequences[0].logprobs] == sequences[0].output
     assert outputs[0] == outputs[1]
     assert len(outputs[0]) == 8
+
+
+def test_an_error_of_one_rank_fails_only_the_sequence_at_fault(llava: Started) -> None:
+    good = [9, 8, 7, 6]
+    alone = Driver(make_runner(llava.directory))
+    expected_output = alone.add(0, good)
+    alone.run(5)
+    driver = Driver(llava.ranks)
+    sequences = [driver.add(slot, [BAD_TOKEN, *good] if slot == 4 else good) for slot in range(3, 8)]
+    driver.run(5, may_fail={4})
+    assert "another rank" in driver.failures[4].message
+    assert [sequence.output for sequence in sequences if sequence.slot != 4] == [expected_output.output] * 4
+    llava.ranks.send(StepPlan(step_id=0, free=tuple(range(3, 8))))
 
 
 class _WithoutResult(Ranks):

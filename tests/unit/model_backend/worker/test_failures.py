@@ -6,6 +6,7 @@ import math
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,11 @@ from mmserve.ipc.arena import Arena
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep, StepPlan
+from mmserve.model_backend.worker import model_runner
+from mmserve.model_backend.worker.forward_batch import ForwardBatch, build_forward_batch
 from mmserve.model_backend.worker.model_runner import ModelRunner
-from mmserve.model_backend.worker.sampling.logits_processors import LogitBias
+from mmserve.model_backend.worker.sampling.logits_processors import LogitBias, Penalties
+from mmserve.model_backend.worker.sampling.sampler import SampleRow
 from mmserve.runtime.errors import StartupError
 from tests.fakes.checkpoints import IMAGE, make_llama, make_llava
 from tests.fakes.embeddings import prompt_with_images, put_rows
@@ -217,22 +221,164 @@ def test_malformed_new_sequences_fail(directory: Path, good_output: list[int]) -
     assert sorted(failure.slot for failure in result.failures) == [1, 99]
 
 
-def test_an_internal_error_fails_the_step_but_not_the_engine(
+BAD_TOKEN = 250
+"""Sequences with this token fail where a test says so."""
+
+
+def bad_in(batch: ForwardBatch) -> bool:
+    return BAD_TOKEN in batch.token_ids.tolist()
+
+
+def fail_on_bad_sequences(runner: ModelRunner, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the stage raise whenever a sequence with BAD_TOKEN takes part, alone or among others."""
+    forward, sample = runner._forward, runner._sampler.sample
+
+    def build(*arguments: Any) -> ForwardBatch:
+        batch = build_forward_batch(*arguments)
+        assert not bad_in(batch), "as it happens"
+        return batch
+
+    def forward_batch(batch: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor | None:
+        assert not bad_in(batch), "as it happens"
+        return forward(batch, hidden)
+
+    def sample_rows(logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
+        logits += 1  # a processor may have changed logits before another one failed
+        assert not any(BAD_TOKEN in runner._input_batch[row.slot].tokens for row in rows), "as it happens"
+        logits -= 1
+        return sample(logits, rows)
+
+    match stage:
+        case "build":
+            monkeypatch.setattr(model_runner, "build_forward_batch", build)
+        case "forward":
+            monkeypatch.setattr(runner, "_forward", forward_batch)
+        case "sample":
+            monkeypatch.setattr(runner._sampler, "sample", sample_rows)
+
+
+@pytest.mark.parametrize("stage", ["build", "forward", "sample"])
+def test_an_error_in_a_step_fails_only_the_sequence_at_fault(
+    directory: Path, good_output: list[int], monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    runner = make_runner(directory)
+    driver = Driver(runner)
+    healthy = [driver.add(slot, GOOD) for slot in (0, 1, 2)]
+    driver.step()
+    fail_on_bad_sequences(runner, stage, monkeypatch)
+    driver.add(3, [9, BAD_TOKEN, 8])
+    healthy.append(driver.add(4, GOOD))
+    driver.run(6, may_fail={3})
+    assert "as it happens" in driver.failures[3].message
+    assert [sequence.output[:6] for sequence in healthy] == [good_output] * 4
+
+
+def test_the_time_of_a_step_that_was_tried_again_is_unknown(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner(directory)
+    fail_on_bad_sequences(runner, "forward", monkeypatch)
+    driver = Driver(runner)
+    driver.add(0, GOOD)
+    assert driver.step().forward_s > 0
+    driver.add(1, [BAD_TOKEN])
+    assert driver.step().forward_s == 0
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+def test_a_step_that_does_not_fit_the_memory_is_computed_in_parts(
+    directory: Path, good_output: list[int], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    runner = make_runner(directory)
+    forward = runner._forward
+
+    def limited(batch: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor | None:
+        if len(hidden) > 7:
+            raise error("as it happens")
+        return forward(batch, hidden)
+
+    monkeypatch.setattr(runner, "_forward", limited)
+    driver = Driver(runner)
+    sequences = [driver.add(slot, GOOD) for slot in range(3)]
+    assert driver.step().out_of_memory
+    assert not driver.step().out_of_memory
+    driver.run(6)
+    assert [sequence.output for sequence in sequences] == [good_output] * 3
+
+
+def test_a_sequence_that_does_not_fit_the_memory_token_by_token_fails(
     directory: Path, good_output: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = make_runner(directory)
-
-    def explode(*_: object) -> None:
-        raise RuntimeError("out of memory")
-
     with monkeypatch.context() as patched:
-        patched.setattr(ModelRunner, "_forward", explode)
+
+        def full(*_: object) -> None:
+            raise torch.OutOfMemoryError("no memory")
+
+        patched.setattr(runner, "_forward", full)
         driver = Driver(runner)
         driver.add(0, GOOD)
         driver.step()
-    assert "out of memory" in driver.failures[0].message
+    assert "no memory" in driver.failures[0].message
     healthy = driver.add(0, GOOD)
     driver.run(6)
+    assert healthy.output == good_output
+
+
+@pytest.mark.parametrize("bad_target", [9, 10])
+def test_a_copy_that_raises_fails_only_the_sequence_that_needs_it(
+    directory: Path, good_output: list[int], monkeypatch: pytest.MonkeyPatch, bad_target: int
+) -> None:
+    runner = make_runner(directory)
+    copy_tokens = runner._attention.copy_tokens
+
+    def broken(kv: torch.Tensor, copies: list[BlockCopy]) -> None:
+        assert bad_target not in [copy.target for copy in copies], "as it happens"
+        copy_tokens(kv, copies)
+
+    monkeypatch.setattr(runner._attention, "copy_tokens", broken)
+    runner.step(StepPlan(step_id=1, new=(new(0, GOOD),), steps=(step(0, 0, 30, (0, 1)),)))
+    copies = tuple(BlockCopy(source=1, target=target, num_tokens=14) for target in (9, 10))
+    result = runner.step(
+        StepPlan(
+            step_id=2,
+            new=(new(1, GOOD), new(2, GOOD)),
+            copies=copies,
+            steps=(step(0, 30, 1, ()), step(1, 29, 1, (0, 9)), step(2, 29, 1, (0, 10))),
+        )
+    )
+    good, bad = (2, 1) if bad_target == 9 else (1, 2)
+    assert dict(result.tokens) == {0: (good_output[1],), good: (good_output[0],)}
+    assert [failure.slot for failure in result.failures] == [bad]
+
+
+def test_copies_that_raise_and_overwrite_each_others_sources_all_fail(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried one by one, the second would read what the first has written."""
+    runner = make_runner(directory)
+
+    def broken(kv: torch.Tensor, copies: list[BlockCopy]) -> None:
+        raise MemoryError("as it happens") if copies else AssertionError
+
+    monkeypatch.setattr(runner._attention, "copy_tokens", broken)
+    copies = (BlockCopy(source=1, target=9, num_tokens=3), BlockCopy(source=9, target=10, num_tokens=3))
+    steps = (step(1, 3, 1, (9,)), step(2, 3, 1, (10,)))
+    result = runner.step(StepPlan(step_id=1, new=(new(1, [4] * 4), new(2, [4] * 4)), copies=copies, steps=steps))
+    assert [failure.slot for failure in result.failures] == [1, 2]
+
+
+def test_a_logits_processor_that_fails_after_a_token_ends_only_its_sequence(
+    directory: Path, good_output: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(make_runner(directory))
+    healthy = driver.add(0, GOOD)
+    driver.add(1, GOOD[:9], sampling=SamplingParams(max_tokens=9, presence_penalty=1.0))
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such state")
+
+    monkeypatch.setattr(Penalties, "update", broken)
+    driver.run(6, may_fail={1})
+    assert "logits processor" in driver.failures[1].message
     assert healthy.output == good_output
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
@@ -502,6 +503,19 @@ def test_a_missing_token_ends_its_sequence_with_an_error() -> None:
     engine.scheduler.apply(plan, StepResult(step_id=plan.step_id, tokens=()))
     engine.take_replies()
     assert engine.finish("a") == "error"
+
+
+def test_chunks_become_smaller_when_the_ranks_run_out_of_memory() -> None:
+    engine = Engine(max_num_batched_tokens=64)
+    engine.scheduler.receive(request("a", list(range(100, 300)), max_tokens=2))
+    plan = engine.scheduler.schedule()
+    assert plan is not None
+    engine.scheduler.apply(plan, msgspec.structs.replace(engine.rank.step(plan), out_of_memory=True))
+    second = engine.run_step()
+    assert second is not None
+    assert [sum(step.num_tokens for step in each.steps) for each in (plan, second)] == [64, 32]
+    engine.run()
+    assert engine.output("a") == generate(engine, list(range(100, 300)), max_tokens=2)
 
 
 def test_small_requests_bypass_a_large_one_a_bounded_number_of_times() -> None:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from mmserve.router.scheduler.sequence import Sequence
-from mmserve.router.scheduler.step_budget import MIN_CHUNK_TOKENS, StepBudget, StepTimeModel
+from mmserve.router.scheduler.step_budget import (
+    MIN_CHUNK_TOKENS,
+    STEPS_TO_RECOVER,
+    ChunkLimit,
+    StepBudget,
+    StepTimeModel,
+)
 from tests.unit.router.builders import request, span
 
 
@@ -69,3 +75,25 @@ def test_prompts_with_images_get_two_thirds_of_a_step_beside_text() -> None:
     assert [alone.room(media), beside_text.room(media), beside_text.room(text)] == [62, 42, 62]
     assert [beside_text.take(media), beside_text.room(media), beside_text.take(text)] == [42, 0, 20]
     assert [beside_text.num_tokens, alone.take(text), alone.room(media)] == [0, 62, 0]
+
+
+def test_chunks_are_halved_when_memory_runs_out_and_grow_again_later() -> None:
+    limit = ChunkLimit(1000)
+    limit.observe(600, out_of_memory=True)
+    assert limit.num_tokens == 300
+    limit.observe(0, out_of_memory=True)
+    assert limit.num_tokens == MIN_CHUNK_TOKENS
+    for expected in (32, 64, 128, 256, 512, 1000, 1000):
+        for _ in range(STEPS_TO_RECOVER):
+            limit.observe(10, out_of_memory=False)
+        assert limit.num_tokens == expected
+
+
+def test_a_step_without_memory_starts_the_wait_for_larger_chunks_again() -> None:
+    limit = ChunkLimit(64)
+    limit.observe(64, out_of_memory=True)
+    for _ in range(STEPS_TO_RECOVER - 1):
+        limit.observe(32, out_of_memory=False)
+    limit.observe(64, out_of_memory=True)
+    limit.observe(32, out_of_memory=False)
+    assert limit.num_tokens == 16

@@ -1,0 +1,70 @@
+"""Plans that were launched and whose results have not been collected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from mmserve.messages.step import SlotFailure, StepResult
+from mmserve.model_backend.worker.input_batch import Slot
+from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
+from mmserve.model_backend.worker.sampling.sampler import FAILURES
+
+
+@dataclass
+class SampledRows:
+    """What one forward pass has sampled."""
+
+    slots: Sequence[int]
+    """In the order of ``tokens``."""
+    sequences: Sequence[Slot]
+    """The sequences in ``slots``."""
+    tokens: torch.Tensor
+    """int64 [S] on the device: token ids or keys of FAILURES."""
+    logprobs: ModelLogprobs | None
+    """On rank 0."""
+    known_tokens: Sequence[int] | None = None
+    """``tokens`` on the host, once they have been read."""
+
+
+@dataclass
+class InFlight:
+    """A launched plan."""
+
+    step_id: int
+    started_s: float
+    failures: list[SlotFailure] = field(default_factory=list)
+    sampled: list[SampledRows] = field(default_factory=list)
+    """One for each forward pass that samples; more than one if the plan had to be computed in parts."""
+    has_prompts: bool = False
+    """Some step computes more than one token."""
+    in_parts: bool = False
+    """The plan could not be computed at once, so its time says nothing about other plans."""
+    out_of_memory: bool = False
+
+    def add_failure(self, slot: int, message: str) -> None:
+        """The slot's sequence could not be computed."""
+        self.failures.append(SlotFailure(slot=slot, media_lost=False, message=message))
+
+    def result(self, now_s: float) -> StepResult:
+        """The result to send; the tokens of all ``sampled`` rows are known."""
+        tokens, logprobs, failures = [], [], list(self.failures)
+        for rows in self.sampled:
+            chosen = rows.known_tokens or ()
+            for slot, token_id in zip(rows.slots, chosen, strict=True):
+                if token_id in FAILURES:
+                    failures.append(SlotFailure(slot=slot, media_lost=False, message=FAILURES[token_id]))
+                else:
+                    tokens.append((slot, (token_id,)))
+            packed = rows.logprobs.pack(chosen) if rows.logprobs else ()
+            logprobs += [(rows.slots[row], (entry,)) for row, entry in packed]
+        return StepResult(
+            step_id=self.step_id,
+            tokens=tuple(tokens),
+            failures=tuple(failures),
+            logprobs=tuple(logprobs),
+            forward_s=0.0 if self.in_parts else now_s - self.started_s,
+            out_of_memory=self.out_of_memory,
+        )
