@@ -19,6 +19,7 @@ from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape
 from mmserve.model_backend.layers.ops import Ops
 from mmserve.model_backend.models.interface import DecoderModel
+from mmserve.model_backend.platforms.sampling import TokenSampling
 
 
 class ForwardExecutor(Protocol):
@@ -74,6 +75,8 @@ class Platform(Protocol):
     def executor(self, model: DecoderModel, limits: StepLimits) -> ForwardExecutor:
         """For a model whose weights have finished loading; they must not be replaced afterwards."""
         ...
+
+    def sampling(self) -> TokenSampling: ...
 
     # Memory.
 

@@ -23,6 +23,7 @@ from mmserve.model_backend.layers.ops import Activation, Ops
 from mmserve.model_backend.layers.target import LinearShard, Target
 from mmserve.model_backend.models.interface import DecoderModel
 from mmserve.model_backend.platforms.interface import ForwardExecutor
+from mmserve.model_backend.platforms.sampling import TokenSampling, TorchSampling
 from mmserve.runtime.errors import StartupError
 
 
@@ -152,6 +153,9 @@ class TorchPlatform:
 
     def executor(self, model: DecoderModel, limits: StepLimits) -> ForwardExecutor:
         return EagerExecutor(model)
+
+    def sampling(self) -> TokenSampling:
+        return TorchSampling()
 
     def allocate_kv_cache(self, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device).zero_()

@@ -88,7 +88,7 @@ class ModelRunner:
         self._executor = platform.executor(self._model, limits)
         self._positions = family_of(spec.family).positions
         self._image_writer = ImageEmbeddingWriter(arena, spec.text.hidden_size, tp, platform)
-        self._sampler = Sampler(self._vocab_size, platform.device) if tp.rank == 0 else None
+        self._sampler = Sampler(self._vocab_size, platform.device, platform.sampling()) if tp.rank == 0 else None
         self._last_token = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=platform.device)
         """By slot: the token that it sampled last. Decode rows read it, so no id has to come from the host."""
         self._uncollected: deque[InFlight] = deque()

@@ -20,7 +20,6 @@ FORBIDDEN = {
 ALLOWED = {
     "a device test": {
         "distributed.py",  # gloo or nccl
-        "worker/sampling/sampler.py",  # numpy's argmax is ten times as fast as torch's on a CPU
     }
 }
 

@@ -36,9 +36,12 @@ _SOURCES = (
     "quantize_activations.h",
     "quantized_linear.h",
     "quantized_weights.h",
+    "sampling.h",
+    "selection.h",
     "softmax.h",
     "thread_pool.h",
     "tile.h",
+    "vectors.h",
 )
 _OPTIONS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 _COMPILERS = ("c++", "g++", "clang++")
@@ -56,6 +59,8 @@ _SIGNATURES = {
     "mm_silu_gate": (_POINTER, _POINTER, _SIZE, _SIZE),
     "mm_attention": (*(_POINTER,) * 7, *(_SIZE,) * 7),
     "mm_encoder_attention": (_POINTER, _POINTER, *(_SIZE,) * 4),
+    "mm_sample": (_POINTER, *(_SIZE,) * 3, _POINTER, c_int, _POINTER),
+    "mm_finite": (_POINTER, *(_SIZE,) * 3, _POINTER),
     "mm_decoder": (_POINTER, _POINTER, _POINTER),
 }
 logger = logging.getLogger("mmserve.kernels")  # __name__ would be __main__ when this is the program

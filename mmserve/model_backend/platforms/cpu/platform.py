@@ -23,9 +23,11 @@ from mmserve.model_backend.platforms.cpu.decoder import compile_decoder
 from mmserve.model_backend.platforms.cpu.ops import KernelOps
 from mmserve.model_backend.platforms.cpu.packed_weights import PANEL
 from mmserve.model_backend.platforms.cpu.packing import Int4Linear, Int8Linear, KernelLinear, OneDnnLinear, onednn_works
+from mmserve.model_backend.platforms.cpu.sampling import KernelSampling
 from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
 from mmserve.model_backend.platforms.interface import ForwardExecutor
 from mmserve.model_backend.platforms.reference import TorchPlatform
+from mmserve.model_backend.platforms.sampling import TokenSampling
 from mmserve.runtime.memory_allocator import prefault_heap, prefer_huge_pages
 
 
@@ -71,6 +73,9 @@ class CpuPlatform(TorchPlatform):
         if self.kernels is not None and weights is not None:
             compiled = compile_decoder(self.kernels, weights)
         return compiled or super().executor(model, limits)
+
+    def sampling(self) -> TokenSampling:
+        return super().sampling() if self.kernels is None else KernelSampling(self.kernels)
 
     def allocate_kv_cache(self, shape: tuple[int, ...]) -> torch.Tensor:
         cache = torch.empty(shape, dtype=self.dtype)

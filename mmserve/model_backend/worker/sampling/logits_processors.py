@@ -23,10 +23,15 @@ Int64s = npt.NDArray[np.int64]
 class LogitsProcessor(Protocol):
     """Owns the state of the slots that it applies to; slots whose parameters do not need it cost nothing.
 
+    ``active``: some slot has state here; ``apply`` is called only then.
+
     ``add_slot`` may raise: only that sequence fails, and the slot is removed from all processors. An error in ``apply``
     fails all sequences of the step; with several ranks the engine restarts. ``remove_slot`` and ``update`` must not
     raise: that ends the rank.
     """
+
+    @property
+    def active(self) -> bool: ...
 
     def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> bool:
         """A sequence enters a free slot, with the output that it has already (after preemption or a restart).
@@ -43,11 +48,8 @@ class LogitsProcessor(Protocol):
         """The slot's sequence got these output tokens."""
         ...
 
-    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> bool:
-        """Change float32 logits [S, vocab] in place; row i belongs to ``slots[i]``.
-
-        True if tokens were banned, that is set to -inf. Only then is each row checked for a token that is left.
-        """
+    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> None:
+        """Change float32 logits [S, vocab] in place; row i belongs to ``slots[i]``. -inf bans a token."""
         ...
 
 
@@ -64,6 +66,10 @@ class Penalties:
         self._vocab_size, self._device = vocab_size, device
         self._repetition: dict[int, _RepetitionPenalty] = {}
         self._occurrence: dict[int, _OccurrencePenalties] = {}
+
+    @property
+    def active(self) -> bool:
+        return bool(self._repetition or self._occurrence)
 
     def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> bool:
         if sampling.repetition_penalty != 1.0:
@@ -87,15 +93,12 @@ class Penalties:
             for token_id in token_ids:
                 occurrence.add(token_id)
 
-    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> bool:
-        if not (self._repetition or self._occurrence):
-            return False
+    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> None:
         for row, slot in enumerate(slots):
             if repetition := self._repetition.get(slot):
                 repetition.apply(logits[row])
             if occurrence := self._occurrence.get(slot):
                 occurrence.apply(logits[row])
-        return False
 
     def _in_vocabulary(self, tokens: Int64s) -> Int64s:
         return tokens[(tokens >= 0) & (tokens < self._vocab_size)]
@@ -107,6 +110,10 @@ class LogitBias:
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size, self._device = vocab_size, device
         self._biases: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def active(self) -> bool:
+        return bool(self._biases)
 
     def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> bool:
         if bias := {token: value for token, value in sampling.logit_bias.items() if 0 <= token < self._vocab_size}:
@@ -120,14 +127,11 @@ class LogitBias:
     def update(self, slot: int, token_ids: Sequence[int]) -> None:
         """A bias does not depend on the output."""
 
-    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> bool:
-        if not self._biases:
-            return False
+    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> None:
         for row, slot in enumerate(slots):
             if bias := self._biases.get(slot):
                 ids, values = bias
                 logits[row].index_add_(0, ids, values)
-        return False
 
 
 class MinTokens:
@@ -137,6 +141,10 @@ class MinTokens:
         self._vocab_size, self._device = vocab_size, device
         self._num_left: dict[int, int] = {}
         self._banned: dict[int, torch.Tensor] = {}
+
+    @property
+    def active(self) -> bool:
+        return bool(self._banned)
 
     def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> bool:
         ids = [token for token in sampling.stop_token_ids if 0 <= token < self._vocab_size]
@@ -157,13 +165,10 @@ class MinTokens:
         else:
             self._num_left[slot] = num_left - len(token_ids)
 
-    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> bool:
-        if not self._banned:
-            return False
+    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> None:
         for row, slot in enumerate(slots):
             if (banned := self._banned.get(slot)) is not None:
                 logits[row].index_fill_(0, banned, float("-inf"))
-        return True
 
 
 class _RepetitionPenalty:

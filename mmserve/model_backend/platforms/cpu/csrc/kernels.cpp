@@ -8,6 +8,7 @@
 #include "decoder.h"
 #include "linear.h"
 #include "quantized_linear.h"
+#include "sampling.h"
 #include "softmax.h"
 
 namespace {
@@ -156,6 +157,17 @@ void mm_encoder_attention(const float* qkv, float* out, int64_t sequences, int64
     }
     attention::run({qkv, kv.get(), tables.data(), tiles.data(), out, 3 * width, blocks, heads, heads, dim, false},
                    sequences * parts);
+}
+
+// See sampling::run. Rows are `stride` numbers apart.
+void mm_sample(const float* logits, int64_t stride, int64_t rows, int64_t size, const sampling::Draw* draws,
+               int may_ban, int64_t* chosen) {
+    sampling::run(logits, stride, rows, size, draws, may_ban != 0, chosen);
+}
+
+// See sampling::find_finite.
+void mm_finite(const float* logits, int64_t stride, int64_t rows, int64_t size, bool* finite) {
+    sampling::find_finite(logits, stride, rows, size, finite);
 }
 
 }  // extern "C"

@@ -41,6 +41,17 @@ inline f32x8 keep_in_register(f32x8 value) {
     return value;
 }
 
+// Keeps the compiler from fusing the product or sum that `value` is with the operation that follows, so that both are
+// rounded, as in torch.
+inline f32x8 rounded(f32x8 value) {
+#if defined(__AVX2__)
+    asm("" : "+x"(value));
+#elif !defined(__x86_64__)
+    asm("" : "+m"(value));
+#endif
+    return value;
+}
+
 inline f32x8 maximum(f32x8 a, f32x8 b) {
     return a > b ? a : b;
 }

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from mmserve.messages.logprobs import unpack
 from mmserve.messages.sampling import SamplingParams
+from mmserve.model_backend.platforms.sampling import NOT_FINITE, TorchSampling
 from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
-from mmserve.model_backend.worker.sampling.sampler import NOT_FINITE, Sampler, SampleRow
+from mmserve.model_backend.worker.sampling.sampler import Sampler, SampleRow
 from tests.fakes.checkpoints import VOCAB, make_llama
 from tests.fakes.engine import BLOCK_TOKENS, Driver, make_runner
 from tests.fakes.logprobs import check_logprobs
@@ -30,7 +31,7 @@ def row(**params: Any) -> SampleRow:
 
 def reported(logits: torch.Tensor, rows: list[SampleRow]) -> dict[int, list[tuple[int, float]]]:
     """By row: the log-probabilities of the tokens that a sampler chooses, for prompts of the tokens 1 and 2."""
-    sampler = Sampler(logits.shape[1], logits.device)
+    sampler = Sampler(logits.shape[1], logits.device, TorchSampling())
     rows = [each._replace(slot=slot) for slot, each in enumerate(rows)]
     for each in rows:
         sampler.add_slot(each.slot, each.sampling, np.array([1, 2]), np.array([], dtype=np.int64))

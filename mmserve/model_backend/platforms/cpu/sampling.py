@@ -1,0 +1,32 @@
+"""Token sampling by the C++ kernels, on all of their threads."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from mmserve.model_backend.platforms.sampling import Draw
+
+
+class KernelSampling:
+    """See ``platforms.sampling.TokenSampling``. Chooses the tokens of ``TorchSampling``, to the bit."""
+
+    def __init__(self, kernels: ctypes.CDLL) -> None:
+        self._kernels = kernels
+
+    def finite(self, logits: torch.Tensor) -> torch.Tensor:
+        finite = torch.empty(len(logits), dtype=torch.bool)
+        self._kernels.mm_finite(logits.data_ptr(), logits.stride(0), *logits.shape, finite.data_ptr())
+        return finite
+
+    def choose(self, logits: torch.Tensor, draws: Sequence[Draw], *, may_ban: bool) -> torch.Tensor:
+        numbers = torch.tensor(
+            [(draw.scale, max(draw.top_k, 0), draw.top_p, draw.min_weight, draw.uniform) for draw in draws],
+            dtype=torch.float64,
+        )
+        chosen = torch.empty(len(logits), dtype=torch.int64)
+        addresses = (numbers.data_ptr(), may_ban, chosen.data_ptr())
+        self._kernels.mm_sample(logits.data_ptr(), logits.stride(0), *logits.shape, *addresses)
+        return chosen

@@ -1,0 +1,157 @@
+"""Chooses one token of each row of logits: the interface of platforms, and its reference in torch.
+
+The weight of a logit x in a row whose largest is m is ``2**42 * exp((x - m) / temperature)``, rounded to an integer.
+Sums of integers are exact in any order, and the weights come from elementary float32 operations that every device
+rounds alike. So equal logits, parameters and uniform numbers choose equal tokens on every platform.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+NOT_FINITE, NO_TOKEN_ALLOWED = -1, -2
+"""In place of a token id, all of which are 0 or more. The kernels' own numbers."""
+UNIT_BITS = 42
+"""The largest logit of a row weighs 2**42, so an int64 holds the sum of a vocabulary of a million."""
+_LOG2_E = math.log2(math.e)
+_LOWEST = -64.0
+"""Powers of two below have no weight."""
+_POWER_OF_TWO = (1.535336196e-04, 1.339887502e-03, 9.618436918e-03, 5.550332367e-02, 2.402264774e-01, 6.931471825e-01)
+"""Coefficients of r**6 to r**1 in 2**r for r within 0.5 of zero: relative error below 1.1e-7 in float32."""
+_EXPONENT_BIAS, _MANTISSA_BITS = 127, 23
+_NUCLEUS_HEAD = 256
+"""Heaviest tokens looked at first for top-p; the whole row is sorted only when they do not cover it."""
+_CPU_CHUNK_ELEMENTS = 1 << 18
+"""On a CPU, rows are taken in chunks of so many logits, so that intermediate results stay in its cache."""
+
+
+class Draw(NamedTuple):
+    """How a row's token is drawn."""
+
+    temperature: float
+    """0: the largest logit, the first of equal ones."""
+    top_k: int
+    """0 or less: off."""
+    top_p: float
+    min_p: float
+    uniform: float
+    """In [0, 1); the draw inverts the cumulative distribution in vocabulary order with it."""
+
+    @property
+    def scale(self) -> float:
+        """From differences of logits to exponents of two; 0 without a temperature."""
+        return _LOG2_E / self.temperature if self.temperature else 0.0
+
+    @property
+    def min_weight(self) -> float:
+        return math.ldexp(self.min_p, UNIT_BITS) if self.min_p > 0 else 0.0
+
+
+class TokenSampling(Protocol):
+    """Logits are float32 [S, vocab]. Does not wait for the device."""
+
+    def finite(self, logits: torch.Tensor) -> torch.Tensor:
+        """bool [S]: rows of which all logits are finite."""
+        ...
+
+    def choose(self, logits: torch.Tensor, draws: Sequence[Draw], *, may_ban: bool) -> torch.Tensor:
+        """int64 [S]: token ids, NOT_FINITE or NO_TOKEN_ALLOWED. Logits stay as they are.
+
+        ``may_ban``: -inf stands for a token that must not be chosen, and the other logits are known to be finite.
+        Otherwise -inf is not finite.
+        """
+        ...
+
+
+class TorchSampling:
+    """See ``TokenSampling``. The reference, for any device."""
+
+    def finite(self, logits: torch.Tensor) -> torch.Tensor:
+        return torch.isfinite(logits.sum(dim=-1))
+
+    def choose(self, logits: torch.Tensor, draws: Sequence[Draw], *, may_ban: bool) -> torch.Tensor:
+        chosen = _argmax(logits)
+        largest = logits.gather(1, chosen[:, None]).squeeze(1)
+        random = [index for index, draw in enumerate(draws) if draw.temperature]
+        size = max(1, _CPU_CHUNK_ELEMENTS // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(random))
+        for first in range(0, len(random), size):
+            chunk = random[first : first + size]
+            chosen[chunk] = _draw(logits[chunk], [draws[index] for index in chunk])
+        chosen.masked_fill_(~torch.isfinite(largest) if may_ban else ~self.finite(logits), NOT_FINITE)
+        return chosen.masked_fill_(largest == float("-inf"), NO_TOKEN_ALLOWED) if may_ban else chosen
+
+
+def _argmax(logits: torch.Tensor) -> torch.Tensor:
+    if logits.device.type == "cpu":  # numpy's argmax is vectorised: ten times as fast over a large vocabulary
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.argmax(dim=-1)
+
+
+def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """int64 [R] from float32 [R, vocab], which it overwrites: weights, top-k, top-p, min-p, inverse CDF."""
+    weights = _weights_(logits, _column([draw.scale for draw in draws], logits))
+    if any(draw.top_k > 0 for draw in draws):
+        weights.masked_fill_(weights < _kth_largest(weights, [draw.top_k for draw in draws]), 0)
+    if any(draw.top_p < 1 for draw in draws):
+        weights.masked_fill_(weights < _nucleus_floor(weights, [draw.top_p for draw in draws]), 0)
+    if any(draw.min_p > 0 for draw in draws):
+        weights.masked_fill_(weights < _column([draw.min_weight for draw in draws], weights), 0)
+    cdf = weights.long().cumsum(dim=-1)
+    target = _share(cdf[:, -1:], [draw.uniform for draw in draws])
+    return torch.searchsorted(cdf, target, right=True).squeeze(1).clamp_(max=cdf.shape[1] - 1)
+
+
+def _weights_(logits: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """In place: the weights, integers in float32. Every step is one rounded operation, as in the C++ kernels."""
+    exponents = logits.sub_(logits.amax(dim=-1, keepdim=True)).mul_(scale).clamp_(min=_LOWEST)
+    whole = exponents.round()
+    part = exponents.sub_(whole)
+    powers = part * _POWER_OF_TWO[0]
+    for coefficient in _POWER_OF_TWO[1:]:
+        powers.add_(coefficient).mul_(part)
+    powers.add_(1.0)
+    bits = whole.int().add_(_EXPONENT_BIAS + UNIT_BITS).bitwise_left_shift_(_MANTISSA_BITS)
+    return powers.mul_(bits.view(torch.float32)).round_()
+
+
+def _kth_largest(weights: torch.Tensor, top_k: list[int]) -> torch.Tensor:
+    """[R, 1]: each row's k-th largest value; 0 where k is off."""
+    vocab_size = weights.shape[1]
+    ks = [min(max(k, 0), vocab_size) for k in top_k]
+    largest = weights.topk(max(ks), dim=-1).values
+    floor = largest.gather(1, torch.tensor([[max(k, 1) - 1] for k in ks], device=weights.device))
+    return floor.masked_fill_(torch.tensor([[k == 0] for k in ks], device=weights.device), 0)
+
+
+def _nucleus_floor(weights: torch.Tensor, top_p: list[float]) -> torch.Tensor:
+    """[R, 1]: weight of the token that completes each row's nucleus (Holtzman et al. 2020); 0 where p is 1."""
+    needed = _share(weights.sum(dim=-1, keepdim=True, dtype=torch.int64), top_p)
+    head = weights.topk(min(_NUCLEUS_HEAD, weights.shape[1]), dim=-1).values
+    floor, covered = _crossing(head, needed)
+    open_rows = [row for row, done in enumerate(covered.tolist()) if not done and top_p[row] < 1]
+    if open_rows:
+        whole = weights[open_rows].sort(dim=-1, descending=True).values
+        floor[open_rows], _ = _crossing(whole, needed[open_rows])
+    return floor.masked_fill_(torch.tensor([[p >= 1] for p in top_p], device=weights.device), 0)
+
+
+def _crossing(descending: torch.Tensor, needed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[R, 1] value at which each row's running sum reaches ``needed``, and whether it does; else its last value."""
+    reached = descending.long().cumsum(dim=-1) >= needed
+    last = torch.full_like(reached[:, :1], descending.shape[1] - 1, dtype=torch.int64)
+    index = torch.where(reached.any(dim=-1, keepdim=True), reached.int().argmax(dim=-1, keepdim=True), last)
+    return descending.gather(1, index), reached.any(dim=-1)
+
+
+def _share(totals: torch.Tensor, shares: list[float]) -> torch.Tensor:
+    """int64 [R, 1]: the part of each total, rounded down. The product is in double precision on every platform."""
+    return (totals.double() * torch.tensor(shares, dtype=torch.float64, device=totals.device)[:, None]).long()
+
+
+def _column(values: list[float], matching: torch.Tensor) -> torch.Tensor:
+    """[R, 1] with the dtype and device of ``matching``."""
+    return torch.tensor(values, dtype=matching.dtype, device=matching.device)[:, None]

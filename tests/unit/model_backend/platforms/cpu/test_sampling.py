@@ -1,0 +1,87 @@
+"""The kernels choose the tokens of the reference: any parameters, shapes, ties, banned tokens and wrong numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
+from mmserve.model_backend.platforms.cpu.sampling import KernelSampling
+from mmserve.model_backend.platforms.sampling import NO_TOKEN_ALLOWED, NOT_FINITE, Draw, TorchSampling
+from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler, random
+
+pytestmark = needs_compiler
+
+GREEDY = Draw(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, uniform=0.0)
+a_draw = st.builds(
+    Draw,
+    temperature=st.sampled_from([0.0, 1e-5, 0.3, 0.7, 1.0, 2.0]),
+    top_k=st.sampled_from([-1, 0, 1, 5, 70, 1500, 10_000]),
+    top_p=st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.999, 1.0]),
+    min_p=st.sampled_from([0.0, 1e-9, 1e-4, 0.05, 1.0]),
+    uniform=st.integers(0, 2**48 - 1).map(lambda bits: bits * 2.0**-48),
+)
+
+
+def assert_equal_tokens(logits: torch.Tensor, draws: list[Draw], *, may_ban: bool = False) -> None:
+    before = logits.clone()
+    found = KernelSampling(kernels()).choose(logits, draws, may_ban=may_ban)
+    assert torch.equal(found, TorchSampling().choose(before, draws, may_ban=may_ban))
+    assert torch.equal(logits, before)
+
+
+@given(
+    draws=st.lists(a_draw, min_size=1, max_size=5),
+    vocab=st.sampled_from([1, 7, 600, 1024, 3001]),
+    spread=st.sampled_from([0.0, 0.01, 1.0, 5.0, 40.0]),
+    step=st.sampled_from([0.0, 0.25]),
+    noise=st.integers(0, 2**31),
+)
+@settings(max_examples=80)
+def test_kernels_choose_the_tokens_of_the_reference(
+    draws: list[Draw], vocab: int, spread: float, step: float, noise: int
+) -> None:
+    logits = spread * random(len(draws), vocab, seed=noise)
+    if step:  # coarse values, as bfloat16 gives them: many ties
+        logits = (logits / step).round() * step
+    assert_equal_tokens(logits, draws)
+
+
+def test_peaked_rows_of_a_large_vocabulary() -> None:
+    logits = -1.5 * torch.arange(1, 50_001).float().log()[torch.randperm(50_000)].repeat(6, 1) + random(6, 50_000)
+    free = Draw(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, uniform=0.999)
+    cuts = [free, free._replace(top_p=0.9), free._replace(top_k=50), free._replace(min_p=0.01)]
+    assert_equal_tokens(logits, [*cuts, free._replace(top_p=0.9999), free._replace(top_k=20_000, top_p=0.5)])
+
+
+def test_rows_may_be_part_of_wider_ones() -> None:
+    draw = Draw(temperature=1.0, top_k=0, top_p=0.9, min_p=0.0, uniform=0.7)
+    assert_equal_tokens(random(9, 130)[:, :101], [draw, GREEDY, draw] * 3)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_wrong_number_fails_only_its_row(bad: float) -> None:
+    logits = random(3, 50)
+    logits[1, 49] = bad
+    sampling, draws = KernelSampling(kernels()), [GREEDY, GREEDY._replace(temperature=1.0), GREEDY]
+    assert sampling.finite(logits).tolist() == [True, False, True]
+    chosen = sampling.choose(logits, draws, may_ban=False).tolist()
+    assert chosen == [int(logits[0].argmax()), NOT_FINITE, int(logits[2].argmax())]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_banned_tokens_are_never_chosen(temperature: float) -> None:
+    logits = random(3, 50)
+    logits[0, 1:] = logits[1] = -math.inf
+    draws = [GREEDY._replace(temperature=temperature, top_k=3, uniform=0.9)] * 3
+    assert_equal_tokens(logits, draws, may_ban=True)
+    assert KernelSampling(kernels()).choose(logits, draws, may_ban=True).tolist()[:2] == [0, NO_TOKEN_ALLOWED]
+
+
+def test_the_platform_samples_with_its_kernels() -> None:
+    assert isinstance(CpuPlatform(torch.float32).sampling(), KernelSampling)
+    assert isinstance(CpuPlatform(torch.bfloat16).sampling(), TorchSampling)
