@@ -36,6 +36,7 @@ class ArenaProducer:
 
     def prepare(self, payload: bytes) -> None:
         self._handle = Handle(self._handle.generation + 1, 0, len(payload))
+        self._arena.open(self._handle)
         self._arena.write(self._handle, payload)
 
     def send(self, socket: zmq.Socket[bytes], payload: bytes) -> None:

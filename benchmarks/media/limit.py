@@ -34,7 +34,7 @@ def limit_of(images: Sequence[bytes]) -> Iterator[Limit]:
     """A Limit for these images or the first few of them."""
     nbytes = sum(map(len, images))
     arena = Arena.create(extent_nbytes(nbytes))
-    with arena.writable(Handle(1, 0, nbytes)) as region:
+    with arena.view(Handle(1, 0, nbytes)) as region:
         limit = Limit(region)
         limit.measure_ms(images)
         yield limit

@@ -7,6 +7,7 @@ import itertools
 from mmserve.cache_server.entries import Lease
 from mmserve.cache_server.table import MediaTable
 from mmserve.messages.cache import AllocItem
+from tests.fakes.marks import NoMarks
 
 _VISUAL = "visual"
 
@@ -16,9 +17,7 @@ class TableDriver:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.media = MediaTable(
-            nbytes, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None
-        )
+        self.media = MediaTable(nbytes, first_generation=1, first_item_id=1, first_token=1 << 32, arena=NoMarks())
         self._numbers = itertools.count()
 
     def start(self, item: AllocItem) -> tuple[Lease, str]:

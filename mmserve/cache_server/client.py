@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from mmserve.cache_server.rpc.connection_pool import ConnectionPool
+from mmserve.cache_server.rpc.connection_pool import BEAT_INTERVAL_S, ConnectionPool
 from mmserve.cache_server.rpc.v1.client import ItemwiseCalls, RpycConnection
 from mmserve.cache_server.rpc.v2.client import BatchedCalls, FramedConnection
 from mmserve.ipc.endpoints import Endpoints
@@ -44,20 +44,26 @@ class Calls(Protocol):
 
 
 def connect(
-    endpoints: Endpoints, owner: str, *, batched: bool, reconnect_timeout_s: float = RECONNECT_TIMEOUT_S
+    endpoints: Endpoints,
+    owner: str,
+    *,
+    batched: bool,
+    reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
+    beat_interval_s: float = BEAT_INTERVAL_S,
 ) -> MediaCacheClient:
     """A client for the process ``owner`` (Process.name). Connects at the first call and after a server restart."""
+    timing = reconnect_timeout_s, beat_interval_s
     if batched:
-        pool = ConnectionPool(partial(FramedConnection, endpoints.cache_calls), owner, reconnect_timeout_s)
+        pool = ConnectionPool(partial(FramedConnection, endpoints.cache_calls), owner, *timing)
         return MediaCacheClient(pool, BatchedCalls(pool))
-    pool = ConnectionPool(partial(RpycConnection, endpoints.cache_rpc), owner, reconnect_timeout_s)
+    pool = ConnectionPool(partial(RpycConnection, endpoints.cache_rpc), owner, *timing)
     return MediaCacheClient(pool, ItemwiseCalls(pool))
 
 
 class MediaCacheClient:
     """Thread-safe. Every method may raise Unavailable: the server is gone or being restarted; try again later.
 
-    All leases of the process end with its last connection, at the latest when it dies.
+    All leases of the process end with its last connection, at the latest when it dies, or when it is stopped for long.
     """
 
     def __init__(self, pool: ConnectionPool, calls: Calls) -> None:

@@ -39,6 +39,10 @@ class Lease(NamedTuple):
     request_id: str
 
 
+ENCODER = ""
+"""Request id of the leases that keep entries in place while their owner, a visual server, encodes them."""
+
+
 class CacheEntry(msgspec.Struct, eq=False, gc=False):
     """Mutable; owned by MediaTable. Not tracked by the garbage collector: one call may create hundreds."""
 
@@ -73,6 +77,12 @@ class CacheEntry(msgspec.Struct, eq=False, gc=False):
     def record_for(self, lease: Lease) -> MediaRecord:
         """The reply to an allocation by ``lease``."""
         return MediaRecord(self.item_id, self.token_start, self.state_for(lease), self.data, self.embed)
+
+    def writable_by(self, lease: Lease) -> Handle | None:
+        """The extent that the owner of the lease may be writing."""
+        if self.stage == "writing" and self.writer == lease:
+            return self.data
+        return self.embed if self.stage == "data" and lease.request_id == ENCODER else None
 
     @property
     def cost(self) -> int:

@@ -6,26 +6,37 @@ import contextlib
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from mmserve.cache_server.allocator.arena_map import ArenaMap
 from mmserve.cache_server.allocator.eviction import plan
 from mmserve.cache_server.allocator.eviction_queue import EvictionQueue
+from mmserve.cache_server.allocator.extents import Extent
 from mmserve.cache_server.entries import CacheEntry, Usage, extent_of, usage_of
 from mmserve.cache_server.token_ids import TokenRanges
-from mmserve.ipc.arena import ALIGNMENT, extent_nbytes
+from mmserve.ipc.arena import ALIGNMENT, extent_nbytes, payload_nbytes
 from mmserve.messages.cache import AllocItem, Refusal
 from mmserve.messages.media import Handle
 
 Sizes = tuple[Sequence[int], Sequence[int]]
 """Arena bytes of embeddings and of compressed bytes, by content."""
+_NO_CONTENT = AllocItem(b"", 0, 0, 0)
+
+
+class ExtentMarks(Protocol):
+    """The marks in the arena that say who may use an extent. ``ipc.arena.Arena`` writes them."""
+
+    def open(self, handle: Handle) -> None: ...
+    def erase(self, handle: Handle) -> None: ...
+    def is_being_written(self, handle: Handle) -> bool: ...
 
 
 class EntryStore:
     """An entry is pinned while it has leases; the others may be evicted.
 
-    ``erase`` is called with each handle whose payload in the arena becomes invalid. ``queue`` (empty) decides the order
-    of eviction by its policy.
+    Opens each new extent in ``arena`` and erases each that it frees. ``queue`` (empty) decides the order of eviction by
+    its policy.
     """
 
     def __init__(
@@ -35,7 +46,7 @@ class EntryStore:
         first_generation: int,
         first_item_id: int,
         first_token: int,
-        erase: Callable[[Handle], None],
+        arena: ExtentMarks,
         queue: EvictionQueue[CacheEntry] | None = None,
     ) -> None:
         self.by_id: dict[int, CacheEntry] = {}
@@ -49,7 +60,7 @@ class EntryStore:
         self._generations = itertools.count(first_generation)
         self._item_ids = itertools.count(first_item_id)
         self._ranges = TokenRanges(first_token)
-        self._erase = erase
+        self._arena = arena
 
     def known(self, item_ids: Iterable[int]) -> list[CacheEntry]:
         return [self.by_id[item_id] for item_id in item_ids if item_id in self.by_id]
@@ -116,9 +127,30 @@ class EntryStore:
     def free(self, handles: Sequence[Handle]) -> None:
         """Erase the payloads of pinned or removed entries and free their extents."""
         for handle in handles:
-            self._erase(handle)
+            self._arena.erase(handle)
         if handles:
             self.space.free_pinned([extent_of(handle) for handle in handles])
+
+    def end_writing(self, handle: Handle) -> bool:
+        """End the right to write the extent. Returns True if a writer is at work, which may go on: the extent must stay
+        in place until it has ended (``is_being_written``)."""
+        self._arena.erase(handle)
+        return self._arena.is_being_written(handle)
+
+    def is_being_written(self, entry: CacheEntry) -> bool:
+        return any(map(self._arena.is_being_written, entry.handles))
+
+    def take(self, extents: Iterable[Extent]) -> list[CacheEntry]:
+        """Entries, failed ones, that only keep free extents from being used. They are removed like others."""
+        taken: list[CacheEntry] = []
+        for offset, size in extents:
+            handle = Handle(next(self._generations), offset, payload_nbytes(size))
+            entry = CacheEntry(next(self._item_ids), _NO_CONTENT, 0, handle, None, size, stage="failed")
+            self.space.take(offset, size)
+            self.space.used.add([offset], [size], [entry])
+            self.by_id[entry.item_id] = entry
+            taken.append(entry)
+        return taken
 
     def _evicted(self, entries: Sequence[CacheEntry]) -> None:
         """Remove evicted entries, whose extents are free already."""
@@ -129,7 +161,7 @@ class EntryStore:
             self.idle.evicted(entry)
             self.space.used.remove(entry.extents)
             for handle in self.remove(entry):
-                self._erase(handle)
+                self._arena.erase(handle)
 
     def _add(self, specs: Sequence[AllocItem], sizes: Sizes, offsets: Sequence[int]) -> None:
         """Create entries. ``offsets``: those of all embeddings, then those of all compressed bytes."""
@@ -139,9 +171,17 @@ class EntryStore:
         nbytes = map(operator.add, *sizes)
         item_ids = itertools.islice(self._item_ids, len(specs))
         entries = list(map(CacheEntry, item_ids, specs, self._ranges.starts_of(specs), embeds, data, nbytes, sizes[1]))
+        for entry in entries:
+            for handle in entry.handles:
+                self._arena.open(handle)
         self.space.used.add(offsets, itertools.chain(*sizes), itertools.chain(entries, entries))
         self.by_spec.update(zip(specs, entries, strict=True))
         self.by_id.update({entry.item_id: entry for entry in entries})
+
+
+def arena_nbytes(specs: Sequence[AllocItem]) -> int:
+    """Bytes of all extents of these."""
+    return sum(map(sum, sizes_of(specs)))
 
 
 def sizes_of(specs: Sequence[AllocItem]) -> Sizes:

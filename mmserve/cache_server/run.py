@@ -29,15 +29,17 @@ logger = logging.getLogger(__name__)
 def new_table(arena: Arena, budgets: LeaseBudgets | None = None) -> MediaTable:
     """An empty table over the arena. Generations, item ids and token ids start at random, unlike any earlier start."""
     first_generation = secrets.randbits(61) | 1 << 61
-    arena.begin_epoch(first_generation)
-    return MediaTable(
+    held = arena.begin_epoch(first_generation)
+    table = MediaTable(
         arena.nbytes,
         first_generation=first_generation,
         first_item_id=secrets.randbits(61),
         first_token=FIRST_VIRTUAL_TOKEN * (1 + secrets.randbits(29)),
-        erase=arena.erase,
+        arena=arena,
         budgets=budgets,
     )
+    table.hold(held)
+    return table
 
 
 def mapped_memory(nbytes: int) -> list[object]:
@@ -61,6 +63,7 @@ def run(process: Process) -> None:
         with serving(table, process.endpoints) as wait:
             process.ready({"arena_nbytes": process.arena.nbytes})
             while True:
+                table.end_silent()
                 snapshot = table.snapshot()
                 warning.check(snapshot)
                 _report(metrics, snapshot, process.arena.nbytes, reported)

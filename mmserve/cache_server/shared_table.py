@@ -1,7 +1,8 @@
 """Makes MediaTable and DecodePermits thread-safe, lets calls wait, and ends what a process held when it is gone.
 
 One lock guards both. A call that has to wait returns at once with a pending reply (see ``pending``). A process is an
-owner of leases and permits; it is gone when its last connection ends.
+owner of leases and permits; it is gone when its last connection ends. What an owner holds also ends when it sends no
+heartbeat for long (``owners``): it is stopped, and others need the space.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import logging
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 
+from mmserve.cache_server.alloc_queue import AllocQueue, QueuedAlloc
 from mmserve.cache_server.decode_permits import DecodePermits, QueuedRequest
 from mmserve.cache_server.entries import Lease
+from mmserve.cache_server.entry_store import arena_nbytes
+from mmserve.cache_server.owners import Owners
 from mmserve.cache_server.pending import Answered, PendingCalls, Reply
 from mmserve.cache_server.table import MediaTable
 from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, PermitRequest, PermitsReply
@@ -26,18 +30,6 @@ _MAX_TRIES_KEEPING_CACHED = 8
 """Tries of a waiting allocation before its own cached images may be evicted to make room for its others."""
 _FULL = AllocReply(refused="full")
 logger = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class _QueuedAlloc:
-    """An allocation waiting for space."""
-
-    lease: Lease
-    items: Sequence[AllocItem]
-    is_released: bool = False
-    num_freed_at_try: int = -1
-    """MediaTable.num_freed at the last try; -1 before the first. While it is the same, a try would fail again."""
-    num_tries: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,65 +53,88 @@ class SharedMediaTable:
     """Thread-safe. An owner is alive while it has a connection; its leases and permits end with its last one."""
 
     def __init__(
-        self, table: MediaTable, permits: DecodePermits | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        table: MediaTable,
+        permits: DecodePermits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        owners: Owners | None = None,
     ) -> None:
         self._table = table
         self._permits = permits or DecodePermits(0, sys.maxsize)
         self._lock = threading.Lock()
         self._pending = PendingCalls(self._lock, clock)
-        self._queue: deque[_QueuedAlloc] = deque()
-        """Allocations waiting for space, in order of arrival."""
-        self._connections: Counter[str] = Counter()
-        self._unregistered: set[str] = set()
+        self._queue = AllocQueue()
+        self._owners = owners or Owners()
 
     # Owners
 
     def connect(self, owner: str) -> None:
         """Count a new connection of ``owner``."""
         with self._lock:
-            self._connections[owner] += 1
+            self._owners.connect(owner)
 
     def disconnect(self, owner: str) -> None:
         """Count an ended connection of ``owner``; the last one ends the owner's leases and permits."""
         with self._lock:
-            self._connections[owner] -= 1
-            if self._connections[owner] <= 0:
-                del self._connections[owner]
-                self._permits.drop_owner(owner)
-                self._drop_leases(owner)
-                self._pending.end_owner(owner)
+            if self._owners.disconnect(owner):
+                unregistered, count = self._owners.pop_unregistered(owner), self._drop(owner, may_live=False)
+                self._table.counters["mm_lease_leaks" if unregistered else "mm_leases_reclaimed",] += count
+                # Also logged, because the metrics server may have ended before.
+                if unregistered and count:
+                    logger.error("%s forgot %d leases", owner, count)
                 self._pending.retry()
 
-    def _drop_leases(self, owner: str) -> None:
-        """End the owner's leases and count them. Leaks are also logged, because the metrics server may have ended
-        before."""
-        count, unregistered = self._table.drop_owner(owner), owner in self._unregistered
-        self._unregistered.discard(owner)
-        self._table.counters["mm_lease_leaks" if unregistered else "mm_leases_reclaimed",] += count
-        if unregistered and count:
-            logger.error("%s forgot %d leases", owner, count)
+    def beat(self, owner: str) -> None:
+        """The owner's heartbeat renews its leases."""
+        with self._lock:
+            self._owners.beat(owner)
+
+    def end_silent(self) -> None:
+        """End what owners hold that were silent for too long, and free what stopped writers have left since.
+
+        Call it about twice a second.
+        """
+        with self._lock:
+            silent = self._owners.take_silent(self._pending.clock())
+            for owner in silent:
+                count = self._drop(owner, may_live=True)
+                self._table.counters["mm_leases_reclaimed",] += count
+                if count:
+                    logger.warning("no heartbeat from %s for long: its %d leases have ended", owner, count)
+            if self._table.free_written() or silent:
+                self._pending.retry()
+
+    def _drop(self, owner: str, *, may_live: bool) -> int:
+        """End the owner's permits, leases and waiting calls; returns how many items it had leased."""
+        self._permits.drop_owner(owner)
+        count = self._table.drop_owner(owner, may_live=may_live)
+        self._pending.end_owner(owner)
+        return count
 
     def unregister(self, owner: str) -> None:
         """Announce the owner's clean end. Leases that it still has when its connections end are leaks."""
         with self._lock:
-            self._unregistered.add(owner)
+            self._owners.unregister(owner)
 
     # Calls of HTTP workers
 
     def alloc(self, lease: Lease, items: Sequence[AllocItem], wait_s: float) -> Reply[AllocReply]:
-        """Lease all items or none; waits up to wait_s for space, behind allocations that came before."""
+        """Lease all items or none; waits up to wait_s for space, behind allocations that came before (AllocQueue)."""
         with self._lock:
-            if lease.owner not in self._connections:
+            if lease.owner not in self._owners:
                 # The owner has disconnected, and its leases have ended. Nothing would ever end a lease made now. The
                 # reply reaches no process; "full" is one that leases nothing.
                 return Answered(_FULL)
-            if not self._queue or not self._table.needs_space(items):
+            needed = self._table.missing_nbytes(items) if self._queue else 0
+            if not needed or self._queue.may_pass(needed):
                 reply = self._table.alloc(lease, items)
                 if reply.refused != "full":
+                    if needed and not reply.refused:
+                        self._queue.passed(needed)
                     return Answered(reply)
             if wait_s <= 0:
                 return Answered(_FULL)
-            queued = _QueuedAlloc(lease, items)
+            queued = QueuedAlloc(lease, items, arena_nbytes(items))
             self._queue.append(queued)
             return self._pending.start(
                 lease.owner,
@@ -129,11 +144,13 @@ class SharedMediaTable:
                 lambda reply: self._queue.remove(queued),
             )
 
-    def _try_alloc(self, queued: _QueuedAlloc) -> AllocReply | None:
+    def _try_alloc(self, queued: QueuedAlloc) -> AllocReply | None:
         if queued.is_released:
             return _FULL
-        if self._queue[0] is not queued or queued.num_freed_at_try == self._table.num_freed:
+        if queued.num_freed_at_try == self._table.num_freed:
             return None
+        if not self._queue.is_first(queued):
+            return self._try_to_pass(queued)
         queued.num_freed_at_try = self._table.num_freed
         queued.num_tries += 1
         reply = self._table.alloc(queued.lease, queued.items)
@@ -149,6 +166,18 @@ class SharedMediaTable:
         reply = self._table.alloc(queued.lease, queued.items)
         return None if reply.refused == "full" else reply
 
+    def _try_to_pass(self, queued: QueuedAlloc) -> AllocReply | None:
+        needed = self._table.missing_nbytes(queued.items)
+        if not self._queue.may_pass(needed, queued):
+            return None
+        queued.num_freed_at_try = self._table.num_freed
+        reply = self._table.alloc(queued.lease, queued.items)
+        if reply.refused == "full":
+            return None
+        if not reply.refused:
+            self._queue.passed(needed, queued)
+        return reply
+
     def items_of(self, lease: Lease) -> tuple[AllocItem, ...]:
         """See MediaTable.items_of."""
         with self._lock:
@@ -157,7 +186,7 @@ class SharedMediaTable:
     def release(self, lease: Lease) -> None:
         """End the lease, and its allocations waiting for space. No error if there are none."""
         with self._lock:
-            waiting = [queued for queued in self._queue if queued.lease == lease]
+            waiting = self._queue.of(lease)
             for queued in waiting:
                 queued.is_released = True
             if self._table.release(lease) or waiting:
@@ -191,7 +220,7 @@ class SharedMediaTable:
     def get_embed(self, owner: str, item_ids: Sequence[int]) -> tuple[EmbedState, ...]:
         """See MediaTable.get_embed."""
         with self._lock:
-            if owner not in self._connections:
+            if owner not in self._owners:
                 return tuple("gone" for _ in item_ids)
             return self._table.get_embed(owner, item_ids)
 
@@ -203,7 +232,7 @@ class SharedMediaTable:
         """
         leases = [Lease(owner, request.name) for request in requests]
         with self._lock:
-            if owner not in self._connections:
+            if owner not in self._owners:
                 return Answered(PermitsReply())
             for lease, request in zip(leases, requests, strict=True):
                 self._permits.enqueue(QueuedRequest(request.arrival_s, lease, request.pixel_nbytes))

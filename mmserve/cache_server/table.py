@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from mmserve.cache_server.allocator.eviction_queue import EvictionQueue
-from mmserve.cache_server.entries import CacheEntry, Lease, Usage
-from mmserve.cache_server.entry_store import EntryStore, sizes_of
+from mmserve.cache_server.allocator.extents import Extent
+from mmserve.cache_server.entries import ENCODER, CacheEntry, Lease, Usage
+from mmserve.cache_server.entry_store import EntryStore, ExtentMarks, arena_nbytes, sizes_of
 from mmserve.cache_server.quotas import LeaseBudgets
 from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState
 from mmserve.messages.media import Handle
 
-ENCODER = ""
-"""Request id of the leases that keep entries in place while their owner, a visual server, encodes them."""
+HELD_UP = Lease("", "")
+"""Keeps extents in place that a writer may still write though its own lease has ended."""
 _WORTHLESS = ("vacant", "failed")
 """Stages of entries that are removed with their last lease, as there is nothing to cache."""
 
@@ -21,7 +22,7 @@ _WORTHLESS = ("vacant", "failed")
 class MediaTable:
     """``first_generation`` and ``first_item_id`` are random per start, so that names from an earlier one never match.
 
-    ``erase`` is called with each handle whose payload in the arena becomes invalid. ``queue``: see EntryStore.
+    ``arena``, ``queue``: see EntryStore.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class MediaTable:
         first_generation: int,
         first_item_id: int,
         first_token: int,
-        erase: Callable[[Handle], None],
+        arena: ExtentMarks,
         budgets: LeaseBudgets | None = None,
         queue: EvictionQueue[CacheEntry] | None = None,
     ) -> None:
@@ -40,7 +41,7 @@ class MediaTable:
             first_generation=first_generation,
             first_item_id=first_item_id,
             first_token=first_token,
-            erase=erase,
+            arena=arena,
             queue=queue,
         )
         self.budgets = budgets or LeaseBudgets(nbytes, nbytes)
@@ -82,9 +83,9 @@ class MediaTable:
         self._store.evict(own)
         return True
 
-    def needs_space(self, items: Iterable[AllocItem]) -> bool:
-        """True if an allocation of these has to place extents."""
-        return any(item not in self._store.by_spec for item in items)
+    def missing_nbytes(self, items: Iterable[AllocItem]) -> int:
+        """Arena bytes of the extents that an allocation of these has to place."""
+        return arena_nbytes([item for item in items if item not in self._store.by_spec])
 
     def items_of(self, lease: Lease) -> tuple[AllocItem, ...]:
         return tuple(entry.spec for entry in self._leased.get(lease, {}).values())
@@ -134,9 +135,39 @@ class MediaTable:
         self._store.free([*freed, *self._unlease(lease, done)])
         return tuple(self._embed_state(item_id) for item_id in item_ids)
 
-    def drop_owner(self, owner: str) -> int:
-        """End all leases of a process that is gone; returns how many items they had."""
-        return sum(self.release(lease) for lease in [lease for lease in self._leased if lease.owner == owner])
+    # Ends without the owner's word
+
+    def drop_owner(self, owner: str, *, may_live: bool) -> int:
+        """End all leases of a process; returns how many items they had.
+
+        A process that may still live may also go on writing. So what it was writing is failed, and its extents stay in
+        place until nobody writes them. Of a dead process, another request becomes the writer.
+        """
+        leases = [lease for lease in self._leased if lease.owner == owner]
+        for lease in leases:
+            for entry in list(self._leased[lease].values()):
+                handle = entry.writable_by(lease)
+                if handle is not None and (may_live or self._store.is_being_written(entry)):
+                    self._end_writing(entry, handle)
+        return sum(map(self.release, leases))
+
+    def hold(self, extents: Sequence[Extent]) -> None:
+        """Keep free extents in place that writers from before a restart still write, until those have ended."""
+        self._lease(HELD_UP, self._store.take(extents))
+
+    def free_written(self) -> bool:
+        """Free what was held for writers that have ended. Returns True if there was any."""
+        held = self._leased.get(HELD_UP, {})
+        ended = [entry for entry in held.values() if not self._store.is_being_written(entry)]
+        for entry in ended:
+            del held[entry.item_id]
+        self._store.free(self._unlease(HELD_UP, ended))
+        return bool(ended)
+
+    def _end_writing(self, entry: CacheEntry, handle: Handle) -> None:
+        self._fail(entry)
+        if self._store.end_writing(handle):
+            self._lease(HELD_UP, [entry])
 
     # Metrics
 
@@ -208,6 +239,6 @@ class MediaTable:
 
     def _fail(self, entry: CacheEntry) -> Sequence[Handle]:
         self._store.pin([entry])
-        entry.stage = "failed"
+        entry.stage, entry.writer = "failed", None
         self._store.unlist(entry)
         return () if entry.num_leases else self._store.remove(entry)

@@ -132,6 +132,10 @@ class UnregisterRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t"
     """The owner is about to end in good order: leases that it still has when its connections end are leaks."""
 
 
+class BeatRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="beat"):
+    """The owner lives. Its leases and permits end when none comes for long."""
+
+
 CacheRequest = (
     Register
     | AllocRequest
@@ -143,9 +147,10 @@ CacheRequest = (
     | AcquirePermitsRequest
     | ReleasePermitRequest
     | UnregisterRequest
+    | BeatRequest
 )
 """The replies, in this order: None, AllocReply, None, None, tuples of ItemState, EmbedState, EmbedState, PermitsReply,
-None, None."""
+None, None, None."""
 
 
 class CallFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="failed"):

@@ -98,9 +98,8 @@ class Encoder:
     def _write(self, image: Image, rows: torch.Tensor) -> Outcome:
         """Copy rows [num_image_tokens, hidden] in the deployment's dtype from the device into the extent."""
         try:
-            extent = torch.frombuffer(self._arena.writable(image.embed), dtype=self._dtype)
-            extent.view(rows.shape).copy_(rows)
-            self._arena.seal(image.embed)
+            with self._arena.writing(image.embed) as payload:
+                torch.frombuffer(payload, dtype=self._dtype).view(rows.shape).copy_(rows)
         except StaleHandle:
             return LOST
         return ENCODED

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from mmserve.cache_server.decode_permits import DecodePermits
+from mmserve.cache_server.owners import Owners
 from mmserve.cache_server.rpc.services import serving
 from mmserve.cache_server.run import new_table
 from mmserve.cache_server.shared_table import SharedMediaTable
@@ -17,10 +18,10 @@ from mmserve.messages.cache import AllocItem
 
 @contextmanager
 def serving_cache(
-    endpoints: Endpoints, arena: Arena, permits: DecodePermits | None = None
+    endpoints: Endpoints, arena: Arena, permits: DecodePermits | None = None, owners: Owners | None = None
 ) -> Iterator[SharedMediaTable]:
     """Serves until the block ends. A second call for the same endpoints acts as a restarted server."""
-    table = SharedMediaTable(new_table(arena), permits)
+    table = SharedMediaTable(new_table(arena), permits, owners=owners)
     with serving(table, endpoints):
         yield table
 

@@ -15,6 +15,7 @@ def put_rows(arena: Arena, rows: torch.Tensor, offset: int, generation: int = 77
     """Write rows [n, hidden] into a sealed extent at ``offset``. Returns its handle and the next free offset."""
     payload = rows.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
     handle = Handle(generation, offset, len(payload))
+    arena.open(handle)
     arena.write(handle, payload)
     return handle, offset + extent_nbytes(len(payload))
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from mmserve.ipc.arena import extent_nbytes
+from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
 from mmserve.messages.media import Handle
 from mmserve.runtime.errors import Overloaded, TooLarge, Unavailable
@@ -23,8 +23,9 @@ class CacheEntry:
 class FakeMediaCache:
     """Use in place of a MediaCacheClient. ``at_call(name, request_id)`` runs inside every call, before it acts."""
 
-    def __init__(self, capacity_nbytes: int = 1 << 20) -> None:
+    def __init__(self, arena: Arena, capacity_nbytes: int = 1 << 20) -> None:
         self.capacity_nbytes = capacity_nbytes
+        self._arena = arena
         self.items: dict[bytes, CacheEntry] = {}
         self.calls: list[tuple[str, str]] = []
         self.at_call: Callable[[str, str], None] = lambda name, request_id: None
@@ -97,6 +98,7 @@ class FakeMediaCache:
             number = len(self.items) + 1
             data = Handle(number, self._used, item.data_nbytes)
             self._used += extent_nbytes(item.data_nbytes)
+            self._arena.open(data)
             embed = Handle(number, 0, item.embed_nbytes)
             record = MediaRecord(number, (1 << 33) * number, "write", data, embed)
             self.items[item.key] = CacheEntry(record, writer=request_id)

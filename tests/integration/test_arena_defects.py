@@ -100,7 +100,7 @@ def _encoded_but_never_read(cache: Cache, request: str) -> None:
 def _dead_while_encoding(cache: Cache, request: str) -> None:
     (record,) = cache.write(request, request)
     cache.table.get_embed("visual", [record.item_id])
-    cache.table.drop_owner("visual")
+    cache.table.drop_owner("visual", may_live=False)
 
 
 @pytest.mark.parametrize("got_to", [_only_allocated, _only_written, _encoded_but_never_read, _dead_while_encoding])
@@ -205,6 +205,7 @@ import sys
 from mmserve.ipc.arena import Arena
 from mmserve.messages.media import Handle
 arena = Arena.create(64 << 20)
+arena.open(Handle(1, 0, 32 << 20))
 arena.write(Handle(1, 0, 32 << 20), bytes(32 << 20))
 print("written", flush=True)
 sys.stdin.read()
@@ -238,6 +239,7 @@ import os
 assert os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize == 1 << 20
 arena = Arena.create(16 << 20)
 handle = Handle(1, 0, 15 << 20)
+arena.open(handle)
 arena.write(handle, bytes(15 << 20))
 print(len(arena.readable(handle)))
 '

@@ -16,6 +16,7 @@ from mmserve.cache_server.table import MediaTable
 from mmserve.httpserver.limits.reservations import Reservation, Reservations
 from tests.fakes.cache import alloc_item
 from tests.fakes.leaks import leaks
+from tests.fakes.marks import NoMarks
 from tests.fakes.samples import Samples
 
 FORGETFUL = """
@@ -42,7 +43,7 @@ def _reserved(nbytes: int) -> Reservation:
 
 def _leave_holding(names: list[str]) -> None:
     table = SharedMediaTable(
-        MediaTable(1 << 12, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None)
+        MediaTable(1 << 12, first_generation=1, first_item_id=1, first_token=1 << 32, arena=NoMarks())
     )
     table.connect("http")
     table.alloc(Lease("http", "r"), [alloc_item(name) for name in names], 0.0)

@@ -1,7 +1,8 @@
 """A client process's connections to the cache server: one a thread, made again after a restart of the server.
 
 The server ends a process's leases with its last connection. So one more connection, the anchor, carries no calls and
-lives as long as the client, while threads come and go.
+lives as long as the client, while threads come and go. A thread sends heartbeats on it: the server also ends the leases
+of a process that it does not hear for long.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from mmserve.runtime.errors import Unavailable
 
 CALL_TIMEOUT_S = MAX_WAIT_S + 20.0
 """A call that takes longer is lost: raised as TimeoutError by connections."""
+BEAT_INTERVAL_S = 3.0
 _RETRY_AFTER_S = 1.0
 _RECONNECT_INTERVAL_S = 0.05
 LOST = (EOFError, ConnectionError, FileNotFoundError, TimeoutError)
@@ -31,6 +33,7 @@ class Connection(Protocol):
     """A registered connection, used by one thread."""
 
     def call(self, *args: Any) -> Any: ...
+    def beat(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -38,7 +41,13 @@ class ConnectionPool:
     """Thread-safe. ``open_(owner)`` makes a connection registered as that owner: ``owner`` with a suffix, so that a
     restarted process is a new owner."""
 
-    def __init__(self, open_: Callable[[str], Connection], owner: str, reconnect_timeout_s: float) -> None:
+    def __init__(
+        self,
+        open_: Callable[[str], Connection],
+        owner: str,
+        reconnect_timeout_s: float,
+        beat_interval_s: float = BEAT_INTERVAL_S,
+    ) -> None:
         self._open = open_
         self._reconnect_timeout_s = reconnect_timeout_s
         self._owner = f"{owner}/{os.getpid()}.{secrets.token_hex(4)}"
@@ -48,6 +57,8 @@ class ConnectionPool:
         self._server = 0
         """Number of servers connected to so far. Each thread closes its own connection to an earlier one."""
         self._closed = False
+        self._beat_interval_s = beat_interval_s
+        self._stop_beats = threading.Event()
 
     def call(self, *args: Any) -> Any:
         """One round trip, repeated on a new connection if the old one was dead. Raises Unavailable after
@@ -74,6 +85,7 @@ class ConnectionPool:
     def close(self) -> None:
         """End this thread's connection and the anchor. Those of other threads end with their thread."""
         self._closed = True
+        self._stop_beats.set()
         with self._lock:
             anchor, self._anchor = self._anchor, None
         own, self._local.connection = getattr(self._local, "connection", None), None
@@ -113,7 +125,18 @@ class ConnectionPool:
                 raise ConnectionError("the client is closed")
             if self._anchor is None:
                 self._anchor = self._open(self._owner)
+                threading.Thread(target=self._send_beats, args=(self._anchor,), name="cache-beat", daemon=True).start()
             return self._server
+
+    def _send_beats(self, anchor: Connection) -> None:
+        """Until the anchor is closed or its server gone, which the next call will find out as well."""
+        while not self._stop_beats.wait(self._beat_interval_s) and self._anchor is anchor:
+            try:
+                anchor.beat()
+            except TimeoutError:  # the server is held up; the beat is in its queue
+                continue
+            except (*LOST, OSError, ValueError):  # ValueError: closed by another thread
+                return
 
     def _lose(self, connection: Connection, error: BaseException) -> None:
         """Drop a dead connection. Unless it merely timed out, its server is gone."""

@@ -14,16 +14,19 @@ getting it back."""
 
 
 def write(arena: Arena, handle: Handle, content: bytes) -> None:
-    """Write and seal. Raises Unavailable when the handle is from before a restart of the cache server."""
+    """Write and seal. Raises Unavailable when the right to write has ended: the cache server was restarted, or has not
+    heard from this process for long."""
     try:
         if len(content) < _NO_GIL_NBYTES:
             arena.write(handle, content)
             return
         # numpy copies without the GIL: several threads copy at once, and the event loop keeps running.
-        np.frombuffer(arena.writable(handle), np.uint8)[:] = np.frombuffer(content, np.uint8)
-        arena.seal(handle)
+        with arena.writing(handle) as extent:
+            np.frombuffer(extent, np.uint8)[:] = np.frombuffer(content, np.uint8)
     except StaleHandle as stale:
-        raise Unavailable("the media cache was restarted while an image was written", retry_after_s=1.0) from stale
+        raise Unavailable(
+            "the media cache has taken back the room for an image before it was written", retry_after_s=1.0
+        ) from stale
 
 
 def differs(arena: Arena, handle: Handle, content: bytes) -> bool:

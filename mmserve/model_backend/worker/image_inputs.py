@@ -103,7 +103,7 @@ class ImageEmbeddingWriter:
             raise StaleHandle("no arena, or an embedding of another shape")
         self._arena.check(span.embed)
         # torch.frombuffer warns about memory that is read-only.
-        extent = self._arena.writable(span.embed)
+        extent = self._arena.view(span.embed)
         return torch.frombuffer(extent[first * self._row_nbytes : end * self._row_nbytes], dtype=self._platform.dtype)
 
     def _is_valid(self, spans: Sequence[MediaSpan]) -> bool:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mmserve.cache_server.client import MediaCacheClient, connect
+from mmserve.cache_server.owners import Owners
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.ipc.endpoints import Endpoints
@@ -126,3 +127,52 @@ def test_a_call_waits_for_a_server_that_is_being_started_again(endpoints: Endpoi
         with serving_cache(endpoints, arena):
             assert calling.result(30)[0].state == "write"
     client.close()
+
+
+STOPPED = """
+import sys
+from mmserve.cache_server.client import connect
+from mmserve.ipc.endpoints import Endpoints
+from tests.fakes.cache import alloc_item
+client = connect(Endpoints(sys.argv[1]), "http-9", batched=sys.argv[2] == "True", beat_interval_s=0.02)
+items = [alloc_item("cat"), alloc_item("dog")]
+records = client.alloc("held", items, wait_s=0)
+print("held", flush=True)
+sys.stdin.readline()
+print(*client.get_items_data("held", [record.item_id for record in records], wait_s=0), flush=True)
+print(*(record.state for record in client.alloc("held", items, wait_s=9)), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_leases_of_a_stopped_process_end_and_it_allocates_again(
+    endpoints: Endpoints, arena: Arena, batched: bool
+) -> None:
+    with serving_cache(endpoints, arena, owners=Owners(silent_s=0.4)) as table:
+        command = [sys.executable, "-c", STOPPED, str(endpoints.run_dir), str(batched)]
+        stopped = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert stopped.stdout is not None
+        assert stopped.stdin is not None
+        assert stopped.stdout.readline() == "held\n"
+
+        def leases() -> int:
+            table.end_silent()
+            return table.snapshot().num_leases
+
+        until(lambda: leases() != 2 or table._owners._ran_s > 1.0)
+        assert leases() == 2, "a living process keeps its leases"
+        os.kill(stopped.pid, signal.SIGSTOP)
+        until(lambda: leases() == 0)
+        other = connect(endpoints, "http-0", batched=batched, beat_interval_s=0.02)
+        other.alloc("all", [alloc_item(f"{number}") for number in range(4)], wait_s=0)
+        os.kill(stopped.pid, signal.SIGCONT)
+        stopped.stdin.write("\n")
+        stopped.stdin.flush()
+        assert stopped.stdout.readline() == "gone gone\n"
+        until(lambda: table.snapshot().num_waiting == 1)
+        other.release("all")
+        assert stopped.stdout.readline() == "write write\n"
+        until(lambda: leases() != 2 or table._owners._ran_s > 2.0)
+        assert leases() == 2, "its heartbeats are heard again"
+        other.close()
+        stopped.communicate()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +13,7 @@ from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.cache_server.table import MediaTable
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem, AllocReply
-from tests.fakes.cache import until
+from tests.fakes.marks import NoMarks
 
 NBYTES = 64 * 64
 LONG_S = 60.0
@@ -33,9 +32,7 @@ class _Counted(MediaTable):
 
 
 def new_table(kind: type[MediaTable] = MediaTable) -> SharedMediaTable:
-    table = SharedMediaTable(
-        kind(NBYTES, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None)
-    )
+    table = SharedMediaTable(kind(NBYTES, first_generation=1, first_item_id=1, first_token=1 << 32, arena=NoMarks()))
     table.connect("http")
     return table
 
@@ -68,24 +65,19 @@ def test_every_allocation_succeeds_however_many_threads_ask_at_once(requests: li
 
 
 def test_a_large_request_is_not_starved_by_small_ones() -> None:
-    """Each small one is there before the one before it has ended, so that there is never room for the large one: it is
-    next all the same, and the small ones wait behind it."""
-    table, entered = new_table(), threading.Event()
-
-    def large() -> None:
-        assert live(table, 0, [NBYTES - 400], encode=False) == ""
-        entered.set()
-
-    first = Lease("http", "first")
-    assert not table.alloc(first, items_of(1, [500]), 0.0).result().refused
-    thread = threading.Thread(target=large)
-    thread.start()
-    until(lambda: table.snapshot().num_waiting == 1)
-    assert table.alloc(Lease("http", "second"), items_of(2, [500]), 0.0).result().refused == "full"
-    table.release(first)
-    assert entered.wait(LONG_S)
-    thread.join()
-    assert table.alloc(Lease("http", "third"), items_of(3, [500]), 0.0).result().refused == ""
+    """Each small one is there before the one before it has ended, so that there is never room for the large one. A
+    bounded number of bytes passes it; then the small ones wait behind it."""
+    table = new_table()
+    live = [Lease("http", "first")]
+    assert not table.alloc(live[0], items_of(1, [500]), 0.0).result().refused
+    large = table.alloc(Lease("http", "large"), items_of(0, [NBYTES - 400]), LONG_S)
+    num_passed = 0
+    for number in range(2, 100):
+        live.append(Lease("http", str(number)))
+        num_passed += not table.alloc(live[-1], items_of(number, [500]), 0.0).result().refused
+        table.release(live.pop(0))
+    assert num_passed == (NBYTES - 400) // 700
+    assert large.result().refused == ""
 
 
 def test_space_is_looked_for_again_only_when_some_was_freed() -> None:

@@ -12,6 +12,7 @@ from mmserve.cache_server.quotas import LeaseBudgets
 from mmserve.cache_server.table import MediaTable
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem
+from tests.fakes.marks import NoMarks
 
 ONE = extent_nbytes(100)
 
@@ -22,7 +23,7 @@ def _slots(data: int = 1 << 20, embeds: int = 1 << 20) -> MediaTable:
         first_generation=1,
         first_item_id=1,
         first_token=1 << 33,
-        erase=lambda handle: None,
+        arena=NoMarks(),
         budgets=LeaseBudgets(data, embeds),
     )
 

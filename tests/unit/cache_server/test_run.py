@@ -9,10 +9,11 @@ import pytest
 from mmserve.cache_server.run import SpaceWarning
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.cache_server.table import MediaTable
+from tests.fakes.marks import NoMarks
 
 
 def test_waiting_for_space_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    table = MediaTable(1 << 20, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: None)
+    table = MediaTable(1 << 20, first_generation=1, first_item_id=1, first_token=1 << 32, arena=NoMarks())
     warning, idle = SpaceWarning(1 << 20), SharedMediaTable(table).snapshot()
     for num_waiting in (0, 1, 0, 2):
         warning.check(dataclasses.replace(idle, num_waiting=num_waiting))

@@ -10,7 +10,7 @@ from mmserve.cache_server.quotas import LeaseBudgets
 from mmserve.cache_server.table import MediaTable
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem, MediaRecord
-from mmserve.messages.media import Handle
+from tests.fakes.marks import NoMarks
 
 SIZE = 120
 EXTENT = extent_nbytes(SIZE)
@@ -25,13 +25,14 @@ class _Bench:
         budgets: LeaseBudgets | None = None,
         queue: EvictionQueue[CacheEntry] | None = None,
     ) -> None:
-        self.erased: list[Handle] = []
+        self.marks = NoMarks()
+        self.erased = self.marks.erased
         self.table = MediaTable(
             num_extents * EXTENT,
             first_generation=1000,
             first_item_id=500,
             first_token=1 << 32,
-            erase=self.erased.append,
+            arena=self.marks,
             budgets=budgets,
             queue=queue,
         )
@@ -76,7 +77,7 @@ def test_another_request_becomes_the_writer_when_the_first_fails_or_ends() -> No
         elif end == "releases":
             bench.table.release(Lease("dying", "a"))
         else:
-            assert bench.table.drop_owner("dying") == 1
+            assert bench.table.drop_owner("dying", may_live=False) == 1
         assert bench.table.get_data(Lease("http", "b"), (record.item_id,)) == ("write",)
         assert bench.table.get_data(Lease("http", "c"), (record.item_id,)) == ("wait",)
 

@@ -10,12 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from mmserve.cache_server.entries import Lease
+from mmserve.cache_server.entries import ENCODER, Lease
 from mmserve.cache_server.shared_table import SharedMediaTable
-from mmserve.cache_server.table import ENCODER, MediaTable
+from mmserve.cache_server.table import HELD_UP, MediaTable
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.messages.cache import AllocItem, MediaRecord
 from mmserve.messages.media import Handle
+from tests.fakes.marks import NoMarks
 
 NBYTES = 64 * 40
 OWNERS, REQUESTS, VISUALS = ("http-0", "http-1"), ("a", "b", "c"), ("visual-0", "visual-1")
@@ -30,11 +31,12 @@ class TableMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.erased: set[Handle] = set()
-        self.media = MediaTable(
-            NBYTES, first_generation=1, first_item_id=1, first_token=1 << 32, erase=lambda handle: self.erase(handle)
-        )
-        self.table = SharedMediaTable(self.media)
+        self.marks = NoMarks()
+        self.media = MediaTable(NBYTES, first_generation=1, first_item_id=1, first_token=1 << 32, arena=self.marks)
+        self.now_s = 0.0
+        self.table = SharedMediaTable(self.media, clock=lambda: self.now_s)
+        self.copies: dict[Handle, str] = {}
+        """Extents in which a writer is at work -> its owner."""
         self.alive: Counter[str] = Counter()
         for owner in OWNERS + VISUALS:
             self.connect(owner)
@@ -43,9 +45,9 @@ class TableMachine(RuleBasedStateMachine):
         self.known: dict[int, MediaRecord] = {}
         self.ranges: dict[AllocItem, int] = {}
 
-    def erase(self, handle: Handle) -> None:
-        assert handle not in self.erased
-        self.erased.add(handle)
+    @property
+    def erased(self) -> list[Handle]:
+        return self.marks.erased
 
     @rule(owner=st.sampled_from(OWNERS + VISUALS))
     def connect(self, owner: str) -> None:
@@ -103,6 +105,44 @@ class TableMachine(RuleBasedStateMachine):
         """All its connections end, one after another: with the last all it held is given back."""
         for _ in range(self.alive.pop(owner, 0)):
             self.table.disconnect(owner)
+        self._forget(owner)
+        for handle in [handle for handle, writer in self.copies.items() if writer == owner]:
+            self._end_copy(handle)
+        self.table.end_silent()
+
+    @rule(owner=st.sampled_from(OWNERS + VISUALS))
+    def starts_to_copy(self, owner: str) -> None:
+        """The owner's threads are writing all that it may write."""
+        for lease, entries in self.media._leased.items():
+            for entry in entries.values():
+                if lease.owner == owner and (handle := entry.writable_by(lease)) is not None:
+                    self.copies[handle] = owner
+                    self.marks.written.add(handle)
+
+    @rule(owner=st.sampled_from(OWNERS + VISUALS))
+    def is_stopped_for_long(self, owner: str) -> None:
+        """Nothing that it was copying is given to others before the copies end."""
+        self.table.end_silent()
+        for _ in range(31):
+            self.now_s += 1.0
+            for other in OWNERS + VISUALS:
+                if other != owner:
+                    self.table.beat(other)
+            self.table.end_silent()
+        self._forget(owner)
+
+    @rule()
+    def copies_end(self) -> None:
+        for handle in list(self.copies):
+            self._end_copy(handle)
+        self.table.end_silent()
+        assert not self.media._leased.get(HELD_UP)
+
+    def _end_copy(self, handle: Handle) -> None:
+        del self.copies[handle]
+        self.marks.written.discard(handle)
+
+    def _forget(self, owner: str) -> None:
         for table in (self.held, self.encoding):
             for lease in [lease for lease in table if lease.owner == owner]:
                 del table[lease]  # type: ignore[attr-defined]
@@ -111,8 +151,9 @@ class TableMachine(RuleBasedStateMachine):
     def everything_is_released(self) -> None:
         for owner in OWNERS + VISUALS:
             self.die(owner)
+        self.table.end_silent()
         assert self.media.num_leases == 0
-        assert self.media.needs_space([AllocItem(b"whole arena" * 2, 1, 0, NBYTES - 300)])
+        assert self.media.missing_nbytes([AllocItem(b"whole arena" * 2, 1, 0, NBYTES - 300)])
         lease = Lease("http-0", "whole")
         self.connect("http-0")
         reply = self.media.alloc(lease, [AllocItem(b"whole arena" * 2, 1, 0, NBYTES - 300)])
@@ -141,13 +182,19 @@ class TableMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_lease_has_a_live_owner(self) -> None:
-        assert all(self.alive[lease.owner] for lease in self.media._leased)
+        assert all(self.alive[lease.owner] for lease in self.media._leased if lease != HELD_UP)
+
+    @invariant()
+    def what_is_being_copied_belongs_to_nobody_else(self) -> None:
+        in_place = {handle for item in self.media._store.by_id.values() for handle in item.handles}
+        assert set(self.copies) <= in_place
 
     @invariant()
     def what_is_held_is_not_erased(self) -> None:
         for lease, records in self.held.items():
             assert set(records) <= set(self.media._leased[lease])
-            assert all(record.embed not in self.erased for record in records.values())
+            entries = self.media._leased[lease]
+            assert all(entries[id_].stage == "failed" or r.embed not in self.erased for id_, r in records.items())
         for ids in self.encoding.values():
             assert all(self.known[item_id].embed not in self.erased for item_id in ids)
 

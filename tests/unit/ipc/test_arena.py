@@ -24,39 +24,46 @@ def arena() -> Iterator[Arena]:
     arena.close()
 
 
+def put(arena: Arena, handle: Handle, payload: bytes) -> None:
+    """Open the extent as the cache server does, and write it."""
+    arena.open(handle)
+    arena.write(handle, payload)
+
+
 def test_written_bytes_are_read_back(arena: Arena) -> None:
     handle = Handle(generation=7, offset=128, nbytes=5)
-    arena.write(handle, b"hello")
+    put(arena, handle, b"hello")
     assert bytes(arena.readable(handle)) == b"hello"
 
 
 def test_the_view_is_read_only_and_not_a_copy(arena: Arena) -> None:
     handle = Handle(8, 0, 4)
-    arena.write(handle, b"abcd")
+    put(arena, handle, b"abcd")
     view = arena.readable(handle)
-    arena.writable(handle)[:] = b"wxyz"
+    arena.view(handle)[:] = b"wxyz"
     assert bytes(view) == b"wxyz"
     assert view.readonly
 
 
 def test_an_older_generation_is_stale(arena: Arena) -> None:
-    arena.write(Handle(10, 1024, 3), b"new")
+    put(arena, Handle(10, 1024, 3), b"new")
     with pytest.raises(StaleHandle):
         arena.readable(Handle(9, 1024, 3))
 
 
 def test_an_unsealed_extent_is_stale(arena: Arena) -> None:
     handle = Handle(11, 2048, 100)
-    arena.writable(handle)[:] = bytes(100)
+    arena.open(handle)
+    arena.view(handle)[:] = bytes(100)
     with pytest.raises(StaleHandle):
         arena.readable(handle)
 
 
 def test_reuse_during_a_read_is_detected_by_check(arena: Arena) -> None:
     old, new = Handle(20, 4096, 64), Handle(21, 4096, 40)
-    arena.write(old, bytes(64))
+    put(arena, old, bytes(64))
     arena.readable(old)
-    arena.write(new, bytes(40))
+    put(arena, new, bytes(40))
     with pytest.raises(StaleHandle):
         arena.check(old)
 
@@ -74,7 +81,7 @@ def test_a_forged_handle_is_stale(arena: Arena, generation: int, offset: int, nb
 def test_an_arena_is_shared_through_its_descriptor(arena: Arena) -> None:
     handle = Handle(30, 8192, 2)
     other = Arena.attach(os.dup(arena.fd))
-    arena.write(handle, b"ok")
+    put(arena, handle, b"ok")
     assert bytes(other.readable(handle)) == b"ok"
     other.close()
 
@@ -139,7 +146,7 @@ def test_an_arena_of_huge_pages() -> None:
     other = Arena.attach(os.dup(arena.fd))
     assert arena.nbytes == other.nbytes == (6 << 20) - 8
     handle = Handle(5, (4 << 20) + 64, 1 << 20)
-    arena.write(handle, bytes(1 << 20))
+    put(arena, handle, bytes(1 << 20))
     assert bytes(other.readable(handle)) == bytes(1 << 20)
     arena.close()
     other.close()
@@ -152,9 +159,9 @@ def test_missing_huge_pages_are_an_error_at_creation() -> None:
 
 def test_an_erased_extent_is_stale_even_where_only_its_middle_is_reused(arena: Arena) -> None:
     old, new = Handle(30, 8192, 1024), Handle(31, 8192 + 256, 100)
-    arena.write(old, bytes(1024))
+    put(arena, old, bytes(1024))
     arena.erase(old)
-    arena.write(new, bytes(100))
+    put(arena, new, bytes(100))
     with pytest.raises(StaleHandle):
         arena.readable(old)
 
@@ -163,10 +170,10 @@ def test_handles_of_an_earlier_epoch_can_neither_be_read_nor_written() -> None:
     arena = Arena.create(4096)
     arena.begin_epoch(1 << 50)
     old = Handle((1 << 50) + 1, 0, 8)
-    arena.write(old, bytes(8))
+    put(arena, old, bytes(8))
     arena.begin_epoch(1 << 60)
-    for use in (arena.readable, arena.writable):
+    for use in (arena.readable, arena.view, lambda handle: arena.write(handle, bytes(8))):
         with pytest.raises(StaleHandle):
             use(old)
-    arena.write(Handle((1 << 60) + 1, 0, 8), b"new life")
+    put(arena, Handle((1 << 60) + 1, 0, 8), b"new life")
     arena.close()

@@ -14,7 +14,7 @@ from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.messages.cache import EmbedState
 from mmserve.messages.media import Handle
 from mmserve.runtime.errors import Unavailable
-from mmserve.visualserver.encode import Encoder
+from mmserve.visualserver.encode import Encoder, EncoderBatch
 from mmserve.visualserver.image_decode import DecodedBatch
 from mmserve.visualserver.images import ENCODED, INTERNAL, LOST, NOT_FINITE, Image, Outcome
 
@@ -59,9 +59,16 @@ def _encoder(arena: Arena, cache: _Cache) -> Encoder:
 
 
 def _encode(encoder: Encoder, decoded: DecodedBatch) -> dict[int, Outcome]:
-    batch = encoder.take(decoded)
+    batch = _take(encoder, decoded)
     assert decoded.pixels is None, "moved to the encoder"
     return encoder.encode([batch]).outcomes
+
+
+def _take(encoder: Encoder, decoded: DecodedBatch) -> EncoderBatch:
+    """The batch, with its extents opened as the cache server does."""
+    for image in decoded.images:
+        encoder._arena.open(image.embed)
+    return encoder.take(decoded)
 
 
 def _rows(arena: Arena, handle: Handle) -> Any:
@@ -123,7 +130,7 @@ def test_a_lost_device_ends_the_process(arena: Arena) -> None:
 
 def test_written_bytes_count_each_encoded_row_once(arena: Arena) -> None:
     encoder, decoded = _encoder(arena, _Cache()), _decoded(5, 13, 7)
-    assert encoder.encode([encoder.take(decoded)]).written_nbytes == 2 * TOKENS * HIDDEN * 2
+    assert encoder.encode([_take(encoder, decoded)]).written_nbytes == 2 * TOKENS * HIDDEN * 2
 
 
 def test_an_embedding_that_the_cache_server_does_not_accept_is_lost(arena: Arena) -> None:

@@ -58,6 +58,7 @@ def arena() -> Iterator[Arena]:
 def _image(arena: Arena, item_id: int, data: bytes | None) -> Image:
     handle = Handle(item_id, item_id * 256, len(data or b"...."))
     if data is not None:
+        arena.open(handle)
         arena.write(handle, data)
     return Image(item_id, handle, handle)
 
@@ -88,7 +89,7 @@ def test_bytes_are_read_in_the_arena_without_a_copy(arena: Arena) -> None:
 
     class Processor(_Processor):
         def pixels(self, data: memoryview) -> np.ndarray[Any, Any]:  # type: ignore[override]
-            arena.writable(image.data)[1:2] = b"\x06"
+            arena.view(image.data)[1:2] = b"\x06"
             seen.append(data)
             return super().pixels(data[1:])  # type: ignore[arg-type]
 
@@ -105,7 +106,9 @@ def test_an_image_overwritten_while_it_is_decoded_is_lost(arena: Arena, ends: st
 
     class Processor(_Processor):
         def pixels(self, data: memoryview) -> np.ndarray[Any, Any]:  # type: ignore[override]
-            arena.write(Handle(2, image.data.offset, 1), b"\x09")
+            reused = Handle(2, image.data.offset, 1)
+            arena.open(reused)
+            arena.write(reused, b"\x09")
             return super().pixels({"pixels": b"\x05", "error": b"bad", "bug": b"bug"}[ends])
 
     cache = _Cache({})

@@ -43,6 +43,9 @@ class RpycConnection:
             self._methods[method] = getattr(self._rpyc.root, method)
         return self._methods[method](*args)
 
+    def beat(self) -> None:
+        self.call("beat")
+
     def close(self) -> None:
         self._methods.clear()
         with contextlib.suppress(*LOST, OSError):

@@ -118,6 +118,9 @@ class CacheService(rpyc.Service):  # type: ignore[misc]
     def exposed_release_permit(self, name: str) -> None:
         self._table.release_permit(self._session.lease(name))
 
+    def exposed_beat(self) -> None:
+        self._table.beat(self._session.owner)
+
     def exposed_unregister(self) -> None:
         self._table.unregister(self._session.owner)
 
@@ -146,7 +149,11 @@ class ServiceThreads:
             return
         thread = threading.Thread(target=self._run, args=(connected,), name="v1", daemon=True)
         self._connections[thread] = connected
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # the machine has no thread left; the listener closes the connection
+            del self._connections[thread]
+            raise
 
     def close(self) -> None:
         """End all connections, and those that still come."""

@@ -16,6 +16,7 @@ from mmserve.messages.cache import (
     AllocItem,
     AllocReply,
     AllocRequest,
+    BeatRequest,
     CacheRequest,
     CallFailed,
     EmbedState,
@@ -34,6 +35,7 @@ from mmserve.messages.cache import (
 
 R = TypeVar("R")
 _REQUESTS: Codec[CacheRequest] = Codec(CacheRequest)
+_BEAT = _REQUESTS.encode(BeatRequest())
 _ALLOC: Codec[AllocReply | CallFailed] = Codec(AllocReply | CallFailed)
 _ITEM_STATES: Codec[tuple[ItemState, ...] | CallFailed] = Codec(tuple[ItemState, ...] | CallFailed)
 _EMBED_STATES: Codec[tuple[EmbedState, ...] | CallFailed] = Codec(tuple[EmbedState, ...] | CallFailed)
@@ -55,6 +57,9 @@ class FramedConnection:
     def call(self, request: bytes) -> bytes:
         self._frames.send(request)
         return self._frames.receive()
+
+    def beat(self) -> None:
+        self.call(_BEAT)
 
     def close(self) -> None:
         self._frames.close()

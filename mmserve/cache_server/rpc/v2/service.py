@@ -21,6 +21,7 @@ from mmserve.messages.cache import (
     MAX_WAIT_S,
     AcquirePermitsRequest,
     AllocRequest,
+    BeatRequest,
     CacheRequest,
     CallFailed,
     GetDataRequest,
@@ -175,6 +176,9 @@ def start(table: SharedMediaTable, session: ClientSession, request: CacheRequest
             return _DONE
         case UnregisterRequest():
             table.unregister(session.owner)
+            return _DONE
+        case BeatRequest():
+            table.beat(session.owner)
             return _DONE
         case Register():
             raise ValueError("registered already")

@@ -113,7 +113,7 @@ def test_allocations_wait_for_a_full_arena_in_order_of_arrival(table: SharedMedi
     second = _in_thread(lambda: want("second", 2))
     until(lambda: table.snapshot().num_waiting == 2)
     with pytest.raises(Overloaded):
-        client.alloc("late", [alloc_item("late")], wait_s=0)
+        client.alloc("late", [alloc_item("late 0"), alloc_item("late 1")], wait_s=0)
     client.release("holder")
     first.result(30)
     second.result(30)

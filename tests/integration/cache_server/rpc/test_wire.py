@@ -22,7 +22,7 @@ from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import AllocRequest, CallFailed, GetEmbedRequest, Register, ReleaseRequest
-from tests.fakes.cache import alloc_item, until
+from tests.fakes.cache import alloc_item, serving_cache, until
 
 CAT = alloc_item("cat")
 REGISTER = msgspec.msgpack.encode(Register(owner="http-9"))
@@ -177,6 +177,7 @@ def test_every_method_of_v1_returns_plain_immutable_values(arena: Arena) -> None
         "release": ("a",),
         "acquire_permits": ((("t", 100, 1.5),), 0.0),
         "release_permit": ("t",),
+        "beat": (),
         "unregister": (),
         "get_service_name": (),
         "get_service_aliases": (),
@@ -227,3 +228,25 @@ def test_a_waiting_call_leaves_the_queue_with_its_connection(table: SharedMediaT
             until(lambda: table.snapshot().num_waiting == 1)
         until(lambda: table.snapshot().num_waiting == 0)
         assert ask(kept, RELEASE) == NOTHING, "its owner's other connection goes on"
+
+
+def test_without_threads_a_connection_of_v1_is_closed_and_the_server_goes_on(
+    endpoints: Endpoints, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it still ends in good order: a thread that never started cannot be joined."""
+    start = threading.Thread.start
+
+    def no_thread(thread: threading.Thread) -> None:
+        if thread.name == "v1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with serving_cache(endpoints, arena) as table:
+        with monkeypatch.context() as exhausted:
+            exhausted.setattr(threading.Thread, "start", no_thread)
+            with pytest.raises((EOFError, ConnectionError)):
+                RpycConnection(endpoints.cache_rpc, "http-0")
+        connection = RpycConnection(endpoints.cache_rpc, "http-0")
+        connection.call("alloc", "r", CAT.key, 4, 100, 100)
+        assert table.snapshot().num_leases == 1
+        connection.close()

@@ -10,6 +10,7 @@ from mmserve.cache_server.entries import Lease
 from mmserve.cache_server.table import MediaTable
 from mmserve.httpserver.engine.links import encoder_for
 from mmserve.messages.cache import AllocItem
+from tests.fakes.marks import NoMarks
 
 
 @pytest.mark.parametrize("visual_workers", [2, 3, 4, 8, 16])
@@ -18,9 +19,7 @@ from mmserve.messages.cache import AllocItem
 def test_equal_requests_are_spread_over_all_visual_servers(
     visual_workers: int, images: int, first_item_id: int
 ) -> None:
-    slots = MediaTable(
-        1 << 30, first_generation=1, first_item_id=first_item_id, first_token=1 << 32, erase=lambda _: None
-    )
+    slots = MediaTable(1 << 30, first_generation=1, first_item_id=first_item_id, first_token=1 << 32, arena=NoMarks())
     counts: Counter[int] = Counter()
     for request in range(1000):
         items = [AllocItem(b"%d %d" % (request, image), 1, 64, 64) for image in range(images)]

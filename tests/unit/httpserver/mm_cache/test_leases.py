@@ -59,7 +59,7 @@ class Worker:
         self, deployment: Deployment, arena: Arena, alloc_version: AllocVersion = "v2", timeout_s: float = 10.0
     ) -> None:
         self.arena = arena
-        self.cache = FakeMediaCache()
+        self.cache = FakeMediaCache(arena)
         self.samples = Samples()
         self.leases = MediaLeases(
             deployment,

@@ -72,8 +72,8 @@ class _Restarting(Arena):
         super().check(handle)
         self._pass("checked")
 
-    def writable(self, handle: Handle) -> memoryview:
-        view = super().writable(handle)
+    def view(self, handle: Handle) -> memoryview:
+        view = super().view(handle)
         self._pass("found")
         return view
 
