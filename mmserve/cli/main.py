@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import NoReturn
 
 from mmserve.cli.bench import add_bench, bench
+from mmserve.cli.chaos import add_chaos, chaos
 from mmserve.cli.serve import add_serve, serve
 from mmserve.config.options import OptionError
 from mmserve.runtime.errors import StartupError
@@ -43,6 +44,8 @@ def _run(argv: Sequence[str]) -> int:
     if arguments.command is None:
         parser.print_help()
         return USAGE_ERROR
+    if arguments.command == "chaos" and not unknown:
+        return chaos(arguments)
     return serve(arguments, unknown)
 
 
@@ -52,4 +55,5 @@ def _parser() -> _Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     add_serve(commands)
     add_bench(commands)
+    add_chaos(commands)
     return parser

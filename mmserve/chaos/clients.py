@@ -1,0 +1,194 @@
+"""Streaming clients: each asks questions one after another, and compares every answer with the expected one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import httpx2
+
+from mmserve.chaos.questions import Question
+
+Verdict = Literal["right", "wrong", "failed", "broken"]
+"""``failed``: the server answered with an error. ``broken``: the connection broke before the answer was complete."""
+
+_TIMEOUT = httpx2.Timeout(300.0, connect=60.0)
+_MAX_REFUSALS = 30
+_REFUSED = (429, 503)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a stream said. ``choices``: text, finish reason and log-probability tokens of each choice."""
+
+    choices: tuple[tuple[str, str, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One request as its client saw it. Times are of the monotonic clock, in seconds."""
+
+    question: int
+    verdict: Verdict
+    detail: str
+    started_s: float
+    ended_s: float
+    longest_pause_s: float
+    num_refusals: int
+    """Times the server said 429 or 503 before it took the request. The client waits for Retry-After, as SDKs do."""
+
+
+@dataclass
+class _Stream:
+    """Collects the events of one streamed answer."""
+
+    texts: dict[int, list[str]] = field(default_factory=dict)
+    finishes: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, list[str]] = field(default_factory=dict)
+    error: str = ""
+    done: bool = False
+
+    def add(self, data: str) -> None:
+        if data == "[DONE]":
+            self.done = True
+            return
+        event = json.loads(data)
+        if event.get("error"):
+            self.error = str(event["error"])
+        for choice in event.get("choices") or ():
+            self._add_choice(choice)
+
+    def _add_choice(self, choice: dict[str, Any]) -> None:
+        index = choice["index"]
+        self.texts.setdefault(index, []).append((choice.get("delta") or {}).get("content") or "")
+        if choice.get("finish_reason"):
+            self.finishes[index] = choice["finish_reason"]
+        for entry in (choice.get("logprobs") or {}).get("content") or ():
+            self.logprobs.setdefault(index, []).append(entry["token"])
+
+    @property
+    def answer(self) -> Answer:
+        return Answer(
+            tuple(
+                ("".join(self.texts[index]), self.finishes.get(index, ""), tuple(self.logprobs.get(index, ())))
+                for index in sorted(self.texts)
+            )
+        )
+
+
+class Failed(Exception):
+    """The server answered a request with an error."""
+
+
+class Clients:
+    """Asks questions of one server. ``references`` is filled by ``ask_undisturbed``; later answers must equal them."""
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        questions: Sequence[Question],
+        api_key: str | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.outcomes: list[Outcome] = []
+        self.num_live = 0
+        """Streams that have begun and not ended."""
+        self._url = f"{url}/v1/chat/completions"
+        self._model = model
+        self._questions = questions
+        self._references: dict[int, Answer] = {}
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+        self._http = httpx2.AsyncClient(
+            timeout=_TIMEOUT, limits=limits, headers=headers, trust_env=False, transport=transport
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def ask_undisturbed(self, num_clients: int) -> None:
+        """Ask every question once. Raises Failed if one is not answered, or not with the answer known beforehand."""
+        numbers = iter(range(len(self._questions)))
+
+        async def client() -> None:
+            for number in numbers:
+                stream, _, _ = await self._ask(self._questions[number])
+                self._references[number] = stream.answer
+                if wrong := self._difference(number, stream.answer):
+                    raise Failed(f"question {number} has a wrong answer in an undisturbed run: {wrong}")
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(num_clients):
+                group.create_task(client())
+
+    async def ask_until(self, num_clients: int, stopped: Callable[[], bool]) -> None:
+        """``num_clients`` at once ask the questions again and again, until ``stopped``; answers under way end first."""
+
+        async def client(first: int) -> None:
+            number = first
+            while not stopped():
+                self.outcomes.append(await self._outcome(number % len(self._questions)))
+                number += num_clients
+
+        async with asyncio.TaskGroup() as group:
+            for first in range(num_clients):
+                group.create_task(client(first))
+
+    async def _outcome(self, number: int) -> Outcome:
+        started_s, pause_s, refusals = time.monotonic(), 0.0, 0
+        verdict: Verdict = "right"
+        try:
+            stream, pause_s, refusals = await self._ask(self._questions[number])
+            if detail := self._difference(number, stream.answer):
+                verdict = "wrong"
+        except Failed as error:
+            verdict, detail = "failed", str(error)
+        except httpx2.TransportError as error:
+            verdict, detail = "broken", repr(error)
+            await asyncio.sleep(0.2)  # an HTTP worker is being restarted
+        return Outcome(number, verdict, detail, started_s, time.monotonic(), pause_s, refusals)
+
+    def _difference(self, number: int, answer: Answer) -> str:
+        """What is wrong with an answer, in words; empty if it is right."""
+        expected = self._questions[number].expected
+        if expected is not None and any(text.strip() != expected for text, _, _ in answer.choices):
+            return f"{answer.choices!r} instead of {expected!r}"
+        if answer != self._references[number]:
+            return f"{answer.choices!r} instead of {self._references[number].choices!r}"
+        return ""
+
+    async def _ask(self, question: Question) -> tuple[_Stream, float, int]:
+        """The stream, its longest pause in seconds, and the number of refusals before it. Raises Failed."""
+        body = {**question.body, "model": self._model, "stream": True}
+        for refusals in range(_MAX_REFUSALS):
+            async with self._http.stream("POST", self._url, json=body) as response:
+                if response.status_code == 200:
+                    stream, pause_s = await self._read(response)
+                    return stream, pause_s, refusals
+                text = (await response.aread()).decode(errors="replace")[:300]
+            if response.status_code not in _REFUSED:
+                raise Failed(f"status {response.status_code}: {text}")
+            await asyncio.sleep(float(response.headers.get("retry-after", "1")))
+        raise Failed(f"refused {_MAX_REFUSALS} times: {text}")
+
+    async def _read(self, response: httpx2.Response) -> tuple[_Stream, float]:
+        stream, pause_s, last_s = _Stream(), 0.0, time.monotonic()
+        self.num_live += 1
+        try:
+            async for line in response.aiter_lines():
+                if line.startswith("data:"):
+                    stream.add(line[5:].strip())
+                    now_s = time.monotonic()
+                    pause_s, last_s = max(pause_s, now_s - last_s), now_s
+        finally:
+            self.num_live -= 1
+        if stream.error:
+            raise Failed(stream.error)
+        if not stream.done:
+            raise httpx2.RemoteProtocolError("the stream ended without its last event")
+        return stream, pause_s

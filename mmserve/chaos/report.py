@@ -1,0 +1,47 @@
+"""The result of a drill as text."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from statistics import median
+
+from mmserve.chaos.drill import FaultRecord, Result
+
+_SHOWN = 10
+
+
+def render(result: Result) -> str:
+    """A table of faults, counts of answers, what is left over, and the verdict in the last line."""
+    return "\n".join([*_fault_lines(result.faults), "", *_answer_lines(result), *_leftover_lines(result)])
+
+
+def _fault_lines(records: list[FaultRecord]) -> Iterator[str]:
+    yield f"{'process':<20} {'fault':<14} {'times':>5} {'streams':>8} {'recovery, median':>17} {'longest':>9}"
+    grouped: defaultdict[tuple[str, str], list[FaultRecord]] = defaultdict(list)
+    for record in records:
+        grouped[record.fault.title, record.fault.name].append(record)
+    for (title, name), group in sorted(grouped.items()):
+        times = [record.recovered_s for record in group if record.recovered_s is not None]
+        recovery = f"{median(times):>15.1f} s {max(times):>7.1f} s" if len(times) == len(group) else "never"
+        live = median(record.num_live for record in group)
+        yield f"{title:<20} {name:<14} {len(group):>5} {live:>8.0f} {recovery}"
+
+
+def _answer_lines(result: Result) -> Iterator[str]:
+    refused = sum(outcome.num_refusals for outcome in result.outcomes)
+    longest = max((outcome.longest_pause_s for outcome in result.outcomes), default=0.0)
+    yield f"answers: {result.count('right')} right, {result.count('wrong')} wrong, {result.count('failed')} failed"
+    yield f"connections broken: {result.count('broken')} (those of a killed or frozen HTTP worker are expected)"
+    yield f"refusals that a client waited out: {refused}; longest pause inside a stream: {longest:.1f} s"
+    for outcome in result.unexplained[:_SHOWN]:
+        yield f"  question {outcome.question} {outcome.verdict}: {outcome.detail[:300]}"
+
+
+def _leftover_lines(result: Result) -> Iterator[str]:
+    growth = result.pss_after / result.pss_before - 1 if result.pss_before else 0.0
+    yield f"memory of all processes: {result.pss_before >> 20} MiB before, {result.pss_after >> 20} MiB after"
+    yield f"change: {growth:+.1%}"
+    for name, value in result.left_over.items():
+        yield f"  not 0 afterwards: {name} = {value:g}"
+    yield "passed" if result.passed else "FAILED"
