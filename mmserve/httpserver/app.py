@@ -31,7 +31,7 @@ from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import InvalidRequest, MmserveError, NotFound
 
-Parse = Callable[[bytes | bytearray, ServedModel, float], GenerateCall]
+Parse = Callable[[bytes | bytearray, ServedModel, float], Awaitable[GenerateCall]]
 """parse(body, model, arrival_s): a protocol's request as a GenerateCall."""
 _MAX_ECHOED_CHARS = 200
 
@@ -55,7 +55,7 @@ def make_app(context: WorkerContext) -> ASGIApp:
 def _add_chat(app: FastAPI, context: WorkerContext) -> None:
     app.add_api_route(
         "/v1/chat/completions",
-        _generate_endpoint(context, openai_chat.parse, openai_chat.send),
+        _generate_endpoint(context, openai_chat.parse_request, openai_chat.send),
         methods=["POST"],
         name="chat_completions",
         description="Answer a conversation, with pictures in it or not; streamed as server-sent events on request.",
@@ -76,7 +76,9 @@ def _generate_endpoint(
         with ExitStack() as unowned:
             resources = context.admit_request()
             unowned.callback(resources.release)
-            call = parse(await read_body(request, limit_nbytes, resources), context.model, arrival_s)
+            body = await read_body(request, limit_nbytes, resources)
+            call = await parse(body, context.model, arrival_s)
+            del body
             task = context.request_tasks.start(decode_small_images(call), resources, request.scope["path"])
             del call  # its media: only the task may keep them
             unowned.pop_all()

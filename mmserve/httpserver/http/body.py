@@ -22,6 +22,7 @@ image that is more work than everything else the worker does with it.
 """
 _DIRECT_MIN_NBYTES = 128 * 1024
 """A shorter rest of a body arrives with the next message or two."""
+_LONG_NBYTES = 4 << 20
 _STALL_S = 60.0
 """Where no connection says it."""
 PROGRESS_NBYTES = 64 * 1024
@@ -53,7 +54,7 @@ async def read_body(
         reserved_nbytes = limit_nbytes
     if resources is not None:
         resources.shrink(body.nbytes)
-    return body.joined()
+    return await body.whole()
 
 
 def _declared_nbytes(request: Request) -> int | None:
@@ -100,6 +101,12 @@ class _Body:
         if missing_nbytes >= _DIRECT_MIN_NBYTES and (receive := self._direct.get("receive")):
             self._chunks = [await receive(self.joined(), self.nbytes + missing_nbytes, on_progress)]
             self.nbytes, self.complete = self.nbytes + missing_nbytes, True
+
+    async def whole(self) -> bytes | bytearray:
+        """The body in one piece. Copying a long one takes tens of milliseconds, without the interpreter's lock."""
+        if len(self._chunks) == 1 or self.nbytes < _LONG_NBYTES:
+            return self.joined()
+        return await asyncio.to_thread(b"".join, self._chunks)
 
     def joined(self) -> bytes | bytearray:
         return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)

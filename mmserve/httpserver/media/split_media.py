@@ -6,7 +6,7 @@ Why this is exact: in valid JSON, the bytes ``"data:`` without a backslash befor
 string ends at the next quote without a backslash before it. So the parser is in the same state after the mark as after
 the string, and a mark that is a value of the parsed body replaced a whole string. Characters that JSON forbids inside a
 string are not base64 either, so decoding finds them. The caller must check that every mark came out in a field that may
-hold an image, and otherwise parse the original body.
+hold an image, and otherwise parse the body again with the others put back.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
+from collections.abc import Mapping
 from typing import NamedTuple
 
 _MIN_NBYTES = 16 * 1024
 """For a shorter URL, parsing the JSON string costs less than the search."""
 _MAX_STARTS = 1024
 """Candidates examined in one body; bounds the time on the event loop for a text full of ``"data:``."""
+_WINDOW_NBYTES = 256 * 1024
+"""Text that is searched at a time, which takes up to 1 ms."""
+_SHORT_NBYTES = 4096
 _QUOTE, _BACKSLASH = b'"', b"\\"
 _START = b'"data:'
 _HEAD = re.compile(rb"data:[!#-+\--\[\]-~]{0,100};base64,", re.IGNORECASE)
@@ -27,6 +31,8 @@ _HEAD = re.compile(rb"data:[!#-+\--\[\]-~]{0,100};base64,", re.IGNORECASE)
 
 _SECRET, _NUMBERS = secrets.token_hex(16), itertools.count()
 """Marks never leave the process, so no client can write one into its request."""
+_MARK = re.compile(_SECRET.encode() + rb"-\d+")
+_BASE64 = re.compile(rb"[0-9A-Za-z+/=]{0,%d}" % _SHORT_NBYTES)
 
 
 class SplitUrl(NamedTuple):
@@ -36,12 +42,18 @@ class SplitUrl(NamedTuple):
     data: memoryview
 
 
-def split_media(body: bytes | bytearray) -> tuple[bytes | bytearray, dict[str, SplitUrl]]:
-    """The body with marks, and the URL of each mark. Returns ``body`` itself if it has no long data: URL."""
+def split_media(
+    body: bytes | bytearray, max_nbytes: int | None = None
+) -> tuple[bytes | bytearray, dict[str, SplitUrl]]:
+    """The body with marks, and the URL of each mark. Returns ``body`` itself if it has no long data: URL.
+
+    Raises TooMuchText if more than ``max_nbytes`` are left without the URLs; it searches no further than that.
+    """
     view = memoryview(body)
     pieces: list[bytes | memoryview] = []
     urls: dict[str, SplitUrl] = {}
-    copied, at = 0, body.find(_START)
+    limit = len(body) if max_nbytes is None else max_nbytes
+    copied, cut_nbytes, at = 0, 0, _find_start(body, 0, limit)
     for _ in range(_MAX_STARTS):
         if at < 0:
             break
@@ -51,9 +63,45 @@ def split_media(body: bytes | bytearray) -> tuple[bytes | bytearray, dict[str, S
             mark = f"{_SECRET}-{next(_NUMBERS)}"
             urls[mark] = SplitUrl(head[0].decode(), view[head.end() : end])
             pieces += view[copied : at + 1], mark.encode()
+            cut_nbytes += end - at - 1
             copied = at = end
-        at = body.find(_START, at + 1)
+        at = _find_start(body, at + 1, limit + cut_nbytes)
+    if len(body) - cut_nbytes > limit:
+        raise TooMuchText(len(body) - cut_nbytes)
     return (b"".join([*pieces, view[copied:]]) if urls else body), urls
+
+
+class TooMuchText(Exception):
+    """What is left of a body without its long data: URLs is too long."""
+
+
+def put_back(rest: bytes | bytearray, urls: Mapping[str, SplitUrl], *, shortened: bool = False) -> bytes:
+    """``rest`` with these URLs in the place of their marks. ``shortened``: only their first few thousand bytes."""
+
+    def whole(mark: re.Match[bytes]) -> bytes:
+        url = urls.get(mark[0].decode())
+        if url is None:
+            return mark[0]
+        return url.head.encode() + (_shortened(url.data) if shortened else bytes(url.data))
+
+    return _MARK.sub(whole, rest)
+
+
+def _shortened(data: memoryview) -> bytes:
+    if len(data) <= _SHORT_NBYTES:
+        return bytes(data)
+    plain = _BASE64.match(data)  # does not end within an escape or a character
+    return (plain[0] if plain else b"").ljust(_SHORT_NBYTES, b"A")
+
+
+def _find_start(body: bytes | bytearray, at: int, end: int) -> int:
+    """Place of the next candidate from ``at`` on, or -1. Stops soon after ``end``."""
+    while at <= min(end, len(body)):
+        found = body.find(_START, at, at + _WINDOW_NBYTES + len(_START) - 1)
+        if found >= 0:
+            return found
+        at += _WINDOW_NBYTES
+    return -1
 
 
 def _escaped(body: bytes | bytearray, at: int) -> bool:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import suppress
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.types import Send
 
+from mmserve.httpserver.api.json_limits import QUICK_NBYTES, check_values, max_json_nbytes, too_much_text
 from mmserve.httpserver.api.openai.errors import error_body
 from mmserve.httpserver.api.openai.fields import ChatRequest, decode, refuse_unsupported
 from mmserve.httpserver.api.openai.logprobs import ChoiceLogprobs, logprobs_for
-from mmserve.httpserver.api.openai.messages import ConversationReader
+from mmserve.httpserver.api.openai.messages import ConversationReader, UrlsLeft
 from mmserve.httpserver.api.openai.sampling import requested_logprobs, sampling_params
 from mmserve.httpserver.api.openai.usage import WireUsage, wire_usage
 from mmserve.httpserver.api.response import SSE_DONE, send_events, send_json, sse_event
 from mmserve.httpserver.call import GenerateCall, new_request_id
-from mmserve.httpserver.media.split_media import SplitUrl, split_media
+from mmserve.httpserver.media.split_media import SplitUrl, TooMuchText, put_back, split_media
 from mmserve.httpserver.request.task import RequestTask
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import MmserveError
@@ -67,17 +68,47 @@ class Completion(msgspec.Struct):
     object: str = "chat.completion"
 
 
+async def parse_request(body: bytes | bytearray, model: ServedModel, arrival_s: float) -> GenerateCall:
+    """``parse``, in a thread if its work is more than a few milliseconds."""
+    rest, urls = _split(body, model)
+    if len(rest) <= QUICK_NBYTES:
+        return _parse_split(rest, urls, model, arrival_s)
+    return await asyncio.to_thread(_parse_split, rest, urls, model, arrival_s)
+
+
 def parse(body: bytes | bytearray, model: ServedModel, arrival_s: float) -> GenerateCall:
     """Validate a body. Large images are not copied: the call refers to ``body``.
 
     Raises InvalidRequest or ModelNotFound, naming the field.
     """
-    rest, split_urls = split_media(body)
-    if split_urls:
-        # If this fails, parse the whole body: its error names fields as the client sent them.
-        with suppress(MmserveError):
-            return _parse(rest, split_urls, model, arrival_s)
-    return _parse(body, {}, model, arrival_s)
+    return _parse_split(*_split(body, model), model, arrival_s)
+
+
+def _split(body: bytes | bytearray, model: ServedModel) -> tuple[bytes | bytearray, Mapping[str, SplitUrl]]:
+    try:
+        return split_media(body, max_json_nbytes(model.max_model_len))
+    except TooMuchText:
+        raise too_much_text(model.max_model_len) from None
+
+
+def _parse_split(
+    rest: bytes | bytearray, urls: Mapping[str, SplitUrl], model: ServedModel, arrival_s: float
+) -> GenerateCall:
+    """Parse a body without its ``urls``. They are put back where they are no images, or where an error may name them,
+    and then are so much text."""
+    check_values(rest)
+    try:
+        return _parse(rest, urls, model, arrival_s)
+    except UrlsLeft as error:
+        left = error.urls
+    except MmserveError:
+        if urls:
+            _parse(put_back(rest, urls, shortened=True), {}, model, arrival_s)
+        raise
+    if len(rest) + sum(len(url.data) for url in left.values()) > max_json_nbytes(model.max_model_len):
+        raise too_much_text(model.max_model_len)
+    images = {mark: url for mark, url in urls.items() if mark not in left}
+    return _parse(put_back(rest, left), images, model, arrival_s)
 
 
 def _parse(

@@ -14,6 +14,14 @@ _TEXT_FIELDS = {"text": "text", "refusal": "refusal"}
 """Text part type -> its field with the text."""
 
 
+class UrlsLeft(InvalidRequest):
+    """Some data: URLs that were cut out of the body are not in the place of images. ``urls``: those, by their marks."""
+
+    def __init__(self, urls: Mapping[str, SplitUrl]) -> None:
+        super().__init__("an image is in a place where none may be")
+        self.urls = urls
+
+
 class ConversationReader:
     """Reads one conversation.
 
@@ -36,7 +44,7 @@ class ConversationReader:
             raise self._too_many()
         found = tuple(self._message(message, f"messages[{index}]") for index, message in enumerate(messages))
         if self._split_urls:
-            raise InvalidRequest("what was cut out of the body is not all in the place of images")
+            raise UrlsLeft(self._split_urls)
         return found
 
     def _message(self, message: Any, at: str) -> Message:

@@ -173,7 +173,7 @@ def test_images_are_not_copied_out_of_the_body() -> None:
 def test_a_data_url_that_is_text_stays_text() -> None:
     call = call_of(image(URL), {"type": "text", "text": URL})
     assert call.messages[0].content[1].text == URL  # type: ignore[union-attr]
-    assert call.media[0].url == URL
+    assert whole(call.media[0]) == URL
 
 
 def test_a_mark_sent_by_a_client_has_no_meaning() -> None:
