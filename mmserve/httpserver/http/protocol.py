@@ -95,6 +95,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._open_connections.remove(self)
         self._timeouts.cancel()
+        # They refer to this object: without them a closed connection is freed at once, not by a garbage collection.
+        self.cycle = self.scope = None  # type: ignore[assignment]
+        del self._reader
 
     @property
     def unsent_nbytes(self) -> int:
