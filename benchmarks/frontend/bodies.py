@@ -27,7 +27,8 @@ class Body:
         content.append({"type": "text", "text": "What is different?"})
         message = {"role": "user", "content": content}
         body = json.dumps({"model": model, "messages": [message], "max_tokens": 1, "temperature": 0}).encode()
-        self.head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        fields = f"host: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+        self.head = f"POST /v1/chat/completions HTTP/1.1\r\n{fields}\r\n\r\n".encode()
         self.json = bytearray(body)
         self._stamps, at = [], 0
         for _ in range(IMAGES):

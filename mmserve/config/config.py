@@ -57,6 +57,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     health_port: Annotated[int, _field("http", "port of the health server; 0 picks a free one", ge=0, le=65535)] = 0
     http_workers: Annotated[int, _field("http", "HTTP server processes on the one port", ge=1, le=64)] = 1
     api_key: Annotated[str | None, _field("http", "key that clients must send (Bearer or x-api-key)")] = None
+    api_key_file: Annotated[
+        str | None,
+        _field("http", "file with one 'NAME KEY' or 'NAME KEY api,metrics,admin' a line: a key for each client"),
+    ] = None
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        _field("http", "names in the Host header besides localhost and --host; checked without API keys; *: any"),
+    ] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        _field("http", "sites whose pages may use this server (CORS), as https://a.example; *: any"),
+    ] = ()
     max_connections: Annotated[int, _field("http", "open connections per worker before 503 and a close", ge=1)] = 4096
     keep_alive_timeout: Annotated[
         float, _field("http", "seconds a connection may be open without a request", gt=0, le=86400)

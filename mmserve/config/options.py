@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from mmserve.config.api_keys import load_api_keys
 from mmserve.config.config import ENV_PREFIX, Config
 from mmserve.runtime.errors import StartupError
 
@@ -151,6 +152,13 @@ def check(config: Config) -> None:
             )
     if config.mm_hash == "blake3" and importlib.util.find_spec("blake3") is None:
         raise OptionError("--mm-hash blake3 needs a package: pip install 'mmserve[blake3]', or choose sha256")
+    for origin in config.allowed_origins:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+/?", origin.lower()):
+            raise OptionError(f"--allowed-origins {origin} is no origin: write it as https://example.com, or * for any")
+    try:
+        load_api_keys(config)
+    except StartupError as error:
+        raise OptionError(str(error)) from None
     if config.allowed_local_media_path is not None and not Path(config.allowed_local_media_path).is_dir():
         raise OptionError(
             f"--allowed-local-media-path {config.allowed_local_media_path} is not a directory: create it, or name one"
@@ -192,7 +200,7 @@ def _from_file(path: Path) -> dict[str, Any]:
         if name not in OPTIONS:
             raise OptionError(f"{path}: {key} is no option{did_you_mean(name, OPTIONS)}")
         if value is not None:
-            values[name] = OPTIONS[name].parse(value, f"{path}: {key}: {value}")
+            values[name] = OPTIONS[name].parse(value, f"{path}: {key}: {'...' if name == 'api_key' else value}")
     return values
 
 

@@ -10,10 +10,12 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from mmserve.config.api_keys import load_api_keys
 from mmserve.httpserver.api.admin import admin_routes
 from mmserve.httpserver.api.models import model_routes
 from mmserve.httpserver.api.openai import chat as openai_chat
@@ -25,6 +27,7 @@ from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.http.auth import ApiKeyAuth
 from mmserve.httpserver.http.body import read_body
+from mmserve.httpserver.http.browser_guard import BrowserGuard
 from mmserve.httpserver.http.middleware import RequestMiddleware
 from mmserve.httpserver.media.local import decode_small_images
 from mmserve.httpserver.served_model import ServedModel
@@ -48,8 +51,21 @@ def make_app(context: WorkerContext) -> ASGIApp:
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_bug)
-    auth = ApiKeyAuth(context.deployment.config.api_key)
-    return RequestMiddleware(app, auth, context.metrics, error_response)
+    config = context.deployment.config
+    guard = BrowserGuard(config.host, config.allowed_hosts, config.allowed_origins)
+    guarded = RequestMiddleware(app, ApiKeyAuth(load_api_keys(config)), guard, context.metrics, error_response)
+    return _with_cors(guarded, config.allowed_origins) if config.allowed_origins else guarded
+
+
+def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
+    """Tells browsers that pages of these origins may send any header, an API key among them, and read the answers."""
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=("x-request-id", "retry-after"),
+    )
 
 
 def _add_chat(app: FastAPI, context: WorkerContext) -> None:

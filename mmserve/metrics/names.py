@@ -35,6 +35,7 @@ def _stage(help: str, *labels: str) -> Metric:
 METRICS: dict[str, Metric] = {
     # requests, measured in the HTTP worker
     "http_requests": Metric("counter", "HTTP requests answered", ("route", "status")),
+    "http_requests_by_key": Metric("counter", "HTTP requests answered, by name of API key", ("key", "status")),
     "http_connections": Metric("gauge", "Open connections of clients"),
     "http_connections_unread": Metric("gauge", "Open connections with bytes of an answer that wait to be sent"),
     "http_unread_bytes": Metric("gauge", "Bytes of answers that wait in HTTP workers for their clients to read"),

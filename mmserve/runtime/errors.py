@@ -62,6 +62,20 @@ class Unauthorized(MmserveError):
     kind = "invalid_api_key"
 
 
+class Forbidden(MmserveError):
+    """The key does not open this path, or a web page of another site sent the request."""
+
+    status = 403
+    kind = "forbidden"
+
+
+class UnsupportedMediaType(MmserveError):
+    """The body is not said to be JSON."""
+
+    status = 415
+    kind = "unsupported_media_type"
+
+
 class NotFound(MmserveError):
     """The route or model does not exist."""
 

@@ -27,6 +27,8 @@ from tests.fakes.http_services import StubLeases, StubMedia, StubPrompts, byte_t
 from tests.fakes.http_upstream import TIMEOUT_S, Upstream
 
 T = TypeVar("T")
+POST_CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+"""The start of a request's head on a raw connection. Framing, another line end and the body follow."""
 
 
 @dataclass

@@ -1,10 +1,12 @@
-"""ASGI middleware around every route: checks the API key, sets the x-request-id header, counts responses.
+"""ASGI middleware around every route: checks Host, Origin, API key and content type, sets the x-request-id header,
+counts responses.
 
 Plain ASGI rather than Starlette's BaseHTTPMiddleware, which buffers responses and cancels tasks.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from typing import cast
@@ -14,11 +16,15 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmserve.httpserver.call import new_request_id
-from mmserve.httpserver.http.auth import ApiKeyAuth
+from mmserve.httpserver.http.auth import OPEN_PATHS, ApiKeyAuth
+from mmserve.httpserver.http.browser_guard import BrowserGuard, require_json
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.errors import MmserveError
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_LOGGED_PATH_LENGTH = 200
+
+logger = logging.getLogger(__name__)
 
 
 class RequestMiddleware:
@@ -28,11 +34,13 @@ class RequestMiddleware:
         self,
         app: ASGIApp,
         auth: ApiKeyAuth,
+        browser_guard: BrowserGuard,
         metrics: MetricsClient,
         error_response: Callable[[MmserveError], Response],
     ) -> None:
         self._app = app
         self._auth = auth
+        self._browser_guard = browser_guard
         self._metrics = metrics
         self._error_response = error_response
 
@@ -41,18 +49,35 @@ class RequestMiddleware:
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
         request_id = _request_id(headers.get("x-request-id"))
+        key: str | None = None
 
         async def send_response(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
-                self._metrics.add("http_requests", 1, _route(scope), str(message["status"]))
+                self._count(scope, request_id, key, message["status"])
             await send(message)
 
         try:
-            self._auth.check(scope["path"], headers)
+            key = self._check(scope, headers)
         except MmserveError as error:
             return await self._error_response(error)(scope, receive, send_response)
         await self._app(scope, receive, send_response)
+
+    def _check(self, scope: Scope, headers: Headers) -> str | None:
+        """The name of the request's API key. Raises what the checks raise."""
+        if not self._auth.required and scope["path"] not in OPEN_PATHS:
+            self._browser_guard.check(headers)
+        key = self._auth.check(scope["path"], headers)
+        require_json(scope["method"], headers)
+        return key
+
+    def _count(self, scope: Scope, request_id: str, key: str | None, status: int) -> None:
+        self._metrics.add("http_requests", 1, _route(scope), str(status))
+        if key is not None:
+            self._metrics.add("http_requests_by_key", 1, key, str(status))
+        if logger.isEnabledFor(logging.DEBUG):
+            path = scope["path"][:_LOGGED_PATH_LENGTH]
+            logger.debug("%s %r: %d, x-request-id %s, key %s", scope["method"], path, status, request_id, key)
 
 
 def _request_id(client_id: str | None) -> str:

@@ -29,7 +29,7 @@ from mmserve.messages.request import GenerateRequest
 from tests.fakes.cache import serving_cache
 from tests.fakes.http_services import IMAGE_TOKENS, StubMedia
 from tests.fakes.http_upstream import Upstream, say_then_hold
-from tests.fakes.http_worker import Worker, http_worker, run
+from tests.fakes.http_worker import POST_CHAT, Worker, http_worker, run
 from tests.fakes.samples import Samples
 
 ARENA_NBYTES = 1 << 16
@@ -203,8 +203,6 @@ def test_a_disconnect_at_any_stage_releases_all_leases(stage: Stage, cached: boo
 async def _ask(port: int, n: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps({"messages": MESSAGES, "stream": True, "n": n}).encode()
-    writer.write(
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
-    )
+    writer.write(POST_CHAT + b"content-length: %d\r\n\r\n" % len(body) + body)
     await writer.drain()
     return reader, writer

@@ -25,7 +25,7 @@ from mmserve.httpserver.media.reader import MediaReader
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.chat_models import deployment_of, write_chat_model
 from tests.fakes.http_upstream import Upstream, say_then_hold
-from tests.fakes.http_worker import Worker, http_worker, run
+from tests.fakes.http_worker import POST_CHAT, Worker, http_worker, run
 from tests.fakes.media import encoded
 from tests.fakes.samples import Samples
 
@@ -41,7 +41,7 @@ def _body(nbytes: int, text: str = "?", **fields: Any) -> bytes:
 
 def _client() -> httpx.AsyncClient:
     """Of plain HTTP: to read the machine's certificates would take longer than most of what is tested here."""
-    return httpx.AsyncClient(timeout=30, verify=False)
+    return httpx.AsyncClient(timeout=30, verify=False, headers={"content-type": "application/json"})
 
 
 async def _post(worker: Worker, body: bytes) -> httpx.Response:
@@ -115,16 +115,13 @@ def _open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
-
-
 @pytest.mark.parametrize(
     ("sent", "resets"),
     [
-        (HEAD + b"content-length: 1300000\r\nexpect: 100-continue\r\n\r\n", False),
-        (HEAD + b"content-length: 1300000\r\n\r\n" + b"x" * 100_000, False),
-        (HEAD + b"transfer-encoding: chunked\r\n\r\n20000\r\n" + b"x" * 0x20000 + b"\r\n1", False),
-        (HEAD + b"content-length: 1300000\r\n\r\n" + b"x" * 1_300_000, True),
+        (POST_CHAT + b"content-length: 1300000\r\nexpect: 100-continue\r\n\r\n", False),
+        (POST_CHAT + b"content-length: 1300000\r\n\r\n" + b"x" * 100_000, False),
+        (POST_CHAT + b"transfer-encoding: chunked\r\n\r\n20000\r\n" + b"x" * 0x20000 + b"\r\n1", False),
+        (POST_CHAT + b"content-length: 1300000\r\n\r\n" + b"x" * 1_300_000, True),
     ],
     ids=["unasked", "started", "chunked", "reset"],
 )
@@ -166,7 +163,7 @@ def _text(nbytes: int) -> bytes:
 async def _in_chunks(worker: Worker) -> AsyncIterator[tuple[asyncio.StreamReader, Callable[[bytes], None]]]:
     """A request with a chunked body. Yields its response's reader and a function that sends a chunk (empty: end)."""
     reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
-    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+    writer.write(POST_CHAT + b"transfer-encoding: chunked\r\n\r\n")
     yield reader, lambda piece: writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
     writer.close()
 
@@ -295,7 +292,7 @@ def test_while_a_request_waits_only_its_compressed_bytes_are_in_memory(tmp_path:
             worker.leases.gate.clear()
             in_, out = await asyncio.open_connection("127.0.0.1", worker.port)
             tracemalloc.start()
-            out.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body))
+            out.write(POST_CHAT + b"Content-Length: %d\r\n\r\n" % len(body))
             for at in range(0, len(body), 1 << 16):
                 out.write(body[at : at + (1 << 16)])
                 await out.drain()

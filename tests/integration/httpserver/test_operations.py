@@ -16,11 +16,12 @@ import pytest
 
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.http_upstream import Upstream, say, say_then_hold
-from tests.fakes.http_worker import Worker, http_worker, run
+from tests.fakes.http_worker import POST_CHAT, Worker, http_worker, run
 from tests.integration.httpserver.test_chat import HELLO, PICTURE
 
 CHAT = "/v1/chat/completions"
 ALLOC = "/admin/alloc"
+JSON = {"content-type": "application/json"}
 FRACTION = "concurrent_alloc_fraction"
 
 
@@ -115,7 +116,7 @@ def test_an_invalid_fraction_is_refused_naming_the_field() -> None:
     async def test() -> None:
         async with http_worker(enable_admin=True) as worker, _http(worker) as http:
             for body in bodies:
-                refused = await http.post(ALLOC, content=body.encode("latin-1"))
+                refused = await http.post(ALLOC, content=body.encode("latin-1"), headers=JSON)
                 assert (refused.status_code, _error(refused)["param"]) == (400, FRACTION), body
                 assert FRACTION in _error(refused)["message"]
             assert (await http.get(ALLOC)).json() == {FRACTION: 1.0}
@@ -150,7 +151,7 @@ def test_errors_of_the_framework_have_the_same_form() -> None:
             wrong = await http.get(CHAT)
             assert wrong.status_code == 405
             assert _error(wrong)["message"]
-            garbage = await http.post(CHAT, content=b"{")
+            garbage = await http.post(CHAT, content=b"{", headers=JSON)
             assert (garbage.status_code, _error(garbage)["type"]) == (400, "invalid_request_error")
             other = await http.post(CHAT, json={"model": "other", "messages": HELLO})
             assert (other.status_code, _error(other)["param"]) == (404, "model")
@@ -211,7 +212,7 @@ def test_an_error_repeats_a_bounded_part_of_the_path() -> None:
     async def test() -> None:
         async with http_worker() as worker, _http(worker) as http:
             for path in ("/live", "/health", "/nothing"):
-                answer = await http.post(f"{path}/" + "ab" * 20_000)
+                answer = await http.post(f"{path}/" + "ab" * 20_000, json={})
                 assert answer.status_code == 404
                 assert len(answer.content) < 500
 
@@ -238,7 +239,10 @@ async def _status(worker: Worker, data: bytes) -> bytes:
 def test_a_body_over_the_cap_is_413_before_more_of_it_is_read(request_start: bytes) -> None:
     async def test() -> None:
         async with http_worker(max_body_mb=0.125) as worker:
-            answer = await _status(worker, b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n" + request_start)
+            answer = await _status(
+                worker,
+                POST_CHAT + request_start,
+            )
             assert answer.startswith(b"HTTP/1.1 413 ")
             async with worker.client() as client:
                 with pytest.raises(openai.APIStatusError) as refused:
@@ -261,9 +265,9 @@ def test_an_endless_request_head_or_refused_body_closes_the_connection() -> None
     async def test() -> None:
         async with http_worker(max_body_mb=0.125) as worker, _http(worker) as http:
             with pytest.raises(ConnectionError):
-                await send_for_ever(worker, b"GET /live HTTP/1.1\r\nhost: x\r\nx-big: ")
+                await send_for_ever(worker, b"GET /live HTTP/1.1\r\nhost: localhost\r\nx-big: ")
             with pytest.raises(ConnectionError):
-                await send_for_ever(worker, b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 999999999\r\n\r\n")
+                await send_for_ever(worker, POST_CHAT + b"content-length: 999999999\r\n\r\n")
             assert (await http.get("/live")).status_code == 200
 
     run(test)
@@ -340,7 +344,7 @@ def test_sigterm_lets_a_request_end_whose_body_is_still_arriving(nbytes: int) ->
             await worker.upstream.until(lambda: len(worker.upstream.requests()) == 1)
             body = json.dumps({"messages": HELLO, "metadata": "x" * nbytes}).encode()
             reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
-            writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (CHAT.encode(), len(body)))
+            writer.write(POST_CHAT + b"content-length: %d\r\n\r\n" % len(body))
             writer.write(body[: nbytes // 2])
             await worker.until(lambda: worker.context.admission.in_flight == 2)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -362,7 +366,7 @@ def test_sigterm_waits_for_a_body_only_until_the_shutdown_timeout() -> None:
     async def test() -> None:
         async with http_worker(shutdown_timeout=0.05) as worker:
             _, writer = await asyncio.open_connection("127.0.0.1", worker.port)
-            writer.write(b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{" % CHAT.encode())
+            writer.write(POST_CHAT + b"content-length: 1000\r\n\r\n{")
             await worker.until(lambda: worker.context.admission.in_flight == 1)
             os.kill(os.getpid(), signal.SIGTERM)
             await worker.serving

@@ -14,7 +14,7 @@ from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest
 from mmserve.messages.sampling import SamplingParams
 from tests.fakes.http_upstream import Upstream, output_of, say, say_then_hold
-from tests.fakes.http_worker import Worker, http_worker, run
+from tests.fakes.http_worker import POST_CHAT, Worker, http_worker, run
 from tests.integration.httpserver.test_chat import HELLO, PICTURE
 
 
@@ -25,8 +25,8 @@ async def _open(worker: Worker, *, stream: bool, messages: object = PICTURE) -> 
     connection.connect(("127.0.0.1", worker.port))
     reader, writer = await asyncio.open_connection(sock=connection, limit=1024)
     body = json.dumps({"messages": messages, "stream": stream}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
+    head = POST_CHAT + b"content-length: %d\r\n\r\n" % len(body)
+    writer.write(head + body)
     await writer.drain()
     if stream:
         await reader.readuntil(b"data: ")

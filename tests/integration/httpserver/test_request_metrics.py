@@ -29,7 +29,7 @@ async def _use(worker: Worker) -> None:
         await client.chat.completions.create(model="stub", messages=PICTURE, max_tokens=2, n=2)
         await http.get("/v1/models/stub")
         await http.get("/nothing")
-        await http.post("/v1/chat/completions", content=b"{")
+        await http.post("/v1/chat/completions", content=b"{", headers={"content-type": "application/json"})
 
 
 def test_requests_are_counted_by_route_and_finish_and_timed_from_arrival() -> None:
