@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from mmserve.cache_server.rpc.connection_pool import BEAT_INTERVAL_S, ConnectionPool
+from mmserve.cache_server.rpc.connection_pool import BEAT_INTERVAL_S, CALL_MARGIN_S, ConnectionPool
 from mmserve.cache_server.rpc.v1.client import ItemwiseCalls, RpycConnection
 from mmserve.cache_server.rpc.v2.client import BatchedCalls, FramedConnection
 from mmserve.ipc.endpoints import Endpoints
@@ -50,18 +50,23 @@ def connect(
     batched: bool,
     reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
     beat_interval_s: float = BEAT_INTERVAL_S,
+    call_margin_s: float = CALL_MARGIN_S,
 ) -> MediaCacheClient:
-    """A client for the process ``owner`` (Process.name). Connects at the first call and after a server restart."""
-    timing = reconnect_timeout_s, beat_interval_s
+    """A client for the process ``owner`` (Process.name). Connects at the first call and after a server restart.
+
+    ``call_margin_s``: how long a call may take beyond the time that it may wait in the server.
+    """
+    timing = reconnect_timeout_s, beat_interval_s, call_margin_s
     if batched:
-        pool = ConnectionPool(partial(FramedConnection, endpoints.cache_calls), owner, *timing)
+        pool = ConnectionPool(partial(FramedConnection, endpoints.cache_calls, timeout_s=call_margin_s), owner, *timing)
         return MediaCacheClient(pool, BatchedCalls(pool))
-    pool = ConnectionPool(partial(RpycConnection, endpoints.cache_rpc), owner, *timing)
+    pool = ConnectionPool(partial(RpycConnection, endpoints.cache_rpc, timeout_s=call_margin_s), owner, *timing)
     return MediaCacheClient(pool, ItemwiseCalls(pool))
 
 
 class MediaCacheClient:
-    """Thread-safe. Every method may raise Unavailable: the server is gone or being restarted; try again later.
+    """Thread-safe. Every method may raise Unavailable: the server is gone, being restarted, or does not answer; try
+    again later. A call that was not answered may still be carried out, if the server goes on.
 
     All leases of the process end with its last connection, at the latest when it dies, or when it is stopped for long.
     """
@@ -138,6 +143,11 @@ class MediaCacheClient:
     def release_permit(self, name: str) -> None:
         """End a permit, a promise or a queued request for one. No error if there is none."""
         self._calls.release_permit(name)
+
+    @property
+    def is_silent(self) -> bool:
+        """True since a call was not answered in time, until the server is seen to answer again."""
+        return self._pool.is_silent
 
     def unregister(self) -> None:
         """Call it before ``close``. Remaining leases are counted as leaks."""

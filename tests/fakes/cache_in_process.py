@@ -52,9 +52,10 @@ class InProcessConnectionPool:
         self._local = threading.local()
         self._connections: list[_V1Connection | _V2Connection] = []
         self.calls: list[str] = []
+        self.is_silent = False
         self.at_call: Callable[[str], None] = lambda name: None
 
-    def call(self, *args: Any) -> Any:
+    def call(self, *args: Any, wait_s: float = 0.0) -> Any:
         name = msgspec.msgpack.decode(args[0])["t"] if isinstance(args[0], bytes) else args[0]
         self.calls.append(name)
         self.at_call(name)

@@ -31,6 +31,7 @@ class FakeMediaCache:
         self.at_call: Callable[[str, str], None] = lambda name, request_id: None
         self.hits: set[bytes] = set()
         self.fail_next_set = False
+        self.is_silent = False
         self._forgotten: set[str] = set()
         self._used = 0
         self._changed = threading.Condition()

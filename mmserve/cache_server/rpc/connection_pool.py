@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from mmserve.messages.cache import MAX_WAIT_S
 from mmserve.runtime.errors import Unavailable
 
-CALL_TIMEOUT_S = MAX_WAIT_S + 20.0
-"""A call that takes longer is lost: raised as TimeoutError by connections."""
+CALL_MARGIN_S = 5.0
+"""A call that takes this much longer than it may wait in the server is lost: raised as TimeoutError by connections.
+Calls take milliseconds, but the server may be held up on a busy machine."""
 BEAT_INTERVAL_S = 3.0
 _RETRY_AFTER_S = 1.0
 _RECONNECT_INTERVAL_S = 0.05
@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 
 
 class Connection(Protocol):
-    """A registered connection, used by one thread."""
+    """A registered connection, used by one thread. The keyword ``timeout_s`` says how long a call may take."""
 
-    def call(self, *args: Any) -> Any: ...
+    def call(self, *args: Any, **kwargs: Any) -> Any: ...
     def beat(self) -> None: ...
     def close(self) -> None: ...
 
@@ -47,8 +47,10 @@ class ConnectionPool:
         owner: str,
         reconnect_timeout_s: float,
         beat_interval_s: float = BEAT_INTERVAL_S,
+        call_margin_s: float = CALL_MARGIN_S,
     ) -> None:
         self._open = open_
+        self._call_margin_s = call_margin_s
         self._reconnect_timeout_s = reconnect_timeout_s
         self._owner = f"{owner}/{os.getpid()}.{secrets.token_hex(4)}"
         self._local = threading.local()
@@ -59,23 +61,46 @@ class ConnectionPool:
         self._closed = False
         self._beat_interval_s = beat_interval_s
         self._stop_beats = threading.Event()
+        self.is_silent = False
+        """True since a call has timed out, until the server is seen to answer again."""
+        self._trying = threading.Lock()
 
-    def call(self, *args: Any) -> Any:
-        """One round trip, repeated on a new connection if the old one was dead. Raises Unavailable after
-        reconnect_timeout_s without a server."""
+    def call(self, *args: Any, wait_s: float = 0.0) -> Any:
+        """One round trip, repeated on a new connection if the old one was dead. ``wait_s``: how long the server may
+        let the call wait. Raises Unavailable after reconnect_timeout_s without a server, or when it does not answer."""
+        if self.is_silent:
+            self._try_server()
+        timeout_s = wait_s + self._call_margin_s
         connection, fresh = self._connection()
         try:
-            return connection.call(*args)
+            return connection.call(*args, timeout_s=timeout_s)
         except LOST as error:
             self._lose(connection, error)
             if fresh or isinstance(error, TimeoutError):
                 raise _unavailable() from error
         connection, _ = self._connection()
         try:
-            return connection.call(*args)
+            return connection.call(*args, timeout_s=timeout_s)
         except LOST as error:
             self._lose(connection, error)
             raise _unavailable() from error
+
+    def _try_server(self) -> None:
+        """Find out whether a server that did not answer does so now. Raises Unavailable if not.
+
+        One thread at a time tries, by registering; the others would only spend their time waiting.
+        """
+        if not self._trying.acquire(blocking=False):
+            raise _unavailable()
+        try:
+            self._open(self._owner).close()
+        except TimeoutError as error:
+            raise _unavailable() from error
+        except LOST:
+            pass  # it is gone: the call will wait for the next one
+        finally:
+            self._trying.release()
+        self.is_silent = False
 
     @property
     def connected(self) -> bool:
@@ -110,6 +135,9 @@ class ConnectionPool:
         while True:
             try:
                 return connect()
+            except TimeoutError as error:
+                self.is_silent = True
+                raise _unavailable() from error
             except LOST as error:
                 if self._closed or time.monotonic() >= deadline_s:
                     raise _unavailable() from error
@@ -123,6 +151,8 @@ class ConnectionPool:
         with self._lock:
             if self._closed:
                 raise ConnectionError("the client is closed")
+            if self.is_silent:
+                raise TimeoutError("the server has not answered another thread")
             if self._anchor is None:
                 self._anchor = self._open(self._owner)
                 threading.Thread(target=self._send_beats, args=(self._anchor,), name="cache-beat", daemon=True).start()
@@ -140,10 +170,12 @@ class ConnectionPool:
 
     def _lose(self, connection: Connection, error: BaseException) -> None:
         """Drop a dead connection. Unless it merely timed out, its server is gone."""
-        logger.warning("cache server: connection lost (%s)", type(error).__name__)
+        what = "it does not answer" if isinstance(error, TimeoutError) else type(error).__name__
+        logger.warning("cache server: connection lost (%s)", what)
         self._local.connection = None
         connection.close()
         if isinstance(error, TimeoutError):
+            self.is_silent = True
             return
         with self._lock:
             if self._local.server != self._server:

@@ -24,6 +24,14 @@ def _checked(nbytes: int) -> int:
     return nbytes
 
 
+def set_timeouts(connected: socket.socket, timeout_s: float) -> None:
+    """Limit each system call on a blocking socket; 0: no limit. A call that takes longer raises BlockingIOError."""
+    # The kernel's timeouts: Python's own cost another system call each time, and release the interpreter's lock.
+    limit = struct.pack("@ll", *divmod(int(timeout_s * 1e6), 10**6))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connected.setsockopt(socket.SOL_SOCKET, option, limit)
+
+
 class FrameBuffer:
     """Cuts received bytes into messages, for a socket that does not block."""
 
@@ -55,12 +63,16 @@ class FramedSocket:
 
     def __init__(self, connected: socket.socket, timeout_s: float = 0.0) -> None:
         """``timeout_s``: how long one wait for the other side may take; 0: for ever."""
-        # The kernel's timeouts: Python's own cost another system call each time, and release the interpreter's lock.
-        limit = struct.pack("@ll", *divmod(int(timeout_s * 1e6), 10**6))
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            connected.setsockopt(socket.SOL_SOCKET, option, limit)
         self._socket = connected
+        self._timeout_s = -1.0
+        self.set_timeout(timeout_s)
         self._reader = connected.makefile("rb", _BUFFER_NBYTES)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """How long one wait for the other side may take from now on; 0: for ever."""
+        if timeout_s != self._timeout_s:
+            self._timeout_s = timeout_s
+            set_timeouts(self._socket, timeout_s)
 
     def send(self, message: bytes) -> None:
         """Raises ConnectionError when the other side is gone, TimeoutError when it does not read."""

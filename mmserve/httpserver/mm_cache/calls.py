@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.httpserver.call import AllocVersion
+from mmserve.httpserver.mm_cache.late_releases import LateReleases
 from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.errors import Overloaded, Unavailable
@@ -56,6 +57,9 @@ class AsyncCacheClient:
         self._metrics = metrics
         self._alloc_version = alloc_version
         self._num_waiting = 0
+        self._late_releases = LateReleases(self.release_now)
+        self._unsure: set[str] = set()
+        """Requests with an allocation that failed, and that a server which did not answer may still carry out."""
 
     async def alloc(
         self, request_id: str, items: Sequence[AllocItem], deadline_s: float, on_immediate: Callable[[Records], Records]
@@ -76,10 +80,15 @@ class AsyncCacheClient:
             return records, rpc_s, on_immediate(records)
 
         try:
-            records, rpc_s, result = await self._threads.run(call_now)
-        except Overloaded:
-            records, rpc_s = await self._alloc_waiting(request_id, deadline_s, call)
-            result = records
+            try:
+                records, rpc_s, result = await self._threads.run(call_now)
+            except Overloaded:
+                records, rpc_s = await self._alloc_waiting(request_id, deadline_s, call)
+                result = records
+        except Unavailable:
+            if self._client.is_silent:
+                self._unsure.add(request_id)
+            raise
         self._metrics.add("mm_alloc_rpc_seconds", rpc_s, self._alloc_version)
         for state, count in Counter(record.state for record in records).items():
             self._metrics.add("mm_items", count, state, self._alloc_version)
@@ -103,14 +112,31 @@ class AsyncCacheClient:
             ) from None
 
     async def release(self, request_id: str) -> None:
-        """End the request's leases. Idempotent; does nothing if the cache server is gone."""
+        """End the leases of a request that makes no further calls. Idempotent.
+
+        If the cache server is gone, so are the leases. If it does not answer, they are released once it does.
+        """
+        unsure = request_id in self._unsure
+        self._unsure.discard(request_id)
+        if self._client.is_silent:
+            self._late_releases.add(request_id)
+            return
         try:
-            await self._threads.run(lambda: self._client.release(request_id))
+            await self.release_now(request_id)
         except Unavailable:
-            logger.info("request %s: the cache server that held its leases is gone", request_id)
+            logger.info("request %s: the cache server has not answered the release of its leases", request_id)
+            self._late_releases.add(request_id)
+        else:
+            if unsure:
+                self._late_releases.add(request_id, answered=True)
+
+    async def release_now(self, request_id: str) -> None:
+        """End the request's leases. Idempotent. Raises Unavailable if the cache server is gone or does not answer."""
+        await self._threads.run(lambda: self._client.release(request_id))
 
     async def aclose(self) -> None:
         """Close the connections and the waiting threads. Remaining leases end with the connections."""
+        await self._late_releases.aclose()
         with suppress(Unavailable):
             await self._threads.run(self._client.unregister)
         await self._threads.run(self._client.close)

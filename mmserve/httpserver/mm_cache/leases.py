@@ -258,7 +258,7 @@ class MediaLeases:
         """
         logger.warning("request %s: %d images share content keys with others", request.request_id, len(collided))
         self._metrics.add("mm_hash_collisions", len(collided), self._alloc_version)
-        await self._cache.release(request.request_id)
+        await self._cache.release_now(request.request_id)
         items = request.items
         keys = await self._map(lambda index: second_key(items[index].key, items[index].data), request, collided)
         for index, key in zip(collided, keys, strict=True):

@@ -13,7 +13,9 @@ from typing import Any, cast
 import pytest
 
 from mmserve.cache_server.client import connect
+from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.httpserver.call import AllocVersion, MediaItem
+from mmserve.httpserver.mm_cache import late_releases
 from mmserve.httpserver.mm_cache.leases import MediaLeases
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
@@ -276,3 +278,37 @@ def test_requests_without_a_cache_server_are_unavailable(
         await leases.aclose()
 
     asyncio.run(scenario())
+
+
+def test_a_server_that_does_not_answer_costs_neither_time_nor_leases(
+    model: Path, arena: Arena, endpoints: Endpoints, alloc_version: AllocVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests are refused when their time is up. What the server does for them later is undone."""
+    monkeypatch.setattr(late_releases, "INTERVAL_S", 0.05)
+
+    async def refused(leases: MediaLeases, name: str) -> None:
+        with pytest.raises(Unavailable):
+            async with leases.hold(name, [item(100)]):
+                pytest.fail("the server does not answer")
+
+    async def scenario(table: SharedMediaTable) -> None:
+        client = connect(endpoints, "httpserver-0", batched=alloc_version == "v2", call_margin_s=0.2)
+        leases = leases_of(model, arena, endpoints, alloc_version, client=client, timeout_s=0.1)
+        try:
+            async with leases.hold("before", [item(1)]):
+                await asyncio.to_thread(table._lock.acquire)
+                try:
+                    await asyncio.gather(*(refused(leases, f"request-{number}") for number in range(8)))
+                finally:
+                    table._lock.release()
+                await asyncio.to_thread(until, lambda: table.snapshot().num_leases == 1 and not client.is_silent)
+            await asyncio.to_thread(until, lambda: table.snapshot().num_leases == 0)
+            await asyncio.to_thread(until, lambda: not len(leases._cache._late_releases))
+            async with leases.hold("after", [item(2)]) as leased:
+                assert leased[0].record.state == "data"
+        finally:
+            await leases.aclose()
+
+    with serving_cache(endpoints, arena) as table:
+        asyncio.run(scenario(table))
+        assert table.snapshot().num_leases == 0

@@ -12,7 +12,7 @@ import rpyc
 from rpyc.core.channel import Channel
 from rpyc.core.stream import SocketStream
 
-from mmserve.cache_server.rpc.connection_pool import CALL_TIMEOUT_S, LOST, ConnectionPool
+from mmserve.cache_server.rpc.connection_pool import CALL_MARGIN_S, LOST, ConnectionPool
 from mmserve.messages.cache import (
     MAX_WAIT_S,
     AllocItem,
@@ -25,23 +25,26 @@ from mmserve.messages.cache import (
 )
 from mmserve.messages.media import Handle
 
-_CONFIG = {"sync_request_timeout": CALL_TIMEOUT_S, "allow_pickle": False, "close_catchall": True}
+_CONFIG = {"allow_pickle": False, "close_catchall": True}
 
 
 class RpycConnection:
     """Caches the bound remote methods, so that a call is one round trip."""
 
-    def __init__(self, path: Path, owner: str) -> None:
+    def __init__(self, path: Path, owner: str, *, timeout_s: float = CALL_MARGIN_S) -> None:
+        """``timeout_s``: for each step of connecting and registering."""
         self._methods: dict[str, Callable[..., Any]] = {}
         # rpyc's own unix_connect compresses what is larger than 3000 bytes.
-        channel = Channel(SocketStream.unix_connect(str(path)), compress=False)
-        self._rpyc = rpyc.connect_channel(channel, config=_CONFIG)
-        self.call("register", owner)
+        channel = Channel(SocketStream.unix_connect(str(path), timeout_s), compress=False)
+        self._rpyc = rpyc.connect_channel(channel, config={**_CONFIG, "sync_request_timeout": timeout_s})
+        self.call("register", owner, timeout_s=timeout_s)
 
-    def call(self, method: str, *args: Any) -> Any:
+    def call(self, method: str, *args: Any, timeout_s: float = CALL_MARGIN_S) -> Any:
         if method not in self._methods:
-            self._methods[method] = getattr(self._rpyc.root, method)
-        return self._methods[method](*args)
+            self._methods[method] = rpyc.async_(getattr(self._rpyc.root, method))
+        result = self._methods[method](*args)
+        result.set_expiry(timeout_s)
+        return result.value
 
     def beat(self) -> None:
         self.call("beat")
@@ -69,7 +72,8 @@ class ItemwiseCalls:
         replies = [self._alloc_item(request_id, item) for item in items]
         if all(reply.refused == "" for reply in replies):
             return _joined(replies)
-        refused = self._pool.call("await_alloc", request_id, float(min(wait_s, MAX_WAIT_S)))
+        wait_s = float(min(wait_s, MAX_WAIT_S))
+        refused = self._pool.call("await_alloc", request_id, wait_s, wait_s=wait_s)
         if refused:
             return AllocReply(refused=refused)
         return _joined([self._alloc_item(request_id, item) for item in items])
@@ -89,7 +93,7 @@ class ItemwiseCalls:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or "wait" not in states or "write" in states or "gone" in states:
                 return states
-            self._pool.call("get_items_data", request_id, item_ids[states.index("wait")], left_s)
+            self._pool.call("get_items_data", request_id, item_ids[states.index("wait")], left_s, wait_s=left_s)
 
     def set_items_embed(self, item_ids: Sequence[int], ok: Sequence[bool]) -> Sequence[EmbedState]:
         return [
@@ -101,7 +105,7 @@ class ItemwiseCalls:
 
     def acquire_permits(self, requests: Sequence[PermitRequest], wait_s: float) -> PermitsReply:
         fields = tuple((request.name, request.pixel_nbytes, request.arrival_s) for request in requests)
-        granted, promised = self._pool.call("acquire_permits", fields, wait_s)
+        granted, promised = self._pool.call("acquire_permits", fields, wait_s, wait_s=min(wait_s, MAX_WAIT_S))
         return PermitsReply(granted=granted, promised=promised)
 
     def release_permit(self, name: str) -> None:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from mmserve.cache_server.rpc.connection_pool import CALL_TIMEOUT_S, ConnectionPool
-from mmserve.cache_server.rpc.framing import FramedSocket
+from mmserve.cache_server.rpc.connection_pool import CALL_MARGIN_S, ConnectionPool
+from mmserve.cache_server.rpc.framing import FramedSocket, set_timeouts
 from mmserve.ipc.codec import Codec
 from mmserve.messages.cache import (
+    MAX_WAIT_S,
     AcquirePermitsRequest,
     AllocItem,
     AllocReply,
@@ -46,15 +47,21 @@ _NOTHING: Codec[CallFailed | None] = Codec(CallFailed | None)
 class FramedConnection:
     """One round trip a call."""
 
-    def __init__(self, path: Path, owner: str) -> None:
+    def __init__(self, path: Path, owner: str, *, timeout_s: float = CALL_MARGIN_S) -> None:
+        """``timeout_s``: for connecting and registering."""
         with contextlib.ExitStack() as undo:
             connected = undo.enter_context(socket.socket(socket.AF_UNIX))
-            connected.connect(str(path))
-            self._frames = FramedSocket(connected, CALL_TIMEOUT_S)
-            self.call(_REQUESTS.encode(Register(owner=owner)))
+            set_timeouts(connected, timeout_s)
+            try:
+                connected.connect(str(path))
+            except BlockingIOError:
+                raise TimeoutError("the other side does not accept connections") from None
+            self._frames = FramedSocket(connected, timeout_s)
+            self.call(_REQUESTS.encode(Register(owner=owner)), timeout_s=timeout_s)
             undo.pop_all()
 
-    def call(self, request: bytes) -> bytes:
+    def call(self, request: bytes, timeout_s: float = CALL_MARGIN_S) -> bytes:
+        self._frames.set_timeout(timeout_s)
         self._frames.send(request)
         return self._frames.receive()
 
@@ -77,7 +84,7 @@ class BatchedCalls:
         self._pool = pool
 
     def alloc(self, request_id: str, items: Sequence[AllocItem], wait_s: float) -> AllocReply:
-        return self._call(AllocRequest(request_id=request_id, items=tuple(items), wait_s=wait_s), _ALLOC)
+        return self._call(AllocRequest(request_id=request_id, items=tuple(items), wait_s=wait_s), _ALLOC, wait_s)
 
     def release(self, request_id: str) -> None:
         self._call(ReleaseRequest(request_id=request_id), _NOTHING)
@@ -87,7 +94,7 @@ class BatchedCalls:
 
     def get_items_data(self, request_id: str, item_ids: Sequence[int], wait_s: float) -> Sequence[ItemState]:
         request = GetDataRequest(request_id=request_id, item_ids=tuple(item_ids), wait_s=wait_s)
-        return self._call(request, _ITEM_STATES)
+        return self._call(request, _ITEM_STATES, wait_s)
 
     def set_items_embed(self, item_ids: Sequence[int], ok: Sequence[bool]) -> Sequence[EmbedState]:
         return self._call(SetEmbedRequest(item_ids=tuple(item_ids), ok=tuple(ok)), _EMBED_STATES)
@@ -96,7 +103,7 @@ class BatchedCalls:
         return self._call(GetEmbedRequest(item_ids=tuple(item_ids)), _EMBED_STATES)
 
     def acquire_permits(self, requests: Sequence[PermitRequest], wait_s: float) -> PermitsReply:
-        return self._call(AcquirePermitsRequest(requests=tuple(requests), wait_s=wait_s), _PERMITS)
+        return self._call(AcquirePermitsRequest(requests=tuple(requests), wait_s=wait_s), _PERMITS, wait_s)
 
     def release_permit(self, name: str) -> None:
         self._call(ReleasePermitRequest(name=name), _NOTHING)
@@ -104,8 +111,8 @@ class BatchedCalls:
     def unregister(self) -> None:
         self._call(UnregisterRequest(), _NOTHING)
 
-    def _call(self, request: CacheRequest, replies: Codec[R | CallFailed]) -> R:
-        reply = replies.decode(self._pool.call(_REQUESTS.encode(request)))
+    def _call(self, request: CacheRequest, replies: Codec[R | CallFailed], wait_s: float = 0.0) -> R:
+        reply = replies.decode(self._pool.call(_REQUESTS.encode(request), wait_s=min(wait_s, MAX_WAIT_S)))
         if isinstance(reply, CallFailed):
             raise RuntimeError(f"the cache server: {reply.message}")
         return reply

@@ -1,0 +1,104 @@
+"""Calls to a server that does not answer: each has a deadline, and they do not queue up behind each other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from mmserve.cache_server.client import MediaCacheClient, connect
+from mmserve.cache_server.shared_table import SharedMediaTable
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.runtime.errors import Overloaded, Unavailable
+from tests.fakes.cache import alloc_item, until
+
+MARGIN_S = 0.15
+ITEMS = [alloc_item("cat")]
+
+
+@pytest.fixture
+def client(endpoints: Endpoints, table: SharedMediaTable, batched: bool) -> Iterator[MediaCacheClient]:
+    made = connect(endpoints, "http-0", batched=batched, reconnect_timeout_s=0.1, call_margin_s=MARGIN_S)
+    yield made
+    made.close()
+
+
+def test_a_call_that_is_not_answered_raises_and_later_ones_succeed(
+    client: MediaCacheClient, table: SharedMediaTable
+) -> None:
+    client.alloc("r", ITEMS, wait_s=0)
+    with table._lock:
+        for _ in range(2):
+            with pytest.raises(Unavailable):
+                client.alloc("r", ITEMS, wait_s=0)
+            assert client.is_silent
+    until(lambda: _answers(client))
+    assert client.alloc("r", ITEMS, wait_s=0)[0].state == "write"
+    assert not client.is_silent
+
+
+def _answers(client: MediaCacheClient) -> bool:
+    try:
+        client.release("nothing")
+    except Unavailable:
+        return False
+    return True
+
+
+def test_the_time_that_a_call_may_wait_is_not_cut_short(client: MediaCacheClient) -> None:
+    client.alloc("all", [alloc_item(name) for name in "abcd"], wait_s=0)
+    with pytest.raises(Overloaded):
+        client.alloc("r", ITEMS, wait_s=3 * MARGIN_S)
+    client.release("all")
+    assert client.alloc("writer", ITEMS, wait_s=0)[0].state == "write"
+    (record,) = client.alloc("reader", ITEMS, wait_s=0)
+    assert client.get_items_data("reader", [record.item_id], wait_s=3 * MARGIN_S) == ("wait",)
+
+
+def test_while_the_server_is_silent_one_call_at_a_time_tries_it(
+    client: MediaCacheClient, table: SharedMediaTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, trying, most = threading.Lock(), 0, 0
+    pool = client._pool
+    opened = pool._open
+
+    def counted(owner: str) -> object:
+        nonlocal trying, most
+        with lock:
+            trying += 1
+            most = max(most, trying)
+        try:
+            return opened(owner)
+        finally:
+            with lock:
+                trying -= 1
+
+    client.alloc("r", ITEMS, wait_s=0)
+    monkeypatch.setattr(pool, "_open", counted)
+    with table._lock:
+        with pytest.raises(Unavailable):
+            client.release("x")
+        with ThreadPoolExecutor(8) as threads:
+            failures = [call.exception() for call in [threads.submit(client.release, str(n)) for n in range(24)]]
+    assert all(isinstance(failure, Unavailable) for failure in failures)
+    assert most == 1
+
+
+def test_a_server_that_died_while_it_was_silent_is_replaced(
+    client: MediaCacheClient, table: SharedMediaTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = client._pool
+    opened = pool._open
+    with table._lock, pytest.raises(Unavailable):
+        client.release("x")
+
+    def gone(owner: str) -> object:
+        monkeypatch.setattr(pool, "_open", opened)
+        raise ConnectionRefusedError
+
+    until(lambda: not table._lock.locked())
+    monkeypatch.setattr(pool, "_open", gone)
+    client.release("x")
+    assert not client.is_silent
