@@ -90,11 +90,14 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class RankReady(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="ready"):
-    """From rank 0 to the router, its first message: the size of the KV cache of every rank."""
+    """From rank 0 to the router, its first message: the size of the KV cache of every rank, and the time of a step."""
 
     num_blocks: int
     block_tokens: int
     """Tokens in a KV block, as the attention backend wants it."""
+    chunk_tokens: int = 0
+    chunk_s: float = 0.0
+    """Seconds of a step with a prompt of ``chunk_tokens`` tokens alone. 0: unknown."""
 
 
 RankInbound = StepPlan

@@ -48,12 +48,19 @@ def run(process: Process) -> None:
         with memory_allocator.return_freed_memory():
             runner = ModelRunner(deployment, tp, process.arena, platform, process.progress, startup_timer)
         platform.release_torch_threads()
-        runner.warm_up()
+        # First, so that the time of the warm-up's chunk is that of later ones.
         platform.prefault_for_steps(deployment)
+        chunk = runner.warm_up()
         startup_timer.end("warm-up")
         logger.info("started within %s", startup_timer)
         if rank == 0:
-            outbox.send(RankReady(num_blocks=runner.num_blocks, block_tokens=runner.block_tokens))
+            ready = RankReady(
+                num_blocks=runner.num_blocks,
+                block_tokens=runner.block_tokens,
+                chunk_tokens=chunk.num_tokens,
+                chunk_s=chunk.seconds,
+            )
+            outbox.send(ready)
         process.ready(_details(process, runner, platform))
         long_steps = stack.enter_context(LongWork(heartbeat, counts_cpu_time=deployment.device == "cpu"))
         computing = partial(_computing, long_steps, busy_ranks, rank, deployment.cpu_threads // size)

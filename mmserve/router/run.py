@@ -81,10 +81,12 @@ def _scheduler(deployment: Deployment, ready: RankReady, metrics: MetricsClient)
         max_model_len=deployment.max_model_len,
         max_step_s=deployment.config.max_step_ms / 1e3,
     )
-    return Scheduler(
+    scheduler = Scheduler(
         config,
         num_blocks=ready.num_blocks,
         block_tokens=ready.block_tokens,
         now=time.monotonic,
         record=metrics.add,
     )
+    scheduler.observe_chunk(ready.chunk_tokens, ready.chunk_s)
+    return scheduler

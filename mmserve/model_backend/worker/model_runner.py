@@ -20,8 +20,7 @@ import torch
 from mmserve.checkpoint.load import check_tp
 from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
-from mmserve.messages.sampling import SamplingParams
-from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep, SlotFailure, StepPlan, StepResult
+from mmserve.messages.step import BlockCopy, SequenceStep, SlotFailure, StepPlan, StepResult
 from mmserve.model_backend.attention.interface import AttentionSpec, StepLimits
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.loader.load import load_decoder
@@ -38,7 +37,7 @@ from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
 from mmserve.model_backend.worker.sampling.sampler import FAILURES, Sampler, SampleRow
 from mmserve.model_backend.worker.step_errors import StepErrors
 from mmserve.model_backend.worker.step_splitting import StepError, compute_in_parts
-from mmserve.runtime.errors import StartupError
+from mmserve.model_backend.worker.warm_up import ChunkTime, WarmUp
 from mmserve.runtime.startup_timer import StartupTimer
 
 logger = logging.getLogger(__name__)
@@ -83,6 +82,10 @@ class ModelRunner:
             self._vocab_size,
         )
         config, max_blocks = deployment.config, self._input_batch.blocks.shape[1]
+        self._max_step_s = config.max_step_ms / 1e3
+        self._max_chunk_tokens = min(
+            config.max_num_batched_tokens, deployment.max_model_len - 1, self.num_blocks * self.block_tokens
+        )
         limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs, max_blocks, self.block_tokens)
         self._metadata_builder = self._attention.builder(limits)
         self._executor = platform.executor(self._model, limits)
@@ -98,16 +101,11 @@ class ModelRunner:
     def num_blocks(self) -> int:
         return self._kv.shape[1]
 
-    def warm_up(self) -> None:
-        """Prefill and decode once, so that no request pays for first calls. Raises StartupError on NaN."""
-        greedy = SamplingParams(max_tokens=2, temperature=0.0)
-        new = NewSequence(slot=0, token_ids=bytes(8 * 8), num_prompt_tokens=8, spans=(), sampling=greedy)
-        prefill = SequenceStep(slot=0, start=0, num_tokens=8, new_blocks=(0,), sample=True)
-        decode = SequenceStep(slot=0, start=8, num_tokens=1, new_blocks=(), sample=True)
-        for plan in (StepPlan(step_id=0, new=(new,), steps=(prefill,)), StepPlan(step_id=0, steps=(decode,))):
-            if failures := self.step(plan).failures:
-                raise StartupError(f"the model's first forward pass fails: {failures[0].message}; try another --dtype")
-        self.step(StepPlan(step_id=0, free=(0,)))
+    def warm_up(self) -> ChunkTime:
+        """Compute once, so that no request pays for first calls, and time a chunk. Raises StartupError."""
+        warm_up = WarmUp(self.step, self._tp, self._platform.device, self.block_tokens)
+        warm_up.first_steps()
+        return warm_up.time_chunk(self._max_chunk_tokens, self._max_step_s)
 
     def step(self, plan: StepPlan) -> StepResult:
         """``launch`` and ``collect`` in one."""

@@ -120,6 +120,10 @@ class Scheduler:
             self._requests.add(sequence)
             self._waiting.push(sequence)
 
+    def observe_chunk(self, num_tokens: int, seconds: float) -> None:
+        """The ranks have computed a step with a prompt of so many tokens, before the first plan. 0 seconds: unknown."""
+        self._step_times.observe(0, num_tokens, seconds)
+
     # ---- planning
 
     def schedule(self) -> StepPlan | None:

@@ -8,14 +8,20 @@ import pytest
 
 from mmserve.messages.step import RankReady
 from mmserve.router import run
-from mmserve.router.scheduler.scheduler import SchedulerConfig
+from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.fakes.http_services import make_deployment
 from tests.fakes.samples import Samples
+from tests.unit.router.builders import request
 
 
 def test_limits_of_the_scheduler_follow_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[tuple[SchedulerConfig, dict[str, Any]]] = []
-    monkeypatch.setattr(run, "Scheduler", lambda config, **options: built.append((config, options)))
+
+    def build(config: SchedulerConfig, **options: Any) -> Scheduler:
+        built.append((config, options))
+        return Scheduler(config, **options)
+
+    monkeypatch.setattr(run, "Scheduler", build)
     deployment = make_deployment("/nowhere", max_num_seqs=3, max_num_batched_tokens=48, max_step_ms=250.0)
     samples: Any = Samples()
     run._scheduler(deployment, RankReady(num_blocks=7, block_tokens=16), samples)
@@ -24,3 +30,15 @@ def test_limits_of_the_scheduler_follow_their_options(monkeypatch: pytest.Monkey
         max_num_seqs=3, max_num_batched_tokens=48, max_model_len=deployment.max_model_len, max_step_s=0.25
     )
     assert (options["num_blocks"], options["block_tokens"]) == (7, 16)
+
+
+def test_the_first_prompt_is_cut_by_the_time_of_the_warm_up() -> None:
+    """Without it the first step had all of --max-num-batched-tokens: minutes on a slow machine."""
+    samples: Any = Samples()
+    deployment = make_deployment("/nowhere", max_num_batched_tokens=2048, max_step_ms=100.0)
+    ready = RankReady(num_blocks=100, block_tokens=16, chunk_tokens=16, chunk_s=0.08)
+    scheduler = run._scheduler(deployment, ready, samples)
+    scheduler.receive(request("a", range(100), max_tokens=2))
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert [step.num_tokens for step in plan.steps] == [40], "twice 100 ms, as nothing decodes, at 5 ms a token"

@@ -1,0 +1,74 @@
+"""The first steps of a rank: they pay for first calls, show that the model computes, and time a chunk of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from mmserve.messages.sampling import SamplingParams
+from mmserve.messages.step import NewSequence, SequenceStep, StepPlan, StepResult
+from mmserve.model_backend.distributed import TpGroup
+from mmserve.runtime.errors import StartupError
+
+_FIRST_TOKENS = 8
+_FIRST_CHUNK_TOKENS, _CHUNK_GROWTH = 16, 4
+_GREEDY = SamplingParams(max_tokens=2, temperature=0.0)
+
+
+class ChunkTime(NamedTuple):
+    """How long a chunk of a prompt has taken, on the slowest rank."""
+
+    num_tokens: int
+    seconds: float
+
+
+class WarmUp:
+    """Steps of one sequence alone, in slot 0 of ranks that have no other. All ranks call the same methods."""
+
+    def __init__(self, step: Callable[[StepPlan], StepResult], tp: TpGroup, device: torch.device, block_tokens: int):
+        self._step, self._tp, self._device, self._block_tokens = step, tp, device, block_tokens
+
+    def first_steps(self) -> None:
+        """Prefill and decode. Raises StartupError if the model cannot compute or its output is not finite."""
+        self._prefill(_FIRST_TOKENS)
+        self._compute(StepPlan(step_id=0, steps=(SequenceStep(0, _FIRST_TOKENS, 1, (), True),)))
+        self._step(StepPlan(step_id=0, free=(0,)))
+
+    def time_chunk(self, max_tokens: int, max_s: float) -> ChunkTime:
+        """Times chunks of growing size, and returns the last: of ``max_tokens``, or one that takes ``max_s`` / 4.
+
+        Small chunks first, because a large one may take minutes on a slow machine.
+        """
+        for num_tokens in _chunk_sizes(max_tokens):
+            seconds = self._prefill(num_tokens)
+            self._step(StepPlan(step_id=0, free=(0,)))
+            if seconds * _CHUNK_GROWTH >= max_s:
+                break
+        return ChunkTime(num_tokens, seconds)
+
+    def _prefill(self, num_tokens: int) -> float:
+        """Seconds of a step with a prompt of so many tokens, on the slowest rank."""
+        blocks = tuple(range(-(-num_tokens // self._block_tokens)))
+        new = NewSequence(
+            slot=0, token_ids=bytes(8 * num_tokens), num_prompt_tokens=num_tokens, spans=(), sampling=_GREEDY
+        )
+        result = self._compute(StepPlan(step_id=0, new=(new,), steps=(SequenceStep(0, 0, num_tokens, blocks, True),)))
+        # All ranks must stop at the same size.
+        return float(self._tp.max(torch.tensor([result.forward_s], device=self._device)))
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        result = self._step(plan)
+        if result.failures:
+            remedy = "choose a smaller model or a --quantization" if result.out_of_memory else "try another --dtype"
+            raise StartupError(f"the model's first forward pass fails: {result.failures[0].message}; {remedy}")
+        return result
+
+
+def _chunk_sizes(max_tokens: int) -> Iterator[int]:
+    num_tokens = min(_FIRST_CHUNK_TOKENS, max_tokens)
+    while num_tokens < max_tokens:
+        yield num_tokens
+        num_tokens = min(_CHUNK_GROWTH * num_tokens, max_tokens)
+    yield num_tokens
