@@ -9,7 +9,9 @@ import torch
 from mmserve.config.deployment import Deployment
 from mmserve.model_backend.attention.interface import AttentionBackend
 from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.platforms.device import is_out_of_memory
 from mmserve.model_backend.platforms.interface import Platform
+from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import StartupError
 
 _FREE_SHARE = 0.85
@@ -21,7 +23,7 @@ def allocate(
 ) -> torch.Tensor:
     """Zeros [layers, *kv_shape of the attention backend], with the same number of blocks on all ranks.
 
-    Raises StartupError if one sequence of max_model_len does not fit.
+    Raises StartupError if one sequence of max_model_len does not fit, or if the memory is not there.
     """
     num_layers = deployment.model.text.num_layers
     if deployment.kv_tokens is not None:
@@ -35,7 +37,17 @@ def allocate(
             f"the KV cache holds {num_blocks * block_tokens} tokens, less than one sequence of "
             f"{deployment.max_model_len}: raise --kv-cache-gb or lower --max-model-len"
         )
-    return platform.allocate_kv_cache((num_layers, *attention.kv_shape(num_blocks, block_tokens)))
+    shape = (num_layers, *attention.kv_shape(num_blocks, block_tokens))
+    nbytes = torch.Size(shape).numel() * platform.dtype.itemsize
+    try:
+        return platform.allocate_kv_cache(shape)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise StartupError(
+            f"the KV cache of {nbytes / MIB:.0f} MiB for {num_blocks * block_tokens} tokens does not fit the memory of "
+            f"{platform.device_name}: lower --kv-cache-gb or --max-model-len, or end what else uses that memory"
+        ) from error
 
 
 def _blocks_that_fit(

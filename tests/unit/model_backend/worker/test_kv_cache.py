@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mmserve.model_backend.platforms.reference import TorchPlatform
+from mmserve.runtime.errors import StartupError
 from tests.fakes.checkpoints import make_llama
 from tests.fakes.engine import make_runner
 
@@ -44,3 +45,30 @@ def test_a_part_of_the_free_memory_is_filled_with_blocks(tmp_path: Path) -> None
 def test_more_blocks_than_all_slots_can_use_are_not_taken(tmp_path: Path) -> None:
     runner = make_runner(make_llama(tmp_path), platform=SmallDevice(1 << 40), kv_tokens=None)
     assert runner.num_blocks == 2 * 8 * 16, "twice what 8 slots of 256 tokens can use"
+
+
+class FullDevice(TorchPlatform):
+    """All of its memory is used by others."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(torch.device("cpu"), torch.float32)
+        self._error = error
+
+    def allocate_kv_cache(self, shape: tuple[int, ...]) -> torch.Tensor:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_a_cache_for_which_there_is_no_memory_is_an_error_that_says_what_to_do(
+    tmp_path: Path, error: Exception
+) -> None:
+    with pytest.raises(StartupError, match=r"KV cache of \d+ MiB .*--kv-cache-gb") as raised:
+        make_runner(make_llama(tmp_path), platform=FullDevice(error), kv_tokens=4096)
+    assert "\n" not in str(raised.value)
+
+
+def test_other_errors_of_the_device_are_not_taken_for_a_lack_of_memory(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="illegal"):
+        make_runner(make_llama(tmp_path), platform=FullDevice(RuntimeError("illegal access")))
