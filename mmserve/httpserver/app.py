@@ -32,11 +32,10 @@ from mmserve.httpserver.http.middleware import RequestMiddleware
 from mmserve.httpserver.media.local import decode_small_images
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.byte_budget import MIB
-from mmserve.runtime.errors import InvalidRequest, MmserveError, NotFound
+from mmserve.runtime.errors import InvalidRequest, MmserveError, NotFound, shortened
 
 Parse = Callable[[bytes | bytearray, ServedModel, float], Awaitable[GenerateCall]]
 """parse(body, model, arrival_s): a protocol's request as a GenerateCall."""
-_MAX_ECHOED_CHARS = 200
 
 
 def make_app(context: WorkerContext) -> ASGIApp:
@@ -129,7 +128,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     """Errors of the framework (no such route, wrong method) in the form of our own."""
     assert isinstance(error, HTTPException)
     wrapped: MmserveError = (NotFound if error.status_code == 404 else InvalidRequest)(
-        f"{request.method} {request.url.path[:_MAX_ECHOED_CHARS]}: {error.detail}"
+        f"{request.method} {shortened(request.url.path)}: {error.detail}"
     )
     wrapped.status = error.status_code
     response = error_response(wrapped)

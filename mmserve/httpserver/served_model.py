@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmserve.config.deployment import Deployment
 from mmserve.httpserver.sampling_defaults import SamplingDefaults, read_sampling_defaults
-from mmserve.runtime.errors import ModelNotFound
+from mmserve.runtime.errors import ModelNotFound, quoted
 
 
 @dataclass(frozen=True)
@@ -42,4 +42,4 @@ class ServedModel:
     def check_name(self, name: str | None) -> None:
         """Raise ModelNotFound unless ``name`` is one of the aliases, empty or None."""
         if name and name not in self.aliases:
-            raise ModelNotFound(f"the model {name!r} is not served here; {self.name!r} is", param="model")
+            raise ModelNotFound(f"the model {quoted(name)} is not served here; {self.name!r} is", param="model")

@@ -5,9 +5,25 @@ The HTTP server renders them in the format of the client's protocol.
 
 from __future__ import annotations
 
+MAX_MESSAGE_CHARS = 1000
+MAX_QUOTED_CHARS = 60
+
+
+def quoted(text: object) -> str:
+    """``text`` as it may stand in an error message: its representation, cut to MAX_QUOTED_CHARS.
+
+    For everything that a client wrote, so that an error does not repeat megabytes of a request.
+    """
+    return shortened(repr(shortened(text) if isinstance(text, str) else text), MAX_QUOTED_CHARS + len("''"))
+
+
+def shortened(text: str, limit: int = MAX_QUOTED_CHARS) -> str:
+    """``text`` cut to ``limit`` characters, the last of which are then an ellipsis."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
 
 class MmserveError(Exception):
-    """An error whose message may be shown to a client.
+    """An error whose message may be shown to a client, cut to MAX_MESSAGE_CHARS.
 
     ``param`` names the request field at fault, ``retry_after_s`` becomes a Retry-After header.
     """
@@ -16,6 +32,7 @@ class MmserveError(Exception):
     kind = "internal_error"
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        message = shortened(message, MAX_MESSAGE_CHARS)
         super().__init__(message)
         self.message = message
         self.param = param

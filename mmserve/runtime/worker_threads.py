@@ -10,6 +10,7 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
@@ -66,7 +67,7 @@ class WorkerThreads:
             return []
         group = _CallGroup(works, asyncio.get_running_loop())
         for index in range(len(works)):
-            self._submit(partial(group.run, index))
+            self._submit(partial(copy_context().run, group.run, index))
         return await group.results()
 
     def _submit(self, call: Callable[[], None]) -> None:

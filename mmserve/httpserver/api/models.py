@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from mmserve.httpserver.context import WorkerContext
-from mmserve.runtime.errors import ModelNotFound
+from mmserve.runtime.errors import ModelNotFound, quoted
 
 
 class ModelCard(msgspec.Struct):
@@ -35,7 +35,7 @@ def model_routes(context: WorkerContext) -> APIRouter:
     async def get_model(model_id: str) -> Response:
         # A model named by a path loses its leading slash in the URL.
         if not model_id or not {model_id, f"/{model_id}"} & model.aliases:
-            raise ModelNotFound(f"the model {model_id!r} is not served here; {model.name!r} is", param="model")
+            raise ModelNotFound(f"the model {quoted(model_id)} is not served here; {model.name!r} is", param="model")
         return _json(card)
 
     return router

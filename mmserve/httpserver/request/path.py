@@ -26,7 +26,7 @@ from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest, choice_id
 from mmserve.messages.sampling import SamplingParams
 from mmserve.metrics.client import MetricsClient
-from mmserve.runtime.errors import ContextLengthExceeded, MediaError, MmserveError, Overloaded, Unavailable
+from mmserve.runtime.errors import ContextLengthExceeded, MediaError, MmserveError, Overloaded, Unavailable, quoted
 from mmserve.runtime.worker_threads import WorkerThreads
 
 MAX_LEASES = 4
@@ -159,7 +159,7 @@ class RequestPath:
         """Set max_tokens to the rest of the context if it is 0. Raises ContextLengthExceeded if it does not fit."""
         room = self.max_model_len - prompt_tokens
         if room < max(1, sampling.max_tokens):
-            output = f" and {sampling.max_tokens} of output" if sampling.max_tokens else ""
+            output = f" and {quoted(sampling.max_tokens)} of output" if sampling.max_tokens else ""
             raise ContextLengthExceeded(
                 f"{prompt_tokens} prompt tokens{output} do not fit the context of {self.max_model_len} tokens",
                 param="max_tokens" if room > 0 else "messages",

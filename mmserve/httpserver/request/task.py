@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from contextvars import Context, copy_context
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from mmserve.httpserver.output.deltas import DeltaStream
 from mmserve.httpserver.output.render_turns import RenderTurns
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.metrics.client import MetricsClient
+from mmserve.runtime import log
 from mmserve.runtime.errors import DeadlineExceeded, MmserveError, Unavailable
 from mmserve.runtime.failures import drop_tracebacks, order_for_client, without_references
 
@@ -62,7 +64,9 @@ class RequestTask:
             call.n,
             call.stream,
         )
-        self.task = asyncio.create_task(generate(call, self.deltas, resources), name=f"request {call.request_id}")
+        self.task = asyncio.create_task(
+            generate(call, self.deltas, resources), name=f"request {call.request_id}", context=_context_of(call)
+        )
         self.task.add_done_callback(self._on_done)
 
     def abort(self) -> None:
@@ -169,6 +173,13 @@ class RequestTasks:
             request_task.cancel()
         if self._running:
             await asyncio.wait(list(self._running), timeout=_CLEANUP_TIMEOUT_S)
+
+
+def _context_of(call: GenerateCall) -> Context:
+    """The context of a request's task: names the request in its log lines."""
+    context = copy_context()
+    context.run(log.request_id.set, call.request_id)
+    return context
 
 
 def _shutting_down() -> Unavailable:

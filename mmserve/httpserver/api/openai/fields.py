@@ -15,13 +15,17 @@ T = TypeVar("T")
 
 MAX_CHOICES = 16
 MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+MAX_MODEL_NAME_CHARS = 256
+MAX_SALT_CHARS = 256
+MAX_BIASED_TOKENS = 4096
 MAX_TOP_K = 2**31 - 1
 """More than any vocabulary. Messages to the ranks cannot carry integers of more than 64 bits."""
 
 MAX_TIMEOUT_S = 86400
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Text = Annotated[str, Meta(min_length=1)]
+StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,14 +52,14 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     """Body of ``POST /v1/chat/completions``. ConversationReader reads ``messages``; its errors name the part."""
 
     messages: Any = None
-    model: str | None = None
+    model: Annotated[str, Meta(max_length=MAX_MODEL_NAME_CHARS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
-    stop: Text | Annotated[list[Text], Meta(max_length=MAX_STOPS)] | None = None
-    cache_salt: str | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
+    cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None = None
     timeout: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None = None
     tool_choice: Any = None
     logprobs: bool | None = None

@@ -7,9 +7,10 @@ from typing import Any
 
 from mmserve.httpserver.call import MediaPart, MediaRef, Message, TextPart
 from mmserve.httpserver.media.split_media import SplitUrl
-from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest
+from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, quoted
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+MAX_URL_CHARS = 8192
 _TEXT_FIELDS = {"text": "text", "refusal": "refusal"}
 """Text part type -> its field with the text."""
 
@@ -80,7 +81,7 @@ class ConversationReader:
         if type_ == "image_url":
             return self._image(part.get("image_url"), at)
         if not isinstance(type_, str) or type_ not in _TEXT_FIELDS:
-            raise InvalidRequest(f"unsupported content part type {type_!r:.60}", param=f"{at}.type")
+            raise InvalidRequest(f"unsupported content part type {quoted(type_)}", param=f"{at}.type")
         text = part.get(_TEXT_FIELDS[type_])
         if not isinstance(text, str):
             raise InvalidRequest("text must be a string", param=f"{at}.{_TEXT_FIELDS[type_]}")
@@ -95,6 +96,8 @@ class ConversationReader:
         url = image_url
         if isinstance(image_url, dict):
             where, url = f"{where}.url", image_url.get("url")
+        if isinstance(url, str) and len(url) > MAX_URL_CHARS and not url[:5].lower() == "data:":
+            raise InvalidRequest(f"a URL may have {MAX_URL_CHARS} characters, unless it is a data: URL", param=where)
         if not isinstance(url, str) or not url:
             raise InvalidRequest("an image needs a url (data:, http(s): or file:)", param=where)
         head, data = self._split_urls.pop(url, (url, None))

@@ -6,10 +6,10 @@ import secrets
 from typing import TypeVar
 
 from mmserve.config.config import MAX_SEED
-from mmserve.httpserver.api.openai.fields import ChatRequest, SamplingFields
+from mmserve.httpserver.api.openai.fields import MAX_BIASED_TOKENS, ChatRequest, SamplingFields
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.messages.sampling import SamplingParams
-from mmserve.runtime.errors import InvalidRequest
+from mmserve.runtime.errors import InvalidRequest, quoted
 
 T = TypeVar("T")
 
@@ -26,7 +26,9 @@ def sampling_params(
     temperature = _or_default(fields.temperature, defaults.temperature)
     min_tokens = fields.min_tokens or 0
     if max_tokens and min_tokens > max_tokens:
-        raise InvalidRequest(f"min_tokens {min_tokens} is more than max_tokens {max_tokens}", param="min_tokens")
+        raise InvalidRequest(
+            f"min_tokens {quoted(min_tokens)} is more than max_tokens {quoted(max_tokens)}", param="min_tokens"
+        )
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -63,7 +65,9 @@ def _seed(seed: int | None, server_seed: int, temperature: float) -> int:
 
 
 def _logit_bias(fields: SamplingFields, vocab_size: int) -> dict[int, float]:
+    if len(fields.logit_bias or ()) > MAX_BIASED_TOKENS:
+        raise InvalidRequest(f"logit_bias may have {MAX_BIASED_TOKENS} entries", param="logit_bias")
     for token_id in fields.logit_bias or {}:
         if not 0 <= token_id < vocab_size:
-            raise InvalidRequest(f"token id {token_id} is not in the vocabulary", param="logit_bias")
+            raise InvalidRequest(f"token id {quoted(token_id)} is not in the vocabulary", param="logit_bias")
     return fields.logit_bias or {}

@@ -10,7 +10,7 @@ import pytest
 from mmserve.httpserver.api.openai.chat import parse
 from mmserve.httpserver.call import GenerateCall, MediaPart, MediaRef, TextPart
 from mmserve.httpserver.served_model import ServedModel
-from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
+from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, MmserveError, ModelNotFound
 from tests.fakes.http_services import EOS, make_deployment
 
 USER = {"role": "user", "content": "hi"}
@@ -70,6 +70,26 @@ def test_a_requests_own_timeout_is_in_seconds() -> None:
     assert read({}).timeout_s is None
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": "m" * 256},
+        {"messages": [{"role": "r" * 100_000, "content": "hi"}]},
+        {"messages": [{"role": "user", "content": [{"type": "t" * 100_000}]}]},
+        {"logit_bias": {"9" * 4000: 1}},
+        {"min_tokens": 10**4000, "max_tokens": 1},
+        {"k" * 100_000: 1, "temperature": "t" * 100_000},
+        {"response_format": {"type": "t" * 100_000}},
+    ],
+    ids=lambda body: next(iter(body))[:20],
+)
+def test_an_error_repeats_little_of_what_the_client_wrote(body: dict[str, Any]) -> None:
+    with pytest.raises(MmserveError) as refused:
+        read(body)
+    assert len(refused.value.message) < 250
+    assert len(refused.value.param or "") < 50
+
+
 def test_another_model_is_not_found() -> None:
     with pytest.raises(ModelNotFound) as refused:
         read({"model": "gpt-4"})
@@ -83,6 +103,15 @@ def test_another_model_is_not_found() -> None:
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"timeout": 0}, "timeout"),
+        ({"model": "m" * 257}, "model"),
+        ({"cache_salt": "s" * 257}, "cache_salt"),
+        ({"stop": "s" * 1025}, "stop"),
+        ({"stop": ["s" * 1025]}, "stop[0]"),
+        ({"logit_bias": {str(id): 1 for id in range(4097)}}, "logit_bias"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "http://x/" + "y" * 8192}]}]},
+            "messages[0].content[0].image_url",
+        ),
         ({"timeout": 86_401}, "timeout"),
         ({"timeout": "1"}, "timeout"),
         ({"temperature": True}, "temperature"),
