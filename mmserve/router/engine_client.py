@@ -54,11 +54,11 @@ class EngineClient:
         message = self._next(busy=True)
         if not isinstance(message, StepResult) or message.step_id != plan.step_id:
             raise BrokenLink(f"instead of the result of step {plan.step_id} the ranks sent {message!r:.200}")
-        slots = {step.slot for step in plan.steps}
-        if not slots.issuperset([slot for slot, _ in message.tokens]) or not slots.issuperset(
-            [failure.slot for failure in message.failures]
-        ):
-            raise BrokenLink(f"the result of step {plan.step_id} names slots that its plan does not")
+        sampling = {step.slot for step in plan.steps if step.sample}
+        if not sampling.issuperset([slot for slot, _ in message.tokens]):
+            raise BrokenLink(f"the result of step {plan.step_id} has tokens of slots that do not sample in it")
+        if message.failures and not {failure.slot for failure in message.failures} <= {s.slot for s in plan.steps}:
+            raise BrokenLink(f"the result of step {plan.step_id} has failures of slots that are not in its plan")
         return plan, message
 
     def close(self) -> None:

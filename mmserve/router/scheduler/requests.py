@@ -72,6 +72,12 @@ class OutputBuffer:
         replies, self._replies = self._replies, []
         return replies
 
+    def add_token_ids(self, request: GenerateRequest, token_ids: tuple[int, ...]) -> None:
+        """New tokens of a request that goes on and did not ask for log-probabilities; not its first ones."""
+        self._replies.append(
+            (request.reply_to, TokenReply(id=request.id, attempt=request.attempt, token_ids=token_ids))
+        )
+
     def add_tokens(
         self,
         request: GenerateRequest,
@@ -81,10 +87,6 @@ class OutputBuffer:
         num_cached_tokens: int,
     ) -> None:
         """New tokens of the request; with ``finish`` its last ones."""
-        if finish is None and not logprobs and not num_cached_tokens:  # the common case
-            reply = TokenReply(id=request.id, attempt=request.attempt, token_ids=token_ids)
-            self._replies.append((request.reply_to, reply))
-            return
         reply = TokenReply(
             id=request.id,
             attempt=request.attempt,

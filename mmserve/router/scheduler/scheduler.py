@@ -235,10 +235,11 @@ class Scheduler:
         sampled, logprobs = dict(result.tokens), dict(result.logprobs)
         if failures := done.failures(result, sampled):
             self._fail_slots(failures, done)
-        running = SequenceStatus.RUNNING
+        running, none = SequenceStatus.RUNNING, ()
         for sequence, step in zip(done.sequences, plan.steps, strict=True):
             if step.sample and sequence.status is running:
-                self._append(sequence, sampled[step.slot], logprobs.get(step.slot, ()))
+                slot = step.slot
+                self._append(sequence, sampled[slot], logprobs.get(slot, none) if logprobs else none)
         retained, self._retained = self._retained, []
         for sequence in retained:
             self._release(sequence)
@@ -269,11 +270,15 @@ class Scheduler:
     def _append(self, sequence: Sequence, token_ids: tuple[int, ...], logprobs: tuple[bytes, ...]) -> None:
         """Adds the tokens of a result and replies with them; those after the end of the sequence are dropped."""
         assert sequence.block_table is not None
-        num_before = len(sequence.tokens)
+        tokens = sequence.tokens
+        num_before = len(tokens)
         finish = sequence.append(token_ids)
-        num_added = len(sequence.tokens) - num_before
+        num_added = len(tokens) - num_before
         if (num_before - 1) % self._block_tokens + num_added >= self._block_tokens:  # a block is full
-            self.kv.cache_full_blocks(sequence.block_table, sequence.tokens, num_before + num_added - 1)
+            self.kv.cache_full_blocks(sequence.block_table, tokens, num_before + num_added - 1)
+        if finish is None and not logprobs and sequence.first_token_s is not None:  # the common case
+            self._replies.add_token_ids(sequence.request, token_ids)
+            return
         if num_added < len(token_ids):
             token_ids, logprobs = token_ids[:num_added], logprobs[:num_added]
         num_cached = 0

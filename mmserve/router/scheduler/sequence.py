@@ -46,6 +46,7 @@ class Sequence:
         "slot",
         "started_s",
         "status",
+        "stop_token_ids",
         "times_bypassed",
         "tokens",
     )
@@ -72,6 +73,7 @@ class Sequence:
         """Number of tokens once all plans in flight are done."""
         self.max_length = min(self.num_prompt_tokens + request.sampling.max_tokens, context_tokens)
         """Prompt plus output at which the sequence ends at the latest."""
+        self.stop_token_ids = request.sampling.stop_token_ids
 
         self.status = SequenceStatus.WAITING
         self.slot = -1
@@ -103,8 +105,8 @@ class Sequence:
 
         A stop token counts from the min_tokens-th output token on.
         """
-        tokens, sampling = self.tokens, self.request.sampling
-        if tokens[-1] in sampling.stop_token_ids and self.num_output_tokens >= sampling.min_tokens:
+        tokens = self.tokens
+        if tokens[-1] in self.stop_token_ids and self.num_output_tokens >= self.request.sampling.min_tokens:
             return "stop"
         return "length" if len(tokens) >= self.max_length else None
 
@@ -137,8 +139,11 @@ class Sequence:
 
         All but the last token are computed beyond the plan (speculation).
         """
-        if len(token_ids) == 1:  # the common case
-            self.tokens.append(token_ids[0])
+        if len(token_ids) == 1:  # the common case: no further calls while the sequence goes on
+            tokens, token_id = self.tokens, token_ids[0]
+            tokens.append(token_id)
+            if len(tokens) < self.max_length and token_id not in self.stop_token_ids:
+                return None
             return self.finish_reason()
         finish, num_added = None, 0
         for token_id in token_ids:

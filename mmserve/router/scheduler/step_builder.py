@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep, SlotFailure, StepPlan, StepResult
@@ -21,6 +21,8 @@ class StepBuilder:
     """Slot -> first block that the slot's step fills and that is in the prefix cache already."""
     num_chunks: int = 0
     """Steps that compute a prompt; the others decode."""
+    num_sampling_chunks: int = 0
+    """Chunks after which a token is sampled; decode steps always sample one."""
     num_prompt_tokens: int = 0
     _new: list[NewSequence] = field(default_factory=list)
     _copies: list[BlockCopy] = field(default_factory=list)
@@ -48,6 +50,7 @@ class StepBuilder:
         start = sequence.num_computed_tokens
         sample = sequence.plan_chunk(num_tokens)
         self.num_chunks += 1
+        self.num_sampling_chunks += sample
         self.num_prompt_tokens += num_tokens
         self.sequences.append(sequence)
         self.steps.append(SequenceStep(sequence.slot, start, num_tokens, new_blocks, sample))
@@ -68,8 +71,13 @@ class StepBuilder:
             steps=tuple(self.steps),
         )
 
-    def failures(self, result: StepResult, sampled_slots: Container[int]) -> dict[int, SlotFailure]:
-        """Slot -> failure: those that the ranks report, and slots that should have sampled a token and did not."""
+    def failures(self, result: StepResult, sampled_slots: Collection[int]) -> dict[int, SlotFailure]:
+        """Slot -> failure: those that the ranks report, and slots that should have sampled a token and did not.
+
+        ``sampled_slots``: slots with tokens in the result, all of which should have sampled (see EngineClient).
+        """
+        if not result.failures and len(sampled_slots) == len(self.steps) - self.num_chunks + self.num_sampling_chunks:
+            return {}
         missing = [step.slot for step in self.steps if step.sample and step.slot not in sampled_slots]
         failures = {slot: SlotFailure(slot=slot, media_lost=False, message="no token came back") for slot in missing}
         failures.update((failure.slot, failure) for failure in result.failures)
