@@ -10,7 +10,7 @@ INSTALLED := .venv/.installed
 PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test mutants chaos check format docs bench train clean
+.PHONY: help install serve test mutants chaos soak check format docs bench train clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -47,6 +47,9 @@ mutants: $(INSTALLED) ## Mutation score of the pure modules, 15 minutes; ARGS="'
 chaos: $(INSTALLED) ## Kill and freeze every process under load, 15 minutes; ARGS="--seconds 60" for a short drill
 	@$(BIN)/python -m benchmarks.chaos $(ARGS)
 
+soak: $(INSTALLED) ## Mixed traffic at 80 % load, 30 minutes; nothing may grow; ARGS="--minutes 5" for less
+	@$(BIN)/python -m benchmarks.soak $(ARGS)
+
 check: $(INSTALLED) ## Lint, format, types, import rules
 	@echo "lint";         $(BIN)/ruff check .
 	@echo "format";       $(BIN)/ruff format --check .
@@ -61,8 +64,8 @@ docs: $(INSTALLED) ## Write docs/configuration.md from the options
 	@mv docs/configuration.md.new docs/configuration.md
 	@echo "wrote docs/configuration.md"
 
-bench: $(INSTALLED) ## Run every benchmark that needs no arguments
-	@set -e; for file in $$(grep -L 'required=True' benchmarks/[a-z]*.py); do \
+bench: $(INSTALLED) ## Run every benchmark that needs no arguments, but for make chaos and make soak
+	@set -e; for file in $$(grep -L 'required=True' benchmarks/[a-z]*.py | grep -vE '/(chaos|soak).py'); do \
 		name=$$(basename $$file .py); echo "benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name $(ARGS); done
 
 train: $(INSTALLED) ## Train the packaged model anew into runs/; started again, it goes on where it was

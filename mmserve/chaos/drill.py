@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from itertools import takewhile
 import httpx2
 
 from mmserve.chaos.clients import Clients, Failed, Outcome
+from mmserve.chaos.leftovers import left_over
 from mmserve.chaos.processes import Fault, ServerProcesses
 from mmserve.chaos.questions import Question
 from mmserve.chaos.schedule import faults
@@ -21,20 +21,6 @@ RECOVERY_TIMEOUT_S = 120.0
 _SETTLE_S = 3.0
 """Between a recovery and the next fault, so that streams are under way again."""
 _LOOK_EVERY_S = 0.1
-_IDLE_TIMEOUT_S = 30.0
-IDLE_GAUGES = (
-    ("num_requests_in_flight", ""),
-    ("mm_leases", ""),
-    ("mm_decoding", ""),
-    ("mm_decode_waiting", ""),
-    ("num_requests_running", ""),
-    ("num_requests_waiting", ""),
-    ("kv_cache_usage_perc", ""),
-    ("budget_used_bytes", 'budget="body"'),
-    ("budget_used_bytes", 'budget="fetch"'),
-    ("budget_used_bytes", 'budget="pixels"'),
-)
-"""Metrics that are 0 while no request is under way: name, and a label that the sample has."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +107,7 @@ class _Drill:
         finally:
             await clients.close()
         self._result.outcomes = clients.outcomes
-        self._result.left_over = await self._left_over()
+        self._result.left_over = await left_over(self._get_metrics)
         self._result.pss_after = await asyncio.to_thread(self._processes.pss_nbytes)
         return self._result
 
@@ -133,7 +119,7 @@ class _Drill:
                 await clients.ask_undisturbed(self._plan.num_clients)
         except* Failed as failed:
             raise StartupError(str(failed.exceptions[0])) from None
-        await self._left_over()
+        await left_over(self._get_metrics)
         self._result.pss_before = await asyncio.to_thread(self._processes.pss_nbytes)
 
     async def _disturbed(self, clients: Clients) -> None:
@@ -186,24 +172,8 @@ class _Drill:
         except (httpx2.TransportError, ValueError, LookupError, TypeError) as error:
             raise StartupError(f"{self._url} does not answer as a server should: {error!r}") from None
 
-    async def _left_over(self) -> dict[str, float]:
-        """Metrics that are still not 0 some time after the last request."""
-        deadline_s = time.monotonic() + _IDLE_TIMEOUT_S
-        while True:
-            values = await self._idle_gauges()
-            if not values or time.monotonic() > deadline_s:
-                return values
-            await asyncio.sleep(0.5)
-
-    async def _idle_gauges(self) -> dict[str, float]:
-        text = (await self._get("/metrics")).text
-        found: dict[str, float] = {}
-        for line in text.splitlines():
-            match = re.fullmatch(r"mmserve:(\w+)(\{.*\})? (\S+)", line)
-            for name, label in IDLE_GAUGES if match else ():
-                if match is not None and match[1] == name and label in (match[2] or "") and float(match[3]):
-                    found[f"{name}{match[2] or ''}"] = float(match[3])
-        return found
+    async def _get_metrics(self) -> str:
+        return (await self._get("/metrics")).text
 
     async def _get(self, path: str) -> httpx2.Response:
         async with httpx2.AsyncClient(timeout=10.0, headers=self._headers, trust_env=False) as client:
