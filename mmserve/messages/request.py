@@ -53,5 +53,22 @@ class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag
     attempt: int = 0
 
 
-EngineInbound = GenerateRequest | AbortRequest
+class WorkerDied(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="worker_died"):
+    """From the supervisor: nobody waits any more for the sequences that this HTTP worker had accepted by then.
+
+    Its successor has the same index; requests that arrive there have a later ``arrival_s``.
+    """
+
+    worker: int
+    died_s: float
+    """Of the monotonic clock."""
+
+    def concerns(self, request: GenerateRequest) -> bool:
+        """True if the request belongs to the worker that died."""
+        return request.reply_to == self.worker and request.arrival_s < self.died_s
+
+
+RequestMessage = GenerateRequest | AbortRequest
+"""Messages about one sequence."""
+EngineInbound = RequestMessage | WorkerDied
 """Messages received by the router and the visual servers."""

@@ -91,7 +91,8 @@ def _supervise(
         arena_fd=stack.enter_context(arena_of(deployment.arena_nbytes, huge_pages=config.arena_huge_pages)).fd,
         listen_fds={"http": http.fileno(), "health": health.fileno()},
     )
-    publisher = StatusPublisher(Endpoints(run_dir), config.http_workers, config.visual_workers)
+    num_visual_servers = sum(role.count for role in table if role.name == "visualserver")
+    publisher = StatusPublisher(Endpoints(run_dir), config.http_workers, num_visual_servers)
     stack.callback(publisher.close)
     watch = stack.enter_context(Watch())
     supervisor = Supervisor(deployment, table, inherited, watch, publisher)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 
 from mmserve.ipc.channel import Sender
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.reply import HttpInbound, ServerPhase
+from mmserve.messages.request import EngineInbound, WorkerDied
 from mmserve.messages.status import HealthInbound, MetricBatch, MetricSample, ProcessTable
 from mmserve.supervisor.topology import Epoch, Member
 
@@ -14,7 +16,7 @@ _METRICS_LIMIT = 256
 
 
 class StatusPublisher:
-    """Sends to every HTTP worker, the health server and the metrics server."""
+    """Sends to every HTTP worker, health and metrics server, router and visual servers."""
 
     def __init__(self, endpoints: Endpoints, http_workers: int, visual_workers: int) -> None:
         self._phases: list[Sender[ServerPhase]] = [
@@ -22,6 +24,10 @@ class StatusPublisher:
         ]
         self._health: Sender[HealthInbound] = Sender(endpoints.health, HealthInbound)
         self._metrics: Sender[MetricBatch] = Sender(endpoints.metrics, MetricBatch, limit=_METRICS_LIMIT)
+        self._engine: list[Sender[EngineInbound]] = [
+            Sender(endpoint, EngineInbound)
+            for endpoint in (endpoints.router, *(endpoints.visual(worker) for worker in range(visual_workers)))
+        ]
         self._visual_workers = visual_workers
         self._epochs: Counter[tuple[Epoch, int]] = Counter()
         """By part and, for visual servers, index of the process; other parts restart as a whole and have index 0."""
@@ -50,13 +56,20 @@ class StatusPublisher:
         self._epochs[epoch, member.index if epoch == "visual" else 0] += 1
 
     def died(self, member: Member) -> None:
-        """Count the restart, and clear the process's gauges in the metrics server (a batch without samples)."""
+        """Count the restart, and clear the process's gauges in the metrics server (a batch without samples). The
+        sequences of an HTTP worker are ended in the router and the visual servers."""
+        if member.role.listens == "http":
+            died = WorkerDied(worker=member.index, died_s=time.monotonic())
+            for sender in self._engine:
+                sender.send(died)
         self._metrics.send(MetricBatch(process=member.name, samples=()))
         restarted = MetricSample("process_restarts", 1, (member.role.name,))
         self._metrics.send(MetricBatch(process="supervisor", samples=(restarted,)))
 
     def close(self) -> None:
-        for sender in self._phases:
-            sender.close()
+        for phase_sender in self._phases:
+            phase_sender.close()
+        for engine_sender in self._engine:
+            engine_sender.close()
         self._health.close()
         self._metrics.close()

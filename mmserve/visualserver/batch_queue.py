@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from mmserve.messages.cache import PermitRequest
 from mmserve.messages.media import Handle, MediaSpan
-from mmserve.messages.request import AbortReason, AbortRequest, EngineInbound, GenerateRequest
+from mmserve.messages.request import AbortReason, AbortRequest, EngineInbound, GenerateRequest, WorkerDied
 from mmserve.visualserver.images import Image, Outcome, item_ids
 from mmserve.visualserver.permits import PermitHolders
 
@@ -112,6 +112,12 @@ class BatchQueue:
         if len(self) > self._max_requests:
             return [self.abort(pending, "queue_full", f"{self._max_requests} requests wait for their images already")]
         return []
+
+    def drop_orphans(self, died: WorkerDied) -> None:
+        """Remove the requests of an HTTP worker that has died."""
+        orphans = [each.request.id for each in self._pending.values() if died.concerns(each.request)]
+        for request_id in orphans:
+            self.drop(request_id)
 
     def drop(self, request_id: str) -> None:
         """Remove the request, and the images in no batch yet that no other request needs."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from mmserve.messages.request import AbortRequest, EngineInbound
+from mmserve.messages.request import AbortRequest, EngineInbound, WorkerDied
 from mmserve.metrics.client import MetricsClient
 from mmserve.visualserver.batch_queue import BatchQueue, ImageBatch, PendingRequest, PermitCandidate
 from mmserve.visualserver.encode import Encoder, EncoderBatch
@@ -73,8 +73,11 @@ class Pipeline:
         return bool(self._decoding or self._to_encode or self._encoding)
 
     def receive(self, message: EngineInbound) -> None:
-        """Hold a request until its images are encoded. An abort ends it here and is forwarded to the router."""
-        if isinstance(message, AbortRequest):
+        """Hold a request until its images are encoded. An abort ends it here and is forwarded to the router. The death
+        of an HTTP worker ends its requests."""
+        if isinstance(message, WorkerDied):
+            self._queue.drop_orphans(message)
+        elif isinstance(message, AbortRequest):
             self._queue.drop(message.id)
             self._emit(message)
         else:

@@ -144,7 +144,7 @@ async def _receive(inbox: AsyncReceiver[EngineInbound], pipeline: Pipeline) -> N
         try:
             pipeline.receive(message)
         except Exception:  # the boundary of one message
-            logger.exception("request %s: message skipped", message.id)
+            logger.exception("message skipped: %s", getattr(message, "id", message))
 
 
 async def _beat(process: Process, pipeline: Pipeline, metrics: MetricsClient) -> None:

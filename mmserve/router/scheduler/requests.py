@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from mmserve.messages.reply import FinishReason, TokenReply
-from mmserve.messages.request import AbortReason, AbortRequest, EngineInbound, GenerateRequest
+from mmserve.messages.request import AbortReason, AbortRequest, GenerateRequest, RequestMessage, WorkerDied
 from mmserve.router.scheduler.sequence import Sequence
 
 Clock = Callable[[], float]
@@ -36,16 +36,32 @@ class RequestRegistry:
         self._live: dict[str, Sequence] = {}
         self._ended: OrderedDict[str, int] = OrderedDict()
         """Id -> newest attempt, in the order of ending."""
+        self._died: dict[int, WorkerDied] = {}
+        """HTTP worker -> its last death."""
 
     def live(self, request_id: str) -> Sequence | None:
         """The waiting or running sequence of this id."""
         return self._live.get(request_id)
+
+    def is_orphan(self, message: RequestMessage) -> bool:
+        """True for a request whose HTTP worker has died while it was on its way."""
+        died = self._died.get(message.reply_to)
+        return died is not None and isinstance(message, GenerateRequest) and died.concerns(message)
 
     def has_seen(self, request_id: str, attempt: int) -> bool:
         """True if this attempt or a newer one was started or ended before."""
         live = self._live.get(request_id)
         newest = self._ended.get(request_id, -1) if live is None else live.request.attempt
         return attempt <= newest
+
+    def worker_died(self, died: WorkerDied) -> list[Sequence]:
+        """End the requests of an HTTP worker, also those that are still on their way. Returns their sequences, which
+        wait or run."""
+        self._died[died.worker] = died
+        orphans = [sequence for sequence in self._live.values() if died.concerns(sequence.request)]
+        for sequence in orphans:
+            self.end(sequence.request.id, sequence.request.attempt)
+        return orphans
 
     def add(self, sequence: Sequence) -> None:
         """Makes the sequence its id's current attempt."""
@@ -102,13 +118,13 @@ class OutputBuffer:
         self.add_finish(message, _FINISH_OF_ABORT[message.reason], message.message, message.media_index)
 
     def add_finish(
-        self, message: EngineInbound, finish: FinishReason, text: str = "", media_index: int | None = None
+        self, message: RequestMessage, finish: FinishReason, text: str = "", media_index: int | None = None
     ) -> None:
         """The terminal reply to the message's id and attempt, without a token. ``text``: the reason in words."""
         reply = TokenReply(id=message.id, attempt=message.attempt, finish=finish, message=text, media_index=media_index)
         self._add(message, reply)
 
-    def _add(self, message: EngineInbound, reply: TokenReply) -> None:
+    def _add(self, message: RequestMessage, reply: TokenReply) -> None:
         self._replies.append((message.reply_to, reply))
         if reply.finish:
             self._registry.end(reply.id, reply.attempt)

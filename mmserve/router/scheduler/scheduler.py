@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from mmserve.messages.reply import TokenReply
-from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
+from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest, WorkerDied
 from mmserve.messages.step import SlotFailure, StepPlan, StepResult
 from mmserve.router.kv_cache.manager import KvCacheManager
 from mmserve.router.scheduler.admission import Admission
@@ -90,12 +90,18 @@ class Scheduler:
     # ---- messages
 
     def receive(self, message: EngineInbound) -> None:
-        """Accepts a request or an abort. Ignores repeated messages and those that a newer attempt has replaced."""
+        """Accepts a request, an abort, or the death of an HTTP worker, which ends its requests without replies.
+
+        Ignores repeated messages and those that a newer attempt has replaced."""
+        if isinstance(message, WorkerDied):
+            for orphan in self._requests.worker_died(message):
+                self._finish(orphan)
+            return
         live = self._requests.live(message.id)
         is_current = live is not None and live.request.attempt == message.attempt
         if isinstance(message, AbortRequest) and live and is_current:
             self._finish(live)
-        elif self._requests.has_seen(message.id, message.attempt):
+        elif self._requests.has_seen(message.id, message.attempt) or self._requests.is_orphan(message):
             return
         elif live:
             self._finish(live)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from pathlib import Path
 
 from mmserve.ipc.channel import Receiver
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.reply import HttpInbound, ServerPhase
+from mmserve.messages.request import EngineInbound, WorkerDied
 from mmserve.supervisor.status_publisher import StatusPublisher
 from mmserve.supervisor.topology import Member, Role
 
@@ -25,3 +27,21 @@ def test_each_visual_server_has_an_epoch_and_the_ranks_share_one(tmp_path: Path)
     assert isinstance(phase, ServerPhase)
     assert (phase.visual_epochs, phase.engine_epoch, phase.cache_epoch) == ((0, 2, 0), 1, 0)
     assert [phase.visual_epoch(index) for index in (1, 7)] == [2, 0]
+
+
+def test_router_and_visual_servers_are_told_of_an_http_worker_that_died(tmp_path: Path) -> None:
+    endpoints = Endpoints(tmp_path)
+    worker, rank = Role("httpserver", "", count=2, listens="http"), Role("model_backend", "")
+    receivers: list[Receiver[EngineInbound]] = [
+        Receiver(endpoint, EngineInbound) for endpoint in (endpoints.router, endpoints.visual(0), endpoints.visual(1))
+    ]
+    before_s = time.monotonic()
+    with closing(StatusPublisher(endpoints, http_workers=2, visual_workers=2)) as publisher:
+        publisher.died(Member(rank, 0))
+        publisher.died(Member(worker, 1))
+        for receiver in receivers:
+            with closing(receiver):
+                message = receiver.receive()
+            assert isinstance(message, WorkerDied)
+            assert message.worker == 1
+            assert before_s <= message.died_s <= time.monotonic()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from mmserve.messages.media import Handle, MediaSpan
-from mmserve.messages.request import AbortRequest, GenerateRequest, choice_id
+from mmserve.messages.request import AbortRequest, GenerateRequest, WorkerDied, choice_id
 from mmserve.messages.sampling import SamplingParams
 from mmserve.visualserver.batch_queue import BatchQueue, ImageBatch
 from mmserve.visualserver.images import ENCODED, Outcome
@@ -295,3 +297,14 @@ def test_an_abort_names_the_attempt_it_ends() -> None:
     (abort,) = queue.finish({1: Outcome("media_lost")})
     assert isinstance(abort, AbortRequest)
     assert (abort.attempt, abort.reason, abort.media_index) == (3, "media_lost", 0)
+
+
+def test_the_requests_of_an_http_worker_that_died_are_dropped() -> None:
+    queue = BatchQueue(4)
+    mine, others = _request("a", 1, 2), structs.replace(_request("b", 2, 3), reply_to=1)
+    later = structs.replace(_request("c", 4), arrival_s=9.0)
+    for request in (mine, others, later):
+        queue.add(request, 0.0)
+    queue.drop_orphans(WorkerDied(worker=3, died_s=5.0))
+    assert _grant_all(queue) == ["b", "c"]
+    assert _ids(_next(queue)) == [2, 3, 4]

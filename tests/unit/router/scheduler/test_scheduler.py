@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
-from mmserve.messages.request import GenerateRequest
+from mmserve.messages.request import GenerateRequest, WorkerDied
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepResult
 from tests.fakes.rank import generate_alone
@@ -563,3 +564,21 @@ def test_the_cost_of_a_step_does_not_depend_on_how_many_wait(monkeypatch: pytest
     monkeypatch.setattr(engine.scheduler.kv, "match_prefix", lambda tokens: matched.append(1) or match(tokens))
     engine.run_step()
     assert len(matched) <= 16
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_requests_of_an_http_worker_that_died_end_and_others_never_notice(depth: int) -> None:
+    engine = Engine(depth=depth)
+    died = WorkerDied(worker=1, died_s=5.0)
+    for number in range(6):
+        engine.scheduler.receive(request(f"r{number}", [*PROMPT, number], max_tokens=6, reply_to=number % 2))
+    engine.run_step(meanwhile=lambda: engine.scheduler.receive(died))
+    engine.scheduler.receive(request("on its way", PROMPT, reply_to=1))
+    engine.scheduler.receive(structs.replace(request("of the next", PROMPT, reply_to=1), arrival_s=5.0))
+    engine.run()
+    for number in (0, 2, 4):
+        assert engine.output(f"r{number}") == generate(engine, [*PROMPT, number], max_tokens=6)
+    assert engine.replies.keys() == {("r0", 0), ("r2", 0), ("r4", 0), ("of the next", 0)}
+    assert engine.finish("of the next") == "length"
+    engine.check_memory()
+    assert engine.scheduler.kv.num_used == 0
