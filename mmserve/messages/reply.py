@@ -24,7 +24,10 @@ Clients see only stop and length as a finish reason. The others become errors wi
 
 
 class TokenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t", tag="tokens", gc=False):
-    """New tokens of one sequence. ``finish`` is set on exactly one reply per request id and attempt."""
+    """New tokens of one sequence. ``finish`` is set on exactly one reply per request id and attempt.
+
+    Without tokens and ``finish``: the sequence is a suspect (messages/request) and is about to be computed.
+    """
 
     id: str
     attempt: int = 0

@@ -27,11 +27,18 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
     """CLOCK_MONOTONIC when the HTTP request arrived."""
     attempt: int = 0
     """Increased each time the HTTP worker submits the request again. Replies to older attempts are discarded."""
+    num_resent: int = 0
+    """How often it was sent again since its last token, because a process died. From SUSPECT_FROM on, it may be why."""
 
     @property
     def client_request(self) -> str:
         """Id of the client's request, of which this sequence is one choice."""
         return self.id.rsplit("-", 1)[0]
+
+
+SUSPECT_FROM = 2
+"""``GenerateRequest.num_resent`` from which on a sequence is a suspect: the router starts it when no other suspect is
+between its start and its first token, and tells the HTTP worker of the start first. So one death shows who it was."""
 
 
 def choice_id(request_id: str, index: int) -> str:

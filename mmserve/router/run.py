@@ -53,6 +53,7 @@ def serve(
             scheduler.receive(message)
         started_s = time.perf_counter()
         while engine.num_in_flight < depth and (plan := scheduler.schedule()):
+            output.send_all(scheduler.take_starts())
             engine.send(plan)
         planned_s = time.perf_counter()
         if engine.num_in_flight:

@@ -25,8 +25,9 @@ from mmserve.runtime.uncancelled import to_completion
 ABORT_TIMEOUT_S = 15.0
 """Longest wait for the terminal reply to an abort. Only a dead engine needs longer."""
 
-MAX_RESENDS = 3
-"""A request is sent again this often without a token in between. Each time a process died, perhaps because of it."""
+MAX_RESENDS = 4
+"""A request is sent again this often without a token in between, whatever the reason: once less than the supervisor
+restarts a group within a minute."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +60,10 @@ class _Sequence:
         self.ended = asyncio.Event()
         self.answered = False
         """True once a reply shows that the current attempt has reached the router."""
-        self.num_resent = 0
+        self.num_resent = request.num_resent
         """Resends since the last token."""
+        self.is_suspect = False
+        """True from the router's notice that it computes this suspect until its first token (see messages/request)."""
         self.aborted = False
 
     def __aiter__(self) -> AsyncIterator[TokenReply]:
@@ -83,11 +86,13 @@ class _Sequence:
             self.ended.set()
         if reply.finish == "media_lost":
             self.lose_media()
-        else:
+        elif reply.token_ids or reply.finish:
             if reply.token_ids:
                 self.output.extend(reply.token_ids)
-                self.num_resent = 0
+                self.num_resent, self.is_suspect = 0, False
             self.replies.put_nowait(reply)
+        else:
+            self.is_suspect = True
 
     def lose_media(self) -> None:
         self.replies.put_nowait(MediaLost(self.request.attempt, self.output.tobytes()))
@@ -96,7 +101,14 @@ class _Sequence:
         self.add_reply(TokenReply(id=self.request.id, attempt=self.request.attempt, finish="error", message=message))
 
     def next_attempt(self) -> GenerateRequest:
-        return msgspec.structs.replace(self.request, attempt=self.request.attempt + 1, output_ids=self.output.tobytes())
+        """The request to send again, counted in ``num_resent``."""
+        self.num_resent += 1
+        return msgspec.structs.replace(
+            self.request,
+            attempt=self.request.attempt + 1,
+            output_ids=self.output.tobytes(),
+            num_resent=self.num_resent,
+        )
 
 
 class Dispatcher:
@@ -162,14 +174,15 @@ class Dispatcher:
                 self._resend(sequence)
 
     def _resend(self, sequence: _Sequence) -> None:
-        """Send the next attempt, or fail a sequence that was sent MAX_RESENDS times without a token."""
-        if sequence.num_resent == MAX_RESENDS:
+        """Send the next attempt, or fail a sequence that killed the engine or was sent again MAX_RESENDS times."""
+        if sequence.is_suspect or sequence.num_resent == MAX_RESENDS:
             # The request may be queued at the visual server, or may have reached the router already.
             for destination in {sequence.destination, None}:
                 self._links.send(destination, _abort_request(sequence.request))
-            sequence.fail(f"what computes this request was started again {MAX_RESENDS + 1} times before it answered")
+            sequence.fail(
+                f"what computes this request was started again {sequence.num_resent + 1} times before it answered"
+            )
             return
-        sequence.num_resent += 1
         sequence.request = sequence.next_attempt()
         sequence.answered = False
         sequence.destination = self._links.choose(sequence.request)

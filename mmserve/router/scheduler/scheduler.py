@@ -67,6 +67,8 @@ class Scheduler:
         self._in_flight: deque[StepBuilder] = deque()
         self._retained: list[Sequence] = []
         """Sequences that no longer run, but that a plan in flight computes; newer ones first."""
+        self._suspect: Sequence | None = None
+        """The suspect that was started last."""
         self._num_received = 0
         self._num_plans = 0
 
@@ -86,6 +88,10 @@ class Scheduler:
     def take_replies(self) -> list[tuple[int, TokenReply]]:
         """(HTTP worker, reply) since the last call, in order."""
         return self._replies.take()
+
+    def take_starts(self) -> list[tuple[int, TokenReply]]:
+        """(HTTP worker, reply) of suspects in plans made since the last call; to be sent before the plan."""
+        return self._replies.take_starts()
 
     # ---- messages
 
@@ -186,13 +192,23 @@ class Scheduler:
         """Starts waiting sequences, each with its first chunk."""
         if not budget.num_tokens:
             return
-        for sequence in self._admission.admit(budget.room):
+        for sequence in self._admission.admit(lambda waiting: self._room(waiting, budget)):
             assert sequence.block_table is not None
+            if sequence.is_suspect:
+                self._suspect = sequence
+                self._replies.add_start(sequence.request)
             self._timings.started(sequence)
             step.add_sequence(sequence)
             self._plan_chunk(sequence, tuple(sequence.block_table.blocks), step, budget)
             if not budget.num_tokens:
                 return
+
+    def _room(self, waiting: Sequence, budget: StepBudget) -> int:
+        """Prompt tokens that a waiting sequence may compute in this step; 0 while another suspect has no token yet."""
+        suspect = self._suspect
+        if waiting.is_suspect and suspect and suspect.is_suspect and suspect.status is SequenceStatus.RUNNING:
+            return 0
+        return budget.room(waiting)
 
     def _plan_chunk(
         self, sequence: Sequence, new_blocks: tuple[int, ...], step: StepBuilder, budget: StepBudget

@@ -18,7 +18,7 @@ from array import array
 from enum import Enum
 
 from mmserve.messages.reply import FinishReason
-from mmserve.messages.request import GenerateRequest
+from mmserve.messages.request import SUSPECT_FROM, GenerateRequest
 from mmserve.router.kv_cache.manager import BlockTable
 
 
@@ -85,6 +85,11 @@ class Sequence:
         """``KvCacheManager.num_frees`` when the sequence last failed to fit; -1: never."""
         self.num_cached_tokens = 0
         """Prompt tokens found in the prefix cache on the first start; reported with the first output token."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """The engine has died several times with this sequence, and it has got no token since."""
+        return self.request.num_resent >= SUSPECT_FROM and self.first_token_s is None
 
     @property
     def num_output_tokens(self) -> int:
