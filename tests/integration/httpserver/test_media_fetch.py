@@ -163,6 +163,7 @@ def test_requests_carry_few_headers(monkeypatch: pytest.MonkeyPatch) -> None:
         ("/to/http://user@127.0.0.1/", "user name"),
         ("/to/http://169.254.169.254/latest", "that address"),
         ("/to/http://10.0.0.1/", "that address"),
+        ("/to/http://8.8.8.8:99999/", "no possible port"),
         ("/to/\\\\127.0.0.1", "backslash"),
     ],
 )

@@ -1,0 +1,130 @@
+"""Known attacks on servers of this kind, tried on a whole HTTP worker. Names are the advisories' ids; see
+docs/security.md for what mmserve does about each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx2
+import pytest
+
+from mmserve.httpserver.http.auth import OPEN_PATHS
+from mmserve.messages.request import GenerateRequest
+from tests.fakes.http_upstream import Upstream, say
+from tests.fakes.http_worker import POST_CHAT, Worker, http_worker, run
+from tests.integration.httpserver.test_chat import HELLO
+
+CHAT = "/v1/chat/completions"
+
+
+async def _status_line(worker: Worker, data: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+    writer.write(data)
+    answer = await reader.readline()
+    writer.transport.abort()
+    return answer
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /live HTTP/1.1\r\nx-big: " + b"x" * 200_000,
+        b"GET /live HTTP/1.1\r\n" + b"x-many: 1\r\n" * 1000 + b"\r\n",
+        b"GET /" + b"x" * 200_000,
+    ],
+    ids=["one header", "many headers", "path"],
+)
+def test_cve_2025_48956_huge_heads_are_refused(head: bytes) -> None:
+    async def test() -> None:
+        async with http_worker() as worker:
+            assert (await _status_line(worker, head)).startswith(b"HTTP/1.1 431 ")
+            assert (await _status_line(worker, b"GET /live HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+
+    run(test)
+
+
+def test_pysec_2026_4361_every_path_but_the_probes_needs_the_key() -> None:
+    async def test() -> None:
+        async with http_worker(api_key="secret", enable_admin=True) as worker:
+            headers = {"x-api-key": "secret"}
+            async with httpx2.AsyncClient(base_url=worker.url, timeout=20) as http:
+                paths = set((await http.get("/openapi.json", headers=headers)).json()["paths"])
+                assert {CHAT, "/admin/alloc", "/metrics"} <= paths
+                for path in {*paths, "/docs", "/openapi.json", "/tokenize", "/v2/x"} - OPEN_PATHS:
+                    for method in ("GET", "POST", "PUT", "OPTIONS", "HEAD"):
+                        assert (await http.request(method, path, json={})).status_code == 401, (method, path)
+
+    run(test)
+
+
+def test_cve_2026_94627_requests_with_one_x_request_id_do_not_meet() -> None:
+    """Each answer repeats its own prompt, and the ids inside do not derive from the header."""
+
+    async def echo(upstream: Upstream, request: GenerateRequest) -> None:
+        await asyncio.sleep(0)
+        upstream.reply(request, list(request.prompt_ids[::8]), finish="stop")
+
+    async def test() -> None:
+        async with http_worker() as worker:
+            worker.upstream.behave = echo
+            headers = {"x-request-id": "same"}
+            async with httpx2.AsyncClient(base_url=worker.url, headers=headers, timeout=20) as http:
+                texts = [f"tenant {number}" for number in range(16)]
+                bodies = [{"messages": [{"role": "user", "content": text}]} for text in texts]
+                answers = await asyncio.gather(*(http.post(CHAT, json=body) for body in bodies))
+            assert [each.json()["choices"][0]["message"]["content"] for each in answers] == texts
+            assert {each.headers["x-request-id"] for each in answers} == {"same"}
+            assert len({request.id for request in worker.upstream.requests()}) == len(texts)
+
+    run(test)
+
+
+def test_cve_2026_105754_forged_fields_change_nothing() -> None:
+    forged = {
+        "chat_template": "{% for _ in range(10**9) %}{% endfor %}",
+        "chat_template_kwargs": {"tokenize": False},
+        "mm_hashes": ["00"],
+        "prompt_embeds": "gASV",
+        "multi_modal_data": {"image": {"handle": [0, 0, 1 << 40]}},
+        "cache_salt": None,
+    }
+
+    async def test() -> None:
+        async with http_worker() as worker:
+            worker.upstream.behave = say("fine")
+            async with httpx2.AsyncClient(base_url=worker.url, timeout=20) as http:
+                for extra in ({}, forged):
+                    assert (await http.post(CHAT, json={"messages": HELLO, "seed": 1} | extra)).status_code == 200
+            plain, attacked = worker.upstream.requests()
+            assert plain.prompt_ids == attacked.prompt_ids
+
+    run(test)
+
+
+def test_deep_json_is_400_and_the_worker_lives() -> None:
+    async def test() -> None:
+        async with http_worker() as worker:
+            body = b'{"messages": ' + b"[" * 1_000_000
+            head = POST_CHAT + b"content-length: %d\r\n\r\n" % len(body)
+            assert (await _status_line(worker, head + body)).startswith(b"HTTP/1.1 400 ")
+            assert (await _status_line(worker, b"GET /live HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+
+    run(test)
+
+
+def test_two_lengths_or_a_length_and_chunks_are_refused() -> None:
+    """Request smuggling: a proxy in front could read the other of the two."""
+    body = json.dumps({"messages": HELLO}).encode()
+
+    async def test() -> None:
+        async with http_worker() as worker:
+            for framing in (
+                b"content-length: 5\r\ncontent-length: %d\r\n\r\n" % len(body),
+                b"content-length: %d\r\ntransfer-encoding: chunked\r\n\r\n" % len(body),
+                b"content-length: +%d\r\n\r\n" % len(body),
+            ):
+                assert (await _status_line(worker, POST_CHAT + framing + body)).startswith(b"HTTP/1.1 400 "), framing
+            assert not worker.upstream.requests()
+
+    run(test)
