@@ -113,4 +113,3 @@ def _report(metrics: MetricsClient, snapshot: Snapshot, arena_nbytes: int, repor
     metrics.add("mm_decode_waiting", snapshot.num_permits_waiting)
     for form, budget in snapshot.budgets.items():
         metrics.add_budget(form, budget)
-    metrics.flush()

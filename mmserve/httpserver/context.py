@@ -145,7 +145,6 @@ async def _send_heartbeats(process: Process, budgets: Iterable[Reservations], me
             heartbeat.beat(busy=False)
             for budget in budgets:
                 budget.report()
-            metrics.flush()
             await asyncio.sleep(INTERVAL_S / 2)
     finally:
         heartbeat.close()

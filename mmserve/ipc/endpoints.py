@@ -32,8 +32,9 @@ class Endpoints:
         return self._ipc(f"visual-{worker}")
 
     @property
-    def metrics(self) -> str:
-        return self._ipc("metrics")
+    def metrics(self) -> Path:
+        """Directory with the metrics of each process, in files that the process maps."""
+        return self.run_dir / "metrics"
 
     @property
     def health(self) -> str:

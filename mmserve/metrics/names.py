@@ -17,6 +17,11 @@ class Metric(NamedTuple):
     buckets: tuple[float, ...] = ()
 
 
+def num_values(metric: Metric) -> int:
+    """Numbers that a series keeps: one, or for a histogram the count of each bucket, of those beyond, and the sum."""
+    return len(metric.buckets) + 2 if metric.kind == "histogram" else 1
+
+
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 FAST = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 LAG = (0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)

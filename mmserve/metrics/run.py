@@ -1,4 +1,4 @@
-"""The metrics server process: receives samples, and answers ``/metrics`` over HTTP on a Unix socket from threads.
+"""The metrics server process: answers ``/metrics`` over HTTP on a Unix socket, from the files of all processes.
 
 The HTTP workers forward ``/metrics`` requests to this socket.
 """
@@ -9,6 +9,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,28 +18,23 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
-from mmserve.ipc.channel import Receiver
 from mmserve.ipc.status_http import Page, StatusServer
-from mmserve.messages.status import MetricBatch
 from mmserve.metrics.memory import ProcessMemory
 from mmserve.metrics.series import Series
 
 
 def run(process: Process) -> None:
     """Serve until SIGTERM."""
-    series = Series()
+    series = Series(process.endpoints.metrics)
     series.registry.register(ProcessMemory(os.getppid()))
-    inbox: Receiver[MetricBatch] = Receiver(process.endpoints.metrics, MetricBatch)
     with (
-        closing(inbox),
         closing(HeartbeatSender(process.endpoints, process.name)) as heartbeat,
         serving_metrics(process.endpoints.metrics_http, series),
     ):
         process.ready({})
         while True:
             heartbeat.beat(busy=False)
-            for batch in inbox.drain(block=True, timeout_s=INTERVAL_S):
-                series.apply(batch)
+            time.sleep(INTERVAL_S)  # threads do the work
 
 
 @contextlib.contextmanager

@@ -1,105 +1,84 @@
-"""Aggregates samples of all processes into Prometheus series, as the table in ``names`` says.
+"""Renders the metrics of all processes as Prometheus series, as the table in ``names`` says.
 
-Counters and histograms are kept when the process that sent them ends. Gauges are kept per process, summed when scraped,
-and removed when the process ends.
+Counters and histograms add up over all processes, ended ones included. Gauges add up over those that run.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from pathlib import Path
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.utils import floatToGoString
 
-from mmserve.messages.status import MetricBatch, MetricSample
-from mmserve.metrics.names import METRICS, PREFIX, Metric
+from mmserve.metrics.names import METRICS, PREFIX, Metric, num_values
+from mmserve.metrics.store import Stored, read_all
 
 Labels = tuple[str, ...]
-logger = logging.getLogger(__name__)
+Sums = defaultdict[str, dict[Labels, list[float]]]
 
 
 class Series:
-    """All series of the server. ``render`` may run while another thread calls ``apply``."""
+    """All series of the server, read at each scrape from the files in ``directory``. Thread-safe."""
 
-    def __init__(self, table: Mapping[str, Metric] = METRICS) -> None:
-        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+    def __init__(self, directory: Path, table: Mapping[str, Metric] = METRICS) -> None:
+        self._directory = directory
+        self._table = table
         self.registry = CollectorRegistry(auto_describe=False)
-        self._counters = {
-            name: Counter(PREFIX + name, metric.help, metric.labels, registry=self.registry)
-            for name, metric in table.items()
-            if metric.kind == "counter"
-        }
-        self._histograms = {
-            name: Histogram(PREFIX + name, metric.help, metric.labels, registry=self.registry, buckets=metric.buckets)
-            for name, metric in table.items()
-            if metric.kind == "histogram"
-        }
-        self._gauges = _Gauges({name: metric for name, metric in table.items() if metric.kind == "gauge"})
-        self.registry.register(self._gauges)
-        self._warned: set[str] = set()
-        """Names of metrics with an invalid sample; each is logged once."""
-
-    def apply(self, batch: MetricBatch) -> None:
-        """Add a batch. An empty batch means that its process has ended. An invalid sample is dropped."""
-        if not batch.samples:
-            self._gauges.remove_process(batch.process)
-        for sample in batch.samples:
-            try:
-                self._apply(batch.process, sample)
-            except (KeyError, ValueError) as error:
-                self._warn(batch.process, sample.name, error)
-
-    def _apply(self, process: str, sample: MetricSample) -> None:
-        if (counter := self._counters.get(sample.name)) is not None:
-            (counter.labels(*sample.labels) if sample.labels else counter).inc(sample.value)
-        elif (histogram := self._histograms.get(sample.name)) is not None:
-            (histogram.labels(*sample.labels) if sample.labels else histogram).observe(sample.value)
-        else:
-            self._gauges.set(process, sample)
-
-    def _warn(self, process: str, name: str, error: Exception) -> None:
-        if name not in self._warned:
-            self._warned.add(name)
-            logger.warning("%s sent a sample of %s that is dropped: %r", process, name, error)
+        self.registry.register(self)
 
     def render(self) -> bytes:
         """The Prometheus text format."""
         return prometheus_client.generate_latest(self.registry)
 
-
-class _Gauges:
-    """Prometheus collector of gauges: the sum of the processes' last values. Thread-safe."""
-
-    def __init__(self, table: Mapping[str, Metric]) -> None:
-        self._table = table
-        self._lock = threading.Lock()
-        self._values: defaultdict[str, dict[tuple[str, Labels], float]] = defaultdict(dict)
-
-    def set(self, process: str, sample: MetricSample) -> None:
-        """Raises KeyError for an unknown name, ValueError for the wrong number of labels."""
-        if len(self._table[sample.name].labels) != len(sample.labels):
-            raise ValueError("wrong number of labels")
-        with self._lock:
-            self._values[process][sample.name, sample.labels] = sample.value
-
-    def remove_process(self, process: str) -> None:
-        with self._lock:
-            self._values.pop(process, None)
-
     def collect(self) -> Iterator[Family]:
-        sums: defaultdict[str, defaultdict[Labels, float]] = defaultdict(lambda: defaultdict(float))
-        with self._lock:
-            for values in self._values.values():
-                for (name, labels), value in values.items():
-                    sums[name][labels] += value
+        """Prometheus' interface of a collector."""
+        sums = _sums(read_all(self._directory), self._table)
         for name, metric in self._table.items():
-            family = GaugeMetricFamily(PREFIX + name, metric.help, labels=metric.labels)
-            for labels, value in sums[name].items():
-                family.add_metric(labels, value)
-            if family.samples:
+            family = _family(name, metric, sums[name])
+            if family.samples or metric.kind != "gauge":
                 yield family
+
+
+def _sums(files: Iterable[Stored], table: Mapping[str, Metric]) -> Sums:
+    sums: Sums = defaultdict(dict)
+    for file in files:
+        for (name, labels), values in file.values.items():
+            metric = table.get(name)
+            if metric is None or len(values) != num_values(metric):
+                continue
+            if metric.kind == "gauge" and (not file.live or math.isnan(values[0])):
+                continue
+            before = sums[name].get(labels, [0.0] * len(values))
+            sums[name][labels] = [a + b for a, b in zip(before, values, strict=True)]
+    for name, metric in table.items():
+        if metric.kind != "gauge" and not metric.labels:
+            # A rate needs the first sample as much as the others: such series begin at zero.
+            sums[name].setdefault((), [0.0] * num_values(metric))
+    return sums
+
+
+def _family(name: str, metric: Metric, series: Mapping[Labels, list[float]]) -> Family:
+    match metric.kind:
+        case "counter":
+            counter = CounterMetricFamily(PREFIX + name, metric.help, labels=metric.labels)
+            for labels, (value,) in series.items():
+                counter.add_metric(labels, value)
+            return counter
+        case "gauge":
+            gauge = GaugeMetricFamily(PREFIX + name, metric.help, labels=metric.labels)
+            for labels, (value,) in series.items():
+                gauge.add_metric(labels, value)
+            return gauge
+        case "histogram":
+            histogram = HistogramMetricFamily(PREFIX + name, metric.help, labels=metric.labels)
+            bounds = [floatToGoString(bound) for bound in (*metric.buckets, math.inf)]  # type: ignore[no-untyped-call]
+            for labels, (*counts, total) in series.items():
+                histogram.add_metric(labels, list(zip(bounds, accumulate(counts), strict=True)), total)
+            return histogram

@@ -62,8 +62,6 @@ def serve(
             _report_step(metrics, plan, planned_s - started_s, time.perf_counter() - started_s)
         output.send_all(scheduler.take_replies())
         report_state(scheduler, metrics)
-        if scheduler.idle:
-            metrics.flush()
         heartbeat.beat(busy=not scheduler.idle)
 
 

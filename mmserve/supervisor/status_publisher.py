@@ -9,21 +9,20 @@ from mmserve.ipc.channel import Sender
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.reply import HttpInbound, ServerPhase
 from mmserve.messages.request import EngineInbound, WorkerDied
-from mmserve.messages.status import HealthInbound, MetricBatch, MetricSample, ProcessTable
+from mmserve.messages.status import HealthInbound, ProcessTable
+from mmserve.metrics.client import MetricsClient
 from mmserve.supervisor.topology import Epoch, Member
-
-_METRICS_LIMIT = 256
 
 
 class StatusPublisher:
-    """Sends to every HTTP worker, health and metrics server, router and visual servers."""
+    """Sends to every HTTP worker, the health server, the router and visual servers; counts restarts in the metrics."""
 
     def __init__(self, endpoints: Endpoints, http_workers: int, visual_workers: int) -> None:
         self._phases: list[Sender[ServerPhase]] = [
             Sender(endpoints.http(worker), HttpInbound) for worker in range(http_workers)
         ]
         self._health: Sender[HealthInbound] = Sender(endpoints.health, HealthInbound)
-        self._metrics: Sender[MetricBatch] = Sender(endpoints.metrics, MetricBatch, limit=_METRICS_LIMIT)
+        self._metrics = MetricsClient(endpoints, "supervisor")
         self._engine: list[Sender[EngineInbound]] = [
             Sender(endpoint, EngineInbound)
             for endpoint in (endpoints.router, *(endpoints.visual(worker) for worker in range(visual_workers)))
@@ -56,15 +55,12 @@ class StatusPublisher:
         self._epochs[epoch, member.index if epoch == "visual" else 0] += 1
 
     def died(self, member: Member) -> None:
-        """Count the restart, and clear the process's gauges in the metrics server (a batch without samples). The
-        sequences of an HTTP worker are ended in the router and the visual servers."""
+        """Count the restart. The sequences of an HTTP worker are ended in the router and the visual servers."""
         if member.role.listens == "http":
             died = WorkerDied(worker=member.index, died_s=time.monotonic())
             for sender in self._engine:
                 sender.send(died)
-        self._metrics.send(MetricBatch(process=member.name, samples=()))
-        restarted = MetricSample("process_restarts", 1, (member.role.name,))
-        self._metrics.send(MetricBatch(process="supervisor", samples=(restarted,)))
+        self._metrics.add("process_restarts", 1, member.role.name)
 
     def close(self) -> None:
         for phase_sender in self._phases:

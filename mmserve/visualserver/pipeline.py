@@ -122,7 +122,6 @@ class Pipeline:
 
     async def _next_candidates(self) -> list[PermitCandidate]:
         while not (candidates := self._queue.permit_candidates()):
-            self._metrics.flush()
             self._wake_permits.clear()
             await self._wake_permits.wait()
         return candidates

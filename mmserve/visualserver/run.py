@@ -157,7 +157,6 @@ async def _beat(process: Process, pipeline: Pipeline, metrics: MetricsClient) ->
             progressed = computed.made() or pipeline.num_finished > num_seen
             heartbeats.beat(busy=pipeline.busy, progressed=progressed)
             num_seen = pipeline.num_finished
-            metrics.flush()
             await asyncio.sleep(INTERVAL_S / 2)
     finally:
         heartbeats.close()

@@ -37,7 +37,6 @@ def operation_routes(context: WorkerContext) -> APIRouter:
 
     async def metrics() -> Response:
         """Prometheus text of all processes, from the metrics server."""
-        context.metrics.flush()
         return await _scrape(context)
 
     for path, endpoint in (

@@ -110,9 +110,9 @@ class OpenConnections:
     def report(self) -> None:
         """Set the gauges."""
         unsent = [nbytes for connection in self._open if (nbytes := connection.unsent_nbytes)]
-        self._metrics.add_later("http_connections", len(self._open))
-        self._metrics.add_later("http_connections_unread", len(unsent))
-        self._metrics.add_later("http_unread_bytes", sum(unsent))
+        self._metrics.add("http_connections", len(self._open))
+        self._metrics.add("http_connections_unread", len(unsent))
+        self._metrics.add("http_unread_bytes", sum(unsent))
 
 
 class RefusedConnection(asyncio.Protocol):

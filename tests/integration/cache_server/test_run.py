@@ -17,12 +17,10 @@ from mmserve.cache_server.run import run
 from mmserve.config.process import Stop
 from mmserve.health.heartbeat import read_beat
 from mmserve.ipc.arena import Arena
-from mmserve.ipc.channel import Receiver
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.messages.status import MetricBatch
-from mmserve.metrics.names import METRICS
 from tests.fakes.cache import alloc_item, until
 from tests.fakes.media import fake_process, model_spec
+from tests.fakes.samples import counted
 
 
 @pytest.fixture
@@ -38,22 +36,17 @@ def sigterm_stops() -> Iterator[None]:
 @pytest.mark.usefixtures("sigterm_stops")
 def test_the_server_serves_reports_and_stops(tmp_path: Path, arena: Arena) -> None:
     endpoints = Endpoints(tmp_path)
-    metrics: Receiver[MetricBatch] = Receiver(endpoints.metrics, MetricBatch)
-    seen: dict[tuple[str, ...], float] = {}
     errors: list[BaseException] = []
 
-    def counted() -> bool:
-        for batch in metrics.drain(block=False):
-            for sample in batch.samples:
-                assert len(sample.labels) == len(METRICS[sample.name].labels), sample.name
-                seen[sample.name, *sample.labels] = sample.value
+    def all_counted() -> bool:
+        seen = counted(endpoints)
         return seen.get(("mm_leases",)) == 2 and seen.get(("mm_slots", "embed", "writing")) == 2
 
     def use() -> None:
         client = connect(endpoints, "http-0", batched=True)
         try:
             client.alloc("r", [alloc_item("cat"), alloc_item("dog")], wait_s=0)
-            until(counted)
+            until(all_counted)
             beat = read_beat(endpoints.heartbeat("cache_server-0"))
             assert beat is not None
             assert beat.pid == os.getpid()
@@ -68,8 +61,7 @@ def test_the_server_serves_reports_and_stops(tmp_path: Path, arena: Arena) -> No
     with pytest.raises(Stop):
         run(dataclasses.replace(process, ready=lambda details: user.start()))
     user.join()
-    metrics.close()
     assert not errors
     assert not endpoints.cache_rpc.exists()
     assert not endpoints.cache_calls.exists()
-    assert seen["mm_arena_bytes",] == arena.nbytes
+    assert counted(endpoints)["mm_arena_bytes",] == arena.nbytes

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import defaultdict
-
 import httpx2
 
-from mmserve.ipc.channel import AsyncReceiver
-from mmserve.messages.status import MetricBatch
-from mmserve.metrics.names import METRICS
+from mmserve.metrics.store import read_all
 from tests.fakes.http_worker import Worker, http_worker, run
+from tests.fakes.samples import counted
 from tests.integration.httpserver.test_chat import HELLO, PICTURE
 
-Samples = dict[tuple[str, tuple[str, ...]], list[float]]
 
-
-async def _gather(receiver: AsyncReceiver[MetricBatch], samples: Samples) -> None:
-    async for batch in receiver:
-        for sample in batch.samples:
-            assert len(METRICS[sample.name].labels) == len(sample.labels), sample
-            samples[sample.name, sample.labels].append(sample.value)
+def _observations(worker: Worker) -> dict[tuple[str, ...], float]:
+    """How many values each histogram has observed."""
+    (stored,) = read_all(worker.context.endpoints.metrics)
+    return {(name, *labels): sum(values[:-1]) for (name, labels), values in stored.values.items()}
 
 
 async def _use(worker: Worker) -> None:
@@ -35,25 +28,21 @@ async def _use(worker: Worker) -> None:
 def test_requests_are_counted_by_route_and_finish_and_timed_from_arrival() -> None:
     async def test() -> None:
         async with http_worker() as worker:
-            samples: Samples = defaultdict(list)
-            receiver: AsyncReceiver[MetricBatch] = AsyncReceiver(worker.context.endpoints.metrics, MetricBatch)
-            gathering = asyncio.create_task(_gather(receiver, samples))
             await _use(worker)
-            worker.context.metrics.flush()
-            await worker.until(lambda: len(samples["http_requests", ("/v1/chat/completions", "400")]) == 1)
-            assert not gathering.done()
-            gathering.cancel()
-            receiver.close()
-        assert len(samples["http_requests", ("/v1/chat/completions", "200")]) == 2
-        assert len(samples["http_requests", ("/v1/models/{model_id:path}", "200")]) == 1
-        assert len(samples["http_requests", ("other", "404")]) == 1
-        assert len(samples["request_success", ("stop",)]) == 1
-        assert len(samples["request_success", ("length",)]) == 2
-        assert len(samples["time_to_first_token_seconds", ("text",)]) == 1
-        assert len(samples["time_to_first_token_seconds", ("image",)]) == 2
-        assert sum(samples["generation_tokens", ()]) == 5 + 2 * 2
-        assert samples["prompt_tokens", ()] == [2, 4 + len("what ?")]
-        assert samples["request_params_n", ()] == [1, 2]
-        assert samples["num_requests_in_flight", ()][-1] == 0
+            await worker.idle()
+            found = counted(worker.context.endpoints)
+            counts = _observations(worker)
+        assert found["http_requests", "/v1/chat/completions", "400"] == 1
+        assert found["http_requests", "/v1/chat/completions", "200"] == 2
+        assert found["http_requests", "/v1/models/{model_id:path}", "200"] == 1
+        assert found["http_requests", "other", "404"] == 1
+        assert found["request_success", "stop"] == 1
+        assert found["request_success", "length"] == 2
+        assert counts["time_to_first_token_seconds", "text"] == 1
+        assert counts["time_to_first_token_seconds", "image"] == 2
+        assert found["generation_tokens",] == 5 + 2 * 2
+        assert found["prompt_tokens",] == 2 + 4 + len("what ?")
+        assert (counts["request_params_n",], found["request_params_n",]) == (2, 1 + 2)
+        assert found["num_requests_in_flight",] == 0
 
     run(test)

@@ -23,7 +23,6 @@ from mmserve.ipc.codec import Codec
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.reply import HttpInbound, TokenReply
 from mmserve.messages.request import EngineInbound
-from mmserve.messages.status import MetricBatch
 from mmserve.messages.step import RankInbound, StepPlan
 from tests.fakes.cache import until
 from tests.fakes.rank import STOP_PLAN, FakeRank, serve_rank
@@ -78,7 +77,7 @@ class RouterPeers:
         self.workers: list[Receiver[HttpInbound]] = [
             stack.enter_context(closing(Receiver(endpoints.http(worker), HttpInbound))) for worker in range(NUM_WORKERS)
         ]
-        self.metrics: Receiver[MetricBatch] = stack.enter_context(closing(Receiver(endpoints.metrics, MetricBatch)))
+        self.endpoints = endpoints
         self._heartbeat = endpoints.heartbeat("router-0")
         for rank, fake in enumerate(self.fakes):
             thread = threading.Thread(target=serve_rank, args=(endpoints, rank, fake))

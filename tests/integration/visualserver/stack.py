@@ -18,13 +18,12 @@ from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.process import Process
 from mmserve.ipc.arena import Arena
-from mmserve.ipc.channel import AsyncReceiver, Receiver, Sender
+from mmserve.ipc.channel import AsyncReceiver, Sender
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
 from mmserve.messages.sampling import SamplingParams
-from mmserve.messages.status import MetricBatch
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.visualserver.encode import Tower
@@ -64,7 +63,6 @@ class Stack:
     visual: Sender[EngineInbound]
     router: AsyncReceiver[EngineInbound]
     server: asyncio.Task[None]
-    metrics: Receiver[MetricBatch]
     cache: ExitStack
     table: SharedMediaTable
     sent: dict[str, GenerateRequest] = field(default_factory=dict)
@@ -153,15 +151,14 @@ async def _running(tmp_path: Path, model: ModelSpec | None, **config: object) ->
             connect(endpoints, owner, batched=batched, reconnect_timeout_s=0.1) for owner in ("http-2", process.name)
         ]
         router: AsyncReceiver[EngineInbound] = AsyncReceiver(endpoints.router, EngineInbound)
-        metrics: Receiver[MetricBatch] = Receiver(endpoints.metrics, MetricBatch)
         visual: Sender[EngineInbound] = Sender(endpoints.visual(0), EngineInbound)
-        for socket in (router, metrics, visual, *clients):
+        for socket in (router, visual, *clients):
             stack.callback(socket.close)
         pool = stack.enter_context(ThreadPoolExecutor(2))
         served_tower = _real_tower(process) if model else tower
         server = asyncio.create_task(_serve(process, served_tower, clients[1], pool))
         try:
-            yield Stack(process, tower, arena, clients[0], visual, router, server, metrics, cache, table)
+            yield Stack(process, tower, arena, clients[0], visual, router, server, cache, table)
         finally:
             tower.gate.set()
             server.cancel()
