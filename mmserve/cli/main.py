@@ -11,6 +11,7 @@ from typing import NoReturn
 from mmserve.cli.bench import add_bench, bench
 from mmserve.cli.chaos import add_chaos, chaos
 from mmserve.cli.serve import add_serve, serve
+from mmserve.cli.status import add_status, status
 from mmserve.config.options import OptionError
 from mmserve.runtime.errors import StartupError
 
@@ -46,6 +47,8 @@ def _run(argv: Sequence[str]) -> int:
         return USAGE_ERROR
     if arguments.command == "chaos" and not unknown:
         return chaos(arguments)
+    if arguments.command == "status" and not unknown:
+        return status(arguments)
     return serve(arguments, unknown)
 
 
@@ -56,4 +59,5 @@ def _parser() -> _Parser:
     add_serve(commands)
     add_bench(commands)
     add_chaos(commands)
+    add_status(commands)
     return parser

@@ -13,6 +13,7 @@ import msgspec
 
 from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender, read_beat
+from mmserve.health.load import read_load
 from mmserve.health.state import HealthState
 from mmserve.ipc.channel import Receiver
 from mmserve.ipc.endpoints import Endpoints
@@ -44,14 +45,21 @@ class HealthCollector:
     def __init__(self, endpoints: Endpoints) -> None:
         self._state = HealthState(lambda process: read_beat(endpoints.heartbeat(process)))
         self._lock = threading.Lock()
+        self._metrics_http = endpoints.metrics_http
 
     def apply(self, message: HealthInbound) -> None:
         with self._lock:
             self._state.apply(message)
 
     def page(self, path: str) -> Page | None:
-        """The full report with status 200 or 503; None for an unknown path."""
+        """The full report with status 200 or 503; ``/status`` adds the load, and is always 200. None for an unknown
+        path."""
         now_s = time.monotonic()
+        if path == "/status":
+            load = read_load(self._metrics_http)
+            with self._lock:
+                report = self._state.report(now_s)
+            return Page(msgspec.json.encode({**report, "time_s": now_s, "load": load}))
         with self._lock:
             match path:
                 case "/live":

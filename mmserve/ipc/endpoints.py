@@ -60,6 +60,11 @@ class Endpoints:
         return self.run_dir / f"beat-{process}"
 
     @property
+    def health_url(self) -> Path:
+        """File with the URL of the health port, for ``mmserve status``."""
+        return self.run_dir / "health-url"
+
+    @property
     def alloc_share(self) -> Path:
         """File mapped by all HTTP workers: one float, the share of requests that allocate through v2."""
         return self.run_dir / "alloc-share"

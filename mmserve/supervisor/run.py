@@ -80,6 +80,7 @@ def _supervise(
     setproctitle.setproctitle(f"mmserve: supervisor ({config.model} on {url_of(http)})")
     model = find(config)
     run_dir = stack.enter_context(run_directory())
+    Endpoints(run_dir).health_url.write_text(url_of(health))
     deployment = plan.make(config, model, machine.look(), run_dir=str(run_dir), url=url_of(http))
     if model.vision is not None and not deployment.arena_nbytes:
         logger.warning("--mm-cache-gb 0: there is no room for any image, requests with images will be refused (413)")

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from mmserve.ipc.endpoints import Endpoints
 from mmserve.runtime.errors import StartupError
 
 PREFIX = "mmserve-"
@@ -36,6 +37,17 @@ def run_directory(parents: list[Path] | None = None) -> Iterator[Path]:
     finally:
         shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
+
+
+def health_urls(parents: list[Path] | None = None) -> list[str]:
+    """Health ports of this user's servers, also of some that are dead."""
+    urls = []
+    for parent in dict.fromkeys(_default_parents() if parents is None else parents):
+        for path in sorted(parent.glob(f"{PREFIX}*")):
+            with contextlib.suppress(OSError):
+                if path.stat().st_uid == os.getuid():
+                    urls.append(Endpoints(path).health_url.read_text())
+    return urls
 
 
 def sweep(parent: Path) -> None:
