@@ -7,6 +7,7 @@ import torch
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
 from mmserve.model_backend.platforms.interface import Platform
+from mmserve.runtime.errors import StartupError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _RECOVERABLE_ERRORS = (1, 2, 9, 701)
@@ -14,10 +15,15 @@ _RECOVERABLE_ERRORS = (1, 2, 9, 701)
 
 
 def platform_for(device: str, dtype: str, rank: int = 0) -> Platform:
-    """``device``: cpu or cuda. Ranks share GPUs round-robin when there are more ranks than GPUs."""
+    """``device``: cpu or cuda. Ranks share GPUs round-robin when there are more ranks than GPUs.
+
+    Raises StartupError without a GPU.
+    """
     if device == "cpu":
         return CpuPlatform(DTYPES[dtype])
-    return CudaPlatform(torch.device("cuda", rank % torch.cuda.device_count()), DTYPES[dtype])
+    if not (num_gpus := torch.cuda.device_count()):
+        raise StartupError("torch finds no GPU: use --device cpu, or check the driver and CUDA_VISIBLE_DEVICES")
+    return CudaPlatform(torch.device("cuda", rank % num_gpus), DTYPES[dtype])
 
 
 def is_out_of_memory(error: BaseException) -> bool:

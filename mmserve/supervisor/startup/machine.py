@@ -1,11 +1,12 @@
 """The machine's free memory (within container limits), cores, GPU and bfloat16 support.
 
-Reads files only; torch is not imported, because that takes seconds.
+Reads files, and asks the CUDA driver where there is one; torch is not imported, because that takes seconds.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 import resource
@@ -14,10 +15,15 @@ from pathlib import Path
 
 import psutil
 
+from mmserve.supervisor.startup import cuda_driver
+
 _CGROUPS = Path("/sys/fs/cgroup")
 _LIMIT_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 """Version 2, version 1: limit and use, in bytes."""
 _DESCRIPTORS = 1 << 16
+_DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version")
+"""They may exist without a GPU, for instance in a container that was given the driver only."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,8 @@ class Machine:
     fast_bfloat16: bool
     num_cores: int = 1
     """Cores that this process may use, by affinity mask and container quota."""
+    cuda_problem: str = ""
+    """Why CUDA cannot be used, in words; empty if it can."""
 
 
 def look() -> Machine:
@@ -38,7 +46,8 @@ def look() -> Machine:
     limit = container_memory_bytes()
     if limit is not None and limit < memory_bytes:
         memory_bytes, limited_by = limit, "this container"
-    return Machine(memory_bytes, limited_by, _has_driver() and _torch_has_cuda(), _has_fast_bfloat16(), num_cores())
+    problem = _cuda_problem()
+    return Machine(memory_bytes, limited_by, not problem, _has_fast_bfloat16(), num_cores(), problem)
 
 
 def allow_descriptors() -> None:
@@ -100,9 +109,16 @@ def _left(directory: Path, limit_file: str, usage_file: str) -> int | None:
     return max(0, limit - used + (int(cached[1]) if cached else 0))
 
 
-def _has_driver() -> bool:
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
-    return not hidden and any(Path(path).exists() for path in ("/dev/nvidiactl", "/proc/driver/nvidia/version"))
+def _cuda_problem() -> str:
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES hides all GPUs"
+    if not any(Path(path).exists() for path in _DRIVER_FILES):
+        return "there is no NVIDIA driver"
+    if not _torch_has_cuda():
+        return "this torch is a CPU build"
+    if problem := cuda_driver.ask_in_child().problem:
+        logger.warning("%s, although a driver is installed", problem)
+    return problem
 
 
 def _torch_has_cuda() -> bool:

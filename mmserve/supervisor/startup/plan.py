@@ -70,8 +70,8 @@ def kv_token_nbytes(model: ModelSpec, tp: int, element_nbytes: int) -> int:
 def _device(config: Config, machine: Machine) -> Literal["cpu", "cuda"]:
     if config.device == "cuda" and not machine.has_cuda:
         raise StartupError(
-            "--device cuda: no NVIDIA driver here, or this torch is a CPU build; use --device cpu, "
-            "or install a CUDA build of torch"
+            f"--device cuda: {machine.cuda_problem or 'there is no GPU'}; use --device cpu, "
+            "or make a GPU, its driver and a CUDA build of torch available"
         )
     if config.device == "auto":
         return "cuda" if machine.has_cuda else "cpu"

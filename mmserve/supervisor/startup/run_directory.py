@@ -16,8 +16,8 @@ from pathlib import Path
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.runtime.errors import StartupError
 
-PREFIX = "mmserve-"
-_UNLOCKED_PREFIX = ".mmserve-"
+PREFIX = "mmserve-run-"
+_UNLOCKED_PREFIX = ".mmserve-run-"
 _SOCKET_PATH_LIMIT = 107
 _LONGEST_NAME = 24
 

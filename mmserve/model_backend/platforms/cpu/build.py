@@ -70,45 +70,72 @@ logger = logging.getLogger("mmserve.kernels")  # __name__ would be __main__ when
 def loaded() -> ctypes.CDLL | None:
     """The kernels, built first if the cache lacks them; None if they cannot be built or loaded."""
     try:
-        kernels = ctypes.CDLL(str(_shared_object()))
+        return _built_and_loaded()
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("no C++ kernels, torch computes alone (slower): %s", " ".join(str(error).split()))
         return None
-    for name, arguments in _SIGNATURES.items():
-        function = getattr(kernels, name)
-        function.argtypes, function.restype = arguments, None
-    return kernels
 
 
-def _shared_object() -> Path:
-    """The shared object of these sources for this CPU. Raises OSError or SubprocessError."""
+def _built_and_loaded() -> ctypes.CDLL:
+    """The kernels of these sources for this CPU. Raises OSError or SubprocessError.
+
+    A cached file that cannot be loaded is built again: it may be empty after a power cut, or need another libstdc++.
+    """
     here = Path(__file__).parent / "csrc"
     sources = b"".join((here / name).read_bytes() for name in _SOURCES)
     name = hashlib.sha256(b"\0".join((sources, " ".join(_OPTIONS).encode(), _cpu()))).hexdigest()[:16]
     path = _cache_directory() / f"kernels-{name}.so"
     with _locked(path.with_suffix(".lock")):  # ranks and visual servers start at the same time
-        if not path.exists():
-            _build(here / _SOURCES[0], path)
-    return path
+        if path.exists():
+            try:
+                return _load(path)
+            except OSError as error:
+                logger.warning("building the C++ kernels again, because %s cannot be loaded: %s", path, error)
+        _build(here / _SOURCES[0], path)
+        return _load(path)
 
 
-def compiler() -> str | None:
-    """Path of the first C++ compiler found."""
-    return next(filter(None, map(shutil.which, _COMPILERS)), None)
+def _load(path: Path) -> ctypes.CDLL:
+    """Raises OSError if it is not a shared object with all functions."""
+    kernels = ctypes.CDLL(str(path))
+    for name, arguments in _SIGNATURES.items():
+        try:
+            function = getattr(kernels, name)
+        except AttributeError as error:
+            raise OSError(str(error)) from None
+        function.argtypes, function.restype = arguments, None
+    return kernels
+
+
+def compilers() -> list[str]:
+    """Paths of the C++ compilers found, without other names of the same program."""
+    found = {os.path.realpath(path): path for path in map(shutil.which, reversed(_COMPILERS)) if path}
+    return [*reversed(found.values())]
 
 
 def _build(source: Path, path: Path) -> None:
-    program = compiler()
-    if program is None:
+    """With the first compiler that can: the kernels use extensions that not every one has."""
+    if not (programs := compilers()):
         raise FileNotFoundError("no C++ compiler is installed")
+    logger.info("building the C++ kernels for this CPU, once, in %s", path.parent)
+    errors = []
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-        logger.info("building the C++ kernels for this CPU, once, in %s", path.parent)
         built = Path(directory) / path.name
-        command = [program, *_OPTIONS, str(source), "-o", str(built)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_WITHIN_S, check=False)
-        if done.returncode:
-            raise OSError(f"{program} fails: {done.stderr[-300:]}")
-        built.replace(path)
+        for program in programs:
+            command = [program, *_OPTIONS, str(source), "-o", str(built)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_WITHIN_S, check=False)
+            if not done.returncode:
+                _write_back(built)
+                built.replace(path)
+                return
+            errors.append(f"{program} fails: {done.stderr[-300:]}")
+    raise OSError("; ".join(errors))
+
+
+def _write_back(path: Path) -> None:
+    """Before a file is renamed: after a power cut a new name must not stand for an empty file."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _cache_directory() -> Path:
@@ -144,7 +171,7 @@ def main(log_level: str = "info") -> int:
     log.setup("kernels", log_level)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the compiler and removes its files
     try:
-        _shared_object()
+        _built_and_loaded()
     except (OSError, subprocess.SubprocessError):
         return 1
     return 0

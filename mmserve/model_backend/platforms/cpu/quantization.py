@@ -49,6 +49,17 @@ def int8_rows(packed: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return torch.mul(q, scale[..., None].float()).flatten(-2)
 
 
+def from_int4(packed: torch.Tensor) -> torch.Tensor:
+    """The matrix that ``to_int4`` returned, as float32 [out, in]."""
+    scale, minimum = packed[..., : 2 * _SCALES_NBYTES].contiguous().view(torch.bfloat16).float().chunk(2, dim=-1)
+    # eight inputs, output, even or odd input, byte
+    words = packed[..., 2 * _SCALES_NBYTES :].reshape(*packed.shape[:2], 4, _PANEL, 2, 2)
+    pairs = torch.stack((words & _INT4_MAX, words >> 4), dim=-1)
+    q = pairs.permute(0, 1, 3, 2, 5, 6, 4).flatten(-4)
+    rows = q * scale[..., None] + minimum[..., None]
+    return rows.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
 def _grouped(weight: torch.Tensor) -> torch.Tensor:
     """-> [out / 16, groups, 16, 32]"""
     return weight.view(-1, _PANEL, weight.shape[1] // GROUP, GROUP).transpose(1, 2)

@@ -1,20 +1,40 @@
-"""Compares the C++ kernels with torch once, before they are used."""
+"""Compares every function of the C++ kernels with torch once, before they are used."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
+from mmserve.checkpoint.spec import TextSpec
+from mmserve.model_backend.attention.interface import AttentionInput, AttentionSpec, StepLimits
+from mmserve.model_backend.attention.sdpa import SdpaAttention
+from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.layers.context import LayerContext
+from mmserve.model_backend.layers.linear import finish_loading
+from mmserve.model_backend.layers.rotary import Rotary
+from mmserve.model_backend.models.llama import Llama
 from mmserve.model_backend.platforms.cpu import build, quantization
+from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
+from mmserve.model_backend.platforms.cpu.decoder import compile_decoder
+from mmserve.model_backend.platforms.cpu.ops import KernelOps
 from mmserve.model_backend.platforms.cpu.packed_weights import format_of, pack
+from mmserve.model_backend.platforms.cpu.packing import KernelLinear
+from mmserve.model_backend.platforms.cpu.sampling import KernelSampling
+from mmserve.model_backend.platforms.reference import TorchOps
+from mmserve.model_backend.platforms.sampling import Draw, TorchSampling
 
 _TOLERANCE = 1e-5
 _QUANTIZED_TOLERANCE = 1e-4
 """Relative to the largest result; for quantized weights, whose inputs are rounded to 16-bit integers."""
+_HEADS = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16)
+_HIDDEN = _HEADS.num_heads * _HEADS.head_dim
+_TOKENS, _BLOCK = 20, PagedCpuAttention.block_sizes[0]
 logger = logging.getLogger(__name__)
 
 
@@ -22,25 +42,37 @@ logger = logging.getLogger(__name__)
 def verified_kernels() -> ctypes.CDLL | None:
     """The kernels, if they can be built here and compute what torch computes."""
     kernels = build.loaded()
-    if kernels is None or _passes(kernels):
+    if kernels is None:
+        return None
+    with torch.inference_mode():
+        wrong = next((name for name, is_right in _CHECKS.items() if not is_right(kernels)), None)
+    if wrong is None:
         return kernels
-    logger.warning("the C++ kernels compute wrong numbers on this machine: torch computes alone (slower)")
+    logger.warning("the C++ kernel %s computes wrong numbers on this machine: torch computes alone (slower)", wrong)
     return None
 
 
-def _passes(kernels: ctypes.CDLL) -> bool:
-    generator = torch.Generator().manual_seed(0)
-    weight, x, bias = (torch.randn(*shape, generator=generator) for shape in ((80, 64), (20, 64), (80,)))
-    float32, int8 = weight[:, :40].contiguous(), quantization.to_int8(weight)
+def _random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = _TOLERANCE) -> bool:
+    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
+
+
+def _linear(kernels: ctypes.CDLL) -> bool:
+    weight, x, bias = _random(80, 64), _random(_TOKENS, 64, seed=1), _random(80, seed=2)
+    float32, int8, int4 = weight[:, :40].contiguous(), quantization.to_int8(weight), quantization.to_int4(weight)
     bfloat16, dequantized = float32.bfloat16().float(), quantization.int8_rows(int8, torch.arange(len(weight)))
     return (
-        _linear_is_right(kernels, x[:, :40], pack(float32), bias, float32)
-        and _linear_is_right(kernels, x[:, :40], pack(bfloat16), bias, bfloat16)
-        and _linear_is_right(kernels, x, int8, bias, dequantized, _QUANTIZED_TOLERANCE)
+        _product(kernels, x[:, :40], pack(float32), bias, float32)
+        and _product(kernels, x[:, :40], pack(bfloat16), bias, bfloat16)
+        and _product(kernels, x, int8, bias, dequantized, _QUANTIZED_TOLERANCE)
+        and _product(kernels, x, int4, bias, quantization.from_int4(int4), _QUANTIZED_TOLERANCE)
     )
 
 
-def _linear_is_right(
+def _product(
     kernels: ctypes.CDLL,
     x: torch.Tensor,
     packed: torch.Tensor,
@@ -54,6 +86,135 @@ def _linear_is_right(
         rows, out = x[:count].contiguous(), torch.empty(count, len(bias))
         arguments = (rows.data_ptr(), packed.data_ptr(), format_of(packed), bias.data_ptr(), out.data_ptr())
         kernels.mm_linear(*arguments, *rows.shape, len(bias), 0)
-        if not torch.allclose(out, expected[:count], rtol=tolerance, atol=tolerance * float(expected.abs().max())):
+        if not _close(out, expected[:count], tolerance):
             return False
     return True
+
+
+def _rows(kernels: ctypes.CDLL) -> bool:
+    weight, indices = _random(48, 64), torch.tensor([47, 0, 17])
+    int8 = quantization.to_int8(weight)
+    short = weight.bfloat16().float()
+    for packed, expected in (
+        (pack(weight), weight[indices]),
+        (pack(short), short[indices]),
+        (int8, quantization.int8_rows(int8, indices)),
+    ):
+        out = torch.empty(3, 64)
+        kernels.mm_rows(packed.data_ptr(), format_of(packed), indices.data_ptr(), out.data_ptr(), *out.shape)
+        if not torch.equal(out, expected):
+            return False
+    return True
+
+
+def _same_operation(compute: Callable[[TorchOps], torch.Tensor], kernels: ctypes.CDLL) -> bool:
+    """True if the kernels' operations give what torch's give."""
+    return _close(compute(KernelOps(kernels)), compute(TorchOps()))
+
+
+def _rotated(ops: TorchOps) -> torch.Tensor:
+    heads, angles = _random(_TOKENS, 3, 16), _random(_TOKENS, 8, seed=1)
+    ops.rotary_(heads[:, :2], angles.cos(), angles.sin())
+    return heads
+
+
+def _attention(kernels: ctypes.CDLL) -> bool:
+    step, limits = _prompt()
+    qkv, results = _random(_TOKENS, 2 * _HEADS.num_heads, _HEADS.head_dim), []
+    for backend in (
+        PagedCpuAttention(kernels, _HEADS),
+        SdpaAttention(_HEADS, torch.float32, torch.device("cpu")),
+    ):
+        cache, heads = torch.zeros(backend.kv_shape(limits.max_blocks, _BLOCK)), qkv.clone()
+        kv = heads[:, _HEADS.num_heads :].view(_TOKENS, 2, _HEADS.num_kv_heads, _HEADS.head_dim)
+        metadata = backend.builder(limits).build(step)
+        out = backend.forward(heads[:, : _HEADS.num_heads], kv, cache, metadata)  # type: ignore[arg-type]
+        results.append((out, cache))
+    (found, found_cache), (expected, expected_cache) = results
+    return _close(found, expected) and torch.equal(found_cache, expected_cache)
+
+
+def _decoder(kernels: ctypes.CDLL) -> bool:
+    """All layers in one call give the bits of the layers one by one, whose operations the other checks compare."""
+    backend = PagedCpuAttention(kernels, _HEADS)
+    model = _tiny_llama(kernels, backend)
+    weights = model.decoder_weights()
+    compiled = None if weights is None else compile_decoder(kernels, weights)
+    if compiled is None:
+        return False
+    step, limits = _prompt()
+    metadata = backend.builder(limits).build(step)
+    positions, last = torch.arange(_TOKENS)[None], torch.tensor([_TOKENS - 1])
+    results = []
+    for executor in (compiled, model):
+        cache = torch.zeros(2, *backend.kv_shape(limits.max_blocks, _BLOCK))
+        hidden = _random(_TOKENS, _HIDDEN)
+        results.append((executor.forward(hidden, positions, cache, metadata, last), cache))
+    (found, found_cache), (expected, expected_cache) = results
+    return torch.equal(found, expected) and torch.equal(found_cache, expected_cache)
+
+
+def _tiny_llama(kernels: ctypes.CDLL, backend: PagedCpuAttention) -> Llama:
+    spec = TextSpec(
+        hidden_size=_HIDDEN,
+        intermediate_size=32,
+        num_layers=2,
+        num_heads=_HEADS.num_heads,
+        num_kv_heads=_HEADS.num_kv_heads,
+        head_dim=_HEADS.head_dim,
+        vocab_size=16,
+        max_position=_TOKENS,
+        rms_eps=1e-5,
+        rope_theta=1e4,
+    )
+    float32, device = torch.float32, torch.device("cpu")
+    make = partial(KernelLinear, kernels)
+    context = LayerContext(KernelOps(kernels), make, make, float32, device, TpGroup())
+    model = Llama(spec, backend, Rotary(spec, float32, device), context=context)
+    for seed, target in enumerate(model.targets().values()):
+        if target is not None:
+            target.into.copy_(_random(*target.into.shape, seed=seed) / 8)
+    finish_loading(model.modules())
+    return model
+
+
+def _prompt() -> tuple[AttentionInput, StepLimits]:
+    """One sequence of ``_TOKENS``, in blocks that are not in order."""
+    tables, positions = np.array([[1, 0]]), np.arange(_TOKENS)
+    slot_mapping = tables[0, positions // _BLOCK] * _BLOCK + positions % _BLOCK
+    one, zero = np.array([_TOKENS]), np.array([0])
+    return AttentionInput(zero, zero, one, tables, slot_mapping), StepLimits(_TOKENS, 1, 2, _BLOCK)
+
+
+def _sample(kernels: ctypes.CDLL) -> bool:
+    logits = 3 * _random(6, 1100)
+    free = Draw(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0, uniform=0.7)
+    cuts = (free, free._replace(temperature=0.0), free._replace(top_k=9), free._replace(top_p=0.8))
+    draws = [*cuts, free._replace(min_p=0.1), free._replace(top_k=900, top_p=0.999)]
+    found = KernelSampling(kernels).choose(logits, draws, may_ban=False)
+    return torch.equal(found, TorchSampling().choose(logits, draws, may_ban=False))
+
+
+def _finite(kernels: ctypes.CDLL) -> bool:
+    logits = _random(4, 30)
+    logits[1, 29], logits[2, 3] = float("nan"), float("-inf")
+    return KernelSampling(kernels).finite(logits).tolist() == [True, False, False, True]
+
+
+_CHECKS: dict[str, Callable[[ctypes.CDLL], bool]] = {
+    "mm_linear": _linear,
+    "mm_rows": _rows,
+    "mm_rms_norm": partial(_same_operation, lambda ops: ops.rms_norm(_random(5, 32), _random(32, seed=1), 1e-5)),
+    "mm_layer_norm": partial(
+        _same_operation, lambda ops: ops.layer_norm(_random(5, 32), _random(32, seed=1), _random(32, seed=2), 1e-5)
+    ),
+    "mm_rotate": partial(_same_operation, _rotated),
+    "mm_quick_gelu": partial(_same_operation, lambda ops: ops.activation("quick_gelu")(_random(5, 32))),
+    "mm_silu_gate": partial(_same_operation, lambda ops: ops.act_and_mul("silu")(_random(5, 32))),
+    "mm_attention": _attention,
+    "mm_encoder_attention": partial(_same_operation, lambda ops: ops.encoder_attention(_random(2, 70, 96), 2)),
+    "mm_decoder": _decoder,
+    "mm_sample": _sample,
+    "mm_finite": _finite,
+}
+"""By function of the kernels, in an order in which each uses only functions checked before."""

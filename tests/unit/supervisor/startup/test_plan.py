@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,9 @@ def test_given_options_are_kept(model: ModelSpec) -> None:
 
 def test_cuda_without_a_gpu_is_refused(model: ModelSpec) -> None:
     assert "--device cpu" in _refused(model, device="cuda")
+    without = replace(LAPTOP, cuda_problem="the CUDA driver sees no GPU")
+    assert "the CUDA driver sees no GPU" in _refused(model, without, device="cuda")
+    assert _make(model, without).device == "cpu"
 
 
 @pytest.mark.parametrize(

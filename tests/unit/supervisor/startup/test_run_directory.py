@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from mmserve.model_backend.platforms.cpu import build
 from mmserve.runtime.errors import StartupError
-from mmserve.supervisor.startup.run_directory import run_directory, sweep
+from mmserve.supervisor.startup.run_directory import PREFIX, run_directory, sweep
 
 
 @pytest.fixture
@@ -26,12 +27,29 @@ def test_the_run_directory_is_private_and_removed_at_the_end(parent: Path) -> No
 
 
 def test_directories_of_ended_servers_are_removed_and_those_of_live_ones_kept(parent: Path) -> None:
-    (parent / "mmserve-dead").mkdir()
-    (parent / "mmserve-dead" / "router").touch()
+    (parent / f"{PREFIX}dead").mkdir()
+    (parent / f"{PREFIX}dead" / "router").touch()
     (parent / "another").mkdir()
     with run_directory([parent]) as living, run_directory([parent]) as second:
         sweep(parent)
         assert {path.name for path in parent.iterdir()} == {"another", living.name, second.name}
+
+
+def test_the_kernels_of_a_user_without_a_home_are_kept(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are cached beside the run directories, and nothing locks their directory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(parent))
+    kernels = build._cache_directory() / "kernels.so"
+    kernels.touch()
+    assert kernels.parent.parent == parent
+    with run_directory([parent]):
+        assert kernels.exists()
+
+
+def test_a_directory_of_the_user_is_kept(parent: Path) -> None:
+    (parent / "mmserve-models").mkdir()
+    sweep(parent)
+    assert (parent / "mmserve-models").exists()
 
 
 def test_a_parent_too_long_for_sockets_is_passed_over(parent: Path) -> None:

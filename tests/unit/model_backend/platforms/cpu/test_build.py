@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,17 +17,38 @@ from mmserve.model_backend.platforms.cpu import build
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
 from mmserve.model_backend.platforms.reference import TorchOps
-from tests.unit.model_backend.platforms.cpu.kernels import needs_compiler
+from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler
+
+Compiler = Callable[[str, str], None]
 
 
 @pytest.fixture
 def fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    quick = tuple(option.replace("-O3", "-O0") for option in build._OPTIONS)
-    monkeypatch.setattr(build, "_OPTIONS", quick)
     build.loaded.cache_clear()
     yield tmp_path
     build.loaded.cache_clear()
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiler:
+    """Adds the only compilers that there are: (name, shell command, in which $OUT is the file to write)."""
+    found: dict[str, str] = {}
+    monkeypatch.setattr(shutil, "which", found.get)
+
+    def add(name: str, command: str) -> None:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\nfor OUT; do :; done\n{command}\n")
+        path.chmod(0o755)
+        found[name] = str(path)
+
+    return add
+
+
+@pytest.fixture(scope="module")
+def compiles() -> str:
+    """A compiler's command that writes the kernels, which are compiled only once for all tests."""
+    return f"cp '{kernels()._name}' $OUT"
 
 
 @pytest.fixture
@@ -51,30 +74,94 @@ def test_kernels_that_compute_wrong_numbers_are_not_used(
     assert "wrong numbers" in caplog.text
 
 
-def test_only_float32_uses_the_kernels() -> None:
-    assert CpuPlatform(torch.bfloat16).kernels is None
+class _WithoutOne:
+    """The kernels, but one of their functions does nothing."""
+
+    def __init__(self, kernels: ctypes.CDLL, name: str) -> None:
+        self._kernels = kernels
+        setattr(self, name, lambda *arguments: None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernels, name)
 
 
-def test_without_a_compiler_there_are_no_kernels(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+@needs_compiler
+@pytest.mark.parametrize("name", sorted(set(build._SIGNATURES) - {"mm_set_threads", "mm_leave"}))
+def test_each_function_is_checked(
+    name: str, monkeypatch: pytest.MonkeyPatch, fresh_self_test: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = _WithoutOne(kernels(), name)
+    monkeypatch.setattr(build, "loaded", lambda: broken)
+    # Otherwise memory that is reused might hold the right result.
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: empty(*args, **kwargs).fill_(77))
+    verified_kernels.cache_clear()
+    assert verified_kernels() is None
+    assert f"{name} computes wrong numbers" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_only_float32_builds_and_uses_the_kernels(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, fresh_self_test: None
+) -> None:
+    monkeypatch.setattr(build, "loaded", lambda: pytest.fail("built for nothing"))
+    assert CpuPlatform(dtype).kernels is None
+
+
+def test_without_a_compiler_there_are_no_kernels(fresh_cache: Path, compiler: Compiler) -> None:
     assert build.loaded() is None
 
 
 @needs_compiler
-def test_built_once_in_the_cache_directory(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_once_in_the_cache_directory(fresh_cache: Path, compiles: str, compiler: Compiler) -> None:
+    compiler("c++", compiles)
     assert build.loaded() is not None
     build.loaded.cache_clear()
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    compiler("c++", "exit 1")
     assert build.loaded() is not None
     assert len(list(fresh_cache.glob("mmserve/*.so"))) == 1
 
 
 @needs_compiler
+@pytest.mark.parametrize("damage", ["true > $OUT", "echo damaged > $OUT"])
+def test_a_cached_file_that_cannot_be_loaded_is_built_again(
+    fresh_cache: Path, compiles: str, compiler: Compiler, damage: str
+) -> None:
+    compiler("c++", damage)
+    assert build.loaded() is None
+    assert len(list(fresh_cache.glob("mmserve/*.so"))) == 1
+    build.loaded.cache_clear()
+    compiler("c++", compiles)
+    assert build.loaded() is not None
+
+
+@needs_compiler
+def test_a_compiler_that_fails_is_passed_over(fresh_cache: Path, compiles: str, compiler: Compiler) -> None:
+    compiler("c++", "exit 1")
+    compiler("g++", compiles)
+    assert build.loaded() is not None
+
+
+def test_all_errors_are_reported_when_no_compiler_works(
+    fresh_cache: Path, compiler: Compiler, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("c++", "g++"):
+        compiler(name, f"echo no luck with {name} >&2; exit 1")
+    assert build.loaded() is None
+    assert all(f"no luck with {name}" in caplog.text for name in ("c++", "g++"))
+
+
+@needs_compiler
 def test_a_home_that_cannot_be_written_falls_back_to_the_temporary_directory(
-    fresh_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    fresh_cache: Path,
+    compiles: str,
+    compiler: Compiler,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     temporary = tmp_path_factory.mktemp("tmp")
     (fresh_cache / "mmserve").write_text("no directory")
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(temporary))
+    compiler("c++", compiles)
     assert build.loaded() is not None
     assert list(temporary.glob("mmserve-*/*.so"))

@@ -19,7 +19,7 @@ from tests.fakes.quantized import dequantized
 # Only the compiled kernels compute with quantized weights; test_packing checks that they are refused without. With a
 # compiler, kernels that cannot be used are failures here, not skips.
 pytestmark = pytest.mark.skipif(
-    build.compiler() is None, reason="no C++ compiler on this machine, so no quantized weights either"
+    not build.compilers(), reason="no C++ compiler on this machine, so no quantized weights either"
 )
 SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 272}
 
