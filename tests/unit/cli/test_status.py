@@ -21,7 +21,8 @@ from mmserve.health.load import FIGURES, figures_of
 from mmserve.health.run import HealthCollector, serving_probes
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.reply import ServerPhase
-from mmserve.messages.status import MetricBatch, MetricSample, ProcessRow, ProcessTable
+from mmserve.messages.status import ProcessRow, ProcessTable
+from mmserve.metrics.client import MetricsClient
 from mmserve.metrics.names import METRICS
 from mmserve.metrics.run import serving_metrics
 from mmserve.metrics.series import Series
@@ -33,13 +34,15 @@ ROWS = (
 )
 
 
-def test_figures_are_those_of_known_metrics_summed_over_labels() -> None:
+def test_figures_are_those_of_known_metrics_summed_over_labels(tmp_path: Path) -> None:
     for metric in FIGURES.values():
         assert metric.removesuffix("_total") in METRICS
-    series = Series()
-    samples = [("mm_slots", 3, ("data", "leased")), ("mm_slots", 4, ("embed", "ready")), ("generation_tokens", 9, ())]
-    series.apply(MetricBatch(process="x", samples=tuple(MetricSample(*sample) for sample in samples)))
-    figures = figures_of(series.render().decode())
+    endpoints = Endpoints(tmp_path)
+    with closing(MetricsClient(endpoints, "cache_server-0")) as metrics:
+        metrics.add("mm_slots", 3, "data", "leased")
+        metrics.add("mm_slots", 4, "embed", "ready")
+        metrics.add("generation_tokens", 9)
+        figures = figures_of(Series(endpoints.metrics).render().decode())
     assert figures.keys() == FIGURES.keys()
     assert (figures["arena_slots"], figures["generation_tokens"], figures["leases"]) == (7, 9, 0)
 
@@ -51,7 +54,7 @@ def _report(time_s: float, tokens: float | None) -> dict[str, Any]:
 
 def test_tokens_a_second_are_those_between_two_looks() -> None:
     assert tokens_per_s(_report(10.0, 100), _report(12.0, 150)) == 25
-    assert tokens_per_s(_report(10.0, 100), _report(12.0, 7)) is None, "the metrics server was restarted"
+    assert tokens_per_s(_report(10.0, 100), _report(12.0, 7)) is None, "the server was restarted"
     assert tokens_per_s(_report(10.0, None), _report(12.0, 7)) is None
 
 
@@ -74,7 +77,7 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         with (
             closing(HeartbeatSender(endpoints, "httpserver-0")) as heartbeat,
             serving_probes(listener, collector),
-            serving_metrics(endpoints.metrics_http, Series()),
+            serving_metrics(endpoints.metrics_http, Series(endpoints.metrics)),
         ):
             heartbeat.beat(busy=False)
             yield url
