@@ -62,13 +62,14 @@ def run(process: Process) -> None:
     try:
         with serving(table, process.endpoints) as wait:
             process.ready({"arena_nbytes": process.arena.nbytes})
+            serves = True
             while True:
                 table.end_silent()
                 snapshot = table.snapshot()
                 warning.check(snapshot)
                 _report(metrics, snapshot, process.arena.nbytes, reported)
-                heartbeats.beat(busy=snapshot.num_waiting > 0, progressed=True)
-                wait(_REPORT_INTERVAL_S)
+                heartbeats.beat(busy=not serves, progressed=serves)
+                serves = wait(_REPORT_INTERVAL_S)
     finally:
         metrics.close()
         heartbeats.close()

@@ -49,7 +49,7 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def tokens_per_s(before: Report, now: Report) -> float | None:
-    """Tokens generated a second between two reports; None if the metrics server did not answer, or the server was restarted."""
+    """Tokens generated a second between two reports; None without figures, or if the server was restarted."""
     if not before["load"] or not now["load"] or now["time_s"] <= before["time_s"]:
         return None
     tokens = now["load"]["generation_tokens"] - before["load"]["generation_tokens"]

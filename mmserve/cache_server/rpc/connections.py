@@ -55,6 +55,8 @@ class ConnectionLoop:
         """Ascending."""
         self._num_timers = 0
         self._is_stopping = False
+        self._num_turns = 0
+        self._num_turns_seen = -1
         self._thread = threading.Thread(target=self._run, name="connections", daemon=True)
 
     def __enter__(self) -> ConnectionLoop:
@@ -87,6 +89,13 @@ class ConnectionLoop:
         if threading.current_thread() is not self._thread:
             os.eventfd_write(self._wake_fd, 1)
 
+    def has_turned(self) -> bool:
+        """True if the thread has gone round since the last call. Wakes it, so that it should have by the next one."""
+        num_turns = self._num_turns
+        has_turned, self._num_turns_seen = num_turns != self._num_turns_seen, num_turns
+        os.eventfd_write(self._wake_fd, 1)
+        return has_turned
+
     # From the loop's thread
 
     def modify(self, handler: EventHandler, events: int) -> None:
@@ -113,6 +122,7 @@ class ConnectionLoop:
         try:
             while not self._is_stopping:
                 self._wait_for_events()
+                self._num_turns += 1
                 if self._timers:
                     self._call_due_timers()
                 while self._soon:

@@ -14,18 +14,21 @@ from mmserve.ipc.endpoints import Endpoints
 
 
 @contextlib.contextmanager
-def serving(table: SharedMediaTable, endpoints: Endpoints) -> Iterator[Callable[[float], None]]:
+def serving(table: SharedMediaTable, endpoints: Endpoints) -> Iterator[Callable[[float], bool]]:
     """Both listen until the context ends, which ends all connections.
 
     Yields a wait: it sleeps that many seconds while both listen, and raises RuntimeError when one has ended by itself.
+    It returns False if the thread that serves them has been stuck since the last wait.
     """
     ended = threading.Event()
 
-    def wait(timeout_s: float) -> None:
-        if ended.wait(timeout_s):
-            raise RuntimeError("a listener of the cache server has ended")
-
     with ConnectionLoop(ended.set) as loop:
+
+        def wait(timeout_s: float) -> bool:
+            if ended.wait(timeout_s):
+                raise RuntimeError("a listener of the cache server has ended")
+            return loop.has_turned()
+
         threads = ServiceThreads(lambda: CacheService(table, lambda fd, on_end: DisconnectWatch(loop, fd, on_end)))
         with contextlib.closing(threads):
             Listener(loop, endpoints.cache_rpc, threads.serve, ended.set)

@@ -26,7 +26,8 @@ from mmserve.metrics.client import MetricsClient
 from mmserve.metrics.names import METRICS
 from mmserve.metrics.run import serving_metrics
 from mmserve.metrics.series import Series
-from mmserve.supervisor.startup.run_directory import health_urls
+from mmserve.supervisor.startup import run_directory as run_directory_module
+from mmserve.supervisor.startup.run_directory import health_urls, run_directory
 
 ROWS = (
     ProcessRow("router-0", "router", "engine", 0, 0.0, None, 2),
@@ -62,15 +63,16 @@ def test_tokens_a_second_are_those_between_two_looks() -> None:
 def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A health server that was told of two processes, and a metrics server."""
     monkeypatch.setattr(status_command, "_INTERVAL_S", 0.01)
-    with tempfile.TemporaryDirectory(dir="/tmp") as parent, socket.create_server(("127.0.0.1", 0)) as listener:
-        run_dir = Path(parent) / "mmserve-x"
-        run_dir.mkdir()
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as parent,
+        run_directory([Path(parent)]) as run_dir,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
         endpoints = Endpoints(run_dir)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         endpoints.health_url.write_text(url)
-        monkeypatch.setenv("XDG_RUNTIME_DIR", parent)
-        monkeypatch.setattr(tempfile, "tempdir", parent)
-        assert url in health_urls([Path(parent)])
+        assert health_urls([Path(parent)]) == [url]
+        monkeypatch.setattr(run_directory_module, "_default_parents", lambda: [Path(parent)])
         collector = HealthCollector(endpoints)
         collector.apply(ServerPhase(phase="restarting", ready=False, engine_epoch=2, visual_epochs=(0, 1)))
         collector.apply(ProcessTable(supervisor_pid=40, started_s=0.0, processes=ROWS))
@@ -83,8 +85,9 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             yield url
 
 
-def test_the_command_prints_the_servers_processes(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["status", "--url", url]) == 1
+@pytest.mark.usefixtures("url")
+def test_the_command_finds_the_server_and_prints_its_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status"]) == 1
     printed = capsys.readouterr().out
     for text in ("restarting (unavailable)", "supervisor", "router", "httpserver 0", "gone", "engine 2", "visual 0 1"):
         assert text in printed

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mmserve.cache_server.rpc.connections import ConnectionLoop, DisconnectWatch, Listener
+from tests.fakes.cache import until
 
 
 def nothing() -> None:
@@ -122,3 +123,24 @@ def test_timers_are_called_in_order_unless_cancelled() -> None:
         loop.call_soon(watch, set_timers)
         assert done.wait(10)
     assert called == ["first", "second"]
+
+
+def test_a_loop_that_is_stuck_in_a_handler_is_noticed(tmp_path: Path) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hang(connected: socket.socket) -> None:
+        entered.set()
+        assert go_on.wait(20)
+        connected.close()
+
+    with client() as one, ConnectionLoop(nothing) as loop:
+        Listener(loop, tmp_path / "s", hang, nothing)
+        assert loop.has_turned()
+        until(loop.has_turned)
+        one.connect(str(tmp_path / "s"))
+        assert entered.wait(10)
+        loop.has_turned()
+        assert not loop.has_turned()
+        assert not loop.has_turned()
+        go_on.set()
+        until(loop.has_turned)
