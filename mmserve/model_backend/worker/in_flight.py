@@ -38,8 +38,8 @@ class InFlight:
     failures: list[SlotFailure] = field(default_factory=list)
     sampled: list[SampledRows] = field(default_factory=list)
     """One for each forward pass that samples; more than one if the plan had to be computed in parts."""
-    has_prompts: bool = False
-    """Some step computes more than one token."""
+    agrees: bool = False
+    """The ranks agree on errors before the model's first collective."""
     in_parts: bool = False
     """The plan could not be computed at once, so its time says nothing about other plans."""
     out_of_memory: bool = False
@@ -47,6 +47,11 @@ class InFlight:
     def add_failure(self, slot: int, message: str) -> None:
         """The slot's sequence could not be computed."""
         self.failures.append(SlotFailure(slot=slot, media_lost=False, message=message))
+
+    def add_failures(self, failures: Sequence[SlotFailure]) -> None:
+        """As ``add_failure``. A plan computed in parts may meet the same failure again, which then counts once."""
+        known = {failure.slot for failure in self.failures}
+        self.failures += [failure for failure in failures if failure.slot not in known]
 
     def result(self, now_s: float) -> StepResult:
         """The result to send; the tokens of all ``sampled`` rows are known."""

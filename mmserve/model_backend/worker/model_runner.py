@@ -175,7 +175,7 @@ class ModelRunner:
     def _launch_steps(self, steps: Sequence[SequenceStep], in_flight: InFlight) -> None:
         """Issue the steps, if need be in parts; what comes of them is noted in ``in_flight``. At least one step."""
         # Decoding has no errors of its own before the first collective that would be worth a collective in every step.
-        in_flight.has_prompts = any(step.num_tokens > 1 for step in steps)
+        in_flight.agrees = self._tp.size > 1 and any(step.num_tokens > 1 for step in steps)
         failed, errors = compute_in_parts(steps, partial(self._attempt, in_flight))
         for slot, message in failed.items():
             in_flight.add_failure(slot, message)
@@ -188,7 +188,7 @@ class ModelRunner:
         With several ranks, raises errors of the forward pass, and in plans without prompts of its preparation: the
         others may wait in a collective that this rank never enters, and only a restart of the engine ends their wait.
         """
-        if self._tp.size == 1 or in_flight.has_prompts:
+        if self._tp.size == 1 or in_flight.agrees:
             built, error = self._errors.catch(self._build, steps)
             (error,) = self._errors.agree([error])
             if built is None or error:
@@ -204,7 +204,7 @@ class ModelRunner:
                 return error
             computed = result
         if computed.unread:
-            in_flight.failures += computed.unread
+            in_flight.add_failures(computed.unread)
             failed = {failure.slot for failure in computed.unread}
             readable = [step for step in steps if step.slot not in failed]
             return self._attempt(in_flight, readable) if readable else None

@@ -273,6 +273,22 @@ def test_an_error_in_a_step_fails_only_the_sequence_at_fault(
     assert [sequence.output[:6] for sequence in healthy] == [good_output] * 4
 
 
+def test_an_error_and_a_lost_image_in_one_step_are_reported_once_each(
+    directory: Path, arena: Arena, good_output: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, _ = put_rows(arena, torch.randn(16, 64), 0)
+    prompt, spans = image_prompt(Handle(handle.generation + 1, handle.offset, handle.nbytes))
+    runner = make_runner(directory, arena)
+    fail_on_bad_sequences(runner, "forward", monkeypatch)
+    driver = Driver(runner)
+    driver.add(1, prompt, spans=spans)
+    driver.add(2, [9, BAD_TOKEN, 8])
+    healthy = driver.add(0, GOOD)
+    assert sorted((failure.slot, failure.media_lost) for failure in driver.step().failures) == [(1, True), (2, False)]
+    driver.run(6)
+    assert healthy.output == good_output
+
+
 def test_the_time_of_a_step_that_was_tried_again_is_unknown(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = make_runner(directory)
     fail_on_bad_sequences(runner, "forward", monkeypatch)
