@@ -14,6 +14,8 @@ from mmserve.httpserver.request.task import RequestTask
 SendAnswer = Callable[[RequestTask, Send], Awaitable[None]]
 """Sends a task's whole response in one protocol's form. If it raises MmserveError before it has sent anything, the
 client gets an error response."""
+PART_NBYTES = 64 * 1024
+"""Of a whole answer. An unread answer waits here, where it is counted, except for a part or two in its connection."""
 SSE_DONE = b"data: [DONE]\n\n"
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -58,10 +60,13 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 async def send_json(send: Send, body: bytes) -> None:
-    """Send a JSON response with status 200."""
+    """Send a JSON response with status 200, in parts: each waits until the client has read most of those before it."""
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    last = max(0, len(body) - 1) // PART_NBYTES
+    for part in range(last + 1):
+        data = body[part * PART_NBYTES : (part + 1) * PART_NBYTES]
+        await send({"type": "http.response.body", "body": data, "more_body": part < last})
 
 
 def sse_event(payload: bytes) -> bytes:
