@@ -1,0 +1,127 @@
+"""Processes of the real server that are killed or suspended under load: every stream has the text it would have had."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+from tests.e2e.stack import Stack, running
+from tests.fakes.cache import until
+from training.sample import samples
+
+TEXT = [{"role": "user", "content": "What can you do?"}]
+PICTURES = [sample.messages for sample in itertools.islice(samples(2, 880_301, kinds=("colour", "word")), 2)]
+LONG = {"max_tokens": 100, "extra_body": {"ignore_eos": True}}
+REQUESTS: list[dict[str, Any]] = [
+    {"messages": TEXT, "temperature": 0, **LONG},
+    {"messages": TEXT, "temperature": 0.9, "seed": 11, **LONG},
+    {"messages": TEXT, "temperature": 0.9, "seed": 12, "n": 3, **LONG},
+    {"messages": TEXT, "temperature": 0.7, "seed": 13, "logprobs": True, "top_logprobs": 3, **LONG},
+    {"messages": PICTURES[0], "temperature": 0, **LONG},
+    {"messages": PICTURES[1], "temperature": 0.8, "seed": 14, "n": 2, "logprobs": True, **LONG},
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Stack]:
+    with running("--overlap-scheduling", "--http-workers", "2", "--stuck-timeout", "5") as stack:
+        yield stack
+
+
+class Answer:
+    """The choices of one stream, by index: text, and (token, log-probability) pairs."""
+
+    def __init__(self) -> None:
+        self.texts: dict[int, str] = {}
+        self.logprobs: dict[int, list[tuple[str, float]]] = {}
+
+    def add(self, event: Any) -> None:
+        for choice in event.choices:
+            self.texts[choice.index] = self.texts.get(choice.index, "") + (choice.delta.content or "")
+            if choice.logprobs is not None and choice.logprobs.content:
+                pairs = [(entry.token, round(entry.logprob, 3)) for entry in choice.logprobs.content]
+                self.logprobs.setdefault(choice.index, []).extend(pairs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Answer) and (self.texts, self.logprobs) == (other.texts, other.logprobs)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+async def _answer(client: openai.AsyncOpenAI, request: dict[str, Any], started: asyncio.Event) -> Answer:
+    answer = Answer()
+    async for event in await client.chat.completions.create(model="llava", stream=True, **request):
+        answer.add(event)
+        if any(answer.texts.values()):
+            started.set()
+    return answer
+
+
+async def _answers(stack: Stack, disturb: Any = None) -> list[Answer]:
+    """The answers to all requests at once. ``disturb`` is called when all have text."""
+    async with stack.async_client() as client:
+        started = [asyncio.Event() for _ in REQUESTS]
+        live = [
+            asyncio.create_task(_answer(client, request, event))
+            for request, event in zip(REQUESTS, started, strict=True)
+        ]
+        if disturb is not None:
+            await asyncio.gather(*(event.wait() for event in started))
+            disturb()
+        return await asyncio.gather(*live)
+
+
+@pytest.fixture(scope="module")
+def expected(server: Stack) -> list[Answer]:
+    return asyncio.run(_answers(server))
+
+
+@pytest.mark.parametrize(
+    ("victim", "how"),
+    [("router", "kill"), ("model_backend", "suspend"), ("cache_server", "suspend")],
+)
+def test_every_stream_has_the_text_that_it_would_have_had(
+    server: Stack, expected: list[Answer], victim: str, how: str
+) -> None:
+    (process,) = server.processes(f"mmserve: {victim}")
+    titles = server.titles()
+    answers = asyncio.run(_answers(server, process.kill if how == "kill" else process.suspend))
+    assert [answer.texts for answer in answers] == [answer.texts for answer in expected]
+    assert answers == expected
+    psutil.wait_procs([process], timeout=30)
+    assert not process.is_running()
+    until(lambda: server.answers and server.titles() == titles, timeout_s=60)
+    assert server.eventually("mm_leases", 0) == 0
+
+
+def test_the_sequences_of_a_killed_http_worker_end_and_another_workers_streams_never_notice(
+    server: Stack, expected: list[Answer]
+) -> None:
+    """The engine holds no sequence of the killed worker any more when its successor is not even ready."""
+    endless = {"messages": TEXT, "temperature": 0, "max_tokens": 300, "extra_body": {"ignore_eos": True}}
+    victim = server.processes("mmserve: httpserver 0")[0]
+    restarts = server.metric("process_restarts_total", role="httpserver")
+
+    async def scenario() -> list[Answer | BaseException]:
+        # Connections are spread over both workers by the kernel.
+        async with server.async_client() as client:
+            client.max_retries = 0
+            started = [asyncio.Event() for _ in range(12)]
+            live = [asyncio.create_task(_answer(client, endless, event)) for event in started]
+            await asyncio.gather(*(event.wait() for event in started))
+            victim.kill()
+            return await asyncio.gather(*live, return_exceptions=True)
+
+    answers = asyncio.run(scenario())
+    whole = [answer for answer in answers if isinstance(answer, Answer)]
+    assert len(whole) < len(answers), "the killed worker had none of twelve connections"
+    assert all(answer == whole[0] for answer in whole)
+    until(lambda: server.answers and server.metric("process_restarts_total", role="httpserver") > restarts)
+    assert server.eventually("num_requests_running", 0) == 0
+    assert server.eventually("mm_leases", 0) == 0
