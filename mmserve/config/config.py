@@ -15,6 +15,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["none", "int8", "int4"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 MmHash = Literal["xxh3", "blake3", "sha256"]
 MAX_SEED = 2**63 - 1
 _MAX_GB = 10**6
@@ -190,6 +191,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 30.0
 
     log_level: Annotated[LogLevel, _field("logging", "least severe level logged")] = "info"
+    log_format: Annotated[LogFormat, _field("logging", "text, or one JSON object a line")] = "text"
+    access_log: Annotated[bool, _field("logging", "log a line for each HTTP request that was answered")] = False
+    trace_requests: Annotated[
+        bool, _field("logging", "log a line for each generation with the time of each of its stages")
+    ] = False
 
 
 ENV_PREFIX = "MMSERVE_"

@@ -52,7 +52,9 @@ def make_app(context: WorkerContext) -> ASGIApp:
     app.add_exception_handler(Exception, _on_bug)
     config = context.deployment.config
     guard = BrowserGuard(config.host, config.allowed_hosts, config.allowed_origins)
-    guarded = RequestMiddleware(app, ApiKeyAuth(load_api_keys(config)), guard, context.metrics, error_response)
+    guarded = RequestMiddleware(
+        app, ApiKeyAuth(load_api_keys(config)), guard, context.metrics, error_response, access_log=config.access_log
+    )
     return _with_cors(guarded, config.allowed_origins) if config.allowed_origins else guarded
 
 

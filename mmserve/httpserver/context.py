@@ -24,6 +24,7 @@ from mmserve.httpserver.mm_cache.alloc_path import AllocPaths
 from mmserve.httpserver.request.path import RequestPath
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.httpserver.request.task import RequestTasks
+from mmserve.httpserver.request.trace import log_trace
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.httpserver.services import RequestServices
 from mmserve.ipc.channel import AsyncReceiver
@@ -87,7 +88,12 @@ async def open_worker(
         endpoints=endpoints,
         model=ServedModel.of(deployment),
         admission=AdmissionControl(deployment.config.max_queued_requests, metrics),
-        request_tasks=RequestTasks(path.generate, metrics, timeout_s=deployment.config.request_timeout or None),
+        request_tasks=RequestTasks(
+            path.generate,
+            metrics,
+            timeout_s=deployment.config.request_timeout or None,
+            trace_sink=log_trace if deployment.config.trace_requests else None,
+        ),
         alloc_paths=services.alloc_paths,
         metrics=metrics,
         body_memory=body_memory,

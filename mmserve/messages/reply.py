@@ -40,6 +40,8 @@ class TokenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     media_index: int | None = None
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache. Set on the first reply."""
+    stage_times: dict[str, float] = {}
+    """Seconds by stage: those of the request's message, and queue, prefill, decode. Set on the reply that ends it."""
 
 
 class ServerPhase(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="phase"):

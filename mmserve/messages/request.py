@@ -29,6 +29,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
     """Increased each time the HTTP worker submits the request again. Replies to older attempts are discarded."""
     num_resent: int = 0
     """How often it was sent again since its last token, because a process died. From SUSPECT_FROM on, it may be why."""
+    stage_times: dict[str, float] = {}
+    """Seconds by stage, set by the visual server: turn (waiting for a permit), image_decode, encode."""
 
     @property
     def client_request(self) -> str:

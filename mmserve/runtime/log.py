@@ -1,10 +1,16 @@
-"""Log format of every process: time, level, process title, request id if the line is about one, message."""
+"""Log format of every process: time, level, process title, request id if the line is about one, message.
+
+As text, or as one JSON object a line. A record made with ``extra={"fields": {...}}`` has more fields in JSON.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, Literal
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Id of the request that the current task or thread works for, for its log lines. Set by the request's task."""
@@ -14,20 +20,47 @@ class RequestIdFilter(logging.Filter):
     """Sets ``record.request``: what the line says about its request, unless the message names the id already."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        current = request_id.get()
+        record.request_id = current = request_id.get()
         record.request = f"request {current}: " if current and current not in record.getMessage() else ""
         return True
 
 
-def setup(title: str, level: str) -> None:
+class JsonFormatter(logging.Formatter):
+    """A record as one line of JSON: time (UTC), level, process, logger, message; request and exception if any."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self._title = title
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "process": self._title,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if current := getattr(record, "request_id", ""):
+            line["request"] = current
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def setup(title: str, level: str, form: Literal["text", "json"] = "text") -> None:
     """Log mmserve's records from ``level`` on, and warnings of libraries, to stderr. Each line names ``title``."""
     handler = logging.StreamHandler(sys.stderr)
-    # logging.Formatter would read a "%" in the title as a format.
-    title = title.replace("%", "%%")
-    line = f"%(asctime)s.%(msecs)03d %(levelname)-7s [{title}] %(request)s%(message)s"
-    handler.setFormatter(logging.Formatter(line, datefmt="%H:%M:%S"))
+    handler.setFormatter(JsonFormatter(title) if form == "json" else _text_formatter(title))
     handler.addFilter(RequestIdFilter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("mmserve").setLevel(level.upper())
+
+
+def _text_formatter(title: str) -> logging.Formatter:
+    # logging.Formatter would read a "%" in the title as a format.
+    title = title.replace("%", "%%")
+    line = f"%(asctime)s.%(msecs)03d %(levelname)-7s [{title}] %(request)s%(message)s"
+    return logging.Formatter(line, datefmt="%H:%M:%S")

@@ -50,7 +50,7 @@ def main() -> None:
 def _run_child(spec: ChildSpec) -> int:
     keep_freed_memory()
     setproctitle.setproctitle(f"mmserve: {spec.title}")
-    log.setup(spec.title, spec.deployment.config.log_level)
+    log.setup(spec.title, spec.deployment.config.log_level, spec.deployment.config.log_format)
     _exit_with_parent(spec)
     return _run_role(spec, _Reporter(spec.report_fd))
 

@@ -50,7 +50,7 @@ def serve(
 ) -> int:
     """Run one server until a signal ends it. Returns the exit code. Raises StartupError. Leaves nothing behind."""
     started_s = time.monotonic()
-    log.setup("supervisor", config.log_level)
+    log.setup("supervisor", config.log_level, config.log_format)
     machine.allow_descriptors()
     setproctitle.setproctitle(f"mmserve: supervisor ({config.model})")
     signal.signal(signal.SIGTERM, _interrupt)

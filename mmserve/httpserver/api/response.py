@@ -39,6 +39,7 @@ class TaskResponse(Response):
     def __del__(self) -> None:
         """A response may be dropped without being called."""
         self._task.abort()
+        self._task.response_ended()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send_answer(self._task, send))
@@ -51,6 +52,7 @@ class TaskResponse(Response):
             disconnect.cancel()
             sending.cancel()
             self._task.abort()
+            self._task.response_ended()
             del sending  # its exception refers to this frame, so the frame must not refer to it
 
 

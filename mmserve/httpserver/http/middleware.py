@@ -1,5 +1,5 @@
 """ASGI middleware around every route: checks Host, Origin, API key and content type, sets the x-request-id header,
-counts responses.
+counts and logs responses.
 
 Plain ASGI rather than Starlette's BaseHTTPMiddleware, which buffers responses and cancels tasks.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import cast
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -24,7 +26,18 @@ from mmserve.runtime.errors import MmserveError
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _LOGGED_PATH_LENGTH = 200
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("mmserve.access")
+
+
+@dataclass
+class _Access:
+    """What is counted and logged about one response. ``key``: the name of the request's API key."""
+
+    request_id: str
+    started_s: float = field(default_factory=time.monotonic)
+    key: str | None = None
+    status: int = 0
+    nbytes: int = 0
 
 
 class RequestMiddleware:
@@ -37,31 +50,38 @@ class RequestMiddleware:
         browser_guard: BrowserGuard,
         metrics: MetricsClient,
         error_response: Callable[[MmserveError], Response],
+        access_log: bool = False,
     ) -> None:
         self._app = app
         self._auth = auth
         self._browser_guard = browser_guard
         self._metrics = metrics
         self._error_response = error_response
+        self._access_level = logging.INFO if access_log else logging.DEBUG
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
         request_id = _request_id(headers.get("x-request-id"))
-        key: str | None = None
+        access = _Access(request_id)
 
         async def send_response(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
-                self._count(scope, request_id, key, message["status"])
+                access.status = message["status"]
+                self._count(scope, access)
+            access.nbytes += len(message.get("body", b""))
             await send(message)
 
         try:
-            key = self._check(scope, headers)
-        except MmserveError as error:
-            return await self._error_response(error)(scope, receive, send_response)
-        await self._app(scope, receive, send_response)
+            try:
+                access.key = self._check(scope, headers)
+            except MmserveError as error:
+                return await self._error_response(error)(scope, receive, send_response)
+            await self._app(scope, receive, send_response)
+        finally:
+            self._log(scope, access)
 
     def _check(self, scope: Scope, headers: Headers) -> str | None:
         """The name of the request's API key. Raises what the checks raise."""
@@ -71,13 +91,29 @@ class RequestMiddleware:
         require_json(scope["method"], headers)
         return key
 
-    def _count(self, scope: Scope, request_id: str, key: str | None, status: int) -> None:
-        self._metrics.add("http_requests", 1, _route(scope), str(status))
-        if key is not None:
-            self._metrics.add("http_requests_by_key", 1, key, str(status))
-        if logger.isEnabledFor(logging.DEBUG):
-            path = scope["path"][:_LOGGED_PATH_LENGTH]
-            logger.debug("%s %r: %d, x-request-id %s, key %s", scope["method"], path, status, request_id, key)
+    def _count(self, scope: Scope, access: _Access) -> None:
+        self._metrics.add("http_requests", 1, _route(scope), str(access.status))
+        if access.key is not None:
+            self._metrics.add("http_requests_by_key", 1, access.key, str(access.status))
+
+    def _log(self, scope: Scope, access: _Access) -> None:
+        """The access log's line, when the response has ended. A status of 0: the client left before there was any."""
+        if not logger.isEnabledFor(self._access_level):
+            return
+        fields = {
+            "client": (scope.get("client") or ("",))[0],
+            "method": scope["method"],
+            "path": scope["path"][:_LOGGED_PATH_LENGTH],
+            "status": access.status,
+            "bytes": access.nbytes,
+            "ms": round(1e3 * (time.monotonic() - access.started_s), 1),
+            "x_request_id": access.request_id,
+            "key": access.key,
+        }
+        line = "%(client)s %(method)s %(path)r: %(status)d, %(bytes)d bytes in %(ms)s ms, "
+        logger.log(
+            self._access_level, line + "x-request-id %(x_request_id)s, key %(key)s", fields, extra={"fields": fields}
+        )
 
 
 def _request_id(client_id: str | None) -> str:

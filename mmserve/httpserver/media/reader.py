@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from mmserve.config.deployment import Deployment
+from mmserve.httpserver import stage_times
 from mmserve.httpserver.call import AllocVersion, MediaItem, MediaRef
 from mmserve.httpserver.limits.media_budgets import RequestByteLimit
 from mmserve.httpserver.media.addresses import AddressPolicy
@@ -71,8 +72,11 @@ class MediaReader:
         if not self._takes_images:
             raise MediaError("this model takes no images", param=refs[0].param)
         results = await self._read_all(refs, RequestByteLimit(int(self._config.max_body_mb * MIB)), cache_salt)
-        self._metrics.add("mm_fetch_seconds", sum(result.read_s for result in results), self._alloc_version)
-        self._metrics.add("mm_hash_seconds", sum(result.hash_s for result in results), self._alloc_version)
+        read_s, hash_s = sum(result.read_s for result in results), sum(result.hash_s for result in results)
+        stage_times.record("fetch", read_s)
+        stage_times.record("hash", hash_s)
+        self._metrics.add("mm_fetch_seconds", read_s, self._alloc_version)
+        self._metrics.add("mm_hash_seconds", hash_s, self._alloc_version)
         return [result.item for result in results]
 
     async def aclose(self) -> None:

@@ -21,6 +21,7 @@ import msgspec
 
 from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.config.deployment import Deployment
+from mmserve.httpserver import stage_times
 from mmserve.httpserver.call import AllocVersion, LeasedItem, MediaItem
 from mmserve.httpserver.limits.media_budgets import MediaBudgets
 from mmserve.httpserver.media.content_key import second_key
@@ -130,7 +131,9 @@ class MediaLeases:
         while True:
             try:
                 records = await self._alloc_and_write(_LeaseRequest(request_id, items, list(alloc_items), deadline_s))
-                self._metrics.add("mm_alloc_seconds", time.monotonic() - started_s, self._alloc_version)
+                alloc_s = time.monotonic() - started_s
+                stage_times.record("alloc", alloc_s)
+                self._metrics.add("mm_alloc_seconds", alloc_s, self._alloc_version)
                 return records
             except Unavailable:
                 if time.monotonic() + _RECONNECT_S > deadline_s:
@@ -206,6 +209,7 @@ class MediaLeases:
             request.write_s = time.monotonic() - started_s
             records = _mark_written(request, records, jobs)
         if request.write_s:
+            stage_times.record("write", request.write_s)
             self._metrics.add("mm_write_seconds", request.write_s, self._alloc_version)
             self._metrics.add("mm_copied_bytes", request.written_nbytes, "data", self._alloc_version)
             request.write_s, request.written_nbytes = 0.0, 0

@@ -7,6 +7,7 @@ disconnect is one cancellation, and the leases are released after the engine has
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from mmserve.httpserver import stage_times
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaRef, Prompt
 from mmserve.httpserver.engine.dispatcher import Dispatcher, MediaLost
 from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths
@@ -82,7 +84,9 @@ class RequestPath:
         # Drops the last reference to the body with its base64 text.
         call = replace(call, media=tuple(MediaRef("", ref.param) for ref in call.media))
         async with _lease(alloc_path, call.request_id, items) as leased:
+            started_s = time.monotonic()
             prompt = await self._build(call, leased)
+            stage_times.record("prompt", time.monotonic() - started_s)
             deltas.open(len(prompt.ids), sum(span.num_tokens for span in prompt.spans))
             async with asyncio.TaskGroup() as choices:
                 for index, request in enumerate(self._requests(call, prompt)):
@@ -126,6 +130,7 @@ class RequestPath:
         async with self.dispatcher.submit(request) as replies:
             async for reply in replies:
                 _raise_failure(choice.call, reply)
+                stage_times.record_engine(reply.stage_times)
                 delta = choice.text.push(reply)
                 choice.metrics.record(delta)
                 choice.deltas.push(delta)

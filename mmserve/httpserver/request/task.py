@@ -14,10 +14,12 @@ from contextvars import Context, copy_context
 from dataclasses import replace
 from typing import Any
 
+from mmserve.httpserver import stage_times
 from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.output.deltas import DeltaStream
 from mmserve.httpserver.output.render_turns import RenderTurns
 from mmserve.httpserver.request.resources import RequestResources
+from mmserve.httpserver.request.trace import RequestTrace, TraceSink
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime import log
 from mmserve.runtime.errors import DeadlineExceeded, MmserveError, Unavailable
@@ -47,6 +49,7 @@ class RequestTask:
         metrics: MetricsClient,
         turns: RenderTurns,
         timeout_s: float | None = None,
+        trace_sink: TraceSink | None = None,
     ) -> None:
         self.deltas = DeltaStream(call.n, turns)
         self.call = replace(call, messages=(), media=())
@@ -64,8 +67,14 @@ class RequestTask:
             call.n,
             call.stream,
         )
+        context = _context_of(call)
+        self._trace = (
+            RequestTrace(self.call, route, len(call.media), stage_times.collect_in(context), trace_sink)
+            if trace_sink is not None
+            else None
+        )
         self.task = asyncio.create_task(
-            generate(call, self.deltas, resources), name=f"request {call.request_id}", context=_context_of(call)
+            generate(call, self.deltas, resources), name=f"request {call.request_id}", context=context
         )
         self.task.add_done_callback(self._on_done)
 
@@ -75,6 +84,11 @@ class RequestTask:
             self._metrics.add("requests_aborted", 1)
             self._aborted = True
             self.cancel()
+
+    def response_ended(self) -> None:
+        """The response has been sent, or nobody reads it any more. Idempotent."""
+        if self._trace is not None:
+            self._trace.response_ended()
 
     def _call_at_deadline(self, server_timeout_s: float | None) -> asyncio.TimerHandle | None:
         limits = [limit for limit in (self.call.timeout_s, server_timeout_s) if limit is not None]
@@ -106,6 +120,8 @@ class RequestTask:
         if failure is not None:
             self.deltas.fail(failure)
         self._log_end()
+        if self._trace is not None:
+            self._trace.task_ended(self.deltas, self._aborted)
 
     def _log_end(self) -> None:
         if not logger.isEnabledFor(logging.DEBUG):
@@ -144,10 +160,21 @@ class RequestTask:
 
 
 class RequestTasks:
-    """All tasks of this worker's requests that have not ended. ``timeout_s``: limit for each; None: no limit."""
+    """All tasks of this worker's requests that have not ended.
 
-    def __init__(self, generate: Generate, metrics: MetricsClient, *, timeout_s: float | None = None) -> None:
+    ``timeout_s``: limit for each; None: no limit. ``trace_sink`` gets a record of each request that has ended.
+    """
+
+    def __init__(
+        self,
+        generate: Generate,
+        metrics: MetricsClient,
+        *,
+        timeout_s: float | None = None,
+        trace_sink: TraceSink | None = None,
+    ) -> None:
         self._timeout_s = timeout_s
+        self._trace_sink = trace_sink
         self._generate = generate
         self._metrics = metrics
         self._turns = RenderTurns()
@@ -161,7 +188,9 @@ class RequestTasks:
         """Start a request's task, which takes over ``resources``. Raises Unavailable after ``close``."""
         if self._closed:
             raise _shutting_down()
-        started = RequestTask(self._generate, call, resources, route, self._metrics, self._turns, self._timeout_s)
+        started = RequestTask(
+            self._generate, call, resources, route, self._metrics, self._turns, self._timeout_s, self._trace_sink
+        )
         self._running[started.task] = started
         started.task.add_done_callback(self._running.pop)
         return started

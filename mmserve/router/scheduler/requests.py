@@ -111,8 +111,9 @@ class OutputBuffer:
         finish: FinishReason | None,
         logprobs: tuple[bytes, ...],
         num_cached_tokens: int,
+        stage_times: dict[str, float],
     ) -> None:
-        """New tokens of the request; with ``finish`` its last ones."""
+        """New tokens of the request; with ``finish`` its last ones, and then with the times of its stages."""
         reply = TokenReply(
             id=request.id,
             attempt=request.attempt,
@@ -120,6 +121,7 @@ class OutputBuffer:
             logprobs=logprobs,
             finish=finish,
             num_cached_tokens=num_cached_tokens,
+            stage_times=stage_times,
         )
         self._add(request, reply)
 
@@ -162,10 +164,16 @@ class RequestTimings:
             sequence.first_token_s = self._now()
             self._record("request_prefill_time_seconds", sequence.first_token_s - sequence.started_s)
 
-    def ended(self, sequence: Sequence) -> None:
-        """The sequence has got its last token."""
+    def ended(self, sequence: Sequence) -> dict[str, float]:
+        """The sequence has got its last token. Returns the seconds of all its stages so far."""
         if sequence.first_token_s is None or sequence.started_s is None:
-            return
+            return sequence.request.stage_times
         now = self._now()
         self._record("request_decode_time_seconds", now - sequence.first_token_s)
         self._record("request_inference_time_seconds", now - sequence.started_s)
+        return {
+            **sequence.request.stage_times,
+            "queue": sequence.started_s - sequence.received_s,
+            "prefill": sequence.first_token_s - sequence.started_s,
+            "decode": now - sequence.first_token_s,
+        }

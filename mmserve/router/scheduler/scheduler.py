@@ -307,9 +307,9 @@ class Scheduler:
         if sequence.first_token_s is None:
             self._timings.sampled(sequence)
             num_cached = sequence.num_cached_tokens
-        self._replies.add_tokens(sequence.request, token_ids, finish, logprobs, num_cached)
+        stage_times = self._timings.ended(sequence) if finish else {}
+        self._replies.add_tokens(sequence.request, token_ids, finish, logprobs, num_cached, stage_times)
         if finish:
-            self._timings.ended(sequence)
             self._admission.kv_demand.observe_output(sequence)
             self._finish(sequence)
 

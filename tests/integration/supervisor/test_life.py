@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import signal
 import socket
@@ -260,3 +261,14 @@ def test_the_log_level_applies_to_supervisor_and_servers(level: str, logs_info: 
         server.end()
     for title in ("supervisor", "router", "httpserver 0"):
         assert bool(re.search(rf" INFO +\[{title}\]", server.output)) == logs_info
+
+
+def test_every_process_logs_json_lines() -> None:
+    with supervised("--log-format", "json", "--log-level", "debug") as server:
+        server.until_ready()
+        server.popen.send_signal(signal.SIGTERM)
+        server.end()
+    lines = [json.loads(line) for line in server.output.splitlines() if line.startswith("{")]
+    assert {line["process"] for line in lines} >= {"supervisor", "router", "httpserver 0"}
+    assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
+    assert not re.search(r"^\d\d:\d\d:\d\d", server.output, re.MULTILINE), "a line in the text format"

@@ -12,6 +12,7 @@ from mmserve.config.options import OPTIONS
 
 TESTS = Path(__file__).parents[2]
 PLAN = "unit/supervisor/startup/test_plan.py"
+REQUEST_LOGS = "integration/httpserver/test_request_logs.py"
 LIFE = "integration/supervisor/test_life.py"
 OPERATIONS = "integration/httpserver/test_operations.py"
 BUDGETS = "integration/httpserver/test_budgets.py"
@@ -85,6 +86,9 @@ SHOWN_BY = {
     "allowed_media_domains": FETCH,
     "allowed_local_media_path": f"{READER}::test_files_below_the_allowed_directory_are_read",
     "log_level": f"{LIFE}::test_the_log_level_applies_to_supervisor_and_servers",
+    "log_format": f"{LIFE}::test_every_process_logs_json_lines",
+    "access_log": f"{REQUEST_LOGS}::test_the_access_log_has_a_line_for_every_response",
+    "trace_requests": f"{REQUEST_LOGS}::test_a_trace_has_every_stage_and_the_id_of_the_answer",
 }
 """Option -> the test that fails when the option has no effect, as file below tests/ and function."""
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from contextvars import copy_context
+from datetime import datetime
 
 import pytest
 
@@ -13,10 +16,40 @@ from mmserve.runtime.worker_threads import WorkerThreads
 logger = logging.getLogger("mmserve.test")
 
 
-def test_a_line_of_a_request_names_it_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(autouse=True)
+def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     root, ours = logging.getLogger(), logging.getLogger("mmserve")
     for changed, name in ((root, "handlers"), (root, "level"), (ours, "level")):
         monkeypatch.setattr(changed, name, [] if name == "handlers" else getattr(changed, name))
+
+
+def test_json_lines_have_the_request_the_fields_and_the_exception(capsys: pytest.CaptureFixture[str]) -> None:
+    log.setup("router", "info", "json")
+
+    def work() -> None:
+        log.request_id.set("17ab")
+        logger.warning('of "a" request\n%d', 3, extra={"fields": {"ms": 1.5}})
+
+    copy_context().run(work)
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logger.exception("of none")
+    first, second = map(json.loads, capsys.readouterr().err.splitlines())
+    assert datetime.fromisoformat(first.pop("time")).tzinfo is not None
+    assert first == {
+        "level": "warning",
+        "process": "router",
+        "logger": "mmserve.test",
+        "message": 'of "a" request\n3',
+        "request": "17ab",
+        "ms": 1.5,
+    }
+    assert "request" not in second
+    assert second["exception"].endswith("ValueError: why")
+
+
+def test_a_line_of_a_request_names_it_once(capsys: pytest.CaptureFixture[str]) -> None:
     log.setup("mmserve: httpserver 0", "info")
 
     async def work() -> None:

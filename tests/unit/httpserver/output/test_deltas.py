@@ -169,6 +169,8 @@ class _Task:
     def abort(self) -> None:
         self.aborted = True
 
+    def response_ended(self) -> None: ...
+
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 def test_rendering_stops_when_the_client_disconnects(stream: bool) -> None:
