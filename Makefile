@@ -10,7 +10,7 @@ INSTALLED := .venv/.installed
 PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test mutants chaos soak check format docs bench train clean
+.PHONY: help install serve test mutants fuzz chaos soak check format docs bench train clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -43,6 +43,9 @@ test: $(INSTALLED) ## Run the tests, in parallel; ARGS="-n 0 tests/unit/ipc" run
 mutants: $(INSTALLED) ## Mutation score of the pure modules, 15 minutes; ARGS="'*3'" tests a sample of an eighth
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints-cpu.txt --editable '.[mutation]'
 	@$(BIN)/python -m tests.mutation $(ARGS)
+
+fuzz: $(INSTALLED) ## Damaged inputs from a fixed seed, ARGS="pictures --count 50000" tries more
+	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 chaos: $(INSTALLED) ## Kill and freeze every process under load, 15 minutes; ARGS="--seconds 60" for a short drill
 	@$(BIN)/python -m benchmarks.chaos $(ARGS)
