@@ -44,7 +44,7 @@ mutants: $(INSTALLED) ## Mutation score of the pure modules, 15 minutes; ARGS="'
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints-cpu.txt --editable '.[mutation]'
 	@$(BIN)/python -m tests.mutation $(ARGS)
 
-fuzz: $(INSTALLED) ## Damaged inputs from a fixed seed, ARGS="pictures --count 50000" tries more
+fuzz: $(INSTALLED) ## Damaged inputs from a fixed seed; ARGS="pictures --count 50000" tries more
 	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 chaos: $(INSTALLED) ## Kill and freeze every process under load, 15 minutes; ARGS="--seconds 60" for a short drill

@@ -28,7 +28,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
     attempt: int = 0
     """Increased each time the HTTP worker submits the request again. Replies to older attempts are discarded."""
     num_resent: int = 0
-    """How often it was sent again since its last token, because a process died. From SUSPECT_FROM on, it may be why."""
+    """How often it was sent again since its last token, as the engine died. From SUSPECT_FROM on, it may be why."""
     stage_times: dict[str, float] = {}
     """Seconds by stage, set by the visual server: turn (waiting for a permit), image_decode, encode."""
 

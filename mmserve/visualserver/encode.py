@@ -14,7 +14,8 @@ from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.model_backend.platforms.device import is_fatal_device_error
 from mmserve.runtime.errors import Unavailable
 from mmserve.visualserver.image_decode import DecodedBatch
-from mmserve.visualserver.images import ENCODED, INTERNAL, LOST, NOT_FINITE, Image, Outcome
+from mmserve.visualserver.images import ENCODED, INTERNAL, LOST, NOT_FINITE, Image, Outcome, item_ids
+from mmserve.visualserver.work_journal import WorkJournal
 
 Tower = Callable[[torch.Tensor], torch.Tensor]
 """float32 [B, 3, H, W] -> rows [B, num_image_tokens, hidden]."""
@@ -45,11 +46,14 @@ class EncoderBatch:
 class Encoder:
     """Runs the tower. ``encode`` is not thread-safe and blocks, so never call it on the event loop."""
 
-    def __init__(self, tower: Tower, dtype: torch.dtype, arena: Arena, cache: MediaCacheClient) -> None:
+    def __init__(
+        self, tower: Tower, dtype: torch.dtype, arena: Arena, cache: MediaCacheClient, journal: WorkJournal
+    ) -> None:
         self._tower = tower
         self._dtype = dtype
         self._arena = arena
         self._cache = cache
+        self._journal = journal
 
     def take(self, decoded: DecodedBatch) -> EncoderBatch:
         """Move the pixels out of ``decoded``, without a copy."""
@@ -61,23 +65,30 @@ class Encoder:
         """Encode all batches in one call of the tower. Clears the list, so that the pixels are freed with this call.
 
         After an error (out of memory, for example) each image is encoded alone, and only those fail that fail again.
+        If this server has died during the work on one of them, each is encoded alone too, to find out which one it is.
         Raises the tower's error if the device is lost.
         """
         started_s = time.monotonic()
         images = [image for batch in batches for image in batch.images]
         pixels = batches[0].pixels if len(batches) == 1 else torch.cat([batch.pixels for batch in batches])
         batches.clear()
-        try:
-            outcomes = self._encode(images, pixels)
-        except Exception as error:  # the boundary of one batch
-            if is_fatal_device_error(error):
-                raise
-            logger.exception("a batch of %d images failed, trying them one by one", len(images))
-            outcomes = {}
-            for index, image in enumerate(images):
-                outcomes |= self._encode_alone(image, pixels[index : index + 1])
+        outcomes = self._encode_all(images, pixels)
         written_nbytes = sum(image.embed.nbytes for image in images if outcomes[image.item_id] is ENCODED)
         return EncodeResult(self._report(outcomes), time.monotonic() - started_s, written_nbytes)
+
+    def _encode_all(self, images: Sequence[Image], pixels: torch.Tensor) -> dict[int, Outcome]:
+        if not any(self._journal.num_deaths(image.item_id) for image in images):
+            try:
+                return self._encode(images, pixels)
+            except Exception as error:  # the boundary of one batch
+                if is_fatal_device_error(error):
+                    raise
+                logger.exception("a batch of %d images failed, trying them one by one", len(images))
+        outcomes: dict[int, Outcome] = {}
+        for index, image in enumerate(images):
+            outcomes |= self._encode_alone(image, pixels[index : index + 1])
+            self._journal.clear([image.item_id])
+        return outcomes
 
     def _encode_alone(self, image: Image, pixels: torch.Tensor) -> dict[int, Outcome]:
         try:
@@ -89,11 +100,12 @@ class Encoder:
             return {image.item_id: INTERNAL}
 
     def _encode(self, images: Sequence[Image], pixels: torch.Tensor) -> dict[int, Outcome]:
-        rows = self._tower(pixels).to(self._dtype)
-        return {
-            image.item_id: self._write(image, rows[index]) if finite else NOT_FINITE
-            for index, (image, finite) in enumerate(zip(images, _finite(rows), strict=True))
-        }
+        with self._journal.working(item_ids(images), ends_process=is_fatal_device_error):
+            rows = self._tower(pixels).to(self._dtype)
+            return {
+                image.item_id: self._write(image, rows[index]) if finite else NOT_FINITE
+                for index, (image, finite) in enumerate(zip(images, _finite(rows), strict=True))
+            }
 
     def _write(self, image: Image, rows: torch.Tensor) -> Outcome:
         """Copy rows [num_image_tokens, hidden] in the deployment's dtype from the device into the extent."""

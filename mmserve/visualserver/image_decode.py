@@ -17,8 +17,8 @@ import numpy as np
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.processors.clip_pixels import Pixels
-from mmserve.processors.registry import ImageProcessor
-from mmserve.runtime.errors import MediaError, Unavailable
+from mmserve.runtime.errors import MediaError, MmserveError, Unavailable
+from mmserve.visualserver.guarded_decode import GuardedDecoder
 from mmserve.visualserver.images import ENCODED, INTERNAL, LOST, Image, Outcome, item_ids
 
 logger = logging.getLogger(__name__)
@@ -41,11 +41,20 @@ class DecodedBatch:
 class ImageDecoder:
     """Decodes one batch at a time. Not thread-safe; blocks on RPCs, so never call it on the event loop."""
 
-    def __init__(self, processor: ImageProcessor, arena: Arena, cache: MediaCacheClient, pool: Executor) -> None:
-        self._processor = processor
+    def __init__(self, pictures: GuardedDecoder, arena: Arena, cache: MediaCacheClient, pool: Executor) -> None:
+        self._pictures = pictures
         self._arena = arena
         self._cache = cache
         self._pool = pool
+
+    @property
+    def is_overdue(self) -> bool:
+        """True if the decoding of an image takes so long that it is stuck."""
+        return self._pictures.is_overdue
+
+    def close(self) -> None:
+        """End the child process that decodes suspects. A thread that waits for it gets an error."""
+        self._pictures.close()
 
     def decode(self, images: Sequence[Image]) -> DecodedBatch:
         """Ask the cache server once which images need encoding, then decode those in parallel.
@@ -93,9 +102,11 @@ class ImageDecoder:
 
     def _process(self, item_id: int, data: memoryview) -> Pixels | Outcome:
         try:
-            return self._processor.pixels(data)
+            return self._pictures.pixels(item_id, data)
         except MediaError as error:
             return Outcome("media_error", error.message)
+        except MmserveError as error:
+            return Outcome("internal_error", error.message)
         except Exception:  # the boundary of one image: the others of the batch must not fail with it
             logger.exception("image %d could not be decoded", item_id)
             return INTERNAL

@@ -72,6 +72,11 @@ class Pipeline:
         """True if something is being computed. Waiting for a permit does not count: it may take long."""
         return bool(self._decoding or self._to_encode or self._encoding)
 
+    @property
+    def is_overdue(self) -> bool:
+        """True if the decoding of an image takes so long that it is stuck, although it computes."""
+        return self._decoder.is_overdue
+
     def receive(self, message: EngineInbound) -> None:
         """Hold a request until its images are encoded. An abort ends it here and is forwarded to the router. The death
         of an HTTP worker ends its requests."""
@@ -97,6 +102,7 @@ class Pipeline:
         promised = self._queue.promised
         waiting = self._asking if promised is None else [*self._asking, promised]
         self._permits.close(pending.permit_name for pending in waiting)
+        self._decoder.close()
         for thread in (self._decode_thread, self._encode_thread):
             thread.shutdown(wait=False, cancel_futures=True)
         # A decoding thread blocked on this semaphore would keep the process alive.

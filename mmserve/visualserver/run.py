@@ -21,15 +21,18 @@ from mmserve.metrics.client import MetricsClient
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import DTYPES, platform_for
 from mmserve.model_backend.platforms.interface import Platform
+from mmserve.processors.isolated import IsolatedDecoder
 from mmserve.processors.registry import processor_for
 from mmserve.runtime import memory_allocator
 from mmserve.runtime.compute_progress import ComputeProgress
 from mmserve.runtime.core_usage import BusyCores
 from mmserve.visualserver.batch_queue import BatchQueue
 from mmserve.visualserver.encode import Encoder, Tower
+from mmserve.visualserver.guarded_decode import GuardedDecoder
 from mmserve.visualserver.image_decode import ImageDecoder
 from mmserve.visualserver.permits import PermitClient
 from mmserve.visualserver.pipeline import Pipeline
+from mmserve.visualserver.work_journal import WorkJournal
 
 _MAX_DECODE_THREADS = 8
 _NICENESS = 4
@@ -128,11 +131,14 @@ def _pipeline(
     config = deployment.config
     if config.arena_prefault:
         arena.map_all()
+    # Images that are decoded, one a thread, and images that are encoded.
+    journal = WorkJournal(process.endpoints.visual_work(process.index), 2 * _batch_images(deployment))
+    pictures = GuardedDecoder(processor, IsolatedDecoder(deployment.model), journal)
     return Pipeline(
         BatchQueue(_batch_images(deployment), config.max_queued_mm_requests),
         PermitClient(cache, config.mm_queue_timeout),
-        ImageDecoder(processor, arena, cache, pool),
-        Encoder(tower, DTYPES[deployment.dtype], arena, cache),
+        ImageDecoder(pictures, arena, cache, pool),
+        Encoder(tower, DTYPES[deployment.dtype], arena, cache, journal),
         metrics,
         emit,
         _batch_images(deployment),
@@ -149,12 +155,13 @@ async def _receive(inbox: AsyncReceiver[EngineInbound], pipeline: Pipeline) -> N
 
 async def _beat(process: Process, pipeline: Pipeline, metrics: MetricsClient) -> None:
     """Send heartbeats from the serving event loop. They report progress when batches are finished, and while threads
-    decode or encode: one large image may take longer than --stuck-timeout on a busy machine."""
+    decode or encode: one large image may take longer than --stuck-timeout on a busy machine. A decoder in an endless
+    loop computes too, so that this counts for a limited time."""
     heartbeats, num_seen = HeartbeatSender(process.endpoints, process.name), 0
     computed = ComputeProgress()
     try:
         while True:
-            progressed = computed.made() or pipeline.num_finished > num_seen
+            progressed = (computed.made() and not pipeline.is_overdue) or pipeline.num_finished > num_seen
             heartbeats.beat(busy=pipeline.busy, progressed=progressed)
             num_seen = pipeline.num_finished
             await asyncio.sleep(INTERVAL_S / 2)

@@ -26,8 +26,8 @@ ABORT_TIMEOUT_S = 15.0
 """Longest wait for the terminal reply to an abort. Only a dead engine needs longer."""
 
 MAX_RESENDS = 4
-"""A request is sent again this often without a token in between, whatever the reason: once less than the supervisor
-restarts a group within a minute."""
+"""A request is sent again this often without a token in between: once less than the supervisor restarts a group within
+a minute. Deaths of visual servers are not counted: they find out themselves which image is the cause."""
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class _Sequence:
         self.answered = False
         """True once a reply shows that the current attempt has reached the router."""
         self.num_resent = request.num_resent
-        """Resends since the last token."""
+        """Resends since the last token, because the engine died."""
         self.is_suspect = False
         """True from the router's notice that it computes this suspect until its first token (see messages/request)."""
         self.aborted = False
@@ -101,8 +101,7 @@ class _Sequence:
         self.add_reply(TokenReply(id=self.request.id, attempt=self.request.attempt, finish="error", message=message))
 
     def next_attempt(self) -> GenerateRequest:
-        """The request to send again, counted in ``num_resent``."""
-        self.num_resent += 1
+        """The request to send again."""
         return msgspec.structs.replace(
             self.request,
             attempt=self.request.attempt + 1,
@@ -168,12 +167,12 @@ class Dispatcher:
                 self._repeat_abort(sequence, before, phase)
             elif phase.cache_epoch > before.cache_epoch and sequence.request.spans and not sequence.answered:
                 sequence.lose_media()
-            elif phase.engine_epoch > before.engine_epoch or (
-                not sequence.answered and _encoder_restarted(sequence, before, phase)
-            ):
+            elif phase.engine_epoch > before.engine_epoch:
+                self._resend_or_fail(sequence)
+            elif not sequence.answered and _encoder_restarted(sequence, before, phase):
                 self._resend(sequence)
 
-    def _resend(self, sequence: _Sequence) -> None:
+    def _resend_or_fail(self, sequence: _Sequence) -> None:
         """Send the next attempt, or fail a sequence that killed the engine or was sent again MAX_RESENDS times."""
         if sequence.is_suspect or sequence.num_resent == MAX_RESENDS:
             # The request may be queued at the visual server, or may have reached the router already.
@@ -183,6 +182,10 @@ class Dispatcher:
                 f"what computes this request was started again {sequence.num_resent + 1} times before it answered"
             )
             return
+        sequence.num_resent += 1
+        self._resend(sequence)
+
+    def _resend(self, sequence: _Sequence) -> None:
         sequence.request = sequence.next_attempt()
         sequence.answered = False
         sequence.destination = self._links.choose(sequence.request)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +19,7 @@ from mmserve.runtime.errors import Unavailable
 from mmserve.visualserver.encode import Encoder, EncoderBatch
 from mmserve.visualserver.image_decode import DecodedBatch
 from mmserve.visualserver.images import ENCODED, INTERNAL, LOST, NOT_FINITE, Image, Outcome
+from mmserve.visualserver.work_journal import WorkJournal
 
 TOKENS, HIDDEN = 3, 4
 
@@ -54,8 +57,13 @@ def _decoded(*values: int) -> DecodedBatch:
     return DecodedBatch(images=images, pixels=np.stack([np.full((3, 2, 2), value, np.float32) for value in values]))
 
 
+def _journal() -> WorkJournal:
+    with tempfile.TemporaryDirectory() as directory:
+        return WorkJournal(Path(directory) / "work", 8)
+
+
 def _encoder(arena: Arena, cache: _Cache) -> Encoder:
-    return Encoder(_tower, torch.bfloat16, arena, cast(MediaCacheClient, cache))
+    return Encoder(_tower, torch.bfloat16, arena, cast(MediaCacheClient, cache), _journal())
 
 
 def _encode(encoder: Encoder, decoded: DecodedBatch) -> dict[int, Outcome]:
@@ -104,7 +112,7 @@ def test_rows_that_are_not_finite_are_never_ready(arena: Arena, bad: float, dtyp
     decoded.images = [
         Image(i.item_id, i.data, Handle(1, i.embed.offset, TOKENS * HIDDEN * dtype.itemsize)) for i in decoded.images
     ]
-    encoder = Encoder(tower, dtype, arena, cast(MediaCacheClient, cache))
+    encoder = Encoder(tower, dtype, arena, cast(MediaCacheClient, cache), _journal())
     assert _encode(encoder, decoded) == {5: NOT_FINITE, 6: ENCODED}
     assert cache.calls == [{5: False, 6: True}]
     with pytest.raises(StaleHandle):
@@ -112,7 +120,8 @@ def test_rows_that_are_not_finite_are_never_ready(arena: Arena, bad: float, dtyp
 
 
 def test_rows_too_large_for_the_deployments_dtype_are_not_finite(arena: Arena) -> None:
-    encoder = Encoder(lambda pixels: _tower(pixels) * 1e6, torch.float16, arena, cast(MediaCacheClient, _Cache()))
+    cache = cast(MediaCacheClient, _Cache())
+    encoder = Encoder(lambda pixels: _tower(pixels) * 1e6, torch.float16, arena, cache, _journal())
     assert _encode(encoder, _decoded(5)) == {5: NOT_FINITE}
 
 
@@ -122,7 +131,7 @@ def test_a_lost_device_ends_the_process(arena: Arena) -> None:
     def broken(pixels: torch.Tensor) -> torch.Tensor:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    encoder = Encoder(broken, torch.bfloat16, arena, cast(MediaCacheClient, _Cache()))
+    encoder = Encoder(broken, torch.bfloat16, arena, cast(MediaCacheClient, _Cache()), _journal())
     for values in ((5,), (5, 6)):
         with pytest.raises(torch.AcceleratorError):
             _encode(encoder, _decoded(*values))
@@ -141,3 +150,20 @@ def test_an_embedding_that_the_cache_server_does_not_accept_is_lost(arena: Arena
 def test_rows_for_a_handle_from_before_a_cache_server_restart_are_lost(arena: Arena) -> None:
     arena.begin_epoch(1 << 60)
     assert _encode(_encoder(arena, _Cache()), _decoded(5)) == {5: LOST}
+
+
+def test_an_image_that_ends_the_device_is_found_among_those_of_its_batch(arena: Arena, tmp_path: Path) -> None:
+    """Each start of the server encodes suspects alone. The one that ends it each time is entered three times."""
+
+    def tower(pixels: torch.Tensor) -> torch.Tensor:
+        if (pixels == 6).any():
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+        return _tower(pixels)
+
+    for deaths in ({}, {5: 1, 6: 1}, {6: 2}):
+        journal = WorkJournal(tmp_path / "work", 8)
+        assert journal.suspects == deaths
+        encoder = Encoder(tower, torch.bfloat16, arena, cast(MediaCacheClient, _Cache()), journal)
+        with pytest.raises(torch.AcceleratorError):
+            _encode(encoder, _decoded(5, 6))
+    assert WorkJournal(tmp_path / "work", 8).suspects == {6: 3}

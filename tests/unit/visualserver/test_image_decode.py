@@ -13,17 +13,19 @@ from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena
 from mmserve.messages.cache import EmbedState
 from mmserve.messages.media import Handle
-from mmserve.runtime.errors import MediaError, Unavailable
+from mmserve.runtime.errors import MediaError, MmserveError, Unavailable
 from mmserve.visualserver.image_decode import ImageDecoder
 from mmserve.visualserver.images import ENCODED, LOST, Image
 
 
 class _Processor:
-    """Pixels filled with the first byte; the bytes "bad" and "bug" raise."""
+    """Pixels filled with the first byte; the bytes "bad", "deadly" and "bug" raise."""
 
     def pixels(self, data: bytes) -> np.ndarray[Any, Any]:
         if data == b"bad":
             raise MediaError("it is broken")
+        if data == b"deadly":
+            raise MmserveError("it killed the server three times")
         if data == b"bug":
             raise RuntimeError("ours")
         return np.full((3, 2, 2), data[0], np.float32)
@@ -63,23 +65,36 @@ def _image(arena: Arena, item_id: int, data: bytes | None) -> Image:
     return Image(item_id, handle, handle)
 
 
+class _Guarded:
+    """A decoder without a guard."""
+
+    def __init__(self, processor: _Processor) -> None:
+        self._processor = processor
+
+    def pixels(self, item_id: int, data: bytes) -> np.ndarray[Any, Any]:
+        return self._processor.pixels(data)
+
+
 def _decode(arena: Arena, cache: _Cache, images: list[Image], processor: _Processor | None = None) -> Any:
     with ThreadPoolExecutor(2) as pool:
-        decoder = ImageDecoder(cast(Any, processor or _Processor()), arena, cast(MediaCacheClient, cache), pool)
+        decoder = ImageDecoder(
+            cast(Any, _Guarded(processor or _Processor())), arena, cast(MediaCacheClient, cache), pool
+        )
         return decoder.decode(images)
 
 
 def test_a_failing_image_does_not_affect_the_others(arena: Arena) -> None:
-    images = [_image(arena, n, data) for n, data in enumerate((b"\x05abc", b"bad", b"bug", None, b"\x07"))]
+    images = [_image(arena, n, data) for n, data in enumerate((b"\x05abc", b"bad", b"bug", None, b"\x07", b"deadly"))]
     cache = _Cache({})
     decoded = _decode(arena, cache, images)
     assert [image.item_id for image in decoded.images] == [0, 4]
     assert decoded.pixels is not None
     assert decoded.pixels[:, 0, 0, 0].tolist() == [5, 7]
     reasons = {item_id: outcome.state for item_id, outcome in decoded.outcomes.items()}
-    assert reasons == {1: "media_error", 2: "internal_error", 3: "media_lost"}
+    assert reasons == {1: "media_error", 2: "internal_error", 3: "media_lost", 5: "internal_error"}
     assert decoded.outcomes[1].message == "it is broken"
-    assert sorted(cache.failed) == [1, 2, 3]
+    assert "three times" in decoded.outcomes[5].message
+    assert sorted(cache.failed) == [1, 2, 3, 5]
 
 
 def test_bytes_are_read_in_the_arena_without_a_copy(arena: Arena) -> None:

@@ -257,19 +257,34 @@ def test_a_request_that_cannot_be_sent_is_not_live() -> None:
     run(test)
 
 
-@pytest.mark.parametrize(("epoch", "image"), [("engine_epoch", False), ("visual_epochs", True)])
-def test_a_request_is_failed_after_too_many_restarts_without_a_token(epoch: str, image: bool) -> None:
+@pytest.mark.parametrize("image", [False, True])
+def test_a_request_is_failed_after_too_many_restarts_without_a_token(image: bool) -> None:
     async def test() -> None:
         dispatcher, links = make()
         async with dispatcher.submit(request(image=image)) as replies:
             for restart in range(1, 10):
-                dispatcher.on_phase(phase(**epochs(epoch, restart)))
+                dispatcher.on_phase(phase(engine_epoch=restart))
             last = [reply async for reply in replies][-1]
         assert (last.finish, last.attempt) == ("error", MAX_RESENDS)
         assert "started again" in last.message
         sent = [type(message) for _, message in links.sent]
         assert sent == [GenerateRequest] * (1 + MAX_RESENDS) + [AbortRequest] * (1 + image)
         assert dispatcher.num_live == 0
+
+    run(test)
+
+
+def test_a_request_outlives_any_number_of_deaths_of_its_visual_server() -> None:
+    """The visual server refuses the image that kills it; the requests that wait beside it are not to blame."""
+
+    async def test() -> None:
+        dispatcher, links = make()
+        async with dispatcher.submit(request(image=True)) as replies:
+            for restart in range(1, 10):
+                dispatcher.on_phase(phase(visual_epochs=(restart,)))
+            assert [message.attempt for _, message in links.sent] == [*range(10)]
+            dispatcher.deliver(TokenReply(id="r", attempt=9, finish="stop"))
+            assert [reply.finish async for reply in replies] == ["stop"]
 
     run(test)
 

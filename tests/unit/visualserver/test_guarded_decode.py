@@ -1,0 +1,105 @@
+"""Which pictures are decoded in a child process, and for how long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from mmserve.processors.registry import ImageProcessor
+from mmserve.runtime.errors import MediaError, MmserveError
+from mmserve.visualserver.guarded_decode import ISOLATION_S, OVERDUE_S, GuardedDecoder
+from mmserve.visualserver.work_journal import MAX_DEATHS, WorkJournal
+
+
+class _Decoder:
+    """Records what it decodes. ``b"deadly"`` ends the child."""
+
+    def __init__(self) -> None:
+        self.decoded: list[bytes] = []
+        self.num_killed = 0
+        self.work: Any = lambda: None
+
+    def pixels(self, data: bytes) -> np.ndarray[Any, Any]:
+        self.decoded.append(data)
+        self.work()
+        if data == b"deadly":
+            self.num_killed += 1
+            raise MediaError("it ends its decoder")
+        return np.zeros((3, 1, 1), np.float32)
+
+    def end_idle(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Server:
+    """One start of a visual server."""
+
+    def __init__(self, path: Path) -> None:
+        self.here, self.child, self.now_s = _Decoder(), _Decoder(), 1000.0
+        self.journal = WorkJournal(path / "work", 4)
+        self.decoder = GuardedDecoder(cast(ImageProcessor, self.here), self.child, self.journal, now=lambda: self.now_s)
+
+
+def _killed_while_decoding(path: Path, item_id: int) -> _Server:
+    """The successor of a server that died while it decoded the image."""
+    first, successors = _Server(path), []
+    first.here.work = lambda: successors.append(_Server(path))
+    first.decoder.pixels(item_id, b"x")
+    return successors[0]
+
+
+def test_pictures_are_decoded_here_as_long_as_nothing_happens(tmp_path: Path) -> None:
+    server = _Server(tmp_path)
+    server.decoder.pixels(1, b"a")
+    assert (server.here.decoded, server.child.decoded) == ([b"a"], [])
+    assert _Server(tmp_path).journal.suspects == {}
+
+
+def test_after_a_death_a_suspect_is_isolated_and_so_are_all_for_a_while(tmp_path: Path) -> None:
+    server = _killed_while_decoding(tmp_path, 7)
+    server.decoder.pixels(8, b"another")
+    server.now_s += ISOLATION_S
+    server.decoder.pixels(8, b"later")
+    server.decoder.pixels(7, b"the suspect")
+    assert server.child.decoded == [b"another", b"the suspect"]
+    assert server.here.decoded == [b"later"]
+
+
+def test_a_death_of_the_child_prolongs_the_isolation(tmp_path: Path) -> None:
+    server = _killed_while_decoding(tmp_path, 7)
+    server.now_s += ISOLATION_S - 1
+    with pytest.raises(MediaError):
+        server.decoder.pixels(7, b"deadly")
+    server.now_s += ISOLATION_S - 1
+    server.decoder.pixels(8, b"another")
+    assert server.here.decoded == []
+    server.now_s += 2
+    server.decoder.pixels(8, b"later")
+    assert server.here.decoded == [b"later"]
+
+
+def test_an_image_during_whose_work_the_server_dies_again_and_again_is_refused(tmp_path: Path) -> None:
+    """Its decoding works in the child, so that encoding it is the cause, or chance."""
+    for _ in range(MAX_DEATHS):
+        with _Server(tmp_path).journal.working([7]):
+            server = _Server(tmp_path)
+    with pytest.raises(MmserveError, match=f"died {MAX_DEATHS} times"):
+        server.decoder.pixels(7, b"x")
+    assert server.here.decoded == server.child.decoded == []
+
+
+def test_a_picture_is_overdue_after_a_time(tmp_path: Path) -> None:
+    server, seen = _Server(tmp_path), []
+
+    def work() -> None:
+        seen.append(server.decoder.is_overdue)
+        server.now_s += OVERDUE_S + 1
+        seen.append(server.decoder.is_overdue)
+
+    server.here.work = work
+    server.decoder.pixels(1, b"a")
+    assert [*seen, server.decoder.is_overdue] == [False, True, False]
