@@ -28,7 +28,7 @@ async def _refused(client: openai.AsyncOpenAI, what: str, seed: int) -> str:
     content = [{"type": "text", "text": "what is it?"}, {"type": "image_url", "image_url": {"url": url}}]
     with pytest.raises(openai.BadRequestError) as caught:
         await _ask(client, [{"role": "user", "content": content}], "deadly")
-    assert caught.value.param == "messages[0].content[1].image_url"
+    assert caught.value.param == "messages[0].content[1].image_url.url"
     return caught.value.message
 
 
