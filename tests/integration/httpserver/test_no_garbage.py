@@ -14,7 +14,7 @@ from tests.fakes.http_upstream import say_then_hold
 from tests.fakes.http_worker import Worker, http_worker, run
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True, "n": 2}).encode()
-HEAD = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(BODY)}"
+HEAD = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(BODY)}"
 
 
 @contextmanager
