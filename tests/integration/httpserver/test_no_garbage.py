@@ -14,7 +14,10 @@ from tests.fakes.http_upstream import say_then_hold
 from tests.fakes.http_worker import Worker, http_worker, run
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True, "n": 2}).encode()
-HEAD = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(BODY)}"
+HEAD = (
+    "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    f"content-length: {len(BODY)}"
+)
 
 
 @contextmanager
