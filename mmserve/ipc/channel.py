@@ -57,6 +57,8 @@ def _bind(socket: Any, endpoint: str, limit: int = 0) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVHWM, limit)
     socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_NBYTES)
+    # With a domain, libzmq refuses peers of the protocol's first versions, for which any bytes are messages.
+    socket.setsockopt(zmq.ZAP_DOMAIN, b"mmserve")
     socket.bind(endpoint)
 
 

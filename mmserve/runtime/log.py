@@ -12,6 +12,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from mmserve.runtime.log_limit import RepeatLimit
+
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Id of the request that the current task or thread works for, for its log lines. Set by the request's task."""
 
@@ -53,6 +55,7 @@ def setup(title: str, level: str, form: Literal["text", "json"] = "text") -> Non
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(title) if form == "json" else _text_formatter(title))
     handler.addFilter(RequestIdFilter())
+    handler.addFilter(RepeatLimit())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)

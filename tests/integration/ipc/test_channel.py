@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
+import socket
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import zmq
 
 from mmserve.ipc.channel import AsyncReceiver, Receiver, Sender
 from mmserve.messages.reply import TokenReply
+from mmserve.messages.request import AbortRequest, EngineInbound
 
 
 @pytest.fixture
@@ -69,8 +73,8 @@ def test_a_bad_message_is_skipped(endpoint: str, caplog: pytest.LogCaptureFixtur
     sender: Sender[TokenReply] = Sender(endpoint, TokenReply)
     sender.send(TokenReply(id="good"))
     assert [message.id for message in _receive(receiver, 1)] == ["good"]
-    for socket in (raw, sender, receiver):
-        socket.close()
+    for link in (raw, sender, receiver):
+        link.close()
 
 
 def test_a_limited_sender_drops_messages_instead_of_blocking(endpoint: str) -> None:
@@ -138,3 +142,22 @@ def test_a_long_queue_of_messages_does_not_hold_the_event_loop(endpoint: str) ->
 
     seen = asyncio.run(test())
     assert max(after - before for before, after in pairwise([0, *seen, 1000])) <= 64
+
+
+def test_bytes_of_a_peer_that_does_not_speak_the_protocol_are_no_messages(
+    endpoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """ZeroMQ's first protocol version has no handshake: random bytes are messages in it."""
+    receiver: Receiver[EngineInbound] = Receiver(endpoint, EngineInbound)
+    noise = random.Random(3).randbytes
+    for _ in range(100):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(endpoint.removeprefix("ipc://"))
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                stranger.sendall(noise(200))
+    sender: Sender[EngineInbound] = Sender(endpoint, EngineInbound)
+    sender.send(AbortRequest(id="a", reply_to=0))
+    assert receiver.receive() == AbortRequest(id="a", reply_to=0)
+    assert not caplog.records
+    for link in (receiver, sender):
+        link.close()

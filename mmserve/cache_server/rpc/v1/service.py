@@ -25,9 +25,23 @@ from mmserve.messages.media import Handle
 _CONFIG = {"allow_pickle": False, "allow_safe_attrs": False, "include_local_traceback": False, "close_catchall": True}
 _JOIN_S = 2.0
 """How long a connection's thread may take to end at the server's end; its waiting call has ended by then."""
+_MAX_FRAME_NBYTES = 4 << 20
+"""A call of v1 has a few scalars."""
 HandleTuple = tuple[int, int, int]
 RecordTuple = tuple[int, int, str, HandleTuple | None, HandleTuple]
 logger = logging.getLogger(__name__)
+
+
+class _BoundedChannel(Channel):  # type: ignore[misc]
+    """rpyc's framing, which by itself takes 4 GiB at once, and more when decompressed. Our clients never compress."""
+
+    def recv(self) -> bytes:
+        nbytes, is_compressed = self.FRAME_HEADER.unpack(self.stream.read(self.FRAME_HEADER.size))
+        if nbytes > _MAX_FRAME_NBYTES or is_compressed:
+            self.close()  # before rpyc says goodbye and waits for the answer
+            raise EOFError(f"a frame of {nbytes} bytes was announced, or a compressed one")
+        message: bytes = self.stream.read(nbytes + len(self.FLUSHER))
+        return message[:nbytes]
 
 
 class CacheService(rpyc.Service):  # type: ignore[misc]
@@ -169,7 +183,7 @@ class ServiceThreads:
             with connected:
                 try:
                     # rpyc by itself compresses what is larger than 3000 bytes.
-                    channel = Channel(SocketStream(connected), compress=False)
+                    channel = _BoundedChannel(SocketStream(connected), compress=False)
                     rpyc.connect_channel(channel, self._new_service(), dict(_CONFIG)).serve_all()
                 finally:
                     _shut_down(connected)

@@ -250,3 +250,14 @@ def test_without_threads_a_connection_of_v1_is_closed_and_the_server_goes_on(
         connection.call("alloc", "r", CAT.key, 4, 100, 100)
         assert table.snapshot().num_leases == 1
         connection.close()
+
+
+@pytest.mark.usefixtures("bystander")
+@pytest.mark.parametrize("header", [struct.pack("!LB", 1 << 31, 0), struct.pack("!LB", 100, 1)])
+def test_large_and_compressed_frames_end_a_connection_of_v1(endpoints: Endpoints, header: bytes) -> None:
+    """Without reading the rest: rpyc itself would take 4 GiB, and what a compressed frame expands to."""
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.settimeout(20)
+        raw.connect(str(endpoints.cache_rpc))
+        raw.sendall(header)
+        assert raw.recv(1) == b""
