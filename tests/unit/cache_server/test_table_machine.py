@@ -72,6 +72,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(owner=owners, request=requests)
     def release(self, owner: str, request: str) -> None:
+        self._finish_copies(Lease(owner, request))
         self.held.pop(Lease(owner, request), None)
         self.table.release(Lease(owner, request))
         assert self.media.items_of(Lease(owner, request)) == ()
@@ -79,6 +80,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(owner=owners, request=requests, ok=st.booleans())
     def set_data(self, owner: str, request: str, ok: bool) -> None:
         lease = Lease(owner, request)
+        self._finish_copies(lease)
         self.table.set_data(lease, list(self.held.get(lease, {})), ok)
 
     @rule(owner=owners, request=requests)
@@ -95,6 +97,7 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(visual=visuals, ok=st.booleans())
     def set_embed(self, visual: str, ok: bool) -> None:
+        self._finish_copies(Lease(visual, ENCODER))
         ids = sorted(self.encoding.pop(Lease(visual, ENCODER), ()))
         for item_id, state in zip(ids, self.table.set_embed(visual, ids, [ok] * len(ids)), strict=True):
             assert state != "pending"
@@ -137,6 +140,13 @@ class TableMachine(RuleBasedStateMachine):
             self._end_copy(handle)
         self.table.end_silent()
         assert not self.media._leased.get(HELD_UP)
+
+    def _finish_copies(self, lease: Lease) -> None:
+        """A living owner ends its copies before it says that they are done, or gives up what it was writing."""
+        for entry in self.media._leased.get(lease, {}).values():
+            for handle in entry.handles:
+                if self.copies.get(handle) == lease.owner:
+                    self._end_copy(handle)
 
     def _end_copy(self, handle: Handle) -> None:
         del self.copies[handle]
@@ -196,7 +206,8 @@ class TableMachine(RuleBasedStateMachine):
             entries = self.media._leased[lease]
             assert all(entries[id_].stage == "failed" or r.embed not in self.erased for id_, r in records.items())
         for ids in self.encoding.values():
-            assert all(self.known[item_id].embed not in self.erased for item_id in ids)
+            stages = {item_id: self.media._store.by_id[item_id].stage for item_id in ids}
+            assert all(stages[id_] == "failed" or self.known[id_].embed not in self.erased for id_ in ids)
 
     @invariant()
     def idle_items_are_ready_and_the_others_are_held(self) -> None:
