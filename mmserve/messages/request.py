@@ -1,4 +1,4 @@
-"""Messages towards the engine: HTTP worker -> visual server or router, visual server -> router (unchanged)."""
+"""Messages towards the engine: HTTP worker -> visual server or router, visual server -> router."""
 
 from __future__ import annotations
 

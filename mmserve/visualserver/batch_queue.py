@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from mmserve.messages.cache import PermitRequest
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.request import AbortReason, AbortRequest, EngineInbound, GenerateRequest, WorkerDied
@@ -29,6 +31,21 @@ class PendingRequest:
     started: bool = False
     """Some of its images were put into a batch under its permit."""
     has_permit: bool = False
+    started_s: float | None = None
+    """When its first images went into a batch, and when that batch was decoded. Set by the pipeline, for its trace."""
+    decoded_s: float | None = None
+
+    def with_stage_times(self, now_s: float) -> GenerateRequest:
+        """The request's message with the seconds of its stages, once all its images are encoded."""
+        if self.started_s is None:  # other requests have started all its images
+            return msgspec.structs.replace(self.request, stage_times={"encode": now_s - self.received_s})
+        decoded_s = self.decoded_s if self.decoded_s is not None else now_s
+        times = {
+            "turn": self.started_s - self.received_s,
+            "image_decode": decoded_s - self.started_s,
+            "encode": now_s - decoded_s,
+        }
+        return msgspec.structs.replace(self.request, stage_times=times)
 
     @property
     def permit_name(self) -> str:
@@ -221,8 +238,9 @@ class BatchQueue:
     def _idle_tasks(self, pending: PendingRequest) -> list[_ImageTask]:
         return [task for item_id in pending.missing if not (task := self._tasks[item_id]).in_flight]
 
-    def finish(self, outcomes: Mapping[int, Outcome]) -> list[EngineInbound]:
-        """Record outcomes by item id. Returns the messages for the router: complete requests and aborted ones."""
+    def finish(self, outcomes: Mapping[int, Outcome], now_s: float) -> list[EngineInbound]:
+        """Record outcomes by item id. Returns the messages for the router: complete requests with the times of their
+        stages, and aborts."""
         outbound: list[EngineInbound] = []
         for item_id, outcome in outcomes.items():
             task = self._tasks.pop(item_id)
@@ -232,7 +250,7 @@ class BatchQueue:
                     outbound.append(_abort(pending.request, outcome.state, outcome.message, media_index))
                     self.drop(pending.request.id)
                 elif not pending.missing:
-                    outbound.append(self._remove(pending.request.id).request)
+                    outbound.append(self._remove(pending.request.id).with_stage_times(now_s))
         return outbound
 
     def _remove(self, request_id: str) -> PendingRequest:

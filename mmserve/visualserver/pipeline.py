@@ -182,6 +182,7 @@ class Pipeline:
         self._wake_permits.set()
         now_s = time.monotonic()
         for pending in batch.first_started:
+            pending.started_s = now_s
             self._metrics.add("mm_queue_seconds", now_s - pending.received_s)
         return batch
 
@@ -203,6 +204,8 @@ class Pipeline:
         if done.cancelled():
             return
         decoded = done.result()
+        for pending in batch.first_started:
+            pending.decoded_s = time.monotonic()
         for seconds in decoded.seconds:
             self._metrics.add("mm_decode_seconds", seconds)
         if decoded.images:
@@ -254,7 +257,7 @@ class Pipeline:
 
     def _finish(self, outcomes: Mapping[int, Outcome]) -> None:
         """Forward the requests that these outcomes complete or abort."""
-        for message in self._queue.finish(outcomes):
+        for message in self._queue.finish(outcomes, time.monotonic()):
             self._emit(message)
         self.num_finished += 1
         self._metrics.add("mm_images_failed", len(outcomes) - _count_encoded(outcomes))

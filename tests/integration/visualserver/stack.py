@@ -10,6 +10,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import torch
 
 from mmserve.cache_server.client import MediaCacheClient, connect
@@ -108,10 +109,12 @@ class Stack:
         return request
 
     async def received(self, count: int) -> dict[str, GenerateRequest | AbortRequest]:
-        """The next ``count`` messages at the router, by request id."""
+        """The next ``count`` messages at the router, by request id. Requests come without the times of their stages."""
         found: dict[str, GenerateRequest | AbortRequest] = {}
         async with asyncio.timeout(TIMEOUT_S):
             async for message in self.router:
+                if isinstance(message, GenerateRequest):
+                    message = msgspec.structs.replace(message, stage_times={})
                 found[message.id] = message
                 if len(found) == count:
                     return found

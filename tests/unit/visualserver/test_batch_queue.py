@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from mmserve.messages.media import Handle, MediaSpan
-from mmserve.messages.request import AbortRequest, GenerateRequest, WorkerDied, choice_id
+from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest, WorkerDied, choice_id
 from mmserve.messages.sampling import SamplingParams
 from mmserve.visualserver.batch_queue import BatchQueue, ImageBatch
 from mmserve.visualserver.images import ENCODED, Outcome
@@ -52,6 +52,27 @@ def _next(queue: BatchQueue) -> ImageBatch | None:
     return queue.next_batch()
 
 
+def _finish(queue: BatchQueue, outcomes: dict[int, Outcome]) -> list[EngineInbound]:
+    """The messages without the times of their stages."""
+    messages = queue.finish(outcomes, now_s=0.0)
+    return [
+        structs.replace(message, stage_times={}) if isinstance(message, GenerateRequest) else message
+        for message in messages
+    ]
+
+
+def test_a_complete_request_has_the_time_of_its_stages() -> None:
+    queue = BatchQueue(max_images=4)
+    queue.add(_request("first", 1), 10.0)
+    queue.add(_request("sharing", 1), 11.0)
+    batch = _next(queue)
+    assert batch is not None
+    (first,) = batch.first_started
+    first.started_s, first.decoded_s = 12.0, 14.5
+    times = [message.stage_times for message in queue.finish({1: ENCODED}, now_s=15.0)]  # type: ignore[union-attr]
+    assert times == [{"turn": 2.0, "image_decode": 2.5, "encode": 0.5}, {"encode": 4.0}]
+
+
 def test_a_batch_has_images_of_several_requests_in_order_of_arrival() -> None:
     queue = BatchQueue(max_images=4)
     for name, items in (("a", (1, 2)), ("b", (3,)), ("c", (4, 5))):
@@ -75,7 +96,7 @@ def test_an_image_is_encoded_once_for_all_requests_that_need_it() -> None:
     assert _ids(_next(queue)) == [7]
     queue.add(requests[31], 0.0)
     assert _next(queue) is None
-    assert queue.finish({7: ENCODED}) == requests
+    assert _finish(queue, {7: ENCODED}) == requests
     assert len(queue) == 0
 
 
@@ -84,9 +105,9 @@ def test_a_request_is_complete_with_its_last_image() -> None:
     request = _request("a", 1, 2)
     queue.add(request, 0.0)
     _next(queue)
-    assert queue.finish({1: ENCODED}) == []
+    assert _finish(queue, {1: ENCODED}) == []
     _next(queue)
-    assert queue.finish({2: ENCODED}) == [request]
+    assert _finish(queue, {2: ENCODED}) == [request]
 
 
 def test_a_request_without_missing_images_is_forwarded_at_once() -> None:
@@ -102,7 +123,7 @@ def test_a_failed_image_aborts_only_the_requests_that_need_it() -> None:
     for request in (good, bad, both):
         queue.add(request, 0.0)
     assert [_ids(_next(queue)) for _ in range(2)] == [[1, 2], [3]]
-    outbound = queue.finish({1: ENCODED, 2: Outcome("media_error", "it is broken"), 3: ENCODED})
+    outbound = _finish(queue, {1: ENCODED, 2: Outcome("media_error", "it is broken"), 3: ENCODED})
     assert outbound[0] == good
     assert outbound[1:] == [
         AbortRequest(id="bad", reply_to=3, reason="media_error", message="it is broken", media_index=0),
@@ -116,7 +137,7 @@ def test_images_needed_only_by_a_failed_request_are_not_encoded() -> None:
     queue = BatchQueue(1)
     queue.add(_request("a", 1, 2), 0.0)
     _next(queue)
-    queue.finish({1: Outcome("media_error", "")})
+    _finish(queue, {1: Outcome("media_error", "")})
     assert _next(queue) is None
 
 
@@ -128,7 +149,7 @@ def test_dropping_a_request_removes_images_that_no_other_request_needs() -> None
     queue.drop("a")
     queue.drop("a")
     assert _ids(_next(queue)) == [2]
-    assert queue.finish({2: ENCODED}) == [other]
+    assert _finish(queue, {2: ENCODED}) == [other]
 
 
 def test_a_request_dropped_while_its_image_is_in_flight_is_not_answered() -> None:
@@ -136,7 +157,7 @@ def test_a_request_dropped_while_its_image_is_in_flight_is_not_answered() -> Non
     queue.add(_request("a", 1), 0.0)
     _next(queue)
     queue.drop("a")
-    assert queue.finish({1: ENCODED}) == []
+    assert _finish(queue, {1: ENCODED}) == []
     assert len(queue) == 0
 
 
@@ -161,7 +182,7 @@ def test_a_permit_ends_when_the_encoder_has_all_its_pixels() -> None:
     queue.permits.decoded([1, 2])
     assert queue.permits.take_ended() == []
     assert _ids(_next(queue)) == [3]
-    queue.finish({1: ENCODED, 2: ENCODED})
+    _finish(queue, {1: ENCODED, 2: ENCODED})
     assert queue.permits.take_ended() == []
     queue.permits.decoded([3])
     assert queue.permits.take_ended() == ["a/0"]
@@ -275,7 +296,7 @@ def test_all_choices_of_a_client_request_count_as_one() -> None:
         assert len(queue) == (2 if choice < 3 else 1)
     assert queue.add(_request(choice_id("c", 0), 1), 0.0) == []
     _next(queue)
-    assert len(queue.finish({1: ENCODED})) == 5
+    assert len(_finish(queue, {1: ENCODED})) == 5
     assert len(queue) == 0
 
 
@@ -287,14 +308,14 @@ def test_a_repeated_attempt_is_ignored_and_a_later_one_replaces_it() -> None:
     queue.add(second, 0.0)
     assert queue.add(first, 0.0) == []
     assert _ids(_next(queue)) == [2]
-    assert queue.finish({2: ENCODED}) == [second]
+    assert _finish(queue, {2: ENCODED}) == [second]
 
 
 def test_an_abort_names_the_attempt_it_ends() -> None:
     queue = BatchQueue(8)
     queue.add(_request("a", 1, attempt=3), 0.0)
     _next(queue)
-    (abort,) = queue.finish({1: Outcome("media_lost")})
+    (abort,) = _finish(queue, {1: Outcome("media_lost")})
     assert isinstance(abort, AbortRequest)
     assert (abort.attempt, abort.reason, abort.media_index) == (3, "media_lost", 0)
 

@@ -129,7 +129,7 @@ class RandomPipeline:
             encoded = self.encoding.pop(0)
             for items in (*self.missing.values(), *self.covered.values()):
                 items.difference_update(encoded)
-            self._complete(self.queue.finish(dict.fromkeys(encoded, ENCODED)))
+            self._complete(self.queue.finish(dict.fromkeys(encoded, ENCODED), 0.0))
 
     def _complete(self, sent: list[EngineInbound]) -> None:
         assert {message.id for message in sent} == {name for name, items in self.missing.items() if not items}
