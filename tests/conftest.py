@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import hypothesis
@@ -48,3 +49,11 @@ def nothing_leaks() -> Iterator[None]:
     with leaks() as found:
         yield
     assert not found
+
+
+@pytest.fixture(autouse=True)
+def pillow_without_a_limit() -> Iterator[None]:
+    """Reading a header sets Pillow's limit of pixels, which is one for the process, to that of the server."""
+    yield
+    if (pillow := sys.modules.get("PIL.Image")) is not None:
+        pillow.MAX_IMAGE_PIXELS = None
