@@ -5,12 +5,16 @@ Built by the supervisor's child module, or by a test.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
+
+RETIRE = signal.SIGUSR2
+"""Signal to an HTTP worker whose successor serves: accept no more connections, finish those that are open, and end."""
 
 
 class Stop(BaseException):

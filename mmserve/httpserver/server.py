@@ -1,4 +1,4 @@
-"""Serves one worker's app on the socket that the process inherited, and drains it on SIGTERM."""
+"""Serves one worker's app on the socket that the process inherited; drains it on SIGTERM, retires it on RETIRE."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import time
 from contextlib import suppress
 
-from mmserve.config.process import Process
+from mmserve.config.process import RETIRE, Process
 from mmserve.httpserver.api.openai.errors import error_body
 from mmserve.httpserver.app import make_app
 from mmserve.httpserver.context import WorkerContext
@@ -18,21 +18,24 @@ from mmserve.runtime.errors import Unavailable
 
 
 async def serve(process: Process, context: WorkerContext) -> None:
-    """Serve until SIGTERM; return when live requests have ended or timed out."""
+    """Serve until SIGTERM or RETIRE; return when live requests have ended or timed out."""
     assert process.listen_fd is not None, "an http worker inherits the listening socket"
     limits = ConnectionLimits.of(process.deployment.config)
     refusal = Unavailable(f"{limits.max_connections} connections are open already (--max-connections)")
     connections = OpenConnections(limits, context.metrics, error_body(refusal))
     server = UvicornServer(make_app(context), lambda: process.ready({}), connections)
-    drains: list[asyncio.Task[None]] = []
+    timeout_s = process.deployment.config.shutdown_timeout
+    ends: dict[signal.Signals, asyncio.Task[None]] = {}
 
-    def on_sigterm() -> None:
-        if not drains:
-            timeout_s = process.deployment.config.shutdown_timeout
-            drains.append(asyncio.ensure_future(_drain(server, context, timeout_s)))
+    def on_signal(signum: signal.Signals) -> None:
+        if signum not in ends:
+            end = _drain(server, context, timeout_s) if signum == signal.SIGTERM else server.retire(timeout_s)
+            ends[signum] = asyncio.ensure_future(end)
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, on_sigterm)
+    for signum in (signal.SIGTERM, RETIRE):
+        asyncio.get_running_loop().add_signal_handler(signum, on_signal, signum)
     await server.serve(sockets=[socket.socket(fileno=process.listen_fd)])
+    await context.request_tasks.close()
 
 
 async def _drain(server: UvicornServer, context: WorkerContext, timeout_s: float) -> None:

@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 
+def num_http_endpoints(http_workers: int) -> int:
+    """One more than there are HTTP workers: while one is replaced, its successor uses the free one."""
+    return http_workers + 1
+
+
 class Endpoints:
     """Addresses inside one run directory."""
 

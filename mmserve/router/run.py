@@ -9,6 +9,7 @@ from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process, Stop
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.channel import Receiver
+from mmserve.ipc.endpoints import num_http_endpoints
 from mmserve.messages.request import EngineInbound
 from mmserve.messages.step import RankReady, StepPlan
 from mmserve.metrics.client import MetricsClient
@@ -25,7 +26,9 @@ def run(process: Process) -> None:
         heartbeat = stack.enter_context(closing(HeartbeatSender(endpoints, process.name)))
         metrics = stack.enter_context(closing(MetricsClient(endpoints, process.name)))
         inbox: Receiver[EngineInbound] = stack.enter_context(closing(Receiver(endpoints.router, EngineInbound)))
-        output = stack.enter_context(closing(OutputSender(endpoints, deployment.config.http_workers)))
+        output = stack.enter_context(
+            closing(OutputSender(endpoints, num_http_endpoints(deployment.config.http_workers)))
+        )
         engine = stack.enter_context(closing(EngineClient(endpoints, deployment.config.tp, heartbeat)))
         ready = engine.wait_ready()
         scheduler = _scheduler(deployment, ready, metrics)

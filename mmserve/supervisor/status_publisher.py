@@ -6,7 +6,7 @@ import time
 from collections import Counter
 
 from mmserve.ipc.channel import Sender
-from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.endpoints import Endpoints, num_http_endpoints
 from mmserve.messages.reply import HttpInbound, ServerPhase
 from mmserve.messages.request import EngineInbound, WorkerDied
 from mmserve.messages.status import HealthInbound, ProcessTable
@@ -19,7 +19,7 @@ class StatusPublisher:
 
     def __init__(self, endpoints: Endpoints, http_workers: int, visual_workers: int) -> None:
         self._phases: list[Sender[ServerPhase]] = [
-            Sender(endpoints.http(worker), HttpInbound) for worker in range(http_workers)
+            Sender(endpoints.http(worker), HttpInbound) for worker in range(num_http_endpoints(http_workers))
         ]
         self._health: Sender[HealthInbound] = Sender(endpoints.health, HealthInbound)
         self._metrics = MetricsClient(endpoints, "supervisor")

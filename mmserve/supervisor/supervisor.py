@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from mmserve.config.deployment import Deployment
+from mmserve.config.process import RETIRE
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.status import ProcessRow, ProcessTable
 from mmserve.runtime.errors import StartupError
@@ -20,6 +21,7 @@ from mmserve.supervisor.child_process import Child, InheritedFds, spawn
 from mmserve.supervisor.child_protocol import Progress, Ready
 from mmserve.supervisor.progress import WeightsBar
 from mmserve.supervisor.restarts import RestartLimit
+from mmserve.supervisor.rolling_restart import RollingRestart, has_terminal
 from mmserve.supervisor.status_publisher import StatusPublisher
 from mmserve.supervisor.topology import Member, Topology, members
 from mmserve.supervisor.watch import HANDLED, Exited, Reported, Signalled, Watch
@@ -61,6 +63,8 @@ class Supervisor:
         self._restarts = RestartLimit()
         self._watchdog = Watchdog(Endpoints(deployment.run_dir), deployment.config.stuck_timeout)
         self._started_s = time.monotonic()
+        self._roll = RollingRestart()
+        self._had_terminal = has_terminal()
         self._incarnations: defaultdict[str, int] = defaultdict(int)
         self._children: dict[Member, Child] = {}
         self._restarting: set[str] = set()
@@ -127,7 +131,7 @@ class Supervisor:
         while True:
             self._restart_stuck()
             events = self._watch.wait(self._watchdog.interval_s)
-            signals = [event for event in events if isinstance(event, Signalled)]
+            signals = [event for event in events if isinstance(event, Signalled) and not self._reloads(event)]
             self._draining = bool(signals)
             for event in events:
                 match event:
@@ -151,6 +155,9 @@ class Supervisor:
         for member in group:
             self._kill(member)
             self._publisher.died(member)
+        if dead in (self._roll.old, self._roll.new):
+            self._on_replaced(dead, cause)
+            return
         if not self._restarts.allows(dead.group, time.monotonic()):
             raise StartupError(f"gave up on {dead.title} after {self._restarts.rule}; the last time it {cause}")
         logger.error("%s %s; starting again: %s", dead.title, cause, ", ".join(member.title for member in group))
@@ -169,6 +176,43 @@ class Supervisor:
             logger.info("%s is ready again", member.group)
             self._publisher.raise_epoch(member)
         self._publish_phase()
+        if member == self._roll.new and self._roll.old is not None:
+            self._children[self._roll.old].send_signal(RETIRE)
+
+    # replace
+
+    def _reloads(self, event: Signalled) -> bool:
+        """True for a SIGHUP that asks for new HTTP workers; it starts with the first. A terminal that is closed sends
+        one too, and ends the server."""
+        if event.signum != signal.SIGHUP or (self._had_terminal and not has_terminal()):
+            return False
+        logger.info("SIGHUP: replacing the HTTP workers, one after another")
+        self._roll.request(self._http_workers())
+        self._replace_next()
+        return True
+
+    def _replace_next(self) -> None:
+        """Start the successor of the next HTTP worker. The worker is told to leave when the successor is ready."""
+        workers = self._http_workers()
+        if self._roll.begin(workers) and (new := self._roll.new) is not None:
+            self._members.insert(self._members.index(workers[-1]) + 1, new)
+            self._incarnations[new.group] += 1
+            self._spawn(new)
+
+    def _on_replaced(self, ended: Member, cause: str) -> None:
+        """A worker has left for its successor, or a successor has ended, or a worker before it had to."""
+        self._members.remove(ended)
+        if ended == self._roll.old:
+            logger.info("%s has left (%s)", ended.title, cause)
+            self._roll.finish()
+        else:
+            logger.error("%s, the successor of another worker, %s; the others stay", ended.title, cause)
+            self._roll.give_up()
+        self._replace_next()
+        self._publish_phase()
+
+    def _http_workers(self) -> list[Member]:
+        return [member for member in self._members if member.role.listens == "http"]
 
     def _group(self, member: Member) -> list[Member]:
         return [other for other in self._members if other.group == member.group]
@@ -211,7 +255,7 @@ class Supervisor:
         logger.info("draining: live requests may take %g s; a second signal stops at once", timeout_s)
         self._publish_phase()
         self._terminate(
-            [member for member in self._members if member.role.listens == "http"],
+            self._http_workers(),
             timeout_s + DRAIN_MARGIN_S,
             needed=[member for member in self._members if member.role.engine],
         )

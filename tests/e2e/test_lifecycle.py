@@ -66,6 +66,38 @@ def test_streams_survive_a_killed_process(restarting_stack: Stack, victim: str) 
         assert ask(client, sample.messages, extra_body={"cache_salt": victim}).strip() == sample.answer
 
 
+def test_sighup_under_load_replaces_the_http_worker_without_a_failed_request(restarting_stack: Stack) -> None:
+    stack = restarting_stack
+
+    async def ask_until(replaced: asyncio.Event, client: openai.AsyncOpenAI) -> int:
+        """Requests on connections that are kept, and without a retry."""
+        count = 0
+        while not replaced.is_set():
+            await client.chat.completions.create(model="llava", messages=PROMPT, max_tokens=2)
+            count += 1
+        return count
+
+    async def scenario(before: list[psutil.Process]) -> tuple[str, str, list[int]]:
+        async with stack.async_client() as patient, contextlib.AsyncExitStack() as clients:
+            client = patient.with_options(max_retries=0)
+            expected = await _long_answer(stack, client, asyncio.Event())
+            started, replaced = asyncio.Event(), asyncio.Event()
+            live = asyncio.create_task(_long_answer(stack, client, started))
+            others = [await clients.enter_async_context(stack.async_client()) for _ in range(4)]
+            asking = [asyncio.create_task(ask_until(replaced, other.with_options(max_retries=0))) for other in others]
+            await started.wait()
+            psutil.Process(stack.pid).send_signal(signal.SIGHUP)
+            assert await asyncio.to_thread(_gone, before, 60.0)
+            replaced.set()
+            return expected, await live, await asyncio.gather(*asking)
+
+    for title in ("mmserve: httpserver 1", "mmserve: httpserver 0"):  # the successor takes the free index
+        expected, seen, counts = asyncio.run(scenario(stack.processes("mmserve: httpserver")))
+        assert seen == expected
+        assert all(counts)
+        assert [other for other in stack.titles() if "httpserver" in other] == [title]
+
+
 def test_sigterm_under_load_finishes_live_requests_and_leaves_nothing() -> None:
     with running() as stack:
         family = [psutil.Process(stack.pid), *stack.processes()]

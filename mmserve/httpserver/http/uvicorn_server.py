@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmserve.httpserver.http.connections import OpenConnections
 from mmserve.httpserver.http.protocol import LimitedHttpProtocol
 
 _TICK_S = 1.0
+_QUIET_S = 1.0
 _MIN_FLUSH_S = 2.0
 """Shortest time at the end for connections to send what was already written to them."""
 
@@ -33,7 +34,8 @@ class UvicornServer(uvicorn.Server):
     def __init__(self, app: ASGIApp, on_started: Callable[[], None], connections: OpenConnections) -> None:
         super().__init__(
             uvicorn.Config(
-                app,
+                self._serve_request,
+                interface="asgi3",
                 http=partial(LimitedHttpProtocol, connections),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
@@ -44,6 +46,8 @@ class UvicornServer(uvicorn.Server):
                 proxy_headers=False,
             )
         )
+        self._app = app
+        self._retiring = False
         self._on_started = on_started
         self._connections = connections
         self._stopping = asyncio.Event()
@@ -53,6 +57,26 @@ class UvicornServer(uvicorn.Server):
         self.config.timeout_graceful_shutdown = int(max(_MIN_FLUSH_S, timeout_s))
         self.should_exit = True
         self._stopping.set()
+
+    async def retire(self, timeout_s: float) -> None:
+        """End ``serve`` without a failed request, while another process accepts connections on the same socket.
+
+        Each connection is closed after its next answer, or after _QUIET_S without a request: to close it at once could
+        cross a request that is under way.
+        """
+        self._retiring = True
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(_QUIET_S)
+        self.stop(timeout_s)
+
+    async def _serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_last(message: Message) -> None:
+            if self._retiring and message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        await self._app(scope, receive, send_last)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

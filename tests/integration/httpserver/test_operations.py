@@ -14,6 +14,7 @@ import httpx2
 import openai
 import pytest
 
+from mmserve.config.process import RETIRE
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.http_upstream import Upstream, say, say_then_hold
 from tests.fakes.http_worker import POST_CHAT, Worker, http_worker, run
@@ -324,7 +325,7 @@ def test_sigterm_lets_live_requests_end_and_refuses_new_ones_on_any_connection()
     run(test)
 
 
-@pytest.mark.parametrize("nbytes", [2_000, 1_000_000], ids=["short", "received directly"])
+@pytest.mark.parametrize("nbytes", [2_000, 400_000], ids=["short", "received directly"])
 def test_sigterm_lets_a_request_end_whose_body_is_still_arriving(nbytes: int) -> None:
     """Also if the requests whose bodies had arrived before the signal end first."""
 
@@ -371,6 +372,27 @@ def test_sigterm_waits_for_a_body_only_until_the_shutdown_timeout() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             await worker.serving
             writer.close()
+
+    run(test)
+
+
+def test_a_retiring_worker_serves_its_connections_to_their_end_and_accepts_no_more() -> None:
+    async def test() -> None:
+        async with http_worker() as worker, _http(worker) as http, _http(worker) as late, worker.client() as client:
+            assert (await http.get("/live")).status_code == 200
+            worker.upstream.behave = say_then_hold("first ", "last")
+            stream = await client.chat.completions.create(model="stub", messages=HELLO, stream=True)
+            await worker.upstream.until(lambda: len(worker.upstream.requests()) == 1)
+            os.kill(os.getpid(), RETIRE)
+            await asyncio.sleep(0)
+            unaccepted = asyncio.create_task(late.get("/live"))  # another worker with this socket would accept it
+            answer = await http.get("/health")
+            assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+            worker.upstream.release.set()
+            assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "first last"
+            await worker.serving
+            with pytest.raises(httpx2.TransportError):
+                await unaccepted
 
     run(test)
 

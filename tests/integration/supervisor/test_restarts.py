@@ -21,7 +21,7 @@ def test_router_and_ranks_restart_as_one_engine(victim: str) -> None:
         server.process(victim).kill()
         assert server.phase(ready=False).phase == "restarting"
         phase = server.phase(ready=True)
-        assert (phase.engine_epoch, phase.visual_epochs, phase.cache_epoch) == (1, (0,), 0)
+        assert (phase.engine_epoch, phase.visual_epochs, phase.cache_epoch) == (1, (), 0)
         assert all_gone(engine)
         assert all(process.is_running() for process in others)
         restarted = [server.process(title) for title in ("router", "model_backend rank 0", "model_backend rank 1")]
@@ -86,3 +86,37 @@ def test_http_workers_are_told_of_an_engine_restarted_during_a_drain() -> None:
         assert (phase.phase, phase.ready) == ("draining", False)
         server.popen.send_signal(signal.SIGTERM)
         assert server.end() == 0
+
+
+def test_sighup_replaces_http_workers_one_after_another() -> None:
+    """The successor serves before its predecessor leaves; it uses the free index."""
+    with supervised("--http-workers", "2") as server:
+        server.until_ready()
+        before = [server.process(f"httpserver {index}") for index in range(2)]
+        os.kill(server.popen.pid, signal.SIGHUP)
+        events = [server.until(event) for event in ("start httpserver-2", "ready httpserver-2")]
+        events += [server.until(event) for event in ("start httpserver-0", "ready httpserver-0")]
+        assert len(events) == 4
+        assert all_gone(before)
+        server.phase(worker=0, phase="ready")
+        titles = sorted(" ".join(process.cmdline()).strip() for process in server.family())
+        assert [title for title in titles if "httpserver" in title] == [
+            "mmserve: httpserver 0",
+            "mmserve: httpserver 2",
+        ]
+        server.signal(signal.SIGTERM)
+        assert server.end() == 0
+        assert "gave up" not in server.output
+
+
+def test_a_successor_that_does_not_start_leaves_the_workers_as_they_are() -> None:
+    with supervised("--http-workers", "1", orders={"httpserver-1": "refuse no luck"}) as server:
+        server.until_ready()
+        worker = server.process("httpserver 0")
+        os.kill(server.popen.pid, signal.SIGHUP)
+        server.until("start httpserver-1")
+        server.phase(phase="ready", detail="")
+        assert worker.is_running()
+        server.signal(signal.SIGTERM)
+        assert server.end() == 0
+        assert "the successor of another worker, failed: no luck" in server.output
