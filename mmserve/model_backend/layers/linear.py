@@ -18,13 +18,33 @@ class LinearLayer(nn.Module):
     method: LinearMethod
     bias: torch.Tensor | None = None
 
+    def targets(self) -> Iterator[tuple[str, Target]]:
+        """(canonical name, target) of each checkpoint tensor of the layer."""
+        raise NotImplementedError
 
-@torch.inference_mode()
-def finish_loading(modules: Iterable[nn.Module]) -> None:
-    """Convert the loaded weights of all linear layers among ``modules`` into the layouts that they multiply with."""
-    for module in modules:
-        if isinstance(module, LinearLayer):
-            module.method.finish_loading()
+
+class LayerFinisher:
+    """Converts a linear layer's weights into the layout that it multiplies with as soon as its tensors are loaded.
+
+    So only one layer at a time exists in both layouts.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._layers: dict[str, LinearLayer] = {}
+        self._num_missing: dict[LinearLayer, int] = {}
+        for layer in modules:
+            if isinstance(layer, LinearLayer):
+                names = [name for name, _ in layer.targets()]
+                self._layers |= dict.fromkeys(names, layer)
+                self._num_missing[layer] = len(names)
+
+    @torch.inference_mode()
+    def loaded(self, name: str) -> None:
+        """The tensor with this canonical name is in its target."""
+        if layer := self._layers.get(name):
+            self._num_missing[layer] -= 1
+            if not self._num_missing[layer]:
+                layer.method.finish_loading()
 
 
 class ColumnParallelLinear(LinearLayer):

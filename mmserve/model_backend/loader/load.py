@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Quantization
 from mmserve.model_backend.attention.interface import AttentionBackend
 from mmserve.model_backend.distributed import TpGroup
-from mmserve.model_backend.layers.linear import finish_loading
+from mmserve.model_backend.layers.linear import LayerFinisher
 from mmserve.model_backend.loader import weights
 from mmserve.model_backend.loader.registry import family_of
 from mmserve.model_backend.loader.weights import Progress
@@ -26,14 +25,12 @@ def load_decoder(
     tp: TpGroup,
     quantization: Quantization,
     progress: Progress,
-    phase_ended: Callable[[str], object] = lambda name: None,
 ) -> DecoderModel:
     """This rank's part of the language model. Raises StartupError (a tensor that is wrong, a shape not supported)."""
     family = family_of(model.family)
     decoder = family.decoder(model.text, attention, platform.layer_context(tp, quantization))
-    weights.load(model.path, ("text.",), family.canonical_name, decoder.targets(), progress)
-    phase_ended("weights")
-    finish_loading(decoder.modules())
+    finisher = LayerFinisher(decoder.modules())
+    weights.load(model.path, ("text.",), family.canonical_name, decoder.targets(), progress, finisher.loaded)
     return decoder
 
 
@@ -45,6 +42,7 @@ def load_tower(model: ModelSpec, platform: Platform, progress: Progress) -> Visi
     if not 0 <= num_layers_needed(spec) <= spec.num_layers:
         raise StartupError(f"vision_feature_layer {spec.feature_layer} is not within {spec.num_layers} layers")
     tower = family.tower(spec, model.text.hidden_size, platform.layer_context(TpGroup()))
-    weights.load(model.path, ("vision.", "projector."), family.canonical_name, tower.targets(), progress)
-    finish_loading(tower.modules())
+    finisher = LayerFinisher(tower.modules())
+    namespaces = ("vision.", "projector.")
+    weights.load(model.path, namespaces, family.canonical_name, tower.targets(), progress, finisher.loaded)
     return tower

@@ -32,18 +32,25 @@ def load(
     canonical_name: CanonicalName,
     targets: Targets,
     progress: Progress,
+    loaded: Callable[[str], object] = lambda name: None,
 ) -> None:
     """Fill every target from the checkpoint. ``namespaces``: prefixes of the canonical names that this process loads.
 
+    Tensors are read in the order of ``targets``, so those of one layer follow each other. After each one,
+    ``loaded(canonical name)`` is called.
     ``progress(done, total, "bytes")`` counts the bytes this process reads. Raises StartupError that names the tensor if
     one is missing, unexpected or of another shape or dtype.
     """
-    parts = list(_parts(Path(directory), namespaces, canonical_name, targets))
+    order = {name: index for index, name in enumerate(targets)}
+    parts = sorted(
+        _parts(Path(directory), namespaces, canonical_name, targets), key=lambda part: order[part.canonical_name]
+    )
     total_nbytes = sum(part.nbytes for part in parts)
     done_nbytes = 0
     progress(0, total_nbytes, "bytes")
     for part in parts:
         part.copy()
+        loaded(part.canonical_name)
         done_nbytes += part.nbytes
         progress(done_nbytes, total_nbytes, "bytes")
 
@@ -52,6 +59,7 @@ def load(
 class _Part:
     """One tensor of an open file and its target."""
 
+    canonical_name: str
     slice: Any
     target: Target
     nbytes: int
@@ -81,16 +89,16 @@ def _parts(
                 raise StartupError(f"unexpected tensor {stored_name} in {path}: its model is not supported as it is")
             missing.discard(name)
             if (target := targets[name]) is not None:
-                yield _part(stored_name, file.get_slice(stored_name), target)
+                yield _part(name, stored_name, file.get_slice(stored_name), target)
     if missing:
         shown = ", ".join(sorted(missing)[:_NAMES_SHOWN])
         raise StartupError(f"{directory} lacks {len(missing)} tensors of its model: {shown}")
 
 
-def _part(name: str, stored: Any, target: Target) -> _Part:
+def _part(canonical_name: str, name: str, stored: Any, target: Target) -> _Part:
     shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
     if shape != target.shape:
         raise StartupError(f"tensor {name} has shape {list(shape)}, config.json says {list(target.shape)}")
     if dtype not in _ITEM_BYTES:
         raise StartupError(f"tensor {name} has dtype {dtype}; only unquantized floating point weights are supported")
-    return _Part(stored, target, math.prod(target.into.shape) * _ITEM_BYTES[dtype])
+    return _Part(canonical_name, stored, target, math.prod(target.into.shape) * _ITEM_BYTES[dtype])

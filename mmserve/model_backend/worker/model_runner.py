@@ -69,10 +69,9 @@ class ModelRunner:
         heads = AttentionSpec(tp.share(spec.text.num_heads), tp.share(spec.text.num_kv_heads), spec.text.head_dim)
         self._attention = platform.attention(heads, platform.dtype)
         self.block_tokens = self._attention.block_sizes[0]
-        self._model = load_decoder(
-            spec, platform, self._attention, tp, deployment.config.quantization, progress, startup_timer.end
-        )
-        startup_timer.end("packing")
+        quantization = deployment.config.quantization
+        self._model = load_decoder(spec, platform, self._attention, tp, quantization, progress)
+        startup_timer.end("weights")
         self._kv = kv_cache.allocate(deployment, tp, platform, self._attention, self.block_tokens)
         self._input_batch = InputBatch(
             deployment.config.max_num_seqs,

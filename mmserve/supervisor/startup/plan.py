@@ -24,6 +24,8 @@ _TEXT_ARENA_NBYTES = 1 << 20
 _DEFAULT_KV_NBYTES = GIB
 _DEFAULT_KV_SHARE = 4
 """Without --kv-cache-gb the ranks together take at most this part (a quarter) of the free memory."""
+_QUANTIZED_BITS = {"int8": 8.5, "int4": 5.0}
+"""Of a weight, with its part of the scales. Embedding and head are int8 in both."""
 _SPARE_KV_TOKENS = 31
 """Beyond one context: the rank's rounding to whole blocks must not leave less than the context."""
 _SMALLEST_IMAGE_NBYTES = 64 << 10
@@ -150,9 +152,21 @@ def _check_memory(deployment: Deployment, token_nbytes: int, machine: Machine) -
 
 
 def _weights_nbytes(deployment: Deployment) -> int:
-    stored = sum(file.stat().st_size for file in weight_files(Path(deployment.model.path)))
-    stored_element_nbytes = DTYPE_BYTES.get(deployment.model.checkpoint_dtype, 2)
-    return stored * DTYPE_BYTES[deployment.dtype] // stored_element_nbytes
+    """Of all processes together, when the weights are loaded."""
+    model, element_nbytes = deployment.model, DTYPE_BYTES[deployment.dtype]
+    stored = sum(file.stat().st_size for file in weight_files(Path(model.path)))
+    num_stored = stored // DTYPE_BYTES.get(model.checkpoint_dtype, 2)
+    quantization = deployment.config.quantization
+    if quantization == "none":
+        return num_stored * element_nbytes
+    text = model.text
+    heads = (2 * text.num_heads + 2 * text.num_kv_heads) * text.head_dim
+    layers = text.num_layers * text.hidden_size * (heads + 3 * text.intermediate_size)
+    embedding = text.vocab_size * text.hidden_size
+    tables = embedding if text.tie_embeddings else 2 * embedding
+    quantized = layers * _QUANTIZED_BITS[quantization] + tables * _QUANTIZED_BITS["int8"]
+    largest = max(embedding, 2 * text.intermediate_size * text.hidden_size)  # in float32 until it is quantized
+    return int(quantized / 8) + (max(0, num_stored - layers - tables) + largest) * element_nbytes
 
 
 def _gib(nbytes: int) -> str:

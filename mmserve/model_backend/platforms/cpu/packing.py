@@ -8,6 +8,7 @@ packed operators are private names of torch, so each dtype must pass a numeric s
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -20,6 +21,8 @@ from mmserve.model_backend.platforms.reference import PlainLinear
 from mmserve.runtime.errors import StartupError
 
 _CPU = torch.device("cpu")
+_QUANTIZED_AT_ONCE = 1 << 24
+"""Weights. Much smaller parts take twice as long, because their memory is not in huge pages."""
 _ONEDNN_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """Relative to the largest value of the result."""
 
@@ -41,6 +44,7 @@ class KernelLinear(PlainLinear):
     def finish_loading(self) -> None:
         self.packed = self._pack(self.weight)
         self.format = format_of(self.packed)
+        _free(self.weight)
         del self.weight
 
     def _pack(self, weight: torch.Tensor) -> torch.Tensor:
@@ -80,14 +84,33 @@ class Int8Linear(KernelLinear):
         super().__init__(kernels, shape)
 
     def _pack(self, weight: torch.Tensor) -> torch.Tensor:
-        return quantization.to_int8(weight)
+        return _quantized(weight, quantization.to_int8)
 
 
 class Int4Linear(Int8Linear):
     """Weights rounded to 4 bits in groups of 32 inputs; see ``quantization``. Rows cannot be looked up."""
 
     def _pack(self, weight: torch.Tensor) -> torch.Tensor:
-        return quantization.to_int4(weight)
+        return _quantized(weight, quantization.to_int4)
+
+
+def _quantized(weight: torch.Tensor, quantize: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """In parts, because intermediate results are several times as large as the rows that they are of."""
+    rows = max(PANEL, _QUANTIZED_AT_ONCE // weight.shape[1] // PANEL * PANEL)
+    if rows >= len(weight):
+        return quantize(weight)
+    first = quantize(weight[:rows])
+    packed = torch.empty(len(weight) // PANEL, *first.shape[1:], dtype=first.dtype)
+    packed[: len(first)] = first
+    for start in range(rows, len(weight), rows):
+        part = quantize(weight[start : start + rows])
+        packed[start // PANEL : start // PANEL + len(part)] = part
+    return packed
+
+
+def _free(weight: torch.Tensor) -> None:
+    """Its memory, although views of it exist: the targets of the tensors that were loaded into it."""
+    weight.untyped_storage().resize_(0)
 
 
 def _check_quantizable(shape: LinearShape) -> None:
@@ -102,7 +125,8 @@ class OneDnnLinear(PlainLinear):
     """Weights reordered by oneDNN."""
 
     def finish_loading(self) -> None:
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight)
+        plain, self.weight = self.weight, torch.ops.mkldnn._reorder_linear_weight(self.weight)
+        _free(plain)
 
     def apply(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None

@@ -16,7 +16,7 @@ from mmserve.model_backend.attention.interface import AttentionInput, AttentionS
 from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.context import LayerContext
-from mmserve.model_backend.layers.linear import finish_loading
+from mmserve.model_backend.layers.linear import LayerFinisher
 from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.models.llama import Llama
 from mmserve.model_backend.platforms.cpu import build, quantization
@@ -171,10 +171,11 @@ def _tiny_llama(kernels: ctypes.CDLL, backend: PagedCpuAttention) -> Llama:
     make = partial(KernelLinear, kernels)
     context = LayerContext(KernelOps(kernels), make, make, float32, device, TpGroup())
     model = Llama(spec, backend, Rotary(spec, float32, device), context=context)
-    for seed, target in enumerate(model.targets().values()):
+    finisher = LayerFinisher(model.modules())
+    for seed, (name, target) in enumerate(model.targets().items()):
         if target is not None:
             target.into.copy_(_random(*target.into.shape, seed=seed) / 8)
-    finish_loading(model.modules())
+            finisher.loaded(name)
     return model
 
 

@@ -12,15 +12,19 @@ from safetensors.torch import load_file, save_file
 from mmserve.checkpoint.load import load
 from mmserve.model_backend.attention.interface import AttentionSpec
 from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.layers.linear_method import LinearShape
+from mmserve.model_backend.layers.target import LinearShard
 from mmserve.model_backend.loader import weights
-from mmserve.model_backend.loader.load import load_tower
+from mmserve.model_backend.loader.load import load_decoder, load_tower
 from mmserve.model_backend.loader.registry import family_of
+from mmserve.model_backend.platforms.cpu.packing import Int4Linear, Int8Linear, KernelLinear
 from mmserve.model_backend.platforms.device import platform_for
-from mmserve.model_backend.platforms.reference import TorchPlatform
+from mmserve.model_backend.platforms.reference import PlainLinear, TorchPlatform
 from mmserve.model_backend.worker.model_runner import ModelRunner
 from mmserve.runtime.errors import StartupError
 from tests.fakes.checkpoints import make_llama, make_llava
 from tests.fakes.engine import deployment, make_runner
+from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler
 
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 Tensors = dict[str, torch.Tensor]
@@ -84,6 +88,41 @@ def test_ranks_hold_disjoint_parts_that_make_up_the_checkpoint(tmp_path: Path, s
         dim = next((dim for part, dim in split.items() if part in name), None)
         whole = parts[0] if dim is None else torch.cat(parts, dim)
         torch.testing.assert_close(whole, tensor, rtol=0, atol=0)
+
+
+def test_each_layer_is_packed_when_its_tensors_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most the tensors of one layer are in memory unpacked; the next layer's are not read before."""
+    unpacked, most = 0, 0
+
+    def read(part: weights._Part) -> None:
+        nonlocal unpacked, most
+        if part.target.into.dim() == 2:
+            unpacked += part.target.into.numel()
+            most = max(most, unpacked)
+
+    def pack(method: PlainLinear) -> None:
+        nonlocal unpacked
+        unpacked -= method.weight.numel()
+
+    monkeypatch.setattr(weights._Part, "copy", read)
+    monkeypatch.setattr(PlainLinear, "finish_loading", pack)
+    platform = TorchPlatform(torch.device("cpu"), torch.float32)
+    spec = load(make_llama(tmp_path))
+    text = spec.text
+    attention = platform.attention(AttentionSpec(text.num_heads, text.num_kv_heads, text.head_dim), torch.float32)
+    load_decoder(spec, platform, attention, TpGroup(), "none", lambda *_: None)
+    assert unpacked == 0
+    assert 0 < most <= max(2 * text.intermediate_size, text.vocab_size) * text.hidden_size
+
+
+@needs_compiler
+@pytest.mark.parametrize("make", [KernelLinear, Int8Linear, Int4Linear])
+def test_packing_frees_the_loaded_weights_although_targets_exist(make: type[KernelLinear]) -> None:
+    method = make(kernels(), LinearShape.full(32, 64))
+    [(_, target)] = method.targets(LinearShard("q", (32, 64), slice(0, 32), dim=0, start=0))
+    method.weight.normal_()
+    method.finish_loading()
+    assert target.into.untyped_storage().nbytes() == 0
 
 
 def test_layers_behind_the_feature_layer_may_be_missing(tmp_path: Path) -> None:

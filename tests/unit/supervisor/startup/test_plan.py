@@ -78,6 +78,19 @@ def test_given_options_are_kept(model: ModelSpec) -> None:
     assert (deployment.device, deployment.dtype, deployment.max_model_len) == ("cpu", "float16", 1024)
 
 
+def test_quantized_weights_are_counted_as_they_are_kept(model: ModelSpec) -> None:
+    """Of a model with 6.07e9 weights in layers and 0.26e9 in embedding and head, 28 GiB in float32."""
+    weights = Path(model.path) / "model.safetensors"
+    with weights.open("wb") as file:
+        file.truncate(14 * GIB)  # sparse
+    options = {"mm_cache_gb": 0, "kv_cache_gb": 2, "max_model_len": 1024}
+    sixteen = replace(LAPTOP, memory_bytes=16 * GIB)
+    assert "too little memory" in _refused(model, sixteen, **options)
+    assert _make(model, sixteen, quantization="int8", **options).config.quantization == "int8"
+    assert _make(model, replace(LAPTOP, memory_bytes=12 * GIB), quantization="int4", **options)
+    assert "too little memory" in _refused(model, LAPTOP, quantization="int8", **options)
+
+
 def test_cuda_without_a_gpu_is_refused(model: ModelSpec) -> None:
     assert "--device cpu" in _refused(model, device="cuda")
     without = replace(LAPTOP, cuda_problem="the CUDA driver sees no GPU")

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from mmserve.model_backend.layers.linear_method import LinearShape
-from mmserve.model_backend.platforms.cpu import packing
+from mmserve.model_backend.platforms.cpu import packing, quantization
 from mmserve.model_backend.platforms.cpu.packing import Int4Linear, Int8Linear, KernelLinear, OneDnnLinear
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.cpu.threads import share_cores
@@ -101,6 +101,15 @@ def test_rows_are_looked_up_in_packed_weights(form: str) -> None:
     expected = dequantized(weight, form) if form == "int8" else weight
     assert torch.equal(method.rows(indices), expected[indices])
     assert method.rows(indices[:0]).shape == (0, 96)
+
+
+@pytest.mark.parametrize("quantize", [quantization.to_int8, quantization.to_int4])
+def test_quantizing_in_parts_changes_nothing(
+    quantize: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = random(80, 64)
+    monkeypatch.setattr(packing, "_QUANTIZED_AT_ONCE", 32 * 64)
+    assert torch.equal(packing._quantized(weight, quantize), quantize(weight))
 
 
 @needs_compiler
