@@ -23,7 +23,7 @@ from mmserve.httpserver.api.openai.errors import error_response
 from mmserve.httpserver.api.openai.fields import ChatRequest
 from mmserve.httpserver.api.operations import operation_routes
 from mmserve.httpserver.api.response import SendAnswer, TaskResponse
-from mmserve.httpserver.call import GenerateCall
+from mmserve.httpserver.call import GenerateCall, kept_nbytes
 from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.http.auth import ApiKeyAuth
 from mmserve.httpserver.http.body import read_body
@@ -96,7 +96,9 @@ def _generate_endpoint(
             body = await read_body(request, limit_nbytes, resources)
             call = await parse(body, context.model, arrival_s)
             del body
-            task = context.request_tasks.start(decode_small_images(call), resources, request.scope["path"])
+            call = decode_small_images(call)
+            resources.hold(kept_nbytes(call))
+            task = context.request_tasks.start(call, resources, request.scope["path"])
             del call  # its media: only the task may keep them
             unowned.pop_all()
         return TaskResponse(task, send)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
 from array import array
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
@@ -54,19 +55,19 @@ class MediaRef(msgspec.Struct, frozen=True):
         return len(self.url) + len(self.data or self.content or b"")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TextPart:
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class MediaPart:
     """The place of ``GenerateCall.media[index]`` in the conversation."""
 
     index: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Message:
     role: str
     content: tuple[TextPart | MediaPart, ...]
@@ -90,6 +91,32 @@ class GenerateCall:
     """From arrival to the end of the answer; None: the client sets no limit."""
     cache_salt: str = ""
     """Part of the content keys: requests with different salts share no cached images."""
+
+
+_REQUEST_NBYTES, _CHOICE_NBYTES = 10 * 1024, 9 * 1024
+"""Objects of a request and of each of its choices that have about the same size in all: tasks, frames, queues."""
+_PART_NBYTES, _MESSAGE_NBYTES, _MEDIA_NBYTES, _BIAS_NBYTES = 80, 160, 400, 160
+"""One part of a message, a message, an image and an entry of logit_bias, without their text and data."""
+
+
+def kept_nbytes(call: GenerateCall) -> int:
+    """Memory that the call and its request's objects take: texts in the width that they are stored in, images, and the
+    whole body if an image is a view of it. Without the prompt's token ids and the answer."""
+    parts = [part for message in call.messages for part in message.content]
+    texts = [part.text for part in parts if isinstance(part, TextPart)]
+    urls = [ref.url for ref in call.media]
+    bodies = {id(ref.data.obj): ref.data.obj for ref in call.media if ref.data is not None}
+    return (
+        _REQUEST_NBYTES
+        + _CHOICE_NBYTES * call.n
+        + _MESSAGE_NBYTES * len(call.messages)
+        + _PART_NBYTES * len(parts)
+        + _MEDIA_NBYTES * len(call.media)
+        + _BIAS_NBYTES * len(call.sampling.logit_bias)
+        + sum(map(sys.getsizeof, (*texts, *urls, *call.stop, call.cache_salt)))
+        + sum(len(ref.content or b"") for ref in call.media)
+        + sum(len(cast(bytes, body)) for body in bodies.values())
+    )
 
 
 class MediaItem(msgspec.Struct, frozen=True):

@@ -27,6 +27,14 @@ class Reservation:
         returned, self.nbytes = max(0, self.nbytes - nbytes), min(self.nbytes, nbytes)
         self._reservations.give_back(returned)
 
+    def resize(self, nbytes: int) -> None:
+        """Hold ``nbytes`` in place of what is held. Never waits. Raises Unavailable if more do not fit now."""
+        if nbytes > self.nbytes:
+            self._reservations.take_more(nbytes - self.nbytes, nbytes)
+            self.nbytes = nbytes
+        else:
+            self.shrink(nbytes)
+
     def release(self) -> None:
         """Give everything back. Idempotent."""
         self.shrink(0)
@@ -97,9 +105,23 @@ class Reservations:
             if reservation is None:
                 self._withdraw(granted)
 
+    def empty(self) -> Reservation:
+        """A reservation of nothing, to be resized."""
+        return self._take(0)
+
     def must_wait(self, nbytes: int) -> bool:
         """True if ``reserve`` would wait now."""
         return nbytes > self.short_nbytes and (bool(self._queue) or not self._budget.fits(nbytes))
+
+    def take_more(self, more_nbytes: int, nbytes: int) -> None:
+        """Count ``more_nbytes`` for a reservation that then has ``nbytes``, before all that wait: it holds memory that
+        they wait for. Raises Unavailable if they do not fit and the reservation is not short."""
+        if nbytes > self.short_nbytes and not self._budget.fits(more_nbytes):
+            raise Unavailable(
+                f"a request needs {nbytes / MIB:.1f} MiB, more memory than is free now ({self._flag})",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        self._budget.take(more_nbytes)
 
     def give_back(self, nbytes: int) -> None:
         """Return bytes of a reservation to the budget."""

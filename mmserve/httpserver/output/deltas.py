@@ -7,8 +7,9 @@ a slow client costs little more than the text it has not read. The context lengt
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from mmserve.httpserver.output.logprobs import TokenLogprobs
@@ -47,11 +48,22 @@ _MERGED_WORK = LIMIT // 4
 """Merged deltas are at most this much work, if each alone is."""
 
 
+_DELTA_NBYTES, _LOGPROBS_NBYTES = 600, 160
+"""Memory of a delta and of one token's log-probabilities, besides their text and data."""
+
+
+def _nbytes(delta: TextDelta) -> int:
+    """Memory that an unread delta takes."""
+    logprobs = sum(len(token.packed) + _LOGPROBS_NBYTES for token in delta.logprobs)
+    return _DELTA_NBYTES + sys.getsizeof(delta.text) + logprobs
+
+
 class _Merged:
-    """Deltas of one choice that nobody has read."""
+    """Deltas of one choice that nobody has read. ``nbytes``: memory that they take."""
 
     def __init__(self, delta: TextDelta) -> None:
         self.index = delta.index
+        self.nbytes = _nbytes(delta)
         self.work = _EVENT_WORK + _work(delta)
         self._deltas = [delta]
 
@@ -61,6 +73,7 @@ class _Merged:
         if self.work + work > _MERGED_WORK:
             return False
         self.work += work
+        self.nbytes += _nbytes(delta)
         self._deltas.append(delta)
         if len(self._deltas) > _MERGED_DELTAS:
             self._deltas = [self.delta()]
@@ -91,16 +104,21 @@ def _work(delta: TextDelta) -> int:
 class DeltaStream:
     """Iterating yields TextDeltas until each of ``n`` choices has finished, or raises the request's MmserveError.
 
-    One reader. It waits in ``turns`` before it reads a backlog.
+    One reader. It waits in ``turns`` before it reads a backlog. ``reserve(nbytes)`` is called whenever the memory of
+    what is unread or kept changes, and raises MmserveError if there is not enough.
     """
 
-    def __init__(self, n: int, turns: RenderTurns) -> None:
+    def __init__(self, n: int, turns: RenderTurns, reserve: Callable[[int], None] = lambda nbytes: None) -> None:
         self._turns = turns
+        self._reserve = reserve
+        self._held_nbytes = 0
+        """Memory of unread deltas, and of what the reader keeps."""
         self._queue: deque[_Merged | MmserveError] = deque()
         self._last: dict[int, _Merged] = {}
         """The youngest queued deltas of each choice that has any."""
         self._reader: asyncio.Future[None] | None = None
         """Set while the reader waits for the next delta."""
+        self._closed = False
         self._num_unread = n
         self._num_unfinished = n
         self.failure: MmserveError | None = None
@@ -118,9 +136,13 @@ class DeltaStream:
         self._prompt_tokens, self._image_tokens = prompt_tokens, image_tokens
 
     def push(self, delta: TextDelta) -> None:
-        """Add a delta. Exactly one of each choice, the last, has ``finish`` set. Ignored after ``fail``."""
-        if self.failure is not None:
+        """Add a delta. Exactly one of each choice, the last, has ``finish`` set. Ignored after ``fail`` and ``close``.
+
+        Raises what ``reserve`` raises.
+        """
+        if self.failure is not None or self._closed:
             return
+        self.hold(_nbytes(delta))
         if delta.finish is not None:
             self._num_unfinished -= 1
             self.finish_reasons.append(delta.finish)
@@ -128,6 +150,19 @@ class DeltaStream:
         if last is None or not last.add(delta):
             self._last[delta.index] = merged = _Merged(delta)
             self._put(merged)
+
+    def hold(self, nbytes: int) -> None:
+        """Reserve ``nbytes`` more, until ``close``; negative: less. For a reader that keeps what it has read."""
+        self._reserve(self._held_nbytes + nbytes)
+        self._held_nbytes += nbytes
+
+    def close(self) -> None:
+        """Nobody reads any more: drop what is unread."""
+        self._closed = True
+        self._queue.clear()
+        self._last.clear()
+        self._held_nbytes = 0
+        self._reserve(0)
 
     def fail(self, error: MmserveError) -> None:
         """End the output with an error. Ignored if the output is complete."""
@@ -189,4 +224,5 @@ class DeltaStream:
         if self._last[first.index] is first:
             del self._last[first.index]
         self._turns.spend(first.work)
+        self.hold(-first.nbytes)
         return first.delta()

@@ -1,1 +1,1 @@
-"""Chat messages and leased images to token ids. Door: ``builder`` (PromptBuilder)."""
+"""Chat messages and leased images to token ids. Doors: ``builder`` (PromptBuilder), ``media_spans`` (leased_again)."""

@@ -16,12 +16,13 @@ from typing import Protocol
 import msgspec
 
 from mmserve.httpserver import stage_times
-from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaRef, Prompt
+from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaRef, Prompt, kept_nbytes
 from mmserve.httpserver.engine.dispatcher import Dispatcher, MediaLost
 from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths
 from mmserve.httpserver.output.deltas import DeltaStream
 from mmserve.httpserver.output.detokenizer import Detokenizer
 from mmserve.httpserver.output.vocabulary import Vocabulary
+from mmserve.httpserver.prompt.media_spans import leased_again
 from mmserve.httpserver.request.metrics import ChoiceMetrics, count_request
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.messages.reply import TokenReply
@@ -81,15 +82,21 @@ class RequestPath:
         """
         alloc_path = self.alloc_paths.choose()
         items = await self._read(alloc_path, call, resources)
+        inline_nbytes = sum(len(item.data) for item, ref in zip(items, call.media, strict=True) if ref.is_inline)
         # Drops the last reference to the body with its base64 text.
         call = replace(call, media=tuple(MediaRef("", ref.param) for ref in call.media))
+        resources.hold(kept_nbytes(call) + inline_nbytes)
         async with _lease(alloc_path, call.request_id, items) as leased:
             started_s = time.monotonic()
             prompt = await self._build(call, leased)
             stage_times.record("prompt", time.monotonic() - started_s)
             deltas.open(len(prompt.ids), sum(span.num_tokens for span in prompt.spans))
+            requests = self._requests(call, prompt)
+            call = replace(call, messages=(), cache_salt="")  # from here on the prompt is enough
+            resources.hold(kept_nbytes(call) + inline_nbytes + len(requests[0].prompt_ids))
+            del prompt
             async with asyncio.TaskGroup() as choices:
-                for index, request in enumerate(self._requests(call, prompt)):
+                for index, request in enumerate(requests):
                     text = Detokenizer(self.vocabulary, index, call.stop, call.sampling.min_tokens)
                     metrics = ChoiceMetrics(self.metrics, call)
                     choice = _Choice(call, alloc_path, items, request, text, deltas, metrics)
@@ -98,13 +105,12 @@ class RequestPath:
     async def _read(self, alloc_path: AllocPath, call: GenerateCall, resources: RequestResources) -> list[MediaItem]:
         """Read the images. Before the first fetch, reserves memory for as much as one request may fetch."""
         if not call.media:
-            resources.shrink(0)
             return []
         if not all(ref.is_inline for ref in call.media):
             await resources.reserve_fetch(self.max_fetched_nbytes)
         items = await alloc_path.media.read(call.media, call.cache_salt)
-        inline = sum(len(item.data) for item, ref in zip(items, call.media, strict=True) if ref.is_inline)
-        resources.shrink(inline, sum(len(item.data) for item in items) - inline)
+        fetched = (item for item, ref in zip(items, call.media, strict=True) if not ref.is_inline)
+        resources.shrink_fetched(sum(len(item.data) for item in fetched))
         return items
 
     async def _generate_choice(self, choice: _Choice) -> None:
@@ -117,8 +123,8 @@ class RequestPath:
         for lease in range(2, MAX_LEASES + 1):
             self.metrics.add("requests_resent", 1)
             async with _lease(choice.alloc_path, f"{request.id}.{lease}", choice.items) as leased:
-                prompt = await self._build(choice.call, leased)
-                request = msgspec.structs.replace(request, prompt_ids=prompt.ids.tobytes(), spans=prompt.spans)
+                prompt_ids, spans = leased_again(request.prompt_ids, request.spans, leased)
+                request = msgspec.structs.replace(request, prompt_ids=prompt_ids, spans=spans)
                 try:
                     return await self._stream(choice, request)
                 except MediaLost as lost:

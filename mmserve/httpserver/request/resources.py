@@ -49,12 +49,27 @@ class RequestResources:
         """
         self._fetched = self._stack.enter_context(await self._fetch_memory.reserve(nbytes))
 
-    def shrink(self, body_nbytes: int, fetched_nbytes: int = 0) -> None:
-        """Give back memory down to what is left of the body and of the fetched images."""
+    def answer_memory(self) -> Reservation:
+        """An empty reservation for the answer, which outlives this object; whoever reads the answer releases it."""
+        return self._body_memory.empty()
+
+    def shrink(self, body_nbytes: int) -> None:
+        """Give back memory down to the body's length."""
         if self._body is not None:
             self._body.shrink(body_nbytes)
+
+    def shrink_fetched(self, nbytes: int) -> None:
+        """Give back memory down to what the fetched images take."""
         if self._fetched is not None:
-            self._fetched.shrink(fetched_nbytes)
+            self._fetched.shrink(nbytes)
+
+    def hold(self, body_nbytes: int) -> None:
+        """Reserve what is kept in place of the body: its texts may take more memory than the body, or less.
+
+        Raises Unavailable if that is more than is free.
+        """
+        if self._body is not None:
+            self._body.resize(body_nbytes)
 
     def release(self) -> None:
         """Give everything back. Idempotent."""

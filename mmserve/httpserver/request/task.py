@@ -51,7 +51,7 @@ class RequestTask:
         timeout_s: float | None = None,
         trace_sink: TraceSink | None = None,
     ) -> None:
-        self.deltas = DeltaStream(call.n, turns)
+        self.deltas = DeltaStream(call.n, turns, resources.answer_memory().resize)
         self.call = replace(call, messages=(), media=())
         """The call without its content: only ``generate`` may keep the images that came with the request."""
         self._metrics = metrics
@@ -79,11 +79,12 @@ class RequestTask:
         self.task.add_done_callback(self._on_done)
 
     def abort(self) -> None:
-        """Cancel the request unless its answer is complete. Idempotent."""
+        """Nobody reads the answer any more: drop it, and cancel the request unless it is complete. Idempotent."""
         if not self.deltas.complete and not self._cancelled:
             self._metrics.add("requests_aborted", 1)
             self._aborted = True
             self.cancel()
+        self.deltas.close()
 
     def response_ended(self) -> None:
         """The response has been sent, or nobody reads it any more. Idempotent."""

@@ -30,6 +30,8 @@ from tests.fakes.media import encoded
 from tests.fakes.samples import Samples
 
 MIB = 1 << 20
+KEPT_NBYTES = (16 << 10, 24 << 10)
+"""Least and most that is counted for a short request with one choice, besides its images."""
 
 
 def _body(nbytes: int, text: str = "?", **fields: Any) -> bytes:
@@ -168,7 +170,7 @@ async def _in_chunks(worker: Worker) -> AsyncIterator[tuple[asyncio.StreamReader
     writer.close()
 
 
-def test_text_of_unknown_length_reserves_little_and_nothing_once_it_is_read() -> None:
+def test_text_of_unknown_length_reserves_little_and_then_what_is_kept_of_it() -> None:
     async def test() -> None:
         async with http_worker(max_body_mb=64) as worker, AsyncExitStack() as stack:
             worker.upstream.behave = say_then_hold("never")
@@ -180,7 +182,7 @@ def test_text_of_unknown_length_reserves_little_and_nothing_once_it_is_read() ->
             for send in sends:
                 send(b"")
             await worker.upstream.until(lambda: len(worker.upstream.requests()) == 10)
-            assert worker.context.body_memory.used_nbytes == 0
+            assert 10 * KEPT_NBYTES[0] < worker.context.body_memory.used_nbytes < 10 * KEPT_NBYTES[1]
 
     run(test)
 
@@ -206,7 +208,7 @@ def test_a_body_that_turns_out_large_releases_its_reservation_before_it_waits() 
     run(test)
 
 
-def test_once_a_body_is_read_its_length_is_reserved() -> None:
+def test_once_a_body_is_read_what_is_kept_of_it_is_reserved() -> None:
     class Reader(Decoded):
         def __init__(self) -> None:
             self.started, self.gate = asyncio.Event(), asyncio.Event()
@@ -222,7 +224,8 @@ def test_once_a_body_is_read_its_length_is_reserved() -> None:
             send(_body(100_000))
             send(b"")
             await reader.started.wait()
-            assert worker.context.body_memory.used_nbytes == len(_body(100_000))
+            kept = worker.context.body_memory.used_nbytes - 75_000
+            assert KEPT_NBYTES[0] < kept < KEPT_NBYTES[1], "the image is decoded already, and the body is gone"
             reader.gate.set()
             assert (await answer.readline()).startswith(b"HTTP/1.1 200")
             await worker.idle()
@@ -303,7 +306,7 @@ def test_while_a_request_waits_only_its_compressed_bytes_are_in_memory(tmp_path:
             tracemalloc.stop()
             assert len(picture) <= held < len(picture) + MIB
             assert peak < len(picture) + len(body) + 2 * MIB, "the body and the picture, and nothing else"
-            assert worker.context.body_memory.used_nbytes == len(picture)
+            assert KEPT_NBYTES[0] < worker.context.body_memory.used_nbytes - len(picture) < KEPT_NBYTES[1]
             worker.leases.gate.set()
             assert (await in_.readline()).startswith(b"HTTP/1.1 200")
             out.close()

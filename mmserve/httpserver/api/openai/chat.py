@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
 
@@ -23,6 +24,9 @@ from mmserve.httpserver.media.split_media import SplitUrl, TooMuchText, put_back
 from mmserve.httpserver.request.task import RequestTask
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import MmserveError
+
+_RAW_NBYTES = 120
+"""Of the object that holds one token's log-probabilities as JSON."""
 
 
 class Delta(msgspec.Struct, omit_defaults=True):
@@ -156,8 +160,10 @@ async def _complete(task: RequestTask) -> Completion:
         choice = choices[delta.index]
         choice.message.content += delta.text
         choice.finish_reason = delta.finish
+        kept_nbytes = sys.getsizeof(delta.text)
         if choice.logprobs is not None:
-            choice.logprobs.add(delta.logprobs)
+            kept_nbytes += choice.logprobs.add(delta.logprobs) + _RAW_NBYTES * len(delta.logprobs)
+        task.deltas.hold(2 * kept_nbytes)  # the response's JSON is as long again
     return Completion(_id(call), int(time.time()), call.model, choices, wire_usage(task.deltas.usage))
 
 

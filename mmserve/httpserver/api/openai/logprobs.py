@@ -28,8 +28,11 @@ class ChoiceLogprobs(msgspec.Struct):
     """Each a ContentLogprob, encoded when it arrived. Encoding thousands at the end would block the event loop."""
     refusal: None = None
 
-    def add(self, tokens: Iterable[TokenLogprobs]) -> None:
-        self.content += map(_encoded, tokens)
+    def add(self, tokens: Iterable[TokenLogprobs]) -> int:
+        """Returns the bytes of JSON that were added."""
+        added = [*map(_encoded, tokens)]
+        self.content += added
+        return sum(len(memoryview(one)) for one in added)
 
 
 def logprobs_for(call: GenerateCall, tokens: Iterable[TokenLogprobs] = ()) -> ChoiceLogprobs | None:

@@ -201,3 +201,35 @@ def test_a_leaked_reservation_is_counted_and_released() -> None:
     with leaks() as found:
         _run(scenario())
     assert found == ["70 bytes of body were never given back"]
+
+
+def test_a_reservation_grows_before_those_that_wait_but_not_beyond_the_budget() -> None:
+    async def scenario() -> None:
+        budget = _budget()
+        first = await budget.reserve(50)
+        waiting = asyncio.create_task(budget.reserve(60))
+        await _settle()
+        first.resize(90)
+        assert budget.used_nbytes == 90
+        with pytest.raises(Unavailable, match="--body-budget-mb"):
+            first.resize(101)
+        assert first.nbytes == budget.used_nbytes == 90
+        first.resize(40)
+        (await waiting).release()
+        first.release()
+        assert budget.used_nbytes == 0
+
+    _run(scenario())
+
+
+def test_a_short_reservation_grows_even_without_room() -> None:
+    async def scenario() -> None:
+        budget = _budget(short=20)
+        full, short = await budget.reserve(100), budget.empty()
+        short.resize(20)
+        with pytest.raises(Unavailable):
+            short.resize(21)
+        full.release()
+        short.release()
+
+    _run(scenario())

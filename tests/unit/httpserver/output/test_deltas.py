@@ -195,3 +195,38 @@ def test_rendering_stops_when_the_client_disconnects(stream: bool) -> None:
         assert sum(len(message.get("body", b"")) for message in sent) < whole_nbytes / 50
 
     asyncio.run(test())
+
+
+def test_memory_of_unread_deltas_is_reserved_until_they_are_read_or_nobody_reads_them() -> None:
+    async def test() -> None:
+        held = [0]
+        stream = DeltaStream(1, RenderTurns(), held.append)
+        for number in range(3):
+            stream.push(TextDelta(0, "x" * 1000 * number, 1))
+        assert held == sorted(held)
+        assert held[-1] > 3000
+        await anext(stream)
+        assert held[-1] == 0, "merged deltas are read as one"
+        stream.push(TextDelta(0, "y" * 1000, 1))
+        stream.hold(5000)  # what a reader keeps
+        assert held[-1] > 6000
+        stream.close()
+        stream.push(TextDelta(0, "too late", 1, "stop"))
+        assert held[-1] == 0
+
+    asyncio.run(test())
+
+
+def test_a_delta_for_which_there_is_no_memory_is_not_added() -> None:
+    def reserve(nbytes: int) -> None:
+        if nbytes > 5000:
+            raise Unavailable("no memory")
+
+    async def test() -> None:
+        stream = DeltaStream(1, RenderTurns(), reserve)
+        stream.push(TextDelta(0, "short", 1))
+        with pytest.raises(Unavailable):
+            stream.push(TextDelta(0, "x" * 5000, 1))
+        assert (await anext(stream)).text == "short"
+
+    asyncio.run(test())
