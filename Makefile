@@ -10,7 +10,7 @@ INSTALLED := .venv/.installed
 PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test mutants fuzz chaos soak check format docs bench train clean
+.PHONY: help install serve test faults mutants fuzz chaos soak check format docs bench train clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -39,6 +39,10 @@ serve: $(INSTALLED) ## Serve the packaged model on http://127.0.0.1:8000
 test: $(INSTALLED) ## Run the tests, in parallel; ARGS="-n 0 tests/unit/ipc" runs one folder in one process
 	@echo "running the tests"
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+faults: $(INSTALLED) ## Run the tests that kill or suspend processes of real servers
+	@echo "running the tests with faults"
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PARALLEL) -m faults $(ARGS) tests/e2e tests/integration/supervisor
 
 mutants: $(INSTALLED) ## Mutation score of the pure modules, 15 minutes; ARGS="'*3'" tests a sample of an eighth
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints-cpu.txt --editable '.[mutation]'

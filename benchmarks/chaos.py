@@ -3,8 +3,8 @@
     python -m benchmarks.chaos --seconds 900
 
 Starts a server of its own with two HTTP workers and two ranks, so that each kind of process is lost alone. Exits with
-1 if an answer was wrong or lost, if something was not given back, or if the memory of all processes has grown by more
-than 3 %.
+1 if an answer was wrong or lost, if something was not given back, or, in a drill of five minutes and more, if the memory
+of all processes has grown by more than 3 %.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from mmserve.chaos.report import render
 from training.sample import samples
 
 MAX_GROWTH = 0.03
+GROWTH_AFTER_S = 300.0
+"""In a shorter drill, a process that was restarted last is still smaller or larger than it will be."""
 KINDS = ("colour", "word", "where")
 
 
@@ -30,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan = Plan(arguments.seconds, arguments.clients, arguments.seed, long_stops=arguments.seconds > 300)
         result = run(target.url, plan, questions(arguments.questions, arguments.seed), _say)
     print(render(result))
-    grown = grown_too_much(result)
+    grown = arguments.seconds >= GROWTH_AFTER_S and grown_too_much(result)
     if grown:
         print(f"FAILED: the memory has grown by more than {MAX_GROWTH:.0%}")
     return 0 if result.passed and not grown else 1

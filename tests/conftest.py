@@ -40,6 +40,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: _duration_rank(item.nodeid))
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> Iterator[None]:
+    """Refuse a pair of pytest and pytest-xdist in which groups have no effect: each worker would start every server."""
+    yield
+    if getattr(session.config.option, "loadgroup", False) and not all("@" in item.nodeid for item in session.items):
+        raise pytest.UsageError("this pytest-xdist does not group tests with this pytest: install pytest<9.2")
+
+
 def _duration_rank(nodeid: str) -> int:
     return next((rank for rank, folder in enumerate(_DURATION_ORDER) if nodeid.startswith(folder)), 0)
 

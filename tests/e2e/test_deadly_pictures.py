@@ -32,6 +32,7 @@ async def _refused(client: openai.AsyncOpenAI, what: str, seed: int) -> str:
     return caught.value.message
 
 
+@pytest.mark.faults
 def test_deadly_pictures_are_refused_and_nobody_else_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     make_deadly(monkeypatch)
     asked = list(samples(CLIENTS, 310_007, kinds=("colour", "word")))

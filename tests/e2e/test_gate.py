@@ -67,6 +67,7 @@ def test_a_picture_beyond_the_pixel_budget_is_refused_with_the_limit(gated: Stac
     assert "6.0 MiB at once (--pixel-budget-mb)" in caught.value.message
 
 
+@pytest.mark.faults
 def test_permits_of_a_killed_visual_server_are_granted_to_others(gated: Stack) -> None:
     asked = list(samples(24, seed=880303, kinds=("colour", "background")))
     ours, after_all = PermitRequest("ours", 1, 0.0), PermitRequest("after all", 1, math.inf)

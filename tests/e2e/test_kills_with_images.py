@@ -37,6 +37,7 @@ async def _ask(client: openai.AsyncOpenAI, sample: Sample, n: int, **extra: str)
     return [choice.message.content or "" for choice in reply.choices]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(("victim", "seed"), [("cache_server", 770_101), ("visualserver", 770_202)])
 def test_requests_in_flight_are_answered_about_their_pictures(restarting_stack: Stack, victim: str, seed: int) -> None:
     asked = [(sample, 1 + number % 2) for number, sample in enumerate(samples(CLIENTS, seed, kinds=("colour", "word")))]

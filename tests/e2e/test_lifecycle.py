@@ -40,6 +40,7 @@ def _gone(processes: list[psutil.Process], within_s: float = 15.0) -> bool:
     return not alive
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("victim", ["router", "model_backend", "httpserver", "visualserver", "cache_server", "metrics"])
 def test_streams_survive_a_killed_process(restarting_stack: Stack, victim: str) -> None:
     """The stream continues with the same text. A killed HTTP worker may break its own connections."""
@@ -66,6 +67,7 @@ def test_streams_survive_a_killed_process(restarting_stack: Stack, victim: str) 
         assert ask(client, sample.messages, extra_body={"cache_salt": victim}).strip() == sample.answer
 
 
+@pytest.mark.faults
 def test_sighup_under_load_replaces_the_http_worker_without_a_failed_request(restarting_stack: Stack) -> None:
     stack = restarting_stack
 
@@ -125,6 +127,7 @@ def test_sigterm_under_load_finishes_live_requests_and_leaves_nothing() -> None:
         assert not any(path.exists() for path in run_dirs)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("tp", ["1", "2"])
 def test_sigkill_of_the_supervisor_ends_all_processes(tp: str) -> None:
     with running("--tp", tp) as stack:
@@ -136,6 +139,7 @@ def test_sigkill_of_the_supervisor_ends_all_processes(tp: str) -> None:
         assert not any(path.exists() for path in run_dirs)
 
 
+@pytest.mark.faults
 def test_sigkill_of_all_processes_under_load_leaves_nothing() -> None:
     pictures = [sample.messages for sample in samples(24, seed=8, kinds=("colour",))]
     with running() as stack:

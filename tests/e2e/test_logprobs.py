@@ -76,6 +76,7 @@ def test_logprobs_are_the_same_streamed_batched_and_alone(stack: Stack) -> None:
             assert values(among_others) == pytest.approx(values(alone), abs=1e-4)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("victim", ["router", "model_backend"])
 def test_a_killed_engine_neither_loses_nor_repeats_logprobs(restarting_stack: Stack, victim: str) -> None:
     messages = [{"role": "user", "content": "What can you do?"}]

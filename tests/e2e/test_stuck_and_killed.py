@@ -82,6 +82,7 @@ def expected(server: Stack) -> list[Answer]:
     return asyncio.run(_answers(server))
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("victim", "how"),
     [("router", "kill"), ("model_backend", "suspend"), ("cache_server", "suspend")],
@@ -100,6 +101,7 @@ def test_every_stream_has_the_text_that_it_would_have_had(
     assert server.eventually("mm_leases", 0) == 0
 
 
+@pytest.mark.faults
 def test_the_sequences_of_a_killed_http_worker_end_and_another_workers_streams_never_notice(
     server: Stack, expected: list[Answer]
 ) -> None:

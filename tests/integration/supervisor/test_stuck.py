@@ -20,6 +20,7 @@ def _log(server: Supervised) -> str:
     return server.output
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("victim", ["metrics", "health", "cache_server", "httpserver 0"])
 def test_a_suspended_process_is_killed_and_started_again(victim: str) -> None:
     """The supervisor notices it without the health and the metrics server."""
@@ -37,6 +38,7 @@ def test_a_suspended_process_is_killed_and_started_again(victim: str) -> None:
     assert f"{victim} was stuck (no heartbeat for" in log
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("victim", ["router", "model_backend rank 1"])
 def test_a_suspended_process_of_the_engine_takes_the_engine_with_it(victim: str) -> None:
     with supervised(*TIMEOUT, "--tp", "2") as server:
@@ -53,6 +55,7 @@ def test_a_suspended_process_of_the_engine_takes_the_engine_with_it(victim: str)
     assert log.count("most recent call first") >= 2
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("how", ["silent", "busy"])
 def test_a_process_that_hangs_prints_its_stacks_before_it_is_killed(how: str) -> None:
     with supervised(*TIMEOUT) as server:
@@ -69,6 +72,7 @@ def test_a_process_that_hangs_prints_its_stacks_before_it_is_killed(how: str) ->
     assert "in _live" in log
 
 
+@pytest.mark.faults
 def test_a_process_that_is_starting_is_not_stuck() -> None:
     with supervised(*TIMEOUT) as server:
         server.until_ready()
@@ -83,6 +87,7 @@ def test_a_process_that_is_starting_is_not_stuck() -> None:
         assert "is stuck" not in _log(server)
 
 
+@pytest.mark.faults
 def test_a_pause_of_the_whole_server_kills_nothing() -> None:
     with supervised(*TIMEOUT) as server:
         server.until_ready()
@@ -98,6 +103,7 @@ def test_a_pause_of_the_whole_server_kills_nothing() -> None:
         assert "is stuck" not in _log(server)
 
 
+@pytest.mark.faults
 def test_without_a_timeout_nothing_is_killed() -> None:
     with supervised("--stuck-timeout", "0", real_status=True) as server:
         server.until_ready()
