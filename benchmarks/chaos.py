@@ -3,8 +3,8 @@
     python -m benchmarks.chaos --seconds 900
 
 Starts a server of its own with two HTTP workers and two ranks, so that each kind of process is lost alone. Exits with
-1 if an answer was wrong or lost, if something was not given back, or, in a drill of five minutes and more, if the memory
-of all processes has grown by more than 3 %.
+1 if an answer was wrong or lost, if something was not given back, or, in a drill of five minutes and more, if the
+memory of all processes has grown by more than 3 %.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from mmserve.config.deployment import Deployment
 from mmserve.model_backend.platforms.cpu import build
+from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
 from mmserve.supervisor.startup.kernel_build import building
 from tests.fakes.cache import until
 from tests.fakes.http_services import make_deployment
@@ -26,6 +28,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def copying_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First in the search path: a compiler that copies the kernels, which other tests compile."""
+    found = verified_kernels()
+    assert found is not None
+    program = tmp_path / "bin" / "c++"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\nfor OUT; do :; done\ncp '{found._name}' $OUT\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+
+@pytest.fixture
 def deployment(tmp_path: Path) -> Deployment:
     return make_deployment(str(tmp_path))
 
@@ -38,7 +52,7 @@ def builders() -> Callable[[], list[psutil.Process]]:
 
 
 def test_the_shared_object_exists_when_the_builder_ends(
-    cache: Path, deployment: Deployment, builders: Callable[[], list[psutil.Process]]
+    copying_compiler: None, cache: Path, deployment: Deployment, builders: Callable[[], list[psutil.Process]]
 ) -> None:
     with building(deployment):
         until(lambda: not builders(), timeout_s=120.0)
