@@ -7,9 +7,12 @@ import sys
 import time
 from collections.abc import Callable
 
-from tests.fuzz import pictures
+from tests.fuzz import bodies, pictures
 
-SUBJECTS: dict[str, tuple[Callable[[int], str], int]] = {"pictures": (pictures.run, 1000)}
+SUBJECTS: dict[str, tuple[Callable[[int], str], int]] = {
+    "pictures": (pictures.run, 1000),
+    "bodies": (bodies.run, 20_000),
+}
 """Subject -> its function, and how many inputs of each kind it tries by default."""
 
 
