@@ -24,8 +24,10 @@ _DURATION_ORDER = ("tests/e2e/", "tests/integration/", "tests/gpu/", "tests/unit
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """``-n auto``: one worker more than cores, because end-to-end tests wait for servers a third of their time."""
-    return min(4, len(os.sched_getaffinity(0)) + 1)
+    """``-n auto``: one worker more than cores, because end-to-end tests wait for servers a third of their time. Unit
+    tests do not wait, and each worker needs seconds to import what they test."""
+    only_unit = all(arg.startswith("tests/unit") for arg in config.args)
+    return min(4, len(os.sched_getaffinity(0)) + (not only_unit))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -47,7 +47,7 @@ def test_the_side_of_a_thing_can_be_read_before_any_training(
     planted: Text, coder: Coder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(rows.KINDS, "where", 3000.0)
-    leans, right = leaning(planted, coder, "where", ("left", "right"), 12)
+    leans, right = leaning(planted, coder, "where", ("left", "right"), 8)
     assert len(right) > 30
     assert np.mean((leans > 0) == right) > 0.8, "chance is a half; 0.84 to 0.97 with one tokenizer or another"
 
@@ -57,6 +57,6 @@ def test_which_picture_is_meant_can_be_told_before_any_training(
     planted: Text, coder: Coder, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr(conversations, "WHICH", (way,))
-    leans, second = leaning(planted, coder, "two", ("first", "second"), 28)
+    leans, second = leaning(planted, coder, "two", ("first", "second"), 20)
     assert len(second) > 20
     assert np.mean(leans[second][:, None] > leans[~second]) > 0.6, "of all pairs; chance is a half"
