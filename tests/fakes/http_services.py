@@ -16,8 +16,9 @@ from mmserve.checkpoint.spec import ModelSpec, TextSpec, VisionSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, Deployment
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaPart, MediaRef, Prompt, TextPart
+from mmserve.httpserver.prompt.media_spans import span_of
 from mmserve.messages.cache import ItemState, MediaRecord
-from mmserve.messages.media import Handle, MediaSpan
+from mmserve.messages.media import Handle
 from mmserve.runtime.errors import MediaError
 
 EOS = 256
@@ -142,18 +143,6 @@ class StubPrompts:
                     ids.extend(part.text.encode())
                 elif isinstance(part, MediaPart):
                     item = leased[part.index]
-                    spans.append(_span(len(ids), part.index, item))
+                    spans.append(span_of(len(ids), part.index, item))
                     ids.extend(range(item.record.token_start, item.record.token_start + item.num_tokens))
         return Prompt(ids, tuple(spans))
-
-
-def _span(start: int, index: int, item: LeasedItem) -> MediaSpan:
-    record = item.record
-    return MediaSpan(
-        start=start,
-        num_tokens=item.num_tokens,
-        item_id=record.item_id,
-        data=record.data,
-        embed=record.embed,
-        media_index=index,
-    )
