@@ -1,9 +1,10 @@
 """Memory of an HTTP worker while clients abort requests with large images: is it flat?
 
-Starts ``mmserve serve`` and sends --requests requests of --mib MiB each, and closes every connection early: within the
-body, right after it, or after the first event of the answer, in turn. Prints the worker's resident memory (RSS) before,
-meanwhile and after. --warm-up requests are sent before the first figure, since a new worker's heap grows to its working
-size. --url and --pid measure a running server instead; --pid is the server's first process.
+Starts ``mmserve serve``, sends --requests requests of --mib MiB each, and closes every connection early. One third of
+the connections is closed within the body, one third after it, one third after the first event of the answer. Prints the
+worker's resident memory (RSS) before the requests, between them and after them. --warm-up requests are sent before the
+first figure, since a new worker's heap grows to its working size. --url and --pid measure a running server instead;
+--pid is the server's first process.
 
     python -m benchmarks.aborted_requests
     python -m benchmarks.aborted_requests --requests 200 --json aborted.json

@@ -111,7 +111,7 @@ def _picture(rng: random.Random) -> dict[str, Any]:
 async def _capacity(session: aiohttp.ClientSession, requests: Iterator[tuple[Kind, dict[str, Any]]]) -> float:
     """Requests a second with CALIBRATION_CLIENTS at once; the first seconds warm the server up."""
     for seconds in (10.0, 30.0):
-        started_s, ended = time.monotonic(), 0
+        started_s = time.monotonic()
 
         async def client(until_s: float) -> int:
             count = 0
@@ -121,8 +121,7 @@ async def _capacity(session: aiohttp.ClientSession, requests: Iterator[tuple[Kin
             return count
 
         counts = await asyncio.gather(*(client(started_s + seconds) for _ in range(CALIBRATION_CLIENTS)))
-        ended = sum(counts)
-        rate = ended / (time.monotonic() - started_s)
+        rate = sum(counts) / (time.monotonic() - started_s)
     return rate
 
 

@@ -25,7 +25,7 @@ _LOOK_EVERY_S = 0.1
 
 @dataclass(frozen=True)
 class Plan:
-    """``seconds``: duration of the part with faults. ``answer_clients``: streams at once."""
+    """``seconds``: duration of the part with faults. ``num_clients``: streams at once."""
 
     seconds: float
     num_clients: int = 64

@@ -6,7 +6,6 @@ import contextlib
 import secrets
 import signal
 import socket
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -108,9 +107,8 @@ def _title(process: psutil.Process) -> str:
 
 def _stop(process: psutil.Process, stopped_s: float) -> None:
     process.send_signal(signal.SIGSTOP)
-    deadline_s = time.monotonic() + stopped_s
-    with contextlib.suppress(psutil.Error, psutil.TimeoutExpired):
-        process.wait(max(0.0, deadline_s - time.monotonic()))
+    with contextlib.suppress(psutil.Error):  # TimeoutExpired, if it was not killed meanwhile
+        process.wait(stopped_s)
     with contextlib.suppress(psutil.Error):
         process.send_signal(signal.SIGCONT)
 

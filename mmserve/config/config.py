@@ -81,7 +81,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         float, _field("http", "seconds a body may take for each 64 KiB, or for its last ones", gt=0, le=86400)
     ] = 60.0
     unread_timeout: Annotated[
-        float, _field("http", "seconds a client may read nothing of an answer that waits to be sent", gt=0, le=86400)
+        float,
+        _field(
+            "http",
+            "seconds until a connection is closed whose client reads none of its answer's waiting bytes",
+            gt=0,
+            le=86400,
+        ),
     ] = 60.0
     enable_admin: Annotated[bool, _field("http", "serve /admin/alloc, which changes this server while it runs")] = False
     max_body_mb: Annotated[float, _field("http", "largest request body, MiB", gt=0, le=_MAX_MB)] = 64.0

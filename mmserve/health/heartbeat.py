@@ -7,7 +7,6 @@ backlog, and a heartbeat costs a microsecond, so it can follow every unit of wor
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import struct
 import time
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.runtime.mapped_file import map_file
 
 INTERVAL_S = 1.0
 _RECORD = struct.Struct("@qddqq")
@@ -41,13 +41,8 @@ class HeartbeatSender:
 
     def __init__(self, endpoints: Endpoints, process: str) -> None:
         """Raises OSError if the disk is full."""
-        fd = os.open(endpoints.heartbeat(process), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            # Written rather than extended: the first use of a mapped page for which the disk has no room is SIGBUS.
-            os.pwrite(fd, bytes(_RECORD.size), 0)
-            self._file = mmap.mmap(fd, _RECORD.size)
-        finally:
-            os.close(fd)
+        self._file = map_file(endpoints.heartbeat(process), _RECORD.size)
+        self._file[:] = bytes(_RECORD.size)  # a predecessor's heartbeat is not this process's
         self._pid = os.getpid()
         self._progress = 0
         self._progress_s = 0.0

@@ -137,7 +137,8 @@ async def _read_inbox(inbox: AsyncReceiver[HttpInbound], dispatcher: Dispatcher,
                     dispatcher.on_phase(message)
         except Exception:
             # Boundary of one message: the other requests of this worker must go on.
-            logger.exception("skipped a message to this worker: %.500r", message)
+            # Its content is not logged: it is a client's answer.
+            logger.exception("skipped a message to this worker: %s", getattr(message, "id", type(message).__name__))
 
 
 async def _send_heartbeats(process: Process, budgets: Iterable[Reservations], metrics: MetricsClient) -> None:

@@ -9,10 +9,11 @@ was switched out.
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from mmserve.runtime.mapped_file import map_file
 
 
 class BusyCores:
@@ -20,9 +21,7 @@ class BusyCores:
 
     def __init__(self, path: Path, num_processes: int) -> None:
         counts = ctypes.c_int32 * num_processes
-        with path.open("a+b") as file:
-            file.truncate(ctypes.sizeof(counts))
-            self.counts = counts.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(counts)))
+        self.counts = counts.from_buffer(map_file(path, ctypes.sizeof(counts)))
         """int32 [num_processes]: cores on which each process computes now."""
 
     def clear(self, index: int) -> None:

@@ -150,7 +150,7 @@ async def _receive(inbox: AsyncReceiver[EngineInbound], pipeline: Pipeline) -> N
         try:
             pipeline.receive(message)
         except Exception:  # the boundary of one message
-            logger.exception("message skipped: %s", getattr(message, "id", message))
+            logger.exception("message skipped: %s", getattr(message, "id", type(message).__name__))
 
 
 async def _beat(process: Process, pipeline: Pipeline, metrics: MetricsClient) -> None:

@@ -7,11 +7,12 @@ process leaves in the file are suspects. Most are innocent: the process may have
 from __future__ import annotations
 
 import ctypes
-import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from mmserve.runtime.mapped_file import map_file
 
 MAX_DEATHS = 3
 """An image during whose work the visual server died this often is refused."""
@@ -34,12 +35,7 @@ class WorkJournal:
     def __init__(self, path: Path, max_images: int) -> None:
         """Take over the file of the predecessor, if there was one: the images that it worked on become suspects."""
         nbytes = ctypes.sizeof(_Entry) * (max_images + _MAX_SUSPECTS)
-        with path.open("a+b") as file:
-            # Written rather than extended: the first use of a page for which the disk has no room is SIGBUS.
-            file.write(bytes(max(0, nbytes - file.tell())))
-            file.flush()
-            file_map = mmap.mmap(file.fileno(), nbytes)
-        entries = (_Entry * (max_images + _MAX_SUSPECTS)).from_buffer(file_map)
+        entries = (_Entry * (max_images + _MAX_SUSPECTS)).from_buffer(map_file(path, nbytes))
         self._working, self._stored_suspects = entries[:max_images], entries[max_images:]
         self._free = list(self._working)
         self._lock = threading.Lock()
