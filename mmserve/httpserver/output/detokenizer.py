@@ -6,10 +6,12 @@ non-streamed output are equal by construction.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mmserve.httpserver.output.deltas import TextDelta
 from mmserve.httpserver.output.logprobs import LogprobsBuffer
 from mmserve.httpserver.output.stop_strings import StopStrings
-from mmserve.httpserver.output.vocabulary import REPLACEMENT, Vocabulary
+from mmserve.httpserver.output.vocabulary import REPLACEMENT, Marker, Vocabulary
 from mmserve.messages.reply import TokenReply
 
 _MAX_HELD_TOKENS = 16
@@ -22,11 +24,18 @@ class IncrementalDecoder:
     The context is needed because tokenizers decode the first token of a text differently (they may drop its space).
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, markers: Mapping[int, Marker] | None = None) -> None:
         self._vocabulary = vocabulary
+        self._markers = markers or {}
+        """Special tokens that ``read`` returns, by their ids. The others are dropped."""
         self._ids: list[int] = []
         self._num_context = 0
         self._context_text = ""
+
+    def read(self, token_id: int) -> tuple[str, Marker | None]:
+        """New text, and the marker that follows it if the token is one. A character cannot go on after a marker."""
+        marker = self._markers.get(token_id)
+        return (self.push(token_id), None) if marker is None else (self.flush(), marker)
 
     def push(self, token_id: int) -> str:
         """New text; empty while a character is incomplete."""

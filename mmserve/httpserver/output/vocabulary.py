@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -19,6 +20,12 @@ class Spelling(NamedTuple):
     data: bytes | None
 
 
+class Marker(NamedTuple):
+    """A special token that is part of an answer's format, such as the one before a tool call."""
+
+    name: str
+
+
 class Vocabulary:
     """One per worker, shared by all sequences."""
 
@@ -29,6 +36,16 @@ class Vocabulary:
         }
         self._spellings: dict[tuple[int, bool], Spelling] = {}
         """Cache: a request for top logprobs needs up to twenty spellings for each output token."""
+
+    @property
+    def special_names(self) -> frozenset[str]:
+        """Names of the special tokens."""
+        return frozenset(self._special.values())
+
+    def markers(self, names: Iterable[str]) -> dict[int, Marker]:
+        """The special tokens with these names, by their ids. A name that is no special token has none."""
+        wanted = frozenset(names)
+        return {id: Marker(name) for id, name in self._special.items() if name in wanted}
 
     def is_text(self, token_id: int) -> bool:
         """False for special tokens and for ids that only the model has."""

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mmserve.httpserver.output.deltas import TextDelta
-from mmserve.httpserver.output.detokenizer import Detokenizer
-from mmserve.httpserver.output.vocabulary import Vocabulary
+from mmserve.httpserver.output.detokenizer import Detokenizer, IncrementalDecoder
+from mmserve.httpserver.output.vocabulary import Marker, Vocabulary
 from mmserve.messages.reply import TokenReply
 from tests.fakes.http_services import EOS, byte_tokenizer
 
@@ -139,3 +139,25 @@ def test_a_stray_byte_between_characters_is_one_replacement_character() -> None:
     ids = [byte + 1 for byte in "🎉".encode()] + [0xF0 + 1] + FALLBACK.encode("b").ids
     shown = joined(deltas(Detokenizer(Vocabulary(FALLBACK), 0, ()), replies(ids, [*range(len(ids))])))
     assert shown.strip("b ") == "🎉\ufffd"
+
+
+def test_markers_come_between_the_texts_around_them() -> None:
+    """Only the special tokens asked for; the same characters from ordinary tokens are text."""
+    vocabulary = Vocabulary(BYTES)
+    marker = str(BYTES.id_to_token(EOS))
+    assert vocabulary.markers([marker, "a", "nothing"]) == {EOS: Marker(marker)}
+    decoder = IncrementalDecoder(vocabulary, vocabulary.markers([marker]))
+    tokens = [*"é".encode(), EOS, "é".encode()[0], EOS, *marker.encode()]
+    read = [decoder.read(token) for token in tokens]
+    assert [found for found in read if found != ("", None)] == [
+        ("é", None),
+        ("", Marker(marker)),
+        ("\ufffd", Marker(marker)),
+        *((char, None) for char in marker),
+    ]
+
+
+def test_special_tokens_that_are_no_markers_stay_hidden() -> None:
+    decoder = IncrementalDecoder(VOCABULARY, {})
+    assert [decoder.read(token) for token in [97, EOS, 98]] == [("a", None), ("", None), ("b", None)]
+    assert VOCABULARY.special_names == {BYTES.id_to_token(EOS)}
