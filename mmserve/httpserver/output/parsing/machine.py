@@ -6,7 +6,7 @@ The pieces depend on the text alone. However it is cut, ``join`` of all pieces i
 from __future__ import annotations
 
 from mmserve.httpserver.output.parsing.formats import Format
-from mmserve.httpserver.output.parsing.layout import Tools
+from mmserve.httpserver.output.parsing.layouts.layout import Tools
 from mmserve.httpserver.output.parsing.pieces import Piece, Reasoning, Text, join
 from mmserve.httpserver.output.parsing.source import HEAD_CHARS, MARKER, Literals, Source, Steps, marker_char
 from mmserve.httpserver.output.parsing.writer import Writer

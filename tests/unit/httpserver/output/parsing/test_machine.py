@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.httpserver.output.parsing.formats import CALLS, Format, choose
-from mmserve.httpserver.output.parsing.layout import Tools
+from mmserve.httpserver.output.parsing.layouts.layout import Tools
 from mmserve.httpserver.output.parsing.machine import OutputMachine
 from mmserve.httpserver.output.parsing.pieces import CallArguments, CallEnd, CallStart, Piece, join
 from tests.unit.httpserver.output.parsing.examples import EXAMPLES, THINKING, TOOLS, Meaning, meaning

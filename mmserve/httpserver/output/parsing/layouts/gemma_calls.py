@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from mmserve.httpserver.output.parsing.layout import MAX_NAME_CHARS, Layout, Tools, begin_call
+from mmserve.httpserver.output.parsing.layouts.layout import MAX_NAME_CHARS, Layout, Tools, begin_call
 from mmserve.httpserver.output.parsing.source import MARKER, Literals, Source, Steps
 from mmserve.httpserver.output.parsing.writer import Writer
 

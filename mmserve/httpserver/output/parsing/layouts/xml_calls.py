@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from mmserve.httpserver.output.parsing.layout import MAX_NAME_CHARS, Layout, Tools, begin_call
-from mmserve.httpserver.output.parsing.schema_types import declared_types, json_value
+from mmserve.httpserver.output.parsing.layouts.layout import MAX_NAME_CHARS, Layout, Tools, begin_call
+from mmserve.httpserver.output.parsing.layouts.layouts.schema_types import declared_types, json_value
 from mmserve.httpserver.output.parsing.source import MARKER, Literals, Source, Steps
 from mmserve.httpserver.output.parsing.writer import Writer
 

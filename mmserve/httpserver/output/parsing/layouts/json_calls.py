@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mmserve.httpserver.output.parsing.layout import MAX_NAME_CHARS, Layout, Tools, begin_call, give_up
+from mmserve.httpserver.output.parsing.layouts.layout import MAX_NAME_CHARS, Layout, Tools, begin_call, give_up
 from mmserve.httpserver.output.parsing.source import Source, Steps
 from mmserve.httpserver.output.parsing.writer import Writer
 

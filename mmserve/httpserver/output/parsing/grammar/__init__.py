@@ -1,0 +1,4 @@
+"""Grammars that make a model call tools in its own format. Pure.
+
+Door: ``tool_grammar`` (tool_grammar).
+"""

@@ -1,0 +1,1 @@
+"""How calls are written between their markers, one module for each way. Pure."""
