@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from mmserve.httpserver.output.parsing.layouts.layouts.gemma_calls import GemmaCalls
-from mmserve.httpserver.output.parsing.layouts.layouts.json_calls import JsonCalls
+from mmserve.httpserver.output.parsing.layouts.gemma_calls import GemmaCalls
+from mmserve.httpserver.output.parsing.layouts.json_calls import JsonCalls
 from mmserve.httpserver.output.parsing.layouts.layout import Layout
-from mmserve.httpserver.output.parsing.layouts.layouts.named_calls import DeepSeekCalls, MistralCalls
-from mmserve.httpserver.output.parsing.layouts.layouts.python_calls import PythonCalls
-from mmserve.httpserver.output.parsing.layouts.layouts.xml_calls import XmlCalls
+from mmserve.httpserver.output.parsing.layouts.named_calls import DeepSeekCalls, MistralCalls
+from mmserve.httpserver.output.parsing.layouts.python_calls import PythonCalls
+from mmserve.httpserver.output.parsing.layouts.xml_calls import XmlCalls
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmserve.httpserver.output.parsing.formats import CALLS, Calls, Format, Thinking
-from mmserve.httpserver.output.parsing.layouts.layouts.json_calls import ARGUMENT_KEYS, JsonCalls
+from mmserve.httpserver.output.parsing.layouts.json_calls import ARGUMENT_KEYS, JsonCalls
 
 _THINKING_FIELDS = ("thinking", "reasoning_content", "reasoning")
 _JSON_ROWS = ("hermes", "llama3-json", "mistral", "deepseek")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mmserve.httpserver.output.parsing.layouts.layouts.json_calls import JsonCalls, copy_object
+from mmserve.httpserver.output.parsing.layouts.json_calls import JsonCalls, copy_object
 from mmserve.httpserver.output.parsing.layouts.layout import MAX_NAME_CHARS, Layout, Tools, begin_call
 from mmserve.httpserver.output.parsing.source import Source, Steps
 from mmserve.httpserver.output.parsing.writer import Writer

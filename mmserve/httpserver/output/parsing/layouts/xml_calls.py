@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 
 from mmserve.httpserver.output.parsing.layouts.layout import MAX_NAME_CHARS, Layout, Tools, begin_call
-from mmserve.httpserver.output.parsing.layouts.layouts.schema_types import declared_types, json_value
+from mmserve.httpserver.output.parsing.layouts.schema_types import declared_types, json_value
 from mmserve.httpserver.output.parsing.source import MARKER, Literals, Source, Steps
 from mmserve.httpserver.output.parsing.writer import Writer
 
@@ -63,11 +63,12 @@ class XmlCalls(Layout):
 
     def _leave(self, source: Source) -> None:
         """No tag of the format follows. If it is because the text was cut inside one, that part is read."""
-        if source.ended and (source.at == len(source.text) or self._begins_an_end(source)):
+        source.rewind()
+        rest = source.text[source.at :].lstrip()
+        tags = (self.parameter, self.function_close, self.close)
+        in_name = rest.startswith(self.parameter) and _is_name(rest.removeprefix(self.parameter))
+        if source.ended and (in_name or any(tag.startswith(rest) for tag in tags)):
             source.at = len(source.text)
-            source.commit()
-        else:
-            source.rewind()
 
     def _value(self, source: Source, writer: Writer, types: tuple[str, ...]) -> Steps[bool]:
         """Write one value, without one line break at each side."""

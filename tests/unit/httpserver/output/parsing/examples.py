@@ -126,6 +126,7 @@ EXAMPLES: dict[str, list[tuple[str, Meaning]]] = {
         ("<tool_call>\n<function=f>\n<parameter=ci", [("cut", "f", "")]),
         ("<tool_call>\n<function=f", text("<tool_call>\n<function=f")),
         ("Use <function=f and <tool_call> tags", text("Use <function=f and <tool_call> tags")),
+        ("<function=f><parameter= no tag", [("cut", "f", ""), ("text", "<parameter= no tag")]),
         ("<function=f>\nwhat?", [("cut", "f", ""), ("text", "what?")]),
         (f"<think>hm{CODER_F}", [("reasoning", "hm"), F]),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmserve.httpserver.output.parsing.layouts.layouts.schema_types import declared_types, json_value
+from mmserve.httpserver.output.parsing.layouts.schema_types import declared_types, json_value
 
 
 @pytest.mark.parametrize(
