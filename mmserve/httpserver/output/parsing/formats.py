@@ -105,6 +105,7 @@ CALLS: dict[str, Calls] = {
     "gemma": Calls(("```tool_code\n",), PythonCalls(close="```", bracketed=False)),
     "gemma4": Calls(("<|tool_call>",), GemmaCalls()),
     "deepseek": Calls(("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"), DeepSeekCalls()),
+    "deepseek-v3.1": Calls(("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"), DeepSeekCalls(fenced=False)),
 }
 """Formats of tool calls, by the names that the option takes."""
 
@@ -159,6 +160,8 @@ def calls_format(name: str, template_source: str, tokens: frozenset[str] = froze
         found = _detected(_SIGNS_OF_CALLS, template_source)
         if found == "llama3-json" and "<|python_start|>" in tokens:  # Llama 4's template shows both
             found = "pythonic"
+        if found == "deepseek" and "```json" not in template_source:
+            found = "deepseek-v3.1"
         return CALLS[found] if found else None
     return _named(CALLS, CALLS_ALIASES.get(name, name))
 

@@ -38,6 +38,8 @@ class DeepSeekCalls(Layout):
     call: str = "<｜tool▁call▁begin｜>"
     call_close: str = "<｜tool▁call▁end｜>"
     separator: str = "<｜tool▁sep｜>"
+    fenced: bool = True
+    """How the checkpoint was trained to write calls. Both are read."""
 
     def read(self, source: Source, writer: Writer, opener: str, tools: Tools) -> Steps[bool]:
         if opener == self.block:

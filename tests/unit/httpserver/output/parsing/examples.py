@@ -251,5 +251,6 @@ EXAMPLES: dict[str, list[tuple[str, Meaning]]] = {
         (f"<think>hm{BEGIN}{SEEK_F}{END}", [("reasoning", "hm"), F]),
     ],
 }
+EXAMPLES["deepseek-v3.1"] = EXAMPLES["deepseek"]
 THINKING = {"mistral": "mistral", "gemma4": "gemma4"}
 """Style of reasoning in the examples of a format; ``think`` for the others."""

@@ -1,0 +1,70 @@
+"""The grammar of an answer that calls tools in the model's own format. Pure.
+
+What the grammar accepts, the format's parser reads as calls of the given tools with arguments of their schemas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mmserve.httpserver.output.parsing.formats import Calls, Format, Thinking
+from mmserve.httpserver.output.parsing.grammar.calls import block
+from mmserve.httpserver.output.parsing.grammar.rules import ANYTHING, Rules
+from mmserve.httpserver.output.parsing.layouts.layout import Tools
+
+
+def tool_grammar(
+    format: Format, tools: Tools, parallel: bool, tokens: Mapping[str, int], *, in_reasoning: bool = False
+) -> str:
+    """The grammar, in llguidance's Lark notation, of an answer that is one call or, if ``parallel``, several.
+
+    ``tools``: those that may be called: all, the one that is named, or those that are allowed.
+    ``tokens``: ids of the tokenizer's added tokens by their contents.
+    ``in_reasoning``: the prompt ends inside a thought. Otherwise a thought may come before the calls.
+
+    Raises ValueError if the format has no calls, there are no tools, or one cannot be called in this format.
+    """
+    rules = Rules(tokens)
+    calls = _calls(rules, format, tools, parallel)
+    return rules.text(" ".join(filter(None, (_thought(rules, format.thinking, in_reasoning), calls))))
+
+
+def optional_tool_grammar(
+    format: Format, tools: Tools, parallel: bool, tokens: Mapping[str, int], *, in_reasoning: bool = False
+) -> str | None:
+    """The grammar of an answer that may be text and may contain calls, which then are calls of ``tools``.
+
+    None if the opener of calls is no token of its own: a grammar cannot keep it out of the text. Raises as
+    ``tool_grammar``.
+    """
+    rules = Rules(tokens)
+    calls = _calls(rules, format, tools, parallel)
+    if format.calls is None or not rules.is_token(_opener(format.calls)):
+        return None
+    text = rules.add("TEXT", ANYTHING)
+    answer = f"{text} ({calls} {text})" + ("*" if parallel else "?")
+    return rules.text(" ".join(filter(None, (_thought(rules, format.thinking, in_reasoning), answer))))
+
+
+def _calls(rules: Rules, format: Format, tools: Tools, parallel: bool) -> str:
+    """A rule for the calls."""
+    if format.calls is None:
+        raise ValueError("this model has no format for tool calls")
+    if not tools:
+        raise ValueError("there is no tool to call")
+    calls = block(rules, format.calls, tools, _opener(format.calls))
+    return rules.add("calls", calls.expression(parallel=parallel))
+
+
+def _opener(calls: Calls) -> str:
+    """The literal before calls; "" if the format writes them without one."""
+    return "" if calls.open_at_start else calls.open[0]
+
+
+def _thought(rules: Rules, thinking: Thinking | None, in_reasoning: bool) -> str:
+    """A thought that the answer may begin with; all of one that the prompt began."""
+    if thinking is None:
+        return ""
+    rest = rules.up_to("thought", thinking.close)
+    space = rules.add("space", r"/[ \n]{0,4}/")
+    return f"{rest} {space}" if in_reasoning else f"({rules.literal(thinking.open)} {rest} {space})?"
