@@ -161,8 +161,9 @@ class Literals:
     """Finds the first of several literals in text that arrives in pieces."""
 
     def __init__(self, literals: Sequence[str]) -> None:
-        self._literals = literals
         self._pattern = re.compile("|".join(map(re.escape, sorted(literals, key=len, reverse=True))) or r"(?!)")
+        beginnings = "|".join(filter(None, map(_beginning, literals))) or r"(?!)"
+        self._unfinished = re.compile(rf"(?:{beginnings})\Z")
         self._longest = max(map(len, literals), default=1)
 
     def search(self, source: Source) -> tuple[int, str]:
@@ -179,8 +180,13 @@ class Literals:
     def _held_from(self, source: Source) -> int:
         """Where the longest end of the text starts that is the beginning of a literal, and not all of it."""
         text = source.text
-        for start in range(max(source.at, len(text) - self._longest + 1), len(text)):
-            tail = text[start:]
-            if any(literal.startswith(tail) and literal != tail for literal in self._literals):
-                return start
-        return len(text)
+        found = self._unfinished.search(text, max(source.at, len(text) - self._longest + 1))
+        return len(text) if found is None else found.start()
+
+
+def _beginning(literal: str) -> str:
+    """A pattern for the first characters of a literal, at least one and not all."""
+    matched = ""
+    for char in reversed(literal[:-1]):
+        matched = re.escape(char) + (f"(?:{matched})?" if matched else "")
+    return matched

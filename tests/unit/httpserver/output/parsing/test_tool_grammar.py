@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
+from itertools import groupby
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mmserve.httpserver.output.parsing.formats import CALLS, Format
@@ -14,6 +17,7 @@ from tests.unit.httpserver.output.parsing.examples import BEGIN, END, ONE, ONE_E
 from tests.unit.httpserver.output.parsing.test_machine import format_of, read
 
 llguidance = pytest.importorskip("llguidance")
+llguidance_numpy = pytest.importorskip("llguidance.numpy")
 
 TOOLS: dict[str, dict[str, Any]] = {
     "f": {
@@ -136,6 +140,45 @@ def test_what_is_accepted_is_read_as_the_call(name: str, text: str, call: tuple[
     assert accepts(grammar(name, added), text, added)
     assert accepts(grammar(name, added, parallel=False), text, added)
     assert meaning(read(format_of(name), [text], tools=TOOLS)) == [call]
+
+
+@CALLS_ONLY
+def test_whatever_a_model_writes_under_the_grammar_is_read_as_calls(name: str) -> None:
+    """Tokens are drawn at random from those that the grammar allows."""
+    added = added_tokens(format_of(name))
+    answers = [drawn(grammar(name, added, thinking=True), added, random.Random(seed)) for seed in range(4)]
+    complete = [parts for parts in answers if parts is not None]
+    assert complete
+    for parts in complete:
+        found = meaning(read(format_of(name), parts, tools=TOOLS, markers=added))
+        kinds = [entry[0] for entry in found]
+        assert set(kinds[kinds[0] == "reasoning" :]) == {"call"}, (parts, found)
+        assert {entry[1] for entry in found if entry[0] == "call"} <= set(TOOLS)
+
+
+def drawn(grammar: str, added: tuple[str, ...], rng: random.Random) -> list[str] | None:
+    """An answer of the grammar, cut at its added tokens; None if it has not ended after 300 tokens."""
+    tokens, ids = tokenizer(added)
+    names = {id: name for name, id in ids.items()}
+    matcher = llguidance.LLMatcher(tokens, llguidance.LLMatcher.grammar_from_lark(grammar), log_level=0)
+    bits = llguidance_numpy.allocate_token_bitmask(1, tokens.vocab_size)
+    written: list[int] = []
+    while not matcher.is_accepting():
+        llguidance_numpy.fill_next_token_bitmask(matcher, bits, 0)
+        allowed = np.flatnonzero(np.unpackbits(bits[0].view(np.uint8), bitorder="little")).tolist()
+        plain = [token for token in allowed if token in names or 32 <= token < 127 or token == 10]
+        ending = [token for token in plain if token in names or chr(token) in '"}])<']
+        written.append(rng.choice(ending if ending and rng.random() < 0.5 else plain))
+        assert matcher.consume_token(written[-1])
+        if len(written) == 300:
+            return None
+    return ["".join(map(chr, group)) if not id else names[id] for id, group in _grouped(written, names)]
+
+
+def _grouped(tokens: list[int], names: dict[int, str]) -> list[tuple[int, list[int]]]:
+    """Runs of bytes, each with 0, and added tokens, each by itself with its id."""
+    groups = groupby(enumerate(tokens), lambda entry: (entry[1], entry[0]) if entry[1] in names else (0, 0))
+    return [(key[0], [token for _, token in group]) for key, group in groups]
 
 
 @CALLS_ONLY
