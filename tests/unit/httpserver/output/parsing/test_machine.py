@@ -149,6 +149,14 @@ def test_openers_without_a_call_are_text(name: str) -> None:
     assert meaning(read(format, cut(text, list(range(0, len(text), 7))))) == [("text", text)]
 
 
+def test_what_is_too_long_to_be_read_again_is_text_as_a_whole() -> None:
+    """Otherwise each opener inside it could be read with all that follows it."""
+    call = '<tool_call>{"name": "g", "arguments": {}}'
+    rest = '{"arguments": {"a": [' + call + "x" * 600 + "]}, 1}"
+    assert meaning(read(format_of("hermes"), [call, rest])) == [("call", "g", "{}"), ("text", rest)]
+    assert meaning(read(format_of("hermes"), ["<tool_call>", rest])) == [("text", f"<tool_call>{rest}")]
+
+
 def test_a_marker_is_never_confused_with_the_same_characters() -> None:
     format, markers = format_of("hermes"), ("<tool_call>", "</tool_call>", "<think>", "</think>")
     call = ["<tool_call>", '{"name": "g", "arguments": {}}', "</tool_call>"]
