@@ -26,7 +26,6 @@ from mmserve.runtime.errors import Overloaded, TooLarge
 
 RECONNECT_TIMEOUT_S = 5.0
 """How long a call waits for a server that is being started again."""
-_RETRY_AFTER_S = 1.0
 
 
 class Calls(Protocol):
@@ -89,7 +88,7 @@ class MediaCacheClient:
         if reply.refused == "too_large":
             raise TooLarge("the images of this request do not fit into the media cache (--mm-cache-gb)")
         if reply.refused:
-            raise Overloaded("the media cache is full", retry_after_s=_RETRY_AFTER_S)
+            raise Overloaded("the media cache is full")
         if len(unique) == len(items):
             return reply.records
         return _in_order(items, dict(zip(unique, reply.records, strict=True)))

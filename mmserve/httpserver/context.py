@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.reply import HttpInbound, ServerPhase, TokenReply
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.byte_budget import MIB
+from mmserve.runtime.retry_after import Clock
 from mmserve.runtime.worker_threads import WorkerThreads
 
 _INBOX_LIMIT = 10_000
@@ -63,7 +65,7 @@ class WorkerContext:
 
 @asynccontextmanager
 async def open_worker(
-    process: Process, services: RequestServices, metrics: MetricsClient
+    process: Process, services: RequestServices, metrics: MetricsClient, now: Clock = time.monotonic
 ) -> AsyncIterator[WorkerContext]:
     """A worker whose background tasks run until the context ends. Live requests should have ended before that."""
     deployment, endpoints = process.deployment, process.endpoints
@@ -82,12 +84,12 @@ async def open_worker(
         vocabulary=services.vocabulary,
         metrics=metrics,
     )
-    body_memory, fetch_memory = _reservations(deployment, metrics)
+    body_memory, fetch_memory = _reservations(deployment, metrics, now)
     context = WorkerContext(
         deployment=deployment,
         endpoints=endpoints,
         model=ServedModel.of(deployment),
-        admission=AdmissionControl(deployment.config.max_queued_requests, metrics),
+        admission=AdmissionControl(deployment.config.max_queued_requests, metrics, now),
         request_tasks=RequestTasks(
             path.generate,
             metrics,
@@ -116,12 +118,14 @@ async def open_worker(
         prompt_threads.close()
 
 
-def _reservations(deployment: Deployment, metrics: MetricsClient) -> tuple[Reservations, Reservations]:
+def _reservations(deployment: Deployment, metrics: MetricsClient, now: Clock) -> tuple[Reservations, Reservations]:
     """Memory for request bodies, and for images that requests fetch."""
     budgets, timeout_s = deployment.budgets, deployment.config.mm_queue_timeout
     return (
-        Reservations("body", "--body-budget-mb", budgets.body_nbytes, metrics, timeout_s, budgets.short_body_nbytes),
-        Reservations("fetch", "--fetch-budget-mb", budgets.fetch_nbytes, metrics, timeout_s),
+        Reservations(
+            "body", "--body-budget-mb", budgets.body_nbytes, metrics, timeout_s, budgets.short_body_nbytes, now
+        ),
+        Reservations("fetch", "--fetch-budget-mb", budgets.fetch_nbytes, metrics, timeout_s, now=now),
     )
 
 

@@ -37,6 +37,8 @@ class TokenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """One per token id (packed by messages/logprobs) if the request asked for them, else empty."""
     finish: FinishReason | None = None
     message: str = ""
+    retry_after_s: float = 0.0
+    """With finish "overloaded" or "abort": estimated seconds until there is room for the request."""
     media_index: int | None = None
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache. Set on the first reply."""

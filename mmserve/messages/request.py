@@ -58,6 +58,8 @@ class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag
     reply_to: int
     reason: AbortReason = "client"
     message: str = ""
+    retry_after_s: float = 0.0
+    """With reason "queue_full" or "queue_timeout": estimated seconds until there is room for the request."""
     media_index: int | None = None
     attempt: int = 0
 

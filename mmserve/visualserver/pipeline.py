@@ -13,13 +13,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import msgspec
+
 from mmserve.messages.request import AbortRequest, EngineInbound, WorkerDied
 from mmserve.metrics.client import MetricsClient
+from mmserve.runtime.retry_after import Turnover
 from mmserve.visualserver.batch_queue import BatchQueue, ImageBatch, PendingRequest, PermitCandidate
 from mmserve.visualserver.encode import Encoder, EncoderBatch
 from mmserve.visualserver.image_decode import DecodedBatch, ImageDecoder
 from mmserve.visualserver.images import Image, Outcome
 from mmserve.visualserver.permits import PermitClient
+
+_RETRY_AFTER_S = 5.0
+"""Before any request has left the queue."""
 
 
 class Pipeline:
@@ -39,6 +45,8 @@ class Pipeline:
         max_encoder_images: int,
     ) -> None:
         self._queue = queue
+        self._turnover = Turnover(_RETRY_AFTER_S)
+        """Of client requests in the queue."""
         self._permits = permits
         self._decoder = decoder
         self._encoder = encoder
@@ -87,7 +95,7 @@ class Pipeline:
             self._emit(message)
         else:
             for outbound in self._queue.add(message, time.monotonic()):
-                self._emit(outbound)
+                self._refuse(outbound, 1) if isinstance(outbound, AbortRequest) else self._emit(outbound)
         self._on_change()
 
     async def run(self) -> None:
@@ -157,7 +165,12 @@ class Pipeline:
 
     def _time_out(self, pending: PendingRequest) -> None:
         message = f"its images did not get their turn within {self._permits.timeout_s:g} s"
-        self._emit(self._queue.abort(pending, "queue_timeout", message))
+        # In the time of one request it would not have got its turn: all that wait are ahead of its next try.
+        self._refuse(self._queue.abort(pending, "queue_timeout", message), len(self._queue))
+
+    def _refuse(self, abort: AbortRequest, num_ahead: int) -> None:
+        """Abort a request that can be sent again when ``num_ahead`` client requests have left the queue."""
+        self._emit(msgspec.structs.replace(abort, retry_after_s=self._turnover.seconds_until_free(num_ahead)))
 
     # Decoding
 
@@ -276,6 +289,7 @@ class Pipeline:
             self._permits.release(permit_name)
         self._wake_decode.set()
         self._wake_encode.set()
+        self._turnover.hold(len(self._queue))
         self._metrics.add("mm_encoder_requests_waiting", len(self._queue))
         self._wake_permits.set()
 

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.httpserver.server import serve
 from mmserve.httpserver.services import RequestServices
 from mmserve.metrics.client import MetricsClient
+from mmserve.runtime.retry_after import Clock
 from tests.fakes.http_services import StubLeases, StubMedia, StubPrompts, byte_tokenizer, make_deployment
 from tests.fakes.http_upstream import TIMEOUT_S, Upstream
 
@@ -65,9 +67,16 @@ class Worker:
 
 @asynccontextmanager
 async def http_worker(
-    *, ready: bool = True, vision: bool = True, media: MediaSource | None = None, **config: object
+    *,
+    ready: bool = True,
+    vision: bool = True,
+    media: MediaSource | None = None,
+    now: Clock = time.monotonic,
+    **config: object,
 ) -> AsyncIterator[Worker]:
-    """A worker that is ended by SIGTERM, as the supervisor does. ``media`` replaces the stub reader."""
+    """A worker that is ended by SIGTERM, as the supervisor does. ``media`` replaces the stub reader.
+
+    ``now``: the clock that Retry-After is estimated by."""
     with tempfile.TemporaryDirectory(prefix="test-mmserve-") as run_dir:
         deployment = make_deployment(run_dir, vision=vision, **config)
         listener = socket.create_server(("127.0.0.1", 0))
@@ -84,7 +93,7 @@ async def http_worker(
         services = RequestServices(alloc_paths, StubPrompts(), Vocabulary(byte_tokenizer()))
         async with (
             Upstream(process.endpoints, deployment.config.visual_workers) as upstream,
-            open_worker(process, services, metrics) as context,
+            open_worker(process, services, metrics, now) as context,
         ):
             serving = asyncio.create_task(serve(process, context))
             await started.wait()
@@ -98,6 +107,16 @@ async def http_worker(
                 await _end(serving)
         share.close()
         metrics.close()
+
+
+async def status_line(worker: Worker, data: bytes) -> bytes:
+    """The status line of the answer to ``data`` on a new connection, before any more are sent. Then hangs up."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+    try:
+        writer.write(data)
+        return await reader.readline()
+    finally:
+        writer.transport.abort()
 
 
 async def _end(serving: asyncio.Task[None]) -> None:

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from mmserve.runtime.errors import Unavailable
+from mmserve.runtime.retry_after import AFTER_CACHE_RESTART_S
 
 CALL_MARGIN_S = 5.0
 """A call that takes this much longer than it may wait in the server is lost: raised as TimeoutError by connections.
 Calls take milliseconds, but the server may be held up on a busy machine."""
 BEAT_INTERVAL_S = 3.0
-_RETRY_AFTER_S = 1.0
 _RECONNECT_INTERVAL_S = 0.05
 LOST = (EOFError, ConnectionError, FileNotFoundError, TimeoutError)
 """Raised by connections, when they are made or later, if there is no server or not the same any more."""
@@ -187,4 +187,4 @@ class ConnectionPool:
 
 
 def _unavailable() -> Unavailable:
-    return Unavailable("the media cache is restarting", retry_after_s=_RETRY_AFTER_S)
+    return Unavailable("the media cache is restarting", retry_after_s=AFTER_CACHE_RESTART_S)

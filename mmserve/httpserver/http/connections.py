@@ -10,10 +10,13 @@ from typing import Literal, Protocol
 
 from mmserve.config.config import Config
 from mmserve.metrics.client import MetricsClient
+from mmserve.runtime.retry_after import Turnover, header_seconds
 
 _DESCRIPTORS_A_CONNECTION = 3
 """The socket, and the two of ``http/disconnect.py`` while its request waits for memory."""
 _OTHER_DESCRIPTORS = 256
+_RETRY_AFTER_S = 1.0
+"""Before any connection has ended."""
 _MAX_LINGERING = 64
 _LINGER_S = 1.0
 """A refused connection is read from for this long. Closing while unread data has arrived would reset it, and most
@@ -75,7 +78,8 @@ class OpenConnections:
     def __init__(self, limits: ConnectionLimits, metrics: MetricsClient, refusal: bytes) -> None:
         self.limits = limits
         self._metrics = metrics
-        self._refusal = _response_503(refusal)
+        self._refusal = refusal
+        self._turnover = Turnover(_RETRY_AFTER_S)
         self._open: set[Connection] = set()
         self._lingering: set[RefusedConnection] = set()
 
@@ -88,15 +92,17 @@ class OpenConnections:
 
     def add(self, connection: Connection) -> None:
         self._open.add(connection)
+        self._turnover.hold(len(self._open))
 
     def remove(self, connection: Connection) -> None:
         """Idempotent; also for one that was never added."""
         self._open.discard(connection)
+        self._turnover.hold(len(self._open))
 
     def refuse(self, transport: asyncio.Transport) -> None:
         """Answer 503 and close, once the client has read the answer or ``_LINGER_S`` is over."""
         self.count_close("limit")
-        transport.write(self._refusal)
+        transport.write(_response_503(self._refusal, self._turnover.seconds_until_free()))
         if len(self._lingering) >= _MAX_LINGERING:
             transport.set_protocol(asyncio.Protocol())
             transport.close()
@@ -131,12 +137,12 @@ class RefusedConnection(asyncio.Protocol):
         self._timer.cancel()
 
 
-def _response_503(body: bytes) -> bytes:
+def _response_503(body: bytes, retry_after_s: float) -> bytes:
     head = (
         "HTTP/1.1 503 Service Unavailable",
         "content-type: application/json",
         f"content-length: {len(body)}",
-        "retry-after: 1",
+        f"retry-after: {header_seconds(retry_after_s)}",
         "connection: close",
         "",
         "",

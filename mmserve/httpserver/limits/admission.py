@@ -3,34 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mmserve.messages.reply import ServerPhase
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.errors import Overloaded, Unavailable
+from mmserve.runtime.retry_after import AFTER_SHUTDOWN_S, Clock, RestartTimes, Turnover
 
-_RETRY_AFTER_S = {"starting": 5.0, "loading": 5.0, "restarting": 2.0, "draining": 5.0}
 _RETRY_WHEN_FULL_S = 1.0
+"""Before any request has ended."""
 
 
 class AdmissionControl:
     """Admits at most ``limit`` requests at once, and none unless the server is ready and not draining."""
 
-    def __init__(self, limit: int, metrics: MetricsClient) -> None:
+    def __init__(self, limit: int, metrics: MetricsClient, now: Clock = time.monotonic) -> None:
         self._limit = limit
         self._metrics = metrics
         self._draining = False
-        self.phase = ServerPhase(phase="starting", ready=False)
-        """The last phase that the supervisor sent; set by the reader of the worker's inbox."""
+        self._phase = ServerPhase(phase="starting", ready=False)
+        self._restarts = RestartTimes(now=now)
+        self._turnover = Turnover(_RETRY_WHEN_FULL_S, now)
         self.in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
+    def phase(self) -> ServerPhase:
+        """The last phase that the supervisor sent; set by the reader of the worker's inbox."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: ServerPhase) -> None:
+        self._phase = phase
+        self._restarts.observe(phase.ready)
+
+    @property
     def ready(self) -> bool:
         """True if a request could succeed now."""
         return self.phase.ready and not self._draining
+
+    @property
+    def _goes_away(self) -> bool:
+        return self._draining or self.phase.phase == "draining"
 
     @property
     def phase_name(self) -> str:
@@ -49,12 +66,12 @@ class AdmissionControl:
         if not self.ready:
             self._count_rejection(self.phase_name)
             detail = f": {self.phase.detail}" if self.phase.detail else ""
-            raise Unavailable(
-                f"the server is {self.phase_name}{detail}", retry_after_s=_RETRY_AFTER_S.get(self.phase_name, 2.0)
-            )
+            retry_after_s = AFTER_SHUTDOWN_S if self._goes_away else self._restarts.seconds_until_ready()
+            raise Unavailable(f"the server is {self.phase_name}{detail}", retry_after_s=retry_after_s)
         if self.in_flight >= self._limit:
             self._count_rejection("queue_full")
-            raise Overloaded(f"{self._limit} requests are in flight already", retry_after_s=_RETRY_WHEN_FULL_S)
+            retry_after_s = self._turnover.seconds_until_free()
+            raise Overloaded(f"{self._limit} requests are in flight already", retry_after_s=retry_after_s)
 
     @contextmanager
     def admit(self) -> Iterator[None]:
@@ -68,6 +85,7 @@ class AdmissionControl:
 
     def _add_in_flight(self, change: int) -> None:
         self.in_flight += change
+        self._turnover.hold(self.in_flight)
         self._idle.clear() if self.in_flight else self._idle.set()
         self._metrics.add("num_requests_in_flight", self.in_flight)
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from types import TracebackType
 
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.byte_budget import MIB, ByteBudget
 from mmserve.runtime.errors import TooLarge, Unavailable
+from mmserve.runtime.retry_after import Clock, Turnover
 
 _RETRY_AFTER_S = 5.0
+"""Before any memory was given back."""
 logger = logging.getLogger(__name__)
 
 
@@ -68,11 +71,13 @@ class Reservations:
         metrics: MetricsClient,
         timeout_s: float,
         short_nbytes: int = 0,
+        now: Clock = time.monotonic,
     ) -> None:
         self.name = name
         self.short_nbytes = short_nbytes
         self._flag = flag
         self._budget = ByteBudget(limit_nbytes)
+        self._turnover = Turnover(_RETRY_AFTER_S, now)
         self._metrics = metrics
         self._timeout_s = timeout_s
         self._queue: deque[tuple[int, asyncio.Future[Reservation]]] = deque()
@@ -99,7 +104,7 @@ class Reservations:
         except TimeoutError:
             raise Unavailable(
                 f"no memory became free for this request within {self._timeout_s:g} s ({self._flag})",
-                retry_after_s=_RETRY_AFTER_S,
+                retry_after_s=self._seconds_until_free(nbytes),
             ) from None
         finally:
             if reservation is None:
@@ -119,13 +124,15 @@ class Reservations:
         if nbytes > self.short_nbytes and not self._budget.fits(more_nbytes):
             raise Unavailable(
                 f"a request needs {nbytes / MIB:.1f} MiB, more memory than is free now ({self._flag})",
-                retry_after_s=_RETRY_AFTER_S,
+                retry_after_s=self._seconds_until_free(more_nbytes),
             )
         self._budget.take(more_nbytes)
+        self._turnover.take(more_nbytes)
 
     def give_back(self, nbytes: int) -> None:
         """Return bytes of a reservation to the budget."""
         self._budget.give(nbytes)
+        self._turnover.give(nbytes)
         self._grant()
 
     def on_leak(self, reservation: Reservation) -> None:
@@ -147,7 +154,14 @@ class Reservations:
 
     def _take(self, nbytes: int) -> Reservation:
         self._budget.take(nbytes)
+        self._turnover.take(nbytes)
         return Reservation(self, nbytes)
+
+    def _seconds_until_free(self, nbytes: int) -> float:
+        """Estimate for ``nbytes`` behind all that wait now."""
+        wanted_nbytes = nbytes + sum(waiting for waiting, granted in self._queue if not granted.done())
+        missing_nbytes = self._budget.used_nbytes + wanted_nbytes - self._budget.limit_nbytes
+        return self._turnover.seconds_until_free(max(0, missing_nbytes))
 
     def _grant(self) -> None:
         """Grant waiting reservations in order, as long as the first one fits."""

@@ -14,10 +14,12 @@ from contextlib import suppress
 from ipaddress import ip_address
 
 from mmserve.runtime.errors import Unavailable
+from mmserve.runtime.retry_after import Turnover
 
 MAX_LOOKUPS = 32
 _THREAD_TIMEOUT_S = 1.0
 _RETRY_AFTER_S = 5.0
+"""Before any look-up has ended."""
 Lookup = Callable[[str, int], list[str]]
 
 
@@ -36,6 +38,7 @@ class Resolver:
         self._lookup = lookup
         self._threads = ThreadPoolExecutor(max_lookups, "resolve")
         self._permits = asyncio.Semaphore(max_lookups)
+        self._turnover = Turnover(_RETRY_AFTER_S)
         self._thread_timeout_s = thread_timeout_s
 
     async def addresses(self, host: str, port: int) -> list[str]:
@@ -50,17 +53,23 @@ class Resolver:
                 await self._permits.acquire()
         except TimeoutError:
             raise Unavailable(
-                "too many names of image hosts are still being looked up", retry_after_s=_RETRY_AFTER_S
+                "too many names of image hosts are still being looked up",
+                retry_after_s=self._turnover.seconds_until_free(),
             ) from None
+        self._turnover.take()
         loop = asyncio.get_running_loop()
 
         def release(_: object) -> None:
             with suppress(RuntimeError):  # the loop was closed during the look-up
-                loop.call_soon_threadsafe(self._permits.release)
+                loop.call_soon_threadsafe(self._on_looked_up)
 
         lookup = self._threads.submit(self._lookup, host, port)
         lookup.add_done_callback(release)
         return await asyncio.wrap_future(lookup)
+
+    def _on_looked_up(self) -> None:
+        self._turnover.give()
+        self._permits.release()
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -20,11 +20,11 @@ from mmserve.httpserver.mm_cache.late_releases import LateReleases
 from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.errors import Overloaded, Unavailable
+from mmserve.runtime.retry_after import Turnover
 from mmserve.runtime.uncancelled import to_completion
 from mmserve.runtime.worker_threads import WorkerThreads
 
 _MAX_WAITING_CALLS = 16
-_RETRY_AFTER_S = 1.0
 _RELEASE_RETRY_S = 0.02
 B = TypeVar("B")
 Records = Sequence[MediaRecord]
@@ -40,7 +40,7 @@ class _WaitingThreads:
 
 
 class AsyncCacheClient:
-    """One per allocation path. ``threads`` runs the calls that return at once.
+    """One per allocation path. ``threads`` runs the calls that return at once. ``turnover``: of this path's leases.
 
     Calls that may wait use separate threads, so a release never queues behind the wait that it ends. Waits for space
     and waits for data also have separate threads. A request waiting for data holds leases, and a request waiting for
@@ -48,9 +48,15 @@ class AsyncCacheClient:
     """
 
     def __init__(
-        self, client: MediaCacheClient, threads: WorkerThreads, metrics: MetricsClient, alloc_version: AllocVersion
+        self,
+        client: MediaCacheClient,
+        threads: WorkerThreads,
+        metrics: MetricsClient,
+        alloc_version: AllocVersion,
+        turnover: Turnover,
     ) -> None:
         self._client = client
+        self._turnover = turnover
         self._threads = threads
         self._space_threads = _WaitingThreads(f"lease-space-{alloc_version}")
         self._data_threads = _WaitingThreads(f"lease-data-{alloc_version}")
@@ -108,7 +114,8 @@ class AsyncCacheClient:
             )
         except TimeoutError:
             raise Unavailable(
-                "too many requests wait for images that others write", retry_after_s=_RETRY_AFTER_S
+                "too many requests wait for images that others write",
+                retry_after_s=self._turnover.seconds_until_free(),
             ) from None
 
     async def release(self, request_id: str) -> None:
@@ -150,7 +157,7 @@ class AsyncCacheClient:
         except (Overloaded, TimeoutError):
             raise Unavailable(
                 "no space for this request's images became free in time (--data-budget-mb, --mm-cache-gb)",
-                retry_after_s=_RETRY_AFTER_S,
+                retry_after_s=self._turnover.seconds_until_free(self._num_waiting),
             ) from None
         finally:
             self._count_waiting(-1)

@@ -33,9 +33,11 @@ from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
 from mmserve.metrics.client import MetricsClient
 from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import MmserveError, Unavailable
+from mmserve.runtime.retry_after import AFTER_CACHE_RESTART_S, Turnover
 from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES, WorkerThreads
 
-_RETRY_AFTER_S = 1.0
+_RETRY_AFTER_S = 5.0
+"""Before any lease has ended."""
 _RECONNECT_S = 0.25
 B = TypeVar("B")
 logger = logging.getLogger(__name__)
@@ -85,7 +87,9 @@ class MediaLeases:
         self._processor = processor_for(deployment.model)
         self._threads = WorkerThreads(f"lease-{alloc_version}", workers, concurrent=concurrent)
         self._client = client or connect(endpoints, owner, batched=concurrent)
-        self._cache = AsyncCacheClient(self._client, self._threads, metrics, alloc_version)
+        self._turnover = Turnover(_RETRY_AFTER_S)
+        """Of requests with leases."""
+        self._cache = AsyncCacheClient(self._client, self._threads, metrics, alloc_version, self._turnover)
         self._max_inline_nbytes = 2 * MIN_BATCH_NBYTES if concurrent else 0
         """Images of this size in all, or less, are written by the thread that made the allocation call: so few bytes
         are copied before other threads could start. 0 in v1, where each image is a job of its own."""
@@ -112,10 +116,11 @@ class MediaLeases:
         self._budgets.check(alloc_items, decoded_nbytes)
         try:
             records = await self._acquire(request_id, items, alloc_items)
-            yield [
-                LeasedItem(record, item.num_tokens, nbytes)
-                for record, item, nbytes in zip(records, alloc_items, decoded_nbytes, strict=True)
-            ]
+            with self._turnover.held():
+                yield [
+                    LeasedItem(record, item.num_tokens, nbytes)
+                    for record, item, nbytes in zip(records, alloc_items, decoded_nbytes, strict=True)
+                ]
         finally:
             await self._cache.release(request_id)
 
@@ -225,11 +230,14 @@ class MediaLeases:
         ids = tuple(dict.fromkeys(record.item_id for record in records if record.state == "wait"))
         if time.monotonic() >= request.deadline_s:
             raise Unavailable(
-                "another request did not write an image of this request in time", retry_after_s=_RETRY_AFTER_S
+                "another request did not write an image of this request in time",
+                retry_after_s=self._turnover.seconds_until_free(),
             )
         states = await self._cache.wait_for_data(request.request_id, ids, request.deadline_s)
         if "gone" in states:
-            raise Unavailable("an image of this request is no longer in the media cache", retry_after_s=_RETRY_AFTER_S)
+            raise Unavailable(
+                "an image of this request is no longer in the media cache", retry_after_s=AFTER_CACHE_RESTART_S
+            )
         return _with_states(records, dict(zip(ids, states, strict=True)))
 
     async def _compare(self, request: _LeaseRequest, records: Sequence[MediaRecord]) -> list[int]:

@@ -7,6 +7,7 @@ import numpy as np
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.messages.media import Handle
 from mmserve.runtime.errors import Unavailable
+from mmserve.runtime.retry_after import AFTER_CACHE_RESTART_S
 
 _NO_GIL_NBYTES = 256 << 10
 """From this size on, the copy releases the GIL. A smaller copy (at most 30 us) costs less than giving up the GIL and
@@ -25,7 +26,8 @@ def write(arena: Arena, handle: Handle, content: bytes) -> None:
             np.frombuffer(extent, np.uint8)[:] = np.frombuffer(content, np.uint8)
     except StaleHandle as stale:
         raise Unavailable(
-            "the media cache has taken back the room for an image before it was written", retry_after_s=1.0
+            "the media cache has taken back the room for an image before it was written",
+            retry_after_s=AFTER_CACHE_RESTART_S,
         ) from stale
 
 

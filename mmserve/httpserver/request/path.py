@@ -30,6 +30,7 @@ from mmserve.messages.request import GenerateRequest, choice_id
 from mmserve.messages.sampling import SamplingParams
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.errors import ContextLengthExceeded, MediaError, MmserveError, Overloaded, Unavailable, quoted
+from mmserve.runtime.retry_after import AFTER_CACHE_RESTART_S
 from mmserve.runtime.worker_threads import WorkerThreads
 
 MAX_LEASES = 4
@@ -129,7 +130,9 @@ class RequestPath:
                     return await self._stream(choice, request)
                 except MediaLost as lost:
                     request = _next_attempt(request, lost)
-        raise Unavailable(f"an image was lost {MAX_LEASES} times before it was used", retry_after_s=1.0)
+        raise Unavailable(
+            f"an image was lost {MAX_LEASES} times before it was used", retry_after_s=AFTER_CACHE_RESTART_S
+        )
 
     async def _stream(self, choice: _Choice, request: GenerateRequest) -> None:
         """Submit one attempt and pass its text on. On a stop string, leaving ``submit`` aborts the sequence."""
@@ -198,6 +201,7 @@ def _raise_failure(call: GenerateCall, reply: TokenReply) -> None:
     if reply.finish == "error":
         raise MmserveError(reply.message or "the engine could not compute this request")
     if reply.finish == "overloaded":
-        raise Overloaded(reply.message, retry_after_s=5.0)
+        raise Overloaded(reply.message, retry_after_s=reply.retry_after_s)
     if reply.finish == "abort":
-        raise Unavailable(reply.message or "the engine dropped this request", retry_after_s=1.0)
+        message = reply.message or "the engine dropped this request"
+        raise Unavailable(message, retry_after_s=reply.retry_after_s)

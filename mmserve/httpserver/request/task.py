@@ -24,6 +24,7 @@ from mmserve.metrics.client import MetricsClient
 from mmserve.runtime import log
 from mmserve.runtime.errors import DeadlineExceeded, MmserveError, Unavailable
 from mmserve.runtime.failures import drop_tracebacks, order_for_client, without_references
+from mmserve.runtime.retry_after import AFTER_SHUTDOWN_S
 
 Generate = Callable[[GenerateCall, DeltaStream, RequestResources], Coroutine[Any, Any, None]]
 
@@ -213,4 +214,4 @@ def _context_of(call: GenerateCall) -> Context:
 
 
 def _shutting_down() -> Unavailable:
-    return Unavailable("the server is shutting down", retry_after_s=5.0)
+    return Unavailable("the server is shutting down", retry_after_s=AFTER_SHUTDOWN_S)

@@ -127,14 +127,21 @@ class OutputBuffer:
 
     def add_abort(self, message: AbortRequest) -> None:
         """The terminal reply to an aborted request."""
-        self.add_finish(message, _FINISH_OF_ABORT[message.reason], message.message, message.media_index)
+        self._add(
+            message,
+            TokenReply(
+                id=message.id,
+                attempt=message.attempt,
+                finish=_FINISH_OF_ABORT[message.reason],
+                message=message.message,
+                retry_after_s=message.retry_after_s,
+                media_index=message.media_index,
+            ),
+        )
 
-    def add_finish(
-        self, message: RequestMessage, finish: FinishReason, text: str = "", media_index: int | None = None
-    ) -> None:
+    def add_finish(self, message: RequestMessage, finish: FinishReason, text: str = "") -> None:
         """The terminal reply to the message's id and attempt, without a token. ``text``: the reason in words."""
-        reply = TokenReply(id=message.id, attempt=message.attempt, finish=finish, message=text, media_index=media_index)
-        self._add(message, reply)
+        self._add(message, TokenReply(id=message.id, attempt=message.attempt, finish=finish, message=text))
 
     def _add(self, message: RequestMessage, reply: TokenReply) -> None:
         self._replies.append((message.reply_to, reply))

@@ -17,7 +17,7 @@ import pytest
 from mmserve.config.process import RETIRE
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.http_upstream import Upstream, say, say_then_hold
-from tests.fakes.http_worker import POST_CHAT, Worker, http_worker, run
+from tests.fakes.http_worker import POST_CHAT, Worker, http_worker, run, status_line
 from tests.integration.httpserver.test_chat import HELLO, PICTURE
 
 CHAT = "/v1/chat/completions"
@@ -220,15 +220,6 @@ def test_an_error_repeats_a_bounded_part_of_the_path() -> None:
     run(test)
 
 
-async def _status(worker: Worker, data: bytes) -> bytes:
-    """The status line of the server's answer to these bytes, before any more are sent."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
-    writer.write(data)
-    answer = await reader.readline()
-    writer.transport.abort()
-    return answer
-
-
 @pytest.mark.parametrize(
     "request_start",
     [
@@ -240,11 +231,7 @@ async def _status(worker: Worker, data: bytes) -> bytes:
 def test_a_body_over_the_cap_is_413_before_more_of_it_is_read(request_start: bytes) -> None:
     async def test() -> None:
         async with http_worker(max_body_mb=0.125) as worker:
-            answer = await _status(
-                worker,
-                POST_CHAT + request_start,
-            )
-            assert answer.startswith(b"HTTP/1.1 413 ")
+            assert (await status_line(worker, POST_CHAT + request_start)).startswith(b"HTTP/1.1 413 ")
             async with worker.client() as client:
                 with pytest.raises(openai.APIStatusError) as refused:
                     await client.chat.completions.create(
@@ -297,6 +284,49 @@ def test_requests_beyond_the_limit_get_429_with_retry_after() -> None:
             assert _error(refused)["code"] == "overloaded"
             worker.upstream.release.set()
             assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200, 200]
+
+    run(test)
+
+
+def test_retry_after_follows_the_rate_at_which_requests_end() -> None:
+    clock = [0.0]
+
+    async def refused_after(worker: Worker, http: httpx2.AsyncClient, duration_s: float) -> str:
+        """Retry-After of a request beside two others, which then are answered ``duration_s`` after they began."""
+        worker.upstream.release.clear()
+        so_far = len(worker.upstream.requests())
+        waiting = [asyncio.create_task(http.post(CHAT, json={"messages": HELLO})) for _ in range(2)]
+        await worker.upstream.until(lambda: len(worker.upstream.requests()) == so_far + 2)
+        refused = await http.post(CHAT, json={"messages": HELLO})
+        assert refused.status_code == 429
+        clock[0] += duration_s
+        worker.upstream.release.set()
+        assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200, 200]
+        await worker.idle()
+        return refused.headers["retry-after"]
+
+    async def test() -> None:
+        async with http_worker(max_queued_requests=2, now=lambda: clock[0]) as worker, _http(worker) as http:
+            worker.upstream.behave = say_then_hold("", "done")
+            assert await refused_after(worker, http, 30.0) == "1"  # nothing has ended yet
+            clock[0] += 3600  # idle
+            assert await refused_after(worker, http, 3.0) == "15"  # two at a time, 30 s each
+            assert await refused_after(worker, http, 900.0) == "9"  # 16.5 s on average
+            assert await refused_after(worker, http, 0.0) == "120"
+
+    run(test)
+
+
+@pytest.mark.parametrize(("finish", "status"), [("overloaded", 429), ("abort", 503)])
+def test_refusals_of_the_engine_carry_its_estimate(finish: str, status: int) -> None:
+    async def refuse(upstream: Upstream, request: GenerateRequest) -> None:
+        upstream.reply(request, finish=finish, message="too many wait", retry_after_s=33.2)
+
+    async def test() -> None:
+        async with http_worker() as worker, _http(worker) as http:
+            worker.upstream.behave = refuse
+            refused = await http.post(CHAT, json={"messages": PICTURE})
+            assert (refused.status_code, refused.headers["retry-after"]) == (status, "34")
 
     run(test)
 

@@ -12,18 +12,10 @@ import pytest
 from mmserve.httpserver.http.auth import OPEN_PATHS
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.http_upstream import Upstream, say
-from tests.fakes.http_worker import POST_CHAT, Worker, http_worker, run
+from tests.fakes.http_worker import POST_CHAT, http_worker, run, status_line
 from tests.integration.httpserver.test_chat import HELLO
 
 CHAT = "/v1/chat/completions"
-
-
-async def _status_line(worker: Worker, data: bytes) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
-    writer.write(data)
-    answer = await reader.readline()
-    writer.transport.abort()
-    return answer
 
 
 @pytest.mark.parametrize(
@@ -38,8 +30,8 @@ async def _status_line(worker: Worker, data: bytes) -> bytes:
 def test_cve_2025_48956_huge_heads_are_refused(head: bytes) -> None:
     async def test() -> None:
         async with http_worker() as worker:
-            assert (await _status_line(worker, head)).startswith(b"HTTP/1.1 431 ")
-            assert (await _status_line(worker, b"GET /live HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            assert (await status_line(worker, head)).startswith(b"HTTP/1.1 431 ")
+            assert (await status_line(worker, b"GET /live HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
 
     run(test)
 
@@ -107,8 +99,8 @@ def test_deep_json_is_400_and_the_worker_lives() -> None:
         async with http_worker() as worker:
             body = b'{"messages": ' + b"[" * 1_000_000
             head = POST_CHAT + b"content-length: %d\r\n\r\n" % len(body)
-            assert (await _status_line(worker, head + body)).startswith(b"HTTP/1.1 400 ")
-            assert (await _status_line(worker, b"GET /live HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            assert (await status_line(worker, head + body)).startswith(b"HTTP/1.1 400 ")
+            assert (await status_line(worker, b"GET /live HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
 
     run(test)
 
@@ -124,7 +116,7 @@ def test_two_lengths_or_a_length_and_chunks_are_refused() -> None:
                 b"content-length: %d\r\ntransfer-encoding: chunked\r\n\r\n" % len(body),
                 b"content-length: +%d\r\n\r\n" % len(body),
             ):
-                assert (await _status_line(worker, POST_CHAT + framing + body)).startswith(b"HTTP/1.1 400 "), framing
+                assert (await status_line(worker, POST_CHAT + framing + body)).startswith(b"HTTP/1.1 400 "), framing
             assert not worker.upstream.requests()
 
     run(test)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.reply import TokenReply
@@ -52,8 +53,8 @@ def request(
     )
 
 
-def abort(request_id: str, *, reason: AbortReason = "client", attempt: int = 0, message: str = "") -> AbortRequest:
-    return AbortRequest(id=request_id, reply_to=0, reason=reason, attempt=attempt, message=message)
+def abort(request_id: str, *, reason: AbortReason = "client", attempt: int = 0, **fields: Any) -> AbortRequest:
+    return AbortRequest(id=request_id, reply_to=0, reason=reason, attempt=attempt, **fields)
 
 
 def span(start: int, num_tokens: int, item_id: int) -> MediaSpan:

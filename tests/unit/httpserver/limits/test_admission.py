@@ -46,3 +46,26 @@ def test_while_draining_nothing_is_admitted() -> None:
     assert not admission.ready
     with pytest.raises(Unavailable, match="draining"):
         admission.check()
+
+
+def test_a_restart_is_waited_for_as_long_as_the_last_one_took() -> None:
+    clock = [0.0]
+    admission = AdmissionControl(1, cast(MetricsClient, Samples()), lambda: clock[0])
+
+    def retry_after_s() -> float | None:
+        with pytest.raises(Unavailable) as refused:
+            admission.check()
+        return refused.value.retry_after_s
+
+    ready, restarting = ServerPhase(phase="ready", ready=True), ServerPhase(phase="restarting", ready=False)
+    admission.phase = ready
+    admission.phase = restarting
+    assert retry_after_s() == 5.0
+    clock[0] += 30.0
+    admission.phase = ready
+    admission.phase = restarting
+    assert retry_after_s() == 30.0
+    clock[0] += 12.0
+    assert retry_after_s() == 18.0
+    admission.drain()
+    assert retry_after_s() == 5.0

@@ -127,6 +127,26 @@ def test_waiting_ends_with_the_timeout() -> None:
     _run(scenario())
 
 
+def test_refusals_say_when_so_many_bytes_will_have_been_given_back() -> None:
+    clock = [0.0]
+
+    async def scenario() -> None:
+        budget = Reservations(
+            "body", "--body-budget-mb", 100, cast(MetricsClient, Samples()), 0.01, now=lambda: clock[0]
+        )
+        with await budget.reserve(100):
+            clock[0] += 20.0
+        with await budget.reserve(80), await budget.reserve(10) as held:
+            with pytest.raises(Unavailable) as caught:
+                await budget.reserve(55)
+            assert caught.value.retry_after_s == 10.0  # 45 of 90 bytes, each of which is held for 20 s
+            with pytest.raises(Unavailable) as caught:
+                held.resize(38)
+            assert caught.value.retry_after_s == 4.0  # 18 of 90
+
+    _run(scenario())
+
+
 def test_a_cancelled_waiter_grants_the_next_one() -> None:
     async def scenario() -> None:
         budget = _budget()

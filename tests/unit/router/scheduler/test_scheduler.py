@@ -412,11 +412,12 @@ def test_an_abort_between_plan_and_result_is_safe() -> None:
 )
 def test_an_abort_of_an_unknown_id_is_answered_with_its_reason(reason: str, finish: str) -> None:
     engine = Engine()
-    engine.scheduler.receive(abort("a", reason=reason, message="because"))
-    engine.scheduler.receive(abort("a", reason=reason, message="because"))
+    engine.scheduler.receive(abort("a", reason=reason, message="because", retry_after_s=7.5))
+    engine.scheduler.receive(abort("a", reason=reason, message="because", retry_after_s=7.5))
     engine.scheduler.receive(request("a", PROMPT))
     engine.take_replies()
-    assert [(reply.finish, reply.message) for reply in engine.replies["a", 0]] == [(finish, "because")]
+    (reply,) = engine.replies["a", 0]
+    assert (reply.finish, reply.message, reply.retry_after_s) == (finish, "because", 7.5)
     assert engine.scheduler.idle
 
 
