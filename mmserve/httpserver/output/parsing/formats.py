@@ -126,6 +126,7 @@ THINKING: dict[str, Thinking] = {
 """Formats of reasoning, by the names that the option takes."""
 
 _SIGNS_OF_CALLS: tuple[tuple[str, str], ...] = (
+    ("<arg_key>", NONE),  # GLM's calls share a tag with Hermes's, and are not read
     ("<function=", "qwen3-coder"),
     ("<tool_call>", "hermes"),
     ("[TOOL_CALLS]", "mistral"),
@@ -162,7 +163,7 @@ def calls_format(name: str, template_source: str, tokens: frozenset[str] = froze
             found = "pythonic"
         if found == "deepseek" and "```json" not in template_source:
             found = "deepseek-v3.1"
-        return CALLS[found] if found else None
+        return CALLS.get(found)
     return _named(CALLS, CALLS_ALIASES.get(name, name))
 
 

@@ -62,7 +62,9 @@ def block(rules: Rules, calls: Calls, tools: Tools, opener: str) -> Block:
 
 
 def _arguments(rules: Rules, schema: Mapping[str, Any]) -> str:
-    return rules.json(schema if "type" in schema else {**schema, "type": "object"})
+    if schema.get("type", "object") != "object":
+        raise ValueError("the arguments of a tool must be an object")
+    return rules.json({**schema, "type": "object"})
 
 
 def _json(rules: Rules, layout: JsonCalls, tools: Tools, opener: str) -> Block:

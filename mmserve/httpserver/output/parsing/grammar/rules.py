@@ -27,8 +27,9 @@ class Rules:
     def literal(self, text: str) -> str:
         """An expression for exactly this text, in which contents of added tokens are tokens."""
         parts, plain = [], ""
+        inside = [name for name in self._tokens if name and name in text]
         while text:
-            token = max((name for name in self._tokens if name and text.startswith(name)), key=len, default="")
+            token = max((name for name in inside if text.startswith(name)), key=len, default="")
             if token:
                 parts += [quoted(plain)] * bool(plain) + [f"<[{self._tokens[token]}]>"]
                 text, plain = text[len(token) :], ""

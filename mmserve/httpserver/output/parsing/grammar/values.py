@@ -25,7 +25,10 @@ def arguments(
     Raises ValueError if the schema names a required property that it does not describe.
     """
     properties = _properties(schema)
-    required = frozenset(schema.get("required") or ())
+    named = schema.get("required", [])
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise ValueError("the required arguments of a tool must be a list of names")
+    required = frozenset(named)
     if missing := required - properties.keys():
         raise ValueError(f"required argument {sorted(missing)[0]!r} is not among the properties")
     names = list(properties)

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from mmserve.httpserver.output.parsing.layouts.layout import MAX_NAME_CHARS, Layout, Tools, begin_call
+from mmserve.httpserver.output.parsing.layouts.layout import Layout, Tools, begin_call, is_name
 from mmserve.httpserver.output.parsing.source import MARKER, Literals, Source, Steps
 from mmserve.httpserver.output.parsing.writer import Writer
 
@@ -28,7 +28,7 @@ class GemmaCalls(Layout):
         if not (yield from source.literal(self.call)):
             return False
         name = yield from source.word()
-        if not name or len(name) > MAX_NAME_CHARS or (yield from source.skip_space()) != "{":
+        if not is_name(name) or (yield from source.skip_space()) != "{":
             return False
         begin_call(source, writer, name)
         if (yield from self._object(source, writer)):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mmserve.httpserver.output.parsing.layouts.layout import MAX_NAME_CHARS, Layout, Tools, begin_call, give_up
+from mmserve.httpserver.output.parsing.layouts.layout import Layout, Tools, begin_call, give_up, is_name
 from mmserve.httpserver.output.parsing.source import Source, Steps
 from mmserve.httpserver.output.parsing.writer import Writer
 
@@ -62,7 +62,7 @@ class JsonCalls(Layout):
             key = yield from _key(source)
             if key == "name":
                 name = yield from _string(source)
-                if not name or len(name) > MAX_NAME_CHARS or any(char.isspace() for char in name):
+                if not is_name(name):
                     return False
             elif key in ARGUMENT_KEYS:
                 if (yield from source.peek()) != "{":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from mmserve.httpserver.output.parsing.writer import Writer
 Tools = Mapping[str, Mapping[str, Any]]
 """JSON Schema of each tool's arguments, by the tool's name."""
 
-MAX_NAME_CHARS = 128
+_NAME = re.compile("[^\\s\"'<>=\ud800-\udfff]{1,128}")
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,11 @@ class Layout(ABC):
 
         ``source`` remembers the place of the opener until the first call begins.
         """
+
+
+def is_name(text: str) -> bool:
+    """Whether a text can be the name of a function or of an argument. One that cannot be encoded cannot."""
+    return _NAME.fullmatch(text) is not None
 
 
 def begin_call(source: Source, writer: Writer, name: str) -> None:

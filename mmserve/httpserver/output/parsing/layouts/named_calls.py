@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mmserve.httpserver.output.parsing.layouts.json_calls import JsonCalls, copy_object
-from mmserve.httpserver.output.parsing.layouts.layout import MAX_NAME_CHARS, Layout, Tools, begin_call
+from mmserve.httpserver.output.parsing.layouts.layout import Layout, Tools, begin_call, is_name
 from mmserve.httpserver.output.parsing.source import Source, Steps
 from mmserve.httpserver.output.parsing.writer import Writer
 
@@ -21,7 +21,7 @@ class MistralCalls(Layout):
         if (yield from source.skip_space()) in ("[", "{"):
             return (yield from JsonCalls(separator=",").read(source, writer, opener, tools))
         name = yield from source.word()
-        if not name or len(name) > MAX_NAME_CHARS:
+        if not is_name(name):
             return False
         if (yield from source.literal(self.call_id)):
             yield from source.word()
@@ -72,7 +72,7 @@ class DeepSeekCalls(Layout):
             yield from source.skip_space()
             if not name or not (yield from source.literal("```json")):
                 return False
-        if len(name) > MAX_NAME_CHARS or not (yield from _named_arguments(source, writer, name)):
+        if not is_name(name) or not (yield from _named_arguments(source, writer, name)):
             return False
         if fenced:
             yield from source.closing("```")

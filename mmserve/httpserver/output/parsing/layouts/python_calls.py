@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mmserve.httpserver.output.parsing.layouts.layout import MAX_NAME_CHARS, Layout, Tools, begin_call, give_up
+from mmserve.httpserver.output.parsing.layouts.layout import Layout, Tools, begin_call, give_up, is_name
 from mmserve.httpserver.output.parsing.source import Source, Steps
 from mmserve.httpserver.output.parsing.writer import Writer
 
@@ -52,15 +53,15 @@ class PythonCalls(Layout):
         """Write one call at its closing bracket. False if none is here: then nothing has been written."""
         yield from source.skip_space()
         name = yield from source.word()
-        if not name or len(name) > MAX_NAME_CHARS or (yield from source.peek()) != "(":
+        if not is_name(name) or (yield from source.peek()) != "(":
             return False
         text = yield from _bracketed(source)
-        if not text or (arguments := _arguments(text, tools.get(name))) is None:
+        if not text or not (arguments := _arguments(text, tools.get(name))):
             return False
         if listed and (yield from source.skip_space()) not in (",", "]", ""):
             return False
         begin_call(source, writer, name)
-        writer.arguments(json.dumps(arguments, ensure_ascii=False))
+        writer.arguments(arguments)
         writer.end_call()
         return True
 
@@ -88,44 +89,43 @@ def _bracketed(source: Source) -> Steps[str]:
     return ""
 
 
-def _arguments(text: str, schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Arguments of a call by name. Those without a name get the names of the schema's properties, in their order."""
+def _arguments(text: str, schema: Mapping[str, Any] | None) -> str:
+    """JSON of a call's arguments by name; "" if they are no literals. Those without a name get the names of the
+    schema's properties, in their order."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)
             call = ast.parse(f"f{text}", mode="eval").body
         if not isinstance(call, ast.Call):
-            return None
+            return ""
         properties = schema.get("properties") if schema is not None else None
         names = list(properties) if isinstance(properties, Mapping) else []
         pairs = [*zip(names, call.args, strict=False), *((word.arg, word.value) for word in call.keywords)]
         if len(call.args) > len(names) or len(dict(pairs)) < len(pairs):
-            return None
-        return {_text(name): _value(node) for name, node in pairs}
+            return ""
+        return json.dumps({_text(name): _value(node) for name, node in pairs}, ensure_ascii=False)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return None
+        return ""
 
 
 def _value(node: ast.expr) -> Any:
     """Raises ValueError for what is no literal that JSON knows."""
     match node:
-        case ast.Constant(value=str() | int() | float() | None as value) if (
-            value == value and abs(_size(value)) < 1e300
-        ):
-            return _text(value) if isinstance(value, str) else value
+        case ast.Constant(value=str() as text):
+            return _text(text)
+        case ast.Constant(value=int() | None as value):
+            return value
+        case ast.Constant(value=float() as number) if math.isfinite(number):
+            return number
         case ast.Name(id=name) if name in _NAMES:
             return _NAMES[name]
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return -value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float())):
+            return -_value(node.operand)
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return [_value(item) for item in items]
         case ast.Dict(keys=keys, values=values):
             return {_text(_value(key) if key else None): _value(value) for key, value in zip(keys, values, strict=True)}
     raise ValueError("not a literal")
-
-
-def _size(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _text(value: object) -> str:

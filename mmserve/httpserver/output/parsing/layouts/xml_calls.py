@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from mmserve.httpserver.output.parsing.layouts.layout import MAX_NAME_CHARS, Layout, Tools, begin_call
+from mmserve.httpserver.output.parsing.layouts.layout import Layout, Tools, begin_call, is_name
 from mmserve.httpserver.output.parsing.layouts.schema_types import declared_types, json_value
 from mmserve.httpserver.output.parsing.source import MARKER, Literals, Source, Steps
 from mmserve.httpserver.output.parsing.writer import Writer
@@ -30,7 +30,7 @@ class XmlCalls(Layout):
             if not (yield from source.literal(self.function)):
                 return False
         name = yield from source.until(">")
-        if not name or len(name) > MAX_NAME_CHARS or not _is_name(name):
+        if name is None or not is_name(name):
             return False
         begin_call(source, writer, name)
         if (yield from self._parameters(source, writer, tools.get(name, {}))):
@@ -52,7 +52,7 @@ class XmlCalls(Layout):
                 return True
             source.take(len(found))
             key = (yield from source.until(">")) if found else None
-            if not key or not _is_name(key):
+            if key is None or not is_name(key):
                 self._leave(source)
                 return False
             source.commit()
@@ -66,7 +66,7 @@ class XmlCalls(Layout):
         source.rewind()
         rest = source.text[source.at :].lstrip()
         tags = (self.parameter, self.function_close, self.close)
-        in_name = rest.startswith(self.parameter) and _is_name(rest.removeprefix(self.parameter))
+        in_name = rest.startswith(self.parameter) and is_name(rest.removeprefix(self.parameter))
         if source.ended and (in_name or any(tag.startswith(rest) for tag in tags)):
             source.at = len(source.text)
 
@@ -142,7 +142,3 @@ class _Value:
             self._writer.arguments("\\n" if self._line_break else "")
         else:
             self._writer.arguments("".join(self._parts) + self._line_break)
-
-
-def _is_name(text: str) -> bool:
-    return not any(char.isspace() or char in "<>=" for char in text)

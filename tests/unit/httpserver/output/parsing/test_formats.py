@@ -16,6 +16,7 @@ THINK = THINKING["think"]
         ("<tool_call>{{ '<function=' ~ name }} <think>", (), "qwen3-coder", "think"),
         ('{{ \'{"name": "\' + name + \'", "parameters": \' }} <|python_tag|>', (), "llama3-json", None),
         ('"parameters": <|python_tag|>', ("<|python_start|>",), "pythonic", None),
+        ("<tool_call>{{ name }}<arg_key>", (), None, None),
         ("[TOOL_CALLS] [THINK]", (), "mistral", "mistral"),
         ("<|tool_call_start|>", (), "lfm2", None),
         ("<function_calls>", (), "olmo3", None),

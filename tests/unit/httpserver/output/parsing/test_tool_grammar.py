@@ -273,6 +273,8 @@ def test_older_mistral_checkpoints_write_a_list() -> None:
         ("qwen3-coder", {"f": {"properties": {"a>b": {}}}}),
         ("gemma4", {"f": {"properties": {"a:b": {}}}}),
         ("qwen3-coder", {"f": {"required": ["a"]}}),
+        ("qwen3-coder", {"f": {"required": [[]]}}),
+        ("hermes", {"f": {"type": "string"}}),
     ],
 )
 def test_tools_that_the_format_cannot_call_are_refused(name: str, tools: dict[str, Any]) -> None:
