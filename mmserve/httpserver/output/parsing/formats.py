@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 from mmserve.httpserver.output.parsing.layouts.gemma_calls import GemmaCalls
 from mmserve.httpserver.output.parsing.layouts.json_calls import JsonCalls
@@ -17,12 +17,7 @@ from mmserve.httpserver.output.parsing.layouts.named_calls import DeepSeekCalls,
 from mmserve.httpserver.output.parsing.layouts.python_calls import PythonCalls
 from mmserve.httpserver.output.parsing.layouts.xml_calls import XmlCalls
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
 T = TypeVar("T")
-Part = TypeVar("Part", bound="DataclassInstance")
-
 AUTO, NONE = "auto", "none"
 
 
@@ -76,6 +71,9 @@ class Format:
         return Format(calls, self.thinking and _replaced(self.thinking, chars))
 
 
+Part = TypeVar("Part", Thinking, Calls, Layout)
+
+
 def _replaced(part: Part, chars: Mapping[str, str]) -> Part:
     """A copy of a part of a format. Long names are replaced first: one may contain another."""
 
@@ -84,7 +82,7 @@ def _replaced(part: Part, chars: Mapping[str, str]) -> Part:
             text = text.replace(name, chars[name])
         return text
 
-    changes: dict[str, object] = {}
+    changes: dict[str, Any] = {}
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)
         if isinstance(value, str):
