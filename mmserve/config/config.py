@@ -202,6 +202,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     trace_requests: Annotated[
         bool, _field("logging", "log a line for each generation with the time of each of its stages")
     ] = False
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        _field("logging", "URL of an OpenTelemetry receiver (OTLP over HTTP) for a trace of each generation"),
+    ] = None
 
 
 ENV_PREFIX = "MMSERVE_"

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import inspect
@@ -152,6 +153,8 @@ def check(config: Config) -> None:
             )
     if config.mm_hash == "blake3" and importlib.util.find_spec("blake3") is None:
         raise OptionError("--mm-hash blake3 needs a package: pip install 'mmserve[blake3]', or choose sha256")
+    if config.otlp_traces_endpoint is not None:
+        _check_otlp(config.otlp_traces_endpoint)
     for origin in config.allowed_origins:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+/?", origin.lower()):
             raise OptionError(f"--allowed-origins {origin} is no origin: write it as https://example.com, or * for any")
@@ -163,6 +166,23 @@ def check(config: Config) -> None:
         raise OptionError(
             f"--allowed-local-media-path {config.allowed_local_media_path} is not a directory: create it, or name one"
         )
+
+
+def _check_otlp(endpoint: str) -> None:
+    try:
+        url = urlsplit(endpoint)
+        is_http = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        is_http = False
+    if not is_http:
+        raise OptionError("--otlp-traces-endpoint is no URL of HTTP: write it as http://localhost:4318")
+    for module in ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"):
+        try:
+            is_missing = importlib.util.find_spec(module) is None
+        except ModuleNotFoundError:
+            is_missing = True
+        if is_missing:
+            raise OptionError("--otlp-traces-endpoint needs more packages: pip install 'mmserve[otel]'")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

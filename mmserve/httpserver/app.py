@@ -98,7 +98,8 @@ def _generate_endpoint(
             del body
             call = decode_small_images(call)
             resources.hold(kept_nbytes(call))
-            task = context.request_tasks.start(call, resources, request.scope["path"])
+            traceparent = request.headers.get("traceparent", "")
+            task = context.request_tasks.start(call, resources, request.scope["path"], traceparent)
             del call  # its media: only the task may keep them
             unowned.pop_all()
         return TaskResponse(task, send)

@@ -92,6 +92,11 @@ class GenerateCall:
     cache_salt: str = ""
     """Part of the content keys: requests with different salts share no cached images."""
 
+    @property
+    def response_id(self) -> str:
+        """The ``id`` of the response's body."""
+        return f"chatcmpl-{self.request_id}"
+
 
 _REQUEST_NBYTES, _CHOICE_NBYTES = 10 * 1024, 9 * 1024
 """Objects of a request and of each of its choices that have about the same size in all: tasks, frames, queues."""

@@ -22,10 +22,11 @@ from mmserve.httpserver.limits.admission import AdmissionControl
 from mmserve.httpserver.limits.reservations import Reservations
 from mmserve.httpserver.loop_lag import sample_loop_lag
 from mmserve.httpserver.mm_cache.alloc_path import AllocPaths
+from mmserve.httpserver.request.otlp_export import TraceExport
 from mmserve.httpserver.request.path import RequestPath
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.httpserver.request.task import RequestTasks
-from mmserve.httpserver.request.trace import log_trace
+from mmserve.httpserver.request.trace import each_of, log_trace
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.httpserver.services import RequestServices
 from mmserve.ipc.channel import AsyncReceiver
@@ -85,6 +86,7 @@ async def open_worker(
         metrics=metrics,
     )
     body_memory, fetch_memory = _reservations(deployment, metrics, now)
+    exports = [TraceExport(deployment, process.name, metrics)] if deployment.config.otlp_traces_endpoint else []
     context = WorkerContext(
         deployment=deployment,
         endpoints=endpoints,
@@ -94,7 +96,7 @@ async def open_worker(
             path.generate,
             metrics,
             timeout_s=deployment.config.request_timeout or None,
-            trace_sink=log_trace if deployment.config.trace_requests else None,
+            trace_sink=each_of([*([log_trace] if deployment.config.trace_requests else ()), *exports]),
         ),
         alloc_paths=services.alloc_paths,
         metrics=metrics,
@@ -113,6 +115,8 @@ async def open_worker(
             for task in background:
                 task.cancel()
     finally:
+        for export in exports:
+            await export.aclose()
         inbox.close()
         links.close()
         prompt_threads.close()

@@ -48,6 +48,7 @@ METRICS: dict[str, Metric] = {
     "request_success": Metric("counter", "Sequences finished", ("finished_reason",)),
     "requests_aborted": Metric("counter", "Requests whose client disconnected"),
     "requests_timed_out": Metric("counter", "Requests ended by --request-timeout or by their own timeout"),
+    "otlp_traces_dropped": Metric("counter", "Traces that were not sent to --otlp-traces-endpoint", ("reason",)),
     "admission_rejections": Metric("counter", "Requests refused before any work", ("reason",)),
     "requests_resent": Metric("counter", "Requests submitted to the engine again after a restart or a lost image"),
     "num_requests_in_flight": Metric("gauge", "Requests between arrival and last byte"),

@@ -12,12 +12,12 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-OPTIONAL = {"blake3"}
-"""Imported only where an option asks for them; declared as extras."""
+OPTIONAL = {"blake3", "opentelemetry"}
+"""Modules imported only where an option asks for them; declared as extras."""
 
 
 def test_every_imported_package_is_declared() -> None:
-    undeclared = _imported() - _declared() - OPTIONAL
+    undeclared = _imported() - _declared()
     assert not undeclared, f"mmserve imports {sorted(undeclared)}: add them to the dependencies in pyproject.toml"
 
 
@@ -31,7 +31,7 @@ def _imported() -> set[str]:
     """Distributions whose modules mmserve imports, by their normalised names."""
     distributions = packages_distributions()
     modules = {name.partition(".")[0] for file in (ROOT / "mmserve").rglob("*.py") for name in _imports(file)}
-    outside = modules - sys.stdlib_module_names - {"mmserve"}
+    outside = modules - sys.stdlib_module_names - {"mmserve", "_typeshed"} - OPTIONAL  # _typeshed: of type checkers
     return {_normalised(distributions.get(module, [module])[0]) for module in outside}
 
 

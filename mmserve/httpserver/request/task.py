@@ -38,6 +38,7 @@ class RequestTask:
     """One request under way. ``deltas`` is its answer; the connection calls ``abort`` when it no longer reads it.
 
     Owns ``resources`` and releases them when the task has ended. ``route``: the path of the protocol's route.
+    ``traceparent``: the client's header of that name, or empty.
     ``timeout_s``: the server's limit from arrival to the end of the answer; the client's own may be shorter.
     """
 
@@ -51,6 +52,7 @@ class RequestTask:
         turns: RenderTurns,
         timeout_s: float | None = None,
         trace_sink: TraceSink | None = None,
+        traceparent: str = "",
     ) -> None:
         self.deltas = DeltaStream(call.n, turns, resources.answer_memory().resize)
         self.call = replace(call, messages=(), media=())
@@ -70,7 +72,7 @@ class RequestTask:
         )
         context = _context_of(call)
         self._trace = (
-            RequestTrace(self.call, route, len(call.media), stage_times.collect_in(context), trace_sink)
+            RequestTrace(self.call, route, len(call.media), stage_times.collect_in(context), trace_sink, traceparent)
             if trace_sink is not None
             else None
         )
@@ -186,12 +188,20 @@ class RequestTasks:
     def __len__(self) -> int:
         return len(self._running)
 
-    def start(self, call: GenerateCall, resources: RequestResources, route: str) -> RequestTask:
+    def start(self, call: GenerateCall, resources: RequestResources, route: str, traceparent: str = "") -> RequestTask:
         """Start a request's task, which takes over ``resources``. Raises Unavailable after ``close``."""
         if self._closed:
             raise _shutting_down()
         started = RequestTask(
-            self._generate, call, resources, route, self._metrics, self._turns, self._timeout_s, self._trace_sink
+            self._generate,
+            call,
+            resources,
+            route,
+            self._metrics,
+            self._turns,
+            self._timeout_s,
+            self._trace_sink,
+            traceparent,
         )
         self._running[started.task] = started
         started.task.add_done_callback(self._running.pop)

@@ -1,10 +1,11 @@
-"""One record for each request that has ended: the time of each stage, tokens, how it ended. For --trace-requests."""
+"""One record for each request that has ended: the time of each stage, tokens, how it ended. For --trace-requests and
+--otlp-traces-endpoint."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mmserve.httpserver.call import GenerateCall
@@ -16,7 +17,7 @@ logger = logging.getLogger("mmserve.trace")
 
 @dataclass(frozen=True)
 class TraceRecord:
-    """``outcome``: the finish reasons, ``aborted``, or the kind of the error. Times are in seconds."""
+    """Times are in seconds."""
 
     call: GenerateCall
     """Without messages and images."""
@@ -24,24 +25,48 @@ class TraceRecord:
     num_images: int
     prompt_tokens: int
     completion_tokens: int
-    outcome: str
+    finish_reasons: tuple[str, ...]
+    """Of the choices that have finished."""
+    error_type: str | None
+    """``aborted``, the kind of the error, or None."""
     total_s: float
-    stages: Mapping[str, float]
+    times: StageTimes
+    traceparent: str = ""
+    """The client's header: the span that its request is part of."""
+
+    @property
+    def outcome(self) -> str:
+        return self.error_type if self.error_type is not None else ",".join(self.finish_reasons)
 
 
 TraceSink = Callable[[TraceRecord], None]
 
 
+def each_of(sinks: Sequence[TraceSink]) -> TraceSink | None:
+    """One sink for all of them; None if there are none."""
+    if not sinks:
+        return None
+
+    def pass_on(record: TraceRecord) -> None:
+        for sink in sinks:
+            sink(record)
+
+    return pass_on
+
+
 class RequestTrace:
     """Makes one record when both the request's task and its response have ended, and passes it to ``sink``."""
 
-    def __init__(self, call: GenerateCall, route: str, num_images: int, times: StageTimes, sink: TraceSink) -> None:
+    def __init__(
+        self, call: GenerateCall, route: str, num_images: int, times: StageTimes, sink: TraceSink, traceparent: str
+    ) -> None:
         self._call = call
+        self._traceparent = traceparent
         self._route = route
         self._num_images = num_images
         self._times = times
         self._sink = sink
-        self._times["body"] = time.monotonic() - call.arrival_s
+        self._times.add("body", time.monotonic() - call.arrival_s)
         self._generated: tuple[float, DeltaStream, bool] | None = None
         self._sent_s: float | None = None
 
@@ -60,7 +85,7 @@ class RequestTrace:
         if self._generated is None or self._sent_s is None:
             return
         generated_s, deltas, aborted = self._generated
-        self._times["send"] = max(0.0, self._sent_s - generated_s)
+        self._times.add("send", max(0.0, self._sent_s - generated_s))
         usage = deltas.usage
         record = TraceRecord(
             self._call,
@@ -68,16 +93,19 @@ class RequestTrace:
             self._num_images,
             usage.prompt_tokens,
             usage.completion_tokens,
-            _outcome(deltas, aborted),
+            tuple(deltas.finish_reasons),
+            _error_type(deltas, aborted),
             max(self._sent_s, generated_s) - self._call.arrival_s,
             self._times,
+            self._traceparent,
         )
         self._sink(record)
 
 
 def log_trace(record: TraceRecord) -> None:
     """Write the record as one log line; with --log-format json each stage is a field of its own."""
-    stages = {stage: record.stages[stage] for stage in STAGES if stage in record.stages}
+    seconds_of = record.times.seconds
+    stages = {stage: seconds_of[stage] for stage in STAGES if stage in seconds_of}
     shown = " ".join(f"{stage}={1e3 * seconds:.1f}" for stage, seconds in stages.items())
     logger.info(
         "request %s: %s in %.1f ms, images=%d prompt_tokens=%d completion_tokens=%d; ms: %s",
@@ -104,9 +132,7 @@ def log_trace(record: TraceRecord) -> None:
     )
 
 
-def _outcome(deltas: DeltaStream, aborted: bool) -> str:
+def _error_type(deltas: DeltaStream, aborted: bool) -> str | None:
     if aborted:
         return "aborted"
-    if deltas.failure is not None:
-        return deltas.failure.kind
-    return ",".join(deltas.finish_reasons)
+    return None if deltas.failure is None else deltas.failure.kind

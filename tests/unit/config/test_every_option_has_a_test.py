@@ -89,6 +89,8 @@ SHOWN_BY = {
     "log_format": f"{LIFE}::test_every_process_logs_json_lines",
     "access_log": f"{REQUEST_LOGS}::test_the_access_log_has_a_line_for_every_response",
     "trace_requests": f"{REQUEST_LOGS}::test_a_trace_has_every_stage_and_the_id_of_the_answer",
+    "otlp_traces_endpoint": "integration/httpserver/test_otlp_export.py"
+    "::test_a_request_is_a_span_with_a_child_for_each_stage_in_the_trace_of_its_client",
 }
 """Option -> the test that fails when the option has no effect, as file below tests/ and function."""
 

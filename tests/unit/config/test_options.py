@@ -123,6 +123,23 @@ def test_a_hash_whose_package_is_missing_gets_an_error_with_the_package(monkeypa
         resolve({"mm_hash": "blake3"}, {}, None)
 
 
+def test_a_receiver_of_traces_needs_packages_and_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("localhost:4318", "ftp://localhost", "http://", "http://[::1", "http://localhost:port"):
+        with pytest.raises(OptionError, match="--otlp-traces-endpoint is no URL of HTTP"):
+            resolve({"otlp_traces_endpoint": text}, {}, None)
+
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    for find_spec in (missing, lambda name: None):
+        monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+        with pytest.raises(OptionError, match=r"pip install 'mmserve\[otel\]'"):
+            resolve({"otlp_traces_endpoint": "http://localhost:4318"}, {}, None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    for text in ("http://localhost:4318", "https://collector.example/otlp/v1/traces"):
+        assert resolve({"otlp_traces_endpoint": text}, {}, None).otlp_traces_endpoint == text
+
+
 def test_a_fraction_is_from_0_to_1() -> None:
     for text in ("0", "0.25", "1"):
         assert resolve({"concurrent_alloc_fraction": text}, {}, None).concurrent_alloc_fraction == float(text)

@@ -164,7 +164,7 @@ async def _complete(task: RequestTask) -> Completion:
         if choice.logprobs is not None:
             kept_nbytes += choice.logprobs.add(delta.logprobs) + _RAW_NBYTES * len(delta.logprobs)
         task.deltas.hold(2 * kept_nbytes)  # the response's JSON is as long again
-    return Completion(_id(call), int(time.time()), call.model, choices, wire_usage(task.deltas.usage))
+    return Completion(call.response_id, int(time.time()), call.model, choices, wire_usage(task.deltas.usage))
 
 
 async def _events(task: RequestTask) -> AsyncGenerator[bytes, None]:
@@ -173,7 +173,7 @@ async def _events(task: RequestTask) -> AsyncGenerator[bytes, None]:
     usage = None if call.include_usage else UNSET
 
     def chunk(choices: list[ChunkChoice], usage: WireUsage | UnsetType | None = usage) -> bytes:
-        return sse_event(msgspec.json.encode(Chunk(_id(call), created, call.model, choices, usage=usage)))
+        return sse_event(msgspec.json.encode(Chunk(call.response_id, created, call.model, choices, usage=usage)))
 
     try:
         async for delta in task.deltas:
@@ -191,7 +191,3 @@ async def _events(task: RequestTask) -> AsyncGenerator[bytes, None]:
             raise
         yield sse_event(error_body(error))
     yield SSE_DONE
-
-
-def _id(call: GenerateCall) -> str:
-    return f"chatcmpl-{call.request_id}"
