@@ -31,8 +31,10 @@ _SOURCES = (
     "kernels.cpp",
     "aligned_memory.h",
     "attention.h",
+    "candidates.h",
     "decoder.h",
     "linear.h",
+    "peak.h",
     "quantize_activations.h",
     "quantized_linear.h",
     "quantized_weights.h",
@@ -42,6 +44,7 @@ _SOURCES = (
     "thread_pool.h",
     "tile.h",
     "vectors.h",
+    "weights.h",
 )
 _OPTIONS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 _COMPILERS = ("c++", "g++", "clang++")

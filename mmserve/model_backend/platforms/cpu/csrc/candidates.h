@@ -1,0 +1,82 @@
+// The tokens of a row that may be chosen, in the order of the vocabulary.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "aligned_memory.h"
+#include "selection.h"
+#include "vectors.h"
+#include "weights.h"
+
+namespace sampling {
+
+using tile::f32x8, vectors::kBlock;
+
+constexpr int64_t kPadding = 16;  // whole vectors are written and read
+
+class Candidates {
+public:
+    void start(int64_t size) {
+        weights_ = weights_memory_.at_least(size + kPadding);
+        ids_ = ids_memory_.at_least(size + kPadding);
+        selected_ = selected_memory_.at_least(size + kPadding);
+        sums_ = sums_memory_.at_least(size / kBlock + 1);
+        count_ = 0;
+    }
+
+    // Keeps those of eight numbers whose lane of `mask` is -1; the first is of token `first`.
+    void add(tile::i32x8 mask, f32x8 numbers, int64_t first) {
+        count_ += vectors::store_some(mask, numbers, weights_ + count_, first, ids_ + count_);
+    }
+
+    // Ends the adding. Of weights, or of logits to be weighed now.
+    void finish() { std::fill_n(weights_ + count_, 8, 0.f); }
+
+    void finish(const weights::Scale& by) {
+        for (int64_t i = 0; i < count_; i += 8)
+            tile::store(weights_ + i, weights::weigh(tile::load<f32x8>(weights_ + i), by));
+        finish();
+    }
+
+    int64_t count() const { return count_; }
+
+    // The smallest weight of the largest that are at least `needed` in number, or in sum if kSum.
+    template <bool kSum>
+    float smallest_kept(int64_t needed) {
+        return selection::smallest_kept<kSum>(weights_, count_, needed, selected_);
+    }
+
+    // The sum of those of at least weight `cut`; draw() may follow.
+    int64_t sum(float cut) {
+        int64_t total = 0;
+        vectors::for_blocks(count_, [&](int64_t first, int64_t end) {
+            vectors::BlockSum sum;
+            for (int64_t i = first; i < end; i += 8) {
+                const f32x8 weights = tile::load<f32x8>(weights_ + i);
+                sum.add(vectors::where(weights >= cut, weights));
+            }
+            total += sums_[first / kBlock] = sum.value();
+        });
+        return total;
+    }
+
+    // The first token at which the cumulated weight of those counted by sum(cut) exceeds `target`.
+    int64_t draw(float cut, int64_t target) const {
+        int64_t block = 0;
+        while (target >= sums_[block]) target -= sums_[block++];
+        for (int64_t i = block * kBlock;; ++i)
+            if (weights_[i] >= cut && (target -= static_cast<int64_t>(weights_[i])) < 0) return ids_[i];
+    }
+
+private:
+    memory::ReusableArray<float> weights_memory_, selected_memory_;
+    memory::ReusableArray<int32_t> ids_memory_;
+    memory::ReusableArray<int64_t> sums_memory_;
+    float *weights_ = nullptr, *selected_ = nullptr;
+    int32_t* ids_ = nullptr;
+    int64_t* sums_ = nullptr;
+    int64_t count_ = 0;
+};
+
+}  // namespace sampling
