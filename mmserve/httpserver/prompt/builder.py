@@ -6,7 +6,7 @@ Control tokens and image placeholders come only from the chat template; user tex
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ import tokenizers
 from mmserve.config.deployment import Deployment
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaPart, Message, Prompt, TextPart
 from mmserve.httpserver.prompt.chat_template import ChatTemplate, Conversation, template_source
+from mmserve.httpserver.prompt.guarded_encoding import GuardedEncoder
 from mmserve.httpserver.prompt.media_spans import span_of, virtual_ids
 from mmserve.httpserver.prompt.tokenizer import ChatTokenizer
-from mmserve.httpserver.prompt.user_text import UserMarks
 from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest
 
 
@@ -34,8 +34,13 @@ class PromptBuilder:
         self._image_token_id = model.image_token_id
         self._is_multimodal = model.vision is not None
         self._tokenizer = ChatTokenizer(checkpoint, source or "", placeholder=model.image_token_id)
-        self._template = None if source is None else ChatTemplate(source, self._tokenizer.special_tokens)
-        self._marks = UserMarks()
+        self._encoder: GuardedEncoder | None = None
+        self._takes_strings = self._takes_parts = False
+        if source is not None:
+            longest = self._max_model_len * self._tokenizer.longest_token
+            template = ChatTemplate(source, self._tokenizer.special_tokens, prompt_chars=longest)
+            self._takes_strings, self._takes_parts = template.takes_strings, template.takes_parts
+            self._encoder = GuardedEncoder(template, self._tokenizer, self._check_text)
 
     @property
     def tokenizer(self) -> tokenizers.Tokenizer:
@@ -52,22 +57,13 @@ class PromptBuilder:
         images = [part.index for message in call.messages for part in message.content if isinstance(part, MediaPart)]
         if images and not self._is_multimodal:
             raise InvalidRequest("this model takes no images", param=call.media[images[0]].param)
-        ids = self._encode(call.messages)
+        if self._encoder is None:
+            raise InvalidRequest("this model has no chat template, so it cannot take chat messages", param="messages")
+        text, ids = self._encoder.encode({"messages": self._conversation(call.messages)})
+        ids = self._add_special_tokens(text, ids)
         prompt = self._with_images(ids, [(index, leased[index]) for index in images], call)
         self._check_length(len(prompt.ids))
         return prompt
-
-    def _encode(self, messages: Sequence[Message]) -> list[int]:
-        text = self._render(messages, str)
-        if len(text) > self._max_model_len * self._tokenizer.longest_token:
-            raise self._too_long(f"at least {len(text) // self._tokenizer.longest_token}")
-        ids = self._tokenizer.encode(text)
-        if any(self._tokenizer.may_forge(part.text) for part in _texts(messages)):
-            text, user = self._marks.unmark(self._render(messages, self._marks.mark))
-            guarded = self._tokenizer.encode_guarded(text, user)
-            if self._tokenizer.controls_in(ids) != self._tokenizer.controls_in(guarded):
-                ids = guarded
-        return self._add_special_tokens(text, ids)
 
     def _add_special_tokens(self, text: str, ids: list[int]) -> list[int]:
         """As transformers: its processors add the bos token unless the template has written it; its tokenizers, used
@@ -76,23 +72,18 @@ class PromptBuilder:
         written = not self._is_multimodal or (bos is not None and text.startswith(bos))
         return ids if written else self._tokenizer.with_special_tokens(ids)
 
-    def _render(self, messages: Sequence[Message], write: Callable[[str], str]) -> str:
-        if self._template is None:
-            raise InvalidRequest("this model has no chat template, so it cannot take chat messages", param="messages")
-        conversation: Conversation = [
-            {"role": message.role, "content": self._content(self._template, message, write)} for message in messages
-        ]
-        return self._template.render(conversation)
+    def _conversation(self, messages: Sequence[Message]) -> Conversation:
+        return [{"role": message.role, "content": self._content(message)} for message in messages]
 
-    def _content(self, template: ChatTemplate, message: Message, write: Callable[[str], str]) -> Any:
+    def _content(self, message: Message) -> Any:
         """A list of parts if the template accepts one and the content is not a single text; otherwise a string."""
-        as_string = template.takes_strings and not self._is_multimodal and len(message.content) == 1
-        if template.takes_parts and not as_string:
+        as_string = self._takes_strings and not self._is_multimodal and len(message.content) == 1
+        if self._takes_parts and not as_string:
             return [
-                {"type": "text", "text": write(part.text)} if isinstance(part, TextPart) else {"type": "image"}
+                {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
                 for part in message.content
             ]
-        return "\n".join(write(part.text) for part in message.content if isinstance(part, TextPart))
+        return "\n".join(part.text for part in message.content if isinstance(part, TextPart))
 
     def _with_images(self, ids: list[int], images: list[tuple[int, LeasedItem]], call: GenerateCall) -> Prompt:
         """Replaces the n-th placeholder by the virtual ids of the conversation's n-th image."""
@@ -113,6 +104,11 @@ class PromptBuilder:
         prompt.extend(ids[copied:])
         return Prompt(prompt, tuple(spans))
 
+    def _check_text(self, text: str) -> None:
+        """Before tokenizing a text that is too long in any case."""
+        if len(text) > self._max_model_len * self._tokenizer.longest_token:
+            raise self._too_long(f"at least {len(text) // self._tokenizer.longest_token}")
+
     def _check_length(self, num_tokens: int) -> None:
         if num_tokens > self.max_prompt_tokens:
             raise self._too_long(str(num_tokens))
@@ -123,7 +119,3 @@ class PromptBuilder:
             "and must leave room for an answer",
             param="messages",
         )
-
-
-def _texts(messages: Sequence[Message]) -> list[TextPart]:
-    return [part for message in messages for part in message.content if isinstance(part, TextPart)]

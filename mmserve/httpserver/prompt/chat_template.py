@@ -1,12 +1,14 @@
 """Renders a checkpoint's chat template as transformers does.
 
-Templates are untrusted code from checkpoints, so they run in jinja2's immutable sandbox on strings, lists and dicts.
+Templates are untrusted code from checkpoints, so they run in a sandbox (``template_sandbox``) on strings, lists and
+dicts.
 """
 
 from __future__ import annotations
 
-import json
 import logging
+import traceback
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,25 +17,29 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mmserve.checkpoint.load import read_json
+from mmserve.httpserver.prompt.template_limits import TemplateContext, TemplateLimitExceeded
+from mmserve.httpserver.prompt.template_sandbox import LimitedEnvironment
 from mmserve.runtime.errors import InvalidRequest, StartupError
 
 Conversation = list[dict[str, Any]]
 """Messages as transformers' templates take them: role, and content as a string or a list of typed parts."""
 
 _PROBE = "mmserveprobe"
+_MAX_TIME_FORMAT = 200
 logger = logging.getLogger(__name__)
 
 
 class ChatTemplate:
     """``takes_parts``: content may be a list of parts; ``takes_strings``: it may be a string."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        """Raises StartupError when the template is not valid jinja."""
+    def __init__(self, source: str, special_tokens: dict[str, str], *, prompt_chars: int = 1 << 20) -> None:
+        """``prompt_chars``: of the longest prompt, from which limits follow. Raises StartupError when the template is
+        not valid jinja."""
+        self._prompt_chars = prompt_chars
         try:
-            self._template = _environment().from_string(source)
+            self._template = _environment().template(source)
         except jinja2.TemplateError as error:
             raise StartupError(f"the model's chat template is not valid: {error}") from None
         self._special_tokens = special_tokens
@@ -42,26 +48,44 @@ class ChatTemplate:
         # A template for strings only prints the list itself.
         self.takes_parts = _PROBE in as_parts and "'text'" not in as_parts and '"text"' not in as_parts
 
-    def render(self, conversation: Conversation) -> str:
-        """The prompt's text, with the generation prompt. Raises InvalidRequest with the template's own message."""
+    def render(self, messages: Conversation, **variables: Any) -> str:
+        """The prompt's text, with the generation prompt. ``variables``: tools, documents and others.
+
+        Raises InvalidRequest with the template's own message.
+        """
         try:
-            return self._render(conversation)
+            return self._render(messages, variables)
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses: {error.message}", param="messages") from None
-        except Exception as error:  # a template may raise anything
-            logger.exception("the chat template failed")
+        except TemplateLimitExceeded as error:
+            logger.warning("the chat template was stopped: %s", error)
+            raise InvalidRequest(
+                f"the model's chat template fails for these messages: {error}", param="messages"
+            ) from None
+        except Exception as error:  # noqa: BLE001 - a template may raise anything
+            logger.warning(
+                "the chat template failed: %s", self._where(error)
+            )  # without its message, which may hold a text
             raise InvalidRequest(
                 f"the model's chat template cannot render these messages ({type(error).__name__})", param="messages"
             ) from None
 
-    def _render(self, conversation: Conversation) -> str:
-        return self._template.render(
-            messages=conversation, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
-        )
+    def _render(self, messages: Conversation, variables: Mapping[str, Any]) -> str:
+        usual = {"tools": None, "documents": None, "add_generation_prompt": True}
+        given = {**variables, "messages": messages}
+        context = self._template.new_context({**usual, **self._special_tokens, **given})
+        assert isinstance(context, TemplateContext)
+        context.limit(self._prompt_chars, given)
+        return context.joined(self._template.root_render_func(context))
+
+    def _where(self, error: Exception) -> str:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
+        line = self._template.get_corresponding_lineno(lines[-1]) if lines and lines[-1] else 0
+        return f"{type(error).__name__} in line {line}"
 
     def _probe(self, content: Any) -> str:
         try:
-            return self._render([{"role": "user", "content": content}])
+            return self._render([{"role": "user", "content": content}], {})
         except Exception:  # noqa: BLE001 - any exception means that this format is not supported
             return ""
 
@@ -81,13 +105,12 @@ def template_source(checkpoint: Path) -> str | None:
     return None
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _environment() -> LimitedEnvironment:
+    environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
-    environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format[:_MAX_TIME_FORMAT])
     return environment
 
 
@@ -103,14 +126,3 @@ class _GenerationTag(jinja2.ext.Extension):
 
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Unlike jinja2's filter, without HTML escapes.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -57,6 +57,8 @@ class ChatTokenizer:
         control = _control_tokens(self.raw, self.special_tokens, template, placeholder)
         self.control = frozenset(control)
         self._edge_chars = {char for content in control.values() for char in content.strip()[:1] + content.strip()[-1:]}
+        self._contents = "\0".join(content.lower() for content in control.values())
+        self._longest_control = max(map(len, control.values()), default=0)
         self._special_around = self._find_special_around()
         self.longest_token = max(map(len, self.raw.get_vocab()), default=1)
         """Characters: a text of n characters has at least n / longest_token tokens."""
@@ -71,8 +73,14 @@ class ChatTokenizer:
         return [*before, *ids, *after]
 
     def may_forge(self, text: str) -> bool:
-        """Fast check. False if no control token can start or end in ``text``, as for most texts."""
-        return not (text.isascii() and self._edge_chars.isdisjoint(text))
+        """Fast check. False if no control token can start or end in ``text``, or contain it, as for most texts.
+
+        A template may write ``<{{ name }}>``, so that the name ``image`` becomes a placeholder.
+        """
+        if not text.isascii() or not self._edge_chars.isdisjoint(text):
+            return True
+        body = text.strip()
+        return 0 < len(body) <= self._longest_control and body.lower() in self._contents
 
     def encode_guarded(self, text: str, user: Sequence[Interval]) -> list[int]:
         """Like ``encode``, but a control token that overlaps characters of ``user`` becomes ordinary text.

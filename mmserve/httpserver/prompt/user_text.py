@@ -1,6 +1,6 @@
-"""Finds the characters of a rendered conversation that users wrote.
+"""Finds the characters of a rendered prompt that users wrote.
 
-Each user text is rendered between two secret marks. Removing the marks gives the plain text and the intervals.
+Each user string is rendered between two secret marks. Removing the marks gives the plain text and the intervals.
 Whitespace around a text stays outside the marks, so that templates that trim behave as without marks.
 """
 
@@ -19,7 +19,12 @@ class UserMarks:
         secret = f"{secrets.randbelow(10**18):018d}"
         self._start = f"\ue000{secret}\ue001"
         self._end = f"\ue002{secret}\ue003"
-        self._any_mark = re.compile(f"({self._start}|{self._end})")
+        # A template may write marks with JSON's escapes, once or twice: {{ tools | tojson(ensure_ascii=true) }}.
+        start, end = (
+            rf"((?:\\+u{first:x}|{chr(first)}){secret}(?:\\+u{last:x}|{chr(last)}))"
+            for first, last in ((0xE000, 0xE001), (0xE002, 0xE003))
+        )
+        self._any_mark = re.compile(f"{start}|{end}", re.IGNORECASE)
 
     def mark(self, text: str) -> str:
         body = text.strip()
@@ -37,16 +42,16 @@ class UserMarks:
         intervals: list[Interval] = []
         length = 0
         open_at: int | None = None
-        for piece in self._any_mark.split(rendered):
-            if piece == self._start:
-                open_at = length if open_at is None else open_at
-            elif piece == self._end:
+        pieces = self._any_mark.split(rendered)  # text, then start mark or None, end mark or None, text, ...
+        for text, start, end in zip(pieces[::3], [*pieces[1::3], None], [*pieces[2::3], None], strict=True):
+            plain.append(text)
+            length += len(text)
+            if start and open_at is None:
+                open_at = length
+            elif end:
                 previous_end = intervals[-1][1] if intervals else 0
                 intervals.append((previous_end if open_at is None else open_at, length))
                 open_at = None
-            else:
-                plain.append(piece)
-                length += len(piece)
         if open_at is not None:
             intervals.append((open_at, length))
         return "".join(plain), intervals

@@ -1,0 +1,50 @@
+"""The input of a chat template to token ids, such that no string of the user becomes a control token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from mmserve.httpserver.prompt.chat_template import ChatTemplate
+from mmserve.httpserver.prompt.template_input import user_strings, with_user_strings
+from mmserve.httpserver.prompt.tokenizer import ChatTokenizer
+from mmserve.httpserver.prompt.user_text import UserMarks
+
+
+class EncodedText(NamedTuple):
+    """A rendered prompt and its ids, both without what ``add_special_tokens`` adds."""
+
+    text: str
+    ids: list[int]
+
+
+class GuardedEncoder:
+    """``check_text`` is called with the rendered text before it is tokenized, and may raise."""
+
+    def __init__(self, template: ChatTemplate, tokenizer: ChatTokenizer, check_text: Callable[[str], None]) -> None:
+        self._template = template
+        self._tokenizer = tokenizer
+        self._check_text = check_text
+        self._marks = UserMarks()
+
+    def encode(self, template_input: Mapping[str, Any]) -> EncodedText:
+        """``template_input``: ``messages``, and whatever else the template is given (tools, documents, variables).
+
+        Strings in it, names in objects included, are the user's; see ``template_input``. If one of them could forge a
+        control token, the template is rendered again with marks around such strings. Raises InvalidRequest.
+        """
+        text = self._template.render(**template_input)
+        self._check_text(text)
+        ids = self._tokenizer.encode(text)
+        if not any(map(self._tokenizer.may_forge, user_strings([*template_input.values()]))):
+            return EncodedText(text, ids)
+        marked = {name: with_user_strings(value, self._mark) for name, value in template_input.items()}
+        marked_text, user = self._marks.unmark(self._template.render(**marked))
+        guarded = self._tokenizer.encode_guarded(marked_text, user)
+        if self._tokenizer.controls_in(ids) == self._tokenizer.controls_in(guarded):
+            return EncodedText(text, ids)
+        return EncodedText(marked_text, guarded)
+
+    def _mark(self, text: str) -> str:
+        """Other strings stay as they are: a template may compare them."""
+        return self._marks.mark(text) if self._tokenizer.may_forge(text) else text
