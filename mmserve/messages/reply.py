@@ -26,7 +26,8 @@ Clients see only stop and length as a finish reason. The others become errors wi
 class TokenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t", tag="tokens", gc=False):
     """New tokens of one sequence. ``finish`` is set on exactly one reply per request id and attempt.
 
-    Without tokens and ``finish``: the sequence is a suspect (messages/request) and is about to be computed.
+    Without tokens and ``finish``: the sequence is about to be computed. Sent only to those that were computed when the
+    engine died (``GenerateRequest.num_deaths``).
     """
 
     id: str

@@ -27,8 +27,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
     """CLOCK_MONOTONIC when the HTTP request arrived."""
     attempt: int = 0
     """Increased each time the HTTP worker submits the request again. Replies to older attempts are discarded."""
-    num_resent: int = 0
-    """How often it was sent again since its last token, as the engine died. From SUSPECT_FROM on, it may be why."""
+    num_deaths: int = 0
+    """How often the engine has died while computing it, since its last token. From SUSPECT_FROM on, it may be why."""
     stage_times: dict[str, float] = {}
     """Seconds by stage, set by the visual server: turn (waiting for a permit), image_decode, encode."""
 
@@ -39,8 +39,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
 
 
 SUSPECT_FROM = 2
-"""``GenerateRequest.num_resent`` from which on a sequence is a suspect: the router starts it when no other suspect is
-between its start and its first token, and tells the HTTP worker of the start first. So one death shows who it was."""
+"""``GenerateRequest.num_deaths`` from which on a sequence is a suspect: the router starts it when no other suspect is
+between its start and its first token. Before it sends a plan, the router tells the HTTP workers which sequences with a
+death behind them start in it. So a death counts for those that were computed, and the third one shows who it was."""
 
 
 def choice_id(request_id: str, index: int) -> str:

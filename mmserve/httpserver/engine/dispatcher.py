@@ -18,7 +18,7 @@ import msgspec
 
 from mmserve.httpserver.engine.links import Destination
 from mmserve.messages.reply import ServerPhase, TokenReply
-from mmserve.messages.request import AbortRequest, GenerateRequest
+from mmserve.messages.request import SUSPECT_FROM, AbortRequest, GenerateRequest
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.uncancelled import to_completion
 
@@ -60,10 +60,14 @@ class _Sequence:
         self.ended = asyncio.Event()
         self.answered = False
         """True once a reply shows that the current attempt has reached the router."""
-        self.num_resent = request.num_resent
+        self.num_resent = 0
         """Resends since the last token, because the engine died."""
-        self.is_suspect = False
-        """True from the router's notice that it computes this suspect until its first token (see messages/request)."""
+        self.num_deaths = request.num_deaths
+        """Deaths of the engine while it computed this sequence, since the last token."""
+        self.is_computed = False
+        """True from the router's notice that it computes this attempt. There is none before the first death."""
+        self.has_embeddings = False
+        """True once a reply shows that all of its images are encoded."""
         self.aborted = False
 
     def __aiter__(self) -> AsyncIterator[TokenReply]:
@@ -82,17 +86,28 @@ class _Sequence:
 
     def add_reply(self, reply: TokenReply) -> None:
         self.answered = True
-        if reply.finish is not None:
-            self.ended.set()
         if reply.finish == "media_lost":
             self.lose_media()
         elif reply.token_ids or reply.finish:
-            if reply.token_ids:
-                self.output.extend(reply.token_ids)
-                self.num_resent, self.is_suspect = 0, False
-            self.replies.put_nowait(reply)
+            self._add_tokens(reply)
         else:
-            self.is_suspect = True
+            self.is_computed = True
+        if reply.finish is not None:
+            self.ended.set()
+        else:
+            self.has_embeddings = True
+
+    def _add_tokens(self, reply: TokenReply) -> None:
+        """In ``output`` and ``replies``, or in neither."""
+        num_before = len(self.output)
+        try:
+            self.output.extend(reply.token_ids)
+            self.replies.put_nowait(reply)
+        except MemoryError:
+            del self.output[num_before:]
+            raise
+        if reply.token_ids:
+            self.num_resent = self.num_deaths = 0
 
     def lose_media(self) -> None:
         self.replies.put_nowait(MediaLost(self.request.attempt, self.output.tobytes()))
@@ -101,12 +116,17 @@ class _Sequence:
         self.add_reply(TokenReply(id=self.request.id, attempt=self.request.attempt, finish="error", message=message))
 
     def next_attempt(self) -> GenerateRequest:
-        """The request to send again."""
+        """The request to send again. If its images are encoded, it need not pass a visual server once more; should one
+        be gone, the ranks find that out (``media_lost``)."""
+        spans = self.request.spans
+        if self.has_embeddings:
+            spans = tuple(msgspec.structs.replace(span, data=None) for span in spans)
         return msgspec.structs.replace(
             self.request,
             attempt=self.request.attempt + 1,
+            spans=spans,
             output_ids=self.output.tobytes(),
-            num_resent=self.num_resent,
+            num_deaths=self.num_deaths,
         )
 
 
@@ -157,24 +177,43 @@ class Dispatcher:
         elif sequence is not None and reply.attempt == sequence.request.attempt and not sequence.ended.is_set():
             sequence.add_reply(reply)
 
+    def lose(self, reply: TokenReply) -> None:
+        """``deliver`` has failed. Send the reply's sequence again, so that its client misses no token."""
+        sequence = self._live.get(reply.id)
+        if sequence is None or reply.attempt != sequence.request.attempt or sequence.ended.is_set():
+            return
+        if not sequence.aborted:
+            self._resend(sequence)
+        elif reply.finish:
+            sequence.ended.set()
+
     def on_phase(self, phase: ServerPhase) -> None:
         """Compare the epochs with the last phase: send again what a restarted process has lost."""
         before, self._phase = self._phase, phase
         if before is None:
             return
         for sequence in [sequence for sequence in self._live.values() if not sequence.ended.is_set()]:
-            if sequence.aborted:
-                self._repeat_abort(sequence, before, phase)
-            elif phase.cache_epoch > before.cache_epoch and sequence.request.spans and not sequence.answered:
-                sequence.lose_media()
-            elif phase.engine_epoch > before.engine_epoch:
-                self._resend_or_fail(sequence)
-            elif not sequence.answered and _encoder_restarted(sequence, before, phase):
-                self._resend(sequence)
+            try:
+                self._on_restart(sequence, before, phase)
+            except Exception:  # the boundary of one sequence
+                logger.exception("request %s could not be sent again", sequence.request.id)
+                sequence.fail("the request could not be sent again after a restart")
+
+    def _on_restart(self, sequence: _Sequence, before: ServerPhase, phase: ServerPhase) -> None:
+        if sequence.aborted:
+            self._repeat_abort(sequence, before, phase)
+        elif phase.cache_epoch > before.cache_epoch and sequence.request.spans and not sequence.answered:
+            sequence.lose_media()
+        elif phase.engine_epoch > before.engine_epoch:
+            self._resend_or_fail(sequence)
+        elif not sequence.answered and _encoder_restarted(sequence, before, phase):
+            self._resend(sequence)
 
     def _resend_or_fail(self, sequence: _Sequence) -> None:
         """Send the next attempt, or fail a sequence that killed the engine or was sent again MAX_RESENDS times."""
-        if sequence.is_suspect or sequence.num_resent == MAX_RESENDS:
+        if sequence.is_computed or not sequence.num_deaths:
+            sequence.num_deaths += 1
+        if sequence.num_deaths > SUSPECT_FROM or sequence.num_resent == MAX_RESENDS:
             # The request may be queued at the visual server, or may have reached the router already.
             for destination in {sequence.destination, None}:
                 self._links.send(destination, _abort_request(sequence.request))
@@ -187,7 +226,7 @@ class Dispatcher:
 
     def _resend(self, sequence: _Sequence) -> None:
         sequence.request = sequence.next_attempt()
-        sequence.answered = False
+        sequence.answered = sequence.is_computed = False
         sequence.destination = self._links.choose(sequence.request)
         self._links.send(sequence.destination, sequence.request)
         self._metrics.add("requests_resent", 1)

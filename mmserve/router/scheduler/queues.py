@@ -22,6 +22,8 @@ class WaitingQueue:
     """Waiting sequences in the order in which they may start: first come, first served, with bounded exceptions.
 
     - Resumed sequences (preempted, or sent again after a restart) go before new ones: a client is reading their output.
+    - Suspects (``suspects``) start one at a time. The oldest comes after all resumed sequences, which it may take along
+      when the engine dies, and before new ones; the others wait behind it and are in nobody's way.
     - New text requests go before new requests with images, so that hundreds of image tokens do not delay a line of
       text. After MAX_TEXTS_BEFORE_MEDIA of them the oldest request with images is first.
     - A sequence that does not fit yet may be bypassed by later ones that do, so that the engine is not idle. After
@@ -32,36 +34,42 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._resumed: OrderedDict[int, Sequence] = OrderedDict()
+        self._suspects: OrderedDict[int, Sequence] = OrderedDict()
         self._text: OrderedDict[int, Sequence] = OrderedDict()
         self._media: OrderedDict[int, Sequence] = OrderedDict()
         self._num_texts_before_media = 0
         """Later text requests that have started before the oldest of ``_media``."""
 
     def __len__(self) -> int:
-        return len(self._resumed) + len(self._text) + len(self._media)
+        return len(self._resumed) + len(self._suspects) + len(self._text) + len(self._media)
 
     @property
     def has_text(self) -> bool:
         """True if a sequence without images may be among the candidates."""
-        resumed = islice(self._resumed.values(), MAX_CANDIDATES)
+        resumed = islice(chain(self._resumed.values(), self._suspects.values()), MAX_CANDIDATES)
         return bool(self._text) or not all(sequence.request.spans for sequence in resumed)
 
     def push(self, sequence: Sequence) -> None:
         """Adds a new request behind all others of its kind."""
-        new = self._media if sequence.request.spans else self._text
-        queue = self._resumed if sequence.num_output_tokens else new
+        if sequence.is_suspect:
+            queue = self._suspects
+        elif sequence.num_output_tokens:
+            queue = self._resumed
+        else:
+            queue = self._media if sequence.request.spans else self._text
         queue[sequence.number] = sequence
 
     def push_front(self, sequence: Sequence) -> None:
         """Adds a preempted sequence before all others. The newest is preempted first, so the oldest ends up first."""
-        self._resumed[sequence.number] = sequence
-        self._resumed.move_to_end(sequence.number, last=False)
+        queue = self._suspects if sequence.is_suspect else self._resumed
+        queue[sequence.number] = sequence
+        queue.move_to_end(sequence.number, last=False)
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a waiting sequence. Raises KeyError if it does not wait."""
         if sequence is self._oldest_media():
             self._num_texts_before_media = 0
-        for queue in (self._resumed, self._text, self._media):
+        for queue in (self._resumed, self._suspects, self._text, self._media):
             if queue.pop(sequence.number, None) is not None:
                 return
         raise KeyError(sequence.number)
@@ -69,7 +77,8 @@ class WaitingQueue:
     def candidates(self) -> list[Sequence]:
         """The sequences that may start now, best first. None comes after one that was bypassed too often."""
         found: list[Sequence] = []
-        for sequence in islice(chain(self._resumed.values(), self._new()), MAX_CANDIDATES):
+        suspect = islice(self._suspects.values(), 1)
+        for sequence in islice(chain(self._resumed.values(), suspect, self._new()), MAX_CANDIDATES):
             found.append(sequence)
             if sequence.times_bypassed >= MAX_BYPASSES:
                 break

@@ -82,16 +82,6 @@ class OutputBuffer:
     def __init__(self, registry: RequestRegistry) -> None:
         self._registry = registry
         self._replies: list[tuple[int, TokenReply]] = []
-        self._starts: list[tuple[int, TokenReply]] = []
-
-    def take_starts(self) -> list[tuple[int, TokenReply]]:
-        """(HTTP worker, reply) of suspects started since the last call."""
-        starts, self._starts = self._starts, []
-        return starts
-
-    def add_start(self, request: GenerateRequest) -> None:
-        """The request is a suspect, and the next plan computes it."""
-        self._starts.append((request.reply_to, TokenReply(id=request.id, attempt=request.attempt)))
 
     def take(self) -> list[tuple[int, TokenReply]]:
         """(HTTP worker, reply) since the last call."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from itertools import chain
 
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest, WorkerDied
@@ -19,8 +18,8 @@ from mmserve.router.scheduler.admission import Admission
 from mmserve.router.scheduler.queues import RunningSet, WaitingQueue
 from mmserve.router.scheduler.requests import Clock, OutputBuffer, Record, RequestRegistry, RequestTimings
 from mmserve.router.scheduler.sequence import Sequence, SequenceStatus
-from mmserve.router.scheduler.step_budget import ChunkLimit, StepBudget, StepTimeModel
 from mmserve.router.scheduler.step_builder import StepBuilder
+from mmserve.router.scheduler.step_planner import StepPlanner
 
 
 @dataclass(frozen=True)
@@ -53,22 +52,26 @@ class Scheduler:
         # A sequence that fills the cache alone has reached the end of its context.
         self._context_tokens = min(config.max_model_len, num_blocks * block_tokens)
         self._block_tokens = block_tokens
-        self._max_step_tokens = config.max_num_batched_tokens
-        self._step_times = StepTimeModel(config.max_step_s)
-        self._chunk_limit = ChunkLimit(config.max_num_batched_tokens)
         self._running = RunningSet(config.max_num_seqs)
         self._waiting = WaitingQueue()
         self._admission = Admission(self._waiting, self._running, self.kv)
         self._requests = RequestRegistry()
         self._replies = OutputBuffer(self._requests)
         self._timings = RequestTimings(now, record)
+        self._planner = StepPlanner(
+            self.kv,
+            self._running,
+            self._waiting,
+            self._admission,
+            self._timings,
+            record,
+            max_step_tokens=config.max_num_batched_tokens,
+            max_step_s=config.max_step_s,
+        )
         self._now = now
-        self._record = record
         self._in_flight: deque[StepBuilder] = deque()
         self._retained: list[Sequence] = []
         """Sequences that no longer run, but that a plan in flight computes; newer ones first."""
-        self._suspect: Sequence | None = None
-        """The suspect that was started last."""
         self._num_received = 0
         self._num_plans = 0
 
@@ -90,8 +93,8 @@ class Scheduler:
         return self._replies.take()
 
     def take_starts(self) -> list[tuple[int, TokenReply]]:
-        """(HTTP worker, reply) of suspects in plans made since the last call; to be sent before the plan."""
-        return self._replies.take_starts()
+        """(HTTP worker, reply) for the starts (``suspects``) in plans made since the last call; send them first."""
+        return self._planner.suspects.take_starts()
 
     # ---- messages
 
@@ -134,7 +137,7 @@ class Scheduler:
 
     def observe_chunk(self, num_tokens: int, seconds: float) -> None:
         """The ranks have computed a step with a prompt of so many tokens, before the first plan. 0 seconds: unknown."""
-        self._step_times.observe(0, num_tokens, seconds)
+        self._planner.observe_chunk(num_tokens, seconds)
 
     # ---- planning
 
@@ -143,117 +146,19 @@ class Scheduler:
 
         The cost does not depend on how many sequences wait.
         """
-        decoding, prefilling = self._running.partition()
-        if self._in_flight and self.kv.num_available < self._num_blocks_needed(decoding):
-            return None  # preempting has to wait for the next result, which may also end a sequence and free blocks
-        step, budget = StepBuilder(), self._budget(decoding, prefilling)
-        has_preempted = self._plan_decoding(decoding, step)
-        self._plan_prefilling(prefilling, step, budget)
-        if not has_preempted:
-            self._plan_waiting(step, budget)
-        if not (step.steps or self._running.has_freed_slots):
+        step = self._planner.plan(may_preempt=not self._in_flight)
+        if step is None or not (step.steps or self._running.has_freed_slots):
             return None
         self._in_flight.append(step)
         self._num_plans += 1
         return step.build(self._num_plans, self._running.take_freed_slots())
-
-    def _num_blocks_needed(self, decoding: list[Sequence]) -> int:
-        return sum(sequence.num_computed_tokens % self._block_tokens == 0 for sequence in decoding)
-
-    def _budget(self, decoding: list[Sequence], prefilling: list[Sequence]) -> StepBudget:
-        has_text = self._waiting.has_text or not all(each.request.spans for each in chain(decoding, prefilling))
-        room = min(self._max_step_tokens - len(decoding), self._chunk_limit.num_tokens)
-        num_tokens = self._step_times.chunk_budget(len(decoding), room)
-        return StepBudget(num_tokens, beside_text=has_text)
-
-    def _plan_decoding(self, decoding: list[Sequence], step: StepBuilder) -> bool:
-        """One token for each sequence, oldest first. True if sequences had to be preempted."""
-        block_tokens, last_offset = self._block_tokens, self._block_tokens - 1
-        running, num_running = SequenceStatus.RUNNING, len(self._running.sequences)
-        for sequence in decoding:
-            if sequence.status is not running:
-                break  # preempted for an older sequence, like all after it
-            offset = sequence.num_computed_tokens % block_tokens
-            new_blocks = () if offset else self._extend(sequence)
-            if new_blocks is None:
-                break
-            step.add_decode(sequence, new_blocks)
-            if offset == last_offset:
-                self._cache_full_blocks(sequence, step)
-        return len(self._running.sequences) < num_running
-
-    def _plan_prefilling(self, prefilling: list[Sequence], step: StepBuilder, budget: StepBudget) -> None:
-        """Chunks of running prompts, oldest first, as far as the budget goes."""
-        for sequence in prefilling:
-            if budget.room(sequence) and sequence.status is SequenceStatus.RUNNING:
-                self._plan_chunk(sequence, (), step, budget)
-
-    def _plan_waiting(self, step: StepBuilder, budget: StepBudget) -> None:
-        """Starts waiting sequences, each with its first chunk."""
-        if not budget.num_tokens:
-            return
-        for sequence in self._admission.admit(lambda waiting: self._room(waiting, budget)):
-            assert sequence.block_table is not None
-            if sequence.is_suspect:
-                self._suspect = sequence
-                self._replies.add_start(sequence.request)
-            self._timings.started(sequence)
-            step.add_sequence(sequence)
-            self._plan_chunk(sequence, tuple(sequence.block_table.blocks), step, budget)
-            if not budget.num_tokens:
-                return
-
-    def _room(self, waiting: Sequence, budget: StepBudget) -> int:
-        """Prompt tokens that a waiting sequence may compute in this step; 0 while another suspect has no token yet."""
-        suspect = self._suspect
-        if waiting.is_suspect and suspect and suspect.is_suspect and suspect.status is SequenceStatus.RUNNING:
-            return 0
-        return budget.room(waiting)
-
-    def _plan_chunk(
-        self, sequence: Sequence, new_blocks: tuple[int, ...], step: StepBuilder, budget: StepBudget
-    ) -> None:
-        step.add_chunk(sequence, budget.take(sequence), new_blocks)
-        self._cache_full_blocks(sequence, step)
-
-    def _cache_full_blocks(self, sequence: Sequence, step: StepBuilder) -> None:
-        """Caches the blocks that the sequence fills in this step, for sequences planned after it.
-
-        A block whose last token is still being sampled follows in ``_append``.
-        """
-        assert sequence.block_table is not None
-        num_tokens = sequence.num_known_computed_tokens
-        if node := self.kv.cache_full_blocks(sequence.block_table, sequence.tokens, num_tokens):
-            step.cached_nodes[sequence.slot] = node
-
-    def _extend(self, sequence: Sequence) -> tuple[int, ...] | None:
-        """New blocks for the sequence's next token; preempts the newest sequences if too few are available.
-
-        None if the sequence itself was preempted.
-        """
-        assert sequence.block_table is not None
-        while (new_blocks := self.kv.extend(sequence.block_table, sequence.length)) is None:
-            newest = self._running.sequences[-1]
-            self._preempt(newest)
-            if newest is sequence:
-                return None
-        if new_blocks:
-            self._admission.kv_demand.mark_grown(sequence)
-        return new_blocks
-
-    def _preempt(self, sequence: Sequence) -> None:
-        assert len(self._running.sequences) > 1, "a sequence alone always fits"
-        assert not self._in_flight, "its blocks are not free before the result"
-        self._requeue(sequence)
-        self._record("num_preemptions", 1)
 
     # ---- results
 
     def apply(self, plan: StepPlan, result: StepResult) -> None:
         """Takes in the result of ``plan``, the oldest one in flight."""
         done = self._in_flight.popleft()
-        self._step_times.observe(len(done.steps) - done.num_chunks, done.num_prompt_tokens, result.forward_s)
-        self._chunk_limit.observe(done.num_prompt_tokens, out_of_memory=result.out_of_memory)
+        self._planner.observe(done, result)
         sampled, logprobs = dict(result.tokens), dict(result.logprobs)
         if failures := done.failures(result, sampled):
             self._fail_slots(failures, done)

@@ -88,8 +88,8 @@ class Sequence:
 
     @property
     def is_suspect(self) -> bool:
-        """The engine has died several times with this sequence, and it has got no token since."""
-        return self.request.num_resent >= SUSPECT_FROM and self.first_token_s is None
+        """The engine has died several times while computing this sequence, and it has got no token since."""
+        return self.request.num_deaths >= SUSPECT_FROM and self.first_token_s is None
 
     @property
     def num_output_tokens(self) -> int:

@@ -96,17 +96,17 @@ def test_requests_that_were_lost_once_run_together() -> None:
     """Most deaths are no request's fault, and their streams must go on soon."""
     engine = Engine(max_num_batched_tokens=256)
     for number in range(4):
-        engine.scheduler.receive(request(str(number), [number, 50], output=[1], num_resent=1))
+        engine.scheduler.receive(request(str(number), [number, 50], output=[1], num_deaths=1))
     plan = engine.run_step()
     assert plan is not None
     assert len(plan.steps) == 4
-    assert engine.scheduler.take_starts() == []
+    assert [reply.id for _, reply in engine.scheduler.take_starts()] == ["0", "1", "2", "3"]
 
 
 def test_a_suspect_runs_with_others_once_it_has_a_token() -> None:
     engine = Engine(max_num_batched_tokens=256)
     for number in range(3):
-        engine.scheduler.receive(request(str(number), [number, 50], max_tokens=9, num_resent=2))
+        engine.scheduler.receive(request(str(number), [number, 50], max_tokens=9, num_deaths=2))
     steps = []
     for _ in range(4):
         plan = engine.run_step()
@@ -114,3 +114,30 @@ def test_a_suspect_runs_with_others_once_it_has_a_token() -> None:
         steps.append(len(plan.steps))
     assert steps == [1, 2, 3, 3]
     assert [reply.id for _, reply in engine.scheduler.take_starts()] == ["0", "1", "2"]
+
+
+def test_requests_that_wait_while_the_engine_dies_are_no_suspects() -> None:
+    """Otherwise they would start one by one after the next death, each with a step of its own."""
+
+    class FewAtATime(DyingServer):
+        def run(self) -> None:
+            for _ in range(2):  # deaths in the first step, which has room for two of the prompts
+                plan = self.engine.scheduler.schedule()
+                assert plan is not None
+                self._deliver(self.engine.scheduler.take_starts())
+                self.num_deaths += 1
+                self.engine = Engine(**self._options)
+                self._tell_epoch()
+
+    async def scenario() -> list[int]:
+        server = FewAtATime([], max_num_batched_tokens=22)
+        async with AsyncExitStack() as stack:
+            for number in range(8):
+                each = request(str(number), [number, *range(50, 60)], max_tokens=6)
+                await stack.enter_async_context(server.dispatcher.submit(each))
+            server.run()
+            deaths = [sequence.request.num_deaths for sequence in server.dispatcher._live.values()]
+            DyingServer.run(server)
+            return deaths
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 20)) == [2, 2, 1, 1, 1, 1, 1, 1]

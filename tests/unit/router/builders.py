@@ -36,7 +36,7 @@ def request(
     spans: tuple[MediaSpan, ...] = (),
     reply_to: int = 0,
     logprobs: int | None = None,
-    num_resent: int = 0,
+    num_deaths: int = 0,
 ) -> GenerateRequest:
     return GenerateRequest(
         id=request_id,
@@ -49,7 +49,7 @@ def request(
         output_ids=ids(output),
         arrival_s=0.0,
         attempt=attempt,
-        num_resent=num_resent,
+        num_deaths=num_deaths,
     )
 
 

@@ -22,13 +22,13 @@ Sent = tuple[Destination, GenerateRequest | AbortRequest]
 
 
 class RecordingLinks:
-    """Visual server ``item_id`` of the first image for whatever has images."""
+    """Visual server ``item_id`` of the first image that is to be encoded."""
 
     def __init__(self) -> None:
         self.sent: list[Sent] = []
 
     def choose(self, request: GenerateRequest) -> Destination:
-        return request.spans[0].item_id if request.spans else None
+        return next((span.item_id for span in request.spans if span.data is not None), None)
 
     def send(self, destination: Destination, message: GenerateRequest | AbortRequest) -> None:
         self.sent.append((destination, message))
@@ -129,7 +129,7 @@ def test_after_an_engine_restart_every_live_request_is_sent_again_with_its_outpu
             dispatcher.on_phase(phase(engine_epoch=1))
             destination, again = links.sent[-1]
             assert isinstance(again, GenerateRequest)
-            assert (destination, again.attempt, again.output_ids) == (0, 1, tokens(1, 2))
+            assert (destination, again.attempt, again.output_ids) == (None, 1, tokens(1, 2)), "its image is encoded"
             dispatcher.deliver(TokenReply(id="r", token_ids=(3,), finish="stop"))
             dispatcher.deliver(TokenReply(id="r", attempt=1, token_ids=(3,), finish="stop"))
             assert [reply.token_ids async for reply in replies] == [(1, 2), (3,)]
@@ -270,6 +270,81 @@ def test_a_request_is_failed_after_too_many_restarts_without_a_token(image: bool
         sent = [type(message) for _, message in links.sent]
         assert sent == [GenerateRequest] * (1 + MAX_RESENDS) + [AbortRequest] * (1 + image)
         assert dispatcher.num_live == 0
+
+    run(test)
+
+
+def test_deaths_count_for_requests_that_were_computed_alone() -> None:
+    async def test() -> None:
+        dispatcher, links = make()
+        async with dispatcher.submit(request("computed")) as computed, dispatcher.submit(request("waits")) as waits:
+            dispatcher.on_phase(phase(engine_epoch=1))
+            for attempt in (1, 2):
+                dispatcher.deliver(TokenReply(id="computed", attempt=attempt))
+                dispatcher.on_phase(phase(engine_epoch=1 + attempt))
+            deaths = {
+                message.id: message.num_deaths for _, message in links.sent if isinstance(message, GenerateRequest)
+            }
+            assert deaths == {"computed": 2, "waits": 1}
+            assert [reply.finish async for reply in computed] == ["error"], "the third death"
+            dispatcher.deliver(TokenReply(id="waits", attempt=3, token_ids=(1,), finish="stop"))
+            assert [reply.finish async for reply in waits] == ["stop"]
+
+    run(test)
+
+
+def test_a_lost_reply_is_made_again() -> None:
+    async def test() -> None:
+        dispatcher, links = make()
+        async with dispatcher.submit(request()) as replies:
+            dispatcher.deliver(TokenReply(id="r", token_ids=(1,)))
+            dispatcher.lose(TokenReply(id="r", token_ids=(2,)))
+            dispatcher.lose(TokenReply(id="r", token_ids=(3,)))
+            _, (_, again) = links.sent
+            assert isinstance(again, GenerateRequest)
+            assert (again.attempt, again.output_ids, again.num_deaths) == (1, tokens(1), 0)
+            dispatcher.deliver(TokenReply(id="r", token_ids=(3,)))
+            dispatcher.deliver(TokenReply(id="r", attempt=1, token_ids=(2, 3), finish="stop"))
+            assert [id for reply in [each async for each in replies] for id in reply.token_ids] == [1, 2, 3]
+
+    run(test)
+
+
+def test_a_lost_reply_that_ends_an_abort_ends_it() -> None:
+    async def test() -> None:
+        dispatcher, links = make()
+
+        async def leave() -> None:
+            async with dispatcher.submit(request()):
+                pass
+
+        leaving = asyncio.create_task(leave())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        dispatcher.lose(TokenReply(id="r", token_ids=(2,)))
+        dispatcher.lose(TokenReply(id="r", finish="abort"))
+        await leaving
+        assert [type(message) for _, message in links.sent] == [GenerateRequest, AbortRequest]
+
+    run(test)
+
+
+def test_a_request_that_cannot_be_sent_again_takes_no_other_along() -> None:
+    async def test() -> None:
+        dispatcher, links = make()
+        send = links.send
+
+        def fail_for_one(destination: Destination, message: GenerateRequest | AbortRequest) -> None:
+            if message.id == "unlucky":
+                raise MemoryError
+            send(destination, message)
+
+        async with dispatcher.submit(request("unlucky")) as unlucky, dispatcher.submit(request("other")) as other:
+            links.send = fail_for_one  # type: ignore[method-assign]
+            dispatcher.on_phase(phase(engine_epoch=1))
+            assert [reply.finish async for reply in unlucky] == ["error"]
+            dispatcher.deliver(TokenReply(id="other", attempt=1, token_ids=(1,), finish="stop"))
+            assert [reply.finish async for reply in other] == ["stop"]
 
     run(test)
 

@@ -39,6 +39,19 @@ def test_first_come_first_served_but_resumed_sequences_go_first() -> None:
     assert len(queue) == 5
 
 
+def test_one_suspect_goes_after_resumed_sequences_and_the_others_are_in_nobodys_way() -> None:
+    queue = WaitingQueue()
+    suspects = [Sequence(request(f"suspect {n}", [1], num_deaths=2), next(numbers), 0.0, 100) for n in range(12)]
+    for member in (*suspects, sequence("new"), sequence("resumed", output=(5,))):
+        queue.push(member)
+    assert names(queue) == ["resumed", "suspect 0", "new"]
+    assert len(queue) == 14
+    queue.pop(suspects[0], [])
+    assert names(queue) == ["resumed", "suspect 1", "new"]
+    queue.push_front(suspects[0])
+    assert names(queue)[1] == "suspect 0"
+
+
 def test_the_number_of_candidates_is_bounded() -> None:
     queue = WaitingQueue()
     members = [sequence(str(index)) for index in range(3 * MAX_CANDIDATES)]

@@ -1,0 +1,159 @@
+"""Chooses what one step computes: a token for each decoding sequence, chunks of running prompts, then new sequences.
+
+Pure: the clock is passed in, no I/O.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from mmserve.messages.step import StepResult
+from mmserve.router.kv_cache.manager import KvCacheManager
+from mmserve.router.scheduler.admission import Admission
+from mmserve.router.scheduler.queues import RunningSet, WaitingQueue
+from mmserve.router.scheduler.requests import Record, RequestTimings
+from mmserve.router.scheduler.sequence import Sequence, SequenceStatus
+from mmserve.router.scheduler.step_budget import ChunkLimit, StepBudget, StepTimeModel
+from mmserve.router.scheduler.step_builder import StepBuilder
+from mmserve.router.scheduler.suspects import Suspects
+
+
+class StepPlanner:
+    """Plans steps over the sequences of ``running`` and ``waiting``. Owns how many prompt tokens a step may have.
+
+    ``max_step_tokens``: of one step. ``max_step_s``: see StepTimeModel.
+    """
+
+    def __init__(
+        self,
+        kv: KvCacheManager,
+        running: RunningSet,
+        waiting: WaitingQueue,
+        admission: Admission,
+        timings: RequestTimings,
+        record: Record,
+        *,
+        max_step_tokens: int,
+        max_step_s: float,
+    ) -> None:
+        self.suspects = Suspects()
+        self._kv = kv
+        self._running = running
+        self._waiting = waiting
+        self._admission = admission
+        self._timings = timings
+        self._record = record
+        self._max_step_tokens = max_step_tokens
+        self._step_times = StepTimeModel(max_step_s)
+        self._chunk_limit = ChunkLimit(max_step_tokens)
+
+    def observe_chunk(self, num_tokens: int, seconds: float) -> None:
+        """The ranks have computed a step with a prompt of so many tokens. 0 seconds: unknown."""
+        self._step_times.observe(0, num_tokens, seconds)
+
+    def observe(self, done: StepBuilder, result: StepResult) -> None:
+        """The ranks have computed this step."""
+        self._step_times.observe(len(done.steps) - done.num_chunks, done.num_prompt_tokens, result.forward_s)
+        self._chunk_limit.observe(done.num_prompt_tokens, out_of_memory=result.out_of_memory)
+
+    def plan(self, *, may_preempt: bool) -> StepBuilder | None:
+        """The next step, which may be empty. None: it needs preemption, which has to wait for the next result.
+
+        The cost does not depend on how many sequences wait. ``may_preempt``: no plan is in flight, so the blocks of a
+        preempted sequence are free at once.
+        """
+        decoding, prefilling = self._running.partition()
+        if not may_preempt and self._kv.num_available < self._num_blocks_needed(decoding):
+            return None  # the next result may also end a sequence and free blocks
+        step, budget = StepBuilder(), self._budget(decoding, prefilling)
+        has_preempted = self._plan_decoding(decoding, step)
+        self._plan_prefilling(prefilling, step, budget)
+        if not has_preempted:
+            self._plan_waiting(step, budget)
+        return step
+
+    def _num_blocks_needed(self, decoding: list[Sequence]) -> int:
+        block_tokens = self._kv.block_tokens
+        return sum(sequence.num_computed_tokens % block_tokens == 0 for sequence in decoding)
+
+    def _budget(self, decoding: list[Sequence], prefilling: list[Sequence]) -> StepBudget:
+        has_text = self._waiting.has_text or not all(each.request.spans for each in chain(decoding, prefilling))
+        room = min(self._max_step_tokens - len(decoding), self._chunk_limit.num_tokens)
+        num_tokens = self._step_times.chunk_budget(len(decoding), room)
+        return StepBudget(num_tokens, beside_text=has_text)
+
+    def _plan_decoding(self, decoding: list[Sequence], step: StepBuilder) -> bool:
+        """One token for each sequence, oldest first. True if sequences had to be preempted."""
+        block_tokens, last_offset = self._kv.block_tokens, self._kv.block_tokens - 1
+        running, num_running = SequenceStatus.RUNNING, len(self._running.sequences)
+        for sequence in decoding:
+            if sequence.status is not running:
+                break  # preempted for an older sequence, like all after it
+            offset = sequence.num_computed_tokens % block_tokens
+            new_blocks = () if offset else self._extend(sequence)
+            if new_blocks is None:
+                break
+            step.add_decode(sequence, new_blocks)
+            if offset == last_offset:
+                self._cache_full_blocks(sequence, step)
+        return len(self._running.sequences) < num_running
+
+    def _plan_prefilling(self, prefilling: list[Sequence], step: StepBuilder, budget: StepBudget) -> None:
+        """Chunks of running prompts, oldest first, as far as the budget goes."""
+        for sequence in prefilling:
+            if budget.room(sequence) and sequence.status is SequenceStatus.RUNNING:
+                self._plan_chunk(sequence, (), step, budget)
+
+    def _plan_waiting(self, step: StepBuilder, budget: StepBudget) -> None:
+        """Starts waiting sequences, each with its first chunk."""
+        if not budget.num_tokens:
+            return
+        for sequence in self._admission.admit(lambda waiting: self._room(waiting, budget)):
+            assert sequence.block_table is not None
+            self.suspects.started(sequence)
+            self._timings.started(sequence)
+            step.add_sequence(sequence)
+            self._plan_chunk(sequence, tuple(sequence.block_table.blocks), step, budget)
+            if not budget.num_tokens:
+                return
+
+    def _room(self, waiting: Sequence, budget: StepBudget) -> int:
+        """Prompt tokens that a waiting sequence may compute in this step; 0: it may not start."""
+        return budget.room(waiting) if self.suspects.may_start(waiting) else 0
+
+    def _plan_chunk(
+        self, sequence: Sequence, new_blocks: tuple[int, ...], step: StepBuilder, budget: StepBudget
+    ) -> None:
+        step.add_chunk(sequence, budget.take(sequence), new_blocks)
+        self._cache_full_blocks(sequence, step)
+
+    def _cache_full_blocks(self, sequence: Sequence, step: StepBuilder) -> None:
+        """Caches the blocks that the sequence fills in this step, for sequences planned after it.
+
+        A block whose last token is still being sampled follows with the result.
+        """
+        assert sequence.block_table is not None
+        num_tokens = sequence.num_known_computed_tokens
+        if node := self._kv.cache_full_blocks(sequence.block_table, sequence.tokens, num_tokens):
+            step.cached_nodes[sequence.slot] = node
+
+    def _extend(self, sequence: Sequence) -> tuple[int, ...] | None:
+        """New blocks for the sequence's next token; preempts the newest sequences if too few are available.
+
+        None if the sequence itself was preempted.
+        """
+        assert sequence.block_table is not None
+        while (new_blocks := self._kv.extend(sequence.block_table, sequence.length)) is None:
+            newest = self._running.sequences[-1]
+            self._preempt(newest)
+            if newest is sequence:
+                return None
+        if new_blocks:
+            self._admission.kv_demand.mark_grown(sequence)
+        return new_blocks
+
+    def _preempt(self, sequence: Sequence) -> None:
+        assert len(self._running.sequences) > 1, "a sequence alone always fits"
+        sequence.requeue()
+        self._admission.release(sequence)
+        self._record("num_preemptions", 1)
