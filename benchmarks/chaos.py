@@ -17,19 +17,21 @@ from benchmarks.load.server import serve
 from mmserve.chaos.drill import Plan, Result, run
 from mmserve.chaos.questions import Question, default_questions, with_known_answers
 from mmserve.chaos.report import render
+from mmserve.chaos.schedule import FAULTS, chosen
 from training.sample import samples
 
 MAX_GROWTH = 0.03
 GROWTH_AFTER_S = 300.0
 """In a shorter drill, a process that was restarted last is still smaller or larger than it will be."""
+LONG_STOPS_FROM_S = 300.0
 KINDS = ("colour", "word", "where")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     flags = ["--dtype", "float32", "--http-workers", "2", "--kv-cache-gb", "0.5", "--mm-cache-gb", "0.25"]
-    with serve(*flags, *arguments.serve_args.split()) as target:
-        plan = Plan(arguments.seconds, arguments.clients, arguments.seed, long_stops=arguments.seconds > 300)
+    with serve(*flags, "--fault-injection", *arguments.serve_args.split()) as target:
+        plan = Plan(arguments.seconds, arguments.clients, arguments.seed, _faults(arguments))
         result = run(target.url, plan, questions(arguments.questions, arguments.seed), _say)
     print(render(result))
     grown = arguments.seconds >= GROWTH_AFTER_S and grown_too_much(result)
@@ -48,6 +50,13 @@ def grown_too_much(result: Result) -> bool:
     return result.pss_after > (1 + MAX_GROWTH) * result.pss_before
 
 
+def _faults(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """All by default; in a short drill all but the long stops, which would take most of its time."""
+    names = chosen(arguments.faults)
+    too_long = arguments.faults is None and arguments.seconds < LONG_STOPS_FROM_S
+    return tuple(name for name in names if name != "long-stop" or not too_long)
+
+
 def _say(text: str) -> None:
     print(text, flush=True)
 
@@ -58,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--questions", type=int, default=48)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--faults", metavar="A,B,...", help=f"only these of {', '.join(FAULTS)}")
     parser.add_argument("--serve-args", default="--tp 2", help="more options of the server (default: %(default)s)")
     return parser
 

@@ -14,6 +14,7 @@ from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, Deployment
 from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.arena import Arena
+from mmserve.ipc.faults import FaultPoint
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.byte_budget import MIB
 
@@ -54,7 +55,7 @@ def run(process: Process) -> None:
     """Serve until Stop is raised in this thread."""
     assert process.arena is not None, "the cache server needs the arena"
     kept = mapped_memory(_TABLE_NBYTES)
-    table = _table(process.deployment, process.arena)
+    table = _table(process.deployment, process.arena, process.fault_point())
     heartbeats = HeartbeatSender(process.endpoints, process.name)
     metrics = MetricsClient(process.endpoints, process.name)
     warning = SpaceWarning(process.arena.nbytes)
@@ -92,10 +93,10 @@ class SpaceWarning:
             )
 
 
-def _table(deployment: Deployment, arena: Arena) -> SharedMediaTable:
+def _table(deployment: Deployment, arena: Arena, faults: FaultPoint) -> SharedMediaTable:
     budgets, max_requests = deployment.budgets, deployment.config.max_mm_preprocess_concurrency
     table = new_table(arena, LeaseBudgets(budgets.data_nbytes, budgets.embed_nbytes))
-    return SharedMediaTable(table, DecodePermits(max_requests, budgets.pixel_nbytes))
+    return SharedMediaTable(table, DecodePermits(max_requests, budgets.pixel_nbytes), faults=faults)
 
 
 def _report(metrics: MetricsClient, snapshot: Snapshot, arena_nbytes: int, reported: set[tuple[str, str]]) -> None:

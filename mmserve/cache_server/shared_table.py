@@ -23,6 +23,7 @@ from mmserve.cache_server.entry_store import arena_nbytes
 from mmserve.cache_server.owners import Owners
 from mmserve.cache_server.pending import Answered, PendingCalls, Reply
 from mmserve.cache_server.table import MediaTable
+from mmserve.ipc.faults import NO_FAULTS, FaultPoint
 from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, PermitRequest, PermitsReply
 from mmserve.runtime.byte_budget import ByteBudget
 
@@ -58,7 +59,9 @@ class SharedMediaTable:
         permits: DecodePermits | None = None,
         clock: Callable[[], float] = time.monotonic,
         owners: Owners | None = None,
+        faults: FaultPoint = NO_FAULTS,
     ) -> None:
+        self.faults = faults
         self._table = table
         self._permits = permits or DecodePermits(0, sys.maxsize)
         self._lock = threading.Lock()

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import httpx2
 
 from mmserve.chaos.questions import Question
+from mmserve.chaos.resumption import Pause
 
 Verdict = Literal["right", "wrong", "failed", "broken"]
 """``failed``: the server answered with an error. ``broken``: the connection broke before the answer was complete."""
@@ -19,6 +20,10 @@ Verdict = Literal["right", "wrong", "failed", "broken"]
 _TIMEOUT = httpx2.Timeout(300.0, connect=60.0)
 _MAX_REFUSALS = 30
 _REFUSED = (429, 503)
+PAUSE_S = 0.2
+_SALTED_EVERY = 4
+"""Every fourth request of a client has a cache salt of its own: its pictures are decoded and encoded again, so that the
+visual servers have work in which faults can meet them."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,8 @@ class Outcome:
     detail: str
     started_s: float
     ended_s: float
-    longest_pause_s: float
+    pauses: tuple[Pause, ...]
+    """Those of at least PAUSE_S."""
     num_refusals: int
     """Times the server said 429 or 503 before it took the request. The client waits for Retry-After, as SDKs do."""
 
@@ -49,6 +55,7 @@ class _Stream:
     texts: dict[int, list[str]] = field(default_factory=dict)
     finishes: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, list[str]] = field(default_factory=dict)
+    pauses: list[Pause] = field(default_factory=list)
     error: str = ""
     done: bool = False
 
@@ -117,7 +124,7 @@ class Clients:
 
         async def client() -> None:
             for number in numbers:
-                stream, _, _ = await self._ask(self._questions[number])
+                stream, _ = await self._ask(self._questions[number])
                 self._references[number] = stream.answer
                 if wrong := self._difference(number, stream.answer):
                     raise Failed(f"question {number} has a wrong answer in an undisturbed run: {wrong}")
@@ -130,20 +137,24 @@ class Clients:
         """``num_clients`` at once ask the questions again and again, until ``stopped``; answers under way end first."""
 
         async def client(first: int) -> None:
-            number = first
+            number, count = first, 0
             while not stopped():
-                self.outcomes.append(await self._outcome(number % len(self._questions)))
+                count += 1
+                salt = f"{first}-{count}" if count % _SALTED_EVERY == 0 else ""
+                self.outcomes.append(await self._outcome(number % len(self._questions), salt))
                 number += num_clients
 
         async with asyncio.TaskGroup() as group:
             for first in range(num_clients):
                 group.create_task(client(first))
 
-    async def _outcome(self, number: int) -> Outcome:
-        started_s, pause_s, refusals = time.monotonic(), 0.0, 0
+    async def _outcome(self, number: int, salt: str) -> Outcome:
+        started_s, refusals = time.monotonic(), 0
+        pauses: tuple[Pause, ...] = ()
         verdict: Verdict = "right"
         try:
-            stream, pause_s, refusals = await self._ask(self._questions[number])
+            stream, refusals = await self._ask(self._questions[number], salt)
+            pauses = tuple(stream.pauses)
             if detail := self._difference(number, stream.answer):
                 verdict = "wrong"
         except Failed as error:
@@ -151,7 +162,7 @@ class Clients:
         except httpx2.TransportError as error:
             verdict, detail = "broken", repr(error)
             await asyncio.sleep(0.2)  # an HTTP worker is being restarted
-        return Outcome(number, verdict, detail, started_s, time.monotonic(), pause_s, refusals)
+        return Outcome(number, verdict, detail, started_s, time.monotonic(), pauses, refusals)
 
     def _difference(self, number: int, answer: Answer) -> str:
         """What is wrong with an answer, in words; empty if it is right."""
@@ -162,33 +173,36 @@ class Clients:
             return f"{answer.choices!r} instead of {self._references[number].choices!r}"
         return ""
 
-    async def _ask(self, question: Question) -> tuple[_Stream, float, int]:
-        """The stream, its longest pause in seconds, and the number of refusals before it. Raises Failed."""
+    async def _ask(self, question: Question, salt: str = "") -> tuple[_Stream, int]:
+        """The stream, and the number of refusals before it. Raises Failed."""
         body = {**question.body, "model": self._model, "stream": True}
+        if salt:
+            body["cache_salt"] = salt
         for refusals in range(_MAX_REFUSALS):
             async with self._http.stream("POST", self._url, json=body) as response:
                 if response.status_code == 200:
-                    stream, pause_s = await self._read(response)
-                    return stream, pause_s, refusals
+                    return await self._read(response), refusals
                 text = (await response.aread()).decode(errors="replace")[:300]
             if response.status_code not in _REFUSED:
                 raise Failed(f"status {response.status_code}: {text}")
             await asyncio.sleep(float(response.headers.get("retry-after", "1")))
         raise Failed(f"refused {_MAX_REFUSALS} times: {text}")
 
-    async def _read(self, response: httpx2.Response) -> tuple[_Stream, float]:
-        stream, pause_s, last_s = _Stream(), 0.0, time.monotonic()
+    async def _read(self, response: httpx2.Response) -> _Stream:
+        stream, last_s = _Stream(), time.monotonic()
         self.num_live += 1
         try:
             async for line in response.aiter_lines():
                 if line.startswith("data:"):
                     stream.add(line[5:].strip())
-                    now_s = time.monotonic()
-                    pause_s, last_s = max(pause_s, now_s - last_s), now_s
+                    pause = Pause(last_s, time.monotonic())
+                    last_s = pause.end_s
+                    if pause.seconds >= PAUSE_S:
+                        stream.pauses.append(pause)
         finally:
             self.num_live -= 1
         if stream.error:
             raise Failed(stream.error)
         if not stream.done:
             raise httpx2.RemoteProtocolError("the stream ended without its last event")
-        return stream, pause_s
+        return stream

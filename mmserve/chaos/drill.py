@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -12,9 +13,10 @@ import httpx2
 
 from mmserve.chaos.clients import Clients, Failed, Outcome
 from mmserve.chaos.leftovers import left_over
-from mmserve.chaos.processes import Fault, ServerProcesses
+from mmserve.chaos.processes import INJECTED, Fault, ServerProcesses
 from mmserve.chaos.questions import Question
-from mmserve.chaos.schedule import faults
+from mmserve.chaos.resumption import EngineWatch
+from mmserve.chaos.schedule import FAULTS, faults
 from mmserve.runtime.errors import StartupError
 
 RECOVERY_TIMEOUT_S = 120.0
@@ -25,22 +27,25 @@ _LOOK_EVERY_S = 0.1
 
 @dataclass(frozen=True)
 class Plan:
-    """``seconds``: duration of the part with faults. ``num_clients``: streams at once."""
+    """``seconds``: duration of the part with faults. ``num_clients``: streams at once. ``faults``: names of FAULTS;
+    injected ones are left out for a server without --fault-injection."""
 
     seconds: float
     num_clients: int = 64
     seed: int = 1
-    long_stops: bool = True
+    faults: tuple[str, ...] = tuple(FAULTS)
 
 
 @dataclass(frozen=True)
 class FaultRecord:
-    """One fault. ``recovered_s``: seconds until all processes ran and the server was ready; None if it never was."""
+    """One fault. ``recovered_s``: seconds until all processes ran and the server was ready; None if it never was.
+    ``met``: False for an injected fault that the process had no work to meet in."""
 
     fault: Fault
     at_s: float
     num_live: int
     recovered_s: float | None
+    met: bool = True
 
 
 @dataclass
@@ -50,6 +55,8 @@ class Result:
     outcomes: list[Outcome] = field(default_factory=list)
     faults: list[FaultRecord] = field(default_factory=list)
     left_over: dict[str, float] = field(default_factory=dict)
+    engine_ready_s: list[float] = field(default_factory=list)
+    """When the engine was ready again after a restart, ascending."""
     pss_before: int = 0
     pss_after: int = 0
 
@@ -103,7 +110,8 @@ class _Drill:
         clients = Clients(self._url, model, questions, self._api_key)
         try:
             await self._undisturbed(clients)
-            await self._disturbed(clients)
+            async with self._watching_engine():
+                await self._disturbed(clients)
         finally:
             await clients.close()
         self._result.outcomes = clients.outcomes
@@ -122,13 +130,32 @@ class _Drill:
         await left_over(self._get_metrics)
         self._result.pss_before = await asyncio.to_thread(self._processes.pss_nbytes)
 
+    @asynccontextmanager
+    async def _watching_engine(self) -> AsyncIterator[None]:
+        async with httpx2.AsyncClient(headers=self._headers, trust_env=False) as http:
+            watch = EngineWatch(http, self._url)
+            watching = asyncio.create_task(watch.run())
+            try:
+                yield
+            finally:
+                watching.cancel()
+                self._result.engine_ready_s = watch.ready_s
+
+    def _fault_names(self) -> tuple[str, ...]:
+        if self._processes.takes_injections:
+            return self._plan.faults
+        names = tuple(name for name in self._plan.faults if name not in INJECTED)
+        if len(names) < len(self._plan.faults):
+            self._say("the server runs without --fault-injection: no faults inside its processes")
+        return names
+
     async def _disturbed(self, clients: Clients) -> None:
         deadline_s = time.monotonic() + self._plan.seconds
         stopped = asyncio.Event()
         asking = asyncio.create_task(clients.ask_until(self._plan.num_clients, stopped.is_set))
         try:
             await asyncio.sleep(_SETTLE_S)
-            planned = faults(self._titles, seed=self._plan.seed, long_stops=self._plan.long_stops)
+            planned = faults(self._titles, seed=self._plan.seed, names=self._fault_names())
             for fault in takewhile(lambda fault: time.monotonic() + fault.stopped_s < deadline_s, planned):
                 await self._inflict(fault, clients)
                 if not self._processes.alive:
@@ -141,12 +168,13 @@ class _Drill:
 
     async def _inflict(self, fault: Fault, clients: Clients) -> None:
         at_s, num_live = time.monotonic(), clients.num_live
-        await asyncio.to_thread(self._processes.inflict, fault)
+        met = await asyncio.to_thread(self._processes.inflict, fault)
         fault_ended_s = time.monotonic()
         recovered = await self._recovered()
         took_s = time.monotonic() - fault_ended_s
-        self._result.faults.append(FaultRecord(fault, at_s, num_live, took_s if recovered else None))
+        self._result.faults.append(FaultRecord(fault, at_s, num_live, took_s if recovered else None, met))
         outcome = f"recovered in {took_s:.1f} s" if recovered else "NOT recovered"
+        outcome = outcome if met else "the process had no work to meet it in"
         self._say(f"{fault.title}: {fault.name} with {num_live} streams; {outcome}")
 
     async def _recovered(self) -> bool:

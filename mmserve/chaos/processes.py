@@ -6,16 +6,28 @@ import contextlib
 import secrets
 import signal
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 import psutil
 
+from mmserve.chaos.pages import ask_page
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.faults import InjectedFault, arm, disarm, is_armed
 from mmserve.runtime.errors import StartupError
 
-Kind = Literal["kill", "stop", "garbage"]
+Kind = Literal["kill", "stop", "garbage", "error", "memory", "slow"]
+INJECTED = ("error", "memory", "slow")
+"""Kinds that need a server with --fault-injection (ipc/faults)."""
+_NAMES = {"kill": "kill -9", "error": "error inside", "memory": "MemoryError", "slow": "slow inside"}
+_MET_TIMEOUT_S = 10.0
+_MET_LOOK_S = 0.02
+_DEATH_S = 0.5
+"""Until an error that ends a process has ended it."""
 _TITLE = "mmserve: "
 _GARBAGE_NBYTES = 1 << 16
 
@@ -31,12 +43,18 @@ class Fault:
     @property
     def name(self) -> str:
         """In words, for the report."""
-        return f"SIGSTOP {self.stopped_s:g} s" if self.kind == "stop" else {"kill": "kill -9"}.get(self.kind, self.kind)
+        return f"SIGSTOP {self.stopped_s:g} s" if self.kind == "stop" else _NAMES.get(self.kind, self.kind)
 
     @property
     def breaks_connections(self) -> bool:
         """Whether clients of the process lose their connections: only those of HTTP workers."""
-        return self.title.startswith("httpserver") and self.kind != "garbage"
+        return self.title.startswith("httpserver") and self.kind in ("kill", "stop")
+
+    @property
+    def process(self) -> str:
+        """The process's name in the run directory, as ``Process.name``."""
+        words = self.title.split()
+        return f"{words[0]}-{words[-1] if words[-1].isdigit() else 0}"
 
 
 class ServerProcesses:
@@ -78,8 +96,14 @@ class ServerProcesses:
     def alive(self) -> bool:
         return self._supervisor.is_running() and self._supervisor.status() != psutil.STATUS_ZOMBIE
 
-    def inflict(self, fault: Fault) -> None:
-        """Blocks: a ``stop`` returns when the process runs again, or has been killed as stuck."""
+    @property
+    def takes_injections(self) -> bool:
+        """True for a server with --fault-injection."""
+        return any(self._endpoints().run_dir.glob("fault-*"))
+
+    def inflict(self, fault: Fault) -> bool:
+        """Blocks: a ``stop`` returns when the process runs again, or has been killed as stuck. False if the process had
+        no work in which it could have met an injected fault."""
         process = self._named(fault.title)
         match fault.kind:
             case "kill":
@@ -89,6 +113,30 @@ class ServerProcesses:
             case "garbage":
                 for path in _listening_paths(process):
                     _send_garbage(path)
+            case _:
+                return self._inject(fault, fault.kind)
+        return True
+
+    def _inject(self, fault: Fault, kind: InjectedFault) -> bool:
+        endpoints = self._endpoints()
+        path = endpoints.fault(fault.process)
+        arm(path, kind)
+        ask_page(endpoints, fault.title)
+        deadline_s = time.monotonic() + _MET_TIMEOUT_S
+        while is_armed(path):
+            if time.monotonic() > deadline_s:
+                disarm(path)
+                return False
+            time.sleep(_MET_LOOK_S)  # no event tells another process of this
+        time.sleep(_DEATH_S)
+        return True
+
+    def _endpoints(self) -> Endpoints:
+        """Of the server's run directory, which is where its processes listen."""
+        for child in self._supervisor.children():
+            for path in _listening_paths(child):
+                return Endpoints(Path(path).parent)
+        raise StartupError("the server's processes listen nowhere")
 
     def _named(self, title: str) -> psutil.Process:
         for child in self._supervisor.children():

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from mmserve.chaos.drill import FaultRecord, Result
+from mmserve.chaos.resumption import seconds_to_resume
 
 _SHOWN = 10
 
@@ -25,15 +26,23 @@ def _fault_lines(records: list[FaultRecord]) -> Iterator[str]:
         times = [record.recovered_s for record in group if record.recovered_s is not None]
         recovery = f"{median(times):>15.1f} s {max(times):>7.1f} s" if len(times) == len(group) else "never"
         live = median(record.num_live for record in group)
-        yield f"{title:<20} {name:<14} {len(group):>5} {live:>8.0f} {recovery}"
+        unmet = sum(not record.met for record in group)
+        note = f"  ({unmet} without work to meet it in)" if unmet else ""
+        yield f"{title:<20} {name:<14} {len(group):>5} {live:>8.0f} {recovery}{note}"
 
 
 def _answer_lines(result: Result) -> Iterator[str]:
     refused = sum(outcome.num_refusals for outcome in result.outcomes)
-    longest = max((outcome.longest_pause_s for outcome in result.outcomes), default=0.0)
+    pauses = [pause for outcome in result.outcomes for pause in outcome.pauses]
+    longest = max((pause.seconds for pause in pauses), default=0.0)
     yield f"answers: {result.count('right')} right, {result.count('wrong')} wrong, {result.count('failed')} failed"
     yield f"connections broken: {result.count('broken')} (those of a killed or frozen HTTP worker are expected)"
     yield f"refusals that a client waited out: {refused}; longest pause inside a stream: {longest:.1f} s"
+    if waits := seconds_to_resume(pauses, result.engine_ready_s):
+        yield (
+            f"streams resumed by a restarted engine: {len(waits)}; from its being ready to their next token: "
+            f"{median(waits):.2f} s p50, {waits[int(0.9 * (len(waits) - 1))]:.2f} s p90, {waits[-1]:.2f} s max"
+        )
     for outcome in result.unexplained[:_SHOWN]:
         yield f"  question {outcome.question} {outcome.verdict}: {outcome.detail[:300]}"
 

@@ -8,7 +8,8 @@ from typing import Any
 
 _DESCRIPTION = """\
 Stream answers from a server on this machine while its processes are killed, frozen and sent garbage, one after another,
-and compare every answer with that of an undisturbed run. Never use it on a server that others use."""
+and compare every answer with that of an undisturbed run. A server with --fault-injection also has errors inside its
+processes. Never use it on a server that others use."""
 
 
 def add_chaos(commands: Any) -> None:
@@ -25,7 +26,7 @@ def add_chaos(commands: Any) -> None:
     parser.add_argument("--questions", type=int, default=48, help="different requests (%(default)d)")
     parser.add_argument("--seed", type=int, default=1, help="of questions and of random faults (%(default)d)")
     parser.add_argument("--no-pictures", action="store_true", help="for a text model")
-    parser.add_argument("--no-long-stops", action="store_true", help="leave out SIGSTOP for 40 s")
+    parser.add_argument("--faults", metavar="A,B,...", help="only these, as in kill,error (all)")
     parser.add_argument("--api-key", default=os.environ.get("MMSERVE_API_KEY"), help="default: MMSERVE_API_KEY")
 
 
@@ -35,8 +36,9 @@ def chaos(arguments: argparse.Namespace) -> int:
     from mmserve.chaos.drill import Plan, run
     from mmserve.chaos.questions import default_questions
     from mmserve.chaos.report import render
+    from mmserve.chaos.schedule import chosen
 
-    plan = Plan(arguments.seconds, arguments.clients, arguments.seed, long_stops=not arguments.no_long_stops)
+    plan = Plan(arguments.seconds, arguments.clients, arguments.seed, chosen(arguments.faults))
     questions = default_questions(arguments.questions, pictures=not arguments.no_pictures, seed=arguments.seed)
     result = run(arguments.url.rstrip("/"), plan, questions, lambda text: print(text, flush=True), arguments.api_key)
     print(render(result))

@@ -196,6 +196,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = 30.0
 
+    fault_injection: Annotated[
+        bool,
+        _field("supervision", "let a drill (mmserve chaos) put errors into this server's processes; --host: loopback"),
+    ] = False
+
     log_level: Annotated[LogLevel, _field("logging", "least severe level logged")] = "info"
     log_format: Annotated[LogFormat, _field("logging", "text, or one JSON object a line")] = "text"
     access_log: Annotated[bool, _field("logging", "log a line for each HTTP request that was answered")] = False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import ipaddress
 import math
 import re
 import tomllib
@@ -145,6 +146,11 @@ def check(config: Config) -> None:
             f"--concurrent-alloc-fraction {config.concurrent_alloc_fraction:g} does not go with "
             "--no-enable-concurrent-alloc, which sends every request down v1: leave one of them out"
         )
+    if config.fault_injection and not _is_loopback(config.host):
+        raise OptionError(
+            f"--fault-injection does not go with --host {config.host}: a server that breaks on purpose is for drills "
+            "on this machine; listen on 127.0.0.1, or leave it out"
+        )
     for name, budget_mb in (("body", config.body_budget_mb), ("fetch", config.fetch_budget_mb)):
         if budget_mb is not None and budget_mb < config.max_body_mb * config.http_workers:
             raise OptionError(
@@ -183,6 +189,13 @@ def _check_otlp(endpoint: str) -> None:
             is_missing = True
         if is_missing:
             raise OptionError("--otlp-traces-endpoint needs more packages: pip install 'mmserve[otel]'")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # another name
+        return False
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

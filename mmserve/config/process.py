@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.faults import NO_FAULTS, FaultPoint
 
 RETIRE = signal.SIGUSR2
 """Signal to an HTTP worker whose successor serves: accept no more connections, finish those that are open, and end."""
@@ -50,6 +51,10 @@ class Process:
     @property
     def endpoints(self) -> Endpoints:
         return Endpoints(self.deployment.run_dir)
+
+    def fault_point(self) -> FaultPoint:
+        """Where the process's units of work begin. Call it once."""
+        return FaultPoint(self.endpoints.fault(self.name)) if self.deployment.config.fault_injection else NO_FAULTS
 
     @property
     def name(self) -> str:

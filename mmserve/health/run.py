@@ -17,6 +17,7 @@ from mmserve.health.load import read_load
 from mmserve.health.state import HealthState
 from mmserve.ipc.channel import Receiver
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.faults import NO_FAULTS, FaultPoint
 from mmserve.ipc.status_http import Page, StatusServer
 from mmserve.messages.status import HealthInbound
 
@@ -30,7 +31,7 @@ def run(process: Process) -> None:
         closing(inbox),
         closing(HeartbeatSender(process.endpoints, process.name)) as heartbeat,
         socket.socket(fileno=process.listen_fd) as listener,
-        serving_probes(listener, collector),
+        serving_probes(listener, collector, process.fault_point()),
     ):
         process.ready({})
         while True:
@@ -73,9 +74,11 @@ class HealthCollector:
 
 
 @contextlib.contextmanager
-def serving_probes(listener: socket.socket, collector: HealthCollector) -> Iterator[None]:
+def serving_probes(
+    listener: socket.socket, collector: HealthCollector, faults: FaultPoint = NO_FAULTS
+) -> Iterator[None]:
     """Answer probes on the listening socket, from threads, until the block ends."""
-    server = StatusServer(listener, collector.page)
+    server = StatusServer(listener, collector.page, faults=faults)
     threading.Thread(target=server.serve_forever, name="health-http", daemon=True).start()
     try:
         yield

@@ -31,6 +31,7 @@ from mmserve.httpserver.served_model import ServedModel
 from mmserve.httpserver.services import RequestServices
 from mmserve.ipc.channel import AsyncReceiver
 from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.faults import FaultPoint
 from mmserve.messages.reply import HttpInbound, ServerPhase, TokenReply
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.byte_budget import MIB
@@ -107,7 +108,7 @@ async def open_worker(
     try:
         async with asyncio.TaskGroup() as group:
             background = [
-                group.create_task(_read_inbox(inbox, dispatcher, context.admission)),
+                group.create_task(_read_inbox(inbox, dispatcher, context.admission, process.fault_point())),
                 group.create_task(_send_heartbeats(process, (body_memory, fetch_memory), metrics)),
                 group.create_task(sample_loop_lag(metrics)),
             ]
@@ -133,20 +134,32 @@ def _reservations(deployment: Deployment, metrics: MetricsClient, now: Clock) ->
     )
 
 
-async def _read_inbox(inbox: AsyncReceiver[HttpInbound], dispatcher: Dispatcher, admission: AdmissionControl) -> None:
-    """Handle messages for ever. A message that cannot be handled is logged and skipped."""
+async def _read_inbox(
+    inbox: AsyncReceiver[HttpInbound], dispatcher: Dispatcher, admission: AdmissionControl, faults: FaultPoint
+) -> None:
+    """Handle messages for ever. When one cannot be handled, this is logged, and nothing that it said is lost: the
+    sequence of a reply is sent again, and a phase is handled once more."""
     async for message in inbox:
         try:
-            match message:
-                case TokenReply():
-                    dispatcher.deliver(message)
-                case ServerPhase():
-                    admission.phase = message
-                    dispatcher.on_phase(message)
+            faults.pass_through()
+            _handle(message, dispatcher, admission)
         except Exception:
             # Boundary of one message: the other requests of this worker must go on.
             # Its content is not logged: it is a client's answer.
-            logger.exception("skipped a message to this worker: %s", getattr(message, "id", type(message).__name__))
+            logger.exception("a message to this worker failed: %s", getattr(message, "id", type(message).__name__))
+            if isinstance(message, TokenReply):
+                dispatcher.lose(message)
+            else:
+                _handle(message, dispatcher, admission)
+
+
+def _handle(message: HttpInbound, dispatcher: Dispatcher, admission: AdmissionControl) -> None:
+    match message:
+        case TokenReply():
+            dispatcher.deliver(message)
+        case ServerPhase():
+            admission.phase = message
+            dispatcher.on_phase(message)
 
 
 async def _send_heartbeats(process: Process, budgets: Iterable[Reservations], metrics: MetricsClient) -> None:

@@ -64,6 +64,10 @@ class Endpoints:
         """File with the last heartbeat of the process, mapped by it."""
         return self.run_dir / f"beat-{process}"
 
+    def fault(self, process: str) -> Path:
+        """File mapped by the process with ``--fault-injection``: the fault armed for it (``ipc/faults.py``)."""
+        return self.run_dir / f"fault-{process}"
+
     @property
     def health_url(self) -> Path:
         """File with the URL of the health port, for ``mmserve status``."""

@@ -17,6 +17,8 @@ from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import Any
 
+from mmserve.ipc.faults import NO_FAULTS, FaultPoint
+
 MAX_THREADS = 16
 _REQUEST_TIMEOUT_S = 10.0
 logger = logging.getLogger(__name__)
@@ -37,13 +39,20 @@ class StatusServer(ThreadingMixIn, UnixStreamServer):
     daemon_threads = True
 
     def __init__(
-        self, listener: socket.socket, page: Callable[[str], Page | None], *, max_threads: int = MAX_THREADS
+        self,
+        listener: socket.socket,
+        page: Callable[[str], Page | None],
+        *,
+        max_threads: int = MAX_THREADS,
+        faults: FaultPoint = NO_FAULTS,
     ) -> None:
-        """``page(path)`` returns the response, or None for 404. It is called from many threads."""
+        """``page(path)`` returns the response, or None for 404. It is called from many threads. An error in it is
+        logged and answered with 500."""
         super().__init__("", _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
         self._page = page
+        self._faults = faults
         self._max_threads = max_threads
         self._changed = threading.Condition()
         self._open: dict[socket.socket, bool] = {}
@@ -69,14 +78,18 @@ class StatusServer(ThreadingMixIn, UnixStreamServer):
             self._forget(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """One connection's error: the client is gone, or the page has a bug. Called in its ``except`` block."""
+        """One connection's error: the client is gone. Called in its ``except`` block."""
         logger.warning("a status request failed", exc_info=True)
 
     def page(self, request: socket.socket, path: str) -> Page | None:
         """The page. Its connection is not closed while it is made."""
         self._mark(request, may_close=False)
         try:
+            self._faults.pass_through()
             return self._page(path)
+        except Exception:  # the boundary of one page
+            logger.exception("a status page could not be made")
+            return Page(b'{"error": "internal server error"}', 500)
         finally:
             self._mark(request, may_close=True)
 

@@ -18,6 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
+from mmserve.ipc.faults import NO_FAULTS, FaultPoint
 from mmserve.ipc.status_http import Page, StatusServer
 from mmserve.metrics.memory import ProcessMemory
 from mmserve.metrics.series import Series
@@ -29,7 +30,7 @@ def run(process: Process) -> None:
     series.registry.register(ProcessMemory(os.getppid()))
     with (
         closing(HeartbeatSender(process.endpoints, process.name)) as heartbeat,
-        serving_metrics(process.endpoints.metrics_http, series),
+        serving_metrics(process.endpoints.metrics_http, series, process.fault_point()),
     ):
         process.ready({})
         while True:
@@ -38,14 +39,14 @@ def run(process: Process) -> None:
 
 
 @contextlib.contextmanager
-def serving_metrics(socket_path: Path, series: Series) -> Iterator[None]:
+def serving_metrics(socket_path: Path, series: Series, faults: FaultPoint = NO_FAULTS) -> Iterator[None]:
     """Answer ``/metrics`` on a new Unix socket, from threads, until the block ends."""
     # A metrics server that was killed leaves its socket behind.
     socket_path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(socket_path))
         listener.listen()
-        server = StatusServer(listener, lambda path: _page(path, series))
+        server = StatusServer(listener, lambda path: _page(path, series), faults=faults)
         threading.Thread(target=server.serve_forever, name="metrics-http", daemon=True).start()
         try:
             yield

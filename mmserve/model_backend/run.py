@@ -61,6 +61,7 @@ def run(process: Process) -> None:
                 chunk_s=chunk.seconds,
             )
             outbox.send(ready)
+        runner.faults = process.fault_point()  # the warm-up is no unit of work
         process.ready(_details(process, runner, platform))
         long_steps = stack.enter_context(LongWork(heartbeat, counts_cpu_time=deployment.device == "cpu"))
         computing = partial(_computing, long_steps, busy_ranks, rank, deployment.cpu_threads // size)

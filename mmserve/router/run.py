@@ -10,6 +10,7 @@ from mmserve.config.process import Process, Stop
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.channel import Receiver
 from mmserve.ipc.endpoints import num_http_endpoints
+from mmserve.ipc.faults import FaultPoint
 from mmserve.messages.request import EngineInbound
 from mmserve.messages.step import RankReady, StepPlan
 from mmserve.metrics.client import MetricsClient
@@ -34,7 +35,7 @@ def run(process: Process) -> None:
         scheduler = _scheduler(deployment, ready, metrics)
         process.ready({"kv_blocks": ready.num_blocks, "kv_tokens": ready.num_blocks * ready.block_tokens})
         depth = 2 if deployment.config.overlap_scheduling else 1
-        serve(inbox, scheduler, engine, output, metrics, heartbeat, depth)
+        serve(inbox, scheduler, engine, output, metrics, heartbeat, process.fault_point(), depth)
 
 
 def serve(
@@ -44,9 +45,12 @@ def serve(
     output: OutputSender,
     metrics: MetricsClient,
     heartbeat: HeartbeatSender,
+    faults: FaultPoint,
     depth: int,
 ) -> None:
     """The router's loop, with at most ``depth`` plans in flight. Idle, it sleeps and wakes for heartbeats only.
+
+    Has no boundary for one message or step: after an error the scheduler's state may be wrong, so the engine restarts.
 
     With depth 2 the ranks have the next plan before they finish the last one. The reply to an abort is still sent only
     after the result of every plan that computes the sequence: no rank reads images after their leases may have ended.
@@ -54,6 +58,7 @@ def serve(
     while True:
         for message in inbox.drain(block=scheduler.idle, timeout_s=INTERVAL_S):
             scheduler.receive(message)
+        faults.pass_through()
         started_s = time.perf_counter()
         while engine.num_in_flight < depth and (plan := scheduler.schedule()):
             output.send_all(scheduler.take_starts())

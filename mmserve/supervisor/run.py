@@ -84,6 +84,8 @@ def _supervise(
     deployment = plan.make(config, model, machine.look(), run_dir=str(run_dir), url=url_of(http))
     if model.vision is not None and not deployment.arena_nbytes:
         logger.warning("--mm-cache-gb 0: there is no room for any image, requests with images will be refused (413)")
+    if config.fault_injection:
+        logger.warning("--fault-injection: drills of this user can break this server's processes; not for production")
     stack.enter_context(building(deployment))
     table = roles(deployment)
     print(render(table, deployment), flush=True)

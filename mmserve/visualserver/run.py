@@ -16,7 +16,7 @@ from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.channel import AsyncReceiver, Sender
-from mmserve.messages.request import EngineInbound
+from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
 from mmserve.metrics.client import MetricsClient
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import DTYPES, platform_for
@@ -77,7 +77,10 @@ def _sharing_cores(tower: Tower, process: Process, platform: Platform, busy_towe
     all_cores = deployment.cpu_threads // deployment.config.visual_workers
     platform.share_cores(all_cores, busy_ranks.counts, at_least=share)
 
+    faults = process.fault_point()
+
     def compute(pixels: torch.Tensor) -> torch.Tensor:
+        faults.pass_through()
         with busy_towers.computing(process.index, share):
             return tower(pixels)
 
@@ -100,7 +103,7 @@ async def _serve(process: Process, tower: Tower, cache: MediaCacheClient, pool: 
     router: Sender[EngineInbound] = Sender(process.endpoints.router, EngineInbound)
     metrics = MetricsClient(process.endpoints, process.name)
     pipeline = _pipeline(process, tower, cache, pool, metrics, router.send)
-    loops = asyncio.gather(_receive(inbox, pipeline), pipeline.run(), _beat(process, pipeline, metrics))
+    loops = asyncio.gather(_receive(inbox, pipeline, router.send), pipeline.run(), _beat(process, pipeline, metrics))
     process.ready({})
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -145,12 +148,32 @@ def _pipeline(
     )
 
 
-async def _receive(inbox: AsyncReceiver[EngineInbound], pipeline: Pipeline) -> None:
+async def _receive(
+    inbox: AsyncReceiver[EngineInbound], pipeline: Pipeline, emit: Callable[[EngineInbound], object]
+) -> None:
     async for message in inbox:
         try:
             pipeline.receive(message)
         except Exception:  # the boundary of one message
-            logger.exception("message skipped: %s", getattr(message, "id", type(message).__name__))
+            logger.exception("a message failed: %s", getattr(message, "id", type(message).__name__))
+            if (answer := _instead_of(message)) is not None:
+                emit(answer)
+
+
+def _instead_of(message: EngineInbound) -> AbortRequest | None:
+    """What the router gets when a message has failed here, so that its client does not wait for ever."""
+    match message:
+        case GenerateRequest():
+            return AbortRequest(
+                id=message.id,
+                reply_to=message.reply_to,
+                reason="internal_error",
+                message="the visual server could not take this request",
+                attempt=message.attempt,
+            )
+        case AbortRequest():
+            return message
+    return None
 
 
 async def _beat(process: Process, pipeline: Pipeline, metrics: MetricsClient) -> None:

@@ -167,6 +167,8 @@ class ConnectionPool:
                 continue
             except (*LOST, OSError, ValueError):  # ValueError: closed by another thread
                 return
+            except Exception:  # an error of the server; its leases end if it does not hear from this process
+                logger.exception("a heartbeat to the cache server failed")
 
     def _lose(self, connection: Connection, error: BaseException) -> None:
         """Drop a dead connection. Unless it merely timed out, its server is gone."""

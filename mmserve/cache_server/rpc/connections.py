@@ -265,6 +265,10 @@ class ClientSession:
         self._ended = threading.Lock()
         table.connect(owner)
 
+    def begin_call(self) -> None:
+        """Call it before each call of the table."""
+        self._table.faults.pass_through()
+
     def lease(self, request_id: str) -> Lease:
         """The lease of one of the owner's requests. Raises ValueError if the request's name is empty."""
         if not request_id:

@@ -20,6 +20,7 @@ import torch
 from mmserve.checkpoint.load import check_tp
 from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
+from mmserve.ipc.faults import NO_FAULTS
 from mmserve.messages.step import BlockCopy, SequenceStep, SlotFailure, StepPlan, StepResult
 from mmserve.model_backend.attention.interface import AttentionSpec, StepLimits
 from mmserve.model_backend.distributed import TpGroup
@@ -95,6 +96,7 @@ class ModelRunner:
         """By slot: the token that it sampled last. Decode rows read it, so no id has to come from the host."""
         self._uncollected: deque[InFlight] = deque()
         self._errors = StepErrors(tp, platform)
+        self.faults = NO_FAULTS
 
     @property
     def num_blocks(self) -> int:
@@ -210,6 +212,7 @@ class ModelRunner:
         return self._sample(batch, computed.logits, in_flight)
 
     def _build(self, steps: Sequence[SequenceStep]) -> ForwardBatch:
+        self.faults.pass_through()
         return build_forward_batch(
             self._input_batch, steps, self._last_token, self._vocab_size, self._metadata_builder, self._positions
         )

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from mmserve.httpserver.engine.dispatcher import Dispatcher
+from mmserve.ipc.faults import InjectedFault, arm
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest
 from mmserve.messages.sampling import SamplingParams
@@ -90,7 +91,41 @@ def test_a_message_that_cannot_be_handled_ends_nothing(
             worker.upstream.reply(request, b"x")
             answer = await client.chat.completions.create(model="stub", messages=HELLO)
             assert answer.choices[0].message.content == "hello"
-        assert "skipped a message to this worker" in caplog.text
+        assert "a message to this worker failed" in caplog.text
+
+    run(test)
+
+
+@pytest.mark.parametrize("kind", ["error", "memory"])
+def test_no_token_is_lost_when_a_reply_cannot_be_handled(kind: InjectedFault) -> None:
+    async def test() -> None:
+        async with http_worker(fault_injection=True) as worker, worker.client() as client:
+            upstream = worker.upstream
+            upstream.behave = say_then_hold("first ")
+            stream = await client.chat.completions.create(model="stub", messages=HELLO, stream=True)
+            chunks = aiter(stream)
+            while (await anext(chunks)).choices[0].delta.content != "first ":
+                pass
+            upstream.behave = say("first and last")
+            arm(worker.context.endpoints.fault("httpserver-0"), kind)
+            upstream.reply(upstream.requests()[0], b"lost")
+            assert await _text(stream) == "and last"
+            assert [output_of(request) for request in upstream.requests()] == [b"", b"first "]
+
+    run(test)
+
+
+def test_no_phase_is_lost_when_it_cannot_be_handled() -> None:
+    async def test() -> None:
+        async with http_worker(fault_injection=True) as worker, worker.client() as client:
+            upstream = worker.upstream
+            upstream.behave = say_then_hold("first ")
+            stream = await client.chat.completions.create(model="stub", messages=HELLO, stream=True)
+            upstream.lose_requests()
+            upstream.behave = say("first and last")
+            arm(worker.context.endpoints.fault("httpserver-0"), "error")
+            upstream.say_phase(engine_epoch=1)
+            assert await _text(stream) == "first and last"
 
     run(test)
 

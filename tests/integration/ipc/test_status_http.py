@@ -106,3 +106,19 @@ def test_a_thread_that_cannot_be_started_ends_one_connection_only(monkeypatch: p
         with _connect(listener) as client:
             assert client.recv(1) == b""
         assert _get(listener) == (200, b"{}")
+
+
+def test_a_page_that_cannot_be_made_is_an_error_and_the_next_one_is_not() -> None:
+    pages = iter((ValueError("a bug"), Page(b"{}")))
+
+    def page(path: str) -> Page:
+        made = next(pages)
+        if isinstance(made, ValueError):
+            raise made
+        return made
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
+        stack.enter_context(_serving(listener, StatusServer(listener, page)))
+        status, body = _get(listener)
+        assert (status, b"a bug" in body) == (500, False)
+        assert _get(listener) == (200, b"{}")

@@ -88,6 +88,24 @@ def test_refusals_are_waited_out_and_counted() -> None:
     assert (outcome.verdict, outcome.num_refusals) == ("right", 2)
 
 
+def test_some_requests_have_a_salt_so_that_their_pictures_are_encoded_again() -> None:
+    salts: list[str | None] = []
+
+    def handle(request: httpx2.Request) -> httpx2.Response:
+        salts.append(json.loads(request.content).get("cache_salt"))
+        return streamed(events("abc"))
+
+    async def scenario() -> None:
+        clients = Clients("http://server", "m", [QUESTION], transport=httpx2.MockTransport(handle))
+        await clients.ask_undisturbed(1)
+        await clients.ask_until(1, lambda: len(salts) > 8)
+        await clients.close()
+
+    asyncio.run(scenario())
+    assert [bool(salt) for salt in salts] == [False, *([False] * 3 + [True]) * 2]
+    assert len(set(salts)) == 3
+
+
 @pytest.mark.parametrize("status", [400, 500])
 def test_other_errors_are_failures(status: int) -> None:
     (outcome,) = outcomes(streamed(events("abc")), httpx2.Response(status, text="no"))

@@ -6,10 +6,11 @@ from mmserve.chaos.clients import Outcome, Verdict
 from mmserve.chaos.drill import FaultRecord, Result
 from mmserve.chaos.processes import Fault
 from mmserve.chaos.report import render
+from mmserve.chaos.resumption import Pause
 
 
 def outcome(verdict: Verdict, ended_s: float) -> Outcome:
-    return Outcome(3, verdict, "why", ended_s - 1, ended_s, 0.5, 0)
+    return Outcome(3, verdict, "why", ended_s - 1, ended_s, (Pause(ended_s - 0.75, ended_s - 0.25),), 0)
 
 
 HTTP_KILL = FaultRecord(Fault("httpserver 0", "kill"), 100.0, 64, 2.0)
@@ -34,10 +35,12 @@ def test_a_server_that_does_not_recover_or_keeps_something_has_failed() -> None:
 
 
 def test_the_report_has_a_row_for_each_fault_and_ends_with_the_verdict() -> None:
-    result = Result([outcome("right", 1.0), outcome("wrong", 2.0)], [HTTP_KILL, ENGINE_KILL, ENGINE_KILL], {}, 100, 102)
+    outcomes, records = [outcome("right", 1.0), outcome("wrong", 2.0)], [HTTP_KILL, ENGINE_KILL, ENGINE_KILL]
+    result = Result(outcomes, records, {}, [0.5], 100, 102)
     lines = render(result).splitlines()
     assert [line.split()[:1] for line in lines[1:3]] == [["httpserver"], ["router"]]
     assert "  2 " in lines[2]
     assert "  question 3 wrong: why" in lines
     assert "change: +2.0%" in lines
+    assert any("streams resumed by a restarted engine: 1;" in line and "0.25 s max" in line for line in lines)
     assert lines[-1] == "FAILED"

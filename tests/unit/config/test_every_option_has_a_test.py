@@ -85,6 +85,7 @@ SHOWN_BY = {
     "media_fetch_timeout": FETCH,
     "allowed_media_domains": FETCH,
     "allowed_local_media_path": f"{READER}::test_files_below_the_allowed_directory_are_read",
+    "fault_injection": "unit/ipc/test_faults.py::test_a_process_takes_faults_only_with_the_option",
     "log_level": f"{LIFE}::test_the_log_level_applies_to_supervisor_and_servers",
     "log_format": f"{LIFE}::test_every_process_logs_json_lines",
     "access_log": f"{REQUEST_LOGS}::test_the_access_log_has_a_line_for_every_response",

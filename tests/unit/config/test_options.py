@@ -109,11 +109,18 @@ def test_a_file_that_cannot_be_used_is_named(name: str, tmp_path: Path) -> None:
         ({"port": "9000", "health_port": "9000"}, "choose another"),
         ({"allowed_local_media_path": "/no/such/place"}, "is not a directory"),
         ({"concurrent_alloc_fraction": "0.5", "enable_concurrent_alloc": False}, "leave one of them out"),
+        ({"fault_injection": True, "host": "0.0.0.0"}, "on this machine"),
+        ({"fault_injection": True, "host": "server.example"}, "on this machine"),
     ],
 )
 def test_combinations_that_cannot_work(flags: dict[str, str], says: str) -> None:
     with pytest.raises(OptionError, match=says):
         resolve(flags, {}, None)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_faults_may_be_injected_on_loopback(host: str) -> None:
+    assert resolve({"fault_injection": True, "host": host}, {}, None).fault_injection
 
 
 def test_a_hash_whose_package_is_missing_gets_an_error_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,8 +25,10 @@ from mmserve.messages.cache import (
     PermitsReply,
 )
 from mmserve.messages.media import Handle
+from mmserve.runtime.errors import Unavailable
 
 _CONFIG = {"allow_pickle": False, "close_catchall": True}
+logger = logging.getLogger(__name__)
 
 
 class RpycConnection:
@@ -73,49 +76,57 @@ class ItemwiseCalls:
         if all(reply.refused == "" for reply in replies):
             return _joined(replies)
         wait_s = float(min(wait_s, MAX_WAIT_S))
-        refused = self._pool.call("await_alloc", request_id, wait_s, wait_s=wait_s)
+        refused = self._call("await_alloc", request_id, wait_s, wait_s=wait_s)
         if refused:
             return AllocReply(refused=refused)
         return _joined([self._alloc_item(request_id, item) for item in items])
 
     def release(self, request_id: str) -> None:
-        self._pool.call("release", request_id)
+        self._call("release", request_id)
 
     def set_items_data(self, request_id: str, item_ids: Sequence[int], ok: bool) -> None:
         for item_id in item_ids:
-            self._pool.call("set_items_data", request_id, item_id, ok)
+            self._call("set_items_data", request_id, item_id, ok)
 
     def get_items_data(self, request_id: str, item_ids: Sequence[int], wait_s: float) -> Sequence[ItemState]:
         """Ask for all without waiting; while some say "wait" and none "write" or "gone", wait for one of those."""
         deadline_s = time.monotonic() + min(wait_s, MAX_WAIT_S)
         while True:
-            states = [self._pool.call("get_items_data", request_id, item_id, 0.0) for item_id in item_ids]
+            states = [self._call("get_items_data", request_id, item_id, 0.0) for item_id in item_ids]
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or "wait" not in states or "write" in states or "gone" in states:
                 return states
-            self._pool.call("get_items_data", request_id, item_ids[states.index("wait")], left_s, wait_s=left_s)
+            self._call("get_items_data", request_id, item_ids[states.index("wait")], left_s, wait_s=left_s)
 
     def set_items_embed(self, item_ids: Sequence[int], ok: Sequence[bool]) -> Sequence[EmbedState]:
-        return [
-            self._pool.call("set_items_embed", item_id, item_ok) for item_id, item_ok in zip(item_ids, ok, strict=True)
-        ]
+        return [self._call("set_items_embed", item_id, item_ok) for item_id, item_ok in zip(item_ids, ok, strict=True)]
 
     def get_items_embed(self, item_ids: Sequence[int]) -> Sequence[EmbedState]:
-        return [self._pool.call("get_items_embed", item_id) for item_id in item_ids]
+        return [self._call("get_items_embed", item_id) for item_id in item_ids]
 
     def acquire_permits(self, requests: Sequence[PermitRequest], wait_s: float) -> PermitsReply:
         fields = tuple((request.name, request.pixel_nbytes, request.arrival_s) for request in requests)
-        granted, promised = self._pool.call("acquire_permits", fields, wait_s, wait_s=min(wait_s, MAX_WAIT_S))
+        granted, promised = self._call("acquire_permits", fields, wait_s, wait_s=min(wait_s, MAX_WAIT_S))
         return PermitsReply(granted=granted, promised=promised)
 
     def release_permit(self, name: str) -> None:
-        self._pool.call("release_permit", name)
+        self._call("release_permit", name)
 
     def unregister(self) -> None:
-        self._pool.call("unregister")
+        self._call("unregister")
+
+    def _call(self, method: str, *args: Any, wait_s: float = 0.0) -> Any:
+        """Raises the server's exception if the call fails there, twice: all calls may be repeated."""
+        try:
+            return self._pool.call(method, *args, wait_s=wait_s)
+        except Unavailable:
+            raise
+        except Exception:
+            logger.exception("the cache server could not carry out %s; trying once more", method)
+            return self._pool.call(method, *args, wait_s=wait_s)
 
     def _alloc_item(self, request_id: str, item: AllocItem) -> AllocReply:
-        refused, record = self._pool.call(
+        refused, record = self._call(
             "alloc", request_id, item.key, item.num_tokens, item.data_nbytes, item.embed_nbytes
         )
         if refused:

@@ -64,8 +64,10 @@ class CacheService(rpyc.Service):  # type: ignore[misc]
 
     @property
     def _session(self) -> ClientSession:
+        """For one call."""
         if self._registered is None:
             raise ValueError("register first")
+        self._registered.begin_call()
         return self._registered
 
     def exposed_register(self, owner: str) -> None:

@@ -112,7 +112,11 @@ class BatchedCalls:
         self._call(UnregisterRequest(), _NOTHING)
 
     def _call(self, request: CacheRequest, replies: Codec[R | CallFailed], wait_s: float = 0.0) -> R:
-        reply = replies.decode(self._pool.call(_REQUESTS.encode(request), wait_s=min(wait_s, MAX_WAIT_S)))
+        """Raises RuntimeError if the call fails in the server, twice: all calls may be repeated."""
+        message = _REQUESTS.encode(request)
+        reply = replies.decode(self._pool.call(message, wait_s=min(wait_s, MAX_WAIT_S)))
+        if isinstance(reply, CallFailed):
+            reply = replies.decode(self._pool.call(message, wait_s=min(wait_s, MAX_WAIT_S)))
         if isinstance(reply, CallFailed):
             raise RuntimeError(f"the cache server: {reply.message}")
         return reply

@@ -134,6 +134,7 @@ class ServedConnection:
 def started(table: SharedMediaTable, session: ClientSession, message: bytes) -> Reply[Any]:
     """The reply to one call, which may be pending. A call that fails is answered by CallFailed."""
     try:
+        session.begin_call()
         return start(table, session, _REQUESTS.decode(message))
     except Exception as error:  # the boundary of one call: its caller is told
         logger.exception("a call of %s failed", session.owner)

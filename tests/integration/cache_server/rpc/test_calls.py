@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.ipc.arena import Arena
+from mmserve.ipc.faults import FaultPoint, InjectedFault, arm, is_armed
 from mmserve.runtime.errors import Overloaded, TooLarge
 from tests.fakes.cache import alloc_item, until
 
@@ -200,3 +202,19 @@ def test_one_client_serves_many_threads(table: SharedMediaTable, client_of: Conn
         states = list(pool.map(one, range(8)))
     assert sum(state.count("write") for state in states) == 2
     assert table.snapshot().num_leases == 16
+
+
+@pytest.mark.parametrize("kind", ["error", "memory"])
+def test_a_call_that_fails_in_the_server_is_made_again(
+    table: SharedMediaTable, client_of: Connect, tmp_path: Path, kind: InjectedFault
+) -> None:
+    client = client_of()
+    client.alloc("r", [CAT], wait_s=0)
+    table.faults = FaultPoint(tmp_path / "fault")
+    arm(tmp_path / "fault", kind)
+    (record,) = client.alloc("r", [CAT], wait_s=0)
+    assert record.state == "write"
+    arm(tmp_path / "fault", kind)
+    client.release("r")
+    assert table.snapshot().num_leases == 0
+    assert not is_armed(tmp_path / "fault")

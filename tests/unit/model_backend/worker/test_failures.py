@@ -13,6 +13,7 @@ import torch
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.ipc.arena import Arena
+from mmserve.ipc.faults import FaultPoint, InjectedFault, arm, is_armed
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep, StepPlan
@@ -459,3 +460,19 @@ def test_a_device_error_ends_the_engine_and_other_errors_only_the_step(
     else:
         with pytest.raises(error):
             driver.step()
+
+
+@pytest.mark.parametrize("kind", ["error", "memory"])
+def test_a_fault_injected_into_a_step_changes_no_token(
+    directory: Path, good_output: list[int], tmp_path: Path, kind: InjectedFault
+) -> None:
+    runner = make_runner(directory)
+    runner.faults = FaultPoint(tmp_path / "fault")
+    driver = Driver(runner)
+    sequences = [driver.add(slot, GOOD) for slot in range(3)]
+    for _ in range(3):
+        arm(tmp_path / "fault", kind)
+        driver.step()
+        assert not is_armed(tmp_path / "fault")
+    driver.run(6)
+    assert all(sequence.output == good_output for sequence in sequences)
