@@ -27,6 +27,7 @@ from mmserve.processors.clip_pixels import Pixels
 from mmserve.processors.picture import header
 from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import MediaError
+from mmserve.runtime.logged_exceptions import traceback_of
 
 DEADLINE_S = 20.0
 """For one picture. Less than the default of --stuck-timeout, so that the parent is not taken for stuck meanwhile."""
@@ -174,8 +175,9 @@ def _answer(pixels: Callable[[bytes], Pixels], data: bytes) -> bytes:
         return _MEDIA_ERROR + error.message.encode()
     except MemoryError:
         return _MEDIA_ERROR + b"the image cannot be decoded: it takes more memory than its size explains"
-    except Exception as error:  # the boundary of one picture
-        logger.exception("a picture could not be decoded")
+    except Exception as error:  # noqa: BLE001 - the boundary of one picture, logged
+        # Without its message, which may quote the picture: this child has no log levels.
+        logger.error("a picture could not be decoded:\n%s", traceback_of(error))
         return _FAILED + f"{type(error).__name__}: {error}".encode()
 
 

@@ -1,6 +1,7 @@
 """Log format of every process: time, level, process title, request id if the line is about one, message.
 
-As text, or as one JSON object a line. A record made with ``extra={"fields": {...}}`` has more fields in JSON.
+As text, or as one JSON object a line. A record made with ``extra={"fields": {...}}`` has more fields in JSON. Above the
+level debug, the messages of exceptions that may quote a request are left out.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from mmserve.runtime.log_limit import RepeatLimit
+from mmserve.runtime.logged_exceptions import traceback_of
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Id of the request that the current task or thread works for, for its log lines. Set by the request's task."""
@@ -27,11 +29,22 @@ class RequestIdFilter(logging.Filter):
         return True
 
 
-class JsonFormatter(logging.Formatter):
+class _Formatter(logging.Formatter):
+    """``in_full``: with the messages of all exceptions."""
+
+    def __init__(self, form: str | None = None, datefmt: str | None = None, *, in_full: bool) -> None:
+        super().__init__(form, datefmt)
+        self._in_full = in_full
+
+    def formatException(self, ei: Any) -> str:
+        return super().formatException(ei) if self._in_full or ei[1] is None else traceback_of(ei[1])
+
+
+class JsonFormatter(_Formatter):
     """A record as one line of JSON: time (UTC), level, process, logger, message; request and exception if any."""
 
-    def __init__(self, title: str) -> None:
-        super().__init__()
+    def __init__(self, title: str, *, in_full: bool = False) -> None:
+        super().__init__(in_full=in_full)
         self._title = title
 
     def format(self, record: logging.LogRecord) -> str:
@@ -53,7 +66,8 @@ class JsonFormatter(logging.Formatter):
 def setup(title: str, level: str, form: Literal["text", "json"] = "text") -> None:
     """Log mmserve's records from ``level`` on, and warnings of libraries, to stderr. Each line names ``title``."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(title) if form == "json" else _text_formatter(title))
+    in_full = level == "debug"
+    handler.setFormatter(JsonFormatter(title, in_full=in_full) if form == "json" else _text_formatter(title, in_full))
     handler.addFilter(RequestIdFilter())
     handler.addFilter(RepeatLimit())
     root = logging.getLogger()
@@ -62,8 +76,8 @@ def setup(title: str, level: str, form: Literal["text", "json"] = "text") -> Non
     logging.getLogger("mmserve").setLevel(level.upper())
 
 
-def _text_formatter(title: str) -> logging.Formatter:
+def _text_formatter(title: str, in_full: bool) -> logging.Formatter:
     # logging.Formatter would read a "%" in the title as a format.
     title = title.replace("%", "%%")
     line = f"%(asctime)s.%(msecs)03d %(levelname)-7s [{title}] %(request)s%(message)s"
-    return logging.Formatter(line, datefmt="%H:%M:%S")
+    return _Formatter(line, "%H:%M:%S", in_full=in_full)

@@ -26,6 +26,7 @@ from mmserve.config.process import Process, Stop
 from mmserve.ipc.arena import Arena
 from mmserve.runtime import log
 from mmserve.runtime.errors import StartupError
+from mmserve.runtime.logged_exceptions import message_of
 from mmserve.runtime.memory_allocator import freeze_gc, keep_freed_memory
 from mmserve.supervisor.child_protocol import ChildSpec, Failed, Progress, Ready, Report, encode_report
 
@@ -93,7 +94,8 @@ def _run_role(spec: ChildSpec, reporter: _Reporter) -> int:
     except Exception as error:
         # Process boundary: logged here, reported to the supervisor.
         logger.exception("died" if reporter.is_ready else "cannot start")
-        reporter.send(Failed(" ".join(f"{type(error).__name__}: {error}".split())))
+        # Before it serves, it has seen no request that a message could quote.
+        reporter.send(Failed(" ".join(message_of(error, in_full=not reporter.is_ready).split())))
         return 1
     return 0
 

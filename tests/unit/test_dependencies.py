@@ -31,7 +31,7 @@ def _imported() -> set[str]:
     """Distributions whose modules mmserve imports, by their normalised names."""
     distributions = packages_distributions()
     modules = {name.partition(".")[0] for file in (ROOT / "mmserve").rglob("*.py") for name in _imports(file)}
-    outside = modules - sys.stdlib_module_names - {"mmserve", "_typeshed"} - OPTIONAL  # _typeshed: of type checkers
+    outside = modules - sys.stdlib_module_names - {"mmserve"} - OPTIONAL
     return {_normalised(distributions.get(module, [module])[0]) for module in outside}
 
 

@@ -22,7 +22,7 @@ from mmserve.httpserver.request.resources import RequestResources
 from mmserve.httpserver.request.trace import RequestTrace, TraceSink
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime import log
-from mmserve.runtime.errors import DeadlineExceeded, MmserveError, Unavailable
+from mmserve.runtime.errors import DeadlineExceeded, MmserveError, Overloaded, Unavailable
 from mmserve.runtime.failures import drop_tracebacks, order_for_client, without_references
 from mmserve.runtime.retry_after import AFTER_SHUTDOWN_S
 
@@ -159,7 +159,10 @@ class RequestTask:
             if not isinstance(one, MmserveError):
                 logger.error("request %s failed", self.call.request_id, exc_info=one)
             elif one is not shown:
-                logger.info("request %s also failed: %s: %s", self.call.request_id, type(one).__name__, one.message)
+                # Messages about the server's state quote nothing that the client wrote; others may.
+                about = f": {one.message}" if isinstance(one, Overloaded | Unavailable) else ""
+                logger.info("request %s also failed: %s%s", self.call.request_id, type(one).__name__, about)
+                logger.debug("request %s: %s", self.call.request_id, one.message)
         return without_references(shown) if isinstance(shown, MmserveError) else MmserveError("internal error")
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 from contextvars import copy_context
 from datetime import datetime
+from typing import Literal
 
 import pytest
 
@@ -46,7 +47,35 @@ def test_json_lines_have_the_request_the_fields_and_the_exception(capsys: pytest
         "ms": 1.5,
     }
     assert "request" not in second
-    assert second["exception"].endswith("ValueError: why")
+    assert second["exception"].endswith("ValueError (--log-level debug shows its message)")
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_messages_of_exceptions_that_may_quote_a_request_are_in_no_log_above_debug(
+    capsys: pytest.CaptureFixture[str], form: Literal["text", "json"]
+) -> None:
+    secret = "se-" + "cret"  # not as it stands in lines of code, which tracebacks show
+
+    def fail() -> None:
+        try:
+            try:
+                raise KeyError(f"a {secret} prompt")
+            except KeyError as error:
+                raise ValueError(f"a {secret} picture") from error
+        except ValueError:
+            members = [FileNotFoundError(2, "No such file", f"/a/{secret}/path"), RuntimeError("CUDA is gone")]
+            raise ExceptionGroup(f"a {secret} group", members)  # noqa: B904 - with the context
+
+    for level in ("info", "debug"):
+        log.setup("httpserver 0", level, form)
+        try:
+            fail()
+        except ExceptionGroup:
+            logger.exception("failed")
+        found = capsys.readouterr().err
+        assert found.count(secret) == (4 if level == "debug" else 0), found
+        names = ("KeyError", "ValueError", "ExceptionGroup", "No such file", "CUDA is gone", "in fail")
+        assert all(name in found for name in names)
 
 
 def test_a_line_of_a_request_names_it_once(capsys: pytest.CaptureFixture[str]) -> None:
