@@ -91,6 +91,8 @@ class GenerateCall:
     """From arrival to the end of the answer; None: the client sets no limit."""
     cache_salt: str = ""
     """Part of the content keys: requests with different salts share no cached images."""
+    grammar_param: str = ""
+    """The field that ``sampling.grammar`` comes from."""
 
     @property
     def response_id(self) -> str:
@@ -118,7 +120,7 @@ def kept_nbytes(call: GenerateCall) -> int:
         + _PART_NBYTES * len(parts)
         + _MEDIA_NBYTES * len(call.media)
         + _BIAS_NBYTES * len(call.sampling.logit_bias)
-        + sum(map(sys.getsizeof, (*texts, *urls, *call.stop, call.cache_salt)))
+        + sum(map(sys.getsizeof, (*texts, *urls, *call.stop, call.cache_salt, call.sampling.grammar)))
         + sum(len(ref.content or b"") for ref in call.media)
         + sum(len(cast(bytes, body)) for body in bodies.values())
     )

@@ -18,6 +18,7 @@ from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.httpserver.engine.dispatcher import Dispatcher
 from mmserve.httpserver.engine.links import EngineLinks
+from mmserve.httpserver.grammars import GrammarChecks
 from mmserve.httpserver.limits.admission import AdmissionControl
 from mmserve.httpserver.limits.reservations import Reservations
 from mmserve.httpserver.loop_lag import sample_loop_lag
@@ -75,10 +76,12 @@ async def open_worker(
     links = EngineLinks(endpoints, deployment.config.visual_workers if deployment.model.vision is not None else 0)
     dispatcher = Dispatcher(process.index, links, metrics)
     prompt_threads = WorkerThreads("prompt", len(os.sched_getaffinity(0)))
+    grammars = GrammarChecks.of_checkpoint(deployment.model.path)
     path = RequestPath(
         worker=process.index,
         max_model_len=deployment.max_model_len,
         max_fetched_nbytes=int(deployment.config.max_body_mb * MIB),
+        grammars=grammars,
         alloc_paths=services.alloc_paths,
         prompts=services.prompts,
         prompt_threads=prompt_threads,
@@ -121,6 +124,7 @@ async def open_worker(
         inbox.close()
         links.close()
         prompt_threads.close()
+        grammars.close()
 
 
 def _reservations(deployment: Deployment, metrics: MetricsClient, now: Clock) -> tuple[Reservations, Reservations]:

@@ -24,5 +24,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling depends only on (seed, position), so that a resumed sequence continues with the same text."""
     stop_token_ids: tuple[int, ...] = ()
     """EOS ids of the model. Masked until min_tokens. Empty with ignore_eos."""
+    grammar: str = ""
+    """llguidance's JSON or Lark text that the output must fit; empty: none. The grammar decides where the output ends:
+    ``min_tokens`` is then 0, and ``stop_token_ids`` holds all EOS ids."""
     logprobs: int | None = None
     """Number of top tokens whose log-probabilities are reported with each sampled token's. None: report nothing."""

@@ -68,6 +68,8 @@ class SlotFailure(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     media_lost: bool
     """True: the handle of an image embedding was stale. False: a numerical or internal error, see ``message``."""
     message: str
+    grammar: bool = False
+    """True: the sequence's grammar could not be followed."""
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t", tag="result"):
@@ -75,12 +77,16 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     step_id: int
     tokens: tuple[tuple[int, Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]], ...]
-    """(slot, its new token ids) for every step with ``sample`` that did not fail; at least one token each.
+    """(slot, its new token ids) for every step with ``sample`` that did not fail and is not ``deferred``; at least one
+    token each.
 
     All but the last of a slot's tokens have their keys and values computed, in blocks that the slot had already. More
     than one is allowed only when no later plan with a step for the slot has been sent.
     """
     failures: tuple[SlotFailure, ...] = ()
+    deferred: tuple[int, ...] = ()
+    """Slots that got no token because their grammar is still being compiled. Their sequences have to be started again:
+    the slots get no token any more."""
     logprobs: tuple[tuple[int, tuple[bytes, ...]], ...] = ()
     """(slot, one packed entry a token, see messages/logprobs) for the sequences that asked for log-probabilities."""
     forward_s: float = 0.0

@@ -94,6 +94,7 @@ def serve(
                 result = runner.collect(runner.launch(plan))
             if answers and plan.steps:
                 outbox.send(result)
+                runner.prepare()  # while the router makes the next plan
 
 
 @contextmanager

@@ -55,7 +55,7 @@ class EngineClient:
         if not isinstance(message, StepResult) or message.step_id != plan.step_id:
             raise BrokenLink(f"instead of the result of step {plan.step_id} the ranks sent {message!r:.200}")
         sampling = {step.slot for step in plan.steps if step.sample}
-        if not sampling.issuperset([slot for slot, _ in message.tokens]):
+        if not sampling.issuperset([*(slot for slot, _ in message.tokens), *message.deferred]):
             raise BrokenLink(f"the result of step {plan.step_id} has tokens of slots that do not sample in it")
         if message.failures and not {failure.slot for failure in message.failures} <= {s.slot for s in plan.steps}:
             raise BrokenLink(f"the result of step {plan.step_id} has failures of slots that are not in its plan")

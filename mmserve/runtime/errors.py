@@ -127,5 +127,11 @@ class Unavailable(MmserveError):
     kind = "unavailable"
 
 
+class GrammarError(MmserveError):
+    """The engine could not follow the grammar that the answer must fit."""
+
+    kind = "grammar_error"
+
+
 class StartupError(Exception):
     """The server cannot start. The message is one line that says what the user can do."""

@@ -94,6 +94,7 @@ class _Slot:
         self.blocks: list[int] = []
         self.computed = 0
         self.has_failed = False
+        self.is_deferred = False
 
 
 class FakeRank:
@@ -119,6 +120,8 @@ class FakeRank:
         """Item ids whose embeddings are gone."""
         self.broken_seeds: set[int] = set()
         """Seeds of sequences that end in a numerical error."""
+        self.num_pending: dict[int, int] = {}
+        """Seed -> how many of the next sequences with it find their grammar not compiled yet."""
         self.num_tokens_computed = 0
         self._failed_last = False
         """A step of the last plan has failed; this plan may have been made before the result was known."""
@@ -145,7 +148,7 @@ class FakeRank:
         for copy, cells in zip(plan.copies, copied, strict=True):
             start = copy.target * self.block_tokens
             self.cells[start : start + copy.num_tokens] = cells
-        tokens, logprobs, failures = [], [], []
+        tokens, logprobs, failures, deferred = [], [], [], []
         for step in plan.steps:
             slot = self._slots[step.slot]
             slot.blocks += step.new_blocks
@@ -157,6 +160,8 @@ class FakeRank:
             )
             if isinstance(outcome, SlotFailure):
                 failures.append(outcome)
+            elif outcome is not None and self._defers(self._slots[step.slot]):
+                deferred.append(step.slot)
             elif outcome is not None:
                 token_ids, packed = outcome
                 tokens.append((step.slot, token_ids))
@@ -167,8 +172,16 @@ class FakeRank:
             tokens=tuple(tokens),
             logprobs=tuple(logprobs),
             failures=tuple(failures),
+            deferred=tuple(deferred),
             forward_s=self._token_s * sum(step.num_tokens for step in plan.steps),
         )
+
+    def _defers(self, slot: _Slot) -> bool:
+        seed = slot.sampling.seed
+        if not slot.is_deferred and self.num_pending.get(seed, 0):
+            self.num_pending[seed] -= 1
+            slot.is_deferred = True
+        return slot.is_deferred
 
     def _leading_cells(self, block: int, num_tokens: int) -> list[int]:
         assert 0 < num_tokens < self.block_tokens

@@ -1,4 +1,4 @@
-"""Serves one request: read media, lease cache slots, build the prompt, submit to the engine, stream text.
+"""Serves one request: check its grammar, read media, lease cache slots, build the prompt, submit it, stream text.
 
 Each step is a service that does not know the others. A request runs in its own task (``task.RequestTask``): a client's
 disconnect is one cancellation, and the leases are released after the engine has ended the sequence.
@@ -18,6 +18,7 @@ import msgspec
 from mmserve.httpserver import stage_times
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaRef, Prompt, kept_nbytes
 from mmserve.httpserver.engine.dispatcher import Dispatcher, MediaLost
+from mmserve.httpserver.grammars import GrammarChecks
 from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths
 from mmserve.httpserver.output.deltas import DeltaStream
 from mmserve.httpserver.output.detokenizer import Detokenizer
@@ -29,7 +30,15 @@ from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest, choice_id
 from mmserve.messages.sampling import SamplingParams
 from mmserve.metrics.client import MetricsClient
-from mmserve.runtime.errors import ContextLengthExceeded, MediaError, MmserveError, Overloaded, Unavailable, quoted
+from mmserve.runtime.errors import (
+    ContextLengthExceeded,
+    GrammarError,
+    MediaError,
+    MmserveError,
+    Overloaded,
+    Unavailable,
+    quoted,
+)
 from mmserve.runtime.retry_after import AFTER_CACHE_RESTART_S
 from mmserve.runtime.worker_threads import WorkerThreads
 
@@ -68,6 +77,7 @@ class RequestPath:
     max_model_len: int
     max_fetched_nbytes: int
     """Limit for all fetched images of one request together."""
+    grammars: GrammarChecks
     alloc_paths: AllocPaths
     prompts: PromptSource
     prompt_threads: WorkerThreads
@@ -81,6 +91,8 @@ class RequestPath:
 
         The caller must keep no reference to ``call.media``: the body's memory is freed here once the images are read.
         """
+        if call.sampling.grammar:
+            await self.grammars.check(call.sampling.grammar, call.grammar_param)
         alloc_path = self.alloc_paths.choose()
         items = await self._read(alloc_path, call, resources)
         inline_nbytes = sum(len(item.data) for item, ref in zip(items, call.media, strict=True) if ref.is_inline)
@@ -198,6 +210,8 @@ def _raise_failure(call: GenerateCall, reply: TokenReply) -> None:
     if reply.finish == "media_error":
         param = call.media[reply.media_index].param if reply.media_index is not None else None
         raise MediaError(reply.message or "the image could not be decoded", param=param)
+    if reply.finish == "grammar_error":
+        raise GrammarError(reply.message)
     if reply.finish == "error":
         raise MmserveError(reply.message or "the engine could not compute this request")
     if reply.finish == "overloaded":

@@ -23,6 +23,7 @@ _LOWEST = -64.0
 _POWER_OF_TWO = (1.535336196e-04, 1.339887502e-03, 9.618436918e-03, 5.550332367e-02, 2.402264774e-01, 6.931471825e-01)
 """Coefficients of r**6 to r**1 in 2**r for r within 0.5 of zero: relative error below 1.1e-7 in float32."""
 _EXPONENT_BIAS, _MANTISSA_BITS = 127, 23
+_WORD_BITS = 32
 _NUCLEUS_HEAD = 256
 """Heaviest tokens looked at first for top-p; the whole row is sorted only when they do not cover it."""
 _CPU_CHUNK_ELEMENTS = 1 << 18
@@ -58,6 +59,14 @@ class TokenSampling(Protocol):
         """bool [S]: rows of which all logits are finite."""
         ...
 
+    def ban(self, logits: torch.Tensor, rows: Sequence[int], allowed: torch.Tensor) -> None:
+        """Set the logits of tokens that a row may not choose to -inf.
+
+        ``allowed``: int32 [len(rows), vocab / 32 rounded up] on the host. Bit b of word w of ``allowed[i]`` is 1 if
+        ``rows[i]`` may choose token 32 w + b. Rows are distinct. ``allowed`` may be changed after the call.
+        """
+        ...
+
     def choose(self, logits: torch.Tensor, draws: Sequence[Draw], *, may_ban: bool) -> torch.Tensor:
         """int64 [S]: token ids, NOT_FINITE or NO_TOKEN_ALLOWED. Logits stay as they are.
 
@@ -72,6 +81,14 @@ class TorchSampling:
 
     def finite(self, logits: torch.Tensor) -> torch.Tensor:
         return torch.isfinite(logits.sum(dim=-1))
+
+    def ban(self, logits: torch.Tensor, rows: Sequence[int], allowed: torch.Tensor) -> None:
+        device = logits.device
+        shifts = torch.arange(_WORD_BITS, dtype=torch.int32, device=device)
+        bits = (allowed.to(device).unsqueeze(-1) >> shifts) & 1
+        banned = bits.view(len(rows), -1)[:, : logits.shape[1]] == 0
+        index = torch.tensor(rows, device=device)
+        logits.index_copy_(0, index, logits.index_select(0, index).masked_fill_(banned, float("-inf")))
 
     def choose(self, logits: torch.Tensor, draws: Sequence[Draw], *, may_ban: bool) -> torch.Tensor:
         chosen = _argmax(logits)

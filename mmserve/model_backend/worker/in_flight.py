@@ -9,6 +9,7 @@ import torch
 
 from mmserve.messages.step import SlotFailure, StepResult
 from mmserve.model_backend.worker.input_batch import Slot
+from mmserve.model_backend.worker.sampling.grammar_masks import GRAMMAR_FAILED, GRAMMAR_PENDING
 from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
 from mmserve.model_backend.worker.sampling.sampler import FAILURES
 
@@ -22,7 +23,7 @@ class SampledRows:
     sequences: Sequence[Slot]
     """The sequences in ``slots``."""
     tokens: torch.Tensor
-    """int64 [S] on the device: token ids or keys of FAILURES."""
+    """int64 [S] on the device: token ids, keys of FAILURES or GRAMMAR_PENDING."""
     logprobs: ModelLogprobs | None
     """On rank 0."""
     known_tokens: Sequence[int] | None = None
@@ -55,12 +56,17 @@ class InFlight:
 
     def result(self, now_s: float) -> StepResult:
         """The result to send; the tokens of all ``sampled`` rows are known."""
-        tokens, logprobs, failures = [], [], list(self.failures)
+        tokens, logprobs, deferred, failures = [], [], [], list(self.failures)
         for rows in self.sampled:
             chosen = rows.known_tokens or ()
             for slot, token_id in zip(rows.slots, chosen, strict=True):
-                if token_id in FAILURES:
-                    failures.append(SlotFailure(slot=slot, media_lost=False, message=FAILURES[token_id]))
+                if token_id == GRAMMAR_PENDING:
+                    deferred.append(slot)
+                elif token_id in FAILURES:
+                    grammar = token_id == GRAMMAR_FAILED
+                    failures.append(
+                        SlotFailure(slot=slot, media_lost=False, message=FAILURES[token_id], grammar=grammar)
+                    )
                 else:
                     tokens.append((slot, (token_id,)))
             packed = rows.logprobs.pack(chosen) if rows.logprobs else ()
@@ -69,7 +75,8 @@ class InFlight:
             step_id=self.step_id,
             tokens=tuple(tokens),
             failures=tuple(failures),
+            deferred=tuple(deferred),
             logprobs=tuple(logprobs),
-            forward_s=0.0 if self.in_parts else now_s - self.started_s,
+            forward_s=0.0 if self.in_parts or deferred else now_s - self.started_s,  # it may have waited for a grammar
             out_of_memory=self.out_of_memory,
         )

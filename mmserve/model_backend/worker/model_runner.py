@@ -34,8 +34,10 @@ from mmserve.model_backend.worker.forward_batch import ForwardBatch, build_forwa
 from mmserve.model_backend.worker.image_inputs import ImageEmbeddingWriter
 from mmserve.model_backend.worker.in_flight import InFlight, SampledRows
 from mmserve.model_backend.worker.input_batch import InputBatch, Slot
+from mmserve.model_backend.worker.sampling.grammar_compiler import GrammarCompiler
+from mmserve.model_backend.worker.sampling.grammar_masks import GrammarMasks
 from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
-from mmserve.model_backend.worker.sampling.sampler import FAILURES, Sampler, SampleRow
+from mmserve.model_backend.worker.sampling.sampler import Sampler, SampleRow
 from mmserve.model_backend.worker.step_errors import StepErrors
 from mmserve.model_backend.worker.step_splitting import StepError, compute_in_parts
 from mmserve.model_backend.worker.warm_up import ChunkTime, WarmUp
@@ -91,7 +93,7 @@ class ModelRunner:
         self._executor = platform.executor(self._model, limits)
         self._positions = family_of(spec.family).positions
         self._image_writer = ImageEmbeddingWriter(arena, spec.text.hidden_size, tp, platform)
-        self._sampler = Sampler(self._vocab_size, platform.device, platform.sampling()) if tp.rank == 0 else None
+        self._sampler = _sampler(deployment, platform) if tp.rank == 0 else None
         self._last_token = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=platform.device)
         """By slot: the token that it sampled last. Decode rows read it, so no id has to come from the host."""
         self._uncollected: deque[InFlight] = deque()
@@ -139,6 +141,11 @@ class ModelRunner:
         assert oldest is in_flight, "plans are collected in the order in which they were launched"
         self._record_tokens(in_flight)
         return in_flight.result(time.perf_counter())
+
+    def prepare(self) -> None:
+        """Work for the next step that need not wait for its plan."""
+        if self._sampler is not None:
+            self._sampler.prepare()
 
     def _update_sampler(self, plan: StepPlan, refused: Container[int]) -> None:
         if self._sampler is None:
@@ -253,7 +260,7 @@ class ModelRunner:
     def _draw(
         self, sampler: Sampler, logits: torch.Tensor, slots: Sequence[int], sequences: Sequence[Slot]
     ) -> tuple[torch.Tensor, ModelLogprobs]:
-        """Tokens or keys of FAILURES, int64 [S], and their log-probabilities."""
+        """What ``Sampler.sample`` returns, and the log-probabilities of the tokens."""
         if any(map(sampler.needs_update, slots)):
             for earlier in self._uncollected:
                 self._record_tokens(earlier)
@@ -272,7 +279,7 @@ class ModelRunner:
                 rows.known_tokens = rows.tokens.tolist()
                 for slot, sequence, token_id in zip(rows.slots, rows.sequences, rows.known_tokens, strict=True):
                     sequence.tokens.append(max(token_id, 0))
-                    if self._sampler is not None and token_id not in FAILURES:
+                    if self._sampler is not None and token_id >= 0:
                         self._update_processors(self._sampler, slot, token_id)
 
     @staticmethod
@@ -284,3 +291,9 @@ class ModelRunner:
                 raise
             logger.exception("a logits processor failed")
             sampler.fail_slot(slot)
+
+
+def _sampler(deployment: Deployment, platform: Platform) -> Sampler:
+    vocab_size, sampling = deployment.model.text.vocab_size, platform.sampling()
+    grammars = GrammarMasks(GrammarCompiler(deployment.model), vocab_size, sampling, deployment.cpu_threads)
+    return Sampler(vocab_size, platform.device, sampling, grammars)

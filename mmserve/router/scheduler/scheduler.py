@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from mmserve.messages.reply import TokenReply
+from mmserve.messages.reply import FinishReason, TokenReply
 from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest, WorkerDied
 from mmserve.messages.step import SlotFailure, StepPlan, StepResult
 from mmserve.router.kv_cache.manager import KvCacheManager
@@ -163,10 +163,16 @@ class Scheduler:
         if failures := done.failures(result, sampled):
             self._fail_slots(failures, done)
         running, none = SequenceStatus.RUNNING, ()
+        deferred: list[Sequence] = []
         for sequence, step in zip(done.sequences, plan.steps, strict=True):
             if step.sample and sequence.status is running:
                 slot = step.slot
+                if slot not in sampled:
+                    deferred.append(sequence)
+                    continue
                 self._append(sequence, sampled[slot], logprobs.get(slot, none) if logprobs else none)
+        for sequence in reversed(deferred):
+            self._requeue(sequence)  # what it has computed is in the prefix cache
         retained, self._retained = self._retained, []
         for sequence in retained:
             self._release(sequence)
@@ -223,7 +229,7 @@ class Scheduler:
         assert sequence.block_table is not None
         self.kv.discard_computed(sequence.block_table)
         self._finish(sequence)
-        self._replies.add_finish(sequence.request, "media_lost" if failure.media_lost else "error", failure.message)
+        self._replies.add_finish(sequence.request, _finish_of(failure), failure.message)
 
     # ---- endings
 
@@ -247,3 +253,9 @@ class Scheduler:
             self._retained.append(sequence)
         else:
             self._admission.release(sequence)
+
+
+def _finish_of(failure: SlotFailure) -> FinishReason:
+    if failure.grammar:
+        return "grammar_error"
+    return "media_lost" if failure.media_lost else "error"

@@ -76,9 +76,11 @@ class StepBuilder:
 
         ``sampled_slots``: slots with tokens in the result, all of which should have sampled (see EngineClient).
         """
-        if not result.failures and len(sampled_slots) == len(self.steps) - self.num_chunks + self.num_sampling_chunks:
+        num_answered = len(sampled_slots) + len(result.deferred)
+        if not result.failures and num_answered == len(self.steps) - self.num_chunks + self.num_sampling_chunks:
             return {}
-        missing = [step.slot for step in self.steps if step.sample and step.slot not in sampled_slots]
+        answered = {*sampled_slots, *result.deferred}
+        missing = [step.slot for step in self.steps if step.sample and step.slot not in answered]
         failures = {slot: SlotFailure(slot=slot, media_lost=False, message="no token came back") for slot in missing}
         failures.update((failure.slot, failure) for failure in result.failures)
         return failures

@@ -42,6 +42,9 @@ class Fakes:
     def send(self, result: StepResult) -> None:
         self.sent.append(result.step_id)
 
+    def prepare(self) -> None:
+        assert self.sent, "prepared only once a result is on its way"
+
     def beat(self, **_: object) -> None:
         pass
 

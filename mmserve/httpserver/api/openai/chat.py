@@ -16,10 +16,12 @@ from mmserve.httpserver.api.openai.errors import error_body
 from mmserve.httpserver.api.openai.fields import ChatRequest, decode, refuse_unsupported
 from mmserve.httpserver.api.openai.logprobs import ChoiceLogprobs, logprobs_for
 from mmserve.httpserver.api.openai.messages import ConversationReader, UrlsLeft
+from mmserve.httpserver.api.openai.response_format import response_grammar
 from mmserve.httpserver.api.openai.sampling import requested_logprobs, sampling_params
 from mmserve.httpserver.api.openai.usage import WireUsage, wire_usage
 from mmserve.httpserver.api.response import SSE_DONE, send_events, send_json, sse_event
 from mmserve.httpserver.call import GenerateCall, new_request_id
+from mmserve.httpserver.grammars import constrained
 from mmserve.httpserver.media.split_media import SplitUrl, TooMuchText, put_back, split_media
 from mmserve.httpserver.request.task import RequestTask
 from mmserve.httpserver.served_model import ServedModel
@@ -121,20 +123,23 @@ def _parse(
     request = decode(body, ChatRequest)
     model.check_name(request.model)
     refuse_unsupported(request)
+    grammar, grammar_param = response_grammar(request.response_format)
     reader = ConversationReader(model.max_images, split_urls, model.max_model_len)
     messages = reader.read(request.messages)
     options = request.stream_options
+    sampling = sampling_params(
+        request,
+        model,
+        max_tokens=request.max_completion_tokens or request.max_tokens or 0,
+        logprobs=requested_logprobs(request),
+    )
     return GenerateCall(
         request_id=new_request_id(),
         model=model.name,
         messages=messages,
         media=tuple(reader.media),
-        sampling=sampling_params(
-            request,
-            model,
-            max_tokens=request.max_completion_tokens or request.max_tokens or 0,
-            logprobs=requested_logprobs(request),
-        ),
+        sampling=constrained(sampling, grammar, model.eos_token_ids, grammar_param),
+        grammar_param=grammar_param,
         arrival_s=arrival_s,
         n=request.n or 1,
         stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),

@@ -97,13 +97,3 @@ def refuse_unsupported(request: ChatRequest) -> None:
         raise InvalidRequest("audio output is not supported", param="audio")
     if any(modality != "text" for modality in request.modalities or ()):
         raise InvalidRequest("only text output is supported", param="modalities")
-    _refuse_format(request.response_format)
-
-
-def _refuse_format(response_format: Any) -> None:
-    if response_format is None:
-        return
-    if not isinstance(response_format, dict):
-        raise InvalidRequest("response_format must be an object", param="response_format")
-    if response_format.get("type") != "text":
-        raise InvalidRequest("only response_format text is supported", param="response_format.type")

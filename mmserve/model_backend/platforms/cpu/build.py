@@ -63,6 +63,7 @@ _SIGNATURES = {
     "mm_attention": (*(_POINTER,) * 7, *(_SIZE,) * 7),
     "mm_encoder_attention": (_POINTER, _POINTER, *(_SIZE,) * 4),
     "mm_sample": (_POINTER, *(_SIZE,) * 3, _POINTER, c_int, _POINTER),
+    "mm_ban": (_POINTER, *(_SIZE,) * 2, _POINTER, _SIZE, _POINTER, _SIZE),
     "mm_finite": (_POINTER, *(_SIZE,) * 3, _POINTER),
     "mm_decoder": (_POINTER, _POINTER, _POINTER),
 }

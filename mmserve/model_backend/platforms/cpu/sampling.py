@@ -21,6 +21,11 @@ class KernelSampling:
         self._kernels.mm_finite(logits.data_ptr(), logits.stride(0), *logits.shape, finite.data_ptr())
         return finite
 
+    def ban(self, logits: torch.Tensor, rows: Sequence[int], allowed: torch.Tensor) -> None:
+        index, allowed = torch.tensor(rows), allowed.contiguous()
+        banned = (index.data_ptr(), len(rows), allowed.data_ptr(), allowed.shape[1])
+        self._kernels.mm_ban(logits.data_ptr(), logits.stride(0), logits.shape[1], *banned)
+
     def choose(self, logits: torch.Tensor, draws: Sequence[Draw], *, may_ban: bool) -> torch.Tensor:
         numbers = torch.tensor(
             [(draw.scale, max(draw.top_k, 0), draw.top_p, draw.min_weight, draw.uniform) for draw in draws],

@@ -202,6 +202,16 @@ def _finite(kernels: ctypes.CDLL) -> bool:
     return KernelSampling(kernels).finite(logits).tolist() == [True, False, False, True]
 
 
+def _ban(kernels: ctypes.CDLL) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    allowed = torch.randint(-(1 << 31), 1 << 31, (3, 4), generator=generator).int()
+    allowed[0, 1], allowed[0, 2] = 0, -1
+    found, expected = _random(5, 100), _random(5, 100)
+    KernelSampling(kernels).ban(found, [4, 0, 2], allowed)
+    TorchSampling().ban(expected, [4, 0, 2], allowed)
+    return torch.equal(found, expected)
+
+
 _CHECKS: dict[str, Callable[[ctypes.CDLL], bool]] = {
     "mm_linear": _linear,
     "mm_rows": _rows,
@@ -217,5 +227,6 @@ _CHECKS: dict[str, Callable[[ctypes.CDLL], bool]] = {
     "mm_decoder": _decoder,
     "mm_sample": _sample,
     "mm_finite": _finite,
+    "mm_ban": _ban,
 }
 """By function of the kernels, in an order in which each uses only functions checked before."""

@@ -1,7 +1,7 @@
 """Logits -> token ids for a batch of sequences, each by its own parameters. Runs on rank 0.
 
-Applies the logits processors; the platform's ``TokenSampling`` then chooses. A row's token depends only on its logits,
-parameters, seed and position.
+Bans what grammars do not allow, then applies the logits processors; the platform's ``TokenSampling`` then chooses. A
+row's token depends only on its logits, parameters, seed and position.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.sampling import NO_TOKEN_ALLOWED, NOT_FINITE, Draw, TokenSampling
 from mmserve.model_backend.worker.sampling.counter_random import uniform
+from mmserve.model_backend.worker.sampling.grammar_masks import GRAMMAR_FAILED, GrammarMasks
 from mmserve.model_backend.worker.sampling.logits_processors import Int64s, LogitsProcessor, make_processors
 
 PROCESSOR_FAILED = -3
@@ -22,6 +23,7 @@ FAILURES = {
     NOT_FINITE: "the model's output is not finite",
     NO_TOKEN_ALLOWED: "no token is allowed: the request's parameters ban all of them",
     PROCESSOR_FAILED: "internal error: a logits processor failed",
+    GRAMMAR_FAILED: "the grammar that the answer must fit could not be followed",
 }
 _GREEDY_BELOW = 1e-5
 _GREEDY = Draw(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, uniform=0.0)
@@ -37,10 +39,16 @@ class SampleRow(NamedTuple):
 
 
 class Sampler:
-    """Samples tokens and owns the logits processors, whose state it keeps for each slot."""
+    """Samples tokens and owns the logits processors, whose state it keeps for each slot.
 
-    def __init__(self, vocab_size: int, device: torch.device, sampling: TokenSampling) -> None:
+    ``grammars``: None where no sequence has a grammar.
+    """
+
+    def __init__(
+        self, vocab_size: int, device: torch.device, sampling: TokenSampling, grammars: GrammarMasks | None = None
+    ) -> None:
         self._sampling = sampling
+        self._grammars = grammars
         self._processors = make_processors(vocab_size, device)
         self._to_update: dict[int, list[LogitsProcessor]] = {}
         self._failed: set[int] = set()
@@ -51,6 +59,8 @@ class Sampler:
         self.remove_slot(slot)
         if updated := [each for each in self._processors if each.add_slot(slot, sampling, prompt, output)]:
             self._to_update[slot] = updated
+        if sampling.grammar and self._grammars is not None:
+            self._grammars.add_slot(slot, sampling.grammar, output.tolist())
 
     def fail_slot(self, slot: int) -> None:
         """``add_slot`` has raised: the slot gets PROCESSOR_FAILED in place of every token, until it is removed."""
@@ -63,28 +73,47 @@ class Sampler:
         self._failed.discard(slot)
         for processor in self._processors:
             processor.remove_slot(slot)
+        if self._grammars is not None:
+            self._grammars.remove_slot(slot)
 
     def update(self, slot: int, token_ids: Sequence[int]) -> None:
         """The slot's sequence got these tokens."""
         for processor in self._to_update.get(slot, ()):
             processor.update(slot, token_ids)
+        if self._grammars is not None:
+            self._grammars.update(slot, token_ids)
 
     def needs_update(self, slot: int) -> bool:
         """True if ``update`` must be called with the slot's last tokens before it is sampled again."""
-        return slot in self._to_update
+        return slot in self._to_update or (self._grammars is not None and self._grammars.has(slot))
+
+    def prepare(self) -> None:
+        """Do what the next ``sample`` needs and what depends only on tokens that are known already."""
+        if self._grammars is not None and self._grammars.active:
+            self._grammars.prepare()
 
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
-        """[S, vocab] and their rows -> int64 [S]: token ids or keys of FAILURES. May change ``logits``."""
+        """[S, vocab] and their rows -> int64 [S]: token ids, keys of FAILURES or GRAMMAR_PENDING.
+
+        May change ``logits``.
+        """
         logits = logits.float()
         slots = [row.slot for row in rows]
         draws = [_draw_of(row) for row in rows]
-        if active := [processor for processor in self._processors if processor.active]:
+        grammars = self._grammars if self._grammars is not None and self._grammars.active else None
+        active = [processor for processor in self._processors if processor.active]
+        without_token: dict[int, int] = {}
+        if active or grammars:
             finite = self._sampling.finite(logits)
+            if grammars:  # first: no bias brings back what a grammar has banned
+                without_token = grammars.apply(logits, slots)
             for processor in active:
                 processor.apply(logits, slots)
             chosen = self._sampling.choose(logits, draws, may_ban=True).masked_fill_(~finite, NOT_FINITE)
         else:
             chosen = self._sampling.choose(logits, draws, may_ban=False)
+        for row, code in without_token.items():
+            chosen[row] = code
         if self._failed:
             chosen[[index for index, slot in enumerate(slots) if slot in self._failed]] = PROCESSOR_FAILED
         return chosen

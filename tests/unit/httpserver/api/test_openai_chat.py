@@ -153,7 +153,7 @@ def test_another_model_is_not_found() -> None:
         ({"top_logprobs": 0}, "top_logprobs"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": "json"}, "response_format"),
         ({"messages": None}, "messages"),
         ({"messages": []}, "messages"),

@@ -34,6 +34,7 @@ from mmserve.httpserver.call import (
 )
 from mmserve.httpserver.engine.dispatcher import Dispatcher
 from mmserve.httpserver.engine.links import Destination
+from mmserve.httpserver.grammars import GrammarChecks
 from mmserve.httpserver.limits.admission import AdmissionControl
 from mmserve.httpserver.limits.reservations import Reservations
 from mmserve.httpserver.media import reader
@@ -125,6 +126,7 @@ class World:
             worker=0,
             max_model_len=1 << 20,
             max_fetched_nbytes=1 << 20,
+            grammars=GrammarChecks([]),
             alloc_paths=AllocPaths(paths.paths["v1"], paths.paths["v2"], split),
             prompts=self.prompts,
             prompt_threads=WorkerThreads("prompt", 1),

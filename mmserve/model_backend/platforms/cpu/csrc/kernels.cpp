@@ -170,6 +170,12 @@ void mm_finite(const float* logits, int64_t stride, int64_t rows, int64_t size, 
     sampling::find_finite(logits, stride, rows, size, finite);
 }
 
+// See sampling::ban.
+void mm_ban(float* logits, int64_t stride, int64_t size, const int64_t* rows, int64_t count, const uint32_t* allowed,
+            int64_t words) {
+    sampling::ban(logits, stride, size, rows, count, allowed, words);
+}
+
 }  // extern "C"
 
 namespace {

@@ -210,4 +210,21 @@ inline void find_finite(const float* logits, int64_t stride, int64_t rows, int64
     });
 }
 
+// Sets the logits of banned tokens to -inf: token 32 w + b of rows[i] is allowed if bit b of allowed[i * words + w] is 1.
+inline void ban(float* logits, int64_t stride, int64_t size, const int64_t* rows, int64_t count,
+                const uint32_t* allowed, int64_t words) {
+    pool::parallel_for_rows(count, size, [=](int64_t i) {
+        float* row = logits + rows[i] * stride;
+        for (int64_t word = 0, first = 0; first < size; ++word, first += 32) {
+            const uint32_t bits = allowed[i * words + word];
+            const int64_t end = std::min(size, first + 32);
+            if (bits == 0)
+                std::fill(row + first, row + end, kMinusInfinity);
+            else if (bits != ~uint32_t{0})
+                for (int64_t token = first; token < end; ++token)
+                    row[token] = bits >> (token - first) & 1 ? row[token] : kMinusInfinity;
+        }
+    });
+}
+
 }  // namespace sampling

@@ -34,6 +34,20 @@ def assert_equal_tokens(logits: torch.Tensor, draws: list[Draw], *, may_ban: boo
     assert torch.equal(logits, before)
 
 
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 1), (3, 31), (4, 32), (5, 100), (40, 3001)])
+def test_kernels_ban_the_tokens_of_the_reference(rows: int, vocab: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    allowed = torch.randint(-(1 << 31), 1 << 31, (rows, -(-vocab // 32)), generator=generator).int()
+    allowed[rows // 2] = 0
+    allowed[0, ::2] = -1
+    order = torch.randperm(rows + 2, generator=generator)[:rows].tolist()
+    found = random(rows + 2, vocab)
+    expected = found.clone()
+    KernelSampling(kernels()).ban(found, order, allowed)
+    TorchSampling().ban(expected, order, allowed)
+    assert torch.equal(found, expected)
+
+
 @given(
     draws=st.lists(a_draw, min_size=1, max_size=5),
     vocab=st.sampled_from([1, 7, 600, 1024, 3001]),

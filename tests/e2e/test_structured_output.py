@@ -1,0 +1,148 @@
+"""Answers that must fit a JSON schema, on whole servers: streamed or not, drawn or greedy, several choices, a killed
+engine; and schemas that cannot be used."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.stack import Stack
+from tests.fakes.cache import until
+from training.sample import samples
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "colour": {"enum": ["red", "green", "blue"]},
+        "shapes": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"name": {"type": "string", "maxLength": 12}, "sides": {"type": "integer", "maximum": 9}},
+                "required": ["name", "sides"],
+                "additionalProperties": False,
+            },
+            "minItems": 2,
+            "maxItems": 3,
+        },
+    },
+    "required": ["colour", "shapes"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": SCHEMA}}
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+def check(text: str | None) -> None:
+    answer = json.loads(text or "")
+    assert list(answer) == ["colour", "shapes"]
+    assert answer["colour"] in ("red", "green", "blue")
+    assert 2 <= len(answer["shapes"]) <= 3
+    for shape in answer["shapes"]:
+        assert list(shape) == ["name", "sides"]
+        assert len(shape["name"]) <= 12
+        assert isinstance(shape["sides"], int)
+
+
+async def whole(stack: Stack, **options: Any) -> list[str]:
+    async with stack.async_client() as client:
+        reply = await client.chat.completions.create(
+            model="llava", response_format=FORMAT, **({"messages": MESSAGES} | options)
+        )
+        assert {choice.finish_reason for choice in reply.choices} == {"stop"}
+        return [choice.message.content or "" for choice in reply.choices]
+
+
+async def streamed(stack: Stack, started: asyncio.Event | None = None, **options: Any) -> str:
+    async with stack.async_client() as client:
+        stream = await client.chat.completions.create(
+            model="llava", response_format=FORMAT, stream=True, **({"messages": MESSAGES} | options)
+        )
+        text, finish = "", None
+        async for event in stream:
+            text += event.choices[0].delta.content or ""
+            finish = event.choices[0].finish_reason or finish
+            if text and started is not None:
+                started.set()
+        assert finish == "stop"
+        return text
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1.3, "seed": 5}], ids=["greedy", "drawn"])
+def test_an_answer_fits_its_schema_streamed_or_not(stack: Stack, options: dict[str, Any]) -> None:
+    picture = next(iter(samples(1, seed=31_415, kinds=("colour",)))).messages
+
+    async def scenario() -> None:
+        for messages in (MESSAGES, picture):
+            texts = await asyncio.gather(
+                whole(stack, messages=messages, **options), streamed(stack, messages=messages, **options)
+            )
+            check(texts[1])
+            assert texts[0] == [texts[1]]
+
+    asyncio.run(scenario())
+
+
+def test_every_choice_fits_whatever_else_is_asked_for(stack: Stack) -> None:
+    extra = {"min_tokens": 5, "ignore_eos": True, "top_k": 3, "repetition_penalty": 1.2}
+    texts = asyncio.run(whole(stack, n=4, temperature=1.5, seed=7, logit_bias={"50": 100, "51": 100}, extra_body=extra))
+    for text in texts:
+        check(text)
+    assert len(set(texts)) > 1
+
+
+def test_any_object(default_stack: Stack) -> None:
+    with default_stack.client() as client:
+        reply = client.chat.completions.create(
+            model="llava", messages=MESSAGES, response_format={"type": "json_object"}, max_tokens=200, temperature=0
+        )
+    text = reply.choices[0].message.content or ""
+    assert text.startswith("{")
+    if reply.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(text), dict)
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "integer", "multipleOf": 999_983}, "complex"),
+        ({"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(2000)}}, "complex"),
+    ],
+    ids=["unsupported", "hangs", "too many properties"],
+)
+def test_a_schema_that_cannot_be_used_is_refused_by_field(
+    default_stack: Stack, schema: dict[str, Any], named: str
+) -> None:
+    with default_stack.client() as client, pytest.raises(openai.BadRequestError, match=named) as refused:
+        client.chat.completions.create(
+            model="llava",
+            messages=MESSAGES,
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        )
+    assert refused.value.param == "response_format.json_schema.schema"
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("victim", ["router", "model_backend"])
+def test_an_answer_still_fits_after_a_killed_engine(restarting_stack: Stack, victim: str) -> None:
+    stack, options = restarting_stack, {"temperature": 1.3, "seed": 11}
+    resent = stack.metric("requests_resent_total")
+
+    async def scenario() -> tuple[str, str]:
+        expected = await streamed(stack, **options)
+        started = asyncio.Event()
+        live = asyncio.create_task(streamed(stack, started, **options))
+        await started.wait()
+        for process in stack.processes(f"mmserve: {victim}"):
+            process.kill()
+        return expected, await live
+
+    expected, seen = asyncio.run(scenario())
+    until(lambda: stack.metric("requests_resent_total") > resent)
+    check(seen)
+    assert seen == expected
