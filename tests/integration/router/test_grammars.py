@@ -1,0 +1,128 @@
+"""The scheduler with real ranks and grammars: answers fit, and are the same after preemption, from the prefix cache, in
+chunks, with plans in flight, and beside sequences without a grammar."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from mmserve.messages.request import GenerateRequest
+from mmserve.messages.step import StepPlan
+from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
+from tests.fakes.checkpoints import EOS, VOCAB, make_llama
+from tests.fakes.engine import BLOCK_TOKENS, Engine, make_runner
+from tests.fakes.grammars import JSON, decode
+from tests.fakes.ranks_in_threads import RanksInThreads
+from tests.unit.router.builders import request
+
+NUM = 8
+Answers = dict[str, tuple[list[int], str | None]]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield make_llama(tmp_path_factory.mktemp("llama"))
+    torch.set_num_threads(threads)
+
+
+def jobs() -> list[GenerateRequest]:
+    """Drawn from prompts with a shared prefix; every other one has a grammar."""
+    draw = random.Random(5)
+    prefix = [draw.randrange(4, VOCAB) for _ in range(40)]
+    made = []
+    for index in range(NUM):
+        prompt = prefix[: draw.choice([20, 40])] + [draw.randrange(4, VOCAB) for _ in range(5)]
+        message = request(str(index), prompt, max_tokens=60, stop_ids=(EOS,), seed=index)
+        grammar = "" if index % 2 else JSON
+        made.append(
+            msgspec.structs.replace(message, sampling=msgspec.structs.replace(message.sampling, grammar=grammar))
+        )
+    return made
+
+
+def serve(engine: Engine, requests: list[GenerateRequest], *, depth: int, num_blocks: int, chunk: int) -> Answers:
+    """All requests at once. Also the number of preemptions, under the name "preemptions"."""
+    metrics: Counter[str] = Counter()
+    scheduler = Scheduler(
+        SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=chunk, max_model_len=128),
+        num_blocks=num_blocks,
+        block_tokens=engine.block_tokens,
+        now=lambda: 0.0,
+        record=lambda name, value: metrics.update([name]),
+    )
+    for _ in range(300):
+        scheduler._admission.kv_demand.output_lengths.observe(1)
+    for message in requests:
+        scheduler.receive(message)
+    answers: Answers = {message.id: ([], None) for message in requests}
+    in_flight: deque[StepPlan] = deque()
+    while not scheduler.idle:
+        while len(in_flight) < depth and (plan := scheduler.schedule()):
+            in_flight.append(plan)
+        plan = in_flight.popleft()
+        scheduler.apply(plan, engine.step(plan))
+        for _, reply in scheduler.take_replies():
+            tokens, _ = answers[reply.id]
+            answers[reply.id] = [*tokens, *reply.token_ids], reply.finish
+    answers["preemptions"] = [metrics["num_preemptions"]], None
+    return answers
+
+
+@pytest.fixture(scope="module")
+def alone(directory: Path) -> Answers:
+    runner = make_runner(directory, max_model_len=128, kv_tokens=100 * BLOCK_TOKENS)
+    found: Answers = {}
+    for message in jobs():
+        found |= serve(runner, [message], depth=1, num_blocks=100, chunk=512)
+    del found["preemptions"]
+    return found
+
+
+def test_answers_fit(alone: Answers) -> None:
+    for name, (tokens, finish) in alone.items():
+        if int(name) % 2 == 0:
+            assert finish == "stop"
+            assert json.loads(decode(tokens)).keys() == {"colour", "count"}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("num_blocks", "chunk", "preempts"), [(100, 512, False), (100, 16, False), (9, 32, True)])
+def test_answers_do_not_depend_on_what_else_runs(
+    directory: Path, alone: Answers, num_blocks: int, chunk: int, preempts: bool, depth: int
+) -> None:
+    runner = make_runner(directory, max_model_len=128, kv_tokens=num_blocks * BLOCK_TOKENS)
+    together = serve(runner, jobs(), depth=depth, num_blocks=num_blocks, chunk=chunk)
+    assert (together.pop("preemptions")[0][0] > 0) == preempts
+    assert together == alone
+
+
+def test_answers_of_two_ranks_are_those_of_one(directory: Path, alone: Answers) -> None:
+    with closing(RanksInThreads(directory, max_model_len=128, kv_tokens=100 * BLOCK_TOKENS)) as ranks:
+        together = serve(ranks, jobs(), depth=2, num_blocks=100, chunk=64)
+    del together["preemptions"]
+    assert together == alone
+
+
+def test_a_resumed_answer_continues_with_the_same_tokens(directory: Path, alone: Answers) -> None:
+    """As after the death of an engine: new ranks, new scheduler, and the tokens that the client has."""
+    runner = make_runner(directory, max_model_len=128, kv_tokens=100 * BLOCK_TOKENS)
+    resumed = [
+        msgspec.structs.replace(message, output_ids=torch.tensor(alone[message.id][0][:7]).numpy().tobytes(), attempt=1)
+        for message in jobs()
+        if len(alone[message.id][0]) > 7
+    ]
+    found = serve(runner, resumed, depth=2, num_blocks=100, chunk=64)
+    assert len(resumed) > 4
+    for message in resumed:
+        tokens, finish = alone[message.id]
+        assert found[message.id] == (tokens[7:], finish)
