@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import openai
@@ -11,7 +12,7 @@ import pytest
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.grammars import JSON, SCHEMA
 from tests.fakes.http_services import EOS
-from tests.fakes.http_upstream import Upstream
+from tests.fakes.http_upstream import TIMEOUT_S, Upstream
 from tests.fakes.http_worker import Worker, http_worker, run
 
 HANGS = {"type": "integer", "multipleOf": 999_983}
@@ -41,22 +42,51 @@ def test_the_engine_gets_the_grammar_which_decides_where_the_answer_ends() -> No
     run(test)
 
 
-def test_a_schema_that_cannot_be_used_is_refused_and_does_not_delay_others() -> None:
+def test_a_schema_that_cannot_be_used_is_refused_by_field() -> None:
     async def test() -> None:
         async with http_worker() as worker:
-            await ask(worker, SCHEMA)  # its validator runs from here on
-            hanging = asyncio.create_task(ask(worker, HANGS))
-            await asyncio.sleep(0)
-            for schema in (None, SCHEMA, {"type": "string"}):
-                assert (await ask(worker, schema)).choices[0].message.content == "hello"
-                assert not hanging.done()
-            with pytest.raises(openai.BadRequestError, match="too complex") as refused:
-                await hanging
-            assert refused.value.param == "response_format.json_schema.schema"
-            with pytest.raises(openai.BadRequestError, match="uniqueItems"):
-                await ask(worker, {"type": "array", "uniqueItems": True})
+            for schema, reason in ((HANGS, "too complex"), ({"type": "array", "uniqueItems": True}, "uniqueItems")):
+                with pytest.raises(openai.BadRequestError, match=reason) as refused:
+                    await ask(worker, schema)
+                assert refused.value.param == "response_format.json_schema.schema"
             await worker.idle()
             assert not worker.leases.held
+            assert not worker.upstream.received
+
+    run(test)
+
+
+class Held:
+    """A validator that holds back its answer about HANGS."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+
+    def error_of(self, grammar: str) -> str:
+        if "multipleOf" not in grammar:
+            return ""
+        self.go_on.wait(TIMEOUT_S)
+        return "it is too complex"
+
+    def close(self) -> None:
+        self.go_on.set()
+
+
+def test_a_schema_that_takes_long_does_not_delay_others() -> None:
+    async def test() -> None:
+        async with http_worker() as worker:
+            checks, held = worker.context.request_tasks._generate.__self__.grammars, [Held(), Held()]  # type: ignore[attr-defined]
+            checks._idle[:] = held
+            hanging = asyncio.create_task(ask(worker, HANGS))
+            await worker.until(lambda: len(checks._idle) == 1)
+            for schema in (None, SCHEMA, {"type": "string"}):
+                assert (await ask(worker, schema)).choices[0].message.content == "hello"
+            assert not hanging.done()
+            for each in held:
+                each.go_on.set()
+            with pytest.raises(openai.BadRequestError, match="too complex"):
+                await hanging
+            await worker.idle()
 
     run(test)
 
