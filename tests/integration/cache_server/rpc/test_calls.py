@@ -93,9 +93,8 @@ def test_a_request_that_can_never_fit_is_refused_at_once_and_leases_nothing(
 def test_a_refused_allocation_leases_nothing(table: SharedMediaTable, client_of: Connect) -> None:
     client = client_of()
     client.alloc("a", [CAT, DOG], wait_s=0)
-    with pytest.raises(Overloaded) as caught:
+    with pytest.raises(Overloaded):
         client.alloc("b", [FOX, alloc_item("elk"), alloc_item("yak")], wait_s=0)
-    assert caught.value.retry_after_s
     assert table.snapshot().num_leases == 2
     assert client.alloc("b", [FOX, alloc_item("elk")], wait_s=0)[1].state == "write"
 
