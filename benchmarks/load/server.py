@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
@@ -28,10 +28,16 @@ class Target:
 
 
 @contextlib.contextmanager
-def serve(*arguments: str, model: str = "llava", program: Sequence[str] = ("mmserve", "serve")) -> Iterator[Target]:
+def serve(
+    *arguments: str,
+    model: str = "llava",
+    program: Sequence[str] = ("mmserve", "serve"),
+    on_line: Callable[[str], object] = lambda line: None,
+) -> Iterator[Target]:
     """Start a server on a free port; ready when yielded. Raises RuntimeError with its output if it does not start.
 
-    ``program``: a module of the same command line, and its first arguments."""
+    ``program``: a module of the same command line, and its first arguments. ``on_line`` gets each line of its output,
+    in another thread once it is ready; all of them when the block has ended."""
     command = [sys.executable, "-m", *program, "--model", model, "--port", "0", *arguments]
     with (
         exit_on_sigterm(),
@@ -39,9 +45,9 @@ def serve(*arguments: str, model: str = "llava", program: Sequence[str] = ("mmse
     ):
         watchdog = threading.Timer(START_TIMEOUT_S, process.kill)
         watchdog.start()
-        reader = threading.Thread(target=_discard, args=(process,), daemon=True)
+        reader = threading.Thread(target=_read_lines, args=(process, on_line), daemon=True)
         try:
-            url = _ready_url(process)
+            url = _ready_url(process, on_line)
             watchdog.cancel()
             reader.start()
             yield Target("mmserve", url, model, process.pid)
@@ -94,17 +100,18 @@ def _stop(process: subprocess.Popen[str]) -> None:
         process.kill()
 
 
-def _ready_url(process: subprocess.Popen[str]) -> str:
+def _ready_url(process: subprocess.Popen[str], on_line: Callable[[str], object]) -> str:
     assert process.stdout is not None
     printed = []
     for line in process.stdout:
         printed.append(line)
+        on_line(line)
         if match := re.search(r"ready: (http://[^\s,]+)", line, re.IGNORECASE):
             return match.group(1)
     raise RuntimeError("the server did not start:\n" + "".join(printed))
 
 
-def _discard(process: subprocess.Popen[str]) -> None:
+def _read_lines(process: subprocess.Popen[str], on_line: Callable[[str], object]) -> None:
     assert process.stdout is not None
-    for _ in process.stdout:
-        pass
+    for line in process.stdout:
+        on_line(line)
