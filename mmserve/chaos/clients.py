@@ -161,8 +161,10 @@ class Clients:
             verdict, detail = "failed", str(error)
         except httpx2.TransportError as error:
             verdict, detail = "broken", repr(error)
+        ended_s = time.monotonic()
+        if verdict == "broken":
             await asyncio.sleep(0.2)  # an HTTP worker is being restarted
-        return Outcome(number, verdict, detail, started_s, time.monotonic(), pauses, refusals)
+        return Outcome(number, verdict, detail, started_s, ended_s, pauses, refusals)
 
     def _difference(self, number: int, answer: Answer) -> str:
         """What is wrong with an answer, in words; empty if it is right."""

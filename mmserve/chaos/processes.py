@@ -24,6 +24,7 @@ Kind = Literal["kill", "stop", "garbage", "error", "memory", "slow"]
 INJECTED = ("error", "memory", "slow")
 """Kinds that need a server with --fault-injection (ipc/faults)."""
 _NAMES = {"kill": "kill -9", "error": "error inside", "memory": "MemoryError", "slow": "slow inside"}
+_END_TIMEOUT_S = 10.0
 _MET_TIMEOUT_S = 10.0
 _MET_LOOK_S = 0.02
 _DEATH_S = 0.5
@@ -108,6 +109,9 @@ class ServerProcesses:
         match fault.kind:
             case "kill":
                 process.kill()
+                # Its connections break while it ends, which takes a moment with much memory.
+                with contextlib.suppress(psutil.Error):
+                    process.wait(_END_TIMEOUT_S)
             case "stop":
                 _stop(process, fault.stopped_s)
             case "garbage":
