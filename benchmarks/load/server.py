@@ -33,12 +33,14 @@ def serve(
     model: str = "llava",
     program: Sequence[str] = ("mmserve", "serve"),
     on_line: Callable[[str], object] = lambda line: None,
+    wrapper: Sequence[str] = (),
 ) -> Iterator[Target]:
     """Start a server on a free port; ready when yielded. Raises RuntimeError with its output if it does not start.
 
     ``program``: a module of the same command line, and its first arguments. ``on_line`` gets each line of its output,
-    in another thread once it is ready; all of them when the block has ended."""
-    command = [sys.executable, "-m", *program, "--model", model, "--port", "0", *arguments]
+    in another thread once it is ready; all of them when the block has ended. ``wrapper``: a command that executes the
+    command after it."""
+    command = [*wrapper, sys.executable, "-m", *program, "--model", model, "--port", "0", *arguments]
     with (
         exit_on_sigterm(),
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,

@@ -62,7 +62,10 @@ class HeartbeatSender:
 
 
 def read_beat(path: Path) -> Beat | None:
-    """The last heartbeat in the file (``Endpoints.heartbeat``); None before the first one."""
+    """The last heartbeat in the file (``Endpoints.heartbeat``); None before the first one.
+
+    Raises OSError if the file cannot be read, for instance for want of descriptors.
+    """
     with contextlib.suppress(FileNotFoundError):
         record = path.read_bytes()
         if len(record) == _RECORD.size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
@@ -33,7 +34,9 @@ from mmserve.httpserver.media.local import decode_small_images
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import InvalidRequest, MmserveError, NotFound, shortened
+from mmserve.runtime.shortage import shortage_of
 
+logger = logging.getLogger(__name__)
 Parse = Callable[[bytes | bytearray, ServedModel, float], Awaitable[GenerateCall]]
 """parse(body, model, arrival_s): a protocol's request as a GenerateCall."""
 
@@ -49,6 +52,8 @@ def make_app(context: WorkerContext) -> ASGIApp:
     app.add_exception_handler(MmserveError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
+    app.add_exception_handler(OSError, _on_shortage)
+    app.add_exception_handler(MemoryError, _on_shortage)
     app.add_exception_handler(Exception, _on_bug)
     config = context.deployment.config
     guard = BrowserGuard(config.host, config.allowed_hosts, config.allowed_origins)
@@ -96,6 +101,8 @@ def _generate_endpoint(
             body = await read_body(request, limit_nbytes, resources)
             call = await parse(body, context.model, arrival_s)
             del body
+            if call.media:
+                context.shortages.check_images()
             call = decode_small_images(call)
             resources.hold(kept_nbytes(call))
             traceparent = request.headers.get("traceparent", "")
@@ -144,6 +151,14 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 async def _on_disconnect(request: Request, error: Exception) -> Response:
     """The client is gone; the status is only counted in the metrics."""
     return Response(status_code=499)
+
+
+async def _on_shortage(request: Request, error: Exception) -> Response:
+    """The machine has run out of something before the request's task was started. Other errors are bugs."""
+    if (short := shortage_of(error)) is None:
+        raise error
+    logger.warning("a request failed: %s", short.message)
+    return error_response(short)
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:

@@ -21,6 +21,7 @@ from mmserve.httpserver.engine.links import EngineLinks
 from mmserve.httpserver.grammars import GrammarChecks
 from mmserve.httpserver.limits.admission import AdmissionControl
 from mmserve.httpserver.limits.reservations import Reservations
+from mmserve.httpserver.limits.shortages import Shortages
 from mmserve.httpserver.loop_lag import sample_loop_lag
 from mmserve.httpserver.mm_cache.alloc_path import AllocPaths
 from mmserve.httpserver.request.otlp_export import TraceExport
@@ -57,6 +58,7 @@ class WorkerContext:
     metrics: MetricsClient
     body_memory: Reservations
     fetch_memory: Reservations
+    shortages: Shortages
 
     def admit_request(self) -> RequestResources:
         """Admit one request, before its body is read. The caller releases the resources.
@@ -106,13 +108,14 @@ async def open_worker(
         metrics=metrics,
         body_memory=body_memory,
         fetch_memory=fetch_memory,
+        shortages=Shortages(metrics),
     )
     inbox: AsyncReceiver[HttpInbound] = AsyncReceiver(endpoints.http(process.index), HttpInbound, limit=_INBOX_LIMIT)
     try:
         async with asyncio.TaskGroup() as group:
             background = [
                 group.create_task(_read_inbox(inbox, dispatcher, context.admission, process.fault_point())),
-                group.create_task(_send_heartbeats(process, (body_memory, fetch_memory), metrics)),
+                group.create_task(_send_heartbeats(process, (body_memory, fetch_memory), context.shortages)),
                 group.create_task(sample_loop_lag(metrics)),
             ]
             yield context
@@ -166,8 +169,9 @@ def _handle(message: HttpInbound, dispatcher: Dispatcher, admission: AdmissionCo
             dispatcher.on_phase(message)
 
 
-async def _send_heartbeats(process: Process, budgets: Iterable[Reservations], metrics: MetricsClient) -> None:
-    """Send heartbeats and metrics from the event loop that serves requests, so that a stuck loop is noticed.
+async def _send_heartbeats(process: Process, budgets: Iterable[Reservations], shortages: Shortages) -> None:
+    """Send heartbeats and metrics from the event loop that serves requests, so that a stuck loop is noticed; look at
+    what the machine is short of.
 
     Never reported as busy: while a request waits for the engine, this process has nothing to do.
     """
@@ -177,6 +181,7 @@ async def _send_heartbeats(process: Process, budgets: Iterable[Reservations], me
             heartbeat.beat(busy=False)
             for budget in budgets:
                 budget.report()
+            shortages.look()
             await asyncio.sleep(INTERVAL_S / 2)
     finally:
         heartbeat.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import Any
 
 from mmserve.ipc.faults import NO_FAULTS, FaultPoint
+from mmserve.runtime.shortage import OUT_OF_RESOURCES
 
 MAX_THREADS = 16
 _REQUEST_TIMEOUT_S = 10.0
+_RETRY_S = 0.1
 logger = logging.getLogger(__name__)
 
 
@@ -54,9 +57,25 @@ class StatusServer(ThreadingMixIn, UnixStreamServer):
         self._page = page
         self._faults = faults
         self._max_threads = max_threads
+        self._is_short = False
+        """True while connections cannot be accepted for want of descriptors or memory."""
         self._changed = threading.Condition()
         self._open: dict[socket.socket, bool] = {}
         """Connections that have a thread, oldest first; True for those that may be closed."""
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection. Waits a moment if it cannot: the kernel reports the connection again at once."""
+        try:
+            accepted = super().get_request()
+        except OSError as error:
+            if error.errno in OUT_OF_RESOURCES:
+                if not self._is_short:
+                    logger.error("status requests have to wait (%s)", error)
+                self._is_short = True
+                time.sleep(_RETRY_S)
+            raise
+        self._is_short = False
+        return accepted
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Start the connection's thread, once there is a place for it."""

@@ -13,7 +13,7 @@ stop: the model sampled a stop token, or the text contains a stop string. The HT
     sets this value itself and aborts the sequence.
 length: the sequence has ``max_tokens`` output tokens, or fills the context.
 abort: an AbortRequest ended the sequence, because the client disconnected (it gets no reply), or because the request
-    waited for its decode permit until --mm-queue-timeout (503).
+    waited for its decode permit until --mm-queue-timeout, or the machine ran out of memory or descriptors (503).
 error: the engine could not compute the sequence (500).
 media_error: an image cannot be decoded (400, the client's fault).
 media_lost: a handle was stale. The HTTP worker allocates, writes and submits again, and the client does not notice.

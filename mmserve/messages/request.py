@@ -49,7 +49,9 @@ def choice_id(request_id: str, index: int) -> str:
     return f"{request_id}-{index}"
 
 
-AbortReason = Literal["client", "media_error", "media_lost", "internal_error", "queue_full", "queue_timeout"]
+AbortReason = Literal[
+    "client", "media_error", "media_lost", "internal_error", "queue_full", "queue_timeout", "shortage"
+]
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="abort"):

@@ -1,4 +1,4 @@
-"""Collector for the memory of every process of the server, read at each scrape."""
+"""Collector for the memory of every process of the server and of its control groups, read at each scrape."""
 
 from __future__ import annotations
 
@@ -9,8 +9,19 @@ import psutil
 from prometheus_client.core import GaugeMetricFamily
 
 from mmserve.metrics.names import PREFIX
+from mmserve.runtime.cgroup import memory_groups
 
 _TITLE = "mmserve: "
+
+
+def _groups() -> Iterator[GaugeMetricFamily]:
+    """Of the control group with the smallest share left; nothing without a limit."""
+    groups = memory_groups()
+    if groups:
+        least = min(groups, key=lambda group: group.left_nbytes / max(1, group.limit_nbytes))
+        limit, left = PREFIX + "container_memory_limit_bytes", PREFIX + "container_memory_left_bytes"
+        yield GaugeMetricFamily(limit, "Memory limit of this container", value=least.limit_nbytes)
+        yield GaugeMetricFamily(left, "Of it not used, inactive page cache included", value=least.left_nbytes)
 
 
 class ProcessMemory:
@@ -38,6 +49,7 @@ class ProcessMemory:
                     pss.add_metric((name,), memory.pss)
         yield rss
         yield pss
+        yield from _groups()
 
     def _tree(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):

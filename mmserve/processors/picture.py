@@ -17,6 +17,7 @@ from mmserve.processors.segments import check_png_chunks, gif_header
 from mmserve.processors.upright import UprightPicture
 from mmserve.processors.view_file import ViewFile
 from mmserve.runtime.errors import MediaError
+from mmserve.runtime.shortage import shortage_of
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Accepted formats. Pillow has more decoders; some run interpreters (PostScript), others are rarely tested."""
@@ -89,6 +90,7 @@ def decode(data: bytes | memoryview) -> UprightPicture:
         except MemoryError:
             raise
         except Exception as error:  # decoders raise exceptions of any type for broken files
+            _raise_shortage(error)
             raise MediaError("the image cannot be decoded: it is truncated or corrupt") from error
 
 
@@ -102,7 +104,14 @@ def _open(data: bytes | memoryview) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise MediaError("the image is too large") from error
     except Exception as error:  # as in decode
+        _raise_shortage(error)
         raise MediaError(f"not an image in a supported format ({', '.join(FORMATS)})") from error
+
+
+def _raise_shortage(error: Exception) -> None:
+    """Pillow imports decoders when it needs them, which a lack of descriptors prevents: no fault of the picture."""
+    if shortage_of(error) is not None:
+        raise error
 
 
 def _check_rle(image: Image.Image) -> None:

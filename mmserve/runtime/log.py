@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from mmserve.runtime.log_handler import LogHandler
 from mmserve.runtime.log_limit import RepeatLimit
 from mmserve.runtime.logged_exceptions import traceback_of
 
@@ -65,7 +66,7 @@ class JsonFormatter(_Formatter):
 
 def setup(title: str, level: str, form: Literal["text", "json"] = "text") -> None:
     """Log mmserve's records from ``level`` on, and warnings of libraries, to stderr. Each line names ``title``."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _handler()
     in_full = level == "debug"
     handler.setFormatter(JsonFormatter(title, in_full=in_full) if form == "json" else _text_formatter(title, in_full))
     handler.addFilter(RequestIdFilter())
@@ -74,6 +75,12 @@ def setup(title: str, level: str, form: Literal["text", "json"] = "text") -> Non
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("mmserve").setLevel(level.upper())
+
+
+def _handler() -> logging.Handler:
+    if sys.stderr is not sys.__stderr__ or sys.stderr is None:  # replaced, for instance by a test
+        return logging.StreamHandler(sys.stderr)
+    return LogHandler(sys.stderr.fileno())
 
 
 def _text_formatter(title: str, in_full: bool) -> logging.Formatter:

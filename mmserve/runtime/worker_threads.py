@@ -15,6 +15,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
+from mmserve.runtime.shortage import out_of
+
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -42,7 +44,10 @@ class WorkerThreads:
         self._closed = False
 
     async def run(self, work: Callable[[], B]) -> B:
-        """Run one blocking call. If the caller is cancelled, CancelledError is raised after the call has returned."""
+        """Run one blocking call. If the caller is cancelled, CancelledError is raised after the call has returned.
+
+        Raises Unavailable if not even one thread can be started.
+        """
         return (await self._run_all([work]))[0]
 
     async def map(self, work: Callable[[A], B], jobs: Sequence[A], nbytes: Sequence[int]) -> list[B]:
@@ -73,10 +78,14 @@ class WorkerThreads:
     def _submit(self, call: Callable[[], None]) -> None:
         if self._closed:
             raise RuntimeError(f"the threads {self._name} are closed")
-        self._calls.put(call)
         if self._started < self._count:
-            threading.Thread(target=_run_calls, args=(self._calls,), name=self._name, daemon=True).start()
-            self._started += 1
+            try:
+                threading.Thread(target=_run_calls, args=(self._calls,), name=self._name, daemon=True).start()
+                self._started += 1
+            except RuntimeError as error:  # the machine, or the control group, has no thread left
+                if not self._started:
+                    raise out_of("threads") from error
+        self._calls.put(call)
 
 
 class _CallGroup(Generic[B]):

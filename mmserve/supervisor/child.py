@@ -42,8 +42,9 @@ def main() -> None:
     except Stop:
         code = 0
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # a full disk, or nobody who reads it
+            stream.flush()
     # Not sys.exit: a library's thread or exit hook that hangs would keep the process alive.
     os._exit(code)
 

@@ -116,7 +116,10 @@ class Child:
 
 
 def spawn(member: Member, incarnation: int, deployment: Deployment, inherited: InheritedFds) -> Child:
-    """Start the process of ``member``. Call from the main thread with signals blocked; the child inherits the mask."""
+    """Start the process of ``member``. Call from the main thread with signals blocked; the child inherits the mask.
+
+    Raises OSError if there are no descriptors, processes or memory for it.
+    """
     report_fd, report_write_fd = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(report_fd, False)
     listen_fd = inherited.listen_fds.get(member.role.listens)
@@ -147,10 +150,16 @@ def spawn(member: Member, incarnation: int, deployment: Deployment, inherited: I
         # Only the child keeps this end, so that its exit gives end of file.
         os.close(report_write_fd)
     assert popen.stdin is not None
-    # A child that has died already is handled when its exit is seen.
-    with contextlib.suppress(BrokenPipeError), popen.stdin:
-        popen.stdin.write(msgspec.msgpack.encode(spec))
-    return Child(member, popen, report_fd)
+    try:
+        # A child that has died already is handled when its exit is seen.
+        with contextlib.suppress(BrokenPipeError), popen.stdin:
+            popen.stdin.write(msgspec.msgpack.encode(spec))
+        return Child(member, popen, report_fd)
+    except BaseException:  # re-raised; without a Child object nobody would end the process
+        os.close(report_fd)
+        popen.kill()
+        popen.wait()
+        raise
 
 
 def _command() -> list[str]:

@@ -1,20 +1,37 @@
-"""One progress bar for all processes that load weights; plain lines without a terminal."""
+"""What a person at the terminal is shown: lines, and one progress bar for all processes that load weights."""
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from collections.abc import Hashable
+from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
 from mmserve.runtime.byte_budget import MIB
 from mmserve.supervisor.child_protocol import Progress
 
+logger = logging.getLogger(__name__)
+
+
+def say(text: str, stream: TextIO) -> None:
+    """Print a line. A closed pipe or a full disk is no reason to stop."""
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        # What is still in the buffer would fail again at the end, and change the exit code.
+        with suppress(OSError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
+
 
 class WeightsBar:
-    """A context manager. The bar appears with the first report."""
+    """A context manager. The bar appears with the first report; without a terminal there are two lines in the log."""
 
     def __init__(self) -> None:
         self._reports: dict[Hashable, Progress] = {}
@@ -33,10 +50,11 @@ class WeightsBar:
         done = sum(report.done for report in self._reports.values())
         total = sum(report.total for report in self._reports.values())
         if self._is_terminal:
-            self._draw(done, total)
+            with suppress(OSError):
+                self._draw(done, total)
         elif not self._printed:
             self._printed = True
-            print("loading weights", file=sys.stderr, flush=True)
+            logger.info("loading weights")
 
     def _draw(self, done: int, total: int) -> None:
         if self._bar is None:
@@ -52,7 +70,8 @@ class WeightsBar:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._bar is not None:
-            self._bar.close()
+            with suppress(OSError):
+                self._bar.close()
         elif self._printed and error is None:
             loaded = sum(report.done for report in self._reports.values())
-            print(f"loaded weights: {loaded / MIB:.0f} MiB", file=sys.stderr, flush=True)
+            logger.info("loaded weights: %.0f MiB", loaded / MIB)

@@ -10,6 +10,7 @@ import os
 from collections import deque
 from collections.abc import Iterable
 
+from mmserve.runtime.shortage import OUT_OF_RESOURCES
 from mmserve.supervisor.topology import Member
 
 
@@ -45,9 +46,9 @@ class RollingRestart:
 
 
 def has_terminal() -> bool:
-    """True if this process has a controlling terminal. One that loses it gets a SIGHUP."""
+    """True if this process has a controlling terminal, as far as can be seen. One that loses it gets a SIGHUP."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno in OUT_OF_RESOURCES
     return True

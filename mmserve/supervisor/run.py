@@ -6,9 +6,10 @@ import errno
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from operator import itemgetter
 from types import FrameType
 from typing import NoReturn
@@ -25,6 +26,7 @@ from mmserve.ipc.endpoints import Endpoints
 from mmserve.runtime import log
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.child_process import Child, InheritedFds
+from mmserve.supervisor.progress import say
 from mmserve.supervisor.startup import machine, plan
 from mmserve.supervisor.startup.kernel_build import building
 from mmserve.supervisor.startup.listen import listen, url_of
@@ -50,6 +52,7 @@ def serve(
 ) -> int:
     """Run one server until a signal ends it. Returns the exit code. Raises StartupError. Leaves nothing behind."""
     started_s = time.monotonic()
+    machine.open_standard_descriptors()
     log.setup("supervisor", config.log_level, config.log_format)
     machine.allow_descriptors()
     setproctitle.setproctitle(f"mmserve: supervisor ({config.model})")
@@ -80,7 +83,7 @@ def _supervise(
     setproctitle.setproctitle(f"mmserve: supervisor ({config.model} on {url_of(http)})")
     model = find(config)
     run_dir = stack.enter_context(run_directory())
-    Endpoints(run_dir).health_url.write_text(url_of(health))
+    Endpoints(run_dir).health_url.write_text(url_of(health))  # run_directory has made sure that there is room
     deployment = plan.make(config, model, machine.look(), run_dir=str(run_dir), url=url_of(http))
     if model.vision is not None and not deployment.arena_nbytes:
         logger.warning("--mm-cache-gb 0: there is no room for any image, requests with images will be refused (413)")
@@ -88,7 +91,7 @@ def _supervise(
         logger.warning("--fault-injection: drills of this user can break this server's processes; not for production")
     stack.enter_context(building(deployment))
     table = roles(deployment)
-    print(render(table, deployment), flush=True)
+    say(render(table, deployment), sys.stdout)
     inherited = InheritedFds(
         parent_death_fd=stack.enter_context(_parent_death_pipe()),
         arena_fd=stack.enter_context(arena_of(deployment.arena_nbytes, huge_pages=config.arena_huge_pages)).fd,
@@ -125,8 +128,8 @@ def arena_of(nbytes: int, *, huge_pages: bool = False) -> Iterator[Arena]:
         arena = Arena.create(nbytes, huge_pages=huge_pages)
     except OSError as error:
         raise StartupError(
-            f"--mm-cache-gb: no {nbytes / plan.GIB:.1f} GiB of shared memory to be had ({error.strerror}); "
-            f"{_remedy(error, nbytes, huge_pages)}"
+            f"--mm-cache-gb: no {nbytes / plan.GIB:.1f} GiB of shared memory to be had ({error.strerror}, "
+            f"{machine.free_memory()[0] / plan.GIB:.1f} GiB are free); {_remedy(error, nbytes, huge_pages)}"
         ) from None
     try:
         yield arena
@@ -168,6 +171,4 @@ def _print_ready(deployment: Deployment, children: list[Child], took_s: float, h
         "health": f"{health_url}/health",
     }
     line = ", ".join(f"{name} {fact}".strip() for name, fact in facts.items())
-    # A closed stdout is no reason to stop serving.
-    with suppress(BrokenPipeError):
-        print(f"mmserve is ready: {line}", flush=True)
+    say(f"mmserve is ready: {line}", sys.stdout)

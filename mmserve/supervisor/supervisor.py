@@ -32,6 +32,7 @@ DRAIN_MARGIN_S = 5.0
 STOP_GRACE_S = 3.0
 ABORT_GRACE_S = 2.0
 _KILL_WAIT_S = 10.0
+_SPAWN_RETRY_S = 1.0
 logger = logging.getLogger(__name__)
 
 
@@ -111,7 +112,10 @@ class Supervisor:
         for member in self._members:
             waits_for = [other for other in self._members if other.role.name in member.role.after]
             if member not in self._children and self._is_ready(waits_for):
-                self._spawn(member)
+                try:
+                    self._spawn(member)
+                except OSError as error:
+                    raise StartupError(f"{member.title} cannot be started: {error}") from error
 
     def _spawn(self, member: Member) -> None:
         # The child inherits the blocked mask: a Ctrl-C must not end it before it has installed its handlers.
@@ -130,7 +134,8 @@ class Supervisor:
         """Returns on a signal. Raises StartupError when a group dies too often."""
         while True:
             self._restart_stuck()
-            events = self._watch.wait(self._watchdog.interval_s)
+            all_started = self._spawn_missing()
+            events = self._watch.wait(self._watchdog.interval_s if all_started else _SPAWN_RETRY_S)
             signals = [event for event in events if isinstance(event, Signalled) and not self._reloads(event)]
             self._draining = bool(signals)
             for event in events:
@@ -163,10 +168,19 @@ class Supervisor:
         logger.error("%s %s; starting again: %s", dead.title, cause, ", ".join(member.title for member in group))
         self._incarnations[dead.group] += 1
         self._restarting.add(dead.group)
-        for member in group:
-            self._spawn(member)
+        self._spawn_missing()
         self._watchdog.restarted()
         self._publish_phase()
+
+    def _spawn_missing(self) -> bool:
+        """Start all processes that do not run. False if the machine lacks what one needs: call again later."""
+        for member in [member for member in self._members if member not in self._children]:
+            try:
+                self._spawn(member)
+            except OSError as error:
+                logger.error("%s cannot be started now, and is tried again: %s", member.title, error)
+                return False
+        return True
 
     def _on_ready_again(self, member: Member) -> None:
         # Once for a group, even if several of its members report at once.
@@ -197,7 +211,7 @@ class Supervisor:
         if self._roll.begin(workers) and (new := self._roll.new) is not None:
             self._members.insert(self._members.index(workers[-1]) + 1, new)
             self._incarnations[new.group] += 1
-            self._spawn(new)
+            self._spawn_missing()
 
     def _on_replaced(self, ended: Member, cause: str) -> None:
         """A worker has left for its successor, or a successor has ended, or a worker before it had to."""

@@ -71,7 +71,7 @@ class Watchdog:
         self._attended.look(now_s)
         ready = {child.member.name: child for child in children if child.ready is not None}
         reasons = stuck_processes(
-            [self._watched(child) for child in ready.values()],
+            [watched for child in ready.values() if (watched := self._watched(child)) is not None],
             lambda since_s: self._attended.elapsed_s(since_s, now_s),
             silent_s=self._timeout_s,
             stalled_s=self._timeout_s,
@@ -79,8 +79,13 @@ class Watchdog:
         )
         return [(ready[name], reason) for name, reason in reasons.items()]
 
-    def _watched(self, child: Child) -> Watched:
-        beat = read_beat(self._endpoints.heartbeat(child.member.name))
+    def _watched(self, child: Child) -> Watched | None:
+        """None if its heartbeat cannot be read now: this process's lack of descriptors is not the child's fault."""
+        try:
+            beat = read_beat(self._endpoints.heartbeat(child.member.name))
+        except OSError as error:
+            logger.warning("the heartbeat of %s cannot be read: %s", child.member.title, error)
+            return None
         # The file may have a heartbeat of the process's predecessor.
         current = beat if beat and beat.pid == child.pid else None
         return Watched(child.member.name, child.member.group, child.ready_s, current)

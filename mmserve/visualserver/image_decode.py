@@ -18,6 +18,7 @@ from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.processors.clip_pixels import Pixels
 from mmserve.runtime.errors import MediaError, MmserveError, Unavailable
+from mmserve.runtime.shortage import shortage_of
 from mmserve.visualserver.guarded_decode import GuardedDecoder
 from mmserve.visualserver.images import ENCODED, INTERNAL, LOST, Image, Outcome, item_ids
 
@@ -107,7 +108,10 @@ class ImageDecoder:
             return Outcome("media_error", error.message)
         except MmserveError as error:
             return Outcome("internal_error", error.message)
-        except Exception:  # the boundary of one image: the others of the batch must not fail with it
+        except Exception as error:  # the boundary of one image: the others of the batch must not fail with it
+            if (short := shortage_of(error)) is not None:
+                logger.warning("image %d could not be decoded: %s", item_id, short.message)
+                return Outcome("shortage", short.message)
             logger.exception("image %d could not be decoded", item_id)
             return INTERNAL
 

@@ -118,10 +118,10 @@ def _unix_addresses(process: psutil.Process) -> list[str]:
 
 
 @contextlib.contextmanager
-def running(*arguments: str, default_memory: bool = False) -> Iterator[Stack]:
+def running(*arguments: str, default_memory: bool = False, wrapper: Sequence[str] = ()) -> Iterator[Stack]:
     """``mmserve serve`` on a free port, in float32: answers do not depend on batch sizes or ranks."""
     memory = () if default_memory else LITTLE_MEMORY
-    with serve("--dtype", "float32", *memory, *arguments) as target:
+    with serve("--dtype", "float32", *memory, *arguments, wrapper=wrapper) as target:
         assert target.pid is not None
         stack = Stack(target.url, target.pid)
         yield stack

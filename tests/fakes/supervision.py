@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -24,17 +25,17 @@ TIMEOUT_S = 30.0
 class Supervised:
     """One supervisor with fake servers. Their orders are files, written before or while it runs."""
 
-    def __init__(self, scratch: Path, runtime: Path, *flags: str) -> None:
+    def __init__(self, scratch: Path, runtime: Path, *flags: str, wrapper: Sequence[str] = (), **streams: Any) -> None:
         self.scratch = scratch
         self.runtime = runtime
         command = [sys.executable, "-m", "tests.fakes.supervised", "--model", str(scratch), "--port", "0", *flags]
-        self.popen = subprocess.Popen(
-            command,
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **streams}
+        self.popen: subprocess.Popen[str] = subprocess.Popen(
+            [*wrapper, *command],
             env={**os.environ, "XDG_RUNTIME_DIR": str(runtime)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            **streams,
         )
         self.output = ""
         self._events_fd = os.open(scratch / "events", os.O_RDWR)
@@ -62,12 +63,16 @@ class Supervised:
 
     def until_ready(self) -> str:
         """Wait for the ready line and return it."""
+        return self.until_printed("mmserve is ready")
+
+    def until_printed(self, text: str) -> str:
+        """Wait for the next line with ``text`` and return it."""
         assert self.popen.stdout is not None
         for line in self.popen.stdout:
             self.output += line
-            if line.startswith("mmserve is ready"):
+            if text in line:
                 return line
-        raise AssertionError(f"never ready:\n{self.output}")
+        raise AssertionError(f"never printed {text!r}:\n{self.output}")
 
     def family(self) -> list[psutil.Process]:
         """The supervisor and all its descendants."""
@@ -94,7 +99,7 @@ class Supervised:
     def end(self) -> int:
         """Wait for the supervisor to end. Returns the exit code; ``output`` has all output."""
         rest, _ = self.popen.communicate(timeout=TIMEOUT_S)
-        self.output += rest
+        self.output += rest or ""
         return self.popen.returncode
 
     def run_dirs(self) -> list[str]:
@@ -109,10 +114,16 @@ class Supervised:
 
 @contextlib.contextmanager
 def supervised(
-    *flags: str, orders: dict[str, str] | None = None, runtime: Path | None = None, real_status: bool = False
+    *flags: str,
+    orders: dict[str, str] | None = None,
+    runtime: Path | None = None,
+    real_status: bool = False,
+    wrapper: Sequence[str] = (),
+    **streams: Any,
 ) -> Iterator[Supervised]:
     """A started supervisor. ``orders``: process name -> what its server does (see ``tests.fakes.supervised.run``).
-    ``real_status``: with the real metrics and health servers."""
+    ``real_status``: with the real metrics and health servers. ``wrapper``: words before the command. ``streams``:
+    stdout and stderr, as of Popen, in place of the pipe that is read here."""
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scratch")))
         runtime = runtime or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rt", dir="/tmp")))
@@ -122,7 +133,7 @@ def supervised(
             (scratch / "real-status").touch()
         for name, order in (orders or {}).items():
             (scratch / f"order-{name}").write_text(order)
-        server = Supervised(scratch, runtime, *flags)
+        server = Supervised(scratch, runtime, *flags, wrapper=wrapper, **streams)
         stack.callback(server.close)
         yield server
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from mmserve.runtime.errors import Unavailable
 from mmserve.runtime.retry_after import AFTER_CACHE_RESTART_S
+from mmserve.runtime.shortage import out_of, shortage_of
 
 CALL_MARGIN_S = 5.0
 """A call that takes this much longer than it may wait in the server is lost: raised as TimeoutError by connections.
@@ -93,7 +94,7 @@ class ConnectionPool:
         if not self._trying.acquire(blocking=False):
             raise _unavailable()
         try:
-            self._open(self._owner).close()
+            self._new().close()
         except TimeoutError as error:
             raise _unavailable() from error
         except LOST:
@@ -145,7 +146,16 @@ class ConnectionPool:
 
     def _connect(self) -> tuple[Connection, int]:
         server = self._ensure_anchor()
-        return self._open(self._owner), server
+        return self._new(), server
+
+    def _new(self) -> Connection:
+        """A new connection. Raises Unavailable if this process lacks what it needs, or one of LOST."""
+        try:
+            return self._open(self._owner)
+        except OSError as error:
+            if (short := shortage_of(error)) is not None:
+                raise short from error
+            raise
 
     def _ensure_anchor(self) -> int:
         with self._lock:
@@ -154,9 +164,17 @@ class ConnectionPool:
             if self.is_silent:
                 raise TimeoutError("the server has not answered another thread")
             if self._anchor is None:
-                self._anchor = self._open(self._owner)
-                threading.Thread(target=self._send_beats, args=(self._anchor,), name="cache-beat", daemon=True).start()
+                self._anchor = self._new()
+                self._start_beats(self._anchor)
             return self._server
+
+    def _start_beats(self, anchor: Connection) -> None:
+        try:
+            threading.Thread(target=self._send_beats, args=(anchor,), name="cache-beat", daemon=True).start()
+        except RuntimeError as error:  # no thread can be started
+            self._anchor = None
+            anchor.close()
+            raise out_of("threads") from error
 
     def _send_beats(self, anchor: Connection) -> None:
         """Until the anchor is closed or its server gone, which the next call will find out as well."""

@@ -7,7 +7,6 @@ calls run in one thread per connection, as rpyc requires.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import select
@@ -22,9 +21,8 @@ from typing import Any, Protocol
 
 from mmserve.cache_server.entries import Lease
 from mmserve.cache_server.shared_table import SharedMediaTable
+from mmserve.runtime.shortage import OUT_OF_RESOURCES
 
-_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-"""Errors of ``accept``: no descriptor or memory for a new connection. Existing connections are not affected."""
 _RETRY_S = 0.1
 Timer = tuple[float, int]
 logger = logging.getLogger(__name__)
@@ -197,7 +195,7 @@ class Listener:
         except BlockingIOError:
             return
         except OSError as error:
-            if error.errno in _OUT_OF_RESOURCES:
+            if error.errno in OUT_OF_RESOURCES:
                 self._pause(error)
                 return
             logger.error("%s: no more connections (%s)", self._path.name, error)

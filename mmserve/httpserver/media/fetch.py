@@ -19,11 +19,13 @@ from mmserve.httpserver.limits.media_budgets import RequestByteLimit
 from mmserve.httpserver.media.addresses import AddressPolicy
 from mmserve.httpserver.media.resolver import Resolver
 from mmserve.runtime.errors import MediaError, TooLarge
+from mmserve.runtime.shortage import has_descriptors, out_of, shortage_of
 
 MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_CONNECTIONS = 64
 _KEEPALIVE_S = 15.0
+_NO_ANSWER = (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException, OSError, UnicodeError)
 
 
 @cache
@@ -79,7 +81,7 @@ class Fetcher:
 
     async def get(self, url: str, budget: RequestByteLimit) -> bytes:
         """The response body. Raises MediaError, TooLarge if it exceeds the rest of ``budget``, and Unavailable if too
-        many DNS look-ups are in progress."""
+        many DNS look-ups are in progress or this process is out of descriptors."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._follow(self._parse(url), budget)
@@ -87,7 +89,10 @@ class Fetcher:
             raise MediaError(f"the image could not be fetched within {self._timeout_s:g} s") from None
         except _AddressDenied:
             raise MediaError("images may not be fetched from that address") from None
-        except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException, OSError, UnicodeError):
+        except _NO_ANSWER as error:
+            # A look-up of a name does not say why it has failed.
+            if (short := shortage_of(error)) or not has_descriptors():
+                raise (short or out_of("file descriptors")) from None
             raise MediaError("the image could not be fetched: no usable answer from its host") from None
 
     async def aclose(self) -> None:

@@ -18,6 +18,7 @@ import pybase64
 from mmserve.httpserver.call import GenerateCall, MediaRef
 from mmserve.httpserver.limits.media_budgets import RequestByteLimit
 from mmserve.runtime.errors import MediaError
+from mmserve.runtime.shortage import shortage_of
 
 _SMALL_NBYTES = 1 << 20
 _FORBIDDEN = "no such image file, or it is not below the allowed directory"
@@ -76,7 +77,7 @@ def _decode_base64(text: str | memoryview) -> bytes:
 def read_file_url(url: str, root: str | None, budget: RequestByteLimit) -> bytes:
     """The bytes of a regular file below ``root``. Symlinks may be used as long as the file itself is below ``root``.
 
-    Raises MediaError, TooLarge.
+    Raises MediaError, TooLarge, and Unavailable if this process cannot open files now.
     """
     if root is None:
         raise MediaError("file: URLs are not allowed on this server")
@@ -95,8 +96,8 @@ def read_file_url(url: str, root: str | None, budget: RequestByteLimit) -> bytes
                 raise MediaError(_FORBIDDEN)
             budget.take(status.st_size)
             return file.read(status.st_size)
-    except (OSError, ValueError, RuntimeError):  # RuntimeError: a symlink loop, in Python 3.11
-        raise MediaError(_FORBIDDEN) from None
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a symlink loop, in Python 3.11
+        raise (shortage_of(error) or MediaError(_FORBIDDEN)) from None
 
 
 def _path(url: str) -> Path:

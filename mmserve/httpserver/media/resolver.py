@@ -15,6 +15,7 @@ from ipaddress import ip_address
 
 from mmserve.runtime.errors import Unavailable
 from mmserve.runtime.retry_after import Turnover
+from mmserve.runtime.shortage import out_of
 
 MAX_LOOKUPS = 32
 _THREAD_TIMEOUT_S = 1.0
@@ -44,7 +45,7 @@ class Resolver:
     async def addresses(self, host: str, port: int) -> list[str]:
         """Addresses of a host; an IP literal is returned as it is.
 
-        Raises OSError, UnicodeError, and Unavailable if no thread becomes free in time.
+        Raises OSError, UnicodeError, and Unavailable if no thread becomes free in time or can be started.
         """
         with suppress(ValueError):
             return [str(ip_address(host))]
@@ -63,7 +64,11 @@ class Resolver:
             with suppress(RuntimeError):  # the loop was closed during the look-up
                 loop.call_soon_threadsafe(self._on_looked_up)
 
-        lookup = self._threads.submit(self._lookup, host, port)
+        try:
+            lookup = self._threads.submit(self._lookup, host, port)
+        except RuntimeError as error:  # no thread can be started
+            self._on_looked_up()
+            raise out_of("threads") from error
         lookup.add_done_callback(release)
         return await asyncio.wrap_future(lookup)
 

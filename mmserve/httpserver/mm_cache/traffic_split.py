@@ -20,7 +20,8 @@ class TrafficSplit:
     """Maps the number at ``path``; creates the file with ``initial`` if it is missing."""
 
     def __init__(self, path: Path, initial: float) -> None:
-        _create(path, initial)
+        if not path.exists():  # a worker that is restarted needs no room on the disk
+            _create(path, initial)
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), _NUMBER.size)
         # The view reads and writes the number as one aligned machine word, so no reader sees half of a new value.

@@ -25,6 +25,7 @@ from mmserve.runtime import log
 from mmserve.runtime.errors import DeadlineExceeded, MmserveError, Overloaded, Unavailable
 from mmserve.runtime.failures import drop_tracebacks, order_for_client, without_references
 from mmserve.runtime.retry_after import AFTER_SHUTDOWN_S
+from mmserve.runtime.shortage import shortage_of
 
 Generate = Callable[[GenerateCall, DeltaStream, RequestResources], Coroutine[Any, Any, None]]
 
@@ -155,6 +156,10 @@ class RequestTask:
     def _logged(self, error: BaseException) -> MmserveError:
         """Log what the client is not told: bugs with their tracebacks, and all errors but the one it sees."""
         shown, *others = order_for_client(error)
+        short = None if isinstance(shown, MmserveError) else shortage_of(shown)
+        if short is not None:
+            logger.warning("request %s failed: %s", self.call.request_id, short.message)
+            return short
         for one in (shown, *others):
             if not isinstance(one, MmserveError):
                 logger.error("request %s failed", self.call.request_id, exc_info=one)

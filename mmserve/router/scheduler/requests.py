@@ -22,6 +22,7 @@ _FINISH_OF_ABORT: dict[AbortReason, FinishReason] = {
     "internal_error": "error",
     "queue_full": "overloaded",
     "queue_timeout": "abort",
+    "shortage": "abort",
 }
 
 

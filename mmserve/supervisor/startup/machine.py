@@ -10,17 +10,17 @@ import logging
 import os
 import re
 import resource
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from mmserve.runtime import cgroup
 from mmserve.supervisor.startup import cuda_driver
 
-_CGROUPS = Path("/sys/fs/cgroup")
-_LIMIT_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-"""Version 2, version 1: limit and use, in bytes."""
 _DESCRIPTORS = 1 << 16
+_STDERR = 2
 _DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version")
 """They may exist without a GPU, for instance in a container that was given the driver only."""
 logger = logging.getLogger(__name__)
@@ -42,12 +42,27 @@ class Machine:
 
 def look() -> Machine:
     """This machine now."""
-    memory_bytes, limited_by = psutil.virtual_memory().available, "this machine"
-    limit = container_memory_bytes()
-    if limit is not None and limit < memory_bytes:
-        memory_bytes, limited_by = limit, "this container"
+    memory_bytes, limited_by = free_memory()
     problem = _cuda_problem()
     return Machine(memory_bytes, limited_by, not problem, _has_fast_bfloat16(), num_cores(), problem)
+
+
+def free_memory() -> tuple[int, str]:
+    """Bytes that are free for new processes now, and what limits them, in words."""
+    free = psutil.virtual_memory().available
+    in_groups = min((group.left_nbytes for group in cgroup.memory_groups()), default=free)
+    return (in_groups, "this container") if in_groups < free else (free, "this machine")
+
+
+def open_standard_descriptors() -> None:
+    """Give this process and its children a stdin, stdout and stderr if it was started without: another file would be
+    opened under the same number, and written to."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def allow_descriptors() -> None:
@@ -59,9 +74,9 @@ def allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
-def num_cores(root: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+def num_cores(root: Path = cgroup.ROOT, own: Path = cgroup.OWN) -> int:
     """Cores of the affinity mask, or fewer where a cgroup's quota gives less time; at least one."""
-    quotas = filter(None, map(_quota_cores, _directories(root, own)))
+    quotas = filter(None, map(_quota_cores, cgroup.directories(root, own)))
     return max(1, min([len(os.sched_getaffinity(0)), *map(round, quotas)]))
 
 
@@ -75,38 +90,6 @@ def _quota_cores(directory: Path) -> float | None:
             continue
         return quota_us / period_us if quota_us > 0 else None
     return None
-
-
-def container_memory_bytes(root: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """Free bytes in the tightest enclosing cgroup; None without a limit. Inactive page cache counts as free."""
-    left = [_left(directory, *files) for directory in _directories(root, own) for files in _LIMIT_FILES]
-    return min((nbytes for nbytes in left if nbytes is not None), default=None)
-
-
-def _directories(root: Path, own: Path) -> set[Path]:
-    """Cgroup directories that contain this process; inside a container the path is relative to the root."""
-    found = {root, root / "memory", root / "cpu"}
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return found
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if {"", "memory", "cpu"} & set(controllers.split(",")):
-            leaf = root / controllers / path.lstrip("/")
-            found.update([leaf, *(parent for parent in leaf.parents if root in parent.parents)])
-    return found
-
-
-def _left(directory: Path, limit_file: str, usage_file: str) -> int | None:
-    try:
-        limit = int((directory / limit_file).read_text())
-        used = int((directory / usage_file).read_text())
-        cached = re.search(r"^inactive_file (\d+)$", (directory / "memory.stat").read_text(), re.MULTILINE)
-    except (OSError, ValueError):
-        # No such cgroup, or "max".
-        return None
-    return max(0, limit - used + (int(cached[1]) if cached else 0))
 
 
 def _cuda_problem() -> str:

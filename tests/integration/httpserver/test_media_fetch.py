@@ -12,11 +12,13 @@ from mmserve.httpserver.call import AllocVersion, MediaRef
 from mmserve.httpserver.limits.media_budgets import RequestByteLimit
 from mmserve.httpserver.media.addresses import AddressPolicy
 from mmserve.httpserver.media.fetch import Fetcher
+from mmserve.httpserver.media.local import read_file_url
 from mmserve.httpserver.media.reader import MediaReader
-from mmserve.runtime.errors import MediaError, MmserveError, TooLarge
+from mmserve.runtime.errors import MediaError, MmserveError, TooLarge, Unavailable
 from tests.fakes.chat_models import deployment_of, write_chat_model
 from tests.fakes.media import png
 from tests.fakes.samples import Samples
+from tests.fakes.shortages import no_more_descriptors
 
 PNG = png()
 LOOPBACK = AddressPolicy(allow_loopback=True)
@@ -250,3 +252,21 @@ def test_a_reader_fetches_from_allowed_domains_within_the_configured_time(tmp_pa
         await reader.aclose()
 
     asyncio.run(run())
+
+
+def test_without_descriptors_a_fetch_fails_with_503_and_later_ones_succeed() -> None:
+    async def scenario(site: Site, fetcher: Fetcher) -> bytes:
+        for host in ("127.0.0.1", "localhost"):
+            with no_more_descriptors(), pytest.raises(Unavailable, match="out of file descriptors"):
+                await fetcher.get(site.url("/a.png", host=host), RequestByteLimit(10_000))
+        return await fetcher.get(site.url("/a.png"), RequestByteLimit(10_000))
+
+    assert with_site(scenario) == PNG
+
+
+def test_without_descriptors_a_file_is_not_called_missing(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    url = f"file://{tmp_path}/a.png"
+    with no_more_descriptors(), pytest.raises(Unavailable, match="out of file descriptors"):
+        read_file_url(url, str(tmp_path), RequestByteLimit(10_000))
+    assert read_file_url(url, str(tmp_path), RequestByteLimit(10_000)) == PNG

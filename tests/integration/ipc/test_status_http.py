@@ -6,12 +6,16 @@ import contextlib
 import http.client
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
 from mmserve.ipc.status_http import Page, StatusServer
+from tests.fakes.cache import until
+from tests.fakes.shortages import no_more_descriptors
 
 THREADS = 4
 
@@ -122,3 +126,28 @@ def test_a_page_that_cannot_be_made_is_an_error_and_the_next_one_is_not() -> Non
         status, body = _get(listener)
         assert (status, b"a bug" in body) == (500, False)
         assert _get(listener) == (200, b"{}")
+
+
+def test_without_descriptors_connections_wait_and_the_server_does_not_spin(caplog: pytest.LogCaptureFixture) -> None:
+    tries_s: list[float] = []
+
+    class Counting(StatusServer):
+        def get_request(self) -> tuple[Any, Any]:
+            tries_s.append(time.monotonic())
+            return super().get_request()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
+        stack.enter_context(_serving(listener, Counting(listener, lambda path: Page(b"{}"))))
+        assert _get(listener) == (200, b"{}")
+        client = stack.enter_context(socket.socket())
+        client.settimeout(20)
+        until(lambda: not _threads())
+        with no_more_descriptors():
+            client.connect(listener.getsockname())
+            client.sendall(b"GET /live HTTP/1.0\r\n\r\n")
+            del tries_s[:]
+            until(lambda: len(tries_s) >= 4)
+            tried_s = tries_s[:]
+        assert len(tried_s) <= 2 + (tried_s[-1] - tried_s[0]) / 0.1, "it waits between its tries"
+        assert client.makefile("rb").read().endswith(b"{}")
+    assert sum("have to wait" in record.getMessage() for record in caplog.records) == 1

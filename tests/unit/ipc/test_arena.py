@@ -177,3 +177,11 @@ def test_handles_of_an_earlier_epoch_can_neither_be_read_nor_written() -> None:
             use(old)
     put(arena, Handle((1 << 60) + 1, 0, 8), b"new life")
     arena.close()
+
+
+def test_all_memory_is_had_at_the_start() -> None:
+    """A page that cannot be had later, on first use, would end the process (SIGBUS)."""
+    nbytes = 4 << 20
+    arena = Arena.create(nbytes)
+    assert os.fstat(arena.fd).st_blocks * 512 >= nbytes
+    arena.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import struct
 import warnings
@@ -9,7 +10,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from mmserve.processors.picture import decode, header
 from mmserve.runtime.errors import MediaError
@@ -135,3 +136,14 @@ def test_only_the_first_frame_of_an_animation_is_decoded() -> None:
     frames = [Image.new("RGB", (8, 8), colour) for colour in ((255, 0, 0), (0, 255, 0))]
     frames[0].save(buffer, "GIF", save_all=True, append_images=frames[1:])
     assert np.asarray(rgb(buffer.getvalue()))[0, 0].tolist() == [255, 0, 0]
+
+
+@pytest.mark.parametrize("method", ["open", "load"])
+def test_a_lack_of_descriptors_is_not_the_pictures_fault(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    data = encoded(picture(4, 4))
+    monkeypatch.setattr(Image if method == "open" else PngImagePlugin.PngImageFile, method, fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        decode(data)

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmserve.runtime.errors import Unavailable
 from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES, WorkerThreads, batches
+from tests.fakes.shortages import no_more_threads
 
 
 @pytest.fixture(params=[True, False], ids=["concurrent", "sequential"])
@@ -135,3 +137,21 @@ def test_closed_threads_finish_accepted_work_and_refuse_more(threads: WorkerThre
         assert await task
 
     asyncio.run(run())
+
+
+def test_a_call_fails_with_503_if_no_thread_can_be_started_and_later_ones_succeed(threads: WorkerThreads) -> None:
+    async def run() -> None:
+        with no_more_threads(), pytest.raises(Unavailable, match="out of threads"):
+            await threads.run(lambda: 1)
+        assert await threads.run(lambda: 2) == 2
+
+    asyncio.run(run())
+
+
+def test_fewer_threads_than_wanted_do_all_the_work(threads: WorkerThreads) -> None:
+    async def run() -> list[int]:
+        await threads.run(lambda: 0)
+        with no_more_threads():
+            return await threads.map(lambda job: job + 1, range(3), [MIN_BATCH_NBYTES] * 3)
+
+    assert asyncio.run(run()) == [1, 2, 3]

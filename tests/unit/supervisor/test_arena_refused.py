@@ -14,7 +14,7 @@ from mmserve.supervisor.run import arena_of
 
 def test_too_little_shared_memory_names_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     _refuse(monkeypatch, errno.ENOSPC)
-    with pytest.raises(StartupError, match=r"--mm-cache-gb: no 2\.0 GiB of shared memory .*No space left.*; lower it"):
+    with pytest.raises(StartupError, match=r"--mm-cache-gb: no 2\.0 GiB of .*No space left.* GiB are free\); lower it"):
         arena_of(2 << 30).__enter__()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
@@ -95,6 +96,19 @@ def test_a_failing_image_does_not_affect_the_others(arena: Arena) -> None:
     assert decoded.outcomes[1].message == "it is broken"
     assert "three times" in decoded.outcomes[5].message
     assert sorted(cache.failed) == [1, 2, 3, 5]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EMFILE, "Too many open files")], ids=repr)
+def test_an_image_for_which_the_machine_lacks_something_is_neither_broken_nor_a_bug(
+    arena: Arena, error: Exception
+) -> None:
+    class Processor(_Processor):
+        def pixels(self, data: bytes) -> np.ndarray[Any, Any]:
+            raise error
+
+    outcome = _decode(arena, _Cache({}), [_image(arena, 1, b"a picture")], Processor()).outcomes[1]
+    assert outcome.state == "shortage"
+    assert "out of" in outcome.message
 
 
 def test_bytes_are_read_in_the_arena_without_a_copy(arena: Arena) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,15 +39,25 @@ class RpycConnection:
         """``timeout_s``: for each step of connecting and registering."""
         self._methods: dict[str, Callable[..., Any]] = {}
         # rpyc's own unix_connect compresses what is larger than 3000 bytes.
-        channel = Channel(SocketStream.unix_connect(str(path), timeout_s), compress=False)
-        self._rpyc = rpyc.connect_channel(channel, config={**_CONFIG, "sync_request_timeout": timeout_s})
+        self._channel = Channel(SocketStream.unix_connect(str(path), timeout_s), compress=False)
+        self._rpyc = rpyc.connect_channel(self._channel, config={**_CONFIG, "sync_request_timeout": timeout_s})
+        self._readable = select.poll()
+        self._readable.register(self._rpyc, select.POLLIN)
         self.call("register", owner, timeout_s=timeout_s)
 
     def call(self, method: str, *args: Any, timeout_s: float = CALL_MARGIN_S) -> Any:
         if method not in self._methods:
             self._methods[method] = rpyc.async_(getattr(self._rpyc.root, method))
         result = self._methods[method](*args)
-        result.set_expiry(timeout_s)
+        answers: list[object] = []
+        result.add_callback(answers.append)
+        deadline_s = time.monotonic() + timeout_s
+        while not answers:
+            # rpyc's own timeouts follow the time of day, which may jump. It gets control only when it need not wait.
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or not self._readable.poll(left_s * 1000):
+                raise TimeoutError(f"{method} was not answered within {timeout_s:g} s")
+            self._rpyc.serve(0)
         return result.value
 
     def beat(self) -> None:
@@ -55,6 +66,7 @@ class RpycConnection:
     def close(self) -> None:
         self._methods.clear()
         with contextlib.suppress(*LOST, OSError):
+            self._channel.close()  # first, or rpyc would tell the server and wait for its answer
             self._rpyc.close()
 
     def __del__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from mmserve.cache_server.client import MediaCacheClient
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.faults import FaultPoint, InjectedFault, arm, is_armed
-from mmserve.runtime.errors import Overloaded, TooLarge
+from mmserve.runtime.errors import Overloaded, TooLarge, Unavailable
 from tests.fakes.cache import alloc_item, until
+from tests.fakes.shortages import no_more_descriptors, no_more_threads
 
 Connect = Callable[..., MediaCacheClient]
 CAT, DOG, FOX = alloc_item("cat"), alloc_item("dog"), alloc_item("fox")
@@ -217,3 +219,14 @@ def test_a_call_that_fails_in_the_server_is_made_again(
     client.release("r")
     assert table.snapshot().num_leases == 0
     assert not is_armed(tmp_path / "fault")
+
+
+@pytest.mark.parametrize("shortage", [no_more_descriptors, no_more_threads])
+def test_a_client_that_cannot_connect_for_a_shortage_says_so_and_can_later(
+    table: SharedMediaTable, client_of: Connect, shortage: Callable[[], AbstractContextManager[None]]
+) -> None:
+    client = client_of()
+    with shortage(), pytest.raises(Unavailable):
+        client.alloc("r", [CAT], wait_s=0)
+    assert client.alloc("r", [CAT], wait_s=0)[0].state == "write"
+    client.release("r")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import resource
 import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from mmserve.cache_server.rpc.connections import ConnectionLoop, DisconnectWatch, Listener
 from tests.fakes.cache import until
+from tests.fakes.shortages import no_more_descriptors
 
 
 def nothing() -> None:
@@ -29,18 +27,6 @@ def echo(connected: socket.socket) -> None:
                 connected.sendall(data)
 
     threading.Thread(target=serve, daemon=True).start()
-
-
-@contextmanager
-def no_more_descriptors() -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.open("/dev/null", os.O_RDONLY)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def client() -> socket.socket:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -37,6 +39,20 @@ def test_a_call_that_is_not_answered_raises_and_later_ones_succeed(
     until(lambda: _answers(client))
     assert client.alloc("r", ITEMS, wait_s=0)[0].state == "write"
     assert not client.is_silent
+
+
+@pytest.mark.parametrize("step_s", [86_400, -86_400], ids=["forward", "backward"])
+def test_a_clock_that_is_set_changes_no_deadline(
+    client: MediaCacheClient, table: SharedMediaTable, monkeypatch: pytest.MonkeyPatch, step_s: int
+) -> None:
+    client.alloc("writer", ITEMS, wait_s=0)
+    (record,) = client.alloc("reader", ITEMS, wait_s=0)
+    assert client.get_items_data("reader", [record.item_id], wait_s=0) == ("wait",)
+    now_s, jumps = time.time, itertools.count()
+    monkeypatch.setattr(time, "time", lambda: now_s() + step_s * next(jumps))
+    assert client.get_items_data("reader", [record.item_id], wait_s=3 * MARGIN_S) == ("wait",)
+    with table._lock, pytest.raises(Unavailable):
+        client.get_items_data("reader", [record.item_id], wait_s=0)
 
 
 def _answers(client: MediaCacheClient) -> bool:

@@ -12,6 +12,7 @@ from mmserve.httpserver.media.addresses import AddressPolicy
 from mmserve.httpserver.media.fetch import Fetcher
 from mmserve.httpserver.media.resolver import Resolver
 from mmserve.runtime.errors import Unavailable
+from tests.fakes.shortages import no_more_threads
 
 
 class SlowNames:
@@ -74,5 +75,16 @@ def test_a_fetch_without_a_free_look_up_thread_is_unavailable() -> None:
         names.answer.set()
         await asyncio.gather(slow, return_exceptions=True)
         await fetcher.aclose()
+
+    asyncio.run(test())
+
+
+def test_without_threads_a_look_up_fails_with_503_and_its_permit_is_given_back() -> None:
+    async def test() -> None:
+        resolver = Resolver(SlowNames(), max_lookups=1, thread_timeout_s=0.05)
+        for _ in range(2):
+            with no_more_threads(), pytest.raises(Unavailable, match="out of threads"):
+                await resolver.addresses("a.name", 80)
+        resolver.close()
 
     asyncio.run(test())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,3 +61,22 @@ def test_a_parent_too_long_for_sockets_is_passed_over(parent: Path) -> None:
         assert path.parent == parent
     with pytest.raises(StartupError, match="XDG_RUNTIME_DIR"), run_directory([deep]):
         pass
+
+
+def test_a_parent_without_room_is_passed_over_and_left_as_it_was(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*full: Path) -> None:
+        def allocate(fd: int, offset: int, nbytes: int) -> None:
+            if any(Path(os.readlink(f"/proc/self/fd/{fd}")).is_relative_to(path) for path in full):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "posix_fallocate", allocate)
+
+    first, second = parent / "a", parent / "b"
+    first.mkdir(), second.mkdir()
+    fill(first)
+    with run_directory([first, second]) as path:
+        assert path.parent == second
+    fill(first, second)
+    with pytest.raises(StartupError, match=r"no room .*/a \(No space left on device\).*/b .*TMPDIR"):
+        run_directory([first, second]).__enter__()
+    assert not [*first.iterdir(), *second.iterdir()]

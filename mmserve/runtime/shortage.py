@@ -1,0 +1,60 @@
+"""Errors that say that the machine has run out of something: descriptors, memory, disk space, threads.
+
+No request is at fault and the shortage may pass, so a client gets 503 and may try again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from mmserve.runtime.errors import Unavailable
+
+DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+"""Of this process (``ulimit -n``), and of the whole machine."""
+OUT_OF_RESOURCES = (*DESCRIPTORS, errno.ENOBUFS, errno.ENOMEM)
+"""What ``accept`` fails with if there is no descriptor or memory for a new connection. Others are not affected."""
+_MISSING = {
+    **dict.fromkeys(DESCRIPTORS, "file descriptors"),
+    **dict.fromkeys((errno.ENOBUFS, errno.ENOMEM), "memory"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "disk space"),
+}
+_RETRY_AFTER_S = 2.0
+
+
+def shortage_of(error: BaseException) -> Unavailable | None:
+    """The client's error if ``error``, or what it was raised from, says that something has run out; else None."""
+    pending, seen = [error], set[int]()
+    while pending:
+        one = pending.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if missing := _missing(one):
+            return out_of(missing)
+        if one.__cause__ is not None:
+            pending.append(one.__cause__)
+        if isinstance(one, BaseExceptionGroup):
+            pending += one.exceptions
+    return None
+
+
+def out_of(missing: str) -> Unavailable:
+    """The client's error when there is no more of ``missing``."""
+    return Unavailable(f"the server is out of {missing}", retry_after_s=_RETRY_AFTER_S)
+
+
+def has_descriptors() -> bool:
+    """True if this process can open a file now."""
+    try:
+        descriptor = os.eventfd(0)
+    except OSError as error:
+        return error.errno not in DESCRIPTORS
+    os.close(descriptor)
+    return True
+
+
+def _missing(error: BaseException) -> str:
+    if isinstance(error, MemoryError):
+        return "memory"
+    return _MISSING.get(error.errno or 0, "") if isinstance(error, OSError) else ""

@@ -1,0 +1,38 @@
+"""Durations are measured on the monotonic clock: the time of day may jump by hours when it is set.
+
+Only what is shown to people may be the time of day.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import mmserve
+
+ROOT = Path(mmserve.__file__).parent
+WALL_CLOCK = {
+    ("time", name) for name in ("time", "time_ns", "ctime", "localtime", "gmtime", "strftime", "CLOCK_REALTIME")
+} | {(name, method) for name in ("datetime", "date") for method in ("now", "utcnow", "today")}
+SHOWN = {
+    "httpserver/api/models.py",  # "created" of a model
+    "httpserver/api/openai/chat.py",  # "created" of an answer
+    "httpserver/prompt/chat_template.py",  # templates may say today's date
+    "httpserver/request/otlp_export.py",  # when a span began
+}
+
+
+def _uses(path: Path) -> bool:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    attributes = {
+        (node.value.id, node.attr)
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+    names = {(node.module, one.name) for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names}
+    return bool((attributes | names) & WALL_CLOCK)
+
+
+def test_the_time_of_day_is_only_shown() -> None:
+    found = {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if _uses(path)}
+    assert found == SHOWN
