@@ -120,7 +120,8 @@ def kept_nbytes(call: GenerateCall) -> int:
         + _PART_NBYTES * len(parts)
         + _MEDIA_NBYTES * len(call.media)
         + _BIAS_NBYTES * len(call.sampling.logit_bias)
-        + sum(map(sys.getsizeof, (*texts, *urls, *call.stop, call.cache_salt, call.sampling.grammar)))
+        + sum(map(sys.getsizeof, (*texts, *urls, *call.stop, call.cache_salt)))
+        + sys.getsizeof(call.sampling.grammar) * call.n  # the router keeps one for each choice
         + sum(len(ref.content or b"") for ref in call.media)
         + sum(len(cast(bytes, body)) for body in bodies.values())
     )
