@@ -19,6 +19,7 @@ from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.cuda.pinned import pin
 from mmserve.model_backend.platforms.device import platform_for
+from mmserve.model_backend.platforms.sampling import TorchSampling
 from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
 from tests.fakes.embeddings import prompt_with_images, put_rows
 from tests.fakes.engine import Driver, make_runner
@@ -110,3 +111,15 @@ def test_half_precision_with_a_measured_cache(tmp_path: Path, dtype: str) -> Non
     driver.run(10)
     assert not driver.failures
     assert all(0 <= token < VOCAB for sequence in sequences for token in sequence.output)
+
+
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 1), (5, 100), (16, 152_064)])
+def test_tokens_that_grammars_ban_are_those_of_the_cpu(rows: int, vocab: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    allowed = torch.randint(-(1 << 31), 1 << 31, (rows, -(-vocab // 32)), generator=generator).int()
+    order = torch.randperm(rows + 2, generator=generator)[:rows].tolist()
+    expected = torch.randn(rows + 2, vocab, generator=generator)
+    found = expected.cuda()
+    TorchSampling().ban(expected, order, allowed)
+    TorchSampling().ban(found, order, allowed)
+    assert torch.equal(found.cpu(), expected)
