@@ -73,7 +73,9 @@ class IsolatedValidator:
         # As in the parent, the working directory is on the import path only if it was meant to be.
         safe = ["-P"] if sys.flags.safe_path else []
         command = [sys.executable, *safe, "-m", __name__, self._checkpoint, str(self._deadline_s)]
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        # A panic of the compiler would print parts of the grammar, which is a client's text.
+        quiet = subprocess.DEVNULL
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=quiet)
         self._child = child
         assert child.stdout is not None
         try:
