@@ -106,5 +106,4 @@ def constrained(sampling: SamplingParams, grammar: str, eos_token_ids: tuple[int
         return sampling
     if not eos_token_ids:
         raise InvalidRequest(f"{param} needs a model with an end-of-sequence token", param=param)
-    stops = (*sampling.stop_token_ids, *(token for token in eos_token_ids if token not in sampling.stop_token_ids))
-    return msgspec.structs.replace(sampling, grammar=grammar, min_tokens=0, stop_token_ids=stops)
+    return msgspec.structs.replace(sampling, grammar=grammar, min_tokens=0, eos_token_ids=eos_token_ids)

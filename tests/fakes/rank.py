@@ -42,7 +42,7 @@ def _absorb(state: int, cell: int) -> int:
 def _sample(state: int, sampling: SamplingParams, num_output: int) -> int:
     """A token id. Like a rank, masks stop ids until there are min_tokens output tokens."""
     token_id = (state ^ sampling.seed * 7_919) % VOCAB_SIZE
-    while num_output < sampling.min_tokens and token_id in sampling.stop_token_ids:
+    while num_output < sampling.min_tokens and token_id in sampling.ending_token_ids:
         token_id = (token_id + 1) % VOCAB_SIZE
     return token_id
 
@@ -76,7 +76,7 @@ def generate_alone(
         token_id = _sample(state, sampling, len(output))
         output.append(token_id)
         logprobs += filter(None, [_logprobs(state, token_id, sampling)])
-        if token_id in sampling.stop_token_ids and len(output) >= sampling.min_tokens:
+        if token_id in sampling.ending_token_ids and len(output) >= sampling.min_tokens:
             return output, logprobs, "stop"
         if len(output) >= sampling.max_tokens or len(tokens) + 1 >= context_tokens:
             return output, logprobs, "length"

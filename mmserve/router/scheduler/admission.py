@@ -91,7 +91,7 @@ class OutputLengths:
 
     def final_length(self, sequence: Sequence) -> int:
         """Expected prompt plus output tokens: at most the request's limit, and exactly that if no token can stop it."""
-        if not sequence.request.sampling.stop_token_ids:
+        if not sequence.ending_token_ids:
             return sequence.max_length
         num_output = len(sequence.tokens) - sequence.num_prompt_tokens
         overrun_tokens = num_output + num_output // _OVERRUN_DIVISOR + 2

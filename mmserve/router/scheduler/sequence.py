@@ -21,6 +21,9 @@ from mmserve.messages.reply import FinishReason
 from mmserve.messages.request import SUSPECT_FROM, GenerateRequest
 from mmserve.router.kv_cache.manager import BlockTable
 
+_FEW_ENDING_TOKENS = 8
+"""So many are looked through as fast as a set is asked, and take no memory besides the request's."""
+
 
 class SequenceStatus(Enum):
     WAITING = "waiting"
@@ -33,6 +36,7 @@ class Sequence:
 
     __slots__ = (
         "block_table",
+        "ending_token_ids",
         "first_token_s",
         "length",
         "max_length",
@@ -46,7 +50,6 @@ class Sequence:
         "slot",
         "started_s",
         "status",
-        "stop_token_ids",
         "times_bypassed",
         "tokens",
     )
@@ -73,7 +76,8 @@ class Sequence:
         """Number of tokens once all plans in flight are done."""
         self.max_length = min(self.num_prompt_tokens + request.sampling.max_tokens, context_tokens)
         """Prompt plus output at which the sequence ends at the latest."""
-        self.stop_token_ids = request.sampling.stop_token_ids
+        ending = request.sampling.ending_token_ids
+        self.ending_token_ids = ending if len(ending) <= _FEW_ENDING_TOKENS else frozenset(ending)
 
         self.status = SequenceStatus.WAITING
         self.slot = -1
@@ -111,7 +115,7 @@ class Sequence:
         A stop token counts from the min_tokens-th output token on.
         """
         tokens = self.tokens
-        if tokens[-1] in self.stop_token_ids and self.num_output_tokens >= self.request.sampling.min_tokens:
+        if tokens[-1] in self.ending_token_ids and self.num_output_tokens >= self.request.sampling.min_tokens:
             return "stop"
         return "length" if len(tokens) >= self.max_length else None
 
@@ -147,7 +151,7 @@ class Sequence:
         if len(token_ids) == 1:  # the common case: no further calls while the sequence goes on
             tokens, token_id = self.tokens, token_ids[0]
             tokens.append(token_id)
-            if len(tokens) < self.max_length and token_id not in self.stop_token_ids:
+            if len(tokens) < self.max_length and token_id not in self.ending_token_ids:
                 return None
             return self.finish_reason()
         finish, num_added = None, 0

@@ -185,7 +185,10 @@ def test_every_sampling_parameter_reaches_the_engine() -> None:
                 "repetition_penalty": 1.1,
                 "logit_bias": {5: -3.0},
                 "seed": 42,
+                "eos_token_ids": (),
                 "stop_token_ids": (),
+                "allowed_token_ids": (),
+                "bad_words": (),
                 "logprobs": 3,
             }
 

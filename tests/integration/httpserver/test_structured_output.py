@@ -36,7 +36,7 @@ def test_the_engine_gets_the_grammar_which_decides_where_the_answer_ends() -> No
             assert len(requests) == 2
             for request in requests:
                 assert request.sampling.grammar == JSON
-                assert (request.sampling.min_tokens, request.sampling.stop_token_ids) == (0, (EOS,))
+                assert (request.sampling.min_tokens, request.sampling.eos_token_ids) == (0, (EOS,))
             await worker.idle()
 
     run(test)

@@ -88,6 +88,7 @@ def test_a_grammar_decides_where_the_answer_ends() -> None:
     sampling = SamplingParams(max_tokens=9, min_tokens=5, stop_token_ids=(7,))
     assert constrained(sampling, "", (2,), "field") is sampling
     found = constrained(sampling, "grammar", (2, 7), "field")
-    assert (found.grammar, found.min_tokens, found.stop_token_ids) == ("grammar", 0, (7, 2))
+    assert (found.grammar, found.min_tokens) == ("grammar", 0)
+    assert (found.eos_token_ids, found.stop_token_ids) == ((2,), (7,))
     with pytest.raises(InvalidRequest):
         constrained(sampling, "grammar", (), "field")

@@ -41,7 +41,7 @@ def sampling_params(
         repetition_penalty=_or_default(fields.repetition_penalty, defaults.repetition_penalty),
         logit_bias=_logit_bias(fields, model.vocab_size),
         seed=_seed(fields.seed, model.seed, temperature),
-        stop_token_ids=() if fields.ignore_eos else model.eos_token_ids,
+        eos_token_ids=() if fields.ignore_eos else model.eos_token_ids,
         logprobs=logprobs,
     )
 

@@ -1,4 +1,4 @@
-"""Changes to the logits of single sequences before a token is sampled: penalties, biases, banned tokens.
+"""Changes to the logits of single sequences before a token is sampled: penalties and biases. See also ``token_bans``.
 
 A processor keeps its own state for each slot: it is told when a sequence enters a slot, which tokens it gets, and when
 it leaves. A step then costs in proportion to what has changed, not to the length of the sequence. To add a processor,
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from mmserve.messages.sampling import SamplingParams
+from mmserve.model_backend.worker.sampling.token_bans import AllowedTokens, BadWords, MinTokens
 
 _MIN_CAPACITY = 64
 Int64s = npt.NDArray[np.int64]
@@ -54,8 +55,10 @@ class LogitsProcessor(Protocol):
 
 
 def make_processors(vocab_size: int, device: torch.device) -> list[LogitsProcessor]:
-    """All processors, in the order in which they apply."""
-    return [Penalties(vocab_size, device), LogitBias(vocab_size, device), MinTokens(vocab_size, device)]
+    """All processors, in the order in which they apply. Bans come first: -inf stays -inf whatever is added to it or
+    multiplied with it."""
+    bans = [AllowedTokens(vocab_size, device), BadWords(vocab_size, device), MinTokens(vocab_size, device)]
+    return [*bans, Penalties(vocab_size, device), LogitBias(vocab_size, device)]
 
 
 class Penalties:
@@ -132,43 +135,6 @@ class LogitBias:
             if bias := self._biases.get(slot):
                 ids, values = bias
                 logits[row].index_add_(0, ids, values)
-
-
-class MinTokens:
-    """Bans the stop tokens until the output has ``min_tokens`` tokens."""
-
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size, self._device = vocab_size, device
-        self._num_left: dict[int, int] = {}
-        self._banned: dict[int, torch.Tensor] = {}
-
-    @property
-    def active(self) -> bool:
-        return bool(self._banned)
-
-    def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> bool:
-        ids = [token for token in sampling.stop_token_ids if 0 <= token < self._vocab_size]
-        if ids and len(output) < sampling.min_tokens:
-            self._num_left[slot] = sampling.min_tokens - len(output)
-            self._banned[slot] = torch.tensor(ids, device=self._device)
-        return slot in self._banned
-
-    def remove_slot(self, slot: int) -> None:
-        self._num_left.pop(slot, None)
-        self._banned.pop(slot, None)
-
-    def update(self, slot: int, token_ids: Sequence[int]) -> None:
-        if (num_left := self._num_left.get(slot)) is None:
-            return
-        if num_left <= len(token_ids):
-            self.remove_slot(slot)
-        else:
-            self._num_left[slot] = num_left - len(token_ids)
-
-    def apply(self, logits: torch.Tensor, slots: Sequence[int]) -> None:
-        for row, slot in enumerate(slots):
-            if (banned := self._banned.get(slot)) is not None:
-                logits[row].index_fill_(0, banned, float("-inf"))
 
 
 class _RepetitionPenalty:

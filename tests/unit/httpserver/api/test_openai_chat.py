@@ -31,7 +31,7 @@ def test_a_plain_request() -> None:
     assert call.messages[0].content == (TextPart("hi"),)
     assert (call.n, call.stream, call.include_usage, call.stop, call.arrival_s) == (1, False, False, (), 1.5)
     assert (call.sampling.max_tokens, call.sampling.temperature) == (0, 1.0)
-    assert call.sampling.stop_token_ids == (EOS,)
+    assert call.sampling.eos_token_ids == (EOS,)
 
 
 def test_null_means_absent_and_unknown_fields_are_ignored() -> None:

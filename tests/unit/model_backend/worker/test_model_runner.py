@@ -23,6 +23,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "drawn": {"temperature": 1.3, "top_k": 50, "seed": 5},
     "penalties": {"temperature": 0.0, "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.2},
     "min_tokens": {"temperature": 0.0, "min_tokens": 6, "stop_token_ids": tuple(range(0, 200, 3))},
+    "bad_words": {"temperature": 0.0, "bad_words": tuple((a, b) for a in range(0, 260, 2) for b in (5, 7, 11))},
     "logprobs": {"temperature": 1.0, "seed": 9, "logprobs": 3},
 }
 

@@ -50,3 +50,17 @@ def test_finish_reason(
 ) -> None:
     message = request("a", [1, 3, 3], max_tokens=max_tokens, min_tokens=min_tokens, output=output, stop_ids=(3,))
     assert Sequence(message, 0, 0.0, context_tokens).finish_reason() == finish
+
+
+@pytest.mark.parametrize("num_stop_ids", [1, 60], ids=["few", "many"])
+def test_the_model_and_the_client_each_have_stop_tokens(num_stop_ids: int) -> None:
+    stop_ids = tuple(range(100, 100 + num_stop_ids))
+    message = request("a", [1], min_tokens=2, stop_ids=stop_ids)
+    message = msgspec.structs.replace(
+        message, sampling=msgspec.structs.replace(message.sampling, eos_token_ids=(3,))
+    )
+    for last in (3, stop_ids[-1]):
+        sequence = Sequence(message, 0, 0.0, 100)
+        assert sequence.append((last,)) is None, "before min_tokens"
+        assert sequence.append((7,)) is None
+        assert sequence.append((last,)) == "stop"

@@ -96,6 +96,18 @@ def test_banned_tokens_are_never_chosen(temperature: float) -> None:
     assert KernelSampling(kernels()).choose(logits, draws, may_ban=True).tolist()[:2] == [0, NO_TOKEN_ALLOWED]
 
 
+@given(st.lists(a_draw, min_size=1, max_size=5), st.sampled_from([1, 3, 50, 900]), st.integers(0, 2**31))
+@settings(max_examples=40)
+def test_rows_with_few_allowed_tokens(draws: list[Draw], num_allowed: int, noise: int) -> None:
+    logits = 3 * random(len(draws), 1024, seed=noise)
+    order = torch.randperm(1024, generator=torch.manual_seed(noise))
+    logits[:, order[num_allowed:]] = -math.inf
+    assert_equal_tokens(logits, draws, may_ban=True)
+    assert set(KernelSampling(kernels()).choose(logits, draws, may_ban=True).tolist()) <= set(
+        order[:num_allowed].tolist()
+    )
+
+
 def test_the_platform_samples_with_its_kernels() -> None:
     assert isinstance(CpuPlatform(torch.float32).sampling(), KernelSampling)
     assert isinstance(CpuPlatform(torch.bfloat16).sampling(), TorchSampling)

@@ -31,8 +31,19 @@ def whole_sequence_formula(logits: torch.Tensor, sampling: SamplingParams, promp
         logits[torch.from_numpy(seen)] -= torch.from_numpy(penalties).to(logits.dtype)
     if bias := {token: value for token, value in sampling.logit_bias.items() if 0 <= token < VOCAB}:
         logits[list(bias)] += torch.tensor(list(bias.values()), dtype=logits.dtype)
-    if len(output) < sampling.min_tokens:
-        logits[[token for token in sampling.stop_token_ids if 0 <= token < VOCAB]] = float("-inf")
+    logits[sorted(banned_tokens(sampling, output.tolist()))] = float("-inf")
+
+
+def banned_tokens(sampling: SamplingParams, output: list[int]) -> set[int]:
+    """Every token in turn: would the output with it contain a bad word, or end too early?"""
+    endings = {*sampling.eos_token_ids, *sampling.stop_token_ids}
+    return {
+        token
+        for token in range(VOCAB)
+        if (len(output) < sampling.min_tokens and token in endings)
+        or (sampling.allowed_token_ids and token not in sampling.allowed_token_ids)
+        or any([*output, token][-len(word) :] == list(word) for word in sampling.bad_words)
+    }
 
 
 tokens = st.one_of(st.integers(0, VOCAB - 1), st.sampled_from(NOT_IN_VOCAB))
@@ -45,7 +56,10 @@ params = st.builds(
     frequency_penalty=st.sampled_from([0.0, 0.3, -0.1]),
     logit_bias=st.dictionaries(st.integers(-1, VOCAB + 1), st.floats(-100, 100, width=32), max_size=3),
     min_tokens=st.integers(0, 8),
+    eos_token_ids=st.lists(st.integers(0, 4), max_size=1).map(tuple),
     stop_token_ids=st.lists(st.integers(-1, VOCAB + 1), max_size=3).map(tuple),
+    allowed_token_ids=st.just(()) | st.lists(st.integers(-1, VOCAB + 1), min_size=1, max_size=6).map(tuple),
+    bad_words=st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4).map(tuple), max_size=6).map(tuple),
 )
 sequences = st.tuples(
     params, st.lists(tokens, min_size=1, max_size=90), few_tokens, st.lists(few_tokens, min_size=1, max_size=4)
@@ -83,6 +97,8 @@ def test_a_slot_keeps_nothing_of_the_sequence_before() -> None:
         logit_bias={3: 1.0},
         min_tokens=9,
         stop_token_ids=(4,),
+        allowed_token_ids=(6, 7),
+        bad_words=((7,), (2, 8), (5, 9)),
     )
     processors = make_processors(VOCAB, torch.device("cpu"))
     logits = torch.ones(1, VOCAB)
@@ -100,3 +116,22 @@ def test_a_slot_without_parameters_has_no_state() -> None:
     for processor in processors:
         processor.add_slot(0, SamplingParams(max_tokens=9), np.array([1]), np.array([2]))
         processor.apply(nothing, [0])
+
+
+def test_what_a_bias_cannot_do() -> None:
+    """Bring back a token that is banned."""
+    most = dict.fromkeys(range(VOCAB), 100.0)
+    sampling = SamplingParams(
+        max_tokens=9,
+        logit_bias=most,
+        repetition_penalty=0.1,
+        allowed_token_ids=(1, 2, 3, 4),
+        bad_words=((2,), (9, 3)),
+        eos_token_ids=(4,),
+        min_tokens=5,
+    )
+    logits = torch.ones(1, VOCAB)
+    for processor in make_processors(VOCAB, torch.device("cpu")):
+        processor.add_slot(0, sampling, np.array([1, 2, 3, 4]), np.array([8, 9]))
+        processor.apply(logits, [0])
+    assert torch.isfinite(logits[0]).nonzero().flatten().tolist() == [1]
