@@ -1,6 +1,7 @@
-"""Packed log-probabilities of a sampled token: pairs of (token id, log-probability) for it, then for the top tokens.
+"""Packed log-probabilities of a token: pairs of (token id, log-probability) for it, then for the top tokens.
 
 Top tokens are ordered by falling probability. Ranks pack, HTTP workers unpack, the router forwards the bytes.
+Those of prompt tokens are packed in rows of equal length, one for each token from the second on.
 """
 
 from __future__ import annotations
@@ -14,6 +15,14 @@ MAX_TOP = 20
 _PAIR = struct.Struct("<if")
 PAIR_NBYTES = _PAIR.size
 """Length of one packed pair."""
+NO_TOKEN = -1
+"""Token id of a pair that says nothing. A row that begins with one belongs to an image's token, which has no
+log-probability; one among the top tokens stands where the vocabulary has no more."""
+
+
+def row_nbytes(top: int) -> int:
+    """Length of a prompt token's row with ``top`` top tokens."""
+    return (1 + top) * PAIR_NBYTES
 
 
 def pack(pairs: Iterable[tuple[int, float]]) -> bytes:

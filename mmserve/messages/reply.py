@@ -11,7 +11,7 @@ FinishReason = Literal["stop", "length", "abort", "error", "media_error", "media
 
 stop: the model sampled a stop token, or the text contains a stop string. The HTTP worker alone knows stop strings: it
     sets this value itself and aborts the sequence.
-length: the sequence has ``max_tokens`` output tokens, or fills the context.
+length: the sequence has ``max_tokens`` output tokens (none of an embedding), or fills the context.
 abort: an AbortRequest ended the sequence, because the client disconnected (it gets no reply), or because the request
     waited for its decode permit until --mm-queue-timeout, or the machine ran out of memory or descriptors (503).
 error: the engine could not compute the sequence (500).
@@ -27,8 +27,8 @@ Clients see only stop and length as a finish reason. The others become errors wi
 class TokenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t", tag="tokens", gc=False):
     """New tokens of one sequence. ``finish`` is set on exactly one reply per request id and attempt.
 
-    Without tokens and ``finish``: the sequence is about to be computed. Sent only to those that were computed when the
-    engine died (``GenerateRequest.num_deaths``).
+    Without tokens, prompt log-probabilities and ``finish``: the sequence is about to be computed. Sent only to those
+    that were computed when the engine died (``GenerateRequest.num_deaths``).
     """
 
     id: str
@@ -37,6 +37,11 @@ class TokenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """If ``finish`` is "stop", the last one is the stop token."""
     logprobs: tuple[bytes, ...] = ()
     """One per token id (packed by messages/logprobs) if the request asked for them, else empty."""
+    prompt_logprobs: bytes = b""
+    """The next rows of the prompt's log-probabilities (see messages/logprobs), in replies without tokens."""
+    embedding: bytes = b""
+    """float32 [hidden]: final hidden state of the prompt's last token, not normalised. On the reply that ends a
+    sequence with ``pooling``."""
     finish: FinishReason | None = None
     message: str = ""
     retry_after_s: float = 0.0

@@ -11,7 +11,7 @@ from mmserve.messages.sampling import SamplingParams
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="generate"):
-    """One sequence to generate. Idempotent by id and attempt."""
+    """One sequence to generate, or a prompt to score or embed. Idempotent by id and attempt."""
 
     id: str
     """Made by ``choice_id``."""
@@ -21,8 +21,14 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
     """int64, little endian. Image tokens are virtual ids (see Deployment)."""
     spans: tuple[MediaSpan, ...] = ()
     sampling: SamplingParams
+    pooling: bool = False
+    """The answer is the prompt's embedding (``TokenReply.embedding``), without any token."""
     output_ids: bytes = b""
     """int64 tokens that the client has already, if the request is submitted again after a restart."""
+    priority: int = 0
+    """Waiting requests of a lower value start first. From -MAX_PRIORITY to MAX_PRIORITY."""
+    num_prompt_logprobs: int = 0
+    """Rows of prompt log-probabilities that the client has already."""
     arrival_s: float
     """CLOCK_MONOTONIC when the HTTP request arrived."""
     attempt: int = 0
@@ -38,6 +44,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
         return self.id.rsplit("-", 1)[0]
 
 
+MAX_PRIORITY = 100
 SUSPECT_FROM = 2
 """``GenerateRequest.num_deaths`` from which on a sequence is a suspect: the router starts it when no other suspect is
 between its start and its first token. Before it sends a plan, the router tells the HTTP workers which sequences with a

@@ -16,6 +16,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Validated by the HTTP worker, not again by the engine."""
 
     max_tokens: int
+    """0: the sequence ends after its prompt, without a token."""
     min_tokens: int = 0
     temperature: float = 1.0
     """0: greedy."""
@@ -42,6 +43,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     ``min_tokens`` is then 0, and ``eos_token_ids`` holds all EOS ids."""
     logprobs: int | None = None
     """Number of top tokens whose log-probabilities are reported with each sampled token's. None: report nothing."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt, but the first, which nothing comes before."""
 
     @property
     def ending_token_ids(self) -> tuple[int, ...]:

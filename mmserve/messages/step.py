@@ -24,6 +24,10 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     num_prompt_tokens: int
     spans: tuple[MediaSpan, ...]
     sampling: SamplingParams
+    num_prompt_logprobs: int = 0
+    """Rows of prompt log-probabilities (see messages/logprobs) that an earlier step has returned."""
+    pooling: bool = False
+    """Return the embedding of the prompt. No token is sampled."""
 
 
 class BlockCopy(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -43,7 +47,7 @@ class SequenceStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     new_blocks: tuple[int, ...]
     """Appended to the slot's block table before the step. The first step of a sequence includes its prefix hit."""
     sample: bool
-    """True if the chunk ends at the sequence's last token: the step then samples the next one."""
+    """True if the chunk ends at the sequence's last token and the step samples the next one."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="plan"):
@@ -89,6 +93,10 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     the slots get no token any more."""
     logprobs: tuple[tuple[int, tuple[bytes, ...]], ...] = ()
     """(slot, one packed entry a token, see messages/logprobs) for the sequences that asked for log-probabilities."""
+    prompt_logprobs: tuple[tuple[int, bytes], ...] = ()
+    """(slot, the next rows of the prompt's log-probabilities) for the sequences that asked for those."""
+    embeddings: tuple[tuple[int, bytes], ...] = ()
+    """(slot, float32 [hidden]) for the sequences with ``pooling`` whose prompt the step has completed."""
     forward_s: float = 0.0
     """Seconds from launching the plan to collecting its tokens. 0: unknown, because it was computed in parts."""
     out_of_memory: bool = False

@@ -57,8 +57,8 @@ class EngineClient:
         sampling = {step.slot for step in plan.steps if step.sample}
         if not sampling.issuperset([*(slot for slot, _ in message.tokens), *message.deferred]):
             raise BrokenLink(f"the result of step {plan.step_id} has tokens of slots that do not sample in it")
-        if message.failures and not {failure.slot for failure in message.failures} <= {s.slot for s in plan.steps}:
-            raise BrokenLink(f"the result of step {plan.step_id} has failures of slots that are not in its plan")
+        if (named := _slots_besides_tokens(message)) and not named <= {step.slot for step in plan.steps}:
+            raise BrokenLink(f"the result of step {plan.step_id} names slots that are not in its plan")
         return plan, message
 
     def close(self) -> None:
@@ -71,3 +71,11 @@ class EngineClient:
             self._received.extend(self._results.drain(block=True, timeout_s=INTERVAL_S))
             self._heartbeat.beat(busy=busy, progressed=False)
         return self._received.popleft()
+
+
+def _slots_besides_tokens(result: StepResult) -> set[int]:
+    """Slots that have failed, or that bring something of their prompt."""
+    if not (result.failures or result.prompt_logprobs or result.embeddings):
+        return set()
+    of_prompts = [slot for slot, _ in (*result.prompt_logprobs, *result.embeddings)]
+    return {*of_prompts, *(failure.slot for failure in result.failures)}

@@ -72,6 +72,9 @@ class Running:
     """True once a step plan has introduced it to the ranks."""
     recycled: list[int] = field(default_factory=list)
     """Blocks of ended sequences, used before new ones."""
+    num_prompt_logprobs: int = 0
+    """Rows of prompt log-probabilities that were returned before."""
+    pooling: bool = False
     shared: tuple[int, ...] = ()
     """Blocks of a prefix-cache hit, listed in its first step."""
     copied: tuple[int, int] = (-1, 0)
@@ -161,6 +164,8 @@ class Driver:
             num_prompt_tokens=sequence.num_prompt,
             spans=sequence.spans,
             sampling=sequence.sampling,
+            num_prompt_logprobs=sequence.num_prompt_logprobs,
+            pooling=sequence.pooling,
         )
 
     def _advance(self, sequence: Running) -> SequenceStep:
@@ -179,5 +184,5 @@ class Driver:
             start=start,
             num_tokens=num_tokens,
             new_blocks=tuple(fresh),
-            sample=end == len(sequence.tokens),
+            sample=end == len(sequence.tokens) and not sequence.pooling and sequence.sampling.max_tokens > 0,
         )

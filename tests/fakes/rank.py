@@ -10,9 +10,10 @@ import itertools
 from array import array
 from collections.abc import Sequence
 
+from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.messages.logprobs import pack
+from mmserve.messages.logprobs import NO_TOKEN, pack
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import (
     NewSequence,
@@ -64,6 +65,27 @@ def _logprobs(state: int, token_id: int, sampling: SamplingParams) -> bytes | No
     return pack([(token_id, -float(state % 4096)), *((top, -float(top)) for top in range(sampling.logprobs))])
 
 
+def _prompt_row(state: int, token_id: int, top: int) -> bytes:
+    """A row of prompt log-probabilities, as unique as ``_logprobs``."""
+    if token_id >= FIRST_VIRTUAL_TOKEN:
+        return pack([(NO_TOKEN, 0.0)] * (1 + top))
+    return pack([(token_id, -float(state % 4096)), *((rank, -float(rank)) for rank in range(top))])
+
+
+def _embedding(state: int) -> bytes:
+    return state.to_bytes(8, "little")
+
+
+def prompt_alone(prompt: Sequence[int], top: int) -> tuple[list[bytes], bytes]:
+    """The rows of a prompt's log-probabilities, and its embedding, computed without blocks."""
+    rows, state = [], 0
+    for cell, following in itertools.zip_longest(cells_of(prompt), prompt[1:]):
+        state = _absorb(state, cell)
+        if following is not None:
+            rows.append(_prompt_row(state, following, top))
+    return rows, _embedding(state)
+
+
 def generate_alone(
     prompt: Sequence[int], sampling: SamplingParams, context_tokens: int
 ) -> tuple[list[int], list[bytes], str]:
@@ -72,6 +94,8 @@ def generate_alone(
     logprobs: list[bytes] = []
     for cell in cells_of(tokens):
         state = _absorb(state, cell)
+    if not sampling.max_tokens:
+        return [], [], "length"
     while True:
         token_id = _sample(state, sampling, len(output))
         output.append(token_id)
@@ -91,10 +115,17 @@ class _Slot:
         self.num_prompt_tokens = new.num_prompt_tokens
         self.spans = new.spans
         self.sampling = new.sampling
+        self.pooling = new.pooling
+        self.num_prompt_rows = new.num_prompt_logprobs
+        """Rows of prompt log-probabilities that were returned."""
         self.blocks: list[int] = []
         self.computed = 0
         self.has_failed = False
         self.is_deferred = False
+
+    @property
+    def prompt_only(self) -> bool:
+        return self.pooling or not self.sampling.max_tokens
 
 
 class FakeRank:
@@ -149,6 +180,8 @@ class FakeRank:
             start = copy.target * self.block_tokens
             self.cells[start : start + copy.num_tokens] = cells
         tokens, logprobs, failures, deferred = [], [], [], []
+        self._prompt_rows: dict[int, bytes] = {}
+        self._embeddings: dict[int, bytes] = {}
         for step in plan.steps:
             slot = self._slots[step.slot]
             slot.blocks += step.new_blocks
@@ -173,6 +206,8 @@ class FakeRank:
             logprobs=tuple(logprobs),
             failures=tuple(failures),
             deferred=tuple(deferred),
+            prompt_logprobs=tuple(self._prompt_rows.items()),
+            embeddings=tuple(self._embeddings.items()),
             forward_s=self._token_s * sum(step.num_tokens for step in plan.steps),
         )
 
@@ -197,7 +232,7 @@ class FakeRank:
             return SlotFailure(slot=step.slot, media_lost=False, message="beyond its tokens")
         assert step.start == slot.computed or not slot.computed, "computed tokens are not computed again"
         assert end <= min(len(slot.tokens), len(slot.blocks) * self.block_tokens)
-        assert step.sample == (end == len(slot.tokens))
+        assert step.sample == (end == len(slot.tokens) and not slot.prompt_only)
         written = slot.blocks[step.start // self.block_tokens : (end - 1) // self.block_tokens + 1]
         self._check_unread(step.slot, written, later)
         slot.computed = end
@@ -211,9 +246,22 @@ class FakeRank:
             cell = _GARBAGE if failure else _cell(slot.tokens[position], position, state)
             self.cells[self._address(slot, position)] = cell
             state = _absorb(state, cell)
+            if not failure:
+                self._report_prompt(step.slot, slot, position, state)
         if failure or not step.sample:
             return failure
         return self._new_tokens(slot, state)
+
+    def _report_prompt(self, number: int, slot: _Slot, position: int, state: int) -> None:
+        """What the slot's sequence asks of its prompt, after the prompt's token at ``position``."""
+        top, last = slot.sampling.prompt_logprobs, slot.num_prompt_tokens - 1
+        if top is not None and slot.num_prompt_rows <= position < last:
+            assert position == slot.num_prompt_rows, "a row was left out"
+            slot.num_prompt_rows += 1
+            row = _prompt_row(state, slot.tokens[position + 1], top)
+            self._prompt_rows[number] = self._prompt_rows.get(number, b"") + row
+        if slot.pooling and position == last:
+            self._embeddings[number] = _embedding(state)
 
     def _new_tokens(self, slot: _Slot, state: int) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
         """Sample tokens; compute all of them but the last, as far as the slot's blocks have room."""

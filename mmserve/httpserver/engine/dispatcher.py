@@ -17,6 +17,7 @@ from typing import Protocol
 import msgspec
 
 from mmserve.httpserver.engine.links import Destination
+from mmserve.messages.logprobs import row_nbytes
 from mmserve.messages.reply import ServerPhase, TokenReply
 from mmserve.messages.request import SUSPECT_FROM, AbortRequest, GenerateRequest
 from mmserve.metrics.client import MetricsClient
@@ -40,13 +41,14 @@ class Links(Protocol):
 
 
 class MediaLost(Exception):
-    """An image is no longer in the arena. Lease again, then submit with the new spans, ``next_attempt`` and
-    ``output_ids`` (the tokens so far, as int64)."""
+    """An image is no longer in the arena. Lease again, then submit with the new spans, ``next_attempt``,
+    ``output_ids`` (the tokens so far, as int64) and ``num_prompt_logprobs`` (rows so far)."""
 
-    def __init__(self, attempt: int, output_ids: bytes) -> None:
+    def __init__(self, attempt: int, output_ids: bytes, num_prompt_logprobs: int) -> None:
         super().__init__(f"media lost in attempt {attempt}")
         self.next_attempt = attempt + 1
         self.output_ids = output_ids
+        self.num_prompt_logprobs = num_prompt_logprobs
 
 
 class _Sequence:
@@ -56,6 +58,8 @@ class _Sequence:
         self.request = request
         self.destination = destination
         self.output = array("q", request.output_ids)
+        self.num_prompt_logprobs = request.num_prompt_logprobs
+        """Rows of the prompt's log-probabilities so far."""
         self.replies: asyncio.Queue[TokenReply | MediaLost] = asyncio.Queue()
         self.ended = asyncio.Event()
         self.answered = False
@@ -69,6 +73,7 @@ class _Sequence:
         self.has_embeddings = False
         """True once a reply shows that all of its images are encoded."""
         self.aborted = False
+        self._row_nbytes = row_nbytes(request.sampling.prompt_logprobs or 0)
 
     def __aiter__(self) -> AsyncIterator[TokenReply]:
         return self
@@ -88,8 +93,8 @@ class _Sequence:
         self.answered = True
         if reply.finish == "media_lost":
             self.lose_media()
-        elif reply.token_ids or reply.finish:
-            self._add_tokens(reply)
+        elif reply.token_ids or reply.finish or reply.prompt_logprobs:
+            self._add_output(reply)
         else:
             self.is_computed = True
         if reply.finish is not None:
@@ -97,7 +102,7 @@ class _Sequence:
         else:
             self.has_embeddings = True
 
-    def _add_tokens(self, reply: TokenReply) -> None:
+    def _add_output(self, reply: TokenReply) -> None:
         """In ``output`` and ``replies``, or in neither."""
         num_before = len(self.output)
         try:
@@ -106,11 +111,13 @@ class _Sequence:
         except MemoryError:
             del self.output[num_before:]
             raise
+        if reply.prompt_logprobs:
+            self.num_prompt_logprobs += len(reply.prompt_logprobs) // self._row_nbytes
         if reply.token_ids:
             self.num_resent = self.num_deaths = 0
 
     def lose_media(self) -> None:
-        self.replies.put_nowait(MediaLost(self.request.attempt, self.output.tobytes()))
+        self.replies.put_nowait(MediaLost(self.request.attempt, self.output.tobytes(), self.num_prompt_logprobs))
 
     def fail(self, message: str) -> None:
         self.add_reply(TokenReply(id=self.request.id, attempt=self.request.attempt, finish="error", message=message))
@@ -126,6 +133,7 @@ class _Sequence:
             attempt=self.request.attempt + 1,
             spans=spans,
             output_ids=self.output.tobytes(),
+            num_prompt_logprobs=self.num_prompt_logprobs,
             num_deaths=self.num_deaths,
         )
 

@@ -202,7 +202,12 @@ def _lease(
 
 
 def _next_attempt(request: GenerateRequest, lost: MediaLost) -> GenerateRequest:
-    return msgspec.structs.replace(request, attempt=lost.next_attempt, output_ids=lost.output_ids)
+    return msgspec.structs.replace(
+        request,
+        attempt=lost.next_attempt,
+        output_ids=lost.output_ids,
+        num_prompt_logprobs=lost.num_prompt_logprobs,
+    )
 
 
 def _raise_failure(call: GenerateCall, reply: TokenReply) -> None:

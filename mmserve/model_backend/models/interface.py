@@ -73,6 +73,10 @@ class DecoderModel(Protocol):
         """
         ...
 
+    def normalized(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[S, hidden] -> [S, hidden] on every rank, after the final norm: what the output head reads."""
+        ...
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """[S, hidden] -> [S, vocab] on rank 0, None on the others."""
         ...

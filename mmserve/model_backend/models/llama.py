@@ -91,8 +91,11 @@ class Llama(nn.Module):
             hidden = layer(hidden, angles, layer_kv, metadata)
         return last(hidden, angles, last_kv, metadata, logits_indices)  # type: ignore[no-any-return]
 
+    def normalized(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.norm(hidden)  # type: ignore[no-any-return]
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        return self.head.logits(self.norm(hidden))
+        return self.head.logits(self.normalized(hidden))
 
     def decoder_weights(self) -> DecoderWeights:
         spec, tp = self._spec, self._tp

@@ -17,6 +17,7 @@ from mmserve.messages.step import SequenceStep
 from mmserve.model_backend.attention.interface import AttentionInput, MetadataBuilder
 from mmserve.model_backend.models.interface import PositionFunction
 from mmserve.model_backend.worker.input_batch import InputBatch, Int64s
+from mmserve.model_backend.worker.prompt_outputs import PromptOutputs, select_outputs
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class ForwardBatch:
     """The attention backend's, for all layers."""
     sample_slots: tuple[int, ...]
     logits_indices: torch.Tensor
-    """int64 [S], ascending: the last row of each step that samples."""
+    """int64 [S], ascending: the last row of each step that samples, and rows that ``prompt_outputs`` wants."""
+    prompt_outputs: PromptOutputs | None
+    """None: all outputs are sampled from."""
 
 
 def build_forward_batch(
@@ -62,9 +65,10 @@ def build_forward_batch(
     row_slots = np.repeat(slots, counts)
     slot_mapping = input_batch.slot_mapping(row_slots, positions)
     rotary = rotary_positions(positions, row_slots, lambda slot: input_batch[slot].spans)
-    positions_, logits_indices = (
-        torch.from_numpy(values).to(last_token.device) for values in (rotary, ends[sampling] - 1)
+    output_rows, prompt_outputs = select_outputs(
+        input_batch, ordered, first_rows, ends[sampling] - 1, vocab_size, last_token.device
     )
+    positions_, logits_indices = (torch.from_numpy(values).to(last_token.device) for values in (rotary, output_rows))
     return ForwardBatch(
         steps=ordered,
         first_rows=tuple(first_rows.tolist()),
@@ -73,6 +77,7 @@ def build_forward_batch(
         metadata=builder.build(AttentionInput(slots, starts, counts, input_batch.blocks, slot_mapping)),
         sample_slots=tuple(ordered[index].slot for index in sampling),
         logits_indices=logits_indices,
+        prompt_outputs=prompt_outputs,
     )
 
 

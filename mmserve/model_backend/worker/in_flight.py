@@ -9,6 +9,7 @@ import torch
 
 from mmserve.messages.step import SlotFailure, StepResult
 from mmserve.model_backend.worker.input_batch import Slot
+from mmserve.model_backend.worker.prompt_outputs import NOT_FINITE_PROMPT, PromptResults
 from mmserve.model_backend.worker.sampling.grammar_masks import GRAMMAR_FAILED, GRAMMAR_PENDING
 from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
 from mmserve.model_backend.worker.sampling.sampler import FAILURES
@@ -39,6 +40,8 @@ class InFlight:
     failures: list[SlotFailure] = field(default_factory=list)
     sampled: list[SampledRows] = field(default_factory=list)
     """One for each forward pass that samples; more than one if the plan had to be computed in parts."""
+    prompts: list[PromptResults] = field(default_factory=list)
+    """On rank 0, one for each forward pass that computed something wanted of prompts."""
     agrees: bool = False
     """The ranks agree on errors before the model's first collective."""
     in_parts: bool = False
@@ -71,12 +74,32 @@ class InFlight:
                     tokens.append((slot, (token_id,)))
             packed = rows.logprobs.pack(chosen) if rows.logprobs else ()
             logprobs += [(rows.slots[row], (entry,)) for row, entry in packed]
+        scored, pooled = self._prompt_results(failures) if self.prompts else ({}, {})
         return StepResult(
             step_id=self.step_id,
             tokens=tuple(tokens),
             failures=tuple(failures),
             deferred=tuple(deferred),
             logprobs=tuple(logprobs),
+            prompt_logprobs=tuple(scored.items()),
+            embeddings=tuple(pooled.items()),
             forward_s=0.0 if self.in_parts or deferred else now_s - self.started_s,  # it may have waited for a grammar
             out_of_memory=self.out_of_memory,
         )
+
+    def _prompt_results(self, failures: list[SlotFailure]) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        """By slot: rows of log-probabilities, and embeddings. Those that are not finite are added to ``failures``."""
+        scored: dict[int, bytes] = {}
+        pooled: dict[int, bytes] = {}
+        for results in self.prompts:  # the parts of a chunk that was cut come in the order of its tokens
+            for slot, rows in results.rows():
+                scored[slot] = scored.get(slot, b"") + (rows or b"")
+                failures += [] if rows else [_not_finite(slot)]
+            for slot, embedding in results.embeddings():
+                pooled[slot] = embedding or b""
+                failures += [] if embedding else [_not_finite(slot)]
+        return scored, pooled
+
+
+def _not_finite(slot: int) -> SlotFailure:
+    return SlotFailure(slot=slot, media_lost=False, message=NOT_FINITE_PROMPT)

@@ -31,6 +31,9 @@ class Slot:
     sampling: SamplingParams
     num_given: int
     """Tokens that came with the sequence. Later ones were sampled here: decode rows read them on the device."""
+    num_prompt_logprobs: int
+    """Rows of prompt log-probabilities that were returned before the sequence entered the slot."""
+    pooling: bool
     length: int
     """Tokens when all launched steps are done; tokens from ``len(tokens)`` on are not yet known on the host."""
     num_blocks: int = 0
@@ -46,7 +49,7 @@ class Slot:
 
 
 class InputBatch:
-    """All slots of a rank.
+    """All slots of a rank. ``asking``: those whose sequences ask for something of their prompt.
 
     ``blocks[slot, i]`` is the slot's i-th KV block; entries from the slot's ``num_blocks`` on are meaningless.
     """
@@ -59,6 +62,7 @@ class InputBatch:
         self._block_tokens = block_tokens
         self._vocab_size = vocab_size
         self._slots: dict[int, Slot] = {}
+        self.asking: set[int] = set()
 
     def __getitem__(self, slot: int) -> Slot:
         return self._slots[slot]
@@ -67,6 +71,7 @@ class InputBatch:
         """Free slots, add new sequences, append new blocks, in this order. Returns slot -> why its step is refused."""
         for slot in plan.free:
             self._slots.pop(slot, None)
+            self.asking.discard(slot)
         refused = dict(filter(None, map(self._add, plan.new)))
         invalid_targets = {copy.target for copy in plan.copies if not self._is_valid(copy)}
         for step in plan.steps:
@@ -87,13 +92,23 @@ class InputBatch:
 
     def _add(self, new: NewSequence) -> tuple[int, str] | None:
         self._slots.pop(new.slot, None)
+        self.asking.discard(new.slot)
         tokens = array("q")
         if not 0 <= new.slot < len(self.blocks) or len(new.token_ids) % tokens.itemsize:
             return new.slot, "malformed sequence"
         tokens.frombytes(new.token_ids)
         self._slots[new.slot] = Slot(
-            tokens, new.num_prompt_tokens, new.spans, new.sampling, num_given=len(tokens), length=len(tokens)
+            tokens,
+            new.num_prompt_tokens,
+            new.spans,
+            new.sampling,
+            num_given=len(tokens),
+            num_prompt_logprobs=new.num_prompt_logprobs,
+            pooling=new.pooling,
+            length=len(tokens),
         )
+        if new.pooling or new.sampling.prompt_logprobs is not None:
+            self.asking.add(new.slot)
         return None
 
     def _is_valid(self, copy: BlockCopy) -> bool:

@@ -34,6 +34,7 @@ from mmserve.model_backend.worker.forward_batch import ForwardBatch, build_forwa
 from mmserve.model_backend.worker.image_inputs import ImageEmbeddingWriter
 from mmserve.model_backend.worker.in_flight import InFlight, SampledRows
 from mmserve.model_backend.worker.input_batch import InputBatch, Slot
+from mmserve.model_backend.worker.prompt_outputs import PromptResults, compute_prompt_results
 from mmserve.model_backend.worker.sampling.grammar_compiler import GrammarCompiler
 from mmserve.model_backend.worker.sampling.grammar_masks import GrammarMasks
 from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
@@ -50,7 +51,10 @@ class _Computed(NamedTuple):
     """What a forward pass has computed. ``unread``: it was not run, because these steps miss images."""
 
     unread: list[SlotFailure]
-    logits: torch.Tensor | None
+    logits: torch.Tensor | None = None
+    """[S, vocab] of the rows that sample, on rank 0; None on other ranks or when no row samples."""
+    prompts: PromptResults | None = None
+    """On rank 0, if a sequence asks for something of its prompt."""
 
 
 class ModelRunner:
@@ -216,7 +220,10 @@ class ModelRunner:
             failed = {failure.slot for failure in computed.unread}
             readable = [step for step in steps if step.slot not in failed]
             return self._attempt(in_flight, readable) if readable else None
-        return self._sample(batch, computed.logits, in_flight)
+        error = self._sample(batch, computed.logits, in_flight)
+        if computed.prompts is not None and error is None:
+            in_flight.prompts.append(computed.prompts)
+        return error
 
     def _build(self, steps: Sequence[SequenceStep]) -> ForwardBatch:
         self.faults.pass_through()
@@ -228,13 +235,16 @@ class ModelRunner:
         """The forward pass, or the steps that every rank must leave out because images could not be read."""
         hidden = self._model.embed(batch.token_ids)
         if unread := self._image_writer.scatter(self._input_batch, batch, hidden):
-            return _Computed(unread, None)
-        return _Computed([], self._forward(batch, hidden))
+            return _Computed(unread)
+        return self._forward(batch, hidden)
 
-    def _forward(self, batch: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor | None:
-        """Logits [S, vocab] of the rows that sample, on rank 0; None on other ranks or when no row samples."""
-        hidden = self._executor.forward(hidden, batch.positions, self._kv, batch.metadata, batch.logits_indices)
-        return self._model.logits(hidden) if batch.sample_slots else None
+    def _forward(self, batch: ForwardBatch, hidden: torch.Tensor) -> _Computed:
+        outputs = self._executor.forward(hidden, batch.positions, self._kv, batch.metadata, batch.logits_indices)
+        prompts = None
+        if (wanted := batch.prompt_outputs) is not None:
+            prompts = compute_prompt_results(self._model, outputs, wanted, self._vocab_size, self._tp.rank)
+            outputs = outputs[wanted.sampling]
+        return _Computed([], self._model.logits(outputs) if batch.sample_slots else None, prompts)
 
     def _sample(self, batch: ForwardBatch, logits: torch.Tensor | None, in_flight: InFlight) -> StepError | None:
         """Sample on rank 0; every rank gets the tokens and keeps them as its slots' last ones, or gets the error."""

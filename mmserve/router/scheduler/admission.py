@@ -67,7 +67,10 @@ class Admission:
 
     def _allocate(self, sequence: Sequence) -> BlockTable | None:
         """Blocks for the sequence's tokens; None if it may not start. A sequence always may if no other one runs."""
-        match = self._kv.match_prefix(sequence.tokens)
+        num_cacheable = sequence.num_cacheable_tokens
+        match = self._kv.match_prefix(
+            sequence.tokens if num_cacheable == len(sequence.tokens) else sequence.tokens[:num_cacheable]
+        )
         num_newly_used = self._kv.num_unreferenced(match.nodes)
         if self.kv_demand.fits(sequence, num_hit_blocks=len(match.nodes), num_used=self._kv.num_used + num_newly_used):
             return self._kv.allocate(len(sequence.tokens), match)
@@ -91,6 +94,8 @@ class OutputLengths:
 
     def final_length(self, sequence: Sequence) -> int:
         """Expected prompt plus output tokens: at most the request's limit, and exactly that if no token can stop it."""
+        if sequence.prompt_only:
+            return sequence.num_prompt_tokens
         if not sequence.ending_token_ids:
             return sequence.max_length
         num_output = len(sequence.tokens) - sequence.num_prompt_tokens

@@ -24,40 +24,47 @@ class WaitingQueue:
     - Resumed sequences (preempted, or sent again after a restart) go before new ones: a client is reading their output.
     - Suspects (``suspects``) start one at a time. The oldest comes after all resumed sequences, which it may take along
       when the engine dies, and before new ones; the others wait behind it and are in nobody's way.
-    - New text requests go before new requests with images, so that hundreds of image tokens do not delay a line of
-      text. After MAX_TEXTS_BEFORE_MEDIA of them the oldest request with images is first.
+    - New requests of a lower ``priority`` value go before all others, for as long as there are any.
+    - Among new ones of a priority, text requests go before requests with images, so that hundreds of image tokens do
+      not delay a line of text. After MAX_TEXTS_BEFORE_MEDIA of them the oldest request with images is first.
     - A sequence that does not fit yet may be bypassed by later ones that do, so that the engine is not idle. After
       MAX_BYPASSES it may not, so that it does not starve.
 
-    All operations take constant time.
+    No operation's time depends on how many sequences wait; it may depend on how many priorities they have.
     """
 
     def __init__(self) -> None:
         self._resumed: OrderedDict[int, Sequence] = OrderedDict()
         self._suspects: OrderedDict[int, Sequence] = OrderedDict()
-        self._text: OrderedDict[int, Sequence] = OrderedDict()
-        self._media: OrderedDict[int, Sequence] = OrderedDict()
-        self._num_texts_before_media = 0
-        """Later text requests that have started before the oldest of ``_media``."""
+        self._levels: dict[int, _Level] = {}
+        """Priority -> the new requests that have it; at least one."""
+        self._priorities: list[int] = []
+        """Ascending."""
 
     def __len__(self) -> int:
-        return len(self._resumed) + len(self._suspects) + len(self._text) + len(self._media)
+        return len(self._resumed) + len(self._suspects) + sum(map(len, self._levels.values()))
 
     @property
     def has_text(self) -> bool:
         """True if a sequence without images may be among the candidates."""
         resumed = islice(chain(self._resumed.values(), self._suspects.values()), MAX_CANDIDATES)
-        return bool(self._text) or not all(sequence.request.spans for sequence in resumed)
+        has_new = any(level.has_text for level in self._levels.values())
+        return has_new or not all(sequence.request.spans for sequence in resumed)
 
     def push(self, sequence: Sequence) -> None:
         """Adds a new request behind all others of its kind."""
         if sequence.is_suspect:
-            queue = self._suspects
+            self._suspects[sequence.number] = sequence
         elif sequence.num_output_tokens:
-            queue = self._resumed
+            self._resumed[sequence.number] = sequence
         else:
-            queue = self._media if sequence.request.spans else self._text
-        queue[sequence.number] = sequence
+            self._level_of(sequence.request.priority).push(sequence)
+
+    def _level_of(self, priority: int) -> _Level:
+        if (level := self._levels.get(priority)) is None:
+            level = self._levels[priority] = _Level()
+            insort(self._priorities, priority)
+        return level
 
     def push_front(self, sequence: Sequence) -> None:
         """Adds a preempted sequence before all others. The newest is preempted first, so the oldest ends up first."""
@@ -67,18 +74,22 @@ class WaitingQueue:
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a waiting sequence. Raises KeyError if it does not wait."""
-        if sequence is self._oldest_media():
-            self._num_texts_before_media = 0
-        for queue in (self._resumed, self._suspects, self._text, self._media):
+        for queue in (self._resumed, self._suspects):
             if queue.pop(sequence.number, None) is not None:
                 return
-        raise KeyError(sequence.number)
+        priority = sequence.request.priority
+        level = self._levels[priority]
+        level.remove(sequence)
+        if not len(level):
+            del self._levels[priority]
+            self._priorities.remove(priority)
 
     def candidates(self) -> list[Sequence]:
         """The sequences that may start now, best first. None comes after one that was bypassed too often."""
         found: list[Sequence] = []
         suspect = islice(self._suspects.values(), 1)
-        for sequence in islice(chain(self._resumed.values(), suspect, self._new()), MAX_CANDIDATES):
+        new = chain.from_iterable(self._levels[priority].in_order() for priority in self._priorities)
+        for sequence in islice(chain(self._resumed.values(), suspect, new), MAX_CANDIDATES):
             found.append(sequence)
             if sequence.times_bypassed >= MAX_BYPASSES:
                 break
@@ -86,14 +97,47 @@ class WaitingQueue:
 
     def pop(self, sequence: Sequence, bypassed: list[Sequence]) -> None:
         """Removes a candidate that starts, and counts it for the candidates before it that did not fit."""
-        oldest = self._oldest_media()
-        if oldest is not None and sequence.number in self._text and oldest.number < sequence.number:
-            self._num_texts_before_media += 1
+        if level := self._levels.get(sequence.request.priority):
+            level.count_start(sequence)
         self.remove(sequence)
         for other in bypassed:
             other.times_bypassed += 1
 
-    def _new(self) -> Iterable[Sequence]:
+
+class _Level:
+    """New requests of one priority."""
+
+    def __init__(self) -> None:
+        self._text: OrderedDict[int, Sequence] = OrderedDict()
+        self._media: OrderedDict[int, Sequence] = OrderedDict()
+        self._num_texts_before_media = 0
+        """Later text requests that have started before the oldest of ``_media``."""
+
+    def __len__(self) -> int:
+        return len(self._text) + len(self._media)
+
+    @property
+    def has_text(self) -> bool:
+        return bool(self._text)
+
+    def push(self, sequence: Sequence) -> None:
+        queue = self._media if sequence.request.spans else self._text
+        queue[sequence.number] = sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """Raises KeyError if it is not here."""
+        if sequence is self._oldest_media():
+            self._num_texts_before_media = 0
+        queue = self._media if sequence.request.spans else self._text
+        del queue[sequence.number]
+
+    def count_start(self, sequence: Sequence) -> None:
+        """The sequence is about to start."""
+        oldest = self._oldest_media()
+        if oldest is not None and sequence.number in self._text and oldest.number < sequence.number:
+            self._num_texts_before_media += 1
+
+    def in_order(self) -> Iterable[Sequence]:
         text, media = self._text.values(), self._media.values()
         if self._num_texts_before_media < MAX_TEXTS_BEFORE_MEDIA:
             return chain(text, media)
@@ -109,6 +153,7 @@ class RunningSet:
     def __init__(self, num_slots: int) -> None:
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._freed_slots: list[int] = []
+        self._num_prompt_only = 0
         self.sequences: list[Sequence] = []
         """Oldest first. The newest is preempted first."""
 
@@ -128,25 +173,30 @@ class RunningSet:
         return slots
 
     def partition(self) -> tuple[list[Sequence], list[Sequence]]:
-        """(decoding, prefilling): running sequences with one token to compute, and those with more.
+        """(decoding, prefilling): running sequences that compute their last token, and those with more to compute.
 
-        Leaves out sequences that need no more steps: not running, or complete once the plans in flight are done.
+        A sequence that ends with its prompt never decodes. Leaves out sequences that need no more steps: not running,
+        or complete once the plans in flight are done.
         """
         running = SequenceStatus.RUNNING
         active = [each for each in self.sequences if each.status is running and each.length < each.max_length]
         decoding = [each for each in active if each.length - each.num_computed_tokens == 1]
+        if self._num_prompt_only:
+            decoding = [each for each in decoding if not each.prompt_only]
         if len(decoding) == len(active):
             return decoding, []
-        return decoding, [each for each in active if each.length - each.num_computed_tokens != 1]
+        return decoding, [each for each in active if each.length - each.num_computed_tokens != 1 or each.prompt_only]
 
     def add(self, sequence: Sequence, block_table: BlockTable) -> None:
         """Starts the sequence in a free slot (at least one exists)."""
         sequence.start(self._free_slots.pop(), block_table)
         insort(self.sequences, sequence, key=_number)
+        self._num_prompt_only += sequence.prompt_only
 
     def remove(self, sequence: Sequence) -> None:
         """Frees the slot of a sequence that no plan in flight computes."""
         del self.sequences[bisect_left(self.sequences, sequence.number, key=_number)]
+        self._num_prompt_only -= sequence.prompt_only
         self._free_slots.append(sequence.slot)
         self._freed_slots.append(sequence.slot)
 

@@ -116,6 +116,24 @@ class OutputBuffer:
         )
         self._add(request, reply)
 
+    def add_prompt_logprobs(self, request: GenerateRequest, rows: bytes) -> None:
+        """The next rows of the log-probabilities of the request's prompt."""
+        self._add(request, TokenReply(id=request.id, attempt=request.attempt, prompt_logprobs=rows))
+
+    def add_prompt_end(
+        self, request: GenerateRequest, embedding: bytes, num_cached_tokens: int, stage_times: dict[str, float]
+    ) -> None:
+        """The terminal reply to a request that ends with its prompt. ``embedding``: empty if it has not asked."""
+        reply = TokenReply(
+            id=request.id,
+            attempt=request.attempt,
+            embedding=embedding,
+            finish="length",
+            num_cached_tokens=num_cached_tokens,
+            stage_times=stage_times,
+        )
+        self._add(request, reply)
+
     def add_abort(self, message: AbortRequest) -> None:
         """The terminal reply to an aborted request."""
         self._add(

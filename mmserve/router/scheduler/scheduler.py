@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from mmserve.messages.logprobs import row_nbytes
 from mmserve.messages.reply import FinishReason, TokenReply
 from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest, WorkerDied
 from mmserve.messages.step import SlotFailure, StepPlan, StepResult
@@ -126,7 +127,7 @@ class Scheduler:
             self._replies.add_finish(request, "error", f"malformed request: {error}")
             return
         self._num_received += 1
-        if sequence.num_prompt_tokens >= self._context_tokens:
+        if sequence.num_prompt_tokens + (not sequence.prompt_only) > self._context_tokens:
             too_long = f"a prompt of {sequence.num_prompt_tokens} tokens leaves no room in {self._context_tokens}"
             self._replies.add_finish(request, "error", f"{too_long} (context length or KV cache)")
         elif sequence.num_output_tokens and (finish := sequence.finish_reason()):
@@ -162,6 +163,8 @@ class Scheduler:
         sampled, logprobs = dict(result.tokens), dict(result.logprobs)
         if failures := done.failures(result, sampled):
             self._fail_slots(failures, done)
+        if result.prompt_logprobs:
+            self._add_prompt_logprobs(done, plan, result)
         running, none = SequenceStatus.RUNNING, ()
         deferred: list[Sequence] = []
         for sequence, step in zip(done.sequences, plan.steps, strict=True):
@@ -173,6 +176,9 @@ class Scheduler:
                 self._append(sequence, sampled[slot], logprobs.get(slot, none) if logprobs else none)
         for sequence in reversed(deferred):
             self._requeue(sequence)  # what it has computed is in the prefix cache
+        for sequence in done.prompt_ends:
+            if sequence.status is running:
+                self._end_prompt(sequence, dict(result.embeddings).get(sequence.slot, b""))
         retained, self._retained = self._retained, []
         for sequence in retained:
             self._release(sequence)
@@ -223,6 +229,24 @@ class Scheduler:
         if finish:
             self._admission.kv_demand.observe_output(sequence)
             self._finish(sequence)
+
+    def _add_prompt_logprobs(self, done: StepBuilder, plan: StepPlan, result: StepResult) -> None:
+        by_slot = {step.slot: sequence for sequence, step in zip(done.sequences, plan.steps, strict=True)}
+        for slot, rows in result.prompt_logprobs:
+            sequence = by_slot[slot]
+            if sequence.status is SequenceStatus.RUNNING:
+                sequence.num_prompt_logprobs += len(rows) // row_nbytes(sequence.request.sampling.prompt_logprobs or 0)
+                self._replies.add_prompt_logprobs(sequence.request, rows)
+
+    def _end_prompt(self, sequence: Sequence, embedding: bytes) -> None:
+        """The prompt of a sequence that ends with it is computed."""
+        if sequence.request.pooling and not embedding:
+            self._fail(sequence, SlotFailure(slot=sequence.slot, media_lost=False, message="no embedding came back"))
+            return
+        self._timings.sampled(sequence)
+        stage_times, num_cached = self._timings.ended(sequence), sequence.num_cached_tokens
+        self._replies.add_prompt_end(sequence.request, embedding, num_cached, stage_times)
+        self._finish(sequence)
 
     def _fail(self, sequence: Sequence, failure: SlotFailure) -> None:
         """Ends a sequence whose chunk could not be computed. None of its blocks stays in the cache."""

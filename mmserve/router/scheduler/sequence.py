@@ -43,8 +43,10 @@ class Sequence:
         "num_cached_tokens",
         "num_computed_tokens",
         "num_frees_when_refused",
+        "num_prompt_logprobs",
         "num_prompt_tokens",
         "number",
+        "prompt_only",
         "received_s",
         "request",
         "slot",
@@ -74,8 +76,15 @@ class Sequence:
         self.tokens.frombytes(request.output_ids)
         self.length = len(self.tokens)
         """Number of tokens once all plans in flight are done."""
+        self.prompt_only = request.pooling or not request.sampling.max_tokens
+        """The sequence ends once its prompt is computed. Its ``length`` then is one more than its prompt's all the
+        same, so that nothing more is planned."""
         self.max_length = min(self.num_prompt_tokens + request.sampling.max_tokens, context_tokens)
         """Prompt plus output at which the sequence ends at the latest."""
+        if self.prompt_only:
+            self.max_length = self.num_prompt_tokens + 1
+        self.num_prompt_logprobs = request.num_prompt_logprobs
+        """Rows of prompt log-probabilities that were sent, in this attempt or before."""
         ending = request.sampling.ending_token_ids
         self.ending_token_ids = ending if len(ending) <= _FEW_ENDING_TOKENS else frozenset(ending)
 
@@ -94,6 +103,16 @@ class Sequence:
     def is_suspect(self) -> bool:
         """The engine has died several times while computing this sequence, and it has got no token since."""
         return self.request.num_deaths >= SUSPECT_FROM and self.first_token_s is None
+
+    @property
+    def num_cacheable_tokens(self) -> int:
+        """How many of the first tokens may come from the prefix cache, if one of them at least is computed.
+
+        Log-probabilities of a prompt token come from computing the token before it.
+        """
+        if self.request.sampling.prompt_logprobs is None or self.num_prompt_logprobs >= self.num_prompt_tokens - 1:
+            return len(self.tokens)
+        return self.num_prompt_logprobs + 1
 
     @property
     def num_output_tokens(self) -> int:
@@ -130,11 +149,12 @@ class Sequence:
             self.num_cached_tokens = min(self.num_computed_tokens, self.num_prompt_tokens)
 
     def plan_chunk(self, num_tokens: int) -> bool:
-        """Counts the next ``num_tokens`` tokens as computed. True if a token is sampled after them."""
+        """Counts the next ``num_tokens`` tokens as computed. True if none is left: a token is sampled after them, or
+        the sequence is ``prompt_only`` and ends."""
         self.num_computed_tokens += num_tokens
-        sample = self.num_computed_tokens == self.length
-        self.length += sample
-        return sample
+        is_last = self.num_computed_tokens == self.length
+        self.length += is_last
+        return is_last
 
     def plan_decode(self) -> int:
         """Counts the last token as computed, after which one is sampled. Returns the last token's position."""

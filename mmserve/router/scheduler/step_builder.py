@@ -24,6 +24,8 @@ class StepBuilder:
     num_sampling_chunks: int = 0
     """Chunks after which a token is sampled; decode steps always sample one."""
     num_prompt_tokens: int = 0
+    prompt_ends: list[Sequence] = field(default_factory=list)
+    """Sequences that end with their prompt, which this step completes."""
     _new: list[NewSequence] = field(default_factory=list)
     _copies: list[BlockCopy] = field(default_factory=list)
 
@@ -37,6 +39,8 @@ class StepBuilder:
                 num_prompt_tokens=sequence.num_prompt_tokens,
                 spans=request.spans,
                 sampling=request.sampling,
+                num_prompt_logprobs=sequence.num_prompt_logprobs,
+                pooling=request.pooling,
             )
         )
         table = sequence.block_table
@@ -48,7 +52,10 @@ class StepBuilder:
     def add_chunk(self, sequence: Sequence, num_tokens: int, new_blocks: tuple[int, ...]) -> None:
         """Computes the next ``num_tokens`` tokens of a prompt."""
         start = sequence.num_computed_tokens
-        sample = sequence.plan_chunk(num_tokens)
+        is_last = sequence.plan_chunk(num_tokens)
+        sample = is_last and not sequence.prompt_only
+        if is_last and not sample:
+            self.prompt_ends.append(sequence)
         self.num_chunks += 1
         self.num_sampling_chunks += sample
         self.num_prompt_tokens += num_tokens

@@ -190,6 +190,7 @@ def test_every_sampling_parameter_reaches_the_engine() -> None:
                 "allowed_token_ids": (),
                 "bad_words": (),
                 "logprobs": 3,
+                "prompt_logprobs": None,
             }
 
     run(test)

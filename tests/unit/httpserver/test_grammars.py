@@ -89,6 +89,6 @@ def test_a_grammar_decides_where_the_answer_ends() -> None:
     assert constrained(sampling, "", (2,), "field") is sampling
     found = constrained(sampling, "grammar", (2, 7), "field")
     assert (found.grammar, found.min_tokens) == ("grammar", 0)
-    assert (found.eos_token_ids, found.stop_token_ids) == ((2,), (7,))
+    assert (found.eos_token_ids, found.stop_token_ids) == ((2, 7), (7,))
     with pytest.raises(InvalidRequest):
         constrained(sampling, "grammar", (), "field")

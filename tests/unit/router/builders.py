@@ -37,6 +37,10 @@ def request(
     reply_to: int = 0,
     logprobs: int | None = None,
     num_deaths: int = 0,
+    prompt_logprobs: int | None = None,
+    num_prompt_logprobs: int = 0,
+    pooling: bool = False,
+    priority: int = 0,
 ) -> GenerateRequest:
     return GenerateRequest(
         id=request_id,
@@ -44,8 +48,16 @@ def request(
         prompt_ids=ids(prompt),
         spans=spans,
         sampling=SamplingParams(
-            max_tokens=max_tokens, min_tokens=min_tokens, seed=seed, stop_token_ids=stop_ids, logprobs=logprobs
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            seed=seed,
+            stop_token_ids=stop_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         ),
+        pooling=pooling,
+        priority=priority,
+        num_prompt_logprobs=num_prompt_logprobs,
         output_ids=ids(output),
         arrival_s=0.0,
         attempt=attempt,
@@ -139,6 +151,9 @@ class Engine:
 
     def logprobs(self, request_id: str, attempt: int = 0) -> list[bytes]:
         return [packed for reply in self.replies[request_id, attempt] for packed in reply.logprobs]
+
+    def prompt_logprobs(self, request_id: str, attempt: int = 0) -> bytes:
+        return b"".join(reply.prompt_logprobs for reply in self.replies[request_id, attempt])
 
     def finish(self, request_id: str, attempt: int = 0) -> str | None:
         """The finish reason; asserts that there is at most one, on the last reply."""

@@ -57,7 +57,11 @@ class LogitsProcessor(Protocol):
 def make_processors(vocab_size: int, device: torch.device) -> list[LogitsProcessor]:
     """All processors, in the order in which they apply. Bans come first: -inf stays -inf whatever is added to it or
     multiplied with it."""
-    bans = [AllowedTokens(vocab_size, device), BadWords(vocab_size, device), MinTokens(vocab_size, device)]
+    bans: list[LogitsProcessor] = [
+        AllowedTokens(vocab_size, device),
+        BadWords(vocab_size, device),
+        MinTokens(vocab_size, device),
+    ]
     return [*bans, Penalties(vocab_size, device), LogitBias(vocab_size, device)]
 
 

@@ -34,7 +34,7 @@ class ModelLogprobs:
         tokens = chosen[[index for index, _ in self._requested]].clamp(min=0)
         self._own = logprobs.gather(1, tokens[:, None]).squeeze(1)
         if any(top for _, top in self._requested):
-            self._top = _most_likely(logprobs)
+            self._top = most_likely(logprobs)
         self._logits = None
 
     def pack(self, chosen: Sequence[int]) -> list[tuple[int, bytes]]:
@@ -52,7 +52,7 @@ class ModelLogprobs:
         ]
 
 
-def _most_likely(logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def most_likely(logprobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and log-probabilities [R, n] of each row's most likely tokens.
 
     Always MAX_TOP of them, so that where equal ones are cut does not depend on what other rows ask for.

@@ -7,10 +7,12 @@ from array import array
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from mmserve.httpserver.engine.dispatcher import MAX_RESENDS, Dispatcher, MediaLost
 from mmserve.httpserver.engine.links import Destination
+from mmserve.messages.logprobs import row_nbytes
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.reply import ServerPhase, TokenReply
 from mmserve.messages.request import AbortRequest, GenerateRequest
@@ -133,6 +135,26 @@ def test_after_an_engine_restart_every_live_request_is_sent_again_with_its_outpu
             dispatcher.deliver(TokenReply(id="r", token_ids=(3,), finish="stop"))
             dispatcher.deliver(TokenReply(id="r", attempt=1, token_ids=(3,), finish="stop"))
             assert [reply.token_ids async for reply in replies] == [(1, 2), (3,)]
+
+    run(test)
+
+
+def test_prompt_logprobs_that_have_come_are_not_asked_for_again() -> None:
+    async def test() -> None:
+        dispatcher, links = make()
+        sent = request()
+        sent = msgspec.structs.replace(sent, sampling=msgspec.structs.replace(sent.sampling, prompt_logprobs=2))
+        async with dispatcher.submit(sent) as replies:
+            dispatcher.deliver(TokenReply(id="r", prompt_logprobs=bytes(2 * row_nbytes(2))))
+            dispatcher.on_phase(phase(engine_epoch=1))
+            assert (links.sent[-1][1].attempt, links.sent[-1][1].num_prompt_logprobs) == (1, 2)
+            dispatcher.deliver(TokenReply(id="r", attempt=1, prompt_logprobs=bytes(row_nbytes(2))))
+            dispatcher.deliver(TokenReply(id="r", attempt=1, finish="media_lost"))
+            assert len((await anext(replies)).prompt_logprobs) == 2 * row_nbytes(2)
+            assert len((await anext(replies)).prompt_logprobs) == row_nbytes(2)
+            with pytest.raises(MediaLost) as lost:
+                await anext(replies)
+        assert (lost.value.next_attempt, lost.value.num_prompt_logprobs) == (2, 3)
 
     run(test)
 

@@ -16,12 +16,13 @@ from tests.unit.router.builders import request, span
 numbers = count()
 
 
-def sequence(name: str, output: tuple[int, ...] = ()) -> Sequence:
-    return Sequence(request(name, [1], output=output), next(numbers), 0.0, 100)
+def sequence(name: str, output: tuple[int, ...] = (), priority: int = 0) -> Sequence:
+    return Sequence(request(name, [1], output=output, priority=priority), next(numbers), 0.0, 100)
 
 
-def with_image(name: str) -> Sequence:
-    return Sequence(request(name, [1, 7, 7], spans=(span(1, 2, 7),)), next(numbers), 0.0, 100)
+def with_image(name: str, priority: int = 0) -> Sequence:
+    message = request(name, [1, 7, 7], spans=(span(1, 2, 7),), priority=priority)
+    return Sequence(message, next(numbers), 0.0, 100)
 
 
 def names(queue: WaitingQueue) -> list[str]:
@@ -50,6 +51,21 @@ def test_one_suspect_goes_after_resumed_sequences_and_the_others_are_in_nobodys_
     assert names(queue) == ["resumed", "suspect 1", "new"]
     queue.push_front(suspects[0])
     assert names(queue)[1] == "suspect 0"
+
+
+def test_a_lower_priority_value_goes_first_and_equal_ones_as_they_came() -> None:
+    queue = WaitingQueue()
+    members = [sequence(f"{priority} {number}", priority=priority) for number in range(2) for priority in (0, 5, -3)]
+    for member in (with_image("urgent image", priority=-3), *members):
+        queue.push(member)
+    assert names(queue) == ["-3 0", "-3 1", "urgent image", "0 0", "0 1", "5 0", "5 1"]
+    for member in [member for member in members if member.request.priority == 0]:
+        queue.pop(member, [])
+    queue.push(sequence("resumed", output=(5,), priority=9))
+    assert names(queue) == ["resumed", "-3 0", "-3 1", "urgent image", "5 0", "5 1"]
+    assert len(queue) == 6
+    queue.push(sequence("0 2", priority=0))
+    assert names(queue)[4] == "0 2"
 
 
 def test_the_number_of_candidates_is_bounded() -> None:

@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.messages.logprobs import row_nbytes
 from mmserve.messages.request import AbortReason, GenerateRequest
 from mmserve.messages.sampling import SamplingParams
-from tests.fakes.rank import generate_alone
+from tests.fakes.rank import generate_alone, prompt_alone
 from tests.unit.router.builders import Engine, abort, ids, request, span
 
 _NUM_IDS = 12
@@ -35,6 +36,9 @@ requests = st.tuples(
     st.integers(0, 6),
     st.sampled_from([(), (3, 5), (99,)]),
     st.sampled_from([None, 0, 2]),
+    st.sampled_from([None, None, 0, 2]),
+    st.sampled_from(["", "", "score", "embed"]),
+    st.integers(-1, 1),
 )
 aborts = st.tuples(
     st.just("abort"),
@@ -96,6 +100,9 @@ class Traffic:
         seed: int,
         stop_ids: tuple[int, ...],
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        prompt_only: str = "",
+        priority: int = 0,
     ):
         name = str(number)
         if name in self.sent:
@@ -107,12 +114,15 @@ class Traffic:
             request(
                 name,
                 tokens,
-                max_tokens=max_tokens,
+                max_tokens=0 if prompt_only else max_tokens,
                 min_tokens=minimum,
                 seed=seed,
                 stop_ids=stop_ids,
                 spans=spans,
                 logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+                pooling=prompt_only == "embed",
+                priority=priority,
             )
         )
 
@@ -166,7 +176,12 @@ class Traffic:
                 self.before_restart.add(old.id)
 
     def _next_attempt(self, old: GenerateRequest) -> GenerateRequest:
-        return msgspec.structs.replace(old, output_ids=ids(self.received(old)), attempt=old.attempt + 1)
+        num_rows = 0
+        if (top := old.sampling.prompt_logprobs) is not None:
+            num_rows = len(self.prompt_logprobs(old)) // row_nbytes(top)
+        return msgspec.structs.replace(
+            old, output_ids=ids(self.received(old)), attempt=old.attempt + 1, num_prompt_logprobs=num_rows
+        )
 
     def received(self, message: GenerateRequest) -> list[int]:
         """The tokens that the client has of a request, over all attempts."""
@@ -177,6 +192,10 @@ class Traffic:
         return [
             packed for attempt in range(message.attempt + 1) for packed in self.engine.logprobs(message.id, attempt)
         ]
+
+    def prompt_logprobs(self, message: GenerateRequest) -> bytes:
+        """The rows that the client has of its prompt, over all attempts."""
+        return b"".join(self.engine.prompt_logprobs(message.id, attempt) for attempt in range(message.attempt + 1))
 
     def lose_image(self) -> None:
         self.engine.rank.lost_items.add(1)
@@ -229,8 +248,16 @@ def test_random_traffic(depth: int, max_new_tokens: int, options: dict[str, int]
     for message in clients.sent.values():
         sampling: SamplingParams = message.sampling
         prompt = tokens_of(message.prompt_ids)
-        if len(prompt) >= engine.context_tokens:
+        prompt_only = message.pooling or not sampling.max_tokens
+        if len(prompt) + (not prompt_only) > engine.context_tokens:
             continue
+        rows, embedding = prompt_alone(prompt, sampling.prompt_logprobs or 0)
+        expected_rows = b"".join(rows) if sampling.prompt_logprobs is not None else b""
+        received_rows = clients.prompt_logprobs(message)
+        ended = engine.finish(message.id, message.attempt) in ("stop", "length")
+        assert received_rows == expected_rows if ended else expected_rows.startswith(received_rows)
+        if ended and message.pooling:
+            assert engine.replies[message.id, message.attempt][-1].embedding == embedding
         expected, logprobs, finish = generate_alone(prompt, sampling, engine.context_tokens)
         received = clients.received(message)
         if engine.finish(message.id, message.attempt) in ("stop", "length"):

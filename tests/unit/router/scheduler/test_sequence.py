@@ -56,9 +56,7 @@ def test_finish_reason(
 def test_the_model_and_the_client_each_have_stop_tokens(num_stop_ids: int) -> None:
     stop_ids = tuple(range(100, 100 + num_stop_ids))
     message = request("a", [1], min_tokens=2, stop_ids=stop_ids)
-    message = msgspec.structs.replace(
-        message, sampling=msgspec.structs.replace(message.sampling, eos_token_ids=(3,))
-    )
+    message = msgspec.structs.replace(message, sampling=msgspec.structs.replace(message.sampling, eos_token_ids=(3,)))
     for last in (3, stop_ids[-1]):
         sequence = Sequence(message, 0, 0.0, 100)
         assert sequence.append((last,)) is None, "before min_tokens"
