@@ -189,6 +189,7 @@ def test_every_sampling_parameter_reaches_the_engine() -> None:
                 "stop_token_ids": (),
                 "allowed_token_ids": (),
                 "bad_words": (),
+                "grammar": "",
                 "logprobs": 3,
                 "prompt_logprobs": None,
             }
