@@ -18,27 +18,26 @@ from starlette.types import ASGIApp
 
 from mmserve.config.api_keys import load_api_keys
 from mmserve.httpserver.api.admin import admin_routes
+from mmserve.httpserver.api.errors import error_response
 from mmserve.httpserver.api.models import model_routes
-from mmserve.httpserver.api.openai import chat as openai_chat
-from mmserve.httpserver.api.openai.errors import error_response
-from mmserve.httpserver.api.openai.fields import ChatRequest
+from mmserve.httpserver.api.openai.chat import CHAT
 from mmserve.httpserver.api.operations import operation_routes
-from mmserve.httpserver.api.response import SendAnswer, TaskResponse
-from mmserve.httpserver.call import GenerateCall, kept_nbytes
+from mmserve.httpserver.api.protocol import Protocol, parse_request
+from mmserve.httpserver.api.response import TaskResponse
+from mmserve.httpserver.call import kept_nbytes
 from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.http.auth import ApiKeyAuth
 from mmserve.httpserver.http.body import read_body
 from mmserve.httpserver.http.browser_guard import BrowserGuard
 from mmserve.httpserver.http.middleware import RequestMiddleware
 from mmserve.httpserver.media.local import decode_small_images
-from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import InvalidRequest, MmserveError, NotFound, shortened
 from mmserve.runtime.shortage import shortage_of
 
 logger = logging.getLogger(__name__)
-Parse = Callable[[bytes | bytearray, ServedModel, float], Awaitable[GenerateCall]]
-"""parse(body, model, arrival_s): a protocol's request as a GenerateCall."""
+PROTOCOLS = (CHAT,)
+"""Every route that generates an answer."""
 
 
 def make_app(context: WorkerContext) -> ASGIApp:
@@ -48,7 +47,8 @@ def make_app(context: WorkerContext) -> ASGIApp:
     app.include_router(operation_routes(context))
     if context.deployment.config.enable_admin:
         app.include_router(admin_routes(context))
-    _add_chat(app, context)
+    for protocol in PROTOCOLS:
+        _add_protocol(app, context, protocol)
     app.add_exception_handler(MmserveError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
@@ -74,23 +74,21 @@ def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
     )
 
 
-def _add_chat(app: FastAPI, context: WorkerContext) -> None:
+def _add_protocol(app: FastAPI, context: WorkerContext, protocol: Protocol) -> None:
     app.add_api_route(
-        "/v1/chat/completions",
-        _generate_endpoint(context, openai_chat.parse_request, openai_chat.send),
+        protocol.path,
+        _generate_endpoint(context, protocol),
         methods=["POST"],
-        name="chat_completions",
-        description="Answer a conversation, with pictures in it or not; streamed as server-sent events on request.",
-        tags=["chat"],
+        name=protocol.name,
+        description=protocol.description,
+        tags=["generate"],
         response_class=Response,
-        openapi_extra={"requestBody": _body_schema(ChatRequest)},
+        openapi_extra={"requestBody": _body_schema(protocol.body_type)},
     )
 
 
-def _generate_endpoint(
-    context: WorkerContext, parse: Parse, send: SendAnswer
-) -> Callable[[Request], Awaitable[Response]]:
-    """An endpoint that generates text: admits the request, reads and parses its body, starts its task."""
+def _generate_endpoint(context: WorkerContext, protocol: Protocol) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint that generates an answer: admits the request, reads and parses its body, starts its task."""
     limit_nbytes = int(context.deployment.config.max_body_mb * MIB)
 
     async def generate(request: Request) -> Response:
@@ -99,17 +97,18 @@ def _generate_endpoint(
             resources = context.admit_request()
             unowned.callback(resources.release)
             body = await read_body(request, limit_nbytes, resources)
-            call = await parse(body, context.model, arrival_s)
+            parsed = await parse_request(protocol, body, context.model, arrival_s)
             del body
+            call, send_answer = decode_small_images(parsed.call), parsed.send_answer
+            del parsed
             if call.media:
                 context.shortages.check_images()
-            call = decode_small_images(call)
             resources.hold(kept_nbytes(call))
             traceparent = request.headers.get("traceparent", "")
             task = context.request_tasks.start(call, resources, request.scope["path"], traceparent)
             del call  # its media: only the task may keep them
             unowned.pop_all()
-        return TaskResponse(task, send)
+        return TaskResponse(task, send_answer)
 
     return generate
 
@@ -133,7 +132,7 @@ def _inlined(node: Any, components: dict[str, Any]) -> Any:
 
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, MmserveError)
-    return error_response(error)
+    return error_response(request.url.path, error)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -143,7 +142,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         f"{request.method} {shortened(request.url.path)}: {error.detail}"
     )
     wrapped.status = error.status_code
-    response = error_response(wrapped)
+    response = error_response(request.url.path, wrapped)
     response.headers.update(error.headers or {})
     return response
 
@@ -158,8 +157,8 @@ async def _on_shortage(request: Request, error: Exception) -> Response:
     if (short := shortage_of(error)) is None:
         raise error
     logger.warning("a request failed: %s", short.message)
-    return error_response(short)
+    return error_response(request.url.path, short)
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
-    return error_response(MmserveError("internal error"))
+    return error_response(request.url.path, MmserveError("internal error"))

@@ -10,6 +10,8 @@ from typing import Literal, cast
 
 import msgspec
 
+from mmserve.httpserver import conversation
+from mmserve.httpserver.conversation import PromptInput
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.sampling import SamplingParams
@@ -55,44 +57,37 @@ class MediaRef(msgspec.Struct, frozen=True):
         return len(self.url) + len(self.data or self.content or b"")
 
 
-@dataclass(frozen=True, slots=True)
-class TextPart:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class MediaPart:
-    """The place of ``GenerateCall.media[index]`` in the conversation."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    role: str
-    content: tuple[TextPart | MediaPart, ...]
-
-
 @dataclass(frozen=True)
 class GenerateCall:
-    """A validated request. ``sampling.max_tokens`` 0 means the rest of the context."""
+    """A validated request: ``n`` answers to each of ``prompts``. ``sampling.max_tokens`` 0: the rest of the context.
+
+    Choice ``i`` answers prompt ``i // n``.
+    """
 
     request_id: str
     model: str
-    messages: tuple[Message, ...]
+    prompts: tuple[PromptInput, ...]
     media: tuple[MediaRef, ...]
     sampling: SamplingParams
     arrival_s: float
     n: int = 1
+    num_prompts: int = 1
+    """Length of ``prompts``. A call whose prompts are dropped still tells it."""
     stop: tuple[str, ...] = ()
     stream: bool = False
-    include_usage: bool = False
     timeout_s: float | None = None
     """From arrival to the end of the answer; None: the client sets no limit."""
     cache_salt: str = ""
     """Part of the content keys: requests with different salts share no cached images."""
     grammar_param: str = ""
     """The field that ``sampling.grammar`` comes from."""
+    echo_nbytes: int = 0
+    """Memory of what the protocol keeps of the request for its answer."""
+
+    @property
+    def num_choices(self) -> int:
+        """Answers in all."""
+        return self.n * self.num_prompts
 
     @property
     def response_id(self) -> str:
@@ -102,26 +97,24 @@ class GenerateCall:
 
 _REQUEST_NBYTES, _CHOICE_NBYTES = 10 * 1024, 9 * 1024
 """Objects of a request and of each of its choices that have about the same size in all: tasks, frames, queues."""
-_PART_NBYTES, _MESSAGE_NBYTES, _MEDIA_NBYTES, _BIAS_NBYTES = 80, 160, 400, 160
-"""One part of a message, a message, an image and an entry of logit_bias, without their text and data."""
+_MEDIA_NBYTES, _BIAS_NBYTES = 400, 160
+"""An image and an entry of logit_bias, without their text and data."""
 
 
 def kept_nbytes(call: GenerateCall) -> int:
     """Memory that the call and its request's objects take: texts in the width that they are stored in, images, and the
-    whole body if an image is a view of it. Without the prompt's token ids and the answer."""
-    parts = [part for message in call.messages for part in message.content]
-    texts = [part.text for part in parts if isinstance(part, TextPart)]
+    whole body if an image is a view of it. Without the prompts' token ids and the answer."""
     urls = [ref.url for ref in call.media]
     bodies = {id(ref.data.obj): ref.data.obj for ref in call.media if ref.data is not None}
     return (
         _REQUEST_NBYTES
-        + _CHOICE_NBYTES * call.n
-        + _MESSAGE_NBYTES * len(call.messages)
-        + _PART_NBYTES * len(parts)
+        + call.echo_nbytes
+        + _CHOICE_NBYTES * call.num_choices
         + _MEDIA_NBYTES * len(call.media)
         + _BIAS_NBYTES * len(call.sampling.logit_bias)
-        + sum(map(sys.getsizeof, (*texts, *urls, *call.stop, call.cache_salt)))
-        + sys.getsizeof(call.sampling.grammar) * call.n  # the router keeps one for each choice
+        + sum(map(conversation.nbytes, call.prompts))
+        + sum(map(sys.getsizeof, (*urls, *call.stop, call.cache_salt)))
+        + sys.getsizeof(call.sampling.grammar) * call.num_choices  # the router keeps one for each choice
         + sum(len(ref.content or b"") for ref in call.media)
         + sum(len(cast(bytes, body)) for body in bodies.values())
     )

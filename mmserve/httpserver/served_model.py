@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mmserve.config.deployment import Deployment
+from mmserve.httpserver.prompt.chat_template import ALWAYS_GIVEN, template_source, variables_read
 from mmserve.httpserver.sampling_defaults import SamplingDefaults, read_sampling_defaults
-from mmserve.runtime.errors import ModelNotFound, quoted
+from mmserve.runtime.errors import InvalidRequest, ModelNotFound, quoted
 
 
 @dataclass(frozen=True)
@@ -24,10 +26,15 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     seed: int
     sampling_defaults: SamplingDefaults
+    template_variables: frozenset[str]
+    """Variables that the chat template reads, besides those that every template gets."""
+    takes_tools: bool
+    """True if the chat template shows tools to the model."""
 
     @classmethod
     def of(cls, deployment: Deployment) -> ServedModel:
         model, config = deployment.model, deployment.config
+        variables = variables_read(template_source(Path(model.path)) or "")
         return cls(
             name=deployment.served_name,
             aliases=frozenset({deployment.served_name, config.model, model.path, Path(model.path).name}),
@@ -37,9 +44,31 @@ class ServedModel:
             eos_token_ids=model.eos_token_ids,
             seed=config.seed,
             sampling_defaults=read_sampling_defaults(model.path),
+            template_variables=variables - ALWAYS_GIVEN,
+            takes_tools="tools" in variables,
         )
 
     def check_name(self, name: str | None) -> None:
         """Raise ModelNotFound unless ``name`` is one of the aliases, empty or None."""
         if name and name not in self.aliases:
             raise ModelNotFound(f"the model {quoted(name)} is not served here; {self.name!r} is", param="model")
+
+    def check_template_variable(self, name: str, param: str) -> None:
+        """Raise InvalidRequest unless the chat template reads this variable and a client may set it."""
+        if name not in self.template_variables:
+            known = ", ".join(sorted(self.template_variables)) or "none"
+            raise InvalidRequest(
+                f"the model's chat template has no variable {quoted(name)}; it has: {known}",
+                param=f"{param}.{name[:60]}",
+            )
+
+    def reasoning_variables(self, effort: str) -> dict[str, Any]:
+        """``reasoning_effort`` as variables of the chat template. Raises InvalidRequest if it has none for it."""
+        variables: dict[str, Any] = {}
+        if "enable_thinking" in self.template_variables:
+            variables["enable_thinking"] = effort != "none"
+        if "reasoning_effort" in self.template_variables and effort != "none":
+            variables["reasoning_effort"] = effort
+        if not variables and effort != "none":
+            raise InvalidRequest("the model's chat template has no switch for reasoning", param="reasoning_effort")
+        return variables

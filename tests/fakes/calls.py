@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmserve.httpserver.call import GenerateCall, Message
+from mmserve.httpserver.api.openai.chat import CHAT
+from mmserve.httpserver.api.protocol import parse_body
+from mmserve.httpserver.call import GenerateCall, LeasedItem, Prompt
+from mmserve.httpserver.conversation import Conversation, Message
+from mmserve.httpserver.prompt.builder import PromptBuilder
+from mmserve.httpserver.served_model import ServedModel
 from mmserve.messages.sampling import SamplingParams
 
 
@@ -16,5 +22,24 @@ def generate_call(*messages: Message, **fields: Any) -> GenerateCall:
     of the messages.
     """
     sampling = SamplingParams(max_tokens=4, temperature=0)
-    call = GenerateCall("request", "stub", messages, media=(), sampling=sampling, arrival_s=0.0)
+    prompts = (Conversation(messages),)
+    call = GenerateCall("request", "stub", prompts, media=(), sampling=sampling, arrival_s=0.0)
     return replace(call, **fields)
+
+
+def messages_of(call: GenerateCall) -> tuple[Message, ...]:
+    """The messages of a call whose only prompt is a conversation."""
+    (conversation,) = call.prompts
+    assert isinstance(conversation, Conversation)
+    return conversation.messages
+
+
+def parse_chat(body: bytes | bytearray, model: ServedModel, arrival_s: float = 0.0) -> GenerateCall:
+    """The body of a chat completion as a call."""
+    return parse_body(CHAT, body, model, arrival_s).call
+
+
+def build_prompt(prompts: PromptBuilder, call: GenerateCall, leased: Sequence[LeasedItem] = ()) -> Prompt:
+    """The prompt of a call that has only one."""
+    (prompt,) = call.prompts
+    return prompts.build(prompt, call.media, leased)

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from mmserve.checkpoint.spec import ModelSpec, TextSpec, VisionSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, Deployment
-from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaPart, MediaRef, Prompt, TextPart
+from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef, Prompt
+from mmserve.httpserver.conversation import MediaPart, PromptInput, TextPart, WrittenPrompt
 from mmserve.httpserver.prompt.media_spans import span_of
 from mmserve.messages.cache import ItemState, MediaRecord
 from mmserve.messages.media import Handle
@@ -135,9 +136,11 @@ class StubLeases:
 class StubPrompts:
     """All text of the conversation as bytes, with the virtual ids of images between."""
 
-    def build(self, call: GenerateCall, leased: Sequence[LeasedItem]) -> Prompt:
+    def build(self, prompt: PromptInput, media: Sequence[MediaRef], leased: Sequence[LeasedItem]) -> Prompt:
+        if isinstance(prompt, WrittenPrompt):
+            return Prompt(array("q", prompt.content.encode() if isinstance(prompt.content, str) else prompt.content))
         ids, spans = array("q"), []
-        for message in call.messages:
+        for message in prompt.messages:
             for part in message.content:
                 if isinstance(part, TextPart):
                     ids.extend(part.text.encode())

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
-from mmserve.httpserver.api.openai.chat import parse_request
+from mmserve.httpserver.api.openai.chat import CHAT
+from mmserve.httpserver.api.protocol import parse_request
 from mmserve.httpserver.call import GenerateCall, LeasedItem
 from mmserve.httpserver.prompt.builder import PromptBuilder
 from mmserve.httpserver.served_model import ServedModel
@@ -155,8 +156,9 @@ class Parser:
     def attempt(self, data: bytes) -> str:
         """How the body ended. Raises what must not happen."""
         try:
-            call = asyncio.run(parse_request(data, self._model, 0.0))
-            self._prompts.build(call, _leased(call))
+            call = asyncio.run(parse_request(CHAT, data, self._model, 0.0)).call
+            for prompt in call.prompts:
+                self._prompts.build(prompt, call.media, _leased(call))
             return "became a prompt"
         except MmserveError as error:
             if error.status >= 500:

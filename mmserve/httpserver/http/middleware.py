@@ -41,7 +41,7 @@ class _Access:
 
 
 class RequestMiddleware:
-    """Wraps an ASGI app. ``error_response`` renders an error as a response."""
+    """Wraps an ASGI app. ``error_response`` renders an error of a path as a response."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class RequestMiddleware:
         auth: ApiKeyAuth,
         browser_guard: BrowserGuard,
         metrics: MetricsClient,
-        error_response: Callable[[MmserveError], Response],
+        error_response: Callable[[str, MmserveError], Response],
         access_log: bool = False,
     ) -> None:
         self._app = app
@@ -78,7 +78,7 @@ class RequestMiddleware:
             try:
                 access.key = self._check(scope, headers)
             except MmserveError as error:
-                return await self._error_response(error)(scope, receive, send_response)
+                return await self._error_response(scope["path"], error)(scope, receive, send_response)
             await self._app(scope, receive, send_response)
         finally:
             self._log(scope, access)

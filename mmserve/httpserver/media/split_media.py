@@ -17,6 +17,8 @@ import secrets
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from mmserve.runtime.errors import InvalidRequest
+
 _MIN_NBYTES = 16 * 1024
 """For a shorter URL, parsing the JSON string costs less than the search."""
 _MAX_STARTS = 1024
@@ -73,6 +75,14 @@ def split_media(
 
 class TooMuchText(Exception):
     """What is left of a body without its long data: URLs is too long."""
+
+
+class UrlsLeft(InvalidRequest):
+    """Some data: URLs that were cut out of the body are not in the place of images. ``urls``: those, by their marks."""
+
+    def __init__(self, urls: Mapping[str, SplitUrl]) -> None:
+        super().__init__("an image is in a place where none may be")
+        self.urls = urls
 
 
 def put_back(rest: bytes | bytearray, urls: Mapping[str, SplitUrl], *, shortened: bool = False) -> bytes:

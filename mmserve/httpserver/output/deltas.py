@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from mmserve.httpserver.output.logprobs import TokenLogprobs
+from mmserve.httpserver.output.parsing.pieces import Piece, Text, characters, join
 from mmserve.httpserver.output.render_turns import LIMIT, RenderTurns
 from mmserve.messages.logprobs import PAIR_NBYTES
 from mmserve.messages.reply import FinishReason
@@ -29,16 +30,21 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class TextDelta:
-    """New text of choice ``index``. ``finish`` is set on the last delta of a choice."""
+class AnswerDelta:
+    """What is new in choice ``index``. ``finish`` is set on the last delta of a choice."""
 
     index: int
-    text: str
+    pieces: tuple[Piece, ...]
     num_tokens: int
     finish: FinishReason | None = None
     cached_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     """For tokens whose text starts in this delta, if the call asked for them."""
+
+    @property
+    def text(self) -> str:
+        """The text of this delta that the user reads."""
+        return "".join(piece.text for piece in self.pieces if isinstance(piece, Text))
 
 
 _EVENT_WORK = 12
@@ -48,26 +54,26 @@ _MERGED_WORK = LIMIT // 4
 """Merged deltas are at most this much work, if each alone is."""
 
 
-_DELTA_NBYTES, _LOGPROBS_NBYTES = 600, 160
-"""Memory of a delta and of one token's log-probabilities, besides their text and data."""
+_DELTA_NBYTES, _PIECE_NBYTES, _LOGPROBS_NBYTES = 600, 60, 160
+"""Memory of a delta, of a piece and of one token's log-probabilities, besides their text and data."""
 
 
-def _nbytes(delta: TextDelta) -> int:
+def _nbytes(delta: AnswerDelta) -> int:
     """Memory that an unread delta takes."""
     logprobs = sum(len(token.packed) + _LOGPROBS_NBYTES for token in delta.logprobs)
-    return _DELTA_NBYTES + sys.getsizeof(delta.text) + logprobs
+    return _DELTA_NBYTES + sum(_PIECE_NBYTES + sys.getsizeof(characters(piece)) for piece in delta.pieces) + logprobs
 
 
 class _Merged:
     """Deltas of one choice that nobody has read. ``nbytes``: memory that they take."""
 
-    def __init__(self, delta: TextDelta) -> None:
+    def __init__(self, delta: AnswerDelta) -> None:
         self.index = delta.index
         self.nbytes = _nbytes(delta)
         self.work = _EVENT_WORK + _work(delta)
         self._deltas = [delta]
 
-    def add(self, delta: TextDelta) -> bool:
+    def add(self, delta: AnswerDelta) -> bool:
         """False if the delta is to be read separately."""
         work = _work(delta)
         if self.work + work > _MERGED_WORK:
@@ -79,12 +85,12 @@ class _Merged:
             self._deltas = [self.delta()]
         return True
 
-    def delta(self) -> TextDelta:
+    def delta(self) -> AnswerDelta:
         if len(self._deltas) == 1:
             return self._deltas[0]
-        return TextDelta(
+        return AnswerDelta(
             self.index,
-            "".join(delta.text for delta in self._deltas),
+            tuple(join(piece for delta in self._deltas for piece in delta.pieces)),
             sum(delta.num_tokens for delta in self._deltas),
             self._deltas[-1].finish,
             max(delta.cached_tokens for delta in self._deltas),
@@ -96,19 +102,24 @@ _MERGED_DELTAS = 64
 """Deltas kept until they are joined. Joining each at once would copy a long text again and again."""
 
 
-def _work(delta: TextDelta) -> int:
+def _work(delta: AnswerDelta) -> int:
     logprobs = sum(len(token.packed) for token in delta.logprobs) // PAIR_NBYTES
-    return logprobs + len(delta.text) // _CHARS_PER_WORK
+    return logprobs + sum(len(characters(piece)) for piece in delta.pieces) // _CHARS_PER_WORK
 
 
 class DeltaStream:
-    """Iterating yields TextDeltas until each of ``n`` choices has finished, or raises the request's MmserveError.
+    """Iterating yields AnswerDeltas until every choice has finished, or raises the request's MmserveError.
+
+    ``n``: choices of each prompt; ``num_prompts``: prompts of the request.
 
     One reader. It waits in ``turns`` before it reads a backlog. ``reserve(nbytes)`` is called whenever the memory of
     what is unread or kept changes, and raises MmserveError if there is not enough.
     """
 
-    def __init__(self, n: int, turns: RenderTurns, reserve: Callable[[int], None] = lambda nbytes: None) -> None:
+    def __init__(
+        self, n: int, turns: RenderTurns, reserve: Callable[[int], None] = lambda nbytes: None, num_prompts: int = 1
+    ) -> None:
+        self._n = n
         self._turns = turns
         self._reserve = reserve
         self._held_nbytes = 0
@@ -119,8 +130,8 @@ class DeltaStream:
         self._reader: asyncio.Future[None] | None = None
         """Set while the reader waits for the next delta."""
         self._closed = False
-        self._num_unread = n
-        self._num_unfinished = n
+        self._num_unread = n * num_prompts
+        self._num_unfinished = n * num_prompts
         self.failure: MmserveError | None = None
         """The error that has ended the output."""
         self.finish_reasons: list[FinishReason] = []
@@ -132,10 +143,10 @@ class DeltaStream:
         self._completion_tokens = 0
 
     def open(self, prompt_tokens: int, image_tokens: int) -> None:
-        """Set the prompt's length in tokens. Call before the first delta."""
+        """Set the length of all prompts in tokens. Call before the first delta."""
         self._prompt_tokens, self._image_tokens = prompt_tokens, image_tokens
 
-    def push(self, delta: TextDelta) -> None:
+    def push(self, delta: AnswerDelta) -> None:
         """Add a delta. Exactly one of each choice, the last, has ``finish`` set. Ignored after ``fail`` and ``close``.
 
         Raises what ``reserve`` raises.
@@ -178,15 +189,17 @@ class DeltaStream:
 
     @property
     def usage(self) -> Usage:
-        """Tokens of the deltas read so far. The prompt counts once. Its cached tokens are the smallest number of any
-        choice: the others hit the blocks that the first choice has computed."""
-        cached = min(self._cached_tokens.values(), default=0)
-        return Usage(self._prompt_tokens, self._completion_tokens, cached, self._image_tokens)
+        """Tokens of the deltas read so far. Each prompt counts once. Its cached tokens are the smallest number of any
+        of its choices: the others hit the blocks that the first choice has computed."""
+        cached: dict[int, int] = {}
+        for index, num_tokens in self._cached_tokens.items():
+            cached[index // self._n] = min(cached.get(index // self._n, num_tokens), num_tokens)
+        return Usage(self._prompt_tokens, self._completion_tokens, sum(cached.values()), self._image_tokens)
 
-    def __aiter__(self) -> AsyncIterator[TextDelta]:
+    def __aiter__(self) -> AsyncIterator[AnswerDelta]:
         return self
 
-    async def __anext__(self) -> TextDelta:
+    async def __anext__(self) -> AnswerDelta:
         if not self._num_unread:
             raise StopAsyncIteration
         if not self._queue:
@@ -213,7 +226,7 @@ class DeltaStream:
         finally:
             self._reader = None
 
-    def _pop(self) -> TextDelta:
+    def _pop(self) -> AnswerDelta:
         """The oldest deltas, as one. Raises the request's error."""
         first = self._queue.popleft()
         if isinstance(first, MmserveError):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mmserve.httpserver.output.deltas import TextDelta
+from mmserve.httpserver.output.deltas import AnswerDelta
 from mmserve.httpserver.output.logprobs import LogprobsBuffer
+from mmserve.httpserver.output.parsing.pieces import Text
 from mmserve.httpserver.output.stop_strings import StopStrings
 from mmserve.httpserver.output.vocabulary import REPLACEMENT, Marker, Vocabulary
 from mmserve.messages.reply import TokenReply
@@ -74,7 +75,7 @@ class Detokenizer:
         self._min_tokens = min_tokens
         self._num_tokens = 0
 
-    def push(self, reply: TokenReply) -> TextDelta:
+    def push(self, reply: TokenReply) -> AnswerDelta:
         """Text of this reply's tokens. Tokens after a completed stop string are not counted."""
         text, count, stopped = self._read(reply)
         if not stopped and reply.finish is not None:
@@ -82,7 +83,8 @@ class Detokenizer:
             text += tail if stopped else tail + self._stops.flush()
         finish = "stop" if stopped else reply.finish
         logprobs = self._logprobs.take(len(text), rest=finish is not None and not stopped)
-        return TextDelta(self._index, text, count, finish, reply.num_cached_tokens, logprobs)
+        pieces = (Text(text),) if text else ()
+        return AnswerDelta(self._index, pieces, count, finish, reply.num_cached_tokens, logprobs)
 
     def _read(self, reply: TokenReply) -> tuple[str, int, bool]:
         pieces, count = [], 0

@@ -13,10 +13,19 @@ from typing import Any
 import tokenizers
 
 from mmserve.config.deployment import Deployment
-from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaPart, Message, Prompt, TextPart
-from mmserve.httpserver.prompt.chat_template import ChatTemplate, Conversation, template_source
+from mmserve.httpserver.call import LeasedItem, MediaRef, Prompt
+from mmserve.httpserver.conversation import (
+    Conversation,
+    MediaPart,
+    Message,
+    PromptInput,
+    TextPart,
+    WrittenPrompt,
+)
+from mmserve.httpserver.prompt.chat_template import ChatTemplate, template_source
 from mmserve.httpserver.prompt.guarded_encoding import GuardedEncoder
 from mmserve.httpserver.prompt.media_spans import span_of, virtual_ids
+from mmserve.httpserver.prompt.template_variables import template_variables
 from mmserve.httpserver.prompt.tokenizer import ChatTokenizer
 from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest
 
@@ -52,18 +61,29 @@ class PromptBuilder:
         """The longest prompt that leaves room for one token of output."""
         return self._max_model_len - 1
 
-    def build(self, call: GenerateCall, leased: Sequence[LeasedItem]) -> Prompt:
-        """``leased[i]`` is the lease of ``call.media[i]``. Raises InvalidRequest, ContextLengthExceeded."""
-        images = [part.index for message in call.messages for part in message.content if isinstance(part, MediaPart)]
+    def build(self, prompt: PromptInput, media: Sequence[MediaRef], leased: Sequence[LeasedItem]) -> Prompt:
+        """``leased[i]`` is the lease of ``media[i]``. Raises InvalidRequest, ContextLengthExceeded."""
+        if isinstance(prompt, WrittenPrompt):
+            return self._finished(self._written_ids(prompt), [], (), prompt.param)
+        images = [part.index for message in prompt.messages for part in message.content if isinstance(part, MediaPart)]
         if images and not self._is_multimodal:
-            raise InvalidRequest("this model takes no images", param=call.media[images[0]].param)
+            raise InvalidRequest("this model takes no images", param=media[images[0]].param)
+        return self._finished(self._encode(prompt), [(index, leased[index]) for index in images], media, "messages")
+
+    def _written_ids(self, prompt: WrittenPrompt) -> Sequence[int]:
+        """The client writes the whole prompt, so control tokens in it are meant."""
+        if not isinstance(prompt.content, str):
+            return prompt.content
+        self._check_text(prompt.content, prompt.param)
+        ids = self._tokenizer.encode(prompt.content)
+        return self._tokenizer.with_special_tokens(ids) if prompt.add_special_tokens else ids
+
+    def _encode(self, conversation: Conversation) -> list[int]:
         if self._encoder is None:
             raise InvalidRequest("this model has no chat template, so it cannot take chat messages", param="messages")
-        text, ids = self._encoder.encode({"messages": self._conversation(call.messages)})
-        ids = self._add_special_tokens(text, ids)
-        prompt = self._with_images(ids, [(index, leased[index]) for index in images], call)
-        self._check_length(len(prompt.ids))
-        return prompt
+        continued = conversation.messages[-1] if conversation.continue_final_message else None
+        text, ids = self._encoder.encode(template_variables(conversation, self._content), _last_text(continued))
+        return self._add_special_tokens(text, ids)
 
     def _add_special_tokens(self, text: str, ids: list[int]) -> list[int]:
         """As transformers: its processors add the bos token unless the template has written it; its tokenizers, used
@@ -71,9 +91,6 @@ class PromptBuilder:
         bos = self._tokenizer.special_tokens.get("bos_token")
         written = not self._is_multimodal or (bos is not None and text.startswith(bos))
         return ids if written else self._tokenizer.with_special_tokens(ids)
-
-    def _conversation(self, messages: Sequence[Message]) -> Conversation:
-        return [{"role": message.role, "content": self._content(message)} for message in messages]
 
     def _content(self, message: Message) -> Any:
         """A list of parts if the template accepts one and the content is not a single text; otherwise a string."""
@@ -85,16 +102,21 @@ class PromptBuilder:
             ]
         return "\n".join(part.text for part in message.content if isinstance(part, TextPart))
 
-    def _with_images(self, ids: list[int], images: list[tuple[int, LeasedItem]], call: GenerateCall) -> Prompt:
-        """Replaces the n-th placeholder by the virtual ids of the conversation's n-th image."""
+    def _finished(
+        self, ids: Sequence[int], images: list[tuple[int, LeasedItem]], media: Sequence[MediaRef], param: str
+    ) -> Prompt:
+        """Replaces the n-th placeholder by the virtual ids of the conversation's n-th image.
+
+        ``param``: the field to name if the prompt cannot be used.
+        """
         positions = [at for at, id in enumerate(ids) if id == self._image_token_id] if self._is_multimodal else []
         if len(positions) != len(images):
-            param = call.media[images[0][0]].param if images else "messages"
             raise InvalidRequest(
-                f"the model's chat template has places for {len(positions)} of {len(images)} images here", param=param
+                f"the prompt has places for {len(positions)} of {len(images)} images here",
+                param=media[images[0][0]].param if images else param,
             )
-        if max(ids, default=0) >= self._vocab_size:
-            raise InvalidRequest("the prompt holds a token that the model does not have", param="messages")
+        if not 0 <= min(ids, default=0) <= max(ids, default=0) < self._vocab_size:
+            raise InvalidRequest("the prompt holds a token that the model does not have", param=param)
         prompt, spans, copied = array("q"), [], 0
         for at, (index, item) in zip(positions, images, strict=True):
             prompt.extend(ids[copied:at])
@@ -102,20 +124,30 @@ class PromptBuilder:
             prompt.frombytes(virtual_ids(item))
             copied = at + 1
         prompt.extend(ids[copied:])
+        if not prompt:
+            raise InvalidRequest("the prompt is empty", param=param)
+        if len(prompt) > self.max_prompt_tokens:
+            raise self._too_long(str(len(prompt)), param)
         return Prompt(prompt, tuple(spans))
 
-    def _check_text(self, text: str) -> None:
+    def _check_text(self, text: str, param: str = "messages") -> None:
         """Before tokenizing a text that is too long in any case."""
         if len(text) > self._max_model_len * self._tokenizer.longest_token:
-            raise self._too_long(f"at least {len(text) // self._tokenizer.longest_token}")
+            raise self._too_long(f"at least {len(text) // self._tokenizer.longest_token}", param)
 
-    def _check_length(self, num_tokens: int) -> None:
-        if num_tokens > self.max_prompt_tokens:
-            raise self._too_long(str(num_tokens))
-
-    def _too_long(self, num_tokens: str) -> ContextLengthExceeded:
+    def _too_long(self, num_tokens: str, param: str) -> ContextLengthExceeded:
         return ContextLengthExceeded(
             f"the prompt has {num_tokens} tokens, images included; the context is {self._max_model_len} tokens "
             "and must leave room for an answer",
-            param="messages",
+            param=param,
         )
+
+
+def _last_text(message: Message | None) -> str:
+    """The text that the answer continues; empty without a message to continue. Raises InvalidRequest."""
+    if message is None:
+        return ""
+    texts = [part.text.strip() for part in message.content if isinstance(part, TextPart)]
+    if not texts or not texts[-1]:
+        raise InvalidRequest("the last message has no text to continue", param="continue_final_message")
+    return texts[-1]

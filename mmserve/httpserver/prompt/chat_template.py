@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 
@@ -26,6 +27,8 @@ from mmserve.runtime.errors import InvalidRequest, StartupError
 Conversation = list[dict[str, Any]]
 """Messages as transformers' templates take them: role, and content as a string or a list of typed parts."""
 
+ALWAYS_GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""Variables of every template. Besides these there are the tokenizer's special tokens, and what clients may set."""
 _PROBE = "mmserveprobe"
 _MAX_TIME_FORMAT = 200
 logger = logging.getLogger(__name__)
@@ -49,7 +52,7 @@ class ChatTemplate:
         self.takes_parts = _PROBE in as_parts and "'text'" not in as_parts and '"text"' not in as_parts
 
     def render(self, messages: Conversation, **variables: Any) -> str:
-        """The prompt's text, with the generation prompt. ``variables``: tools, documents and others.
+        """The prompt's text. ``variables``: tools, documents and others; see ``template_variables``.
 
         Raises InvalidRequest with the template's own message.
         """
@@ -103,6 +106,20 @@ def template_source(checkpoint: Path) -> str | None:
         if isinstance(template, str):
             return template
     return None
+
+
+def variables_read(source: str) -> frozenset[str]:
+    """Variables that a template reads: not the special tokens, and no functions.
+
+    None of a template that is not valid; ChatTemplate reports it.
+    """
+    environment = _environment()
+    try:
+        names = jinja2.meta.find_undeclared_variables(environment.parse(source))
+    except jinja2.TemplateError:
+        return frozenset()
+    own = (*environment.globals, "self")
+    return frozenset(name for name in names if name not in own and not name.startswith("_") and name[-6:] != "_token")
 
 
 def _environment() -> LimitedEnvironment:

@@ -9,6 +9,7 @@ from mmserve.httpserver.prompt.chat_template import ChatTemplate
 from mmserve.httpserver.prompt.template_input import user_strings, with_user_strings
 from mmserve.httpserver.prompt.tokenizer import ChatTokenizer
 from mmserve.httpserver.prompt.user_text import UserMarks
+from mmserve.runtime.errors import InvalidRequest
 
 
 class EncodedText(NamedTuple):
@@ -27,19 +28,20 @@ class GuardedEncoder:
         self._check_text = check_text
         self._marks = UserMarks()
 
-    def encode(self, template_input: Mapping[str, Any]) -> EncodedText:
+    def encode(self, template_input: Mapping[str, Any], continued: str = "") -> EncodedText:
         """``template_input``: ``messages``, and whatever else the template is given (tools, documents, variables).
 
         Strings in it, names in objects included, are the user's; see ``template_input``. If one of them could forge a
-        control token, the template is rendered again with marks around such strings. Raises InvalidRequest.
+        control token, the template is rendered again with marks around such strings. ``continued``: the prompt ends
+        with this text, the last message's, without what the template writes after it. Raises InvalidRequest.
         """
-        text = self._template.render(**template_input)
+        text = _until(continued, self._template.render(**template_input))
         self._check_text(text)
         ids = self._tokenizer.encode(text)
         if not any(map(self._tokenizer.may_forge, user_strings([*template_input.values()]))):
             return EncodedText(text, ids)
         marked = {name: with_user_strings(value, self._mark) for name, value in template_input.items()}
-        marked_text, user = self._marks.unmark(self._template.render(**marked))
+        marked_text, user = self._marks.unmark(_until(continued, self._template.render(**marked)))
         guarded = self._tokenizer.encode_guarded(marked_text, user)
         if self._tokenizer.controls_in(ids) == self._tokenizer.controls_in(guarded):
             return EncodedText(text, ids)
@@ -48,3 +50,11 @@ class GuardedEncoder:
     def _mark(self, text: str) -> str:
         """Other strings stay as they are: a template may compare them."""
         return self._marks.mark(text) if self._tokenizer.may_forge(text) else text
+
+
+def _until(continued: str, text: str) -> str:
+    """``text`` up to the end of ``continued``, which is the last place where it stands."""
+    end = text.rfind(continued) + len(continued) if continued else len(text)
+    if end < len(continued):
+        raise InvalidRequest("the model's chat template does not show the last message", param="continue_final_message")
+    return text[:end]

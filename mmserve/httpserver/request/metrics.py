@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from mmserve.httpserver.call import GenerateCall
-from mmserve.httpserver.output.deltas import TextDelta
+from mmserve.httpserver.output.deltas import AnswerDelta
 from mmserve.metrics.client import MetricsClient
 
 
@@ -19,7 +19,7 @@ class ChoiceMetrics:
         self._last_token_s: float | None = None
         self._num_tokens = 0
 
-    def record(self, delta: TextDelta) -> None:
+    def record(self, delta: AnswerDelta) -> None:
         now = time.monotonic()
         if delta.num_tokens:
             self._record_tokens(now, delta.num_tokens)

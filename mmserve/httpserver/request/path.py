@@ -17,6 +17,7 @@ import msgspec
 
 from mmserve.httpserver import stage_times
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaRef, Prompt, kept_nbytes
+from mmserve.httpserver.conversation import PromptInput, num_chars, num_parts
 from mmserve.httpserver.engine.dispatcher import Dispatcher, MediaLost
 from mmserve.httpserver.grammars import GrammarChecks
 from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths
@@ -53,7 +54,7 @@ _MESSAGE_CHARS = 80
 class PromptSource(Protocol):
     """Implemented by prompt.builder.PromptBuilder."""
 
-    def build(self, call: GenerateCall, leased: Sequence[LeasedItem]) -> Prompt: ...
+    def build(self, prompt: PromptInput, media: Sequence[MediaRef], leased: Sequence[LeasedItem]) -> Prompt: ...
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,15 @@ class RequestPath:
         resources.hold(kept_nbytes(call) + inline_nbytes)
         async with _lease(alloc_path, call.request_id, items) as leased:
             started_s = time.monotonic()
-            prompt = await self._build(call, leased)
+            prompts = [await self._build(prompt, call.media, leased) for prompt in call.prompts]
             stage_times.record("prompt", time.monotonic() - started_s)
-            deltas.open(len(prompt.ids), sum(span.num_tokens for span in prompt.spans))
-            requests = self._requests(call, prompt)
-            call = replace(call, messages=(), cache_salt="")  # from here on the prompt is enough
-            resources.hold(kept_nbytes(call) + inline_nbytes + len(requests[0].prompt_ids))
-            del prompt
+            num_image_tokens = sum(span.num_tokens for prompt in prompts for span in prompt.spans)
+            deltas.open(sum(len(prompt.ids) for prompt in prompts), num_image_tokens)
+            requests = self._requests(call, prompts)
+            call = replace(call, prompts=(), cache_salt="")  # from here on the token ids are enough
+            ids_nbytes = sum(len(request.prompt_ids) for request in requests[:: call.n])
+            resources.hold(kept_nbytes(call) + inline_nbytes + ids_nbytes)
+            del prompts
             async with asyncio.TaskGroup() as choices:
                 for index, request in enumerate(requests):
                     text = Detokenizer(self.vocabulary, index, call.stop, call.sampling.min_tokens)
@@ -158,20 +161,23 @@ class RequestPath:
                 if delta.finish is not None:
                     return
 
-    async def _build(self, call: GenerateCall, leased: Sequence[LeasedItem]) -> Prompt:
-        parts = [part for message in call.messages for part in message.content]
-        chars = sum(len(part.text) for part in parts if hasattr(part, "text"))
-        if chars + _MESSAGE_CHARS * len(parts) > _LONG_PROMPT_CHARS:
-            return await self.prompt_threads.run(lambda: self.prompts.build(call, leased))
-        return self.prompts.build(call, leased)
+    async def _build(self, prompt: PromptInput, media: Sequence[MediaRef], leased: Sequence[LeasedItem]) -> Prompt:
+        if num_chars(prompt) + _MESSAGE_CHARS * num_parts(prompt) > _LONG_PROMPT_CHARS:
+            return await self.prompt_threads.run(lambda: self.prompts.build(prompt, media, leased))
+        return self.prompts.build(prompt, media, leased)
 
-    def _requests(self, call: GenerateCall, prompt: Prompt) -> list[GenerateRequest]:
+    def _requests(self, call: GenerateCall, prompts: Sequence[Prompt]) -> list[GenerateRequest]:
+        """The sequences of all choices: n of the first prompt, n of the second, and so on."""
+        return [request for number, prompt in enumerate(prompts) for request in self._choices(call, prompt, number)]
+
+    def _choices(self, call: GenerateCall, prompt: Prompt, number: int) -> list[GenerateRequest]:
+        """The sequences of the n choices of one prompt, which is the ``number``-th of the call."""
         sampling = self._with_token_limits(call.sampling, len(prompt.ids))
         count_request(self.metrics, call, len(prompt.ids), sampling.max_tokens)
         prompt_ids = prompt.ids.tobytes()
         return [
             GenerateRequest(
-                id=choice_id(call.request_id, index),
+                id=choice_id(call.request_id, number * call.n + index),
                 reply_to=self.worker,
                 prompt_ids=prompt_ids,
                 spans=prompt.spans,

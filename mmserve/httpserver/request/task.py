@@ -55,8 +55,8 @@ class RequestTask:
         trace_sink: TraceSink | None = None,
         traceparent: str = "",
     ) -> None:
-        self.deltas = DeltaStream(call.n, turns, resources.answer_memory().resize)
-        self.call = replace(call, messages=(), media=())
+        self.deltas = DeltaStream(call.n, turns, resources.answer_memory().resize, call.num_prompts)
+        self.call = replace(call, prompts=(), media=())
         """The call without its content: only ``generate`` may keep the images that came with the request."""
         self._metrics = metrics
         self._resources = resources
@@ -64,11 +64,11 @@ class RequestTask:
         self._aborted = False
         self._deadline = self._call_at_deadline(timeout_s)
         logger.debug(
-            "request %s started: %s, images=%d, n=%d, stream=%s",
+            "request %s started: %s, images=%d, choices=%d, stream=%s",
             call.request_id,
             route,
             len(call.media),
-            call.n,
+            call.num_choices,
             call.stream,
         )
         context = _context_of(call)

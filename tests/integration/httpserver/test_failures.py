@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from mmserve.httpserver.api.response import TaskResponse
-from mmserve.httpserver.call import MediaPart, MediaRef, Message
+from mmserve.httpserver.call import MediaRef
+from mmserve.httpserver.conversation import MediaPart, Message
 from mmserve.messages.request import GenerateRequest
 from mmserve.runtime.errors import MediaError
 from tests.fakes.calls import generate_call

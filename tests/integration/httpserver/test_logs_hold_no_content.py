@@ -9,8 +9,10 @@ from collections.abc import Sequence
 import httpx2
 import pytest
 
-from mmserve.httpserver.api.openai import chat as openai_chat
-from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaRef, Prompt, TextPart
+from mmserve.httpserver import app
+from mmserve.httpserver.api.protocol import ParsedRequest, Protocol
+from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef, Prompt
+from mmserve.httpserver.conversation import Conversation, PromptInput, TextPart
 from mmserve.runtime import log
 from mmserve.runtime.errors import MediaError
 from tests.fakes.http_services import StubPrompts
@@ -33,8 +35,11 @@ def _http(worker: Worker) -> httpx2.AsyncClient:
 
 
 def test_a_bug_in_a_requests_task(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def build(self: StubPrompts, call: GenerateCall, leased: Sequence[LeasedItem]) -> Prompt:
-        raise ValueError(next(part.text for part in call.messages[0].content if isinstance(part, TextPart)))
+    def build(
+        self: StubPrompts, prompt: PromptInput, media: Sequence[MediaRef], leased: Sequence[LeasedItem]
+    ) -> Prompt:
+        assert isinstance(prompt, Conversation)
+        raise ValueError(next(part.text for part in prompt.messages[0].content if isinstance(part, TextPart)))
 
     async def test() -> None:
         async with http_worker() as worker, _http(worker) as http:
@@ -49,14 +54,14 @@ def test_a_bug_in_a_requests_task(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 def test_a_bug_in_a_route(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    async def parse(body: bytes, *others: object) -> GenerateCall:
+    async def parse(protocol: Protocol, body: bytes, *others: object) -> ParsedRequest:
         raise LookupError(body.decode())
 
     async def test() -> None:
         async with http_worker() as worker, _http(worker) as http:
             assert (await http.post(CHAT, json={"messages": SAYS_IT})).status_code == 500
 
-    monkeypatch.setattr(openai_chat, "parse_request", parse)
+    monkeypatch.setattr(app, "parse_request", parse)
     log.setup("httpserver 0", "info")
     run(test)
     printed = capsys.readouterr().err

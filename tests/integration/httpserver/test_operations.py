@@ -373,7 +373,7 @@ def test_sigterm_lets_a_request_end_whose_body_is_still_arriving(nbytes: int) ->
             worker.upstream.behave = first_ends_first
             first = asyncio.create_task(http.post(CHAT, json={"messages": HELLO}))
             await worker.upstream.until(lambda: len(worker.upstream.requests()) == 1)
-            body = json.dumps({"messages": HELLO, "metadata": "x" * nbytes}).encode()
+            body = json.dumps({"messages": HELLO, "metadata": {"a": "x" * nbytes}}).encode()
             reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
             writer.write(POST_CHAT + b"content-length: %d\r\n\r\n" % len(body))
             writer.write(body[: nbytes // 2])

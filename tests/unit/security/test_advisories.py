@@ -4,7 +4,9 @@ docs/security.md for what mmserve does about each."""
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,12 @@ from mmserve.httpserver.limits.media_budgets import RequestByteLimit
 from mmserve.httpserver.media.addresses import AddressPolicy
 from mmserve.httpserver.media.fetch import Fetcher, _CheckedBackend
 from mmserve.httpserver.media.resolver import Resolver
+from mmserve.httpserver.prompt.chat_template import ALWAYS_GIVEN, variables_read
+from mmserve.httpserver.served_model import ServedModel
 from mmserve.processors import picture
 from mmserve.runtime.errors import InvalidRequest, MediaError
+from tests.fakes.calls import parse_chat
+from tests.fakes.http_services import make_deployment
 from tests.fakes.media import encoded
 from tests.fakes.media import picture as new_picture
 
@@ -170,9 +176,19 @@ def test_cve_2026_3059_no_internal_link_is_tcp() -> None:
         assert "tcp://" not in text or source.name == "options.py", source
 
 
-def test_cve_2025_61620_a_request_brings_no_template_and_no_options_for_it() -> None:
-    fields = set(ChatRequest.__struct_fields__)
-    assert not fields & {"chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"}
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "tools", "bos_token", "range", "__class__"])
+def test_cve_2025_61620_a_request_brings_no_template_and_only_the_templates_own_variables(name: str) -> None:
+    """Work and size of the rendering are limited, whatever the variables are (test_template_limits)."""
+    assert "chat_template" not in ChatRequest.__struct_fields__
+    source = "{{ bos_token }}{% for m in messages %}{{ m }}{% endfor %}{{ tools }}{{ range(style) }}{{ __class__ }}"
+    model = replace(
+        ServedModel.of(make_deployment("/nowhere")), template_variables=variables_read(source) - ALWAYS_GIVEN
+    )
+    body = {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {name: 1}}
+    with pytest.raises(InvalidRequest) as refused:
+        parse_chat(json.dumps(body).encode(), model)
+    assert refused.value.param == f"chat_template_kwargs.{name}"
+    assert parse_chat(json.dumps(body | {"chat_template_kwargs": {"style": 1}}).encode(), model)
 
 
 def test_cve_2026_105754_a_request_brings_no_internal_handle_or_hash() -> None:

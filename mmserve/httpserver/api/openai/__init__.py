@@ -1,1 +1,1 @@
-"""OpenAI's protocol. Doors: ``chat.parse`` and ``chat.send``, ``errors.error_response``, ``fields.ChatRequest``."""
+"""OpenAI's protocol. Doors: ``chat.CHAT``, ``errors.error_body``, ``fields.ChatRequest``."""

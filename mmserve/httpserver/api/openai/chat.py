@@ -1,142 +1,50 @@
-"""OpenAI chat completions: parses a body into a GenerateCall, sends TextDeltas as chunks or as one completion."""
+"""OpenAI chat completions: parses a body into a GenerateCall. ``chat_answer`` sends the answer."""
 
 from __future__ import annotations
 
-import asyncio
-import sys
-import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
-from starlette.types import Send
 
-from mmserve.httpserver.api.json_limits import QUICK_NBYTES, check_values, max_json_nbytes, too_much_text
-from mmserve.httpserver.api.openai.errors import error_body
-from mmserve.httpserver.api.openai.fields import ChatRequest, decode, refuse_unsupported
-from mmserve.httpserver.api.openai.logprobs import ChoiceLogprobs, logprobs_for
-from mmserve.httpserver.api.openai.messages import ConversationReader, UrlsLeft
+from mmserve.httpserver.api.openai.chat_answer import ChatAnswer
+from mmserve.httpserver.api.openai.fields import ChatRequest, StreamOptions, decode, refuse_unsupported
+from mmserve.httpserver.api.openai.messages import ConversationReader
 from mmserve.httpserver.api.openai.response_format import response_grammar
 from mmserve.httpserver.api.openai.sampling import requested_logprobs, sampling_params
-from mmserve.httpserver.api.openai.usage import WireUsage, wire_usage
-from mmserve.httpserver.api.response import SSE_DONE, send_events, send_json, sse_event
+from mmserve.httpserver.api.openai.tools import read_tool_choice, read_tools
+from mmserve.httpserver.api.protocol import ParsedRequest, Protocol
 from mmserve.httpserver.call import GenerateCall, new_request_id
+from mmserve.httpserver.conversation import Conversation, Message, Tool
 from mmserve.httpserver.grammars import constrained
-from mmserve.httpserver.media.split_media import SplitUrl, TooMuchText, put_back, split_media
-from mmserve.httpserver.request.task import RequestTask
+from mmserve.httpserver.media.split_media import SplitUrl
 from mmserve.httpserver.served_model import ServedModel
-from mmserve.runtime.errors import MmserveError
+from mmserve.runtime.errors import InvalidRequest
 
-_RAW_NBYTES = 120
-"""Of the object that holds one token's log-probabilities as JSON."""
-
-
-class Delta(msgspec.Struct, omit_defaults=True):
-    role: str | None = None
-    content: str | None = None
+MAX_TEMPLATE_KWARGS_NBYTES = 16 * 1024
 
 
-class ChunkChoice(msgspec.Struct):
-    index: int
-    delta: Delta
-    logprobs: ChoiceLogprobs | None = None
-    finish_reason: str | None = None
-
-
-class Chunk(msgspec.Struct):
-    id: str
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    object: str = "chat.completion.chunk"
-    usage: WireUsage | UnsetType | None = UNSET
-
-
-class AnswerMessage(msgspec.Struct):
-    content: str = ""
-    role: str = "assistant"
-    refusal: None = None
-
-
-class AnswerChoice(msgspec.Struct):
-    index: int
-    message: AnswerMessage
-    finish_reason: str | None = None
-    logprobs: ChoiceLogprobs | None = None
-
-
-class Completion(msgspec.Struct):
-    id: str
-    created: int
-    model: str
-    choices: list[AnswerChoice]
-    usage: WireUsage
-    object: str = "chat.completion"
-
-
-async def parse_request(body: bytes | bytearray, model: ServedModel, arrival_s: float) -> GenerateCall:
-    """``parse``, in a thread if its work is more than a few milliseconds."""
-    rest, urls = _split(body, model)
-    if len(rest) <= QUICK_NBYTES:
-        return _parse_split(rest, urls, model, arrival_s)
-    return await asyncio.to_thread(_parse_split, rest, urls, model, arrival_s)
-
-
-def parse(body: bytes | bytearray, model: ServedModel, arrival_s: float) -> GenerateCall:
-    """Validate a body. Large images are not copied: the call refers to ``body``.
-
-    Raises InvalidRequest or ModelNotFound, naming the field.
-    """
-    return _parse_split(*_split(body, model), model, arrival_s)
-
-
-def _split(body: bytes | bytearray, model: ServedModel) -> tuple[bytes | bytearray, Mapping[str, SplitUrl]]:
-    try:
-        return split_media(body, max_json_nbytes(model.max_model_len))
-    except TooMuchText:
-        raise too_much_text(model.max_model_len) from None
-
-
-def _parse_split(
-    rest: bytes | bytearray, urls: Mapping[str, SplitUrl], model: ServedModel, arrival_s: float
-) -> GenerateCall:
-    """Parse a body without its ``urls``. They are put back where they are no images, or where an error may name them,
-    and then are so much text."""
-    check_values(rest)
-    try:
-        return _parse(rest, urls, model, arrival_s)
-    except UrlsLeft as error:
-        left = error.urls
-    except MmserveError:
-        if urls:
-            _parse(put_back(rest, urls, shortened=True), {}, model, arrival_s)
-        raise
-    if len(rest) + sum(len(url.data) for url in left.values()) > max_json_nbytes(model.max_model_len):
-        raise too_much_text(model.max_model_len)
-    images = {mark: url for mark, url in urls.items() if mark not in left}
-    return _parse(put_back(rest, left), images, model, arrival_s)
-
-
-def _parse(
+def parse(
     body: bytes | bytearray, split_urls: Mapping[str, SplitUrl], model: ServedModel, arrival_s: float
-) -> GenerateCall:
+) -> ParsedRequest:
+    """See ``protocol.Parse``."""
     request = decode(body, ChatRequest)
     model.check_name(request.model)
     refuse_unsupported(request)
     grammar, grammar_param = response_grammar(request.response_format)
     reader = ConversationReader(model.max_images, split_urls, model.max_model_len)
     messages = reader.read(request.messages)
-    options = request.stream_options
+    options = request.stream_options or StreamOptions()
     sampling = sampling_params(
         request,
         model,
         max_tokens=request.max_completion_tokens or request.max_tokens or 0,
         logprobs=requested_logprobs(request),
     )
-    return GenerateCall(
+    call = GenerateCall(
         request_id=new_request_id(),
         model=model.name,
-        messages=messages,
+        prompts=(_conversation(request, messages, model),),
         media=tuple(reader.media),
         sampling=constrained(sampling, grammar, model.eos_token_ids, grammar_param),
         grammar_param=grammar_param,
@@ -144,55 +52,74 @@ def _parse(
         n=request.n or 1,
         stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
         stream=bool(request.stream),
-        include_usage=bool(options and options.include_usage),
         timeout_s=request.timeout,
         cache_salt=request.cache_salt or "",
     )
+    answer = ChatAnswer(
+        include_usage=bool(options.include_usage),
+        usage_in_every_chunk=bool(options.continuous_usage_stats),
+        include_reasoning=request.include_reasoning is not False,
+    )
+    return ParsedRequest(call, answer)
 
 
-async def send(task: RequestTask, send: Send) -> None:
-    """Send the whole response, streamed or at once. Raises MmserveError only if nothing has been sent."""
-    if task.call.stream:
-        await send_events(send, _events(task))
+def _conversation(request: ChatRequest, messages: tuple[Message, ...], model: ServedModel) -> Conversation:
+    tools = _tools(request, model)
+    choice = request.tool_choice if request.tool_choice is not None else _choice_of_function(request.function_call)
+    continues = bool(request.continue_final_message)
+    if continues and messages[-1].role != "assistant":
+        raise InvalidRequest("the last message is not the assistant's", param="continue_final_message")
+    if continues and request.add_generation_prompt:
+        raise InvalidRequest("a message that is continued has no generation prompt", param="add_generation_prompt")
+    return Conversation(
+        messages,
+        tools,
+        read_tool_choice(choice, tools),
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        template_kwargs=_template_kwargs(request, model),
+        add_generation_prompt=request.add_generation_prompt is not False,
+        continue_final_message=continues,
+    )
+
+
+def _tools(request: ChatRequest, model: ServedModel) -> tuple[Tool, ...]:
+    if request.tools and request.functions:
+        raise InvalidRequest("functions is the older name of tools: use one of them", param="functions")
+    if request.functions:
+        tools, param = read_tools(request.functions, "functions"), "functions"
     else:
-        await send_json(send, msgspec.json.encode(await _complete(task)))
+        tools, param = read_tools((tool.function for tool in request.tools or ()), "tools"), "tools"
+    if tools and not model.takes_tools:
+        raise InvalidRequest("the model's chat template takes no tools", param=param)
+    return tools
 
 
-async def _complete(task: RequestTask) -> Completion:
-    call = task.call
-    choices = [AnswerChoice(index, AnswerMessage(), logprobs=logprobs_for(call)) for index in range(call.n)]
-    async for delta in task.deltas:
-        choice = choices[delta.index]
-        choice.message.content += delta.text
-        choice.finish_reason = delta.finish
-        kept_nbytes = sys.getsizeof(delta.text)
-        if choice.logprobs is not None:
-            kept_nbytes += choice.logprobs.add(delta.logprobs) + _RAW_NBYTES * len(delta.logprobs)
-        task.deltas.hold(2 * kept_nbytes)  # the response's JSON is as long again
-    return Completion(call.response_id, int(time.time()), call.model, choices, wire_usage(task.deltas.usage))
+def _choice_of_function(function_call: Any) -> Any:
+    """The older ``function_call`` as a ``tool_choice``."""
+    return {"type": "function", "function": function_call} if isinstance(function_call, dict) else function_call
 
 
-async def _events(task: RequestTask) -> AsyncGenerator[bytes, None]:
-    """Server-sent events of a streamed answer. An error after the first delta becomes an event: the status is sent."""
-    call, created, started = task.call, int(time.time()), set[int]()
-    usage = None if call.include_usage else UNSET
+def _template_kwargs(request: ChatRequest, model: ServedModel) -> str:
+    """The template's further variables as JSON. Only those that it reads are accepted."""
+    kwargs = request.chat_template_kwargs or {}
+    for name in kwargs:
+        model.check_template_variable(name, "chat_template_kwargs")
+    effort = request.reasoning_effort
+    if effort is not None:
+        kwargs = {**model.reasoning_variables(effort), **kwargs}
+    encoded = msgspec.json.encode(kwargs)
+    if len(encoded) > MAX_TEMPLATE_KWARGS_NBYTES:
+        raise InvalidRequest(
+            f"the variables of the template have more than {MAX_TEMPLATE_KWARGS_NBYTES} bytes",
+            param="chat_template_kwargs",
+        )
+    return encoded.decode()
 
-    def chunk(choices: list[ChunkChoice], usage: WireUsage | UnsetType | None = usage) -> bytes:
-        return sse_event(msgspec.json.encode(Chunk(call.response_id, created, call.model, choices, usage=usage)))
 
-    try:
-        async for delta in task.deltas:
-            if delta.index not in started:
-                started.add(delta.index)
-                yield chunk([ChunkChoice(delta.index, Delta(role="assistant", content=""))])
-            if delta.text or delta.logprobs:
-                yield chunk([ChunkChoice(delta.index, Delta(content=delta.text), logprobs_for(call, delta.logprobs))])
-            if delta.finish is not None:
-                yield chunk([ChunkChoice(delta.index, Delta(), finish_reason=delta.finish)])
-        if call.include_usage:
-            yield chunk([], wire_usage(task.deltas.usage))
-    except MmserveError as error:
-        if not started:
-            raise
-        yield sse_event(error_body(error))
-    yield SSE_DONE
+CHAT = Protocol(
+    path="/v1/chat/completions",
+    name="chat_completions",
+    description="Answer a conversation, with pictures in it or not; streamed as server-sent events on request.",
+    parse=parse,
+    body_type=ChatRequest,
+)

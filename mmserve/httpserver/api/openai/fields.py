@@ -1,15 +1,16 @@
-"""The fields of an OpenAI chat completion request and their ranges. null means absent; unknown fields are ignored."""
+"""The fields of an OpenAI chat completion request and their ranges. null means absent."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from mmserve.httpserver.api.openai.tools import MAX_TOOLS, FunctionFields, ToolList
 from mmserve.messages.logprobs import MAX_TOP
-from mmserve.runtime.errors import InvalidRequest
+from mmserve.runtime.errors import InvalidRequest, quoted, shortened
 
 T = TypeVar("T")
 
@@ -18,6 +19,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_MODEL_NAME_CHARS = 256
 MAX_SALT_CHARS = 256
+MAX_ID_CHARS = 512
 MAX_BIASED_TOKENS = 4096
 MAX_TOP_K = 2**31 - 1
 """More than any vocabulary. Messages to the ranks cannot carry integers of more than 64 bits."""
@@ -28,11 +30,26 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
-class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+    """Padding against observers of the connection. The server sends none, with or without this field."""
 
 
-class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
+class Bookkeeping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fields for the account of a hosted service. They change no answer, so they are accepted and not used."""
+
+    user: Annotated[str, Meta(max_length=MAX_ID_CHARS)] | None = None
+    safety_identifier: Annotated[str, Meta(max_length=MAX_ID_CHARS)] | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=MAX_ID_CHARS)] | None = None
+    prompt_cache_retention: Annotated[str, Meta(max_length=MAX_ID_CHARS)] | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+
+
+class SamplingFields(Bookkeeping, frozen=True, kw_only=True):
     """Fields with the same meaning in every protocol of OpenAI. ``sampling.sampling_params`` reads them."""
 
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
@@ -61,16 +78,27 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None = None
     timeout: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None = None
-    tool_choice: Any = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
     response_format: Any = None
+    tools: ToolList | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[list[FunctionFields], Meta(max_length=MAX_TOOLS)] | None = None
+    """The older name of ``tools``, and ``function_call`` that of ``tool_choice``."""
+    function_call: Any = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    store: bool | None = None
     modalities: list[str] | None = None
     audio: Any = None
-    function_call: Any = None
 
 
 _PATH = re.compile(r" - at `(?:key` in `)?\$\.?([^`]*)`$")
+_UNKNOWN = re.compile(r"unknown field `(.*)`$", re.DOTALL)
 
 
 def decode(body: bytes | bytearray, type_: type[T]) -> T:
@@ -82,6 +110,10 @@ def decode(body: bytes | bytearray, type_: type[T]) -> T:
         found = _PATH.search(message)
         param = found[1].replace("[...]", "") if found and found[1] else None
         reason = _PATH.sub("", message)
+        if unknown := _UNKNOWN.search(reason):
+            name = shortened(unknown[1], 40)
+            param = f"{param}.{name}" if param else name
+            reason = f"there is no field {quoted(unknown[1])} here"
         raise InvalidRequest(f"{param}: {reason}" if param else reason, param=param) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the request body is not valid JSON: {error}") from error
@@ -89,11 +121,9 @@ def decode(body: bytes | bytearray, type_: type[T]) -> T:
 
 def refuse_unsupported(request: ChatRequest) -> None:
     """Raise InvalidRequest for fields that ask for a feature this server lacks, which ignoring would hide."""
-    if request.tool_choice not in (None, "auto", "none"):
-        raise InvalidRequest("calling a tool cannot be required: tools are not supported", param="tool_choice")
-    if request.function_call not in (None, "auto", "none"):
-        raise InvalidRequest("calling a function cannot be required", param="function_call")
     if request.audio is not None:
         raise InvalidRequest("audio output is not supported", param="audio")
     if any(modality != "text" for modality in request.modalities or ()):
         raise InvalidRequest("only text output is supported", param="modalities")
+    if request.store:
+        raise InvalidRequest("chat completions are not stored; /v1/responses stores answers", param="store")

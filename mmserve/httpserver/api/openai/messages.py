@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mmserve.httpserver.call import MediaPart, MediaRef, Message, TextPart
-from mmserve.httpserver.media.split_media import SplitUrl
-from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, quoted
+from mmserve.httpserver.call import MediaRef
+from mmserve.httpserver.conversation import MediaPart, Message, TextPart, ToolCall
+from mmserve.httpserver.media.split_media import SplitUrl, UrlsLeft
+from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, quoted, shortened
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+_FIELDS = frozenset(
+    "role content name refusal annotations tool_calls tool_call_id function_call reasoning reasoning_content".split()
+)
+"""Of a message. ``annotations`` and ``refusal`` come back with the answers that clients repeat."""
 MAX_URL_CHARS = 8192
+MAX_NAME_CHARS = 256
 _TEXT_FIELDS = {"text": "text", "refusal": "refusal"}
 """Text part type -> its field with the text."""
-
-
-class UrlsLeft(InvalidRequest):
-    """Some data: URLs that were cut out of the body are not in the place of images. ``urls``: those, by their marks."""
-
-    def __init__(self, urls: Mapping[str, SplitUrl]) -> None:
-        super().__init__("an image is in a place where none may be")
-        self.urls = urls
 
 
 class ConversationReader:
@@ -54,21 +59,61 @@ class ConversationReader:
         role = message.get("role")
         if not isinstance(role, str) or role not in _ROLES:
             raise InvalidRequest(f"role must be one of {', '.join(_ROLES)}", param=f"{at}.role")
-        for field in ("tool_calls", "function_call", "audio"):
-            if message.get(field):
-                raise InvalidRequest(f"{field} in a conversation is not supported", param=f"{at}.{field}")
+        for field in message:
+            if field not in _FIELDS and message[field] is not None:
+                raise InvalidRequest("a message has no such field", param=f"{at}.{shortened(field)}")
+        calls = self._calls(message, at)
+        if calls and role != "assistant":
+            raise InvalidRequest("only the assistant calls tools", param=f"{at}.tool_calls")
         field = "refusal" if message.get("content") is None and message.get("refusal") else "content"
-        return Message(_ROLES[role], self._content(message.get(field), f"{at}.{field}"))
+        no_content = bool(calls) and not message.get(field)
+        return Message(
+            _ROLES[role],
+            () if no_content else self._content(message.get(field), f"{at}.{field}"),
+            name=text_field(message, "name", at, MAX_NAME_CHARS),
+            reasoning=text_field(message, "reasoning_content", at) or text_field(message, "reasoning", at),
+            tool_calls=calls,
+            tool_call_id=self._answered_call(message, role, at),
+        )
+
+    def _answered_call(self, message: dict[str, Any], role: str, at: str) -> str:
+        call_id = text_field(message, "tool_call_id", at, MAX_NAME_CHARS)
+        if role == "tool" and not call_id:
+            raise InvalidRequest("a tool's message must say which call it answers", param=f"{at}.tool_call_id")
+        return call_id
+
+    def _calls(self, message: dict[str, Any], at: str) -> tuple[ToolCall, ...]:
+        calls = message.get("tool_calls") or []
+        where = f"{at}.tool_calls"
+        if not isinstance(calls, list):
+            raise InvalidRequest("tool_calls must be a list", param=where)
+        if message.get("function_call"):  # the older form: one call without an id
+            where, calls = f"{at}.function_call", [{"function": message["function_call"]}]
+        self._count(len(calls))
+        return tuple(self._call(call, f"{where}[{index}]") for index, call in enumerate(calls))
+
+    def _call(self, call: Any, at: str) -> ToolCall:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or call.get("type") not in (None, "function"):
+            raise InvalidRequest("a call must have the type function, and a function", param=at)
+        name = text_field(function, "name", f"{at}.function", MAX_NAME_CHARS)
+        if not name:
+            raise InvalidRequest("a call must name its function", param=f"{at}.function.name")
+        arguments = text_field(function, "arguments", f"{at}.function")
+        return ToolCall(text_field(call, "id", at, MAX_NAME_CHARS), name, arguments)
 
     def _content(self, content: Any, at: str) -> tuple[TextPart | MediaPart, ...]:
-        self._parts_left -= len(content) if isinstance(content, list) else 1
-        if self._parts_left < 0:
-            raise self._too_many()
+        self._count(len(content) if isinstance(content, list) else 1)
         if isinstance(content, str):
             return (TextPart(content),)
         if not isinstance(content, list) or not content:
             raise InvalidRequest("content must be a string or a list of parts", param=at)
         return tuple(self._part(part, f"{at}[{index}]") for index, part in enumerate(content))
+
+    def _count(self, num_parts: int) -> None:
+        self._parts_left -= num_parts
+        if self._parts_left < 0:
+            raise self._too_many()
 
     def _too_many(self) -> ContextLengthExceeded:
         message = f"more messages, or parts of them, than the context of {self._max_parts} tokens has room for"
@@ -103,3 +148,14 @@ class ConversationReader:
         head, data = self._split_urls.pop(url, (url, None))
         self.media.append(MediaRef(head, where, data))
         return MediaPart(len(self.media) - 1)
+
+
+def text_field(fields: Mapping[str, Any], name: str, at: str, max_chars: int | None = None) -> str:
+    """A string of an object, empty if it is null or missing. Raises InvalidRequest naming ``at``."""
+    value = fields.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str) or (max_chars is not None and len(value) > max_chars):
+        limit = "" if max_chars is None else f" of at most {max_chars} characters"
+        raise InvalidRequest(f"{name} must be a string{limit}", param=f"{at}.{name}")
+    return value

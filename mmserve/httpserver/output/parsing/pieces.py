@@ -50,6 +50,19 @@ class CallEnd:
 Piece = Text | Reasoning | CallStart | CallArguments | CallEnd
 
 
+def characters(piece: Piece) -> str:
+    """What the model wrote, as far as it is in the piece."""
+    match piece:
+        case Text() | Reasoning():
+            return piece.text
+        case CallStart():
+            return piece.name
+        case CallArguments():
+            return piece.json
+        case CallEnd():
+            return ""
+
+
 def join(pieces: Iterable[Piece]) -> list[Piece]:
     """The pieces with neighbours of one kind (and one call) merged. Pieces without characters are left out."""
     joined: list[Piece] = []

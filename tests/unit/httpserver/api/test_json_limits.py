@@ -12,8 +12,10 @@ import pytest
 from mmserve.httpserver.api import json_limits
 from mmserve.httpserver.api.json_limits import QUICK_NBYTES, max_json_nbytes
 from mmserve.httpserver.api.openai import chat
+from mmserve.httpserver.api.protocol import parse_request
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, MmserveError
+from tests.fakes.calls import messages_of, parse_chat
 from tests.fakes.http_services import make_deployment
 
 MODEL = ServedModel.of(make_deployment("/nowhere"))
@@ -51,20 +53,20 @@ def test_a_wrong_field_beside_pictures_does_not_parse_the_pictures(
     parsed: Parsed, fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(MmserveError) as refused:
-        chat.parse(body_of(PICTURE, PICTURE, **fields), MODEL, 0.0)
+        parse_chat(body_of(PICTURE, PICTURE, **fields), MODEL)
     assert refused.value.param == param
     assert sum(nbytes for nbytes, _ in parsed) < 20_000
 
 
 def test_a_picture_in_the_place_of_a_text_is_named_as_it_was_sent(parsed: Parsed) -> None:
     with pytest.raises(InvalidRequest, match="type 'data:image/png"):
-        chat.parse(body_of({"type": PICTURE["image_url"]["url"]}), MODEL, 0.0)  # type: ignore[index]
+        parse_chat(body_of({"type": PICTURE["image_url"]["url"]}), MODEL)  # type: ignore[index]
     assert sum(nbytes for nbytes, _ in parsed) < 20_000
 
 
 def test_pictures_as_text_count_as_text(parsed: Parsed) -> None:
     with pytest.raises(ContextLengthExceeded):
-        chat.parse(body_of({"type": "text", "text": PICTURE["image_url"]["url"]}), MODEL, 0.0)  # type: ignore[index]
+        parse_chat(body_of({"type": "text", "text": PICTURE["image_url"]["url"]}), MODEL)  # type: ignore[index]
     assert sum(nbytes for nbytes, _ in parsed) < 20_000
 
 
@@ -72,7 +74,7 @@ def test_pictures_as_text_count_as_text(parsed: Parsed) -> None:
 def test_text_that_cannot_fit_the_context_is_refused_before_it_is_parsed(parsed: Parsed, pictures: int) -> None:
     text = {"type": "text", "text": "x" * max_json_nbytes(MODEL.max_model_len)}
     with pytest.raises(ContextLengthExceeded) as refused:
-        chat.parse(body_of(*[PICTURE] * pictures, text), MODEL, 0.0)
+        parse_chat(body_of(*[PICTURE] * pictures, text), MODEL)
     assert refused.value.param == "messages"
     assert not parsed
 
@@ -82,14 +84,14 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(parsed: Parsed
     body = f'{{"messages":[{",".join([item] * 210_000)}]}}'.encode()
     assert len(body) > QUICK_NBYTES
     with pytest.raises(InvalidRequest):
-        chat.parse(body, MODEL, 0.0)
+        parse_chat(body, MODEL)
     assert not parsed
 
 
 def test_brackets_and_commas_of_a_text_are_not_values(parsed: Parsed) -> None:
     text = '[{"a": [1, 2, 3]}, "\\\\", ]' * 8000
-    call = chat.parse(body_of({"type": "text", "text": text}), MODEL, 0.0)
-    assert call.messages[0].content[0].text == text  # type: ignore[union-attr]
+    call = parse_chat(body_of({"type": "text", "text": text}), MODEL)
+    assert messages_of(call)[0].content[0].text == text  # type: ignore[union-attr]
     assert json_limits._cost(text.encode()) > 200_000
 
 
@@ -97,9 +99,9 @@ def test_long_json_is_parsed_in_a_thread_and_short_json_beside_pictures_is_not(p
     async def test() -> None:
         short = body_of(PICTURE, {"type": "text", "text": "what?"})
         long = body_of({"type": "text", "text": "x" * QUICK_NBYTES})
-        await chat.parse_request(short, MODEL, 0.0)
+        await parse_request(chat.CHAT, short, MODEL, 0.0)
         assert [thread is threading.current_thread() for _, thread in parsed] == [True]
-        await chat.parse_request(long, MODEL, 0.0)
+        await parse_request(chat.CHAT, long, MODEL, 0.0)
         assert [thread is threading.current_thread() for _, thread in parsed] == [True, False]
 
     asyncio.run(test())

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
-from mmserve.httpserver.api.openai.chat import parse
-from mmserve.httpserver.call import GenerateCall, MediaPart, MediaRef, TextPart
+from mmserve.httpserver.api.openai.fields import ChatRequest
+from mmserve.httpserver.call import GenerateCall, MediaRef
+from mmserve.httpserver.conversation import MediaPart, TextPart
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, MmserveError, ModelNotFound
+from tests.fakes.calls import messages_of, parse_chat
 from tests.fakes.http_services import EOS, make_deployment
 
 USER = {"role": "user", "content": "hi"}
@@ -23,26 +27,35 @@ CONTEXT = make_deployment("/nowhere").max_model_len
 def read(body: dict[str, Any] | bytes, *, vision: bool = True, **config: object) -> GenerateCall:
     data = body if isinstance(body, bytes) else json.dumps({"messages": [USER]} | body).encode()
     model = ServedModel.of(make_deployment("/nowhere", vision=vision, **config))
-    return parse(data, model, arrival_s=1.5)
+    return parse_chat(data, model, 1.5)
 
 
 def test_a_plain_request() -> None:
     call = read({"model": "stub"})
-    assert call.messages[0].content == (TextPart("hi"),)
-    assert (call.n, call.stream, call.include_usage, call.stop, call.arrival_s) == (1, False, False, (), 1.5)
+    assert messages_of(call)[0].content == (TextPart("hi"),)
+    assert (call.n, call.stream, call.stop, call.arrival_s) == (1, False, (), 1.5)
     assert (call.sampling.max_tokens, call.sampling.temperature) == (0, 1.0)
     assert call.sampling.eos_token_ids == (EOS,)
 
 
-def test_null_means_absent_and_unknown_fields_are_ignored() -> None:
-    fields = "model stream stream_options n max_tokens max_completion_tokens min_tokens temperature top_p top_k min_p"
-    fields += " presence_penalty frequency_penalty repetition_penalty logit_bias stop seed ignore_eos cache_salt tools"
-    fields += (
-        " tool_choice logprobs top_logprobs response_format modalities audio function_call functions user metadata"
-    )
-    call = read(dict.fromkeys(fields.split()) | {"zzz": [1]})
-    assert call.sampling.max_tokens == 0
-    assert call.stop == ()
+def test_null_means_absent() -> None:
+    nothing = {field.name: None for field in msgspec.structs.fields(ChatRequest) if field.name != "messages"}
+    assert len(nothing) > 40
+    asked, plain = read(nothing | {"seed": 1}), read({"seed": 1})
+    assert replace(asked, request_id="") == replace(plain, request_id="")
+
+
+def test_fields_for_a_hosted_services_account_change_nothing() -> None:
+    account = {
+        "user": "ann",
+        "safety_identifier": "hash",
+        "metadata": {"team": "a"},
+        "service_tier": "auto",
+        "prompt_cache_key": "key",
+        "prompt_cache_retention": "24h",
+        "store": False,
+    }
+    assert replace(read(account | {"seed": 1}), request_id="") == replace(read({"seed": 1}), request_id="")
 
 
 def test_parts_keep_their_order_and_images_are_numbered_across_messages() -> None:
@@ -53,9 +66,9 @@ def test_parts_keep_their_order_and_images_are_numbered_across_messages() -> Non
         {"role": "user", "content": [{"type": "text", "text": "then"}, IMAGE]},
     ]
     call = read({"messages": messages})
-    assert [message.role for message in call.messages] == ["system", "user", "assistant", "user"]
-    assert call.messages[1].content == (MediaPart(0), TextPart("and"), MediaPart(1))
-    assert call.messages[3].content == (TextPart("then"), MediaPart(2))
+    assert [message.role for message in messages_of(call)] == ["system", "user", "assistant", "user"]
+    assert messages_of(call)[1].content == (MediaPart(0), TextPart("and"), MediaPart(1))
+    assert messages_of(call)[3].content == (TextPart("then"), MediaPart(2))
     assert call.media[1] == MediaRef("b", "messages[1].content[2].image_url")
     assert call.media[2] == MediaRef("data:x", "messages[3].content[1].image_url.url")
 
@@ -142,9 +155,16 @@ def test_another_model_is_not_found() -> None:
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stream_options": {"include": True}}, "stream_options.include"),
+        ({"zzz": [1]}, "zzz"),
+        ({"guided_chioce": None}, "guided_chioce"),
+        ({"store": True}, "store"),
+        ({"reasoning_effort": "some"}, "reasoning_effort"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking"),
+        ({"continue_final_message": True}, "continue_final_message"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"function_call": {"name": "f"}}, "function_call"),
         ({"logprobs": 5}, "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
@@ -164,7 +184,8 @@ def test_another_model_is_not_found() -> None:
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "user", "content": "x", "cat": 1}]}, "messages[0].cat"),
+        ({"messages": [{"role": "user", "content": "x", "name": 1}]}, "messages[0].name"),
         ({"messages": [USER, {"role": "user", "content": ["x"]}]}, "messages[1].content[0]"),
         ({"messages": [USER, {"role": "user", "content": [{"type": "poem"}]}]}, "messages[1].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type"),
@@ -225,18 +246,14 @@ def test_seeds() -> None:
     assert read({"temperature": 0}, seed=9).sampling.seed == 9
 
 
-def test_optional_tools_are_accepted() -> None:
-    assert read({"tools": [{"type": "function"}], "tool_choice": "auto", "response_format": {"type": "text"}})
-
-
 @pytest.mark.parametrize("content", ["", [{"type": "text", "text": ""}] * 50])
 def test_more_messages_or_parts_than_context_tokens_are_refused(content: Any) -> None:
     with pytest.raises(ContextLengthExceeded) as refused:
         read({"messages": [{"role": "user", "content": content}] * (CONTEXT + 1)})
     assert refused.value.param == "messages"
-    assert len(read({"messages": [{"role": "user", "content": ""}] * CONTEXT}).messages) == CONTEXT
+    assert len(messages_of(read({"messages": [{"role": "user", "content": ""}] * CONTEXT}))) == CONTEXT
 
 
 def test_a_refusal_is_read_as_the_content_of_a_message_without_content() -> None:
     message = {"role": "assistant", "content": None, "refusal": "I cannot."}
-    assert read({"messages": [USER, message]}).messages[1].content == (TextPart("I cannot."),)
+    assert messages_of(read({"messages": [USER, message]}))[1].content == (TextPart("I cannot."),)

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.httpserver.api.openai.chat import parse
 from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.limits.media_budgets import RequestByteLimit
 from mmserve.httpserver.media import split_media as split_media_module
@@ -22,6 +21,7 @@ from mmserve.httpserver.media.local import read_data_url
 from mmserve.httpserver.media.split_media import SplitUrl, split_media
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import MmserveError
+from tests.fakes.calls import messages_of, parse_chat
 from tests.fakes.http_services import make_deployment
 
 PIXELS = bytes(range(256)) * 100
@@ -135,7 +135,7 @@ def outcome(body: bytes, *, cutting: bool) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(split_media_module, "_MIN_NBYTES", minimum)
         try:
-            call = parse(body, MODEL, 0.0)
+            call = parse_chat(body, MODEL)
         except MmserveError as error:
             return type(error), error.param, error.message
     return dataclasses.replace(call, request_id="", media=()), [(whole(ref), ref.param) for ref in call.media]
@@ -152,7 +152,7 @@ def test_a_request_parses_as_without_cutting(request: dict[str, Any], seed: int)
 
 
 def call_of(*parts: dict[str, Any], **fields: Any) -> GenerateCall:
-    return parse(json.dumps({"messages": [{"role": "user", "content": list(parts)}], **fields}).encode(), MODEL, 0.0)
+    return parse_chat(json.dumps({"messages": [{"role": "user", "content": list(parts)}], **fields}).encode(), MODEL)
 
 
 def image(url: str) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def test_images_are_not_copied_out_of_the_body() -> None:
 
 def test_a_data_url_that_is_text_stays_text() -> None:
     call = call_of(image(URL), {"type": "text", "text": URL})
-    assert call.messages[0].content[1].text == URL  # type: ignore[union-attr]
+    assert messages_of(call)[0].content[1].text == URL  # type: ignore[union-attr]
     assert whole(call.media[0]) == URL
 
 
@@ -184,14 +184,14 @@ def test_a_mark_sent_by_a_client_has_no_meaning() -> None:
 
 def test_the_last_of_duplicate_fields_counts() -> None:
     body = b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"%b","url":"b"}}]}]}'
-    assert parse(body % URL.encode(), MODEL, 0.0).media[0].url == "b"
+    assert parse_chat(body % URL.encode(), MODEL).media[0].url == "b"
 
 
 @pytest.mark.parametrize("escape", ["\\/", "\\u002f", "%2F"])
 def test_escaped_base64_is_decoded(escape: str) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": [image(URL)]}]}).encode()
     start = body.index(b"base64,") + 7
-    media = parse(body[:start] + body[start:].replace(b"/", escape.encode()), MODEL, 0.0).media
+    media = parse_chat(body[:start] + body[start:].replace(b"/", escape.encode()), MODEL).media
     assert media[0].data is not None
     assert read_data_url(media[0], RequestByteLimit(1 << 20)) == PIXELS
 
@@ -199,7 +199,7 @@ def test_escaped_base64_is_decoded(escape: str) -> None:
 @pytest.mark.parametrize("inside", [b"\x00", b"\xff", b"\\q", b"\xc3\xbc", b"-_", b"=="])
 def test_invalid_base64_is_refused_with_its_field(inside: bytes) -> None:
     body = b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":"data:;base64,QUJD%bQUJD"}]}]}'
-    media = parse(body % inside, MODEL, 0.0).media
+    media = parse_chat(body % inside, MODEL).media
     with pytest.raises(MmserveError, match="not valid base64"):
         read_data_url(media[0], RequestByteLimit(1 << 20))
 

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.httpserver.api.openai import chat
+from mmserve.httpserver.api.openai.chat_answer import ChatAnswer
 from mmserve.httpserver.api.response import TaskResponse
 from mmserve.httpserver.call import GenerateCall
-from mmserve.httpserver.output.deltas import DeltaStream, TextDelta, Usage
+from mmserve.httpserver.output.deltas import AnswerDelta, DeltaStream, Usage
 from mmserve.httpserver.output.logprobs import TokenLogprobs
+from mmserve.httpserver.output.parsing.pieces import Text
 from mmserve.httpserver.output.render_turns import RenderTurns
 from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.messages.logprobs import pack
@@ -31,11 +32,11 @@ def test_the_stream_ends_with_its_last_choice_and_counts_usage() -> None:
     async def test() -> None:
         stream = DeltaStream(2, RenderTurns())
         stream.open(prompt_tokens=10, image_tokens=4)
-        stream.push(TextDelta(0, "a", 1, None, 3))
+        stream.push(AnswerDelta(0, (Text("a"),), 1, None, 3))
         assert (await anext(stream)).text == "a"
-        stream.push(TextDelta(1, "b", 2, "stop", 9))  # it reused the prefix that the first one had computed
+        stream.push(AnswerDelta(1, (Text("b"),), 2, "stop", 9))  # it reused the prefix that the first one had computed
         assert not stream.complete
-        stream.push(TextDelta(0, "c", 1, "length"))
+        stream.push(AnswerDelta(0, (Text("c"),), 1, "length"))
         assert stream.complete
         stream.fail(MmserveError("ignored: the answer is complete"))
         assert [delta.text async for delta in stream] == ["b", "c"]
@@ -47,7 +48,7 @@ def test_the_stream_ends_with_its_last_choice_and_counts_usage() -> None:
 def test_a_failed_stream_raises_after_the_deltas_before_it() -> None:
     async def test() -> None:
         stream = DeltaStream(1, RenderTurns())
-        stream.push(TextDelta(0, "a", 1))
+        stream.push(AnswerDelta(0, (Text("a"),), 1))
         stream.fail(Unavailable("gone"))
         assert (await anext(stream)).text == "a"
         with pytest.raises(Unavailable):
@@ -58,12 +59,12 @@ def test_a_failed_stream_raises_after_the_deltas_before_it() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.text(max_size=3)), max_size=30))
 def test_deltas_that_are_not_read_are_merged_without_a_change_of_the_text(pushed: list[tuple[int, str]]) -> None:
-    async def test() -> list[TextDelta]:
+    async def test() -> list[AnswerDelta]:
         stream = DeltaStream(3, RenderTurns())
         for index, text in pushed:
-            stream.push(TextDelta(index, text, 1))
+            stream.push(AnswerDelta(index, (Text(text),), 1))
         for index in range(3):
-            stream.push(TextDelta(index, "", 0, "stop"))
+            stream.push(AnswerDelta(index, (), 0, "stop"))
         return [delta async for delta in stream]
 
     read = asyncio.run(test())
@@ -80,11 +81,13 @@ def _backlog(stream: DeltaStream, indices: range = range(1)) -> None:
     for token in range(BACKLOG):
         for index in indices:
             finish = "length" if token == BACKLOG - 1 else None
-            stream.push(TextDelta(index, "a", 1, finish, logprobs=(TokenLogprobs(vocabulary, packed, False),)))
+            stream.push(
+                AnswerDelta(index, (Text("a"),), 1, finish, logprobs=(TokenLogprobs(vocabulary, packed, False),))
+            )
 
 
 def test_a_backlog_with_logprobs_is_read_in_small_parts_and_in_order() -> None:
-    async def test() -> list[TextDelta]:
+    async def test() -> list[AnswerDelta]:
         stream = DeltaStream(1, RenderTurns())
         _backlog(stream)
         return [delta async for delta in stream]
@@ -102,7 +105,7 @@ class _Iterations:
         self.rendered = [0]
         self._handle: asyncio.Handle | None = None
 
-    def count(self, delta: TextDelta) -> None:
+    def count(self, delta: AnswerDelta) -> None:
         self.rendered[-1] += len(delta.logprobs) * (TOP + 1)
         if self._handle is None:
             self._handle = asyncio.get_running_loop().call_soon(self._next)
@@ -135,7 +138,7 @@ def test_a_stream_at_its_normal_pace_is_read_without_delay() -> None:
     async def test() -> None:
         turns = RenderTurns()
         busy, normal = DeltaStream(1, turns), DeltaStream(1, turns)
-        normal.push(TextDelta(0, "a", 1))
+        normal.push(AnswerDelta(0, (Text("a"),), 1))
         reading = anext(normal)
         with pytest.raises(StopIteration):  # returns without giving up control
             reading.__await__().__next__()  # type: ignore[attr-defined]
@@ -188,7 +191,7 @@ def test_rendering_stops_when_the_client_disconnects(stream: bool) -> None:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        response = TaskResponse(task, chat.send)  # type: ignore[arg-type]
+        response = TaskResponse(task, ChatAnswer())  # type: ignore[arg-type]
         await response({"type": "http"}, receive, send)
         assert task.aborted
         whole_nbytes = 16 * BACKLOG * (TOP + 1) * 60  # at least
@@ -202,16 +205,16 @@ def test_memory_of_unread_deltas_is_reserved_until_they_are_read_or_nobody_reads
         held = [0]
         stream = DeltaStream(1, RenderTurns(), held.append)
         for number in range(3):
-            stream.push(TextDelta(0, "x" * 1000 * number, 1))
+            stream.push(AnswerDelta(0, (Text("x" * 1000 * number),), 1))
         assert held == sorted(held)
         assert held[-1] > 3000
         await anext(stream)
         assert held[-1] == 0, "merged deltas are read as one"
-        stream.push(TextDelta(0, "y" * 1000, 1))
+        stream.push(AnswerDelta(0, (Text("y" * 1000),), 1))
         stream.hold(5000)  # what a reader keeps
         assert held[-1] > 6000
         stream.close()
-        stream.push(TextDelta(0, "too late", 1, "stop"))
+        stream.push(AnswerDelta(0, (Text("too late"),), 1, "stop"))
         assert held[-1] == 0
 
     asyncio.run(test())
@@ -224,9 +227,9 @@ def test_a_delta_for_which_there_is_no_memory_is_not_added() -> None:
 
     async def test() -> None:
         stream = DeltaStream(1, RenderTurns(), reserve)
-        stream.push(TextDelta(0, "short", 1))
+        stream.push(AnswerDelta(0, (Text("short"),), 1))
         with pytest.raises(Unavailable):
-            stream.push(TextDelta(0, "x" * 5000, 1))
+            stream.push(AnswerDelta(0, (Text("x" * 5000),), 1))
         assert (await anext(stream)).text == "short"
 
     asyncio.run(test())

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from mmserve.httpserver.output.deltas import TextDelta
+from mmserve.httpserver.output.deltas import AnswerDelta
 from mmserve.httpserver.output.detokenizer import Detokenizer, IncrementalDecoder
+from mmserve.httpserver.output.parsing.pieces import Text
 from mmserve.httpserver.output.vocabulary import Marker, Vocabulary
 from mmserve.messages.reply import TokenReply
 from tests.fakes.http_services import EOS, byte_tokenizer
@@ -45,7 +46,7 @@ def replies(ids: list[int], cuts: list[int], finish: str = "stop") -> list[Token
     ]
 
 
-def deltas(text: Detokenizer, tokens: list[TokenReply]) -> list[TextDelta]:
+def deltas(text: Detokenizer, tokens: list[TokenReply]) -> list[AnswerDelta]:
     """The deltas of the replies, up to the first with ``finish``."""
     made = []
     for reply in tokens:
@@ -55,7 +56,7 @@ def deltas(text: Detokenizer, tokens: list[TokenReply]) -> list[TextDelta]:
     return made
 
 
-def joined(made: list[TextDelta]) -> str:
+def joined(made: list[AnswerDelta]) -> str:
     return "".join(delta.text for delta in made)
 
 
@@ -93,7 +94,7 @@ def test_an_incomplete_character_is_held_back_and_replaced_at_the_end() -> None:
     text = Detokenizer(VOCABULARY, 0, ())
     assert text.push(TokenReply(id="x", token_ids=(0xE4, 0xBD))).text == ""
     assert text.push(TokenReply(id="x", token_ids=(0xA0, 0xE5))).text == "你"
-    assert text.push(TokenReply(id="x", finish="length")) == TextDelta(0, "\ufffd", 0, "length", 0)
+    assert text.push(TokenReply(id="x", finish="length")) == AnswerDelta(0, (Text("\ufffd"),), 0, "length", 0)
 
 
 def test_invalid_utf8_is_held_back_for_a_bounded_number_of_tokens() -> None:

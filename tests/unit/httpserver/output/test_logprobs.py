@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.httpserver.api.openai.logprobs import logprobs_for
-from mmserve.httpserver.output.deltas import TextDelta
+from mmserve.httpserver.output.deltas import AnswerDelta
 from mmserve.httpserver.output.detokenizer import Detokenizer
 from mmserve.httpserver.output.vocabulary import Spelling, Vocabulary
 from mmserve.messages.logprobs import pack
@@ -32,16 +32,16 @@ def asked(ids: list[int], cuts: list[int], finish: str = "stop") -> list[TokenRe
     return made
 
 
-def places(made: list[TextDelta]) -> list[list[int]]:
+def places(made: list[AnswerDelta]) -> list[list[int]]:
     """Of each delta: which tokens of the answer it brings."""
     return [[-int(token.decode()[0].logprob) for token in delta.logprobs] for delta in made]
 
 
-def in_all(made: list[TextDelta]) -> list[int]:
+def in_all(made: list[AnswerDelta]) -> list[int]:
     return [place for found in places(made) for place in found]
 
 
-def data(made: list[TextDelta]) -> bytes:
+def data(made: list[AnswerDelta]) -> bytes:
     return b"".join(token.decode()[0].spelling.data or b"" for delta in made for token in delta.logprobs)
 
 

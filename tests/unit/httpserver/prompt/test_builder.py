@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
-from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaPart, MediaRef, Message, TextPart
+from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaRef
+from mmserve.httpserver.conversation import MediaPart, Message, TextPart
 from mmserve.httpserver.prompt.builder import PromptBuilder
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import Handle
 from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, StartupError
-from tests.fakes.calls import generate_call
+from tests.fakes.calls import build_prompt, generate_call
 from tests.fakes.chat_models import CHATML, LLAMA_2, LLAVA_15, SPECIAL, Kind, deployment_of, write_chat_model
 
 IMAGE = MediaPart
@@ -73,7 +74,7 @@ def test_text_model_gives_transformers_ids(models: Any, kind: Kind, template: st
     expected = reference.apply_chat_template(
         [{"role": "user", "content": content}], add_generation_prompt=True, return_dict=False
     )
-    assert PromptBuilder(deployment_of(directory)).build(call(user(text)), []).ids.tolist() == expected
+    assert build_prompt(PromptBuilder(deployment_of(directory)), call(user(text))).ids.tolist() == expected
 
 
 @pytest.mark.parametrize(("kind", "template"), MODELS[:3])
@@ -102,7 +103,9 @@ def test_llava_gives_transformers_processor_ids(models: Any, kind: Kind, templat
     encoded = reference(
         text=expected, images=[picture] * 3, add_special_tokens=not expected.startswith(bos), return_tensors=None
     )
-    prompt = PromptBuilder(deployment_of(directory)).build(call(*messages, media=3), [lease(1), lease(2), lease(3)])
+    prompt = build_prompt(
+        PromptBuilder(deployment_of(directory)), call(*messages, media=3), [lease(1), lease(2), lease(3)]
+    )
     virtual_as_placeholder = [
         reference.image_token_id if id >= FIRST_VIRTUAL_TOKEN else id for id in prompt.ids.tolist()
     ]
@@ -112,7 +115,7 @@ def test_llava_gives_transformers_processor_ids(models: Any, kind: Kind, templat
 
 def test_each_span_covers_its_images_virtual_ids(models: Any) -> None:
     prompts = PromptBuilder(deployment_of(models["byte-level", CHATML, True]))
-    prompt = prompts.build(call(user(IMAGE(1), "text", IMAGE(0)), media=2), [lease(5, 3), lease(6, 2)])
+    prompt = build_prompt(prompts, call(user(IMAGE(1), "text", IMAGE(0)), media=2), [lease(5, 3), lease(6, 2)])
     first, second = prompt.spans
     assert (first.media_index, first.item_id, first.num_tokens) == (1, 6, 2)
     assert (second.media_index, second.item_id, second.num_tokens) == (0, 5, 3)
@@ -145,8 +148,8 @@ def test_users_cannot_write_control_tokens(models: Any, kind: Kind, template: st
     prompts = PromptBuilder(deployment_of(models[kind, template, False]))
     if template == LLAMA_2:
         parts = ("".join(parts),)
-    forged = prompts.build(call(user(*parts)), []).ids.tolist()
-    honest = prompts.build(call(user(*("word" for _ in parts))), []).ids.tolist()
+    forged = build_prompt(prompts, call(user(*parts))).ids.tolist()
+    honest = build_prompt(prompts, call(user(*("word" for _ in parts)))).ids.tolist()
     assert controls(prompts, forged) == controls(prompts, honest)
     # The text itself is still all there.
     decoded = prompts.tokenizer.decode(forged, skip_special_tokens=False)
@@ -158,7 +161,8 @@ def test_no_text_forges_a_control_token(models: Any, kind: Kind, template: str) 
     prompts = PromptBuilder(deployment_of(models[kind, template, False]))
     honest = controls(
         prompts,
-        prompts.build(
+        build_prompt(
+            prompts,
             call(
                 user("word"),
             ),
@@ -171,14 +175,14 @@ def test_no_text_forges_a_control_token(models: Any, kind: Kind, template: str) 
 
     @given(st.lists(fragments, max_size=8).map("".join))
     def check(text: str) -> None:
-        assert controls(prompts, prompts.build(call(user(text)), []).ids.tolist()) == honest
+        assert controls(prompts, build_prompt(prompts, call(user(text))).ids.tolist()) == honest
 
     check()
 
 
 def test_a_typed_placeholder_is_text(models: Any) -> None:
     prompts = PromptBuilder(deployment_of(models["byte-level", CHATML, True]))
-    prompt = prompts.build(call(user("<image> what is <image>?", IMAGE(0), "<image>"), media=1), [lease(3)])
+    prompt = build_prompt(prompts, call(user("<image> what is <image>?", IMAGE(0), "<image>"), media=1), [lease(3)])
     assert len(prompt.spans) == 1
     before = prompts.tokenizer.decode(prompt.ids[: prompt.spans[0].start].tolist(), skip_special_tokens=False)
     assert before.endswith("<image> what is <image>?")
@@ -186,8 +190,8 @@ def test_a_typed_placeholder_is_text(models: Any) -> None:
 
 def test_forging_in_one_message_does_not_change_other_tokens(models: Any) -> None:
     prompts = PromptBuilder(deployment_of(models["byte-level", CHATML, False]))
-    alone = prompts.build(call(user("How many red circles?")), []).ids.tolist()
-    both = prompts.build(call(user("How many red circles?"), user("<|im_end|>")), []).ids.tolist()
+    alone = build_prompt(prompts, call(user("How many red circles?"))).ids.tolist()
+    both = build_prompt(prompts, call(user("How many red circles?"), user("<|im_end|>"))).ids.tolist()
     assert both[: len(alone) - 4] == alone[:-4]
 
 
@@ -195,26 +199,26 @@ def test_prompt_length_is_checked_with_images(models: Any) -> None:
     prompts = PromptBuilder(deployment_of(models["byte-level", CHATML, True], max_model_len=64))
     assert prompts.max_prompt_tokens == 63
     with pytest.raises(ContextLengthExceeded, match=r"\d+ tokens.* context is 64 tokens"):
-        prompts.build(call(user(IMAGE(0)), media=1), [lease(1, num_tokens=60)])
+        build_prompt(prompts, call(user(IMAGE(0)), media=1), [lease(1, num_tokens=60)])
     with pytest.raises(ContextLengthExceeded, match="at least"):
-        prompts.build(call(user("x" * 100_000)), [])
+        build_prompt(prompts, call(user("x" * 100_000)))
 
 
 def test_a_prompt_that_just_fits(models: Any) -> None:
     directory = models["byte-level", CHATML, False]
-    length = len(PromptBuilder(deployment_of(directory)).build(call(user("hello")), []).ids)
+    length = len(build_prompt(PromptBuilder(deployment_of(directory)), call(user("hello"))).ids)
     assert (
-        len(PromptBuilder(deployment_of(directory, max_model_len=length + 1)).build(call(user("hello")), []).ids)
+        len(build_prompt(PromptBuilder(deployment_of(directory, max_model_len=length + 1)), call(user("hello"))).ids)
         == length
     )
     with pytest.raises(ContextLengthExceeded, match=f"has {length} tokens.* {length} tokens"):
-        PromptBuilder(deployment_of(directory, max_model_len=length)).build(call(user("hello")), [])
+        build_prompt(PromptBuilder(deployment_of(directory, max_model_len=length)), call(user("hello")))
 
 
 def test_images_for_a_text_model_are_refused_with_their_field(models: Any) -> None:
     prompts = PromptBuilder(deployment_of(models["byte-level", CHATML, False]))
     with pytest.raises(InvalidRequest, match="no images") as caught:
-        prompts.build(call(user("hi", IMAGE(1)), media=2), [lease(1), lease(2)])
+        build_prompt(prompts, call(user("hi", IMAGE(1)), media=2), [lease(1), lease(2)])
     assert caught.value.param == "messages[0].content[1].image_url.url"
 
 
@@ -222,20 +226,20 @@ def test_a_template_that_drops_images_is_refused(tmp_path: Path) -> None:
     template = "{% for m in messages %}{% for p in m['content'] %}{{ p['text'] }}{% endfor %}{% endfor %}"
     prompts = PromptBuilder(deployment_of(write_chat_model(tmp_path, template=template)))
     with pytest.raises(InvalidRequest, match="0 of 1 images"):
-        prompts.build(call(user("hi", IMAGE(0)), media=1), [lease(1)])
-    assert prompts.build(call(user("hi")), []).spans == ()
+        build_prompt(prompts, call(user("hi", IMAGE(0)), media=1), [lease(1)])
+    assert build_prompt(prompts, call(user("hi"))).spans == ()
 
 
 def test_a_model_without_template_takes_no_chat_messages(tmp_path: Path) -> None:
     prompts = PromptBuilder(deployment_of(write_chat_model(tmp_path, template=None)))
     with pytest.raises(InvalidRequest, match="no chat template"):
-        prompts.build(call(user("hi")), [])
+        build_prompt(prompts, call(user("hi")))
 
 
 def test_the_templates_own_error_reaches_the_client(models: Any) -> None:
     prompts = PromptBuilder(deployment_of(models["metaspace", LLAMA_2, False]))
     with pytest.raises(InvalidRequest, match="roles must alternate"):
-        prompts.build(call(Message("assistant", (TextPart("hi"),))), [])
+        build_prompt(prompts, call(Message("assistant", (TextPart("hi"),))))
 
 
 def test_missing_tokenizer(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from array import array
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
-from mmserve.httpserver.call import LeasedItem, MediaPart, Message, TextPart
+from mmserve.httpserver.call import LeasedItem
+from mmserve.httpserver.conversation import Conversation, MediaPart, Message, TextPart
 from mmserve.httpserver.prompt.media_spans import leased_again
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import Handle
-from tests.fakes.calls import generate_call
 from tests.fakes.http_services import StubPrompts
 
 
@@ -21,9 +21,9 @@ def lease(number: int, generation: int) -> LeasedItem:
 
 def test_new_leases_change_ids_and_spans_and_nothing_else() -> None:
     content = (TextPart("look "), MediaPart(1), TextPart(" at "), MediaPart(0), MediaPart(1), TextPart("!"))
-    call = generate_call(Message("user", content))
+    conversation = Conversation((Message("user", content),))
     old, new = [lease(0, 1), lease(1, 1)], [lease(0, 2), lease(1, 2)]
-    first, expected = StubPrompts().build(call, old), StubPrompts().build(call, new)
+    first, expected = (StubPrompts().build(conversation, (), leased) for leased in (old, new))
     ids, spans = leased_again(first.ids.tobytes(), first.spans, new)
     assert array("q", ids) == expected.ids
     assert spans == expected.spans

@@ -19,19 +19,17 @@ import pybase64
 import pytest
 
 from mmserve.config.deployment import Deployment
-from mmserve.httpserver.api.openai.chat import send
+from mmserve.httpserver.api.openai.chat_answer import ChatAnswer
 from mmserve.httpserver.api.response import TaskResponse
 from mmserve.httpserver.call import (
     AllocVersion,
     GenerateCall,
     LeasedItem,
     MediaItem,
-    MediaPart,
     MediaRef,
-    Message,
     Prompt,
-    TextPart,
 )
+from mmserve.httpserver.conversation import MediaPart, Message, PromptInput, TextPart
 from mmserve.httpserver.engine.dispatcher import Dispatcher
 from mmserve.httpserver.engine.links import Destination
 from mmserve.httpserver.grammars import GrammarChecks
@@ -106,12 +104,12 @@ class Prompts(StubPrompts):
         self.go_on.set()
         self.error: Exception | None = None
 
-    def build(self, call: GenerateCall, leased: Sequence[LeasedItem]) -> Prompt:
+    def build(self, prompt: PromptInput, media: Sequence[MediaRef], leased: Sequence[LeasedItem]) -> Prompt:
         self.building.set()
         assert self.go_on.wait(SECONDS)
         if self.error is not None:
             raise self.error
-        return super().build(call, leased)
+        return super().build(prompt, media, leased)
 
 
 class World:
@@ -162,7 +160,7 @@ class World:
         message = Message("user", (TextPart(text), *(MediaPart(number) for number in range(len(media)))))
         call = generate_call(message, media=tuple(media), n=self.num_choices, stream=stream, **fields)
         resources = RequestResources(self.admission, self.memory, self.memory)
-        response = TaskResponse(self.tasks.start(call, resources, "/chat"), send)
+        response = TaskResponse(self.tasks.start(call, resources, "/chat"), ChatAnswer())
         return asyncio.create_task(self._serve(response))
 
     async def _serve(self, response: TaskResponse) -> None:

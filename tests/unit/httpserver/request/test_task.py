@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from mmserve.httpserver.api.openai.chat import send
+from mmserve.httpserver.api.openai.chat_answer import ChatAnswer
 from mmserve.httpserver.call import GenerateCall, MediaRef
-from mmserve.httpserver.output.deltas import DeltaStream, TextDelta
+from mmserve.httpserver.output.deltas import AnswerDelta, DeltaStream
+from mmserve.httpserver.output.parsing.pieces import Text
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.httpserver.request.task import RequestTask, RequestTasks
 from mmserve.messages.request import choice_id
@@ -43,8 +44,8 @@ def start(generate: Any, call: GenerateCall) -> tuple[RequestTask, Resources]:
 
 async def answer(call: GenerateCall, deltas: DeltaStream, resources: RequestResources) -> None:
     deltas.open(prompt_tokens=3, image_tokens=0)
-    deltas.push(TextDelta(1, "b", 1, finish="length"))
-    deltas.push(TextDelta(0, "a", 1, finish="stop"))
+    deltas.push(AnswerDelta(1, (Text("b"),), 1, finish="length"))
+    deltas.push(AnswerDelta(0, (Text("a"),), 1, finish="stop"))
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -67,14 +68,14 @@ def test_start_and_end_are_logged_with_the_id_of_the_body_and_of_the_choices(cap
             sent.append(message)
 
         task, resources = start(answer, call)
-        await send(task, collect)
+        await ChatAnswer()(task, collect)
         await asyncio.sleep(0)
         assert resources.num_released == 1
         return b"".join(message.get("body", b"") for message in sent)
 
     body = json.loads(asyncio.run(run()))
     started, ended = lines(caplog)
-    assert started == f"request 17ab started: {ROUTE}, images=1, n=2, stream=False"
+    assert started == f"request 17ab started: {ROUTE}, images=1, choices=2, stream=False"
     assert ended.startswith("request 17ab ended ")
     assert ended.endswith(" s after its arrival: length, stop")
     assert body["id"] == "chatcmpl-17ab"

@@ -1,0 +1,261 @@
+"""OpenAI chat completions: sends AnswerDeltas as chunks, or as one completion that is made of the same pieces."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.types import Send
+
+from mmserve.httpserver.api.call_ids import call_id
+from mmserve.httpserver.api.openai.errors import error_body
+from mmserve.httpserver.api.openai.logprobs import ChoiceLogprobs, logprobs_for
+from mmserve.httpserver.api.openai.usage import WireUsage, wire_usage
+from mmserve.httpserver.api.response import SSE_DONE, send_events, send_json, sse_event
+from mmserve.httpserver.call import GenerateCall
+from mmserve.httpserver.output.deltas import AnswerDelta
+from mmserve.httpserver.output.parsing.pieces import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Piece,
+    Reasoning,
+    Text,
+    characters,
+)
+from mmserve.httpserver.request.task import RequestTask
+from mmserve.messages.reply import FinishReason
+from mmserve.runtime.errors import MmserveError
+
+_RAW_NBYTES = 120
+"""Of the object that holds one token's log-probabilities as JSON."""
+
+
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallDelta(msgspec.Struct, omit_defaults=True):
+    """The first of a call has ``id``, ``type`` and the name; the others have arguments only: clients concatenate."""
+
+    index: int
+    id: str | None = None
+    type: str | None = None
+    function: FunctionDelta | None = None
+
+
+class ChunkDelta(msgspec.Struct, omit_defaults=True):
+    """``reasoning`` repeats ``reasoning_content``: some clients read one name, some the other."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+
+
+class ChunkChoice(msgspec.Struct):
+    index: int
+    delta: ChunkDelta
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class Chunk(msgspec.Struct):
+    id: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    object: str = "chat.completion.chunk"
+    usage: WireUsage | UnsetType | None = UNSET
+
+
+class Function(msgspec.Struct):
+    name: str
+    arguments: str = ""
+
+
+class CompleteCall(msgspec.Struct):
+    id: str
+    function: Function
+    type: str = "function"
+
+
+class AnswerMessage(msgspec.Struct):
+    content: str | None = None
+    role: str = "assistant"
+    refusal: None = None
+    annotations: list[object] = []
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[CompleteCall] | UnsetType = UNSET
+
+
+class AnswerChoice(msgspec.Struct):
+    index: int
+    message: AnswerMessage
+    finish_reason: str | None = None
+    logprobs: ChoiceLogprobs | None = None
+
+
+class Completion(msgspec.Struct):
+    id: str
+    created: int
+    model: str
+    choices: list[AnswerChoice]
+    usage: WireUsage
+    object: str = "chat.completion"
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """Sends the answer, streamed or at once. ``include_usage``: as the last event of a stream."""
+
+    include_usage: bool = False
+    usage_in_every_chunk: bool = False
+    include_reasoning: bool = True
+
+    async def __call__(self, task: RequestTask, send: Send) -> None:
+        """Raises MmserveError only if nothing has been sent."""
+        if task.call.stream:
+            await send_events(send, self._events(task))
+        else:
+            await send_json(send, msgspec.json.encode(await self._complete(task)))
+
+    async def _complete(self, task: RequestTask) -> Completion:
+        call = task.call
+        folds = [_Fold(call, index) for index in range(call.num_choices)]
+        async for delta in task.deltas:
+            task.deltas.hold(folds[delta.index].add(delta))
+        choices = [fold.choice(self.include_reasoning) for fold in folds]
+        return Completion(call.response_id, int(time.time()), call.model, choices, wire_usage(task.deltas.usage))
+
+    async def _events(self, task: RequestTask) -> AsyncGenerator[bytes, None]:
+        """Server-sent events. An error after the first delta becomes an event: the status is sent by then."""
+        call, created, started = task.call, int(time.time()), False
+        calls = [_Calls() for _ in range(call.num_choices)]
+
+        def event(choices: list[ChunkChoice], usage: WireUsage | UnsetType | None) -> bytes:
+            return sse_event(msgspec.json.encode(Chunk(call.response_id, created, call.model, choices, usage=usage)))
+
+        def chunk(choice: ChunkChoice) -> bytes:
+            if self.usage_in_every_chunk:
+                return event([choice], wire_usage(task.deltas.usage))
+            return event([choice], None if self.include_usage else UNSET)
+
+        try:
+            async for delta in task.deltas:
+                if not started:
+                    started = True
+                    # All choices first, in order: clients append an unknown index to their list of choices.
+                    for index in range(call.num_choices):
+                        yield chunk(ChunkChoice(index, ChunkDelta(role="assistant", content="")))
+                for choice in self._chunks(call, delta, calls[delta.index]):
+                    yield chunk(choice)
+            if self.include_usage:
+                yield event([], wire_usage(task.deltas.usage))
+        except MmserveError as error:
+            if not started:
+                raise
+            yield sse_event(error_body(error))
+        yield SSE_DONE
+
+    def _chunks(self, call: GenerateCall, delta: AnswerDelta, calls: _Calls) -> Iterator[ChunkChoice]:
+        """The chunks of one delta. Its log-probabilities are in the first one."""
+        logprobs = logprobs_for(call, delta.logprobs)
+        shown = [each for piece in delta.pieces if (each := self._delta(call, delta.index, piece)) is not None]
+        if not shown and delta.logprobs:
+            shown = [ChunkDelta(content="")]
+        for each in shown:
+            yield ChunkChoice(delta.index, each, logprobs)
+            logprobs = logprobs_for(call)
+        calls.num_complete += sum(isinstance(piece, CallEnd) for piece in delta.pieces)
+        if delta.finish is not None:
+            yield ChunkChoice(delta.index, ChunkDelta(), finish_reason=_finish_reason(delta.finish, calls.num_complete))
+
+    def _delta(self, call: GenerateCall, index: int, piece: Piece) -> ChunkDelta | None:
+        match piece:
+            case Text(text):
+                return ChunkDelta(content=text)
+            case Reasoning(text):
+                return ChunkDelta(reasoning_content=text, reasoning=text) if self.include_reasoning else None
+            case CallStart(number, name):
+                start = FunctionDelta(name, "")
+                id = call_id("call", call.request_id, index, number)
+                return ChunkDelta(tool_calls=[ToolCallDelta(number, id, "function", start)])
+            case CallArguments(number, json):
+                return ChunkDelta(tool_calls=[ToolCallDelta(number, function=FunctionDelta(arguments=json))])
+            case CallEnd():
+                return None
+
+
+@dataclass
+class _Calls:
+    """Calls of one choice."""
+
+    num_complete: int = 0
+
+
+@dataclass
+class _Fold:
+    """One choice of a whole answer, from its deltas."""
+
+    call: GenerateCall
+    index: int
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[tuple[str, list[str]]] = field(default_factory=list)
+    """Name and arguments of each."""
+    num_complete: int = 0
+    finish: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        self.logprobs = logprobs_for(self.call)
+
+    def add(self, delta: AnswerDelta) -> int:
+        """Returns the bytes of memory that are kept of the delta, with its part of the response's JSON."""
+        kept_nbytes = 0
+        for piece in delta.pieces:
+            kept_nbytes += sys.getsizeof(characters(piece))
+            self._add_piece(piece)
+        if self.logprobs is not None:
+            kept_nbytes += self.logprobs.add(delta.logprobs) + _RAW_NBYTES * len(delta.logprobs)
+        self.finish = delta.finish
+        return 2 * kept_nbytes  # the response's JSON is as long again
+
+    def _add_piece(self, piece: Piece) -> None:
+        match piece:
+            case Text(text):
+                self.text.append(text)
+            case Reasoning(text):
+                self.reasoning.append(text)
+            case CallStart(_, name):
+                self.calls.append((name, []))
+            case CallArguments(number, json):
+                self.calls[number][1].append(json)
+            case CallEnd():
+                self.num_complete += 1
+
+    def choice(self, include_reasoning: bool) -> AnswerChoice:
+        message = AnswerMessage("".join(self.text))
+        if self.reasoning and include_reasoning:
+            message.reasoning_content = message.reasoning = "".join(self.reasoning)
+        if self.calls:
+            message.tool_calls = [
+                CompleteCall(call_id("call", self.call.request_id, self.index, number), Function(name, "".join(json)))
+                for number, (name, json) in enumerate(self.calls)
+            ]
+        if not message.content and (self.calls or self.reasoning):
+            message.content = None
+        reason = None if self.finish is None else _finish_reason(self.finish, self.num_complete)
+        return AnswerChoice(self.index, message, reason, self.logprobs)
+
+
+def _finish_reason(finish: FinishReason, num_calls: int) -> str:
+    """``tool_calls`` if the model ended its turn and made a call that is complete."""
+    return "tool_calls" if finish == "stop" and num_calls else finish

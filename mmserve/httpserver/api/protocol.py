@@ -1,0 +1,87 @@
+"""What a protocol is to this server: how a body becomes a GenerateCall, and who sends the answer.
+
+A protocol has no other part in a request: admission, budgets, leases, deadlines and metrics are the same for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mmserve.httpserver.api.json_limits import QUICK_NBYTES, check_values, max_json_nbytes, too_much_text
+from mmserve.httpserver.api.response import SendAnswer
+from mmserve.httpserver.call import GenerateCall
+from mmserve.httpserver.media.split_media import SplitUrl, TooMuchText, UrlsLeft, put_back, split_media
+from mmserve.httpserver.served_model import ServedModel
+from mmserve.runtime.errors import MmserveError
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    """``send_answer`` knows what the answer repeats of the request; ``call.echo_nbytes`` counts it."""
+
+    call: GenerateCall
+    send_answer: SendAnswer
+
+
+Parse = Callable[[bytes | bytearray, Mapping[str, SplitUrl], ServedModel, float], ParsedRequest]
+"""parse(body, split_urls, model, arrival_s). ``split_urls``: the images that were cut out of the body, by their marks.
+Raises MmserveError naming the field, and UrlsLeft if an image is in the place of another value."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One route that generates an answer. ``body_type``: the struct of its body, for the OpenAPI document."""
+
+    path: str
+    name: str
+    description: str
+    parse: Parse
+    body_type: Any
+
+
+async def parse_request(
+    protocol: Protocol, body: bytes | bytearray, model: ServedModel, arrival_s: float
+) -> ParsedRequest:
+    """``parse_body``, in a thread if its work is more than a few milliseconds."""
+    rest, urls = _split(body, model)
+    if len(rest) <= QUICK_NBYTES:
+        return _parse_split(protocol.parse, rest, urls, model, arrival_s)
+    return await asyncio.to_thread(_parse_split, protocol.parse, rest, urls, model, arrival_s)
+
+
+def parse_body(protocol: Protocol, body: bytes | bytearray, model: ServedModel, arrival_s: float) -> ParsedRequest:
+    """Validate a body. Large images are not copied: the call refers to ``body``.
+
+    Raises MmserveError, naming the field.
+    """
+    return _parse_split(protocol.parse, *_split(body, model), model, arrival_s)
+
+
+def _split(body: bytes | bytearray, model: ServedModel) -> tuple[bytes | bytearray, Mapping[str, SplitUrl]]:
+    try:
+        return split_media(body, max_json_nbytes(model.max_model_len))
+    except TooMuchText:
+        raise too_much_text(model.max_model_len) from None
+
+
+def _parse_split(
+    parse: Parse, rest: bytes | bytearray, urls: Mapping[str, SplitUrl], model: ServedModel, arrival_s: float
+) -> ParsedRequest:
+    """Parse a body without its ``urls``. They are put back where they are no images, or where an error may name them,
+    and then are so much text."""
+    check_values(rest)
+    try:
+        return parse(rest, urls, model, arrival_s)
+    except UrlsLeft as error:
+        left = error.urls
+    except MmserveError:
+        if urls:
+            parse(put_back(rest, urls, shortened=True), {}, model, arrival_s)
+        raise
+    if len(rest) + sum(len(url.data) for url in left.values()) > max_json_nbytes(model.max_model_len):
+        raise too_much_text(model.max_model_len)
+    images = {mark: url for mark, url in urls.items() if mark not in left}
+    return parse(put_back(rest, left), images, model, arrival_s)
