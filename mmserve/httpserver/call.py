@@ -73,6 +73,12 @@ class GenerateCall:
     n: int = 1
     num_prompts: int = 1
     """Length of ``prompts``. A call whose prompts are dropped still tells it."""
+    prompt_only: bool = False
+    """No answer is generated. The first choice of each prompt brings ``sampling.prompt_logprobs`` as always."""
+    pooling: bool = False
+    """The answer to each prompt is its embedding. With ``prompt_only``."""
+    priority: int = 0
+    """See GenerateRequest."""
     stop: tuple[str, ...] = ()
     stream: bool = False
     timeout_s: float | None = None

@@ -40,6 +40,12 @@ class AnswerDelta:
     cached_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     """For tokens whose text starts in this delta, if the call asked for them."""
+    stop_reason: int | str | None = None
+    """With finish "stop": the client's stop token or stop string that ended the choice. None: the model's own token."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """For the next tokens of the prompt, if the call asked for them. None: the first token, and tokens of images."""
+    embedding: bytes = b""
+    """float32 [hidden], not normalised, on the last delta of a call with ``pooling``."""
 
     @property
     def text(self) -> str:
@@ -60,8 +66,14 @@ _DELTA_NBYTES, _PIECE_NBYTES, _LOGPROBS_NBYTES = 600, 60, 160
 
 def _nbytes(delta: AnswerDelta) -> int:
     """Memory that an unread delta takes."""
-    logprobs = sum(len(token.packed) + _LOGPROBS_NBYTES for token in delta.logprobs)
-    return _DELTA_NBYTES + sum(_PIECE_NBYTES + sys.getsizeof(characters(piece)) for piece in delta.pieces) + logprobs
+    tokens = [token for token in (*delta.logprobs, *delta.prompt_logprobs) if token is not None]
+    logprobs = sum(len(token.packed) + _LOGPROBS_NBYTES for token in tokens) + 8 * len(delta.prompt_logprobs)
+    return (
+        len(delta.embedding)
+        + _DELTA_NBYTES
+        + sum(_PIECE_NBYTES + sys.getsizeof(characters(piece)) for piece in delta.pieces)
+        + logprobs
+    )
 
 
 class _Merged:
@@ -95,6 +107,9 @@ class _Merged:
             self._deltas[-1].finish,
             max(delta.cached_tokens for delta in self._deltas),
             tuple(token for delta in self._deltas for token in delta.logprobs),
+            self._deltas[-1].stop_reason,
+            tuple(token for delta in self._deltas for token in delta.prompt_logprobs),
+            self._deltas[-1].embedding,
         )
 
 
@@ -103,7 +118,8 @@ _MERGED_DELTAS = 64
 
 
 def _work(delta: AnswerDelta) -> int:
-    logprobs = sum(len(token.packed) for token in delta.logprobs) // PAIR_NBYTES
+    tokens = (token for token in (*delta.logprobs, *delta.prompt_logprobs) if token is not None)
+    logprobs = sum(len(token.packed) for token in tokens) // PAIR_NBYTES
     return logprobs + sum(len(characters(piece)) for piece in delta.pieces) // _CHARS_PER_WORK
 
 

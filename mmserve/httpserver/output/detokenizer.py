@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mmserve.httpserver.output.deltas import AnswerDelta
-from mmserve.httpserver.output.logprobs import LogprobsBuffer
+from mmserve.httpserver.output.logprobs import LogprobsBuffer, PromptLogprobs
 from mmserve.httpserver.output.parsing.pieces import Text
 from mmserve.httpserver.output.stop_strings import StopStrings
 from mmserve.httpserver.output.vocabulary import REPLACEMENT, Marker, Vocabulary
 from mmserve.messages.reply import TokenReply
+from mmserve.messages.sampling import SamplingParams
 
+_PLAIN = SamplingParams(max_tokens=1)
 _MAX_HELD_TOKENS = 16
 """A character spans at most a few tokens. After this many, the bytes are not UTF-8 and are shown as U+FFFD."""
 
@@ -67,12 +69,15 @@ class IncrementalDecoder:
 class Detokenizer:
     """Makes the text of one choice. Call ``push`` for each reply until a delta has ``finish`` set."""
 
-    def __init__(self, vocabulary: Vocabulary, index: int, stops: tuple[str, ...], min_tokens: int = 0) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, index: int, stops: tuple[str, ...], sampling: SamplingParams = _PLAIN
+    ) -> None:
         self._decoder = IncrementalDecoder(vocabulary)
         self._stops = StopStrings(stops)
         self._logprobs = LogprobsBuffer(vocabulary)
         self._index = index
-        self._min_tokens = min_tokens
+        self._sampling = sampling
+        self._prompt_logprobs = PromptLogprobs(vocabulary, sampling.prompt_logprobs)
         self._num_tokens = 0
 
     def push(self, reply: TokenReply) -> AnswerDelta:
@@ -84,13 +89,36 @@ class Detokenizer:
         finish = "stop" if stopped else reply.finish
         logprobs = self._logprobs.take(len(text), rest=finish is not None and not stopped)
         pieces = (Text(text),) if text else ()
-        return AnswerDelta(self._index, pieces, count, finish, reply.num_cached_tokens, logprobs)
+        return AnswerDelta(
+            self._index,
+            pieces,
+            count,
+            finish,
+            reply.num_cached_tokens,
+            logprobs,
+            stop_reason=self._stops.matched if stopped else self._client_stop_token(reply),
+            prompt_logprobs=self._prompt_logprobs.take(reply.prompt_logprobs),
+            embedding=reply.embedding,
+        )
+
+    def _ends_with_stop_token(self, reply: TokenReply) -> bool:
+        """True if the last token is no part of the text, whatever it spells."""
+        return (
+            reply.finish == "stop" and bool(reply.token_ids) and reply.token_ids[-1] in self._sampling.ending_token_ids
+        )
+
+    def _client_stop_token(self, reply: TokenReply) -> int | None:
+        """The stop token that ended the choice, if it is the client's and not the model's own."""
+        if not self._ends_with_stop_token(reply) or reply.token_ids[-1] in self._sampling.eos_token_ids:
+            return None
+        return reply.token_ids[-1]
 
     def _read(self, reply: TokenReply) -> tuple[str, int, bool]:
         pieces, count = [], 0
+        num_shown = len(reply.token_ids) - self._ends_with_stop_token(reply)
         for token_id in reply.token_ids:
-            new_text = self._decoder.push(token_id)
-            if reply.logprobs:
+            new_text = self._decoder.push(token_id) if count < num_shown else ""
+            if reply.logprobs and count < num_shown:
                 self._logprobs.add(token_id, reply.logprobs[count], len(new_text))
             count += 1
             self._num_tokens += 1
@@ -102,4 +130,4 @@ class Detokenizer:
 
     def _match(self, piece: str) -> tuple[str, bool]:
         """Stop strings apply only from min_tokens on, as stop token ids do in the engine."""
-        return (piece, False) if self._num_tokens < self._min_tokens else self._stops.push(piece)
+        return (piece, False) if self._num_tokens < self._sampling.min_tokens else self._stops.push(piece)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mmserve.httpserver.output.vocabulary import Spelling, Vocabulary
-from mmserve.messages.logprobs import unpack
+from mmserve.messages.logprobs import NO_TOKEN, row_nbytes, unpack
 
 
 class LogprobEntry(NamedTuple):
@@ -32,6 +32,7 @@ class TokenLogprobs:
         sampled, *top = (
             LogprobEntry(self.vocabulary.spell(token_id, first=self.first), logprob)
             for token_id, logprob in unpack(self.packed)
+            if token_id != NO_TOKEN
         )
         return sampled, top
 
@@ -66,3 +67,27 @@ class LogprobsBuffer:
     def _until(self, rest: bool) -> Iterator[TokenLogprobs]:
         while self._pending and (rest or self._pending[0][0] < self._num_released_chars):
             yield self._pending.popleft()[1]
+
+
+class PromptLogprobs:
+    """Entries of one choice's prompt from the rows of its replies. ``top``: as in SamplingParams; None: not wanted."""
+
+    def __init__(self, vocabulary: Vocabulary, top: int | None) -> None:
+        self._vocabulary = vocabulary
+        self._row_nbytes = row_nbytes(top or 0)
+        self._first_is_due = top is not None
+
+    def take(self, rows: bytes) -> tuple[TokenLogprobs | None, ...]:
+        """The entries of the next rows; the first call also brings the one of the prompt's first token, None."""
+        first = (None,) if self._first_is_due else ()
+        self._first_is_due = False
+        return first + tuple(
+            self._entry(rows[start : start + self._row_nbytes]) for start in range(0, len(rows), self._row_nbytes)
+        )
+
+    def _entry(self, row: bytes) -> TokenLogprobs | None:
+        is_image = row.startswith(_NO_TOKEN)
+        return None if is_image else TokenLogprobs(self._vocabulary, row, first=False)
+
+
+_NO_TOKEN = NO_TOKEN.to_bytes(4, "little", signed=True)

@@ -14,15 +14,18 @@ class StopStrings:
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._matchers = [_Matcher(stop) for stop in stops]
         self._held = ""
+        self.matched: str | None = None
+        """The stop string that ended the text: the one that starts first."""
 
     def push(self, piece: str) -> tuple[str, bool]:
         """Text that may be shown, and True if a stop string is complete (then do not call ``push`` again)."""
         if not self._matchers:
             return piece, False
-        starts = [start for matcher in self._matchers if (start := matcher.push(piece)) is not None]
+        found = [(start, matcher.stop) for matcher in self._matchers if (start := matcher.push(piece)) is not None]
         text = self._held + piece
-        if starts:
-            shown, self._held = text[: len(self._held) + min(starts)], ""
+        if found:
+            start, self.matched = min(found)
+            shown, self._held = text[: len(self._held) + start], ""
             return shown, True
         shown_chars = len(text) - max(matcher.num_matched for matcher in self._matchers)
         self._held = text[shown_chars:]
@@ -38,7 +41,7 @@ class _Matcher:
     """Finds one stop string. ``num_matched``: how much of its beginning the text ends with."""
 
     def __init__(self, stop: str) -> None:
-        self._stop = stop
+        self.stop = stop
         self.num_matched = 0
         self._borders = [0, 0]
         """Length of the longest proper border (prefix that is also a suffix) of the first 0, 1, ... characters.
@@ -48,7 +51,7 @@ class _Matcher:
 
     def push(self, piece: str) -> int | None:
         """Where the first occurrence that ends in ``piece`` starts, counted from the start of ``piece``."""
-        stop, matched, at = self._stop, self.num_matched, 0
+        stop, matched, at = self.stop, self.num_matched, 0
         while at < len(piece):
             if not matched:
                 at = piece.find(stop[0], at)
@@ -65,7 +68,7 @@ class _Matcher:
         return None
 
     def _border(self, length: int) -> int:
-        stop, borders = self._stop, self._borders
+        stop, borders = self.stop, self._borders
         while len(borders) <= length:
             symbol, border = stop[len(borders) - 1], borders[-1]
             while border and stop[border] != symbol:

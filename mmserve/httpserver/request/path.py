@@ -113,7 +113,7 @@ class RequestPath:
             del prompts
             async with asyncio.TaskGroup() as choices:
                 for index, request in enumerate(requests):
-                    text = Detokenizer(self.vocabulary, index, call.stop, call.sampling.min_tokens)
+                    text = Detokenizer(self.vocabulary, index, call.stop, request.sampling)
                     metrics = ChoiceMetrics(self.metrics, call)
                     choice = _Choice(call, alloc_path, items, request, text, deltas, metrics)
                     choices.create_task(self._generate_choice(choice))
@@ -172,7 +172,7 @@ class RequestPath:
 
     def _choices(self, call: GenerateCall, prompt: Prompt, number: int) -> list[GenerateRequest]:
         """The sequences of the n choices of one prompt, which is the ``number``-th of the call."""
-        sampling = self._with_token_limits(call.sampling, len(prompt.ids))
+        sampling = self._with_token_limits(call, len(prompt.ids))
         count_request(self.metrics, call, len(prompt.ids), sampling.max_tokens)
         prompt_ids = prompt.ids.tobytes()
         return [
@@ -181,15 +181,26 @@ class RequestPath:
                 reply_to=self.worker,
                 prompt_ids=prompt_ids,
                 spans=prompt.spans,
-                sampling=msgspec.structs.replace(sampling, seed=(sampling.seed + index) % (1 << 63)),
+                sampling=msgspec.structs.replace(
+                    sampling,
+                    seed=(sampling.seed + index) % (1 << 63),
+                    prompt_logprobs=None if index else sampling.prompt_logprobs,  # they are the same for all choices
+                ),
+                pooling=call.pooling,
+                priority=call.priority,
                 arrival_s=call.arrival_s,
             )
             for index in range(call.n)
         ]
 
-    def _with_token_limits(self, sampling: SamplingParams, prompt_tokens: int) -> SamplingParams:
-        """Set max_tokens to the rest of the context if it is 0. Raises ContextLengthExceeded if it does not fit."""
-        room = self.max_model_len - prompt_tokens
+    def _with_token_limits(self, call: GenerateCall, prompt_tokens: int) -> SamplingParams:
+        """Set max_tokens to the rest of the context if it is 0, and to 0 if no answer is wanted.
+
+        Raises ContextLengthExceeded if prompt and answer do not fit.
+        """
+        sampling, room = call.sampling, self.max_model_len - prompt_tokens
+        if call.prompt_only and room >= 0:
+            return msgspec.structs.replace(sampling, max_tokens=0, min_tokens=0)
         if room < max(1, sampling.max_tokens):
             output = f" and {quoted(sampling.max_tokens)} of output" if sampling.max_tokens else ""
             raise ContextLengthExceeded(

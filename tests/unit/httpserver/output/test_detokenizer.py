@@ -13,7 +13,9 @@ from mmserve.httpserver.output.deltas import AnswerDelta
 from mmserve.httpserver.output.detokenizer import Detokenizer, IncrementalDecoder
 from mmserve.httpserver.output.parsing.pieces import Text
 from mmserve.httpserver.output.vocabulary import Marker, Vocabulary
-from mmserve.messages.reply import TokenReply
+from mmserve.messages.logprobs import NO_TOKEN, pack
+from mmserve.messages.reply import FinishReason, TokenReply
+from mmserve.messages.sampling import SamplingParams
 from tests.fakes.http_services import EOS, byte_tokenizer
 
 BYTES = byte_tokenizer()
@@ -124,7 +126,10 @@ def test_a_possible_start_of_a_stop_string_is_shown_at_the_end() -> None:
 
 
 def test_stop_strings_apply_from_min_tokens_on() -> None:
-    made = deltas(Detokenizer(VOCABULARY, 0, (".",), min_tokens=3), replies(list(b"a.b.c"), [1, 2, 3, 4]))
+    made = deltas(
+        Detokenizer(VOCABULARY, 0, (".",), SamplingParams(max_tokens=9, min_tokens=3)),
+        replies(list(b"a.b.c"), [1, 2, 3, 4]),
+    )
     assert joined(made) == "a.b"
 
 
@@ -162,3 +167,41 @@ def test_special_tokens_that_are_no_markers_stay_hidden() -> None:
     decoder = IncrementalDecoder(VOCABULARY, {})
     assert [decoder.read(token) for token in [97, EOS, 98]] == [("a", None), ("", None), ("b", None)]
     assert VOCABULARY.special_names == {BYTES.id_to_token(EOS)}
+
+
+@pytest.mark.parametrize(
+    ("last", "finish", "text", "reason"),
+    [
+        (ord("!"), "stop", "one", ord("!")),
+        (EOS, "stop", "one", None),
+        (ord("."), "stop", "one", None),
+        (ord("!"), "length", "one!", None),
+        (ord("x"), "stop", "one", "x"),
+    ],
+    ids=["client's token", "special token", "model's token", "length", "string"],
+)
+def test_the_reason_of_a_stop_and_no_text_of_the_token(
+    last: int, finish: FinishReason, text: str, reason: int | str | None
+) -> None:
+    sampling = SamplingParams(max_tokens=9, eos_token_ids=(EOS, ord(".")), stop_token_ids=(ord("!"), ord(".")))
+    made = Detokenizer(VOCABULARY, 0, ("y", "x"), sampling)
+    delta = made.push(TokenReply(id="x", token_ids=(*b"one", last), finish=finish))
+    assert (delta.text, delta.stop_reason, delta.num_tokens) == (text, reason, 4)
+
+
+def test_rows_of_the_prompt_become_entries_and_its_first_token_has_none() -> None:
+    made = Detokenizer(VOCABULARY, 0, (), SamplingParams(max_tokens=9, prompt_logprobs=1))
+    image = pack([(NO_TOKEN, 0.0), (NO_TOKEN, 0.0)])
+    text = pack([(ord("a"), -1.0), (NO_TOKEN, 0.0)])
+    first = made.push(TokenReply(id="x", prompt_logprobs=text + image))
+    second = made.push(TokenReply(id="x", prompt_logprobs=text, finish="length", embedding=b"1234"))
+    assert [entry and entry.decode()[0].spelling.text for entry in first.prompt_logprobs] == [None, "a", None]
+    assert [entry and entry.decode() for entry in second.prompt_logprobs] == [
+        ((VOCABULARY.spell(97, first=False), -1.0), [])
+    ]
+    assert (first.num_tokens, first.text, second.finish, second.embedding) == (0, "", "length", b"1234")
+
+
+def test_a_prompt_of_one_token_has_one_entry() -> None:
+    made = Detokenizer(VOCABULARY, 0, (), SamplingParams(max_tokens=9, prompt_logprobs=1))
+    assert made.push(TokenReply(id="x", finish="length")).prompt_logprobs == (None,)
