@@ -161,24 +161,25 @@ def error_of(grammar: str, tokenizer: LLTokenizer) -> str:
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
     if matcher.is_error():
         return _message(matcher)
-    drawn = random.Random(0)
+    drawn, end = random.Random(0), 1 << tokenizer.eos_token
     for _ in range(_WALK_TOKENS):
-        allowed = _allowed(matcher)
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little")
         if matcher.is_error():
             return f"{_TOO_COMPLEX}: {_message(matcher)}"
         if matcher.is_stopped() and matcher.stop_reason() != "NoExtension":
             return f"no text fits it ({matcher.stop_reason()})"
-        longer = [token for token in allowed if token != tokenizer.eos_token]
-        if not longer:
-            return "" if matcher.is_accepting() or allowed else "no text fits it"
-        if not matcher.consume_token(drawn.choice(longer)):
+        if not allowed & ~end:
+            return "" if allowed else "no text fits it"
+        if not matcher.consume_token(_draw(allowed & ~end, drawn)):
             return f"{_TOO_COMPLEX}: {_message(matcher)}"
     return ""
 
 
-def _allowed(matcher: LLMatcher) -> list[int]:
-    bits = int.from_bytes(matcher.compute_bitmask(), "little")
-    return [token for token in range(bits.bit_length()) if bits >> token & 1]
+def _draw(bits: int, drawn: random.Random) -> int:
+    """The index of a bit that is 1: the first one from a random position on."""
+    start = drawn.randrange(bits.bit_length())
+    high = bits >> start
+    return start + (high & -high).bit_length() - 1
 
 
 def _message(matcher: LLMatcher) -> str:

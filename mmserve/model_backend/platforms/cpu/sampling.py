@@ -22,8 +22,8 @@ class KernelSampling:
         return finite
 
     def ban(self, logits: torch.Tensor, rows: Sequence[int], allowed: torch.Tensor) -> None:
-        index, allowed = torch.tensor(rows), allowed.contiguous()
-        banned = (index.data_ptr(), len(rows), allowed.data_ptr(), allowed.shape[1])
+        index, allowed = (ctypes.c_int64 * len(rows))(*rows), allowed.contiguous()
+        banned = (index, len(rows), allowed.data_ptr(), allowed.shape[1])
         self._kernels.mm_ban(logits.data_ptr(), logits.stride(0), logits.shape[1], *banned)
 
     def choose(self, logits: torch.Tensor, draws: Sequence[Draw], *, may_ban: bool) -> torch.Tensor:

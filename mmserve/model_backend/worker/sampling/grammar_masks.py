@@ -91,18 +91,25 @@ class GrammarMasks:
 
         Returns row -> GRAMMAR_FAILED or GRAMMAR_PENDING for the rows that get no token.
         """
-        constrained = [(row, slot, self._slots[slot]) for row, slot in enumerate(slots) if slot in self._slots]
-        if len(constrained) == len(slots):
-            _wait([state for *_, state in constrained])
-        self._make_masks([slot for _, slot, _ in constrained])
-        for _, _, state in constrained:
+        rows = [row for row, slot in enumerate(slots) if slot in self._slots]
+        without_token: dict[int, int] = {}
+        if not all(self._slots[slots[row]].has_mask for row in rows):  # ``prepare`` has made all of them otherwise
+            without_token = self._make_last_masks(rows, slots)
+            rows = [row for row in rows if row not in without_token]
+        if rows:
+            self._sampling.ban(logits, rows, torch.from_numpy(self._masks[[slots[row] for row in rows]]))
+        return without_token
+
+    def _make_last_masks(self, rows: Sequence[int], slots: Sequence[int]) -> dict[int, int]:
+        """Make the masks that these rows miss. Returns what ``apply`` returns."""
+        states = [self._slots[slots[row]] for row in rows]
+        if len(rows) == len(slots):
+            _wait(states)
+        self._make_masks([slots[row] for row in rows])
+        for state in states:
             if state.matcher is None and not state.lost:
                 state.lost = GRAMMAR_PENDING
-        ready = [(row, slot) for row, slot, state in constrained if not state.lost]
-        if ready:
-            masks = torch.from_numpy(self._masks[[slot for _, slot in ready]])
-            self._sampling.ban(logits, [row for row, _ in ready], masks)
-        return {row: state.lost for row, _, state in constrained if state.lost}
+        return {row: state.lost for row, state in zip(rows, states, strict=True) if state.lost}
 
     def _make_masks(self, slots: Iterable[int]) -> None:
         stale = [(matcher, slot) for slot in slots if (matcher := _advanced(self._slots[slot])) is not None]
@@ -151,6 +158,6 @@ def _compiled(state: _Slot) -> LLMatcher | None:
 
 
 def _fail(state: _Slot, reason: str) -> None:
-    state.lost = GRAMMAR_FAILED
+    state.lost, state.has_mask = GRAMMAR_FAILED, False
     logger.warning("a grammar could not be followed: its sequence ends with an error")
     logger.debug("the grammar's error: %s", reason)  # it may quote the answer
