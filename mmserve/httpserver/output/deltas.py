@@ -152,6 +152,8 @@ class DeltaStream:
         """The error that has ended the output."""
         self.finish_reasons: list[FinishReason] = []
         """Of the choices that have finished, in the order in which they did."""
+        self._opened = asyncio.Event()
+        """Set once the prompts are built, or cannot be any more."""
         self._prompt_tokens = 0
         self._image_tokens = 0
         self._cached_tokens: dict[int, int] = {}
@@ -161,6 +163,14 @@ class DeltaStream:
     def open(self, prompt_tokens: int, image_tokens: int) -> None:
         """Set the length of all prompts in tokens. Call before the first delta."""
         self._prompt_tokens, self._image_tokens = prompt_tokens, image_tokens
+        self._opened.set()
+
+    async def prompt_tokens(self) -> int:
+        """The length of all prompts, once they are built. Raises the request's error if it failed before."""
+        await self._opened.wait()
+        if self.failure is not None and not self._prompt_tokens:
+            raise without_references(self.failure)
+        return self._prompt_tokens
 
     def push(self, delta: AnswerDelta) -> None:
         """Add a delta. Exactly one of each choice, the last, has ``finish`` set. Ignored after ``fail`` and ``close``.
@@ -196,6 +206,7 @@ class DeltaStream:
         if self.complete:
             return
         self._num_unfinished, self.failure = 0, error
+        self._opened.set()
         self._put(without_references(error))
 
     @property

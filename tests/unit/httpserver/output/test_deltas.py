@@ -45,6 +45,24 @@ def test_the_stream_ends_with_its_last_choice_and_counts_usage() -> None:
     asyncio.run(test())
 
 
+def test_the_length_of_the_prompt_is_known_once_it_is_built_or_its_failure() -> None:
+    async def test() -> None:
+        stream = DeltaStream(1, RenderTurns())
+        waiting = asyncio.ensure_future(stream.prompt_tokens())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        stream.open(prompt_tokens=10, image_tokens=4)
+        assert await waiting == 10
+        stream.fail(Unavailable("gone"))
+        assert await stream.prompt_tokens() == 10
+        failed = DeltaStream(1, RenderTurns())
+        failed.fail(Unavailable("gone"))
+        with pytest.raises(Unavailable):
+            await failed.prompt_tokens()
+
+    asyncio.run(test())
+
+
 def test_a_failed_stream_raises_after_the_deltas_before_it() -> None:
     async def test() -> None:
         stream = DeltaStream(1, RenderTurns())
