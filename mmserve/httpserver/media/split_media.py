@@ -1,12 +1,15 @@
-"""Replaces long base64 data: URLs in a JSON body by short marks, so that the JSON parser reads only the rest.
+"""Replaces long base64 images in a JSON body by short marks, so that the JSON parser reads only the rest.
 
-The URLs are found with ``bytes.find``; their base64 text is neither copied nor decoded here.
+Two forms are cut: strings that are base64 data: URLs (OpenAI), and base64 strings that are the value of a key ``data``
+(Anthropic). They are found with ``bytes.find``; their base64 text is neither copied nor decoded here.
 
-Why this is exact: in valid JSON, the bytes ``"data:`` without a backslash before them can only start a string, and the
-string ends at the next quote without a backslash before it. So the parser is in the same state after the mark as after
-the string, and a mark that is a value of the parsed body replaced a whole string. Characters that JSON forbids inside a
-string are not base64 either, so decoding finds them. The caller must check that every mark came out in a field that may
-hold an image, and otherwise parse the body again with the others put back.
+Why this is exact: in valid JSON, the bytes ``"data`` without a backslash before them can only start a string. If a
+colon follows, they are its beginning. If a quote follows, they are all of it, and if then a colon and a quote follow,
+it is a key and the second quote starts its value. The string ends at the next quote without a backslash before it. So
+the parser is in the same state after the mark as after the string, and a mark that is a value of the parsed body
+replaced a whole string. Characters that JSON forbids inside a string are not base64 either, so decoding finds them. The
+caller must check that every mark came out in a field that may hold an image, and otherwise parse the body again with
+the others put back.
 """
 
 from __future__ import annotations
@@ -22,14 +25,18 @@ from mmserve.runtime.errors import InvalidRequest
 _MIN_NBYTES = 16 * 1024
 """For a shorter URL, parsing the JSON string costs less than the search."""
 _MAX_STARTS = 1024
-"""Candidates examined in one body; bounds the time on the event loop for a text full of ``"data:``."""
+"""Candidates examined in one body; bounds the time on the event loop for a text full of ``"data``."""
 _WINDOW_NBYTES = 256 * 1024
 """Text that is searched at a time, which takes up to 1 ms."""
 _SHORT_NBYTES = 4096
-_QUOTE, _BACKSLASH = b'"', b"\\"
-_START = b'"data:'
-_HEAD = re.compile(rb"data:[!#-+\--\[\]-~]{0,100};base64,", re.IGNORECASE)
-"""The media type is printable ASCII without quote, comma and backslash."""
+_QUOTE, _BACKSLASH, _COLON = b'"', b"\\", ord(":")
+_START = b'"data'
+_HEAD = re.compile(
+    rb"""data:[!#-+\--\[\]-~]{0,100};base64,"""  # the media type is printable ASCII without quote, comma and backslash
+    rb"""|data"[ \t\n\r]{0,100}:[ \t\n\r]{0,100}"(?=[0-9A-Za-z+/=\\]{64})""",
+    re.IGNORECASE,
+)
+"""From behind the first quote to the base64 text. In the second form, the beginning of the value must be base64."""
 
 _SECRET, _NUMBERS = secrets.token_hex(16), itertools.count()
 """Marks never leave the process, so no client can write one into its request."""
@@ -38,7 +45,8 @@ _BASE64 = re.compile(rb"[0-9A-Za-z+/=]{0,%d}" % _SHORT_NBYTES)
 
 
 class SplitUrl(NamedTuple):
-    """One data: URL: ``head`` ends with the comma; ``data`` is the base64 text in the body, JSON escapes included."""
+    """A data: URL, whose ``head`` ends with the comma, or base64 text without a head. ``data``: the base64 text in the
+    body, JSON escapes included."""
 
     head: str
     data: memoryview
@@ -47,7 +55,7 @@ class SplitUrl(NamedTuple):
 def split_media(
     body: bytes | bytearray, max_nbytes: int | None = None
 ) -> tuple[bytes | bytearray, dict[str, SplitUrl]]:
-    """The body with marks, and the URL of each mark. Returns ``body`` itself if it has no long data: URL.
+    """The body with marks, and the URL of each mark. Returns ``body`` itself if it has no long image.
 
     Raises TooMuchText if more than ``max_nbytes`` are left without the URLs; it searches no further than that.
     """
@@ -63,9 +71,11 @@ def split_media(
         end = -1 if head is None else body.find(_QUOTE, head.end())
         if head is not None and end - at >= _MIN_NBYTES and not (_escaped(body, at) or _escaped(body, end)):
             mark = f"{_SECRET}-{next(_NUMBERS)}"
-            urls[mark] = SplitUrl(head[0].decode(), view[head.end() : end])
-            pieces += view[copied : at + 1], mark.encode()
-            cut_nbytes += end - at - 1
+            is_url = body[at + len(_START)] == _COLON
+            start = at + 1 if is_url else head.end()
+            urls[mark] = SplitUrl(head[0].decode() if is_url else "", view[head.end() : end])
+            pieces += view[copied:start], mark.encode()
+            cut_nbytes += end - start
             copied = at = end
         at = _find_start(body, at + 1, limit + cut_nbytes)
     if len(body) - cut_nbytes > limit:

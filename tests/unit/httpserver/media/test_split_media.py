@@ -35,9 +35,17 @@ x "data:;base64,QUJD|data:é;base64,QUJD|data:;base64,QQ"|data:;base64,QQ\\|data
 """
 texts = st.sampled_from(TRICKY.strip().replace("\n", "|").split("|")) | st.text(max_size=8)
 seeds = st.integers(0, 1 << 32)
+long_texts = st.sampled_from(
+    ["QUJD/+" * 11, "QUJD" * 16 + "==", "QUJD" * 16 + '"', "QUJD" * 16 + "\\", "a" * 63, "a " * 99]
+)
+data_keys = st.sampled_from(["data", "data", "DATA", '"data', "data:", "data\\", "database"])
 documents = st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 9) | texts,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    st.none() | st.booleans() | st.integers(-9, 9) | texts | long_texts,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(texts | data_keys, inner, max_size=4)
+        | st.dictionaries(data_keys, long_texts, min_size=1, max_size=2)
+    ),
     max_leaves=12,
 )
 
@@ -153,6 +161,37 @@ def test_a_request_parses_as_without_cutting(request: dict[str, Any], seed: int)
 
 def call_of(*parts: dict[str, Any], **fields: Any) -> GenerateCall:
     return parse_chat(json.dumps({"messages": [{"role": "user", "content": list(parts)}], **fields}).encode(), MODEL)
+
+
+def base64_values(body: bytes) -> list[bytes]:
+    return [bytes(data) for head, data in split_media(body)[1].values() if not head]
+
+
+def test_base64_text_under_the_key_data_is_cut() -> None:
+    text = pybase64.b64encode(PIXELS)
+    for form in (b'{"data":"%b"}', b'[{"a":{"data" :\n "%b"}}]', b'{"data":"x","data":"%b"}'):
+        body = form % text
+        rest, cut = split_media(body)
+        assert base64_values(body) == [text]
+        assert len(rest) < 100
+        assert restored(msgspec.json.decode(rest), cut) == msgspec.json.decode(body)
+
+
+def test_what_only_looks_like_a_key_is_not_cut() -> None:
+    text = b"QUJD" * 99
+    for form in (
+        b'{"text":"\\"data\\":\\"%b"}',
+        b'{"Data":"%b"}',
+        b'{"data":["%b"]}',
+        b'["data","%b"]',
+        b'{"data":"- %b"}',
+    ):
+        assert split_media(form % text) == (form % text, {})
+
+
+def test_base64_under_the_key_data_of_a_chat_is_put_back() -> None:
+    metadata = {"data": "QUJD" * 99}
+    assert call_of(image(URL), metadata=metadata).media[0].data is not None
 
 
 def image(url: str) -> dict[str, Any]:
