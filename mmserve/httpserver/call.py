@@ -87,6 +87,8 @@ class GenerateCall:
     """Part of the content keys: requests with different salts share no cached images."""
     grammar_param: str = ""
     """The field that ``sampling.grammar`` comes from."""
+    fit_output: bool = False
+    """The answer may be cut to the rest of the context; otherwise a larger max_tokens is an error."""
     echo_nbytes: int = 0
     """Memory of what the protocol keeps of the request for its answer."""
 

@@ -47,9 +47,24 @@ class InvalidRequest(MmserveError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """The prompt, or prompt and requested output, are longer than the context."""
+    """The prompt, or prompt and requested output, are longer than the context.
+
+    ``prompt_tokens``: length of the prompt, or a lower bound of it, if it alone is longer than ``max_prompt_tokens``.
+    """
 
     kind = "context_length_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        prompt_tokens: int | None = None,
+        max_prompt_tokens: int | None = None,
+    ) -> None:
+        super().__init__(message, param=param)
+        self.prompt_tokens = prompt_tokens
+        self.max_prompt_tokens = max_prompt_tokens
 
 
 class MediaError(InvalidRequest):

@@ -16,7 +16,7 @@ from mmserve.checkpoint.spec import ModelSpec, TextSpec, VisionSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, Deployment
 from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef, Prompt
-from mmserve.httpserver.conversation import MediaPart, PromptInput, TextPart, WrittenPrompt
+from mmserve.httpserver.conversation import Conversation, MediaPart, PromptInput, TextPart, WrittenPrompt
 from mmserve.httpserver.prompt.media_spans import span_of
 from mmserve.messages.cache import ItemState, MediaRecord
 from mmserve.messages.media import Handle
@@ -126,6 +126,9 @@ class StubLeases:
         finally:
             self.released.append(request_id)
 
+    def num_tokens(self, items: Sequence[MediaItem]) -> list[int]:
+        return [IMAGE_TOKENS for _ in items]
+
     def _leased(self, generation: int, index: int, item: MediaItem) -> LeasedItem:
         handle = Handle(generation, 64 * index, len(item.data))
         data = None if self.state == "hit" else handle
@@ -149,3 +152,10 @@ class StubPrompts:
                     spans.append(span_of(len(ids), part.index, item))
                     ids.extend(range(item.record.token_start, item.record.token_start + item.num_tokens))
         return Prompt(ids, tuple(spans))
+
+    def count(self, prompt: PromptInput, media: Sequence[MediaRef], image_tokens: Sequence[int]) -> int:
+        assert isinstance(prompt, Conversation)
+        parts = [part for message in prompt.messages for part in message.content]
+        return sum(
+            len(part.text.encode()) if isinstance(part, TextPart) else image_tokens[part.index] for part in parts
+        )

@@ -27,6 +27,8 @@ class LeaseSource(Protocol):
 
     def hold(self, request_id: str, items: Sequence[MediaItem]) -> AbstractAsyncContextManager[list[LeasedItem]]: ...
 
+    def num_tokens(self, items: Sequence[MediaItem]) -> list[int]: ...
+
 
 @dataclass(frozen=True)
 class AllocPath:

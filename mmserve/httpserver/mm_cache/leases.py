@@ -102,6 +102,10 @@ class MediaLeases:
         """
         return self._hold(request_id, items)
 
+    def num_tokens(self, items: Sequence[MediaItem]) -> list[int]:
+        """Tokens of each image in a prompt. Raises MediaError."""
+        return [self._num_tokens(item) for item in items]
+
     async def aclose(self) -> None:
         """Close threads and connections. Remaining leases end with the connections."""
         await self._cache.aclose()
@@ -168,11 +172,10 @@ class MediaLeases:
             await self._give_second_keys(request, collided)
 
     def _alloc_items(self, items: Sequence[MediaItem]) -> list[AllocItem]:
-        num_tokens = [self._num_tokens(item) for item in items]
         row_nbytes = self._deployment.embed_row_nbytes
         return [
             AllocItem(item.key, count, len(item.data), count * row_nbytes)
-            for item, count in zip(items, num_tokens, strict=True)
+            for item, count in zip(items, self.num_tokens(items), strict=True)
         ]
 
     def _num_tokens(self, item: MediaItem) -> int:

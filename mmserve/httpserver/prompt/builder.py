@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from mmserve.httpserver.conversation import (
 )
 from mmserve.httpserver.prompt.chat_template import ChatTemplate, template_source
 from mmserve.httpserver.prompt.guarded_encoding import GuardedEncoder
+from mmserve.httpserver.prompt.inline_system import fold_late_system
 from mmserve.httpserver.prompt.media_spans import span_of, virtual_ids
 from mmserve.httpserver.prompt.template_variables import template_variables
 from mmserve.httpserver.prompt.tokenizer import ChatTokenizer
@@ -44,11 +46,12 @@ class PromptBuilder:
         self._is_multimodal = model.vision is not None
         self._tokenizer = ChatTokenizer(checkpoint, source or "", placeholder=model.image_token_id)
         self._encoder: GuardedEncoder | None = None
-        self._takes_strings = self._takes_parts = False
+        self._takes_strings = self._takes_parts = self._takes_late_system = False
         if source is not None:
             longest = self._max_model_len * self._tokenizer.longest_token
             template = ChatTemplate(source, self._tokenizer.special_tokens, prompt_chars=longest)
             self._takes_strings, self._takes_parts = template.takes_strings, template.takes_parts
+            self._takes_late_system = template.takes_late_system
             self._encoder = GuardedEncoder(template, self._tokenizer, self._check_text)
 
     @property
@@ -65,10 +68,28 @@ class PromptBuilder:
         """``leased[i]`` is the lease of ``media[i]``. Raises InvalidRequest, ContextLengthExceeded."""
         if isinstance(prompt, WrittenPrompt):
             return self._finished(self._written_ids(prompt), [], (), prompt.param)
-        images = [part.index for message in prompt.messages for part in message.content if isinstance(part, MediaPart)]
+        images = self._images_of(prompt, media)
+        return self._finished(self._encode(prompt), [(index, leased[index]) for index in images], media, "messages")
+
+    def count(self, prompt: PromptInput, media: Sequence[MediaRef], image_tokens: Sequence[int]) -> int:
+        """Length of what ``build`` makes, in tokens, also if that is too long. ``image_tokens[i]``: of ``media[i]``.
+
+        Raises InvalidRequest, and ContextLengthExceeded for a text that is too long to be tokenized.
+        """
+        if isinstance(prompt, WrittenPrompt):
+            return len(self._written_ids(prompt))
+        images = self._images_of(prompt, media)
+        ids = self._encode(prompt)
+        self._placeholders(ids, images, media, "messages")
+        return len(ids) - len(images) + sum(image_tokens[index] for index in images)
+
+    def _images_of(self, conversation: Conversation, media: Sequence[MediaRef]) -> list[int]:
+        """Indexes of the images in ``media``, in the order of the conversation."""
+        parts = (part for message in conversation.messages for part in message.content)
+        images = [part.index for part in parts if isinstance(part, MediaPart)]
         if images and not self._is_multimodal:
             raise InvalidRequest("this model takes no images", param=media[images[0]].param)
-        return self._finished(self._encode(prompt), [(index, leased[index]) for index in images], media, "messages")
+        return images
 
     def _written_ids(self, prompt: WrittenPrompt) -> Sequence[int]:
         """The client writes the whole prompt, so control tokens in it are meant."""
@@ -81,8 +102,14 @@ class PromptBuilder:
     def _encode(self, conversation: Conversation) -> list[int]:
         if self._encoder is None:
             raise InvalidRequest("this model has no chat template, so it cannot take chat messages", param="messages")
+        if not self._takes_late_system:
+            conversation = replace(conversation, messages=fold_late_system(conversation.messages))
         continued = conversation.messages[-1] if conversation.continue_final_message else None
-        text, ids = self._encoder.encode(template_variables(conversation, self._content), _last_text(continued))
+        try:
+            variables = template_variables(conversation, self._content)
+            text, ids = self._encoder.encode(variables, _last_text(continued))
+        except RecursionError:
+            raise InvalidRequest("a tool or the arguments of a call are nested too deeply", param="messages") from None
         return self._add_special_tokens(text, ids)
 
     def _add_special_tokens(self, text: str, ids: list[int]) -> list[int]:
@@ -109,12 +136,7 @@ class PromptBuilder:
 
         ``param``: the field to name if the prompt cannot be used.
         """
-        positions = [at for at, id in enumerate(ids) if id == self._image_token_id] if self._is_multimodal else []
-        if len(positions) != len(images):
-            raise InvalidRequest(
-                f"the prompt has places for {len(positions)} of {len(images)} images here",
-                param=media[images[0][0]].param if images else param,
-            )
+        positions = self._placeholders(ids, [index for index, _ in images], media, param)
         if not 0 <= min(ids, default=0) <= max(ids, default=0) < self._vocab_size:
             raise InvalidRequest("the prompt holds a token that the model does not have", param=param)
         prompt, spans, copied = array("q"), [], 0
@@ -127,19 +149,31 @@ class PromptBuilder:
         if not prompt:
             raise InvalidRequest("the prompt is empty", param=param)
         if len(prompt) > self.max_prompt_tokens:
-            raise self._too_long(str(len(prompt)), param)
+            raise self._too_long(len(prompt), param)
         return Prompt(prompt, tuple(spans))
+
+    def _placeholders(self, ids: Sequence[int], images: list[int], media: Sequence[MediaRef], param: str) -> list[int]:
+        """Positions of the image placeholders, as many as ``images``. Raises InvalidRequest."""
+        positions = [at for at, id in enumerate(ids) if id == self._image_token_id] if self._is_multimodal else []
+        if len(positions) != len(images):
+            raise InvalidRequest(
+                f"the prompt has places for {len(positions)} of {len(images)} images here",
+                param=media[images[0]].param if images else param,
+            )
+        return positions
 
     def _check_text(self, text: str, param: str = "messages") -> None:
         """Before tokenizing a text that is too long in any case."""
         if len(text) > self._max_model_len * self._tokenizer.longest_token:
-            raise self._too_long(f"at least {len(text) // self._tokenizer.longest_token}", param)
+            raise self._too_long(len(text) // self._tokenizer.longest_token, param, "at least ")
 
-    def _too_long(self, num_tokens: str, param: str) -> ContextLengthExceeded:
+    def _too_long(self, num_tokens: int, param: str, at_least: str = "") -> ContextLengthExceeded:
         return ContextLengthExceeded(
-            f"the prompt has {num_tokens} tokens, images included; the context is {self._max_model_len} tokens "
-            "and must leave room for an answer",
+            f"the prompt has {at_least}{num_tokens} tokens, images included; the context is {self._max_model_len} "
+            "tokens and must leave room for an answer",
             param=param,
+            prompt_tokens=num_tokens,
+            max_prompt_tokens=self.max_prompt_tokens,
         )
 
 

@@ -35,7 +35,10 @@ logger = logging.getLogger(__name__)
 
 
 class ChatTemplate:
-    """``takes_parts``: content may be a list of parts; ``takes_strings``: it may be a string."""
+    """``takes_parts``: content may be a list of parts; ``takes_strings``: it may be a string.
+
+    ``takes_late_system``: a system message after other messages is rendered in its place.
+    """
 
     def __init__(self, source: str, special_tokens: dict[str, str], *, prompt_chars: int = 1 << 20) -> None:
         """``prompt_chars``: of the longest prompt, from which limits follow. Raises StartupError when the template is
@@ -46,10 +49,11 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise StartupError(f"the model's chat template is not valid: {error}") from None
         self._special_tokens = special_tokens
-        self.takes_strings = _PROBE in self._probe(_PROBE)
-        as_parts = self._probe([{"type": "text", "text": _PROBE}])
+        self.takes_strings = _PROBE in self._probe({"role": "user", "content": _PROBE})
+        as_parts = self._probe({"role": "user", "content": [{"type": "text", "text": _PROBE}]})
         # A template for strings only prints the list itself.
         self.takes_parts = _PROBE in as_parts and "'text'" not in as_parts and '"text"' not in as_parts
+        self.takes_late_system = self._renders_late_system()
 
     def render(self, messages: Conversation, **variables: Any) -> str:
         """The prompt's text. ``variables``: tools, documents and others; see ``template_variables``.
@@ -86,9 +90,22 @@ class ChatTemplate:
         line = self._template.get_corresponding_lineno(lines[-1]) if lines and lines[-1] else 0
         return f"{type(error).__name__} in line {line}"
 
-    def _probe(self, content: Any) -> str:
+    def _renders_late_system(self) -> bool:
+        texts = [f"{_PROBE}-{number}-" for number in range(4)]
+        contents = texts if self.takes_strings else [[{"type": "text", "text": text}] for text in texts]
+        turns = [
+            {"role": role, "content": content}
+            for role, content in zip(("user", "assistant", "user"), contents, strict=False)
+        ]
+        as_system = self._probe(*turns, {"role": "system", "content": contents[3]})
+        as_assistant = self._probe(*turns, {"role": "assistant", "content": contents[3]})
+        places = [as_system.find(text) for text in texts]
+        # A template that only tells the user from others would make it the assistant's words.
+        return -1 not in places and places == sorted(places) and as_system != as_assistant
+
+    def _probe(self, *messages: dict[str, Any]) -> str:
         try:
-            return self._render([{"role": "user", "content": content}], {})
+            return self._render(list(messages), {})
         except Exception:  # noqa: BLE001 - any exception means that this format is not supported
             return ""
 

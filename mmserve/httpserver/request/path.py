@@ -56,6 +56,8 @@ class PromptSource(Protocol):
 
     def build(self, prompt: PromptInput, media: Sequence[MediaRef], leased: Sequence[LeasedItem]) -> Prompt: ...
 
+    def count(self, prompt: PromptInput, media: Sequence[MediaRef], image_tokens: Sequence[int]) -> int: ...
+
 
 @dataclass(frozen=True)
 class _Choice:
@@ -118,6 +120,15 @@ class RequestPath:
                     choice = _Choice(call, alloc_path, items, request, text, deltas, metrics)
                     choices.create_task(self._generate_choice(choice))
 
+    async def count_tokens(self, call: GenerateCall, resources: RequestResources) -> int:
+        """Tokens of all prompts of ``call``, however long, as ``generate`` would count them; nothing is leased.
+
+        Images are read as far as their headers, for their size in pixels. Raises MmserveError.
+        """
+        alloc_path = self.alloc_paths.choose()
+        image_tokens = alloc_path.leases.num_tokens(await self._read(alloc_path, call, resources))
+        return sum([await self._count(prompt, call.media, image_tokens) for prompt in call.prompts])
+
     async def _read(self, alloc_path: AllocPath, call: GenerateCall, resources: RequestResources) -> list[MediaItem]:
         """Read the images. Before the first fetch, reserves memory for as much as one request may fetch."""
         if not call.media:
@@ -162,9 +173,14 @@ class RequestPath:
                     return
 
     async def _build(self, prompt: PromptInput, media: Sequence[MediaRef], leased: Sequence[LeasedItem]) -> Prompt:
-        if num_chars(prompt) + _MESSAGE_CHARS * num_parts(prompt) > _LONG_PROMPT_CHARS:
+        if _is_long(prompt):
             return await self.prompt_threads.run(lambda: self.prompts.build(prompt, media, leased))
         return self.prompts.build(prompt, media, leased)
+
+    async def _count(self, prompt: PromptInput, media: Sequence[MediaRef], image_tokens: Sequence[int]) -> int:
+        if _is_long(prompt):
+            return await self.prompt_threads.run(lambda: self.prompts.count(prompt, media, image_tokens))
+        return self.prompts.count(prompt, media, image_tokens)
 
     def _requests(self, call: GenerateCall, prompts: Sequence[Prompt]) -> list[GenerateRequest]:
         """The sequences of all choices: n of the first prompt, n of the second, and so on."""
@@ -194,18 +210,22 @@ class RequestPath:
         ]
 
     def _with_token_limits(self, call: GenerateCall, prompt_tokens: int) -> SamplingParams:
-        """Set max_tokens to the rest of the context if it is 0, and to 0 if no answer is wanted.
+        """Set max_tokens to the rest of the context if it is 0 or may be cut, and to 0 if no answer is wanted.
 
         Raises ContextLengthExceeded if prompt and answer do not fit.
         """
         sampling, room = call.sampling, self.max_model_len - prompt_tokens
         if call.prompt_only and room >= 0:
             return msgspec.structs.replace(sampling, max_tokens=0, min_tokens=0)
+        if call.fit_output and room > 0:
+            sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens or room, room))
         if room < max(1, sampling.max_tokens):
             output = f" and {quoted(sampling.max_tokens)} of output" if sampling.max_tokens else ""
             raise ContextLengthExceeded(
                 f"{prompt_tokens} prompt tokens{output} do not fit the context of {self.max_model_len} tokens",
                 param="max_tokens" if room > 0 else "messages",
+                prompt_tokens=prompt_tokens if room <= 0 else None,
+                max_prompt_tokens=self.max_model_len - 1,
             )
         max_tokens = sampling.max_tokens or room
         return msgspec.structs.replace(sampling, max_tokens=max_tokens, min_tokens=min(sampling.min_tokens, max_tokens))
@@ -216,6 +236,10 @@ def _lease(
 ) -> AbstractAsyncContextManager[Sequence[LeasedItem]]:
     """Leases of the items. Without any the cache server is not called, so text requests never wait for it."""
     return alloc_path.leases.hold(lease_id, items) if items else nullcontext(())
+
+
+def _is_long(prompt: PromptInput) -> bool:
+    return num_chars(prompt) + _MESSAGE_CHARS * num_parts(prompt) > _LONG_PROMPT_CHARS
 
 
 def _next_attempt(request: GenerateRequest, lost: MediaLost) -> GenerateRequest:

@@ -9,7 +9,7 @@ from PIL import Image
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaRef
-from mmserve.httpserver.conversation import MediaPart, Message, TextPart
+from mmserve.httpserver.conversation import Conversation, MediaPart, Message, TextPart, Tool
 from mmserve.httpserver.prompt.builder import PromptBuilder
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import Handle
@@ -202,6 +202,34 @@ def test_prompt_length_is_checked_with_images(models: Any) -> None:
         build_prompt(prompts, call(user(IMAGE(0)), media=1), [lease(1, num_tokens=60)])
     with pytest.raises(ContextLengthExceeded, match="at least"):
         build_prompt(prompts, call(user("x" * 100_000)))
+
+
+def test_a_count_is_the_length_of_the_prompt_also_of_one_that_is_too_long(models: Any) -> None:
+    directory = models["byte-level", CHATML, True]
+    asked = call(user("hi", IMAGE(1), "and", IMAGE(0)), media=2)
+    built = build_prompt(PromptBuilder(deployment_of(directory)), asked, [lease(1, 3), lease(2, 60)])
+    for max_model_len in (2048, 64):
+        prompts = PromptBuilder(deployment_of(directory, max_model_len=max_model_len))
+        assert prompts.count(asked.prompts[0], asked.media, [3, 60]) == len(built.ids)
+
+
+def test_values_that_are_nested_too_deeply_are_refused(models: Any) -> None:
+    prompts = PromptBuilder(deployment_of(models["byte-level", CHATML, False]))
+    deep = '{"a":' * 950 + "1" + "}" * 950
+    conversation = Conversation((user("hi"),), tools=(Tool("f", parameters=deep),))
+    with pytest.raises(InvalidRequest):
+        prompts.build(conversation, (), ())
+
+
+def test_a_late_system_message_is_in_the_prompt_where_it_was_said(models: Any) -> None:
+    prompts = PromptBuilder(deployment_of(models["metaspace", LLAMA_2, False]))
+    turns = (user("hi"), Message("assistant", (TextPart("yes"),)), user("ask"))
+    plain, asked = (
+        prompts.tokenizer.decode(build_prompt(prompts, call(*messages)).ids, skip_special_tokens=False)
+        for messages in (turns, (*turns, Message("system", (TextPart("now"),))))
+    )
+    assert "now" in asked
+    assert asked.startswith(plain[: plain.index("ask") + 3])
 
 
 def test_a_prompt_that_just_fits(models: Any) -> None:
