@@ -6,9 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from typing import Any
 
-import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -18,11 +16,13 @@ from starlette.types import ASGIApp
 
 from mmserve.config.api_keys import load_api_keys
 from mmserve.httpserver.api.admin import admin_routes
+from mmserve.httpserver.api.anthropic.count_tokens import count_routes
+from mmserve.httpserver.api.anthropic.messages import MESSAGES
 from mmserve.httpserver.api.errors import error_response
 from mmserve.httpserver.api.models import model_routes
 from mmserve.httpserver.api.openai.chat import CHAT
 from mmserve.httpserver.api.operations import operation_routes
-from mmserve.httpserver.api.protocol import Protocol, parse_request
+from mmserve.httpserver.api.protocol import Protocol, body_schema, parse_request
 from mmserve.httpserver.api.response import TaskResponse
 from mmserve.httpserver.call import kept_nbytes
 from mmserve.httpserver.context import WorkerContext
@@ -36,7 +36,7 @@ from mmserve.runtime.errors import InvalidRequest, MmserveError, NotFound, short
 from mmserve.runtime.shortage import shortage_of
 
 logger = logging.getLogger(__name__)
-PROTOCOLS = (CHAT,)
+PROTOCOLS = (CHAT, MESSAGES)
 """Every route that generates an answer."""
 
 
@@ -45,6 +45,7 @@ def make_app(context: WorkerContext) -> ASGIApp:
     app = FastAPI(title="mmserve", version=context.deployment.version, redoc_url=None)
     app.include_router(model_routes(context))
     app.include_router(operation_routes(context))
+    app.include_router(count_routes(context))
     if context.deployment.config.enable_admin:
         app.include_router(admin_routes(context))
     for protocol in PROTOCOLS:
@@ -70,7 +71,7 @@ def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
         allow_origins=origins,
         allow_methods=("GET", "POST"),
         allow_headers=("*",),
-        expose_headers=("x-request-id", "retry-after"),
+        expose_headers=("x-request-id", "request-id", "retry-after"),
     )
 
 
@@ -83,7 +84,7 @@ def _add_protocol(app: FastAPI, context: WorkerContext, protocol: Protocol) -> N
         description=protocol.description,
         tags=["generate"],
         response_class=Response,
-        openapi_extra={"requestBody": _body_schema(protocol.body_type)},
+        openapi_extra={"requestBody": body_schema(protocol.body_type)},
     )
 
 
@@ -113,26 +114,9 @@ def _generate_endpoint(context: WorkerContext, protocol: Protocol) -> Callable[[
     return generate
 
 
-def _body_schema(type_: Any) -> dict[str, Any]:
-    """OpenAPI's description of a body, from the struct that validates it, with references inlined."""
-    (_,), components = msgspec.json.schema_components([type_], ref_template="#/{name}")
-    schema = _inlined(components[type_.__name__], components)
-    return {"required": True, "content": {"application/json": {"schema": schema}}}
-
-
-def _inlined(node: Any, components: dict[str, Any]) -> Any:
-    if isinstance(node, list):
-        return [_inlined(item, components) for item in node]
-    if not isinstance(node, dict):
-        return node
-    if "$ref" in node:
-        return _inlined(components[node["$ref"].removeprefix("#/")], components)
-    return {key: _inlined(value, components) for key, value in node.items()}
-
-
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, MmserveError)
-    return error_response(request.url.path, error)
+    return error_response(request.scope, error)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -142,7 +126,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         f"{request.method} {shortened(request.url.path)}: {error.detail}"
     )
     wrapped.status = error.status_code
-    response = error_response(request.url.path, wrapped)
+    response = error_response(request.scope, wrapped)
     response.headers.update(error.headers or {})
     return response
 
@@ -157,8 +141,8 @@ async def _on_shortage(request: Request, error: Exception) -> Response:
     if (short := shortage_of(error)) is None:
         raise error
     logger.warning("a request failed: %s", short.message)
-    return error_response(request.url.path, short)
+    return error_response(request.scope, short)
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
-    return error_response(request.url.path, MmserveError("internal error"))
+    return error_response(request.scope, MmserveError("internal error"))

@@ -1,19 +1,33 @@
-"""Errors in the form of the client's protocol, which the path of the request tells."""
+"""Errors in the form of the client's protocol, which the path of the request tells, or a header of Anthropic's SDKs."""
 
 from __future__ import annotations
 
+from starlette.datastructures import Headers
 from starlette.responses import Response
+from starlette.types import Scope
 
+from mmserve.httpserver.api.anthropic import errors as anthropic
 from mmserve.httpserver.api.openai import errors as openai
 from mmserve.runtime.errors import MmserveError
 from mmserve.runtime.retry_after import header_seconds
 
 
-def error_response(path: str, error: MmserveError) -> Response:
-    """A response with the error's status, body and Retry-After. ``path``: of the request's URL."""
-    response = Response(openai.error_body(error), error.status, media_type="application/json")
+def error_response(scope: Scope, error: MmserveError) -> Response:
+    """A response with the error's status, body and Retry-After. ``scope``: of the request."""
+    status = error.status
+    if _is_anthropic(scope):
+        status = anthropic.error_status(error)
+        body = anthropic.error_body(error, scope["state"]["request_id"])
+    else:
+        body = openai.error_body(error)
+    response = Response(body, status, media_type="application/json")
     if error.retry_after_s is not None:
         response.headers["retry-after"] = str(header_seconds(error.retry_after_s))
     if error.status == 401:
         response.headers["www-authenticate"] = "Bearer"
     return response
+
+
+def _is_anthropic(scope: Scope) -> bool:
+    path = scope["path"]
+    return path == "/v1/messages" or path.startswith("/v1/messages/") or "anthropic-version" in Headers(scope=scope)

@@ -1,8 +1,9 @@
-"""``GET /v1/models`` and ``/v1/models/{id}`` in OpenAI's form."""
+"""``GET /v1/models`` and ``/v1/models/{id}``, in a form that holds the fields of OpenAI's and of Anthropic's."""
 
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
 import msgspec
 from fastapi import APIRouter
@@ -13,23 +14,54 @@ from mmserve.runtime.errors import ModelNotFound, quoted
 
 
 class ModelCard(msgspec.Struct):
+    """``created``, ``owned_by``, ``object`` are OpenAI's, ``root`` and ``max_model_len`` vLLM's, the rest Anthropic's.
+
+    ``max_tokens``: the longest answer. ``context_window`` repeats ``max_model_len``: clients read one or the other.
+    """
+
     id: str
     created: int
     root: str
     max_model_len: int
+    context_window: int
+    max_input_tokens: int
+    max_tokens: int
+    display_name: str
+    created_at: datetime
     object: str = "model"
     owned_by: str = "mmserve"
+    type: str = "model"
+    lifecycle: str = "active"
+
+
+class ModelList(msgspec.Struct):
+    data: list[ModelCard]
+    first_id: str
+    last_id: str
+    object: str = "list"
+    has_more: bool = False
 
 
 def model_routes(context: WorkerContext) -> APIRouter:
     """Routes that list the served model and describe it by name."""
     router = APIRouter(tags=["models"])
-    model = context.model
-    card = ModelCard(model.name, int(time.time()), context.deployment.model.path, model.max_model_len)
+    model, started = context.model, datetime.fromtimestamp(int(time.time()), UTC)
+    longest = model.max_model_len - 1  # a prompt leaves room for one token, and an answer follows at least one
+    card = ModelCard(
+        id=model.name,
+        created=int(started.timestamp()),
+        root=context.deployment.model.path,
+        max_model_len=model.max_model_len,
+        context_window=model.max_model_len,
+        max_input_tokens=longest,
+        max_tokens=longest,
+        display_name=model.name,
+        created_at=started,
+    )
 
     @router.get("/v1/models", response_class=Response)
     async def list_models() -> Response:
-        return _json({"object": "list", "data": [card]})
+        return _json(ModelList([card], card.id, card.id))
 
     @router.get("/v1/models/{model_id:path}", response_class=Response)
     async def get_model(model_id: str) -> Response:

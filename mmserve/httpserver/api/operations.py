@@ -1,4 +1,4 @@
-"""Routes for operators and probes: ``/health``, ``/ready``, ``/live``, ``/version``, ``/metrics``."""
+"""Routes for operators and probes: ``/``, ``/health``, ``/ready``, ``/live``, ``/version``, ``/metrics``."""
 
 from __future__ import annotations
 
@@ -32,6 +32,10 @@ def operation_routes(context: WorkerContext) -> APIRouter:
         """200 whenever this process responds."""
         return _json({"status": "ok"})
 
+    async def root() -> Response:
+        """200: some clients ask for this before their first request."""
+        return _json({"name": "mmserve"})
+
     async def version() -> Response:
         return _json({"version": context.deployment.version})
 
@@ -40,6 +44,7 @@ def operation_routes(context: WorkerContext) -> APIRouter:
         return await _scrape(context)
 
     for path, endpoint in (
+        ("/", root),
         ("/health", ready),
         ("/ready", ready),
         ("/live", live),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from mmserve.config.api_keys import ApiKey, Area, digest_of
 from mmserve.runtime.errors import Forbidden, Unauthorized
 
-OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
+OPEN_PATHS = frozenset({"/", "/health", "/live", "/ready"})
 """Paths for probes, which send no key."""
 
 

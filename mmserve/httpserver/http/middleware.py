@@ -1,5 +1,5 @@
-"""ASGI middleware around every route: checks Host, Origin, API key and content type, sets the x-request-id header,
-counts and logs responses.
+"""ASGI middleware around every route: checks Host, Origin, API key and content type, sets the x-request-id and
+request-id headers, counts and logs responses.
 
 Plain ASGI rather than Starlette's BaseHTTPMiddleware, which buffers responses and cancels tasks.
 """
@@ -41,7 +41,10 @@ class _Access:
 
 
 class RequestMiddleware:
-    """Wraps an ASGI app. ``error_response`` renders an error of a path as a response."""
+    """Wraps an ASGI app. ``error_response`` renders an error of a request, given its scope, as a response.
+
+    The request's id is in the scope's state, as ``request_id``.
+    """
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class RequestMiddleware:
         auth: ApiKeyAuth,
         browser_guard: BrowserGuard,
         metrics: MetricsClient,
-        error_response: Callable[[str, MmserveError], Response],
+        error_response: Callable[[Scope, MmserveError], Response],
         access_log: bool = False,
     ) -> None:
         self._app = app
@@ -64,11 +67,13 @@ class RequestMiddleware:
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
         request_id = _request_id(headers.get("x-request-id"))
+        scope.setdefault("state", {})["request_id"] = request_id
         access = _Access(request_id)
 
         async def send_response(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                response_headers = MutableHeaders(scope=message)
+                response_headers["x-request-id"] = response_headers["request-id"] = request_id
                 access.status = message["status"]
                 self._count(scope, access)
             access.nbytes += len(message.get("body", b""))
@@ -78,7 +83,7 @@ class RequestMiddleware:
             try:
                 access.key = self._check(scope, headers)
             except MmserveError as error:
-                return await self._error_response(scope["path"], error)(scope, receive, send_response)
+                return await self._error_response(scope, error)(scope, receive, send_response)
             await self._app(scope, receive, send_response)
         finally:
             self._log(scope, access)

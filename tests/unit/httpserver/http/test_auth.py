@@ -49,7 +49,7 @@ def test_without_a_key_only_probes_are_accepted(headers: dict[str, str]) -> None
     for path in ("/v1/models", "/metrics", "/docs", "/health/x", "/admin/alloc", "//health", ""):
         with pytest.raises(Unauthorized):
             AUTH.check(path, headers)
-    for path in ("/health", "/live", "/ready"):
+    for path in ("/", "/health", "/live", "/ready"):
         assert AUTH.check(path, headers) is None
     assert ApiKeyAuth(()).check("/v1/models", headers) is None
 

@@ -1,0 +1,1 @@
+"""Anthropic's protocol. Doors: ``messages.MESSAGES``, ``count_tokens.count_routes``, ``errors``."""
