@@ -57,6 +57,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     port: Annotated[int, _field("http", "port to listen on; 0 picks a free one", ge=0, le=65535)] = 8000
     health_port: Annotated[int, _field("http", "port of the health server; 0 picks a free one", ge=0, le=65535)] = 0
     http_workers: Annotated[int, _field("http", "HTTP server processes on the one port", ge=1, le=64)] = 1
+    tool_call_parser: Annotated[
+        str,
+        _field("http", "format of the model's tool calls: auto (asks the checkpoint), none, or a name"),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        _field(
+            "http",
+            "format of the model's reasoning: auto (asks the checkpoint), none, or a name",
+        ),
+    ] = "auto"
     api_key: Annotated[str | None, _field("http", "key that clients must send (Bearer or x-api-key)")] = None
     api_key_file: Annotated[
         str | None,

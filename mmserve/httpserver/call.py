@@ -103,7 +103,7 @@ class GenerateCall:
         return f"chatcmpl-{self.request_id}"
 
 
-_REQUEST_NBYTES, _CHOICE_NBYTES = 10 * 1024, 9 * 1024
+_REQUEST_NBYTES, _CHOICE_NBYTES = 10 * 1024, 10 * 1024
 """Objects of a request and of each of its choices that have about the same size in all: tasks, frames, queues."""
 _MEDIA_NBYTES, _BIAS_NBYTES = 400, 160
 """An image and an entry of logit_bias, without their text and data."""
@@ -154,3 +154,5 @@ class Prompt:
 
     ids: array[int]
     spans: tuple[MediaSpan, ...] = ()
+    tail: str = ""
+    """The end of the rendered conversation, which may be the beginning of a thought."""

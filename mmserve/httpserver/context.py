@@ -92,6 +92,8 @@ async def open_worker(
         prompt_threads=prompt_threads,
         dispatcher=dispatcher,
         vocabulary=services.vocabulary,
+        answer_format=services.answer_format,
+        eos_token_ids=deployment.model.eos_token_ids,
         metrics=metrics,
     )
     body_memory, fetch_memory = _reservations(deployment, metrics, now)

@@ -6,15 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
+from pathlib import Path
 
+from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process
 from mmserve.httpserver.call import AllocVersion
 from mmserve.httpserver.media.reader import MediaReader
 from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths
 from mmserve.httpserver.mm_cache.leases import MediaLeases
 from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit
+from mmserve.httpserver.output.answer_format import AnswerFormat
 from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.httpserver.prompt.builder import PromptBuilder
+from mmserve.httpserver.prompt.chat_template import template_source
 from mmserve.httpserver.request.path import PromptSource
 from mmserve.metrics.client import MetricsClient
 
@@ -26,6 +30,7 @@ class RequestServices:
     alloc_paths: AllocPaths
     prompts: PromptSource
     vocabulary: Vocabulary
+    answer_format: AnswerFormat
 
 
 @asynccontextmanager
@@ -39,7 +44,17 @@ async def open_services(process: Process, metrics: MetricsClient) -> AsyncIterat
     initial_fraction = config.concurrent_alloc_fraction if config.enable_concurrent_alloc else 0.0
     with closing(TrafficSplit(process.endpoints.alloc_share, initial_fraction)) as split:
         async with open_alloc_path("v1", process, metrics) as v1, open_alloc_path("v2", process, metrics) as v2:
-            yield RequestServices(AllocPaths(v1, v2, split), prompts, Vocabulary(prompts.tokenizer))
+            vocabulary = Vocabulary(prompts.tokenizer)
+            yield RequestServices(
+                AllocPaths(v1, v2, split), prompts, vocabulary, answer_format(process.deployment, vocabulary)
+            )
+
+
+def answer_format(deployment: Deployment, vocabulary: Vocabulary) -> AnswerFormat:
+    """How the deployment's model writes its answers. Raises StartupError."""
+    checkpoint, config = Path(deployment.model.path), deployment.config
+    source = template_source(checkpoint) or ""
+    return AnswerFormat.of_checkpoint(checkpoint, source, vocabulary, config.tool_call_parser, config.reasoning_parser)
 
 
 @asynccontextmanager

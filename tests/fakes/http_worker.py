@@ -11,18 +11,21 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import openai
 import uvloop
 
+from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process
 from mmserve.httpserver.context import WorkerContext, open_worker
 from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths, MediaSource
 from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit
 from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.httpserver.server import serve
-from mmserve.httpserver.services import RequestServices
+from mmserve.httpserver.services import RequestServices, answer_format
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.retry_after import Clock
 from tests.fakes.http_services import StubLeases, StubMedia, StubPrompts, byte_tokenizer, make_deployment
@@ -72,13 +75,17 @@ async def http_worker(
     vision: bool = True,
     media: MediaSource | None = None,
     now: Clock = time.monotonic,
+    template: str | None = None,
     **config: object,
 ) -> AsyncIterator[Worker]:
     """A worker that is ended by SIGTERM, as the supervisor does. ``media`` replaces the stub reader.
 
+    ``template``: source of the chat template, for what the worker finds out from it. The prompts are still stubs.
     ``now``: the clock that Retry-After is estimated by."""
     with tempfile.TemporaryDirectory(prefix="test-mmserve-") as run_dir:
         deployment = make_deployment(run_dir, vision=vision, **config)
+        if template is not None:
+            deployment = _with_template(deployment, Path(run_dir), template)
         listener = socket.create_server(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         started = asyncio.Event()
@@ -90,7 +97,9 @@ async def http_worker(
         share = TrafficSplit(process.endpoints.alloc_share, 1.0)
         media = media or StubMedia()
         alloc_paths = AllocPaths(AllocPath(media, v1), AllocPath(media, leases), share)
-        services = RequestServices(alloc_paths, StubPrompts(), Vocabulary(byte_tokenizer()))
+        vocabulary = Vocabulary(byte_tokenizer())
+        answers = answer_format(deployment, vocabulary)
+        services = RequestServices(alloc_paths, StubPrompts(), vocabulary, answers)
         async with (
             Upstream(process.endpoints, deployment.config.visual_workers) as upstream,
             open_worker(process, services, metrics, now) as context,
@@ -134,3 +143,8 @@ def run(test: Callable[[], Awaitable[T]]) -> T:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(limited())
+
+
+def _with_template(deployment: Deployment, directory: Path, template: str) -> Deployment:
+    (directory / "chat_template.jinja").write_text(template)
+    return msgspec.structs.replace(deployment, model=msgspec.structs.replace(deployment.model, path=str(directory)))

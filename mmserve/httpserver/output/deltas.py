@@ -27,6 +27,8 @@ class Usage:
     completion_tokens: int
     cached_tokens: int = 0
     image_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Of ``completion_tokens``."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class AnswerDelta:
     """For the next tokens of the prompt, if the call asked for them. None: the first token, and tokens of images."""
     embedding: bytes = b""
     """float32 [hidden], not normalised, on the last delta of a call with ``pooling``."""
+    num_reasoning_tokens: int = 0
+    """Of ``num_tokens``."""
 
     @property
     def text(self) -> str:
@@ -110,6 +114,7 @@ class _Merged:
             self._deltas[-1].stop_reason,
             tuple(token for delta in self._deltas for token in delta.prompt_logprobs),
             self._deltas[-1].embedding,
+            sum(delta.num_reasoning_tokens for delta in self._deltas),
         )
 
 
@@ -159,6 +164,7 @@ class DeltaStream:
         self._cached_tokens: dict[int, int] = {}
         """By choice index."""
         self._completion_tokens = 0
+        self._reasoning_tokens = 0
 
     def open(self, prompt_tokens: int, image_tokens: int) -> None:
         """Set the length of all prompts in tokens. Call before the first delta."""
@@ -221,7 +227,13 @@ class DeltaStream:
         cached: dict[int, int] = {}
         for index, num_tokens in self._cached_tokens.items():
             cached[index // self._n] = min(cached.get(index // self._n, num_tokens), num_tokens)
-        return Usage(self._prompt_tokens, self._completion_tokens, sum(cached.values()), self._image_tokens)
+        return Usage(
+            self._prompt_tokens,
+            self._completion_tokens,
+            sum(cached.values()),
+            self._image_tokens,
+            self._reasoning_tokens,
+        )
 
     def __aiter__(self) -> AsyncIterator[AnswerDelta]:
         return self
@@ -234,6 +246,7 @@ class DeltaStream:
         await self._turns.wait(self._next_work)
         delta = self._pop()
         self._completion_tokens += delta.num_tokens
+        self._reasoning_tokens += delta.num_reasoning_tokens
         self._cached_tokens[delta.index] = max(self._cached_tokens.get(delta.index, 0), delta.cached_tokens)
         self._num_unread -= delta.finish is not None
         return delta

@@ -6,11 +6,13 @@ non-streamed output are equal by construction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from mmserve.httpserver.output.answer_format import Reading
 from mmserve.httpserver.output.deltas import AnswerDelta
 from mmserve.httpserver.output.logprobs import LogprobsBuffer, PromptLogprobs
-from mmserve.httpserver.output.parsing.pieces import Text
+from mmserve.httpserver.output.parsing.pieces import CallEnd, Piece, Text, join
 from mmserve.httpserver.output.stop_strings import StopStrings
 from mmserve.httpserver.output.vocabulary import REPLACEMENT, Marker, Vocabulary
 from mmserve.messages.reply import TokenReply
@@ -67,12 +69,23 @@ class IncrementalDecoder:
 
 
 class Detokenizer:
-    """Makes the text of one choice. Call ``push`` for each reply until a delta has ``finish`` set."""
+    """Makes the pieces of one choice. Call ``push`` for each reply until a delta has ``finish`` set.
+
+    ``reading``: None if the whole answer is text.
+    """
 
     def __init__(
-        self, vocabulary: Vocabulary, index: int, stops: tuple[str, ...], sampling: SamplingParams = _PLAIN
+        self,
+        vocabulary: Vocabulary,
+        index: int,
+        stops: tuple[str, ...],
+        sampling: SamplingParams = _PLAIN,
+        reading: Reading | None = None,
     ) -> None:
-        self._decoder = IncrementalDecoder(vocabulary)
+        self._machine = None if reading is None else reading.machine()
+        self._decoder = IncrementalDecoder(vocabulary, None if reading is None else reading.markers)
+        self._one_call = reading is not None and reading.one_call
+        self._stop_strings = stops
         self._stops = StopStrings(stops)
         self._logprobs = LogprobsBuffer(vocabulary)
         self._index = index
@@ -81,24 +94,32 @@ class Detokenizer:
         self._num_tokens = 0
 
     def push(self, reply: TokenReply) -> AnswerDelta:
-        """Text of this reply's tokens. Tokens after a completed stop string are not counted."""
-        text, count, stopped = self._read(reply)
-        if not stopped and reply.finish is not None:
-            tail, stopped = self._stops.push(self._decoder.flush())
-            text += tail if stopped else tail + self._stops.flush()
-        finish = "stop" if stopped else reply.finish
-        logprobs = self._logprobs.take(len(text), rest=finish is not None and not stopped)
-        pieces = (Text(text),) if text else ()
+        """The pieces of this reply's tokens. Tokens after a completed stop string, or after the only call, are not
+        counted."""
+        found = _Found()
+        num_shown = len(reply.token_ids) - self._ends_with_stop_token(reply)
+        for number, token_id in enumerate(reply.token_ids):
+            self._count(found)
+            if number < num_shown:
+                self._read(token_id, reply.logprobs[number] if reply.logprobs else None, found)
+            if found.ended:
+                break
+        if not found.ended and reply.finish is not None:
+            self._end(found)
+        finish = "stop" if found.ended else reply.finish
+        shown_chars = found.num_chars if self._machine is not None else sum(len(text) for text in found.texts())
+        logprobs = self._logprobs.take(shown_chars, rest=finish is not None and not found.ended)
         return AnswerDelta(
             self._index,
-            pieces,
-            count,
+            tuple(join(found.pieces)),
+            found.num_tokens,
             finish,
             reply.num_cached_tokens,
             logprobs,
-            stop_reason=self._stops.matched if stopped else self._client_stop_token(reply),
+            stop_reason=found.stop if found.ended else self._client_stop_token(reply),
             prompt_logprobs=self._prompt_logprobs.take(reply.prompt_logprobs),
             embedding=reply.embedding,
+            num_reasoning_tokens=found.num_reasoning_tokens,
         )
 
     def _ends_with_stop_token(self, reply: TokenReply) -> bool:
@@ -113,21 +134,64 @@ class Detokenizer:
             return None
         return reply.token_ids[-1]
 
-    def _read(self, reply: TokenReply) -> tuple[str, int, bool]:
-        pieces, count = [], 0
-        num_shown = len(reply.token_ids) - self._ends_with_stop_token(reply)
-        for token_id in reply.token_ids:
-            new_text = self._decoder.push(token_id) if count < num_shown else ""
-            if reply.logprobs and count < num_shown:
-                self._logprobs.add(token_id, reply.logprobs[count], len(new_text))
-            count += 1
-            self._num_tokens += 1
-            piece, stopped = self._match(new_text)
-            pieces.append(piece)
-            if stopped:
-                return "".join(pieces), count, True
-        return "".join(pieces), count, False
+    def _count(self, found: _Found) -> None:
+        found.num_tokens += 1
+        self._num_tokens += 1
+        found.num_reasoning_tokens += self._machine is not None and self._machine.in_reasoning
 
-    def _match(self, piece: str) -> tuple[str, bool]:
+    def _read(self, token_id: int, packed: bytes | None, found: _Found) -> None:
+        text, marker = self._decoder.read(token_id)
+        if packed is not None:
+            self._logprobs.add(token_id, packed, len(text))
+        found.num_chars += len(text)
+        machine = self._machine
+        if machine is None:
+            return self._show([Text(text)], found)
+        self._show(machine.push(text), found)
+        if marker is not None and not found.ended:
+            self._show(machine.push_marker(marker.name), found)
+
+    def _end(self, found: _Found) -> None:
+        """No token follows: show what was held back."""
+        text = self._decoder.flush()
+        found.num_chars += len(text)
+        machine = self._machine
+        self._show([Text(text)] if machine is None else [*machine.push(text), *machine.finish()], found)
+        if not found.ended:
+            found.pieces.append(Text(self._stops.flush()))
+
+    def _show(self, pieces: Sequence[Piece], found: _Found) -> None:
+        """Add pieces up to a stop string in the text, or to the end of the only call."""
+        for piece in pieces:
+            if isinstance(piece, Text):
+                text, found.ended = self._match(piece.text)
+                found.pieces.append(Text(text))
+                found.stop = self._stops.matched if found.ended else None
+            else:
+                if self._stop_strings and (held := self._stops.flush()):
+                    found.pieces.append(Text(held))  # no stop string goes on after a thought or a call
+                    self._stops = StopStrings(self._stop_strings)
+                found.pieces.append(piece)
+                found.ended = self._one_call and isinstance(piece, CallEnd)
+            if found.ended:
+                return
+
+    def _match(self, text: str) -> tuple[str, bool]:
         """Stop strings apply only from min_tokens on, as stop token ids do in the engine."""
-        return (piece, False) if self._num_tokens < self._sampling.min_tokens else self._stops.push(piece)
+        return (text, False) if self._num_tokens < self._sampling.min_tokens else self._stops.push(text)
+
+
+@dataclass
+class _Found:
+    """What one reply holds. ``ended``: a stop string or the only call is complete; ``stop``: the stop string."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    num_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    num_chars: int = 0
+    """Decoded, shown or not."""
+    ended: bool = False
+    stop: str | None = None
+
+    def texts(self) -> Iterator[str]:
+        return (piece.text for piece in self.pieces if isinstance(piece, Text))

@@ -38,6 +38,11 @@ class Vocabulary:
         """Cache: a request for top logprobs needs up to twenty spellings for each output token."""
 
     @property
+    def added_tokens(self) -> dict[str, int]:
+        """Ids of all added tokens, special or not, by their contents."""
+        return {token.content: id for id, token in self._tokenizer.get_added_tokens_decoder().items()}
+
+    @property
     def special_names(self) -> frozenset[str]:
         """Names of the special tokens."""
         return frozenset(self._special.values())

@@ -24,12 +24,15 @@ from mmserve.httpserver.conversation import (
     WrittenPrompt,
 )
 from mmserve.httpserver.prompt.chat_template import ChatTemplate, template_source
-from mmserve.httpserver.prompt.guarded_encoding import GuardedEncoder
+from mmserve.httpserver.prompt.guarded_encoding import EncodedText, GuardedEncoder
 from mmserve.httpserver.prompt.inline_system import fold_late_system
 from mmserve.httpserver.prompt.media_spans import span_of, virtual_ids
 from mmserve.httpserver.prompt.template_variables import template_variables
 from mmserve.httpserver.prompt.tokenizer import ChatTokenizer
 from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest
+
+_TAIL_CHARS = 200
+"""End of the rendered text that is kept: longer than any marker of reasoning, with white space after it."""
 
 
 class PromptBuilder:
@@ -69,7 +72,9 @@ class PromptBuilder:
         if isinstance(prompt, WrittenPrompt):
             return self._finished(self._written_ids(prompt), [], (), prompt.param)
         images = self._images_of(prompt, media)
-        return self._finished(self._encode(prompt), [(index, leased[index]) for index in images], media, "messages")
+        text, ids = self._encode(prompt)
+        placed = [(index, leased[index]) for index in images]
+        return self._finished(ids, placed, media, "messages", text[-_TAIL_CHARS:])
 
     def count(self, prompt: PromptInput, media: Sequence[MediaRef], image_tokens: Sequence[int]) -> int:
         """Length of what ``build`` makes, in tokens, also if that is too long. ``image_tokens[i]``: of ``media[i]``.
@@ -79,7 +84,7 @@ class PromptBuilder:
         if isinstance(prompt, WrittenPrompt):
             return len(self._written_ids(prompt))
         images = self._images_of(prompt, media)
-        ids = self._encode(prompt)
+        _, ids = self._encode(prompt)
         self._placeholders(ids, images, media, "messages")
         return len(ids) - len(images) + sum(image_tokens[index] for index in images)
 
@@ -99,7 +104,7 @@ class PromptBuilder:
         ids = self._tokenizer.encode(prompt.content)
         return self._tokenizer.with_special_tokens(ids) if prompt.add_special_tokens else ids
 
-    def _encode(self, conversation: Conversation) -> list[int]:
+    def _encode(self, conversation: Conversation) -> EncodedText:
         if self._encoder is None:
             raise InvalidRequest("this model has no chat template, so it cannot take chat messages", param="messages")
         if not self._takes_late_system:
@@ -110,7 +115,7 @@ class PromptBuilder:
             text, ids = self._encoder.encode(variables, _last_text(continued))
         except RecursionError:
             raise InvalidRequest("a tool or the arguments of a call are nested too deeply", param="messages") from None
-        return self._add_special_tokens(text, ids)
+        return EncodedText(text, self._add_special_tokens(text, ids))
 
     def _add_special_tokens(self, text: str, ids: list[int]) -> list[int]:
         """As transformers: its processors add the bos token unless the template has written it; its tokenizers, used
@@ -130,11 +135,16 @@ class PromptBuilder:
         return "\n".join(part.text for part in message.content if isinstance(part, TextPart))
 
     def _finished(
-        self, ids: Sequence[int], images: list[tuple[int, LeasedItem]], media: Sequence[MediaRef], param: str
+        self,
+        ids: Sequence[int],
+        images: list[tuple[int, LeasedItem]],
+        media: Sequence[MediaRef],
+        param: str,
+        tail: str = "",
     ) -> Prompt:
         """Replaces the n-th placeholder by the virtual ids of the conversation's n-th image.
 
-        ``param``: the field to name if the prompt cannot be used.
+        ``param``: the field to name if the prompt cannot be used. ``tail``: see Prompt.
         """
         positions = self._placeholders(ids, [index for index, _ in images], media, param)
         if not 0 <= min(ids, default=0) <= max(ids, default=0) < self._vocab_size:
@@ -150,7 +160,7 @@ class PromptBuilder:
             raise InvalidRequest("the prompt is empty", param=param)
         if len(prompt) > self.max_prompt_tokens:
             raise self._too_long(len(prompt), param)
-        return Prompt(prompt, tuple(spans))
+        return Prompt(prompt, tuple(spans), tail)
 
     def _placeholders(self, ids: Sequence[int], images: list[int], media: Sequence[MediaRef], param: str) -> list[int]:
         """Positions of the image placeholders, as many as ``images``. Raises InvalidRequest."""

@@ -17,10 +17,11 @@ import msgspec
 
 from mmserve.httpserver import stage_times
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaRef, Prompt, kept_nbytes
-from mmserve.httpserver.conversation import PromptInput, num_chars, num_parts
+from mmserve.httpserver.conversation import Conversation, PromptInput, num_chars, num_parts
 from mmserve.httpserver.engine.dispatcher import Dispatcher, MediaLost
-from mmserve.httpserver.grammars import GrammarChecks
+from mmserve.httpserver.grammars import GrammarChecks, constrained
 from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths
+from mmserve.httpserver.output.answer_format import AnswerFormat, Reading, reading_nbytes
 from mmserve.httpserver.output.deltas import DeltaStream
 from mmserve.httpserver.output.detokenizer import Detokenizer
 from mmserve.httpserver.output.vocabulary import Vocabulary
@@ -43,6 +44,8 @@ from mmserve.runtime.errors import (
 from mmserve.runtime.retry_after import AFTER_CACHE_RESTART_S
 from mmserve.runtime.worker_threads import WorkerThreads
 
+_TOOL_PARAMS = ("", "tools", "tool_choice")
+"""``GenerateCall.grammar_param`` of calls whose grammar is that of their tools."""
 MAX_LEASES = 4
 """The first lease, and three more if images are lost to a restart or an eviction."""
 _LONG_PROMPT_CHARS = 20_000
@@ -87,6 +90,9 @@ class RequestPath:
     """For long prompts. Returns from a call after its thread, so that the memory it reads is reserved until then."""
     dispatcher: Dispatcher
     vocabulary: Vocabulary
+    answer_format: AnswerFormat
+    eos_token_ids: tuple[int, ...]
+    """Of the model: a grammar ends an answer with one of them."""
     metrics: MetricsClient
 
     async def generate(self, call: GenerateCall, deltas: DeltaStream, resources: RequestResources) -> None:
@@ -94,8 +100,8 @@ class RequestPath:
 
         The caller must keep no reference to ``call.media``: the body's memory is freed here once the images are read.
         """
-        if call.sampling.grammar:
-            await self.grammars.check(call.sampling.grammar, call.grammar_param)
+        call = self._with_tool_grammar(call)
+        await self._check_grammar(call)
         alloc_path = self.alloc_paths.choose()
         items = await self._read(alloc_path, call, resources)
         inline_nbytes = sum(len(item.data) for item, ref in zip(items, call.media, strict=True) if ref.is_inline)
@@ -108,17 +114,39 @@ class RequestPath:
             stage_times.record("prompt", time.monotonic() - started_s)
             num_image_tokens = sum(span.num_tokens for prompt in prompts for span in prompt.spans)
             deltas.open(sum(len(prompt.ids) for prompt in prompts), num_image_tokens)
+            readings = [self._reading(*pair) for pair in zip(call.prompts, prompts, strict=True)]
+            if any(reading is not None and reading.in_reasoning for reading in readings):
+                call = self._with_tool_grammar(call, in_reasoning=True)
+                await self._check_grammar(call)
             requests = self._requests(call, prompts)
+            tools_nbytes = sum(map(reading_nbytes, call.prompts))
             call = replace(call, prompts=(), cache_salt="")  # from here on the token ids are enough
             ids_nbytes = sum(len(request.prompt_ids) for request in requests[:: call.n])
-            resources.hold(kept_nbytes(call) + inline_nbytes + ids_nbytes)
+            resources.hold(kept_nbytes(call) + inline_nbytes + ids_nbytes + tools_nbytes)
             del prompts
             async with asyncio.TaskGroup() as choices:
                 for index, request in enumerate(requests):
-                    text = Detokenizer(self.vocabulary, index, call.stop, request.sampling)
+                    reading = readings[index // call.n]
+                    text = Detokenizer(self.vocabulary, index, call.stop, request.sampling, reading)
                     metrics = ChoiceMetrics(self.metrics, call)
                     choice = _Choice(call, alloc_path, items, request, text, deltas, metrics)
                     choices.create_task(self._generate_choice(choice))
+
+    def _with_tool_grammar(self, call: GenerateCall, *, in_reasoning: bool = False) -> GenerateCall:
+        """``call`` with the grammar that its tools ask for, if they ask for one and it has no other."""
+        for prompt in call.prompts:
+            if isinstance(prompt, Conversation) and call.grammar_param in _TOOL_PARAMS:
+                grammar, param = self.answer_format.grammar(prompt, in_reasoning=in_reasoning)
+                sampling = constrained(call.sampling, grammar, self.eos_token_ids, param)
+                return replace(call, sampling=sampling, grammar_param=param)
+        return call
+
+    async def _check_grammar(self, call: GenerateCall) -> None:
+        if call.sampling.grammar:
+            await self.grammars.check(call.sampling.grammar, call.grammar_param)
+
+    def _reading(self, prompt: PromptInput, built: Prompt) -> Reading | None:
+        return self.answer_format.reading(prompt, built.tail)
 
     async def count_tokens(self, call: GenerateCall, resources: RequestResources) -> int:
         """Tokens of all prompts of ``call``, however long, as ``generate`` would count them; nothing is leased.

@@ -34,6 +34,8 @@ SHOWN_BY = {
     "tp": f"{LIFE}::test_the_ready_line_names_the_model_settings_and_address",
     "cpu_threads": f"{PLAN}::test_threads_default_to_the_number_of_cores",
     "max_model_len": f"{PLAN}::test_given_options_are_kept",
+    "tool_call_parser": "integration/httpserver/test_tools.py::test_the_options_name_the_formats",
+    "reasoning_parser": "integration/httpserver/test_tools.py::test_the_options_name_the_formats",
     "seed": "unit/httpserver/api/test_openai_chat.py::test_seeds",
     "host": f"{LIFE}::test_both_ports_listen_on_the_address_of_host",
     "port": f"{LIFE}::test_a_port_in_use_is_refused_before_anything_starts",

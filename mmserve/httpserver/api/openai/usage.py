@@ -13,6 +13,10 @@ class PromptDetails(msgspec.Struct):
     image_tokens: int
 
 
+class CompletionDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class WireUsage(msgspec.Struct):
     """The ``usage`` field of a response."""
 
@@ -20,6 +24,7 @@ class WireUsage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
 
 
 def wire_usage(usage: Usage) -> WireUsage:
@@ -28,4 +33,5 @@ def wire_usage(usage: Usage) -> WireUsage:
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.prompt_tokens + usage.completion_tokens,
         prompt_tokens_details=PromptDetails(usage.cached_tokens, usage.image_tokens),
+        completion_tokens_details=CompletionDetails(usage.reasoning_tokens),
     )

@@ -35,6 +35,11 @@ class OutputMachine:
         self._steps = self._run()
         next(self._steps, None)
 
+    @property
+    def in_reasoning(self) -> bool:
+        """True within a thought."""
+        return self._writer.reasoning
+
     def push(self, text: str) -> list[Piece]:
         """The pieces that more text makes certain. ``text``: complete characters."""
         self._source.feed(text)

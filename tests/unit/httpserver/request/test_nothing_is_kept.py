@@ -37,8 +37,10 @@ from mmserve.httpserver.limits.admission import AdmissionControl
 from mmserve.httpserver.limits.reservations import Reservations
 from mmserve.httpserver.media import reader
 from mmserve.httpserver.mm_cache.alloc_path import AllocPaths
+from mmserve.httpserver.output.answer_format import AnswerFormat
 from mmserve.httpserver.output.deltas import DeltaStream
 from mmserve.httpserver.output.detokenizer import Detokenizer
+from mmserve.httpserver.output.parsing.formats import Format
 from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.httpserver.request import task
 from mmserve.httpserver.request.path import RequestPath
@@ -129,7 +131,9 @@ class World:
             prompts=self.prompts,
             prompt_threads=WorkerThreads("prompt", 1),
             dispatcher=self.engine.dispatcher,
-            vocabulary=Vocabulary(byte_tokenizer()),
+            vocabulary=(vocabulary := Vocabulary(byte_tokenizer())),
+            answer_format=AnswerFormat(Format(), vocabulary),
+            eos_token_ids=(),
             metrics=self.samples,
         )
         self.tasks = RequestTasks(path.generate, self.samples)

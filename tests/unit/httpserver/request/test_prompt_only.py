@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from mmserve.httpserver.call import GenerateCall, Prompt
+from mmserve.httpserver.output.answer_format import AnswerFormat
 from mmserve.httpserver.output.deltas import AnswerDelta, DeltaStream
+from mmserve.httpserver.output.parsing.formats import Format
 from mmserve.httpserver.output.render_turns import RenderTurns
 from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.httpserver.request.path import RequestPath
@@ -57,6 +59,7 @@ def run(call: GenerateCall, prompt_tokens: int = 2) -> tuple[list[GenerateReques
         "grammars": None,
     }
     vocabulary, metrics = Vocabulary(byte_tokenizer()), Samples()
+    services |= {"answer_format": AnswerFormat(Format(), vocabulary), "eos_token_ids": ()}
     path = RequestPath(0, CONTEXT, 0, **services, vocabulary=vocabulary, metrics=metrics)  # type: ignore[arg-type]
 
     async def serve() -> list[AnswerDelta]:
