@@ -1,4 +1,4 @@
-"""Mutated bodies of chat completions, in bytes and in structure, through the parser and the prompt builder.
+"""Mutated bodies of chat completions and of Anthropic's messages, through the parser and the prompt builder.
 
 A body becomes a prompt, or is refused with a 4xx. Nothing else is raised, and no body takes a second of CPU time.
 """
@@ -13,12 +13,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
+from mmserve.httpserver.api.anthropic.messages import MESSAGES
 from mmserve.httpserver.api.openai.chat import CHAT
-from mmserve.httpserver.api.protocol import parse_request
+from mmserve.httpserver.api.protocol import Protocol, parse_request
 from mmserve.httpserver.call import GenerateCall, LeasedItem
 from mmserve.httpserver.prompt.builder import PromptBuilder
 from mmserve.httpserver.served_model import ServedModel
@@ -65,6 +67,46 @@ BODIES: tuple[dict[str, Any], ...] = (
         "response_format": {"type": "text"},
     },
 )
+_PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+_SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}, "required": ["a"]}
+MESSAGES_BODIES: tuple[dict[str, Any], ...] = (
+    {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]},
+    {
+        "model": "tiny",
+        "max_tokens": 9,
+        "system": [{"type": "text", "text": "be kind", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": [_PICTURE, _TEXT]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "s"},
+                    {"type": "tool_use", "id": "t1", "name": "paint", "input": {"a": "<image>"}},
+                    {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "q"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [_TEXT, _PICTURE], "is_error": True},
+                    {"type": "document", "title": "T", "source": {"type": "text", "data": "d"}},
+                ],
+            },
+            {"role": "system", "content": "now"},
+            {"role": "assistant", "content": "So "},
+        ],
+        "stop_sequences": ["a"],
+        "stream": True,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "tools": [{"name": "paint", "description": "d", "input_schema": _SCHEMA, "strict": True}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": _SCHEMA}},
+        "metadata": {"user_id": "u"},
+    },
+)
 _VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**63, -(2**64), 10**400, 0.5, -0.0, 1e308, 1e-320),
     *(
@@ -96,17 +138,19 @@ _PIECES = (
 )
 
 
-def mutated(count: int, seed: int = 1) -> Iterator[bytes]:
-    """``count`` bodies: most with one to three changes of structure, some with changes of bytes, some with both."""
+def mutated(count: int, seed: int = 1) -> Iterator[tuple[Protocol, bytes]]:
+    """``count`` bodies, of two protocols in turn: most with one to three changes of structure, some with changes of
+    bytes, some with both."""
     rng = random.Random(seed)
-    for _ in range(count):
-        value: Any = copy.deepcopy(rng.choice(BODIES))
+    for number in range(count):
+        protocol, bodies = (MESSAGES, MESSAGES_BODIES) if number % 2 else (CHAT, BODIES)
+        value: Any = copy.deepcopy(rng.choice(bodies))
         for _ in range(rng.choice((0, 1, 1, 2, 3))):
             value = _change(value, rng)
         data = bytearray(json.dumps(value, ensure_ascii=True).encode())
         if rng.random() < 0.4:
             _damage(data, rng)
-        yield bytes(data)
+        yield protocol, bytes(data)
 
 
 def _change(value: Any, rng: random.Random) -> Any:
@@ -146,17 +190,17 @@ def _damage(data: bytearray, rng: random.Random) -> None:
 
 
 class Parser:
-    """The parser and the prompt builder of a small model that takes pictures."""
+    """The parser and the prompt builder of a small model that takes pictures, and tools, which its template drops."""
 
     def __init__(self, directory: Path) -> None:
         deployment = deployment_of(write_chat_model(directory))
-        self._model = ServedModel.of(deployment)
+        self._model = replace(ServedModel.of(deployment), takes_tools=True)
         self._prompts = PromptBuilder(deployment)
 
-    def attempt(self, data: bytes) -> str:
+    def attempt(self, protocol: Protocol, data: bytes) -> str:
         """How the body ended. Raises what must not happen."""
         try:
-            call = asyncio.run(parse_request(CHAT, data, self._model, 0.0)).call
+            call = asyncio.run(parse_request(protocol, data, self._model, 0.0)).call
             for prompt in call.prompts:
                 self._prompts.build(prompt, call.media, _leased(call))
             return "became a prompt"
@@ -178,10 +222,10 @@ def check(count: int) -> Counter[str]:
     outcomes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as directory:
         parser = Parser(Path(directory))
-        for number, data in enumerate(mutated(count)):
+        for number, (protocol, data) in enumerate(mutated(count)):
             started_s = time.process_time()
             try:
-                outcomes[parser.attempt(data)] += 1
+                outcomes[parser.attempt(protocol, data)] += 1
             except Exception as error:
                 raise AssertionError(f"body {number}: {type(error).__name__}: {error}: {data[:300]!r}") from error
             took_s = time.process_time() - started_s

@@ -220,6 +220,47 @@ def test_tools() -> None:
     )
 
 
+def test_a_coding_agents_request_with_two_dozen_deep_schemas() -> None:
+    option = {"anyOf": [{"type": "string", "maxLength": 80}, {"type": "null"}], "description": "o"}
+    deep = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "object",
+        "properties": {
+            "todos": {"type": "array", "minItems": 1, "items": {"type": "object", "properties": {"text": option}}},
+            "env": {"type": "object", "patternProperties": {"^[A-Z_]+$": {"type": "string"}}},
+        },
+        "required": ["todos"],
+        "additionalProperties": False,
+    }
+    tools = [{"name": f"mcp__files__tool_{n}", "description": "d" * 400, "input_schema": deep} for n in range(24)]
+    tools[-1] |= {"cache_control": {"type": "ephemeral", "ttl": "1h"}, "eager_input_streaming": True}
+    asked = conversation(
+        user(text("<system-reminder>r</system-reminder>"), text("Fix it.")),
+        assistant(
+            {"type": "thinking", "thinking": "Both.", "signature": "EqQB"},
+            use("toolu_1", todos=[{"text": "a"}]),
+            use("toolu_2", todos=[]),
+        ),
+        user(
+            result("toolu_1", content=[text("done"), PICTURE], **{"cache_control": {"type": "ephemeral"}}),
+            result("toolu_2", content="<error>no</error>", is_error=True),
+        ),
+        {"role": "system", "content": [text("The user has opened b.py.")]},
+        system=[text("x-anthropic-billing-header: cch=1;"), text("You are an agent.")],
+        tools=tools,
+        thinking={"type": "adaptive"},
+        output_config={"effort": "high"},
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        metadata={"user_id": '{"session_id":"1"}'},
+        stream=True,
+        max_tokens=32000,
+    )
+    assert [message.role for message in asked.messages] == ["system", "user", "assistant", "tool", "tool", "system"]
+    assert [call.id for call in asked.messages[2].tool_calls] == ["toolu_1", "toolu_2"]
+    assert all(json.loads(tool.parameters) == deep for tool in asked.tools)
+    assert json.loads(asked.template_kwargs) == {"enable_thinking": True, "reasoning_effort": "high"}
+
+
 @pytest.mark.parametrize(
     ("choice", "expected", "parallel"),
     [
