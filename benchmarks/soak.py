@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import re
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
@@ -32,6 +34,8 @@ from mmserve.chaos.processes import ServerProcesses
 LOAD = 0.8
 MAX_GROWTH, MAX_SLOWER = 0.03, 0.10
 POOL_PICTURES = 24
+MAX_COMPLAINTS = 60
+_COMPLAINT = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b|Error\b")
 CALIBRATION_CLIENTS = 12
 Kind = Literal["good", "aborted", "malformed"]
 MALFORMED: tuple[dict[str, Any], ...] = (
@@ -59,8 +63,13 @@ class Done:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
-    with serve("--kv-cache-gb", "0.5", "--mm-cache-gb", "0.25", *arguments.serve_args.split()) as target:
-        return asyncio.run(_soak(target.url, target.model, arguments.minutes * 60, arguments.seed))
+    complaints = deque[str](maxlen=MAX_COMPLAINTS)
+    flags = ["--kv-cache-gb", "0.5", "--mm-cache-gb", "0.25", *arguments.serve_args.split()]
+    with serve(*flags, on_line=lambda line: complaints.append(line) if _COMPLAINT.search(line) else None) as target:
+        failed = asyncio.run(_soak(target.url, target.model, arguments.minutes * 60, arguments.seed))
+    if failed:
+        print("what the server complained of last:", *complaints, sep="\n")
+    return failed
 
 
 async def _soak(url: str, model: str, seconds: float, seed: int) -> int:
