@@ -15,12 +15,15 @@ from mmserve.httpserver.api.anthropic import answer
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.http_upstream import TIMEOUT_S, Upstream, say, say_then_hold
 from tests.fakes.http_worker import Worker, http_worker, run
+from tests.integration.httpserver.test_tools import CALL, HERMES
+from tests.integration.httpserver.test_tools import WEATHER as FUNCTION
 
 HELLO = [{"role": "user", "content": "hi"}]
 PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}}
 SEEN = [{"role": "user", "content": [{"type": "text", "text": "what "}, PICTURE, {"type": "text", "text": "?"}]}]
 BODY = {"model": "stub", "max_tokens": 20, "messages": HELLO}
 PATH = "/v1/messages"
+WEATHER = {"name": "weather", "input_schema": FUNCTION["function"]["parameters"]}
 
 
 @asynccontextmanager
@@ -293,6 +296,41 @@ def test_a_client_that_leaves_aborts_its_request() -> None:
             await worker.idle()
             assert len(worker.upstream.aborts()) == 1
             assert worker.leases.released == worker.leases.held
+
+    run(test)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_thoughts_text_and_calls_are_blocks(stream: bool) -> None:
+    async def test() -> None:
+        async with http_worker(template=HERMES) as worker, client_of(worker) as client:
+            worker.upstream.behave = say(f"<think>\nHm.\n</think>\n\nLet me see. {CALL}")
+            request: dict[str, Any] = BODY | {"max_tokens": 300, "tools": [WEATHER]}
+            if stream:
+                async with client.messages.stream(**request) as events:
+                    message = await events.get_final_message()
+            else:
+                message = await client.messages.create(**request)
+            thought, text, call = (block.to_dict() for block in message.content)
+            assert (thought["type"], thought["thinking"]) == ("thinking", "Hm.")
+            assert (text["type"], text["text"]) == ("text", "Let me see.")
+            assert (call["type"], call["name"], call["input"]) == ("tool_use", "weather", {"city": "Paris"})
+            assert str(call["id"]).startswith("toolu_")
+            assert message.stop_reason == "tool_use"
+
+    run(test)
+
+
+def test_a_required_call_is_a_grammar() -> None:
+    async def test() -> None:
+        async with http_worker(template=HERMES) as worker, client_of(worker) as client:
+            worker.upstream.behave = say(CALL)
+            choice: dict[str, Any] = {"type": "any", "disable_parallel_tool_use": True}
+            request: dict[str, Any] = BODY | {"max_tokens": 300, "tools": [WEATHER], "tool_choice": choice}
+            message = await client.messages.create(**request)
+            assert message.stop_reason == "tool_use"
+            (sent,) = worker.upstream.requests()
+            assert "weather" in sent.sampling.grammar
 
     run(test)
 
