@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from mmserve.cache_server.client import MediaCacheClient
 from mmserve.messages.cache import PermitRequest, PermitsReply
 from mmserve.runtime.errors import Unavailable
 
+_RELEASE_RETRY_S = 1.0
 logger = logging.getLogger(__name__)
 
 
@@ -80,6 +82,7 @@ class PermitClient:
     def __init__(self, cache: MediaCacheClient, timeout_s: float) -> None:
         self._cache = cache
         self.timeout_s = timeout_s
+        self._closing = threading.Event()
         self._acquiring, self._releasing = ThreadPoolExecutor(1, "permit"), ThreadPoolExecutor(1, "permit-release")
 
     def remaining_s(self, received_s: float) -> float:
@@ -95,10 +98,11 @@ class PermitClient:
 
     def release(self, name: str) -> None:
         """End a permit, a promise or the waiting for one, without waiting for the cache server."""
-        self._releasing.submit(self._release, name)
+        self._releasing.submit(self._release_until_answered, name)
 
     def close(self, requested: Iterable[str]) -> None:
         """Release ``requested``. This ends a blocked call for them, whose thread would keep the process alive."""
+        self._closing.set()
         for name in requested:
             self._release(name)
         for threads in (self._acquiring, self._releasing):
@@ -110,8 +114,17 @@ class PermitClient:
         except Unavailable:
             return PermitsReply(granted=tuple(request.name for request in requests))
 
-    def _release(self, name: str) -> None:
+    def _release_until_answered(self, name: str) -> None:
+        """A permit that the cache server still counts would be missing in all visual servers. A new cache server, which
+        knows no permits of the one before, answers too."""
+        while not self._release(name) and not self._closing.wait(_RELEASE_RETRY_S):
+            pass
+
+    def _release(self, name: str) -> bool:
+        """False if the cache server has not answered."""
         try:
             self._cache.release_permit(name)
-        except Unavailable:
-            logger.info("permit %s ended with the cache server that granted it", name)
+        except Unavailable as error:
+            logger.info("permit %s is not released yet: %s", name, error.message)
+            return False
+        return True
