@@ -65,7 +65,8 @@ def connect(
 
 class MediaCacheClient:
     """Thread-safe. Every method may raise Unavailable: the server is gone, being restarted, or does not answer; try
-    again later. A call that was not answered may still be carried out, if the server goes on.
+    again later. Its subclass Shortage: this process or the server lacks a descriptor or a thread for a connection. A
+    call that was not answered may still be carried out, if the server goes on.
 
     All leases of the process end with its last connection, at the latest when it dies, or when it is stopped for long.
     """

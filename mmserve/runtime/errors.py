@@ -142,6 +142,10 @@ class Unavailable(MmserveError):
     kind = "unavailable"
 
 
+class Shortage(Unavailable):
+    """The machine, or a process of the server, has run out of something. Trying again at once does not help."""
+
+
 class GrammarError(MmserveError):
     """The engine could not follow the grammar that the answer must fit."""
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-from mmserve.runtime.errors import Unavailable
+from mmserve.runtime.errors import Shortage
 
 DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 """Of this process (``ulimit -n``), and of the whole machine."""
@@ -22,7 +24,7 @@ _MISSING = {
 _RETRY_AFTER_S = 2.0
 
 
-def shortage_of(error: BaseException) -> Unavailable | None:
+def shortage_of(error: BaseException) -> Shortage | None:
     """The client's error if ``error``, or what it was raised from, says that something has run out; else None."""
     pending, seen = [error], set[int]()
     while pending:
@@ -39,9 +41,9 @@ def shortage_of(error: BaseException) -> Unavailable | None:
     return None
 
 
-def out_of(missing: str) -> Unavailable:
+def out_of(missing: str) -> Shortage:
     """The client's error when there is no more of ``missing``."""
-    return Unavailable(f"the server is out of {missing}", retry_after_s=_RETRY_AFTER_S)
+    return Shortage(f"the server is out of {missing}", retry_after_s=_RETRY_AFTER_S)
 
 
 def has_descriptors() -> bool:
@@ -52,6 +54,34 @@ def has_descriptors() -> bool:
         return error.errno not in DESCRIPTORS
     os.close(descriptor)
     return True
+
+
+class SpareDescriptor:
+    """A descriptor that is kept to be closed when there is no other one left. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._fd: int | None = None
+        self.refill()
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Within the block one descriptor is free, unless another thread takes it."""
+        self.close()
+        try:
+            yield
+        finally:
+            self.refill()
+
+    def refill(self) -> None:
+        """Take a descriptor again, if there was none when the last block ended and there is one now."""
+        if self._fd is None:
+            with suppress(OSError):
+                self._fd = os.eventfd(0)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
 
 def _missing(error: BaseException) -> str:

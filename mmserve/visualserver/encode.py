@@ -12,7 +12,7 @@ import torch
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.model_backend.platforms.device import is_fatal_device_error
-from mmserve.runtime.errors import Unavailable
+from mmserve.runtime.errors import Shortage, Unavailable
 from mmserve.visualserver.image_decode import DecodedBatch
 from mmserve.visualserver.images import ENCODED, INTERNAL, LOST, NOT_FINITE, Image, Outcome, item_ids
 from mmserve.visualserver.work_journal import WorkJournal
@@ -121,6 +121,8 @@ class Encoder:
         ids = list(outcomes)
         try:
             states = self._cache.set_items_embed(ids, [outcomes[item_id] is ENCODED for item_id in ids])
+        except Shortage as error:
+            return dict.fromkeys(ids, Outcome("shortage", error.message))
         except Unavailable:
             return dict.fromkeys(ids, LOST)
         state_of = dict(zip(ids, states, strict=True))

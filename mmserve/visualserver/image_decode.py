@@ -17,7 +17,7 @@ import numpy as np
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.processors.clip_pixels import Pixels
-from mmserve.runtime.errors import MediaError, MmserveError, Unavailable
+from mmserve.runtime.errors import MediaError, MmserveError, Shortage, Unavailable
 from mmserve.runtime.shortage import shortage_of
 from mmserve.visualserver.guarded_decode import GuardedDecoder
 from mmserve.visualserver.images import ENCODED, INTERNAL, LOST, Image, Outcome, item_ids
@@ -67,6 +67,8 @@ class ImageDecoder:
         try:
             self._decode(self._not_encoded(images, decoded), decoded)
             self._report_failures(decoded)
+        except Shortage as error:
+            return DecodedBatch(outcomes=dict.fromkeys(item_ids(images), Outcome("shortage", error.message)))
         except Unavailable:
             return DecodedBatch(outcomes=dict.fromkeys(item_ids(images), LOST))
         return decoded

@@ -1,13 +1,16 @@
-"""The whole server while /dev/shm and the disk of its run directory are full."""
+"""The whole server while disks are full, and while its processes have no descriptors left."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import subprocess
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
 from pathlib import Path
 
+import openai
+import psutil
 import pytest
 
 from tests.e2e.stack import ask, run_dirs_of, running
@@ -59,3 +62,38 @@ def test_full_disks_keep_it_neither_from_starting_nor_from_replacing_dead_proces
     finally:
         with contextlib.suppress(OSError):
             Path(runtime).rmdir()
+
+
+def test_without_descriptors_anywhere_requests_are_answered_and_afterwards_served() -> None:
+    with running() as stack, stack.client(timeout=20) as client, stack.client(timeout=20) as other:
+        text = ask(client, TEXT)
+        assert ask(other, TEXT) == text  # its connection is open from now on
+        everything = [psutil.Process(stack.pid), *stack.processes()]
+        # The HTTP worker refuses images itself while it has no descriptor. Without one in the others it must not wait.
+        for short in (everything, [one for one in everything if one not in stack.processes("mmserve: httpserver")]):
+            with _no_descriptors(short):
+                assert ask(client, TEXT) == text
+                with pytest.raises(openai.InternalServerError) as caught:
+                    ask(other, PICTURES[0])
+                assert caught.value.status_code == 503
+                assert float(caught.value.response.headers["retry-after"]) > 0
+        titles = stack.titles()
+        answers = [ask(client, messages) for messages in PICTURES]
+        with _no_descriptors(everything[1:]):
+            assert ask(client, TEXT) == text
+        assert [ask(other, messages) for messages in PICTURES] == answers
+        assert stack.titles() == titles
+
+
+@contextlib.contextmanager
+def _no_descriptors(processes: Sequence[psutil.Process]) -> Iterator[None]:
+    """Within the block, these processes can open nothing beyond what they have open."""
+    limits = [process.rlimit(psutil.RLIMIT_NOFILE) for process in processes]
+    try:
+        for process, (_, hard) in zip(processes, limits, strict=True):
+            used = set(os.listdir(f"/proc/{process.pid}/fd"))
+            process.rlimit(psutil.RLIMIT_NOFILE, (next(n for n in count() if str(n) not in used), hard))
+        yield
+    finally:
+        for process, limit in zip(processes, limits, strict=True):
+            process.rlimit(psutil.RLIMIT_NOFILE, limit)

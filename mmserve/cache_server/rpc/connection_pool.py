@@ -26,6 +26,10 @@ BEAT_INTERVAL_S = 3.0
 _RECONNECT_INTERVAL_S = 0.05
 LOST = (EOFError, ConnectionError, FileNotFoundError, TimeoutError)
 """Raised by connections, when they are made or later, if there is no server or not the same any more."""
+_REFUSED = (EOFError, ConnectionResetError, BrokenPipeError)
+"""Raised when a connection that was made is closed before the client is registered."""
+_MAX_REFUSALS = 3
+"""A server that dies does this once or twice. More in a row are of a server without descriptors or threads for it."""
 
 logger = logging.getLogger(__name__)
 
@@ -131,8 +135,11 @@ class ConnectionPool:
         return local.connection, True
 
     def _retrying(self, connect: Callable[[], tuple[Connection, int]]) -> tuple[Connection, int]:
-        """Retry until a server listens. A restarted server listens within a second and is not announced to clients."""
-        deadline_s = time.monotonic() + self._reconnect_timeout_s
+        """Retry until a server listens. A restarted server listens within a second and is not announced to clients.
+
+        Raises Shortage if there is a server that has no room for another connection.
+        """
+        deadline_s, num_refusals = time.monotonic() + self._reconnect_timeout_s, 0
         while True:
             try:
                 return connect()
@@ -140,6 +147,9 @@ class ConnectionPool:
                 self.is_silent = True
                 raise _unavailable() from error
             except LOST as error:
+                num_refusals = num_refusals + 1 if isinstance(error, _REFUSED) else 0
+                if num_refusals >= _MAX_REFUSALS:
+                    raise out_of("connections to its media cache") from error
                 if self._closed or time.monotonic() >= deadline_s:
                     raise _unavailable() from error
             time.sleep(_RECONNECT_INTERVAL_S)
@@ -149,7 +159,7 @@ class ConnectionPool:
         return self._new(), server
 
     def _new(self) -> Connection:
-        """A new connection. Raises Unavailable if this process lacks what it needs, or one of LOST."""
+        """A new connection. Raises Shortage if this process lacks what it needs, or one of LOST."""
         try:
             return self._open(self._owner)
         except OSError as error:

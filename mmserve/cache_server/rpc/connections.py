@@ -10,20 +10,16 @@ import contextlib
 import logging
 import os
 import select
-import socket
 import threading
 import time
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 from mmserve.cache_server.entries import Lease
 from mmserve.cache_server.shared_table import SharedMediaTable
-from mmserve.runtime.shortage import OUT_OF_RESOURCES
 
-_RETRY_S = 0.1
 Timer = tuple[float, int]
 logger = logging.getLogger(__name__)
 
@@ -160,69 +156,6 @@ class ConnectionLoop:
 
 def _timer_of(entry: tuple[Timer, Any]) -> Timer:
     return entry[0]
-
-
-class Listener:
-    """A Unix socket in the loop. ``on_connect`` is given each new connection and owns it."""
-
-    def __init__(
-        self,
-        loop: ConnectionLoop,
-        path: Path,
-        on_connect: Callable[[socket.socket], object],
-        on_end: Callable[[], None],
-    ) -> None:
-        """``on_end``: called when no more connections are accepted, for whatever reason."""
-        self._loop = loop
-        self._path = path
-        self._on_connect = on_connect
-        self._on_end = on_end
-        self._is_paused = False
-        path.unlink(missing_ok=True)
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.setblocking(False)
-        self._socket.bind(str(path))
-        self._socket.listen()
-        loop.add(self, select.EPOLLIN)
-
-    @property
-    def fd(self) -> int:
-        return self._socket.fileno()
-
-    def on_event(self) -> None:
-        try:
-            connected, _ = self._socket.accept()
-        except BlockingIOError:
-            return
-        except OSError as error:
-            if error.errno in OUT_OF_RESOURCES:
-                self._pause(error)
-                return
-            logger.error("%s: no more connections (%s)", self._path.name, error)
-            self.close()
-            return
-        self._is_paused = False
-        connected.setblocking(True)
-        try:
-            self._on_connect(connected)
-        except Exception:  # the boundary of one connection
-            logger.exception("%s: a connection was not served", self._path.name)
-            connected.close()
-
-    def close(self) -> None:
-        self._loop.remove(self)
-        self._socket.close()
-        self._path.unlink(missing_ok=True)
-        self._on_end()
-
-    def _pause(self, error: OSError) -> None:
-        """Stop accepting for _RETRY_S. The kernel sends no event when descriptors are free again."""
-        if not self._is_paused:
-            logger.error("%s: connections have to wait (%s)", self._path.name, error)
-        self._is_paused = True
-        self._loop.modify(self, 0)
-        resume: Callable[[], None] = lambda: self._loop.modify(self, select.EPOLLIN)  # noqa: E731
-        self._loop.call_at(time.monotonic() + _RETRY_S, lambda: self._loop.call_soon(self, resume))
 
 
 class DisconnectWatch:

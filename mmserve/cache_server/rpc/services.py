@@ -6,7 +6,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from mmserve.cache_server.rpc.connections import ConnectionLoop, DisconnectWatch, Listener
+from mmserve.cache_server.rpc.connections import ConnectionLoop, DisconnectWatch
+from mmserve.cache_server.rpc.listener import Listener
 from mmserve.cache_server.rpc.v1.service import CacheService, ServiceThreads
 from mmserve.cache_server.rpc.v2.service import ServedConnection
 from mmserve.cache_server.shared_table import SharedMediaTable

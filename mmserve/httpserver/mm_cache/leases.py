@@ -32,7 +32,7 @@ from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
 from mmserve.metrics.client import MetricsClient
 from mmserve.processors.registry import processor_for
-from mmserve.runtime.errors import MmserveError, Unavailable
+from mmserve.runtime.errors import MmserveError, Shortage, Unavailable
 from mmserve.runtime.retry_after import AFTER_CACHE_RESTART_S, Turnover
 from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES, WorkerThreads
 
@@ -144,6 +144,8 @@ class MediaLeases:
                 stage_times.record("alloc", alloc_s)
                 self._metrics.add("mm_alloc_seconds", alloc_s, self._alloc_version)
                 return records
+            except Shortage:  # nobody knows when it passes
+                raise
             except Unavailable:
                 if time.monotonic() + _RECONNECT_S > deadline_s:
                     raise

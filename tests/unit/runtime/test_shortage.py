@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from mmserve.runtime.shortage import has_descriptors, shortage_of
+from mmserve.runtime.shortage import SpareDescriptor, has_descriptors, shortage_of
 from tests.fakes.shortages import no_more_descriptors
 
 
@@ -51,3 +51,27 @@ def test_descriptors_run_out_and_come_back() -> None:
     with no_more_descriptors():
         assert not has_descriptors()
     assert has_descriptors()
+
+
+def test_a_spare_descriptor_is_free_while_it_is_lent() -> None:
+    spare = SpareDescriptor()
+    with no_more_descriptors():
+        assert not has_descriptors()
+        with spare.lent():
+            assert has_descriptors()
+        assert not has_descriptors()
+    spare.close()
+
+
+def test_a_spare_descriptor_that_was_taken_is_replaced_when_there_is_one() -> None:
+    spare = SpareDescriptor()
+    with no_more_descriptors():
+        with spare.lent():
+            taken = os.eventfd(0)
+        spare.refill()
+        with spare.lent():
+            assert not has_descriptors()
+        os.close(taken)
+        spare.refill()
+        assert not has_descriptors()
+    spare.close()

@@ -15,7 +15,7 @@ from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.messages.cache import EmbedState
 from mmserve.messages.media import Handle
-from mmserve.runtime.errors import Unavailable
+from mmserve.runtime.errors import Shortage, Unavailable
 from mmserve.visualserver.encode import Encoder, EncoderBatch
 from mmserve.visualserver.image_decode import DecodedBatch
 from mmserve.visualserver.images import ENCODED, INTERNAL, LOST, NOT_FINITE, Image, Outcome
@@ -25,13 +25,13 @@ TOKENS, HIDDEN = 3, 4
 
 
 class _Cache:
-    def __init__(self, gone: tuple[int, ...] = (), down: bool = False) -> None:
+    def __init__(self, gone: tuple[int, ...] = (), down: Unavailable | None = None) -> None:
         self.calls: list[dict[int, bool]] = []
         self._gone, self._down = gone, down
 
     def set_items_embed(self, item_ids: Sequence[int], ok: Sequence[bool]) -> tuple[EmbedState, ...]:
-        if self._down:
-            raise Unavailable("down")
+        if self._down is not None:
+            raise self._down
         self.calls.append(dict(zip(item_ids, ok, strict=True)))
         return tuple(
             "ready" if good and name not in self._gone else "gone" for name, good in zip(item_ids, ok, strict=True)
@@ -144,7 +144,12 @@ def test_written_bytes_count_each_encoded_row_once(arena: Arena) -> None:
 
 def test_an_embedding_that_the_cache_server_does_not_accept_is_lost(arena: Arena) -> None:
     assert _encode(_encoder(arena, _Cache(gone=(5,))), _decoded(5, 6)) == {5: LOST, 6: ENCODED}
-    assert _encode(_encoder(arena, _Cache(down=True)), _decoded(5, 6)) == {5: LOST, 6: LOST}
+    assert _encode(_encoder(arena, _Cache(down=Unavailable("down"))), _decoded(5, 6)) == {5: LOST, 6: LOST}
+
+
+def test_without_a_connection_to_the_cache_server_requests_are_told_why(arena: Arena) -> None:
+    cache = _Cache(down=Shortage("no descriptors"))
+    assert _encode(_encoder(arena, cache), _decoded(5)) == {5: Outcome("shortage", "no descriptors")}
 
 
 def test_rows_for_a_handle_from_before_a_cache_server_restart_are_lost(arena: Arena) -> None:

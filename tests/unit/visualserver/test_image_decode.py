@@ -14,9 +14,9 @@ from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena
 from mmserve.messages.cache import EmbedState
 from mmserve.messages.media import Handle
-from mmserve.runtime.errors import MediaError, MmserveError, Unavailable
+from mmserve.runtime.errors import MediaError, MmserveError, Shortage, Unavailable
 from mmserve.visualserver.image_decode import ImageDecoder
-from mmserve.visualserver.images import ENCODED, LOST, Image
+from mmserve.visualserver.images import ENCODED, LOST, Image, Outcome
 
 
 class _Processor:
@@ -38,11 +38,11 @@ class _Cache:
     def __init__(self, states: dict[int, EmbedState]) -> None:
         self.states = states
         self.failed: list[int] = []
-        self.down = False
+        self.down: Unavailable | None = None
 
     def get_items_embed(self, item_ids: Sequence[int]) -> tuple[EmbedState, ...]:
-        if self.down:
-            raise Unavailable("down")
+        if self.down is not None:
+            raise self.down
         return tuple(self.states.get(item_id, "pending") for item_id in item_ids)
 
     def set_items_embed(self, item_ids: Sequence[int], ok: Sequence[bool]) -> tuple[EmbedState, ...]:
@@ -163,7 +163,14 @@ def test_an_image_that_another_server_encoded_meanwhile_counts_as_encoded(arena:
 
 def test_without_a_cache_server_all_images_are_lost(arena: Arena) -> None:
     cache = _Cache({})
-    cache.down = True
+    cache.down = Unavailable("down")
     decoded = _decode(arena, cache, [_image(arena, 1, b"\x01"), _image(arena, 2, b"\x02")])
     assert decoded.outcomes == {1: LOST, 2: LOST}
     assert decoded.images == []
+
+
+def test_without_a_connection_to_the_cache_server_all_requests_are_told_why(arena: Arena) -> None:
+    cache = _Cache({})
+    cache.down = Shortage("no descriptors")
+    decoded = _decode(arena, cache, [_image(arena, 1, b"\x01")])
+    assert decoded.outcomes == {1: Outcome("shortage", "no descriptors")}

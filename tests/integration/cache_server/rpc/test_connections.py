@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mmserve.cache_server.rpc.connections import ConnectionLoop, DisconnectWatch, Listener
+from mmserve.cache_server.rpc.connections import ConnectionLoop, DisconnectWatch
+from mmserve.cache_server.rpc.listener import Listener
 from tests.fakes.cache import until
 from tests.fakes.shortages import no_more_descriptors
 
@@ -35,22 +36,40 @@ def client() -> socket.socket:
     return made
 
 
-def test_without_descriptors_a_connection_waits_and_others_go_on(tmp_path: Path) -> None:
+def test_without_descriptors_a_connection_is_closed_and_others_go_on(tmp_path: Path) -> None:
     ended = threading.Event()
-    with client() as early, client() as late, ConnectionLoop(ended.set) as loop:
+    with client() as early, client() as late, client() as later, ConnectionLoop(ended.set) as loop:
         Listener(loop, tmp_path / "s", echo, ended.set)
         early.connect(str(tmp_path / "s"))
         early.sendall(b"a")
         assert early.recv(16) == b"a"
         with no_more_descriptors():
             late.connect(str(tmp_path / "s"))
+            assert late.recv(16) == b""
             early.sendall(b"b")
             assert early.recv(16) == b"b"
-            assert not ended.wait(0.3)
-        late.sendall(b"c")
-        assert late.recv(16) == b"c"
+            assert not ended.is_set()
+        later.connect(str(tmp_path / "s"))
+        later.sendall(b"c")
+        assert later.recv(16) == b"c"
     assert ended.is_set()
     assert not (tmp_path / "s").exists()
+
+
+def test_without_even_a_spare_descriptor_a_connection_waits(tmp_path: Path) -> None:
+    ended = threading.Event()
+    with client() as late, ConnectionLoop(ended.set) as loop:
+        listener = Listener(loop, tmp_path / "s", echo, ended.set)
+        listener._spare.close()
+        with no_more_descriptors():
+            late.connect(str(tmp_path / "s"))
+            late.sendall(b"a")
+            late.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                late.recv(16)
+            assert not ended.is_set()
+        late.settimeout(10)
+        assert late.recv(16) == b"a"
 
 
 def test_a_client_that_cannot_be_served_ends_alone(tmp_path: Path) -> None:

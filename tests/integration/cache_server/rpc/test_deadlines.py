@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ import pytest
 from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.runtime.errors import Overloaded, Unavailable
+from mmserve.runtime.errors import Overloaded, Shortage, Unavailable
 from tests.fakes.cache import alloc_item, until
 
 MARGIN_S = 0.15
@@ -118,3 +120,25 @@ def test_a_server_that_died_while_it_was_silent_is_replaced(
     monkeypatch.setattr(pool, "_open", gone)
     client.release("x")
     assert not client.is_silent
+
+
+def test_a_server_that_closes_each_new_connection_is_short_of_something(endpoints: Endpoints, batched: bool) -> None:
+    client = connect(endpoints, "http-0", batched=batched, reconnect_timeout_s=600, call_margin_s=600)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(endpoints.cache_calls if batched else endpoints.cache_rpc))
+        listening.listen()
+        closing = threading.Thread(target=_close_each, args=(listening,))
+        closing.start()
+        with pytest.raises(Shortage) as caught:
+            client.alloc("r", ITEMS, wait_s=0)
+        listening.shutdown(socket.SHUT_RDWR)
+        closing.join()
+    assert caught.value.retry_after_s
+    assert not client.is_silent
+    client.close()
+
+
+def _close_each(listening: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            listening.accept()[0].close()

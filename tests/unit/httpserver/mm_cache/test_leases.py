@@ -14,7 +14,7 @@ from mmserve.httpserver.mm_cache.leases import MediaLeases
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import ItemState
-from mmserve.runtime.errors import MediaError, TooLarge, Unavailable
+from mmserve.runtime.errors import MediaError, Shortage, TooLarge, Unavailable
 from tests.fakes.chat_models import deployment_of, write_chat_model
 from tests.fakes.media_cache import FakeMediaCache
 from tests.fakes.samples import Samples
@@ -316,6 +316,21 @@ def test_a_release_without_a_server_is_no_error(worker: Worker) -> None:
         assert await hold_once(worker, "r", [item(1)]) == ["data"]
 
     worker.run(scenario)
+
+
+def test_a_shortage_is_not_waited_out(worker: Worker) -> None:
+    def at_call(name: str, request_id: str) -> None:
+        if name == "alloc":
+            raise Shortage("no descriptors", retry_after_s=2.0)
+
+    worker.cache.at_call = at_call
+
+    async def scenario() -> None:
+        with pytest.raises(Shortage):
+            await hold_once(worker, "r", [item(1)])
+
+    worker.run(scenario)
+    assert [name for name, of in worker.cache.calls if of == "r"].count("alloc") == 1
 
 
 def test_embeddings_larger_than_their_budget_are_refused(model: Path, arena: Arena) -> None:
