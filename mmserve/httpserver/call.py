@@ -79,6 +79,8 @@ class GenerateCall:
     """The answer to each prompt is its embedding. With ``prompt_only``."""
     priority: int = 0
     """See GenerateRequest."""
+    echo: bool = False
+    """Each choice begins with its prompt, which is a WrittenPrompt, and has the ``prompt_logprobs`` of it."""
     stop: tuple[str, ...] = ()
     stream: bool = False
     timeout_s: float | None = None

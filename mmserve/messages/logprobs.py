@@ -30,6 +30,11 @@ def pack(pairs: Iterable[tuple[int, float]]) -> bytes:
     return b"".join(_PAIR.pack(token_id, logprob) for token_id, logprob in pairs)
 
 
+def first_id(packed: bytes) -> int:
+    """The id of the token that packed bytes are about. Raises struct.error if they are empty."""
+    return int(_PAIR.unpack_from(packed)[0])
+
+
 def unpack(packed: bytes) -> list[tuple[int, float]]:
     """The pairs of packed bytes. Raises struct.error if the length is not a multiple of 8."""
     return [(token_id, logprob) for token_id, logprob in _PAIR.iter_unpack(packed)]

@@ -16,7 +16,7 @@ from mmserve.checkpoint.spec import ModelSpec, TextSpec, VisionSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, Deployment
 from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef, Prompt
-from mmserve.httpserver.conversation import Conversation, MediaPart, PromptInput, TextPart, WrittenPrompt
+from mmserve.httpserver.conversation import MediaPart, PromptInput, TextPart, WrittenPrompt
 from mmserve.httpserver.prompt.media_spans import span_of
 from mmserve.messages.cache import ItemState, MediaRecord
 from mmserve.messages.media import Handle
@@ -141,7 +141,7 @@ class StubPrompts:
 
     def build(self, prompt: PromptInput, media: Sequence[MediaRef], leased: Sequence[LeasedItem]) -> Prompt:
         if isinstance(prompt, WrittenPrompt):
-            return Prompt(array("q", prompt.content.encode() if isinstance(prompt.content, str) else prompt.content))
+            return Prompt(_written_ids(prompt))
         ids, spans = array("q"), []
         for message in prompt.messages:
             for part in message.content:
@@ -154,8 +154,13 @@ class StubPrompts:
         return Prompt(ids, tuple(spans))
 
     def count(self, prompt: PromptInput, media: Sequence[MediaRef], image_tokens: Sequence[int]) -> int:
-        assert isinstance(prompt, Conversation)
+        if isinstance(prompt, WrittenPrompt):
+            return len(_written_ids(prompt))
         parts = [part for message in prompt.messages for part in message.content]
         return sum(
             len(part.text.encode()) if isinstance(part, TextPart) else image_tokens[part.index] for part in parts
         )
+
+
+def _written_ids(prompt: WrittenPrompt) -> array[int]:
+    return array("q", list(prompt.content.encode() if isinstance(prompt.content, str) else prompt.content))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, replace
 
+from mmserve.httpserver.output.echoed_prompt import EchoedPrompt
 from mmserve.httpserver.output.logprobs import TokenLogprobs
 from mmserve.httpserver.output.parsing.pieces import Piece, Text, characters, join
 from mmserve.httpserver.output.render_turns import LIMIT, RenderTurns
@@ -128,6 +129,20 @@ def _work(delta: AnswerDelta) -> int:
     return logprobs + sum(len(characters(piece)) for piece in delta.pieces) // _CHARS_PER_WORK
 
 
+def _parts(delta: AnswerDelta) -> Iterator[AnswerDelta]:
+    """The delta, with the log-probabilities of a long piece of the prompt in several deltas before it."""
+    rows = delta.prompt_logprobs
+    widest = max((len(row.packed) for row in rows if row is not None), default=0) // PAIR_NBYTES
+    num_rows = max(1, _MERGED_WORK // (widest or 1))
+    if len(rows) <= num_rows:
+        yield delta
+        return
+    last = (len(rows) - 1) // num_rows * num_rows
+    for start in range(0, last, num_rows):
+        yield AnswerDelta(delta.index, (), 0, prompt_logprobs=rows[start : start + num_rows])
+    yield replace(delta, prompt_logprobs=rows[last:])
+
+
 class DeltaStream:
     """Iterating yields AnswerDeltas until every choice has finished, or raises the request's MmserveError.
 
@@ -161,14 +176,18 @@ class DeltaStream:
         """Set once the prompts are built, or cannot be any more."""
         self._prompt_tokens = 0
         self._image_tokens = 0
+        self.echoed: tuple[EchoedPrompt, ...] = ()
+        """The prompts, if the choices begin with them. Set before the first delta."""
         self._cached_tokens: dict[int, int] = {}
         """By choice index."""
         self._completion_tokens = 0
         self._reasoning_tokens = 0
 
-    def open(self, prompt_tokens: int, image_tokens: int) -> None:
-        """Set the length of all prompts in tokens. Call before the first delta."""
-        self._prompt_tokens, self._image_tokens = prompt_tokens, image_tokens
+    def open(self, prompt_tokens: int, image_tokens: int, echoed: tuple[EchoedPrompt, ...] = ()) -> None:
+        """Set the length of all prompts in tokens. Call before the first delta. Raises what ``reserve`` raises."""
+        self._prompt_tokens, self._image_tokens, self.echoed = prompt_tokens, image_tokens, echoed
+        if echoed:
+            self.hold(sum(prompt.nbytes for prompt in echoed))
         self._opened.set()
 
     async def prompt_tokens(self) -> int:
@@ -183,6 +202,10 @@ class DeltaStream:
 
         Raises what ``reserve`` raises.
         """
+        for part in _parts(delta):
+            self._push(part)
+
+    def _push(self, delta: AnswerDelta) -> None:
         if self.failure is not None or self._closed:
             return
         self.hold(_nbytes(delta))

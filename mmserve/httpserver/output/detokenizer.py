@@ -29,13 +29,16 @@ class IncrementalDecoder:
     The context is needed because tokenizers decode the first token of a text differently (they may drop its space).
     """
 
-    def __init__(self, vocabulary: Vocabulary, markers: Mapping[int, Marker] | None = None) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, markers: Mapping[int, Marker] | None = None, context: Sequence[int] = ()
+    ) -> None:
+        """``context``: the last tokens of a text that goes on."""
         self._vocabulary = vocabulary
         self._markers = markers or {}
         """Special tokens that ``read`` returns, by their ids. The others are dropped."""
-        self._ids: list[int] = []
-        self._num_context = 0
-        self._context_text = ""
+        self._ids = [token_id for token_id in context if vocabulary.is_text(token_id)]
+        self._num_context = len(self._ids)
+        self._context_text = vocabulary.decode(self._ids) if self._ids else ""
 
     def read(self, token_id: int) -> tuple[str, Marker | None]:
         """New text, and the marker that follows it if the token is one. A character cannot go on after a marker."""
@@ -81,13 +84,15 @@ class Detokenizer:
         stops: tuple[str, ...],
         sampling: SamplingParams = _PLAIN,
         reading: Reading | None = None,
+        context: Sequence[int] = (),
     ) -> None:
+        """``context``: the last tokens of the text that the choice goes on with; empty if it is a text of its own."""
         self._machine = None if reading is None else reading.machine()
-        self._decoder = IncrementalDecoder(vocabulary, None if reading is None else reading.markers)
+        self._decoder = IncrementalDecoder(vocabulary, None if reading is None else reading.markers, context)
         self._one_call = reading is not None and reading.one_call
         self._stop_strings = stops
         self._stops = StopStrings(stops)
-        self._logprobs = LogprobsBuffer(vocabulary)
+        self._logprobs = LogprobsBuffer(vocabulary, continues=bool(context))
         self._index = index
         self._sampling = sampling
         self._prompt_logprobs = PromptLogprobs(vocabulary, sampling.prompt_logprobs)

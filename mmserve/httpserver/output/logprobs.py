@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mmserve.httpserver.output.vocabulary import Spelling, Vocabulary
-from mmserve.messages.logprobs import NO_TOKEN, row_nbytes, unpack
+from mmserve.messages.logprobs import NO_TOKEN, first_id, row_nbytes, unpack
 
 
 class LogprobEntry(NamedTuple):
@@ -27,6 +27,11 @@ class TokenLogprobs:
     first: bool
     """True for the first token of the text, which tokenizers may decode without its leading space."""
 
+    @property
+    def spelling(self) -> Spelling:
+        """The sampled token."""
+        return self.vocabulary.spell(first_id(self.packed), first=self.first)
+
     def decode(self) -> tuple[LogprobEntry, list[LogprobEntry]]:
         """The sampled token, and the most likely tokens."""
         sampled, *top = (
@@ -44,11 +49,12 @@ class LogprobsBuffer:
     entirely are dropped. Special tokens are not text and have no entry.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, continues: bool = False) -> None:
+        """``continues``: the text follows another one, so that its first token keeps its leading space."""
         self._vocabulary = vocabulary
         self._pending: deque[tuple[int, TokenLogprobs]] = deque()
         """With the offset in the text at which the token starts."""
-        self._first = True
+        self._first = not continues
         self._num_decoded_chars = 0
         self._num_released_chars = 0
 

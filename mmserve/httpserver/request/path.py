@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from mmserve.httpserver import stage_times
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaRef, Prompt, kept_nbytes
-from mmserve.httpserver.conversation import Conversation, PromptInput, num_chars, num_parts
+from mmserve.httpserver.conversation import Conversation, PromptInput, WrittenPrompt, num_chars, num_parts
 from mmserve.httpserver.engine.dispatcher import Dispatcher, MediaLost
 from mmserve.httpserver.grammars import GrammarChecks, constrained
 from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths
 from mmserve.httpserver.output.answer_format import AnswerFormat, Reading, reading_nbytes
 from mmserve.httpserver.output.deltas import DeltaStream
 from mmserve.httpserver.output.detokenizer import Detokenizer
+from mmserve.httpserver.output.echoed_prompt import EchoedPrompt
 from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.httpserver.prompt.media_spans import leased_again
 from mmserve.httpserver.request.metrics import ChoiceMetrics, count_request
@@ -43,6 +45,8 @@ from mmserve.runtime.errors import (
 )
 from mmserve.runtime.retry_after import AFTER_CACHE_RESTART_S
 from mmserve.runtime.worker_threads import WorkerThreads
+
+T = TypeVar("T")
 
 _TOOL_PARAMS = ("", "tools", "tool_choice")
 """``GenerateCall.grammar_param`` of calls whose grammar is that of their tools."""
@@ -110,24 +114,33 @@ class RequestPath:
         resources.hold(kept_nbytes(call) + inline_nbytes)
         async with _lease(alloc_path, call.request_id, items) as leased:
             started_s = time.monotonic()
-            prompts = [await self._build(prompt, call.media, leased) for prompt in call.prompts]
+            prompts = await self._build(call, leased)
             stage_times.record("prompt", time.monotonic() - started_s)
             num_image_tokens = sum(span.num_tokens for prompt in prompts for span in prompt.spans)
-            deltas.open(sum(len(prompt.ids) for prompt in prompts), num_image_tokens)
+            echoed = await self._echoed(call, prompts)
+            deltas.open(sum(len(prompt.ids) for prompt in prompts), num_image_tokens, echoed)
             readings = [self._reading(*pair) for pair in zip(call.prompts, prompts, strict=True)]
             if any(reading is not None and reading.in_reasoning for reading in readings):
                 call = self._with_tool_grammar(call, in_reasoning=True)
                 await self._check_grammar(call)
+            contexts = [_context(*pair) for pair in zip(call.prompts, prompts, strict=True)]
             requests = self._requests(call, prompts)
             tools_nbytes = sum(map(reading_nbytes, call.prompts))
             call = replace(call, prompts=(), cache_salt="")  # from here on the token ids are enough
             ids_nbytes = sum(len(request.prompt_ids) for request in requests[:: call.n])
             resources.hold(kept_nbytes(call) + inline_nbytes + ids_nbytes + tools_nbytes)
-            del prompts
+            del prompts, echoed
             async with asyncio.TaskGroup() as choices:
                 for index, request in enumerate(requests):
-                    reading = readings[index // call.n]
-                    text = Detokenizer(self.vocabulary, index, call.stop, request.sampling, reading)
+                    of_prompt = index // call.n
+                    text = Detokenizer(
+                        self.vocabulary,
+                        index,
+                        call.stop,
+                        request.sampling,
+                        readings[of_prompt],
+                        contexts[of_prompt],
+                    )
                     metrics = ChoiceMetrics(self.metrics, call)
                     choice = _Choice(call, alloc_path, items, request, text, deltas, metrics)
                     choices.create_task(self._generate_choice(choice))
@@ -154,8 +167,9 @@ class RequestPath:
         Images are read as far as their headers, for their size in pixels. Raises MmserveError.
         """
         alloc_path = self.alloc_paths.choose()
-        image_tokens = alloc_path.leases.num_tokens(await self._read(alloc_path, call, resources))
-        return sum([await self._count(prompt, call.media, image_tokens) for prompt in call.prompts])
+        items, count = await self._read(alloc_path, call, resources), self.prompts.count
+        image_tokens = alloc_path.leases.num_tokens(items)
+        return sum(await self._of_each_prompt(call, lambda prompt: count(prompt, call.media, image_tokens)))
 
     async def _read(self, alloc_path: AllocPath, call: GenerateCall, resources: RequestResources) -> list[MediaItem]:
         """Read the images. Before the first fetch, reserves memory for as much as one request may fetch."""
@@ -200,15 +214,26 @@ class RequestPath:
                 if delta.finish is not None:
                     return
 
-    async def _build(self, prompt: PromptInput, media: Sequence[MediaRef], leased: Sequence[LeasedItem]) -> Prompt:
-        if _is_long(prompt):
-            return await self.prompt_threads.run(lambda: self.prompts.build(prompt, media, leased))
-        return self.prompts.build(prompt, media, leased)
+    async def _build(self, call: GenerateCall, leased: Sequence[LeasedItem]) -> list[Prompt]:
+        build = self.prompts.build
+        return await self._of_each_prompt(call, lambda prompt: build(prompt, call.media, leased))
 
-    async def _count(self, prompt: PromptInput, media: Sequence[MediaRef], image_tokens: Sequence[int]) -> int:
-        if _is_long(prompt):
-            return await self.prompt_threads.run(lambda: self.prompts.count(prompt, media, image_tokens))
-        return self.prompts.count(prompt, media, image_tokens)
+    async def _of_each_prompt(self, call: GenerateCall, work: Callable[[PromptInput], T]) -> list[T]:
+        """``work`` on each prompt in turn; in a thread if all together are long."""
+        if sum(map(_cost, call.prompts)) > _LONG_PROMPT_CHARS:
+            return [await self.prompt_threads.run(partial(work, prompt)) for prompt in call.prompts]
+        return [work(prompt) for prompt in call.prompts]
+
+    async def _echoed(self, call: GenerateCall, prompts: Sequence[Prompt]) -> tuple[EchoedPrompt, ...]:
+        if not call.echo:
+            return ()
+        built = iter(prompts)
+
+        def echoed(prompt: PromptInput) -> EchoedPrompt:
+            assert isinstance(prompt, WrittenPrompt), "a conversation is not echoed"
+            return EchoedPrompt.of(prompt, next(built).ids, self.vocabulary)
+
+        return tuple(await self._of_each_prompt(call, echoed))
 
     def _requests(self, call: GenerateCall, prompts: Sequence[Prompt]) -> list[GenerateRequest]:
         """The sequences of all choices: n of the first prompt, n of the second, and so on."""
@@ -228,7 +253,7 @@ class RequestPath:
                 sampling=msgspec.structs.replace(
                     sampling,
                     seed=(sampling.seed + index) % (1 << 63),
-                    prompt_logprobs=None if index else sampling.prompt_logprobs,  # they are the same for all choices
+                    prompt_logprobs=sampling.prompt_logprobs if call.echo or not index else None,
                 ),
                 pooling=call.pooling,
                 priority=call.priority,
@@ -266,8 +291,14 @@ def _lease(
     return alloc_path.leases.hold(lease_id, items) if items else nullcontext(())
 
 
-def _is_long(prompt: PromptInput) -> bool:
-    return num_chars(prompt) + _MESSAGE_CHARS * num_parts(prompt) > _LONG_PROMPT_CHARS
+def _cost(prompt: PromptInput) -> int:
+    """Of building a prompt, as a length of text."""
+    return num_chars(prompt) + _MESSAGE_CHARS * num_parts(prompt)
+
+
+def _context(prompt: PromptInput, built: Prompt) -> Sequence[int]:
+    """The end of a text that the answer goes on with. The answer in a conversation is a text of its own."""
+    return built.ids[-1:] if isinstance(prompt, WrittenPrompt) else ()
 
 
 def _next_attempt(request: GenerateRequest, lost: MediaLost) -> GenerateRequest:

@@ -9,7 +9,7 @@ import msgspec
 from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.output.logprobs import LogprobEntry, TokenLogprobs
 
-_MIN_LOGPROB = -9999.0
+MIN_LOGPROB = -9999.0
 """OpenAI's value for minus infinity, which JSON lacks."""
 
 
@@ -48,4 +48,4 @@ def _encoded(token: TokenLogprobs) -> msgspec.Raw:
 
 def _fields(one: LogprobEntry) -> tuple[str, float, list[int] | None]:
     text, data = one.spelling
-    return text, max(one.logprob, _MIN_LOGPROB), None if data is None else list(data)
+    return text, max(one.logprob, MIN_LOGPROB), None if data is None else list(data)

@@ -1,0 +1,152 @@
+"""OpenAI completions: sends AnswerDeltas as chunks, or as one completion that is made of the same parts."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.types import Send
+
+from mmserve.httpserver.api.openai.completion_logprobs import ListedLogprobs
+from mmserve.httpserver.api.openai.errors import error_body
+from mmserve.httpserver.api.openai.usage import WireUsage, wire_usage
+from mmserve.httpserver.api.response import SSE_DONE, send_events, send_json, sse_event
+from mmserve.httpserver.call import GenerateCall
+from mmserve.httpserver.output.deltas import AnswerDelta
+from mmserve.httpserver.output.echoed_prompt import EchoedPrompt, TextOffsets
+from mmserve.httpserver.output.logprobs import TokenLogprobs
+from mmserve.httpserver.request.task import RequestTask
+from mmserve.runtime.errors import MmserveError
+
+
+class CompletionChoice(msgspec.Struct):
+    """A choice, or a part of it in a stream."""
+
+    text: str
+    index: int
+    logprobs: ListedLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class Completion(msgspec.Struct):
+    """A whole completion, or a chunk of a stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    object: str = "text_completion"
+    usage: WireUsage | UnsetType | None = UNSET
+
+
+@dataclass(frozen=True)
+class CompletionAnswer:
+    """Sends the answer, streamed or at once. ``include_usage``: as the last event of a stream."""
+
+    include_usage: bool = False
+    usage_in_every_chunk: bool = False
+
+    async def __call__(self, task: RequestTask, send: Send) -> None:
+        """Raises MmserveError only if nothing has been sent."""
+        if task.call.stream:
+            await send_events(send, self._events(task))
+        else:
+            await send_json(send, msgspec.json.encode(await self._complete(task)))
+
+    async def _complete(self, task: RequestTask) -> Completion:
+        call = task.call
+        parts = [ChoiceParts(call, index) for index in range(call.num_choices)]
+        texts: list[list[str]] = [[] for _ in parts]
+        choices = [CompletionChoice("", index, part.new_logprobs()) for index, part in enumerate(parts)]
+        async for delta in task.deltas:
+            part = parts[delta.index].next(delta, task.deltas.echoed)
+            choice = choices[delta.index]
+            texts[delta.index].append(part.text)
+            kept_nbytes = sys.getsizeof(part.text)
+            if choice.logprobs is not None and part.logprobs is not None:
+                kept_nbytes += choice.logprobs.extend(part.logprobs)
+            choice.finish_reason = part.finish_reason
+            task.deltas.hold(2 * kept_nbytes)  # the response's JSON is as long again
+        for choice in choices:
+            choice.text = "".join(texts[choice.index])
+        return Completion(_id(call), int(time.time()), call.model, choices, usage=wire_usage(task.deltas.usage))
+
+    async def _events(self, task: RequestTask) -> AsyncGenerator[bytes, None]:
+        """Server-sent events. An error after the first chunk becomes an event: the status is sent by then."""
+        call, created, started = task.call, int(time.time()), False
+        parts = [ChoiceParts(call, index) for index in range(call.num_choices)]
+
+        def event(choices: list[CompletionChoice], usage: WireUsage | UnsetType | None) -> bytes:
+            return sse_event(msgspec.json.encode(Completion(_id(call), created, call.model, choices, usage=usage)))
+
+        try:
+            async for delta in task.deltas:
+                part = parts[delta.index].next(delta, task.deltas.echoed)
+                if part.text or part.logprobs is not None or part.finish_reason is not None:
+                    started = True
+                    usage = None if self.include_usage else UNSET
+                    yield event([part], wire_usage(task.deltas.usage) if self.usage_in_every_chunk else usage)
+            if self.include_usage:
+                yield event([], wire_usage(task.deltas.usage))
+        except MmserveError as error:
+            if not started:
+                raise
+            yield sse_event(error_body(error))
+        yield SSE_DONE
+
+
+class ChoiceParts:
+    """Makes the parts of one choice from its deltas: first those of its prompt if it is echoed, then those of its text.
+
+    With log-probabilities a part of the prompt has the text of the tokens that it scores.
+    """
+
+    def __init__(self, call: GenerateCall, index: int) -> None:
+        self._call = call
+        self._index = index
+        self._echoed: EchoedPrompt | None = None
+        self._num_shown = 0
+        """Characters of the echoed prompt."""
+        self._started = False
+        self._output = TextOffsets()
+
+    def new_logprobs(self) -> ListedLogprobs | None:
+        """Empty lists; None if the call asks for no log-probabilities."""
+        return None if self._call.sampling.logprobs is None else ListedLogprobs()
+
+    def next(self, delta: AnswerDelta, echoed: tuple[EchoedPrompt, ...]) -> CompletionChoice:
+        """The part of a delta. ``echoed``: the prompts, if the call asks for them."""
+        if echoed and not self._started:
+            self._echoed = echoed[self._index // self._call.n]
+            self._tokens = self._echoed.tokens()
+            self._output = TextOffsets(len(self._echoed.text))
+        self._started = True
+        listed = ListedLogprobs()
+        text = self._prompt_text(delta, listed) + delta.text
+        for token in delta.logprobs:
+            listed.add(token, self._output.add(token.spelling.data or b""))
+        return CompletionChoice(text, self._index, listed if listed.tokens else None, delta.finish)
+
+    def _prompt_text(self, delta: AnswerDelta, listed: ListedLogprobs) -> str:
+        """The next piece of the echoed prompt: as far as it is scored, and all of it when the answer begins."""
+        if self._echoed is None:
+            return ""
+        start = self._num_shown
+        for scored in delta.prompt_logprobs:
+            token = next(self._tokens)
+            self._num_shown = token.end
+            if scored is None:
+                listed.add_unscored(token)
+            else:
+                listed.add(TokenLogprobs(scored.vocabulary, scored.packed, token.first), token.start)
+        if delta.num_tokens or delta.finish is not None:
+            self._num_shown = len(self._echoed.text)
+        return self._echoed.text[start : self._num_shown]
+
+
+def _id(call: GenerateCall) -> str:
+    return f"cmpl-{call.request_id}"
