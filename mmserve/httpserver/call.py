@@ -82,6 +82,10 @@ class GenerateCall:
     echo: bool = False
     """Each choice begins with its prompt, which is a WrittenPrompt, and has the ``prompt_logprobs`` of it."""
     stop: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    """Texts that the answer must not contain. ``sampling.bad_words`` has their tokens once these are known."""
+    client_request_id: str = ""
+    """The client's own name for the request, which the answer's id repeats; need not be unique."""
     stream: bool = False
     timeout_s: float | None = None
     """From arrival to the end of the answer; None: the client sets no limit."""
@@ -102,13 +106,14 @@ class GenerateCall:
     @property
     def response_id(self) -> str:
         """The ``id`` of the response's body."""
-        return f"chatcmpl-{self.request_id}"
+        return f"chatcmpl-{self.client_request_id or self.request_id}"
 
 
 _REQUEST_NBYTES, _CHOICE_NBYTES = 10 * 1024, 10 * 1024
 """Objects of a request and of each of its choices that have about the same size in all: tasks, frames, queues."""
 _MEDIA_NBYTES, _BIAS_NBYTES = 400, 160
 """An image and an entry of logit_bias, without their text and data."""
+_TOKEN_ID_NBYTES = 40
 
 
 def kept_nbytes(call: GenerateCall) -> int:
@@ -123,11 +128,17 @@ def kept_nbytes(call: GenerateCall) -> int:
         + _MEDIA_NBYTES * len(call.media)
         + _BIAS_NBYTES * len(call.sampling.logit_bias)
         + sum(map(conversation.nbytes, call.prompts))
-        + sum(map(sys.getsizeof, (*urls, *call.stop, call.cache_salt)))
+        + sum(map(sys.getsizeof, (*urls, *call.stop, *call.bad_words, call.cache_salt)))
+        + _TOKEN_ID_NBYTES * _num_token_ids(call.sampling) * (1 + call.num_choices)  # as the grammar
         + sys.getsizeof(call.sampling.grammar) * call.num_choices  # the router keeps one for each choice
         + sum(len(ref.content or b"") for ref in call.media)
         + sum(len(cast(bytes, body)) for body in bodies.values())
     )
+
+
+def _num_token_ids(sampling: SamplingParams) -> int:
+    words = sum(2 + len(word) for word in sampling.bad_words)
+    return len(sampling.stop_token_ids) + len(sampling.allowed_token_ids) + words
 
 
 class MediaItem(msgspec.Struct, frozen=True):

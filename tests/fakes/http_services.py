@@ -17,6 +17,7 @@ from mmserve.config.config import Config
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, Deployment
 from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef, Prompt
 from mmserve.httpserver.conversation import MediaPart, PromptInput, TextPart, WrittenPrompt
+from mmserve.httpserver.prompt.bad_words import bad_word_ids
 from mmserve.httpserver.prompt.media_spans import span_of
 from mmserve.messages.cache import ItemState, MediaRecord
 from mmserve.messages.media import Handle
@@ -152,6 +153,9 @@ class StubPrompts:
                     spans.append(span_of(len(ids), part.index, item))
                     ids.extend(range(item.record.token_start, item.record.token_start + item.num_tokens))
         return Prompt(ids, tuple(spans))
+
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        return bad_word_ids(lambda text: list(text.encode()), words)
 
     def count(self, prompt: PromptInput, media: Sequence[MediaRef], image_tokens: Sequence[int]) -> int:
         if isinstance(prompt, WrittenPrompt):

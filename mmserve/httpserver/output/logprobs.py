@@ -16,6 +16,7 @@ class LogprobEntry(NamedTuple):
 
     spelling: Spelling
     logprob: float
+    token_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class TokenLogprobs:
     def decode(self) -> tuple[LogprobEntry, list[LogprobEntry]]:
         """The sampled token, and the most likely tokens."""
         sampled, *top = (
-            LogprobEntry(self.vocabulary.spell(token_id, first=self.first), logprob)
+            LogprobEntry(self.vocabulary.spell(token_id, first=self.first), logprob, token_id)
             for token_id, logprob in unpack(self.packed)
             if token_id != NO_TOKEN
         )

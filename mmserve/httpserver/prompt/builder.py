@@ -23,6 +23,7 @@ from mmserve.httpserver.conversation import (
     TextPart,
     WrittenPrompt,
 )
+from mmserve.httpserver.prompt.bad_words import bad_word_ids
 from mmserve.httpserver.prompt.chat_template import ChatTemplate, template_source
 from mmserve.httpserver.prompt.guarded_encoding import EncodedText, GuardedEncoder
 from mmserve.httpserver.prompt.inline_system import fold_late_system
@@ -95,6 +96,10 @@ class PromptBuilder:
         if images and not self._is_multimodal:
             raise InvalidRequest("this model takes no images", param=media[images[0]].param)
         return images
+
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences of texts that an answer must not contain. Raises InvalidRequest, naming ``bad_words``."""
+        return bad_word_ids(self._tokenizer.encode_within, words)
 
     def _written_ids(self, prompt: WrittenPrompt) -> Sequence[int]:
         """The client writes the whole prompt, so control tokens in it are meant."""

@@ -67,6 +67,15 @@ class ChatTokenizer:
         """The ids of transformers with ``add_special_tokens=False``; control tokens in ``text`` are recognised."""
         return list(self.raw.encode(text, add_special_tokens=False).ids)
 
+    def encode_within(self, text: str) -> list[int]:
+        """The ids of ``text`` where it follows other text. No control token in it is recognised.
+
+        Found behind a line break: some tokenizers put a space before whatever follows a special token.
+        """
+        before, ids = self._plain_ids("\n", first=True), self._plain_ids("\n" + text, first=True)
+        is_apart = ids[: len(before)] == before and self.control.isdisjoint(ids)
+        return ids[len(before) :] if is_apart else self._encode_plain(text, first=False)
+
     def with_special_tokens(self, ids: list[int]) -> list[int]:
         """Adds what ``add_special_tokens=True`` adds: usually the bos token in front."""
         before, after = self._special_around

@@ -54,6 +54,8 @@ MAX_LEASES = 4
 """The first lease, and three more if images are lost to a restart or an eviction."""
 _LONG_PROMPT_CHARS = 20_000
 """Longer prompts are built in a thread: templating and tokenizing them blocks for milliseconds."""
+_LONG_BAD_WORDS_CHARS = 2000
+"""Longer bad words are tokenized in a thread. Each is tokenized twice, by itself."""
 _MESSAGE_CHARS = 80
 """Cost of a message or part apart from its text, as a length of text."""
 
@@ -63,6 +65,7 @@ class PromptSource(Protocol):
 
     def build(self, prompt: PromptInput, media: Sequence[MediaRef], leased: Sequence[LeasedItem]) -> Prompt: ...
 
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]: ...
     def count(self, prompt: PromptInput, media: Sequence[MediaRef], image_tokens: Sequence[int]) -> int: ...
 
 
@@ -106,6 +109,7 @@ class RequestPath:
         """
         call = self._with_tool_grammar(call)
         await self._check_grammar(call)
+        call = await self._with_bad_words(call)
         alloc_path = self.alloc_paths.choose()
         items = await self._read(alloc_path, call, resources)
         inline_nbytes = sum(len(item.data) for item, ref in zip(items, call.media, strict=True) if ref.is_inline)
@@ -153,6 +157,17 @@ class RequestPath:
                 sampling = constrained(call.sampling, grammar, self.eos_token_ids, param)
                 return replace(call, sampling=sampling, grammar_param=param)
         return call
+
+    async def _with_bad_words(self, call: GenerateCall) -> GenerateCall:
+        """``call`` with the tokens of its bad words. Raises InvalidRequest for a word of too many tokens."""
+        words = call.bad_words
+        if not words:
+            return call
+        if sum(map(len, words)) > _LONG_BAD_WORDS_CHARS:
+            ids = await self.prompt_threads.run(lambda: self.prompts.bad_word_ids(words))
+        else:
+            ids = self.prompts.bad_word_ids(words)
+        return replace(call, sampling=msgspec.structs.replace(call.sampling, bad_words=ids), bad_words=())
 
     async def _check_grammar(self, call: GenerateCall) -> None:
         if call.sampling.grammar:

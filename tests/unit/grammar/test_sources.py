@@ -48,6 +48,8 @@ def accepts(grammar: str, text: str, tokenizer: LLTokenizer) -> bool:
             ["y"],
         ),
         (lark_grammar('start: "a" b+\nb: "b"', "x"), ["ab", "abbb"], ["a", "ba"]),
+        (lark_grammar('root ::= "a" b+\nb ::= [b-c]', "x"), ["ab", "acb"], ["a", "ba"]),
+        (json_schema_grammar({"type": "array"}, "x", whitespace=""), ["[1,2]"], ["[1, 2]"]),
     ],
 )
 def test_a_grammar_admits_what_its_source_describes(
@@ -88,6 +90,9 @@ def test_what_cannot_be_enforced_is_refused_by_name(
         lambda: regex_grammar("a" * 70_000, "field"),
         lambda: lark_grammar("a" * 70_000, "field"),
         lambda: lark_grammar(" \n", "field"),
+        lambda: lark_grammar('root ::= "a" ' * 1000, "field"),
+        lambda: lark_grammar("root ::= missing", "field"),
+        lambda: lark_grammar("root ::= " + "(" * 3000, "field"),
         lambda: choice_grammar([], "field"),
         lambda: choice_grammar(["a", ""], "field"),
         lambda: choice_grammar(["x" * 200_000, "y" * 200_000], "field"),

@@ -8,15 +8,14 @@ from typing import Any
 import msgspec
 
 from mmserve.httpserver.api.openai.chat_answer import ChatAnswer
+from mmserve.httpserver.api.openai.extensions import extended
 from mmserve.httpserver.api.openai.fields import ChatRequest, StreamOptions, decode, refuse_unsupported
 from mmserve.httpserver.api.openai.messages import ConversationReader
-from mmserve.httpserver.api.openai.response_format import response_grammar
 from mmserve.httpserver.api.openai.sampling import requested_logprobs, sampling_params
 from mmserve.httpserver.api.openai.tools import read_tool_choice, read_tools
 from mmserve.httpserver.api.protocol import ParsedRequest, Protocol
 from mmserve.httpserver.call import GenerateCall, new_request_id
 from mmserve.httpserver.conversation import Conversation, Message, Tool
-from mmserve.httpserver.grammars import constrained
 from mmserve.httpserver.media.split_media import SplitUrl
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import InvalidRequest
@@ -31,7 +30,6 @@ def parse(
     request = decode(body, ChatRequest)
     model.check_name(request.model)
     refuse_unsupported(request)
-    grammar, grammar_param = response_grammar(request.response_format)
     reader = ConversationReader(model.max_images, split_urls, model.max_model_len)
     messages = reader.read(request.messages)
     options = request.stream_options or StreamOptions()
@@ -46,8 +44,7 @@ def parse(
         model=model.name,
         prompts=(_conversation(request, messages, model),),
         media=tuple(reader.media),
-        sampling=constrained(sampling, grammar, model.eos_token_ids, grammar_param),
-        grammar_param=grammar_param,
+        sampling=msgspec.structs.replace(sampling, prompt_logprobs=request.prompt_logprobs),
         arrival_s=arrival_s,
         n=request.n or 1,
         stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
@@ -60,7 +57,7 @@ def parse(
         usage_in_every_chunk=bool(options.continuous_usage_stats),
         include_reasoning=request.include_reasoning is not False,
     )
-    return ParsedRequest(call, answer)
+    return ParsedRequest(extended(call, request, model), answer)
 
 
 def _conversation(request: ChatRequest, messages: tuple[Message, ...], model: ServedModel) -> Conversation:

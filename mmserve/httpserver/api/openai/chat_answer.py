@@ -12,8 +12,22 @@ from msgspec import UNSET, UnsetType
 from starlette.types import Send
 
 from mmserve.httpserver.api.call_ids import call_id
+from mmserve.httpserver.api.openai.chat_objects import (
+    AnswerChoice,
+    AnswerMessage,
+    Chunk,
+    ChunkChoice,
+    ChunkDelta,
+    CompleteCall,
+    Completion,
+    Function,
+    FunctionDelta,
+    StopReason,
+    ToolCallDelta,
+)
 from mmserve.httpserver.api.openai.errors import error_body
-from mmserve.httpserver.api.openai.logprobs import ChoiceLogprobs, logprobs_for
+from mmserve.httpserver.api.openai.logprobs import logprobs_for
+from mmserve.httpserver.api.openai.prompt_logprobs import encoded_prompt_logprobs
 from mmserve.httpserver.api.openai.usage import WireUsage, wire_usage
 from mmserve.httpserver.api.response import SSE_DONE, send_events, send_json, sse_event
 from mmserve.httpserver.call import GenerateCall
@@ -35,83 +49,6 @@ _RAW_NBYTES = 120
 """Of the object that holds one token's log-probabilities as JSON."""
 
 
-class FunctionDelta(msgspec.Struct, omit_defaults=True):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class ToolCallDelta(msgspec.Struct, omit_defaults=True):
-    """The first of a call has ``id``, ``type`` and the name; the others have arguments only: clients concatenate."""
-
-    index: int
-    id: str | None = None
-    type: str | None = None
-    function: FunctionDelta | None = None
-
-
-class ChunkDelta(msgspec.Struct, omit_defaults=True):
-    """``reasoning`` repeats ``reasoning_content``: some clients read one name, some the other."""
-
-    role: str | None = None
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[ToolCallDelta] | None = None
-
-
-class ChunkChoice(msgspec.Struct):
-    index: int
-    delta: ChunkDelta
-    logprobs: ChoiceLogprobs | None = None
-    finish_reason: str | None = None
-
-
-class Chunk(msgspec.Struct):
-    id: str
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    object: str = "chat.completion.chunk"
-    usage: WireUsage | UnsetType | None = UNSET
-
-
-class Function(msgspec.Struct):
-    name: str
-    arguments: str = ""
-
-
-class CompleteCall(msgspec.Struct):
-    id: str
-    function: Function
-    type: str = "function"
-
-
-class AnswerMessage(msgspec.Struct):
-    content: str | None = None
-    role: str = "assistant"
-    refusal: None = None
-    annotations: list[object] = []
-    reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET
-    tool_calls: list[CompleteCall] | UnsetType = UNSET
-
-
-class AnswerChoice(msgspec.Struct):
-    index: int
-    message: AnswerMessage
-    finish_reason: str | None = None
-    logprobs: ChoiceLogprobs | None = None
-
-
-class Completion(msgspec.Struct):
-    id: str
-    created: int
-    model: str
-    choices: list[AnswerChoice]
-    usage: WireUsage
-    object: str = "chat.completion"
-
-
 @dataclass(frozen=True)
 class ChatAnswer:
     """Sends the answer, streamed or at once. ``include_usage``: as the last event of a stream."""
@@ -130,10 +67,22 @@ class ChatAnswer:
     async def _complete(self, task: RequestTask) -> Completion:
         call = task.call
         folds = [_Fold(call, index) for index in range(call.num_choices)]
+        prompt_logprobs: list[msgspec.Raw] = []
         async for delta in task.deltas:
             task.deltas.hold(folds[delta.index].add(delta))
-        choices = [fold.choice(self.include_reasoning) for fold in folds]
-        return Completion(call.response_id, int(time.time()), call.model, choices, wire_usage(task.deltas.usage))
+            encoded = encoded_prompt_logprobs(delta.prompt_logprobs)
+            task.deltas.hold(sum(2 * len(memoryview(one)) + _RAW_NBYTES for one in encoded))
+            prompt_logprobs += encoded
+        completion = Completion(
+            call.response_id,
+            int(time.time()),
+            call.model,
+            [fold.choice(self.include_reasoning) for fold in folds],
+            wire_usage(task.deltas.usage),
+        )
+        if call.sampling.prompt_logprobs is not None:
+            completion.prompt_logprobs = prompt_logprobs
+        return completion
 
     async def _events(self, task: RequestTask) -> AsyncGenerator[bytes, None]:
         """Server-sent events. An error after the first delta becomes an event: the status is sent by then."""
@@ -176,7 +125,10 @@ class ChatAnswer:
             logprobs = logprobs_for(call)
         calls.num_complete += sum(isinstance(piece, CallEnd) for piece in delta.pieces)
         if delta.finish is not None:
-            yield ChunkChoice(delta.index, ChunkDelta(), finish_reason=_finish_reason(delta.finish, calls.num_complete))
+            reason = _finish_reason(delta.finish, calls.num_complete)
+            yield ChunkChoice(
+                delta.index, ChunkDelta(), finish_reason=reason, stop_reason=_stop_reason(delta.stop_reason)
+            )
 
     def _delta(self, call: GenerateCall, index: int, piece: Piece) -> ChunkDelta | None:
         match piece:
@@ -213,6 +165,7 @@ class _Fold:
     """Name and arguments of each."""
     num_complete: int = 0
     finish: FinishReason | None = None
+    stop_reason: int | str | None = None
 
     def __post_init__(self) -> None:
         self.logprobs = logprobs_for(self.call)
@@ -225,7 +178,7 @@ class _Fold:
             self._add_piece(piece)
         if self.logprobs is not None:
             kept_nbytes += self.logprobs.add(delta.logprobs) + _RAW_NBYTES * len(delta.logprobs)
-        self.finish = delta.finish
+        self.finish, self.stop_reason = delta.finish, delta.stop_reason
         return 2 * kept_nbytes  # the response's JSON is as long again
 
     def _add_piece(self, piece: Piece) -> None:
@@ -253,9 +206,13 @@ class _Fold:
         if not message.content and (self.calls or self.reasoning):
             message.content = None
         reason = None if self.finish is None else _finish_reason(self.finish, self.num_complete)
-        return AnswerChoice(self.index, message, reason, self.logprobs)
+        return AnswerChoice(self.index, message, reason, self.logprobs, _stop_reason(self.stop_reason))
 
 
 def _finish_reason(finish: FinishReason, num_calls: int) -> str:
     """``tool_calls`` if the model ended its turn and made a call that is complete."""
     return "tool_calls" if finish == "stop" and num_calls else finish
+
+
+def _stop_reason(reason: int | str | None) -> StopReason:
+    return UNSET if reason is None else reason

@@ -10,6 +10,8 @@ from msgspec import Meta
 
 from mmserve.httpserver.api.openai.tools import MAX_TOOLS, FunctionFields, ToolList
 from mmserve.messages.logprobs import MAX_TOP
+from mmserve.messages.request import MAX_PRIORITY
+from mmserve.messages.sampling import MAX_ALLOWED_TOKEN_IDS, MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS
 from mmserve.runtime.errors import InvalidRequest, quoted, shortened
 
 T = TypeVar("T")
@@ -21,6 +23,7 @@ MAX_MODEL_NAME_CHARS = 256
 MAX_SALT_CHARS = 256
 MAX_ID_CHARS = 512
 MAX_BIASED_TOKENS = 4096
+MAX_BAD_WORD_CHARS = 256
 MAX_TOP_K = 2**31 - 1
 """More than any vocabulary. Messages to the ranks cannot carry integers of more than 64 bits."""
 
@@ -28,6 +31,7 @@ MAX_TIMEOUT_S = 86400
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,9 +67,45 @@ class SamplingFields(Bookkeeping, frozen=True, kw_only=True):
     logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     seed: int | None = None
     ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    allowed_token_ids: Annotated[list[int], Meta(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS)] | None = None
 
 
-class ChatRequest(SamplingFields, frozen=True, kw_only=True):
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's ``structured_outputs``: one form of answer. ``json``: a schema, also as JSON text."""
+
+    json: dict[str, Any] | bool | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    whitespace_pattern: str | None = None
+
+
+class GrammarFields(SamplingFields, frozen=True, kw_only=True):
+    """All fields that ask for a form of answer. ``structured_outputs.requested_grammar`` reads them."""
+
+    response_format: Any = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    """The fields named guided_ are the older names of those of ``structured_outputs``."""
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None
+
+
+class ExtensionFields(GrammarFields, frozen=True, kw_only=True):
+    """vLLM's extensions that chat and legacy completions share. ``extensions.extended`` reads them."""
+
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS // 2)] | None = None
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    request_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")] | None = None
+
+
+class ChatRequest(ExtensionFields, frozen=True, kw_only=True):
     """Body of ``POST /v1/chat/completions``. ConversationReader reads ``messages``; its errors name the part."""
 
     messages: Any = None
@@ -80,7 +120,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     timeout: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
-    response_format: Any = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
     tools: ToolList | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -95,6 +135,9 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     store: bool | None = None
     modalities: list[str] | None = None
     audio: Any = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    prediction: Any = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
 
 _PATH = re.compile(r" - at `(?:key` in `)?\$\.?([^`]*)`$")
@@ -127,3 +170,14 @@ def refuse_unsupported(request: ChatRequest) -> None:
         raise InvalidRequest("only text output is supported", param="modalities")
     if request.store:
         raise InvalidRequest("chat completions are not stored; /v1/responses stores answers", param="store")
+    if request.verbosity not in (None, "medium"):
+        raise InvalidRequest("the model has no switch for verbosity", param="verbosity")
+    if request.prediction is not None:
+        raise InvalidRequest("predicted output is not supported", param="prediction")
+    for name in request.mm_processor_kwargs or ():
+        raise InvalidRequest(
+            f"the image processor has no option {quoted(name)}: all its settings are the checkpoint's",
+            param=f"mm_processor_kwargs.{shortened(name, 40)}",
+        )
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidRequest("prompt_logprobs are part of a whole answer, not of a stream", param="prompt_logprobs")

@@ -26,6 +26,9 @@ MAX_URL_CHARS = 8192
 MAX_NAME_CHARS = 256
 _TEXT_FIELDS = {"text": "text", "refusal": "refusal"}
 """Text part type -> its field with the text."""
+_IMAGE_FIELDS = frozenset({"url", "detail"})
+_DETAILS = (None, "auto", "low", "high", "original")
+"""A hint that changes nothing here: the checkpoint has one size for images."""
 
 
 class ConversationReader:
@@ -124,9 +127,11 @@ class ConversationReader:
             raise InvalidRequest("a content part must be an object", param=at)
         type_ = part.get("type")
         if type_ == "image_url":
+            _check_part(part, "image_url", at)
             return self._image(part.get("image_url"), at)
         if not isinstance(type_, str) or type_ not in _TEXT_FIELDS:
             raise InvalidRequest(f"unsupported content part type {quoted(type_)}", param=f"{at}.type")
+        _check_part(part, _TEXT_FIELDS[type_], at)
         text = part.get(_TEXT_FIELDS[type_])
         if not isinstance(text, str):
             raise InvalidRequest("text must be a string", param=f"{at}.{_TEXT_FIELDS[type_]}")
@@ -140,6 +145,7 @@ class ConversationReader:
         where = f"{at}.image_url"
         url = image_url
         if isinstance(image_url, dict):
+            _check_image_fields(image_url, where)
             where, url = f"{where}.url", image_url.get("url")
         if isinstance(url, str) and len(url) > MAX_URL_CHARS and not url[:5].lower() == "data:":
             raise InvalidRequest(f"a URL may have {MAX_URL_CHARS} characters, unless it is a data: URL", param=where)
@@ -148,6 +154,23 @@ class ConversationReader:
         head, data = self._split_urls.pop(url, (url, None))
         self.media.append(MediaRef(head, where, data))
         return MediaPart(len(self.media) - 1)
+
+
+def _check_part(part: dict[str, Any], content: str, at: str) -> None:
+    """Refuse fields that would be ignored. ``cache_control`` is a hint for hosted services, and changes no answer."""
+    for field in part:
+        if field == "uuid" and part[field] is not None:
+            raise InvalidRequest("images are not kept under names: send the data, without a uuid", param=f"{at}.uuid")
+        if field not in ("type", content, "cache_control") and part[field] is not None:
+            raise InvalidRequest("a content part of this type has no such field", param=f"{at}.{shortened(field)}")
+
+
+def _check_image_fields(image_url: dict[str, Any], at: str) -> None:
+    for field in image_url:
+        if field not in _IMAGE_FIELDS and image_url[field] is not None:
+            raise InvalidRequest("image_url has no such field", param=f"{at}.{shortened(field)}")
+    if image_url.get("detail") not in _DETAILS:
+        raise InvalidRequest(f"detail cannot be {quoted(image_url['detail'])}", param=f"{at}.detail")
 
 
 def text_field(fields: Mapping[str, Any], name: str, at: str, max_chars: int | None = None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmserve.grammar.sources import json_object_grammar, json_schema_grammar
+from mmserve.grammar.structural_tag import structural_tag_grammar
 from mmserve.runtime.errors import InvalidRequest, quoted
 
 _FIELD = "response_format"
@@ -27,10 +28,12 @@ def response_grammar(response_format: Any) -> tuple[str, str]:
             return json_object_grammar(), _FIELD
         case "json_schema":
             return json_schema_grammar(_schema_of(response_format.get("json_schema")), _SCHEMA), _SCHEMA
+        case "structural_tag":
+            return structural_tag_grammar(response_format, _FIELD), _FIELD
         case other:
             found = "is missing" if other is None else f"cannot be {quoted(other)}"
             raise InvalidRequest(
-                f"{_FIELD}.type {found}; it is text, json_object or json_schema", param=f"{_FIELD}.type"
+                f"{_FIELD}.type {found}; it is text, json_object, json_schema or structural_tag", param=f"{_FIELD}.type"
             )
 
 

@@ -42,6 +42,8 @@ def sampling_params(
         logit_bias=_logit_bias(fields, model.vocab_size),
         seed=_seed(fields.seed, model.seed, temperature),
         eos_token_ids=() if fields.ignore_eos else model.eos_token_ids,
+        stop_token_ids=_known_tokens(fields.stop_token_ids, "stop_token_ids", model.vocab_size),
+        allowed_token_ids=_known_tokens(fields.allowed_token_ids, "allowed_token_ids", model.vocab_size),
         logprobs=logprobs,
     )
 
@@ -62,6 +64,14 @@ def _seed(seed: int | None, server_seed: int, temperature: float) -> int:
     if seed is not None:
         return seed & MAX_SEED
     return server_seed if temperature == 0 else server_seed ^ secrets.randbits(63)
+
+
+def _known_tokens(token_ids: list[int] | None, param: str, vocab_size: int) -> tuple[int, ...]:
+    """The ids without repetitions. Raises InvalidRequest for those that the model does not have."""
+    for index, token_id in enumerate(token_ids or ()):
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequest(f"token id {quoted(token_id)} is not in the vocabulary", param=f"{param}[{index}]")
+    return tuple(dict.fromkeys(token_ids or ()))
 
 
 def _logit_bias(fields: SamplingFields, vocab_size: int) -> dict[int, float]:

@@ -1,0 +1,103 @@
+"""vLLM's extensions through an HTTP worker: what the engine is asked for, and what the answers say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from mmserve.messages.logprobs import NO_TOKEN
+from mmserve.messages.request import GenerateRequest
+from tests.fakes.http_services import EOS
+from tests.fakes.http_upstream import Upstream, likely, say
+from tests.fakes.http_worker import Worker, http_worker, run
+from tests.integration.httpserver.test_chat import HELLO
+
+
+async def ask(worker: Worker, **fields: Any) -> dict[str, Any]:
+    """The answer as an object."""
+    async with worker.client() as client:
+        answer = await client.chat.completions.create(model="stub", messages=HELLO, extra_body=fields)
+        return answer.model_dump(exclude_unset=True)
+
+
+def test_the_engine_gets_bad_words_as_tokens_with_and_without_a_space() -> None:
+    async def test() -> None:
+        async with http_worker() as worker:
+            await ask(worker, bad_words=["no", "x" * 40], n=2, priority=7)
+            (first, second) = worker.upstream.requests()
+            expected = (tuple(b"no"), tuple(b" no"), (120,) * 40, (32, *(120,) * 40))
+            assert first.sampling.bad_words == second.sampling.bad_words == expected
+            assert (first.priority, second.priority) == (7, 7)
+            with pytest.raises(openai.BadRequestError) as refused:
+                await ask(worker, bad_words=["x" * 200])
+            assert refused.value.param == "bad_words[0]"
+            assert len(worker.upstream.requests()) == 2
+
+    run(test)
+
+
+def test_many_bad_words_are_tokenized_in_a_thread() -> None:
+    async def test() -> None:
+        async with http_worker() as worker:
+            await ask(worker, bad_words=[f"{number:02}{'x' * 28}" for number in range(60)])
+            (request,) = worker.upstream.requests()
+            assert len(request.sampling.bad_words) == 120
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "reason"),
+    [
+        ("one two", {"stop": ["tw"]}, "tw"),
+        ("one two", {"stop_token_ids": [ord("o")]}, ord("o")),
+        ("one two", {}, None),
+    ],
+)
+def test_a_choice_names_what_stopped_it(text: str, fields: dict[str, Any], reason: str | int | None) -> None:
+    async def test() -> None:
+        async with http_worker() as worker:
+            worker.upstream.behave = say(text)
+            choice = (await ask(worker, **fields))["choices"][0]
+            assert choice["finish_reason"] == "stop"
+            assert choice.get("stop_reason") == reason
+            async with worker.client() as client:
+                stream = await client.chat.completions.create(
+                    model="stub", messages=HELLO, stream=True, extra_body=fields
+                )
+                reasons = [getattr(chunk.choices[0], "stop_reason", None) async for chunk in stream]
+            assert reasons == [None] * (len(reasons) - 1) + [reason]
+
+    run(test)
+
+
+def test_the_log_probabilities_of_the_prompt_have_ranks_and_texts() -> None:
+    async def score(upstream: Upstream, request: GenerateRequest) -> None:
+        rows = likely(105, 1) + likely(NO_TOKEN, 0) * 2
+        if request.sampling.prompt_logprobs is not None:
+            upstream.reply(request, prompt_logprobs=rows)
+        upstream.reply(request, [EOS], finish="stop")
+
+    async def test() -> None:
+        async with http_worker() as worker:
+            worker.upstream.behave = score
+            answer = await ask(worker, prompt_logprobs=1, n=2)
+            first, token, image = answer["prompt_logprobs"]
+            assert (first, image) == (None, None)
+            assert token == {"105": {"logprob": -0.5, "rank": 1, "decoded_token": "i"}}
+            assert "prompt_logprobs" not in await ask(worker)
+
+    run(test)
+
+
+def test_the_answer_repeats_the_clients_name_for_the_request() -> None:
+    async def test() -> None:
+        async with http_worker() as worker:
+            answer, other = await ask(worker, request_id="mine"), await ask(worker, request_id="mine")
+            assert answer["id"] == other["id"] == "chatcmpl-mine"
+            first, second = worker.upstream.requests()
+            assert first.id != second.id
+
+    run(test)
