@@ -6,32 +6,29 @@ Handles one event at a time, in the main thread.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from mmserve.config.deployment import Deployment
 from mmserve.config.process import RETIRE
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.messages.status import ProcessRow, ProcessTable
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.child_process import Child, InheritedFds, spawn
 from mmserve.supervisor.child_protocol import Progress, Ready
+from mmserve.supervisor.children import Children
 from mmserve.supervisor.progress import WeightsBar
 from mmserve.supervisor.restarts import RestartLimit
 from mmserve.supervisor.rolling_restart import RollingRestart, has_terminal
 from mmserve.supervisor.status_publisher import StatusPublisher
 from mmserve.supervisor.topology import Member, Topology, members
-from mmserve.supervisor.watch import HANDLED, Exited, Reported, Signalled, Watch
+from mmserve.supervisor.watch import Exited, Reported, Signalled, Watch
 from mmserve.supervisor.watchdog import Watchdog, print_stacks
 
 DRAIN_MARGIN_S = 5.0
 """HTTP workers get this much longer than --shutdown-timeout before they are killed."""
 STOP_GRACE_S = 3.0
 ABORT_GRACE_S = 2.0
-_KILL_WAIT_S = 10.0
 _SPAWN_RETRY_S = 1.0
 logger = logging.getLogger(__name__)
 
@@ -57,17 +54,15 @@ class Supervisor:
         publisher: StatusPublisher,
     ) -> None:
         self._deployment = deployment
-        self._members = members(roles)
-        self._inherited = inherited
+        self._children = Children(
+            members(roles), lambda member, incarnation: spawn(member, incarnation, deployment, inherited), watch
+        )
         self._watch = watch
         self._publisher = publisher
         self._restarts = RestartLimit()
         self._watchdog = Watchdog(Endpoints(deployment.run_dir), deployment.config.stuck_timeout)
-        self._started_s = time.monotonic()
         self._roll = RollingRestart()
         self._had_terminal = has_terminal()
-        self._incarnations: defaultdict[str, int] = defaultdict(int)
-        self._children: dict[Member, Child] = {}
         self._restarting: set[str] = set()
         self._has_served = False
         self._draining = False
@@ -78,7 +73,7 @@ class Supervisor:
         """Start, serve until a signal, drain, stop. Raises StartupError (also on giving up) and Interrupted."""
         try:
             self._start()
-            on_ready(list(self._children.values()))
+            on_ready(list(self._children))
             self._serve()
             self._drain()
         finally:
@@ -88,45 +83,25 @@ class Supervisor:
 
     def _start(self) -> None:
         """Returns when every process is ready. Until then the phase is ``loading``; see ``_publish_phase``."""
-        self._spawn_unblocked()
+        self._children.start_unblocked()
         self._publish_phase()
         with WeightsBar() as bar:
-            while not self._is_ready(self._members):
+            while self._children.missing():
                 for event in self._watch.wait():
                     match event:
                         case Signalled(signum):
                             raise Interrupted(signum)
                         case Exited(child, cause):
-                            del self._children[child.member]
+                            self._children.forget(child)
                             raise StartupError(f"{child.member.title} {cause}")
                         case Reported(child, Progress() as progress):
                             bar.update(child.member, progress)
                         case Reported(child, Ready()):
                             logger.debug("%s is ready", child.member.title)
-                            self._spawn_unblocked()
+                            self._children.start_unblocked()
                             self._publish_phase()
         self._has_served = True
         self._publish_phase()
-
-    def _spawn_unblocked(self) -> None:
-        for member in self._members:
-            waits_for = [other for other in self._members if other.role.name in member.role.after]
-            if member not in self._children and self._is_ready(waits_for):
-                try:
-                    self._spawn(member)
-                except OSError as error:
-                    raise StartupError(f"{member.title} cannot be started: {error}") from error
-
-    def _spawn(self, member: Member) -> None:
-        # The child inherits the blocked mask: a Ctrl-C must not end it before it has installed its handlers.
-        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
-        try:
-            child = spawn(member, self._incarnations[member.group], self._deployment, self._inherited)
-            self._children[member] = child
-            self._watch.add(child)
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
-        logger.debug("started %s, process %d", member.title, child.pid)
 
     # serve
 
@@ -134,31 +109,32 @@ class Supervisor:
         """Returns on a signal. Raises StartupError when a group dies too often."""
         while True:
             self._restart_stuck()
-            all_started = self._spawn_missing()
+            all_started = self._children.start_missing()
             events = self._watch.wait(self._watchdog.interval_s if all_started else _SPAWN_RETRY_S)
             signals = [event for event in events if isinstance(event, Signalled) and not self._reloads(event)]
             self._draining = bool(signals)
             for event in events:
                 match event:
-                    case Exited(child, cause) if self._children.get(child.member) is child:
+                    case Exited(child, cause) if self._children.is_current(child):
                         self._forget(child, cause) if signals else self._restart(child.member, cause)
-                    case Reported(child, Ready()) if self._children.get(child.member) is child:
+                    case Reported(child, Ready()) if self._children.is_current(child):
                         self._on_ready_again(child.member)
             if signals:
                 self._stop_now = len(signals) > 1
                 return
 
     def _restart_stuck(self) -> None:
-        for child, reason in self._watchdog.stuck(self._children.values()):
-            if self._children.get(child.member) is child:  # not restarted with another one of its group
+        for child, reason in self._watchdog.stuck(self._children):
+            if self._children.is_current(child):  # not restarted with another one of its group
                 logger.error("%s is stuck: %s", child.member.title, reason)
-                print_stacks([self._children[member] for member in self._group(child.member)])
+                group = self._children.group(child.member)
+                print_stacks([one for one in self._children if one.member in group])
                 self._restart(child.member, f"was stuck ({reason})")
 
     def _restart(self, dead: Member, cause: str) -> None:
-        group = self._group(dead)
+        group = self._children.group(dead)
         for member in group:
-            self._kill(member)
+            self._children.kill([member])
             self._publisher.died(member)
         if dead in (self._roll.old, self._roll.new):
             self._on_replaced(dead, cause)
@@ -166,32 +142,22 @@ class Supervisor:
         if not self._restarts.allows(dead.group, time.monotonic()):
             raise StartupError(f"gave up on {dead.title} after {self._restarts.rule}; the last time it {cause}")
         logger.error("%s %s; starting again: %s", dead.title, cause, ", ".join(member.title for member in group))
-        self._incarnations[dead.group] += 1
+        self._children.incarnations[dead.group] += 1
         self._restarting.add(dead.group)
-        self._spawn_missing()
+        self._children.start_missing()
         self._watchdog.restarted()
         self._publish_phase()
 
-    def _spawn_missing(self) -> bool:
-        """Start all processes that do not run. False if the machine lacks what one needs: call again later."""
-        for member in [member for member in self._members if member not in self._children]:
-            try:
-                self._spawn(member)
-            except OSError as error:
-                logger.error("%s cannot be started now, and is tried again: %s", member.title, error)
-                return False
-        return True
-
     def _on_ready_again(self, member: Member) -> None:
         # Once for a group, even if several of its members report at once.
-        if member.group in self._restarting and self._is_ready(self._group(member)):
+        if member.group in self._restarting and self._children.are_ready(self._children.group(member)):
             self._restarting.remove(member.group)
             self._restarts.reset(member.group)
             logger.info("%s is ready again", member.group)
             self._publisher.raise_epoch(member)
         self._publish_phase()
         if member == self._roll.new and self._roll.old is not None:
-            self._children[self._roll.old].send_signal(RETIRE)
+            self._children.send_signal([self._roll.old], RETIRE)
 
     # replace
 
@@ -201,21 +167,21 @@ class Supervisor:
         if event.signum != signal.SIGHUP or (self._had_terminal and not has_terminal()):
             return False
         logger.info("SIGHUP: replacing the HTTP workers, one after another")
-        self._roll.request(self._http_workers())
+        self._roll.request(self._children.http_workers())
         self._replace_next()
         return True
 
     def _replace_next(self) -> None:
         """Start the successor of the next HTTP worker. The worker is told to leave when the successor is ready."""
-        workers = self._http_workers()
+        workers = self._children.http_workers()
         if self._roll.begin(workers) and (new := self._roll.new) is not None:
-            self._members.insert(self._members.index(workers[-1]) + 1, new)
-            self._incarnations[new.group] += 1
-            self._spawn_missing()
+            self._children.members.insert(self._children.members.index(workers[-1]) + 1, new)
+            self._children.incarnations[new.group] += 1
+            self._children.start_missing()
 
     def _on_replaced(self, ended: Member, cause: str) -> None:
         """A worker has left for its successor, or a successor has ended, or a worker before it had to."""
-        self._members.remove(ended)
+        self._children.members.remove(ended)
         if ended == self._roll.old:
             logger.info("%s has left (%s)", ended.title, cause)
             self._roll.finish()
@@ -225,41 +191,22 @@ class Supervisor:
         self._replace_next()
         self._publish_phase()
 
-    def _http_workers(self) -> list[Member]:
-        return [member for member in self._members if member.role.listens == "http"]
-
-    def _group(self, member: Member) -> list[Member]:
-        return [other for other in self._members if other.group == member.group]
-
-    def _is_ready(self, of: Iterable[Member]) -> bool:
-        children = (self._children.get(member) for member in of)
-        return all(child is not None and child.ready is not None for child in children)
-
     def _publish_phase(self) -> None:
         """Send the phase. After the start it depends on the engine only: without another process requests are delayed,
         without the engine none can be answered."""
-        self._publisher.processes(self._table())
+        self._publisher.processes(self._children.table())
         if self._draining:
             # Sent again when a group gets ready during a drain: HTTP workers see its new epoch and resend requests.
             self._publisher.phase("draining", ready=False)
             return
-        missing = [member.title for member in self._members if not self._is_ready([member])]
-        engine = self._is_ready(member for member in self._members if member.role.engine)
+        missing = [member.title for member in self._children.missing()]
+        engine = self._children.engine_ready
         phase = "ready" if engine else "restarting"
         self._publisher.phase(
             phase if self._has_served else "loading",
             ready=self._has_served and engine,
             detail=f"waiting for {', '.join(missing)}" if missing else "",
         )
-
-    def _table(self) -> ProcessTable:
-        rows = []
-        for member in self._members:
-            child, restarts = self._children.get(member), self._incarnations[member.group]
-            pid, started_s = (child.pid, child.started_s) if child else (0, 0.0)
-            ready_s = child.ready_s if child and child.ready is not None else None
-            rows.append(ProcessRow(member.name, member.title, member.group, pid, started_s, ready_s, restarts))
-        return ProcessTable(supervisor_pid=os.getpid(), started_s=self._started_s, processes=tuple(rows))
 
     # stop
 
@@ -269,18 +216,18 @@ class Supervisor:
         logger.info("draining: live requests may take %g s; a second signal stops at once", timeout_s)
         self._publish_phase()
         self._terminate(
-            self._http_workers(),
+            self._children.http_workers(),
             timeout_s + DRAIN_MARGIN_S,
-            needed=[member for member in self._members if member.role.engine],
+            needed=[member for member in self._children.members if member.role.engine],
         )
         self._drained = True
 
     def _stop(self) -> None:
         """Stop all processes: in reverse start order after a drain, otherwise all at once."""
         if not self._drained:
-            self._terminate(self._members, ABORT_GRACE_S)
-        for role in dict.fromkeys(member.role for member in reversed(self._members)):
-            self._terminate([member for member in self._members if member.role is role], STOP_GRACE_S)
+            self._terminate(self._children.members, ABORT_GRACE_S)
+        for role in dict.fromkeys(member.role for member in reversed(self._children.members)):
+            self._terminate([member for member in self._children.members if member.role is role], STOP_GRACE_S)
         logger.debug("all processes have ended")
 
     def _terminate(self, members: list[Member], timeout_s: float, needed: Sequence[Member] = ()) -> None:
@@ -288,11 +235,9 @@ class Supervisor:
 
         The wait ends after ``timeout_s``, at a signal, or as soon as a process of ``needed`` is not alive.
         """
-        for member in members:
-            if member in self._children:
-                self._children[member].send_signal(signal.SIGTERM)
-        deadline_s = time.monotonic() + (timeout_s if all(member in self._children for member in needed) else 0.0)
-        while not self._stop_now and any(member in self._children for member in members):
+        self._children.send_signal(members, signal.SIGTERM)
+        deadline_s = time.monotonic() + (timeout_s if all(map(self._children.of, needed)) else 0.0)
+        while not self._stop_now and any(map(self._children.of, members)):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 break
@@ -300,26 +245,16 @@ class Supervisor:
                 match event:
                     case Signalled():
                         self._stop_now = True
-                    case Exited(child, cause) if self._children.get(child.member) is child:
+                    case Exited(child, cause) if self._children.is_current(child):
                         self._forget(child, cause)
                         if child.member in needed:
                             deadline_s = 0.0
-                    case Reported(child, Ready()) if self._children.get(child.member) is child:
+                    case Reported(child, Ready()) if self._children.is_current(child):
                         self._on_ready_again(child.member)  # live requests may wait for it
-        for member in members:
-            self._kill(member)
+        self._children.kill(members)
 
     def _forget(self, child: Child, cause: str) -> None:
         """Drop a process that has ended and is not restarted. During a drain, live requests need the engine."""
-        del self._children[child.member]
+        self._children.forget(child)
         if child.member.role.engine and self._draining and not self._drained:
             logger.error("%s %s while draining", child.member.title, cause)
-
-    def _kill(self, member: Member) -> None:
-        child = self._children.pop(member, None)
-        if child is None:
-            return
-        child.send_signal(signal.SIGKILL)
-        if not child.wait(_KILL_WAIT_S):
-            logger.error("%s (process %d) does not end even when killed", member.title, child.pid)
-        self._watch.remove(child)

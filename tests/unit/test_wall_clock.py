@@ -16,7 +16,7 @@ WALL_CLOCK = {
 } | {(name, method) for name in ("datetime", "date") for method in ("now", "utcnow", "today")}
 SHOWN = {
     "httpserver/api/models.py",  # "created" of a model
-    "httpserver/api/openai/chat.py",  # "created" of an answer
+    "httpserver/api/openai/chat_answer.py",  # "created" of an answer
     "httpserver/prompt/chat_template.py",  # templates may say today's date
     "httpserver/request/otlp_export.py",  # when a span began
 }
