@@ -22,6 +22,7 @@ from mmserve.httpserver.api.errors import error_response
 from mmserve.httpserver.api.models import model_routes
 from mmserve.httpserver.api.openai.chat import CHAT
 from mmserve.httpserver.api.openai.completions import COMPLETIONS
+from mmserve.httpserver.api.openai.responses.parse import RESPONSES
 from mmserve.httpserver.api.operations import operation_routes
 from mmserve.httpserver.api.protocol import Protocol, body_schema, parse_request
 from mmserve.httpserver.api.response import TaskResponse
@@ -37,7 +38,7 @@ from mmserve.runtime.errors import InvalidRequest, MmserveError, NotFound, short
 from mmserve.runtime.shortage import shortage_of
 
 logger = logging.getLogger(__name__)
-PROTOCOLS = (CHAT, COMPLETIONS, MESSAGES)
+PROTOCOLS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
 """Every route that generates an answer."""
 
 

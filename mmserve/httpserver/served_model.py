@@ -62,13 +62,13 @@ class ServedModel:
                 param=f"{param}.{name[:60]}",
             )
 
-    def reasoning_variables(self, effort: str) -> dict[str, Any]:
-        """``reasoning_effort`` as variables of the chat template. Raises InvalidRequest if it has none for it."""
+    def reasoning_variables(self, effort: str, param: str = "reasoning_effort") -> dict[str, Any]:
+        """The effort in ``param`` as variables of the chat template. Raises InvalidRequest if it has none for it."""
         variables: dict[str, Any] = {}
         if "enable_thinking" in self.template_variables:
             variables["enable_thinking"] = effort != "none"
         if "reasoning_effort" in self.template_variables and effort != "none":
             variables["reasoning_effort"] = effort
         if not variables and effort != "none":
-            raise InvalidRequest("the model's chat template has no switch for reasoning", param="reasoning_effort")
+            raise InvalidRequest("the model's chat template has no switch for reasoning", param=param)
         return variables

@@ -121,6 +121,12 @@ class ModelNotFound(NotFound):
     kind = "model_not_found"
 
 
+class PreviousResponseNotFound(NotFound):
+    """The response that a request continues is not stored, or not by this client."""
+
+    kind = "previous_response_not_found"
+
+
 class TooLarge(MmserveError):
     """A body, an image or a request exceeds a configured limit."""
 

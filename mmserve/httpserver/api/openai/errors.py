@@ -11,7 +11,12 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 def error_body(error: MmserveError) -> bytes:
     """``{"error": {message, type, param, code}}`` as JSON."""
+    return msgspec.json.encode({"error": error_fields(error)})
+
+
+def error_fields(error: MmserveError) -> dict[str, str | None]:
+    """message, type, param and code."""
     server_side = "server_error" if error.status >= 500 else "invalid_request_error"
     type_ = _TYPES.get(error.status, server_side)
     code = error.kind if error.kind != type_ else None
-    return msgspec.json.encode({"error": {"message": error.message, "type": type_, "param": error.param, "code": code}})
+    return {"message": error.message, "type": type_, "param": error.param, "code": code}
