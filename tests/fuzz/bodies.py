@@ -1,4 +1,4 @@
-"""Mutated bodies of chat completions and of Anthropic's messages, through the parser and the prompt builder.
+"""Mutated bodies of chat completions, of Responses and of Anthropic's messages, through parser and prompt builder.
 
 A body becomes a prompt, or is refused with a 4xx. Nothing else is raised, and no body takes a second of CPU time.
 """
@@ -20,6 +20,7 @@ from typing import Any
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.httpserver.api.anthropic.messages import MESSAGES
 from mmserve.httpserver.api.openai.chat import CHAT
+from mmserve.httpserver.api.openai.responses.parse import RESPONSES
 from mmserve.httpserver.api.protocol import Protocol, parse_request
 from mmserve.httpserver.call import GenerateCall, LeasedItem
 from mmserve.httpserver.prompt.builder import PromptBuilder
@@ -107,6 +108,33 @@ MESSAGES_BODIES: tuple[dict[str, Any], ...] = (
         "metadata": {"user_id": "u"},
     },
 )
+RESPONSES_BODIES: tuple[dict[str, Any], ...] = (
+    {"model": "tiny", "input": "hi"},
+    {
+        "model": "tiny",
+        "instructions": "be kind",
+        "input": [
+            {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}]},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "<image>"}]},
+            {"type": "function_call", "call_id": "c", "name": "paint", "arguments": '{"a": "b"}'},
+            {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "t"}]},
+        ],
+        "stream": True,
+        "max_output_tokens": 9,
+        "temperature": 0.5,
+        "top_logprobs": 2,
+        "include": ["reasoning.encrypted_content"],
+        "tools": [{"type": "function", "name": "paint", "description": "d", "parameters": _SCHEMA, "strict": True}],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "paint"}]},
+        "parallel_tool_calls": False,
+        "text": {"format": {"type": "json_schema", "name": "a", "schema": _SCHEMA, "strict": True}},
+        "reasoning": {"effort": "none", "summary": "auto"},
+        "metadata": {"a": "b"},
+        "truncation": "auto",
+    },
+)
+_PROTOCOLS = ((CHAT, BODIES), (MESSAGES, MESSAGES_BODIES), (RESPONSES, RESPONSES_BODIES))
 _VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**63, -(2**64), 10**400, 0.5, -0.0, 1e308, 1e-320),
     *(
@@ -139,11 +167,11 @@ _PIECES = (
 
 
 def mutated(count: int, seed: int = 1) -> Iterator[tuple[Protocol, bytes]]:
-    """``count`` bodies, of two protocols in turn: most with one to three changes of structure, some with changes of
+    """``count`` bodies, of three protocols in turn: most with one to three changes of structure, some with changes of
     bytes, some with both."""
     rng = random.Random(seed)
     for number in range(count):
-        protocol, bodies = (MESSAGES, MESSAGES_BODIES) if number % 2 else (CHAT, BODIES)
+        protocol, bodies = _PROTOCOLS[number % len(_PROTOCOLS)]
         value: Any = copy.deepcopy(rng.choice(bodies))
         for _ in range(rng.choice((0, 1, 1, 2, 3))):
             value = _change(value, rng)

@@ -71,7 +71,7 @@ class ResponseUsage(msgspec.Struct):
             usage.prompt_tokens,
             InputDetails(usage.cached_tokens, usage.image_tokens),
             usage.completion_tokens,
-            OutputDetails(0),
+            OutputDetails(usage.reasoning_tokens),
             usage.prompt_tokens + usage.completion_tokens,
         )
 
