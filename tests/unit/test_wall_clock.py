@@ -17,6 +17,9 @@ WALL_CLOCK = {
 SHOWN = {
     "httpserver/api/models.py",  # "created" of a model
     "httpserver/api/openai/chat_answer.py",  # "created" of an answer
+    "httpserver/api/openai/completion_answer.py",
+    "httpserver/api/openai/responses/answer.py",  # "created_at" and "completed_at"
+    "httpserver/api/openai/responses/parse.py",
     "httpserver/prompt/chat_template.py",  # templates may say today's date
     "httpserver/request/otlp_export.py",  # when a span began
 }
