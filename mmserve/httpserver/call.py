@@ -58,6 +58,16 @@ class MediaRef(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
+class TokenView:
+    """What an answer shows of its tokens. ``token_ids``: the ids of prompt and answer, besides the text."""
+
+    skip_special_tokens: bool = True
+    include_stop: bool = False
+    """The text ends with the stop string, or with the text of the stop token."""
+    token_ids: bool = False
+
+
+@dataclass(frozen=True)
 class GenerateCall:
     """A validated request: ``n`` answers to each of ``prompts``. ``sampling.max_tokens`` 0: the rest of the context.
 
@@ -84,6 +94,7 @@ class GenerateCall:
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     """Texts that the answer must not contain. ``sampling.bad_words`` has their tokens once these are known."""
+    view: TokenView = TokenView()
     client_request_id: str = ""
     """The client's own name for the request, which the answer's id repeats; need not be unique."""
     stream: bool = False

@@ -24,6 +24,8 @@ class ServedModel:
     max_images: int | None
     """Most images in one prompt; None for a text model."""
     eos_token_ids: tuple[int, ...]
+    image_token_id: int | None
+    """Stands for an image in the template's text; None for a text model."""
     seed: int
     sampling_defaults: SamplingDefaults
     template_variables: frozenset[str]
@@ -42,6 +44,7 @@ class ServedModel:
             vocab_size=model.text.vocab_size,
             max_images=None if model.vision is None else config.limit_mm_per_prompt,
             eos_token_ids=model.eos_token_ids,
+            image_token_id=model.image_token_id,
             seed=config.seed,
             sampling_defaults=read_sampling_defaults(model.path),
             template_variables=variables - ALWAYS_GIVEN,

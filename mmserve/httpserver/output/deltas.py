@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, replace
@@ -51,6 +52,8 @@ class AnswerDelta:
     """float32 [hidden], not normalised, on the last delta of a call with ``pooling``."""
     num_reasoning_tokens: int = 0
     """Of ``num_tokens``."""
+    token_ids: tuple[int, ...] = ()
+    """The ``num_tokens`` tokens, if the call asked for them."""
 
     @property
     def text(self) -> str:
@@ -76,9 +79,16 @@ def _nbytes(delta: AnswerDelta) -> int:
     return (
         len(delta.embedding)
         + _DELTA_NBYTES
+        + TOKEN_ID_NBYTES * len(delta.token_ids)
         + sum(_PIECE_NBYTES + sys.getsizeof(characters(piece)) for piece in delta.pieces)
         + logprobs
     )
+
+
+TOKEN_ID_NBYTES = 40
+"""Memory of a token id in a tuple, and of its JSON."""
+_PROMPT_ID_NBYTES = 60
+"""Memory of a token id in an array, in a list, and of its JSON."""
 
 
 class _Merged:
@@ -116,6 +126,7 @@ class _Merged:
             tuple(token for delta in self._deltas for token in delta.prompt_logprobs),
             self._deltas[-1].embedding,
             sum(delta.num_reasoning_tokens for delta in self._deltas),
+            tuple(token_id for delta in self._deltas for token_id in delta.token_ids),
         )
 
 
@@ -178,6 +189,8 @@ class DeltaStream:
         self._image_tokens = 0
         self.echoed: tuple[EchoedPrompt, ...] = ()
         """The prompts, if the choices begin with them. Set before the first delta."""
+        self.prompt_ids: tuple[array[int], ...] = ()
+        """Of each prompt, if the call asked for them, with virtual ids for images. Set before the first delta."""
         self._cached_tokens: dict[int, int] = {}
         """By choice index."""
         self._completion_tokens = 0
@@ -189,6 +202,11 @@ class DeltaStream:
         if echoed:
             self.hold(sum(prompt.nbytes for prompt in echoed))
         self._opened.set()
+
+    def show_prompts(self, prompt_ids: tuple[array[int], ...]) -> None:
+        """Let the reader see the tokens of the prompts. Call before the first delta. Raises what ``reserve`` raises."""
+        self.hold(_PROMPT_ID_NBYTES * sum(map(len, prompt_ids)))
+        self.prompt_ids = prompt_ids
 
     async def prompt_tokens(self) -> int:
         """The length of all prompts, once they are built. Raises the request's error if it failed before."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mmserve.httpserver.call import TokenView
 from mmserve.httpserver.output.answer_format import Reading
 from mmserve.httpserver.output.deltas import AnswerDelta
 from mmserve.httpserver.output.logprobs import LogprobsBuffer, PromptLogprobs
@@ -19,6 +20,7 @@ from mmserve.messages.reply import TokenReply
 from mmserve.messages.sampling import SamplingParams
 
 _PLAIN = SamplingParams(max_tokens=1)
+_PLAIN_VIEW = TokenView()
 _MAX_HELD_TOKENS = 16
 """A character spans at most a few tokens. After this many, the bytes are not UTF-8 and are shown as U+FFFD."""
 
@@ -30,9 +32,15 @@ class IncrementalDecoder:
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, markers: Mapping[int, Marker] | None = None, context: Sequence[int] = ()
+        self,
+        vocabulary: Vocabulary,
+        markers: Mapping[int, Marker] | None = None,
+        context: Sequence[int] = (),
+        *,
+        special: bool = False,
     ) -> None:
-        """``context``: the last tokens of a text that goes on."""
+        """``context``: the last tokens of a text that goes on. ``special``: show special tokens."""
+        self._special = special
         self._vocabulary = vocabulary
         self._markers = markers or {}
         """Special tokens that ``read`` returns, by their ids. The others are dropped."""
@@ -47,7 +55,7 @@ class IncrementalDecoder:
 
     def push(self, token_id: int) -> str:
         """New text; empty while a character is incomplete."""
-        if not self._vocabulary.is_text(token_id):
+        if not self._vocabulary.is_text(token_id, special=self._special):
             return ""
         self._ids.append(token_id)
         return self._decode(force=len(self._ids) - self._num_context >= _MAX_HELD_TOKENS)
@@ -85,14 +93,19 @@ class Detokenizer:
         sampling: SamplingParams = _PLAIN,
         reading: Reading | None = None,
         context: Sequence[int] = (),
+        view: TokenView = _PLAIN_VIEW,
     ) -> None:
         """``context``: the last tokens of the text that the choice goes on with; empty if it is a text of its own."""
+        special = not view.skip_special_tokens
         self._machine = None if reading is None else reading.machine()
-        self._decoder = IncrementalDecoder(vocabulary, None if reading is None else reading.markers, context)
+        self._decoder = IncrementalDecoder(
+            vocabulary, None if reading is None else reading.markers, context, special=special
+        )
         self._one_call = reading is not None and reading.one_call
         self._stop_strings = stops
-        self._stops = StopStrings(stops)
-        self._logprobs = LogprobsBuffer(vocabulary, continues=bool(context))
+        self._stops = StopStrings(stops, include=view.include_stop)
+        self._logprobs = LogprobsBuffer(vocabulary, continues=bool(context), special=special)
+        self._view = view
         self._index = index
         self._sampling = sampling
         self._prompt_logprobs = PromptLogprobs(vocabulary, sampling.prompt_logprobs)
@@ -102,7 +115,8 @@ class Detokenizer:
         """The pieces of this reply's tokens. Tokens after a completed stop string, or after the only call, are not
         counted."""
         found = _Found()
-        num_shown = len(reply.token_ids) - self._ends_with_stop_token(reply)
+        hides_last = self._ends_with_stop_token(reply) and not self._view.include_stop
+        num_shown = len(reply.token_ids) - hides_last
         for number, token_id in enumerate(reply.token_ids):
             self._count(found)
             if number < num_shown:
@@ -125,6 +139,7 @@ class Detokenizer:
             prompt_logprobs=self._prompt_logprobs.take(reply.prompt_logprobs),
             embedding=reply.embedding,
             num_reasoning_tokens=found.num_reasoning_tokens,
+            token_ids=reply.token_ids[: found.num_tokens] if self._view.token_ids else (),
         )
 
     def _ends_with_stop_token(self, reply: TokenReply) -> bool:
@@ -175,7 +190,7 @@ class Detokenizer:
             else:
                 if self._stop_strings and (held := self._stops.flush()):
                     found.pieces.append(Text(held))  # no stop string goes on after a thought or a call
-                    self._stops = StopStrings(self._stop_strings)
+                    self._stops = StopStrings(self._stop_strings, include=self._view.include_stop)
                 found.pieces.append(piece)
                 found.ended = self._one_call and isinstance(piece, CallEnd)
             if found.ended:

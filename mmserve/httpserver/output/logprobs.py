@@ -47,11 +47,13 @@ class LogprobsBuffer:
     """Logprobs of one choice's tokens, in order, until the text of their token is released.
 
     An entry is released with the first character of its token. So entries of tokens that a stop string cuts off
-    entirely are dropped. Special tokens are not text and have no entry.
+    entirely are dropped. Special tokens have an entry only if they are shown.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, continues: bool = False) -> None:
-        """``continues``: the text follows another one, so that its first token keeps its leading space."""
+    def __init__(self, vocabulary: Vocabulary, *, continues: bool = False, special: bool = False) -> None:
+        """``continues``: the text follows another one, so that its first token keeps its leading space. ``special``:
+        special tokens are shown."""
+        self._special = special
         self._vocabulary = vocabulary
         self._pending: deque[tuple[int, TokenLogprobs]] = deque()
         """With the offset in the text at which the token starts."""
@@ -61,7 +63,7 @@ class LogprobsBuffer:
 
     def add(self, token_id: int, packed: bytes, num_chars: int) -> None:
         """Add a token that produced ``num_chars`` of text (0 while a character is incomplete)."""
-        if self._vocabulary.is_text(token_id):
+        if self._vocabulary.is_text(token_id, special=self._special):
             self._pending.append((self._num_decoded_chars, TokenLogprobs(self._vocabulary, packed, self._first)))
             self._first = False
         self._num_decoded_chars += num_chars

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 
 class StopStrings:
-    """The text returned by ``push`` and ``flush`` contains no stop string and nothing after one."""
+    """The text returned by ``push`` and ``flush`` ends before the first stop string; behind it if ``include``."""
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], *, include: bool = False) -> None:
+        self._include = include
         self._matchers = [_Matcher(stop) for stop in stops]
         self._held = ""
         self.matched: str | None = None
@@ -25,7 +26,8 @@ class StopStrings:
         text = self._held + piece
         if found:
             start, self.matched = min(found)
-            shown, self._held = text[: len(self._held) + start], ""
+            end = start + len(self.matched) if self._include else start
+            shown, self._held = text[: len(self._held) + end], ""
             return shown, True
         shown_chars = len(text) - max(matcher.num_matched for matcher in self._matchers)
         self._held = text[shown_chars:]

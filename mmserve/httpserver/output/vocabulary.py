@@ -52,9 +52,9 @@ class Vocabulary:
         wanted = frozenset(names)
         return {id: Marker(name) for id, name in self._special.items() if name in wanted}
 
-    def is_text(self, token_id: int) -> bool:
-        """False for special tokens and for ids that only the model has."""
-        return token_id not in self._special and self._tokenizer.id_to_token(token_id) is not None
+    def is_text(self, token_id: int, *, special: bool = False) -> bool:
+        """False for ids that only the model has, and for special tokens unless ``special``."""
+        return (special or token_id not in self._special) and self._tokenizer.id_to_token(token_id) is not None
 
     def decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))

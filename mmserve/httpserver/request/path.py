@@ -123,6 +123,8 @@ class RequestPath:
             num_image_tokens = sum(span.num_tokens for prompt in prompts for span in prompt.spans)
             echoed = await self._echoed(call, prompts)
             deltas.open(sum(len(prompt.ids) for prompt in prompts), num_image_tokens, echoed)
+            if call.view.token_ids:
+                deltas.show_prompts(tuple(prompt.ids for prompt in prompts))
             readings = [self._reading(*pair) for pair in zip(call.prompts, prompts, strict=True)]
             if any(reading is not None and reading.in_reasoning for reading in readings):
                 call = self._with_tool_grammar(call, in_reasoning=True)
@@ -144,6 +146,7 @@ class RequestPath:
                         request.sampling,
                         readings[of_prompt],
                         contexts[of_prompt],
+                        call.view,
                     )
                     metrics = ChoiceMetrics(self.metrics, call)
                     choice = _Choice(call, alloc_path, items, request, text, deltas, metrics)

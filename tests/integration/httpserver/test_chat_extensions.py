@@ -9,10 +9,14 @@ import pytest
 
 from mmserve.messages.logprobs import NO_TOKEN
 from mmserve.messages.request import GenerateRequest
-from tests.fakes.http_services import EOS
+from tests.fakes.http_services import EOS, IMAGE_TOKENS
 from tests.fakes.http_upstream import Upstream, likely, say
 from tests.fakes.http_worker import Worker, http_worker, run
 from tests.integration.httpserver.test_chat import HELLO
+
+NO_PLACEHOLDER = 0
+"""The stub model has none."""
+HELLO_PARTS = [{"type": "text", "text": "hi"}]
 
 
 async def ask(worker: Worker, **fields: Any) -> dict[str, Any]:
@@ -99,5 +103,46 @@ def test_the_answer_repeats_the_clients_name_for_the_request() -> None:
             assert answer["id"] == other["id"] == "chatcmpl-mine"
             first, second = worker.upstream.requests()
             assert first.id != second.id
+
+    run(test)
+
+
+PICTURE = [
+    {"role": "user", "content": [*HELLO_PARTS, {"type": "image_url", "image_url": {"url": "data:image/png;,x"}}]}
+]
+
+
+def test_token_ids_of_prompt_and_answer_whole_and_streamed() -> None:
+    async def test() -> None:
+        async with http_worker() as worker:
+            worker.upstream.behave = say("abc")
+            answer = await ask(worker, messages=PICTURE, return_token_ids=True, n=2)
+            prompt_ids = [*b"hi", *[NO_PLACEHOLDER] * IMAGE_TOKENS]
+            assert answer["prompt_token_ids"] == prompt_ids
+            assert [choice["token_ids"] for choice in answer["choices"]] == [list(b"abc")] * 2
+            plain = await ask(worker)
+            assert "prompt_token_ids" not in plain
+            assert "token_ids" not in plain["choices"][0]
+            async with worker.client() as client:
+                fields = {"messages": PICTURE, "return_token_ids": True}
+                stream = await client.chat.completions.create(
+                    model="stub", messages=HELLO, stream=True, extra_body=fields
+                )
+                chunks = [chunk.model_dump(exclude_unset=True) async for chunk in stream]
+            assert chunks[0]["prompt_token_ids"] == prompt_ids
+            streamed = [id for chunk in chunks for id in chunk["choices"][0].get("token_ids", [])]
+            assert streamed == list(b"abc")
+
+    run(test)
+
+
+def test_log_probabilities_can_name_tokens_by_their_ids() -> None:
+    async def test() -> None:
+        async with http_worker() as worker:
+            worker.upstream.behave = say("a")
+            fields = {"logprobs": True, "top_logprobs": 2, "return_tokens_as_token_ids": True}
+            (entry,) = (await ask(worker, **fields))["choices"][0]["logprobs"]["content"]
+            assert (entry["token"], entry["bytes"]) == ("token_id:97", [97])
+            assert [one["token"] for one in entry["top_logprobs"]] == ["token_id:97", "token_id:98"]
 
     run(test)

@@ -14,7 +14,7 @@ from mmserve.httpserver.api.openai.messages import ConversationReader
 from mmserve.httpserver.api.openai.sampling import requested_logprobs, sampling_params
 from mmserve.httpserver.api.openai.tools import read_tool_choice, read_tools
 from mmserve.httpserver.api.protocol import ParsedRequest, Protocol
-from mmserve.httpserver.call import GenerateCall, new_request_id
+from mmserve.httpserver.call import GenerateCall, TokenView, new_request_id
 from mmserve.httpserver.conversation import Conversation, Message, Tool
 from mmserve.httpserver.media.split_media import SplitUrl
 from mmserve.httpserver.served_model import ServedModel
@@ -51,11 +51,14 @@ def parse(
         stream=bool(request.stream),
         timeout_s=request.timeout,
         cache_salt=request.cache_salt or "",
+        view=TokenView(token_ids=bool(request.return_token_ids)),
     )
     answer = ChatAnswer(
         include_usage=bool(options.include_usage),
         usage_in_every_chunk=bool(options.continuous_usage_stats),
         include_reasoning=request.include_reasoning is not False,
+        tokens_as_ids=bool(request.return_tokens_as_token_ids),
+        image_token_id=model.image_token_id,
     )
     return ParsedRequest(extended(call, request, model), answer)
 

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.types import Send
 
+from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.httpserver.api.call_ids import call_id
 from mmserve.httpserver.api.openai.chat_objects import (
     AnswerChoice,
@@ -23,6 +24,7 @@ from mmserve.httpserver.api.openai.chat_objects import (
     Function,
     FunctionDelta,
     StopReason,
+    TokenIds,
     ToolCallDelta,
 )
 from mmserve.httpserver.api.openai.errors import error_body
@@ -31,7 +33,7 @@ from mmserve.httpserver.api.openai.prompt_logprobs import encoded_prompt_logprob
 from mmserve.httpserver.api.openai.usage import WireUsage, wire_usage
 from mmserve.httpserver.api.response import SSE_DONE, send_events, send_json, sse_event
 from mmserve.httpserver.call import GenerateCall
-from mmserve.httpserver.output.deltas import AnswerDelta
+from mmserve.httpserver.output.deltas import TOKEN_ID_NBYTES, AnswerDelta
 from mmserve.httpserver.output.parsing.pieces import (
     CallArguments,
     CallEnd,
@@ -56,6 +58,10 @@ class ChatAnswer:
     include_usage: bool = False
     usage_in_every_chunk: bool = False
     include_reasoning: bool = True
+    tokens_as_ids: bool = False
+    """Log-probabilities name tokens by their ids in place of their texts."""
+    image_token_id: int | None = None
+    """Stands for each token of an image where the prompt's token ids are shown."""
 
     async def __call__(self, task: RequestTask, send: Send) -> None:
         """Raises MmserveError only if nothing has been sent."""
@@ -66,7 +72,7 @@ class ChatAnswer:
 
     async def _complete(self, task: RequestTask) -> Completion:
         call = task.call
-        folds = [_Fold(call, index) for index in range(call.num_choices)]
+        folds = [_Fold(call, index, tokens_as_ids=self.tokens_as_ids) for index in range(call.num_choices)]
         prompt_logprobs: list[msgspec.Raw] = []
         async for delta in task.deltas:
             task.deltas.hold(folds[delta.index].add(delta))
@@ -80,6 +86,7 @@ class ChatAnswer:
             [fold.choice(self.include_reasoning) for fold in folds],
             wire_usage(task.deltas.usage),
         )
+        completion.prompt_token_ids = self._prompt_ids(task)
         if call.sampling.prompt_logprobs is not None:
             completion.prompt_logprobs = prompt_logprobs
         return completion
@@ -89,13 +96,16 @@ class ChatAnswer:
         call, created, started = task.call, int(time.time()), False
         calls = [_Calls() for _ in range(call.num_choices)]
 
-        def event(choices: list[ChunkChoice], usage: WireUsage | UnsetType | None) -> bytes:
-            return sse_event(msgspec.json.encode(Chunk(call.response_id, created, call.model, choices, usage=usage)))
+        def event(
+            choices: list[ChunkChoice], usage: WireUsage | UnsetType | None, prompt_ids: TokenIds = UNSET
+        ) -> bytes:
+            made = Chunk(call.response_id, created, call.model, choices, usage=usage, prompt_token_ids=prompt_ids)
+            return sse_event(msgspec.json.encode(made))
 
-        def chunk(choice: ChunkChoice) -> bytes:
+        def chunk(choice: ChunkChoice, prompt_ids: TokenIds = UNSET) -> bytes:
             if self.usage_in_every_chunk:
-                return event([choice], wire_usage(task.deltas.usage))
-            return event([choice], None if self.include_usage else UNSET)
+                return event([choice], wire_usage(task.deltas.usage), prompt_ids)
+            return event([choice], None if self.include_usage else UNSET, prompt_ids)
 
         try:
             async for delta in task.deltas:
@@ -103,7 +113,8 @@ class ChatAnswer:
                     started = True
                     # All choices first, in order: clients append an unknown index to their list of choices.
                     for index in range(call.num_choices):
-                        yield chunk(ChunkChoice(index, ChunkDelta(role="assistant", content="")))
+                        role = ChunkDelta(role="assistant", content="")
+                        yield chunk(ChunkChoice(index, role), UNSET if index else self._prompt_ids(task))
                 for choice in self._chunks(call, delta, calls[delta.index]):
                     yield chunk(choice)
             if self.include_usage:
@@ -114,21 +125,28 @@ class ChatAnswer:
             yield sse_event(error_body(error))
         yield SSE_DONE
 
+    def _prompt_ids(self, task: RequestTask) -> TokenIds:
+        """The tokens of the prompt, if the call asked for them."""
+        if not task.deltas.prompt_ids:
+            return UNSET
+        (ids,), image = task.deltas.prompt_ids, self.image_token_id or 0
+        return [token_id if token_id < FIRST_VIRTUAL_TOKEN else image for token_id in ids]
+
     def _chunks(self, call: GenerateCall, delta: AnswerDelta, calls: _Calls) -> Iterator[ChunkChoice]:
-        """The chunks of one delta. Its log-probabilities are in the first one."""
-        logprobs = logprobs_for(call, delta.logprobs)
+        """The chunks of one delta. Its log-probabilities and token ids are in the first one."""
+        logprobs = logprobs_for(call, delta.logprobs, as_ids=self.tokens_as_ids)
+        token_ids: TokenIds = list(delta.token_ids) if call.view.token_ids else UNSET
         shown = [each for piece in delta.pieces if (each := self._delta(call, delta.index, piece)) is not None]
-        if not shown and delta.logprobs:
+        if not shown and (delta.logprobs or (delta.token_ids and delta.finish is None)):
             shown = [ChunkDelta(content="")]
         for each in shown:
-            yield ChunkChoice(delta.index, each, logprobs)
-            logprobs = logprobs_for(call)
+            yield ChunkChoice(delta.index, each, logprobs, token_ids=token_ids)
+            logprobs, token_ids = logprobs_for(call), [] if call.view.token_ids else UNSET
         calls.num_complete += sum(isinstance(piece, CallEnd) for piece in delta.pieces)
         if delta.finish is not None:
             reason = _finish_reason(delta.finish, calls.num_complete)
-            yield ChunkChoice(
-                delta.index, ChunkDelta(), finish_reason=reason, stop_reason=_stop_reason(delta.stop_reason)
-            )
+            stop_reason = _stop_reason(delta.stop_reason)
+            yield ChunkChoice(delta.index, ChunkDelta(), None, reason, stop_reason, token_ids)
 
     def _delta(self, call: GenerateCall, index: int, piece: Piece) -> ChunkDelta | None:
         match piece:
@@ -164,8 +182,10 @@ class _Fold:
     calls: list[tuple[str, list[str]]] = field(default_factory=list)
     """Name and arguments of each."""
     num_complete: int = 0
+    token_ids: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
     stop_reason: int | str | None = None
+    tokens_as_ids: bool = False
 
     def __post_init__(self) -> None:
         self.logprobs = logprobs_for(self.call)
@@ -177,7 +197,11 @@ class _Fold:
             kept_nbytes += sys.getsizeof(characters(piece))
             self._add_piece(piece)
         if self.logprobs is not None:
-            kept_nbytes += self.logprobs.add(delta.logprobs) + _RAW_NBYTES * len(delta.logprobs)
+            kept_nbytes += self.logprobs.add(delta.logprobs, as_ids=self.tokens_as_ids) + _RAW_NBYTES * len(
+                delta.logprobs
+            )
+        self.token_ids += delta.token_ids
+        kept_nbytes += TOKEN_ID_NBYTES // 2 * len(delta.token_ids)
         self.finish, self.stop_reason = delta.finish, delta.stop_reason
         return 2 * kept_nbytes  # the response's JSON is as long again
 
@@ -206,7 +230,8 @@ class _Fold:
         if not message.content and (self.calls or self.reasoning):
             message.content = None
         reason = None if self.finish is None else _finish_reason(self.finish, self.num_complete)
-        return AnswerChoice(self.index, message, reason, self.logprobs, _stop_reason(self.stop_reason))
+        token_ids: TokenIds = self.token_ids if self.call.view.token_ids else UNSET
+        return AnswerChoice(self.index, message, reason, self.logprobs, _stop_reason(self.stop_reason), token_ids)
 
 
 def _finish_reason(finish: FinishReason, num_calls: int) -> str:

@@ -10,6 +10,7 @@ from mmserve.httpserver.api.openai.usage import WireUsage
 
 StopReason = int | str | UnsetType
 """The client's stop token or stop string that ended a choice. vLLM's name for it."""
+TokenIds = list[int] | UnsetType
 
 
 class FunctionDelta(msgspec.Struct, omit_defaults=True):
@@ -42,6 +43,7 @@ class ChunkChoice(msgspec.Struct):
     logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: StopReason = UNSET
+    token_ids: TokenIds = UNSET
 
 
 class Chunk(msgspec.Struct):
@@ -51,6 +53,8 @@ class Chunk(msgspec.Struct):
     choices: list[ChunkChoice]
     object: str = "chat.completion.chunk"
     usage: WireUsage | UnsetType | None = UNSET
+    prompt_token_ids: TokenIds = UNSET
+    """In the first chunk."""
 
 
 class Function(msgspec.Struct):
@@ -80,6 +84,7 @@ class AnswerChoice(msgspec.Struct):
     finish_reason: str | None = None
     logprobs: ChoiceLogprobs | None = None
     stop_reason: StopReason = UNSET
+    token_ids: TokenIds = UNSET
 
 
 class Completion(msgspec.Struct):
@@ -91,3 +96,4 @@ class Completion(msgspec.Struct):
     object: str = "chat.completion"
     prompt_logprobs: list[msgspec.Raw] | UnsetType = UNSET
     """See prompt_logprobs."""
+    prompt_token_ids: TokenIds = UNSET

@@ -128,7 +128,9 @@ class ChoiceParts:
         listed = ListedLogprobs()
         text = self._prompt_text(delta, listed) + delta.text
         for token in delta.logprobs:
-            listed.add(token, self._output.add(token.spelling.data or b""))
+            spelling = token.spelling
+            data = spelling.text.encode() if spelling.data is None else spelling.data  # special tokens may be shown
+            listed.add(token, self._output.add(data))
         return CompletionChoice(text, self._index, listed if listed.tokens else None, delta.finish)
 
     def _prompt_text(self, delta: AnswerDelta, listed: ListedLogprobs) -> str:
@@ -149,4 +151,4 @@ class ChoiceParts:
 
 
 def _id(call: GenerateCall) -> str:
-    return f"cmpl-{call.request_id}"
+    return f"cmpl-{call.client_request_id or call.request_id}"

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from mmserve.httpserver.api.openai.completion_answer import CompletionAnswer
+from mmserve.httpserver.api.openai.extensions import extended
 from mmserve.httpserver.api.openai.fields import (
     MAX_CHOICES,
     MAX_MODEL_NAME_CHARS,
     MAX_STOPS,
     MAX_TIMEOUT_S,
-    SamplingFields,
+    ExtensionFields,
     StopText,
     StreamOptions,
     decode,
 )
-from mmserve.httpserver.api.openai.response_format import response_grammar
 from mmserve.httpserver.api.openai.sampling import sampling_params
 from mmserve.httpserver.api.openai.written_prompts import WrittenInput, read_written_prompts
 from mmserve.httpserver.api.protocol import ParsedRequest, Protocol
 from mmserve.httpserver.call import GenerateCall, new_request_id
-from mmserve.httpserver.grammars import constrained
 from mmserve.httpserver.media.split_media import SplitUrl, UrlsLeft
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.messages.logprobs import MAX_TOP
@@ -36,7 +35,7 @@ MAX_CHOICES_IN_ALL = 256
 """Of all prompts together."""
 
 
-class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
+class CompletionRequest(ExtensionFields, frozen=True, kw_only=True):
     """Body of ``POST /v1/completions``. ``prompt`` null is the empty text: the model's bos token, if it has one."""
 
     prompt: WrittenInput | None = None
@@ -51,7 +50,6 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     add_special_tokens: bool | None = None
-    response_format: Any = None
     timeout: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None = None
 
 
@@ -70,7 +68,6 @@ def parse(
         raise InvalidRequest(
             f"{len(prompts)} prompts with {n} choices each are more than {MAX_CHOICES_IN_ALL} choices in all", param="n"
         )
-    grammar, grammar_param = response_grammar(request.response_format)
     options = request.stream_options or StreamOptions()
     call = GenerateCall(
         request_id=new_request_id(),
@@ -78,8 +75,7 @@ def parse(
         prompts=prompts,
         num_prompts=len(prompts),
         media=(),
-        sampling=constrained(_sampling(request, model), grammar, model.eos_token_ids, grammar_param),
-        grammar_param=grammar_param,
+        sampling=_sampling(request, model),
         arrival_s=arrival_s,
         n=n,
         prompt_only=request.max_tokens == 0,
@@ -92,7 +88,7 @@ def parse(
     answer = CompletionAnswer(
         include_usage=bool(options.include_usage), usage_in_every_chunk=bool(options.continuous_usage_stats)
     )
-    return ParsedRequest(call, answer)
+    return ParsedRequest(extended(call, request, model), answer)
 
 
 def _refuse_unsupported(request: CompletionRequest) -> None:

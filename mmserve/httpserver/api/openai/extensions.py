@@ -25,5 +25,10 @@ def extended(call: GenerateCall, fields: ExtensionFields, model: ServedModel) ->
         grammar_param=param,
         bad_words=tuple(dict.fromkeys(fields.bad_words or ())),
         priority=fields.priority or 0,
+        view=replace(
+            call.view,
+            skip_special_tokens=fields.skip_special_tokens is not False,
+            include_stop=bool(fields.include_stop_str_in_output),
+        ),
         client_request_id=fields.request_id or "",
     )

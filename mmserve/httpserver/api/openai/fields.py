@@ -102,6 +102,8 @@ class ExtensionFields(GrammarFields, frozen=True, kw_only=True):
 
     bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS // 2)] | None = None
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
     request_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")] | None = None
 
 
@@ -120,6 +122,8 @@ class ChatRequest(ExtensionFields, frozen=True, kw_only=True):
     timeout: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
     tools: ToolList | None = None
     tool_choice: Any = None

@@ -28,24 +28,29 @@ class ChoiceLogprobs(msgspec.Struct):
     """Each a ContentLogprob, encoded when it arrived. Encoding thousands at the end would block the event loop."""
     refusal: None = None
 
-    def add(self, tokens: Iterable[TokenLogprobs]) -> int:
-        """Returns the bytes of JSON that were added."""
-        added = [*map(_encoded, tokens)]
+    def add(self, tokens: Iterable[TokenLogprobs], *, as_ids: bool = False) -> int:
+        """Returns the bytes of JSON that were added. ``as_ids``: see ``logprobs_for``."""
+        added = [_encoded(token, as_ids) for token in tokens]
         self.content += added
         return sum(len(memoryview(one)) for one in added)
 
 
-def logprobs_for(call: GenerateCall, tokens: Iterable[TokenLogprobs] = ()) -> ChoiceLogprobs | None:
-    """Log-probabilities of ``tokens``; None if the call does not ask for any."""
-    return None if call.sampling.logprobs is None else ChoiceLogprobs([*map(_encoded, tokens)])
+def logprobs_for(
+    call: GenerateCall, tokens: Iterable[TokenLogprobs] = (), *, as_ids: bool = False
+) -> ChoiceLogprobs | None:
+    """Log-probabilities of ``tokens``; None if the call does not ask for any. ``as_ids``: ``token`` is ``token_id:N``,
+    which tells tokens with the same text apart."""
+    return None if call.sampling.logprobs is None else ChoiceLogprobs([_encoded(token, as_ids) for token in tokens])
 
 
-def _encoded(token: TokenLogprobs) -> msgspec.Raw:
+def _encoded(token: TokenLogprobs, as_ids: bool) -> msgspec.Raw:
     sampled, top = token.decode()
-    entry = ContentLogprob(*_fields(sampled), top_logprobs=[TokenLogprob(*_fields(one)) for one in top])
+    entry = ContentLogprob(*_fields(sampled, as_ids), top_logprobs=[TokenLogprob(*_fields(one, as_ids)) for one in top])
     return msgspec.Raw(msgspec.json.encode(entry))
 
 
-def _fields(one: LogprobEntry) -> tuple[str, float, list[int] | None]:
+def _fields(one: LogprobEntry, as_ids: bool) -> tuple[str, float, list[int] | None]:
     text, data = one.spelling
+    if as_ids:
+        text = f"token_id:{one.token_id}"
     return text, max(one.logprob, MIN_LOGPROB), None if data is None else list(data)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from mmserve.grammar.sources import regex_grammar
 from mmserve.httpserver.api.openai.completions import COMPLETIONS, CompletionRequest
 from mmserve.httpserver.api.protocol import parse_body
 from mmserve.httpserver.call import GenerateCall, kept_nbytes
@@ -37,6 +38,15 @@ def test_a_prompt_has_four_forms() -> None:
     assert prompts([1, 2]) == [(array("q", [1, 2]), "prompt")]
     assert prompts([[1], [2, 3]]) == [(array("q", [1]), "prompt[0]"), (array("q", [2, 3]), "prompt[1]")]
     assert prompts(None) == prompts("") == [("", "prompt")]
+
+
+def test_extensions_mean_what_they_mean_for_chat() -> None:
+    fields = {"bad_words": ["a"], "priority": 1, "include_stop_str_in_output": True, "skip_special_tokens": False}
+    call = read(fields | {"guided_regex": "b+", "request_id": "mine", "stop_token_ids": [3]})
+    assert (call.bad_words, call.priority, call.client_request_id) == (("a",), 1, "mine")
+    assert (call.view.include_stop, call.view.skip_special_tokens) == (True, False)
+    assert (call.sampling.grammar, call.grammar_param) == (regex_grammar("b+", ""), "guided_regex")
+    assert call.sampling.stop_token_ids == (3,)
 
 
 def test_defaults() -> None:

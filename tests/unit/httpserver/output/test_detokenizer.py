@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from mmserve.httpserver.call import TokenView
 from mmserve.httpserver.output.deltas import AnswerDelta
 from mmserve.httpserver.output.detokenizer import Detokenizer, IncrementalDecoder
 from mmserve.httpserver.output.parsing.pieces import Text
@@ -197,7 +198,7 @@ def test_rows_of_the_prompt_become_entries_and_its_first_token_has_none() -> Non
     second = made.push(TokenReply(id="x", prompt_logprobs=text, finish="length", embedding=b"1234"))
     assert [entry and entry.decode()[0].spelling.text for entry in first.prompt_logprobs] == [None, "a", None]
     assert [entry and entry.decode() for entry in second.prompt_logprobs] == [
-        ((VOCABULARY.spell(97, first=False), -1.0), [])
+        ((VOCABULARY.spell(97, first=False), -1.0, 97), [])
     ]
     assert (first.num_tokens, first.text, second.finish, second.embedding) == (0, "", "length", b"1234")
 
@@ -205,3 +206,42 @@ def test_rows_of_the_prompt_become_entries_and_its_first_token_has_none() -> Non
 def test_a_prompt_of_one_token_has_one_entry() -> None:
     made = Detokenizer(VOCABULARY, 0, (), SamplingParams(max_tokens=9, prompt_logprobs=1))
     assert made.push(TokenReply(id="x", finish="length")).prompt_logprobs == (None,)
+
+
+@pytest.mark.parametrize("group", [1, 3, 100])
+def test_special_tokens_are_shown_on_request(group: int) -> None:
+    ids = [*b"one", EOS, *b"two", EOS]
+    text = Detokenizer(VOCABULARY, 0, (), view=TokenView(skip_special_tokens=False))
+    assert joined(deltas(text, replies(ids, list(range(0, len(ids), group)), "length"))) == "one</s>two</s>"
+
+
+def test_shown_special_tokens_have_log_probabilities() -> None:
+    reply = TokenReply(id="x", token_ids=(97, EOS), logprobs=(pack([(97, -1.0)]), pack([(EOS, -2.0)])), finish="length")
+    shown = Detokenizer(VOCABULARY, 0, (), view=TokenView(skip_special_tokens=False)).push(reply)
+    assert [token.decode()[0].spelling.text for token in shown.logprobs] == ["a", "</s>"]
+    assert len(Detokenizer(VOCABULARY, 0, ()).push(reply).logprobs) == 1
+
+
+@pytest.mark.parametrize("group", [1, 2, 5, 100])
+def test_a_stop_string_can_be_part_of_the_text(group: int) -> None:
+    ids = list(b"one two three")
+    made = deltas(
+        Detokenizer(VOCABULARY, 0, ("two", "o th"), view=TokenView(include_stop=True)),
+        replies(ids, list(range(0, len(ids), group)), "length"),
+    )
+    assert joined(made) == "one two"
+    assert (made[-1].finish, made[-1].stop_reason) == ("stop", "two")
+
+
+@pytest.mark.parametrize(("included", "expected"), [(True, "abc"), (False, "ab")])
+def test_a_stop_token_is_part_of_the_text_on_request(included: bool, expected: str) -> None:
+    sampling = SamplingParams(max_tokens=9, stop_token_ids=(ord("c"),))
+    text = Detokenizer(VOCABULARY, 0, (), sampling, view=TokenView(include_stop=included))
+    assert joined(deltas(text, replies(list(b"abc"), []))) == expected
+
+
+@given(st.lists(st.integers(0, 255), max_size=8), st.lists(st.integers(0, 1000)), st.sampled_from([(), ("a",)]))
+def test_the_token_ids_are_those_that_are_counted(ids: list[int], cuts: list[int], stops: tuple[str, ...]) -> None:
+    made = deltas(Detokenizer(VOCABULARY, 0, stops, view=TokenView(token_ids=True)), replies(ids, cuts))
+    token_ids = [token_id for delta in made for token_id in delta.token_ids]
+    assert token_ids == ids[: sum(delta.num_tokens for delta in made)]
