@@ -22,9 +22,11 @@ from mmserve.httpserver.api.errors import error_response
 from mmserve.httpserver.api.models import model_routes
 from mmserve.httpserver.api.openai.chat import CHAT
 from mmserve.httpserver.api.openai.completions import COMPLETIONS
+from mmserve.httpserver.api.openai.embeddings import EMBEDDINGS
 from mmserve.httpserver.api.openai.responses.parse import RESPONSES
 from mmserve.httpserver.api.operations import operation_routes
 from mmserve.httpserver.api.protocol import Protocol, body_schema, parse_request
+from mmserve.httpserver.api.relevance import relevance_routes
 from mmserve.httpserver.api.response import TaskResponse
 from mmserve.httpserver.call import kept_nbytes
 from mmserve.httpserver.context import WorkerContext
@@ -38,7 +40,7 @@ from mmserve.runtime.errors import InvalidRequest, MmserveError, NotFound, short
 from mmserve.runtime.shortage import shortage_of
 
 logger = logging.getLogger(__name__)
-PROTOCOLS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
+PROTOCOLS = (CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES)
 """Every route that generates an answer."""
 
 
@@ -48,6 +50,7 @@ def make_app(context: WorkerContext) -> ASGIApp:
     app.include_router(model_routes(context))
     app.include_router(operation_routes(context))
     app.include_router(count_routes(context))
+    app.include_router(relevance_routes(context))
     if context.deployment.config.enable_admin:
         app.include_router(admin_routes(context))
     for protocol in PROTOCOLS:

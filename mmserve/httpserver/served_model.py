@@ -21,6 +21,7 @@ class ServedModel:
     """The served name, the model as it was given, the checkpoint's path and its base name."""
     max_model_len: int
     vocab_size: int
+    hidden_size: int
     max_images: int | None
     """Most images in one prompt; None for a text model."""
     eos_token_ids: tuple[int, ...]
@@ -42,6 +43,7 @@ class ServedModel:
             aliases=frozenset({deployment.served_name, config.model, model.path, Path(model.path).name}),
             max_model_len=deployment.max_model_len,
             vocab_size=model.text.vocab_size,
+            hidden_size=model.text.hidden_size,
             max_images=None if model.vision is None else config.limit_mm_per_prompt,
             eos_token_ids=model.eos_token_ids,
             image_token_id=model.image_token_id,

@@ -64,6 +64,7 @@ class AnswerDelta:
 _EVENT_WORK = 12
 """Work of sending one delta with a few characters, in the unit of RenderTurns."""
 _CHARS_PER_WORK = 250
+_EMBEDDING_NBYTES_PER_WORK = 32
 _MERGED_WORK = LIMIT // 4
 """Merged deltas are at most this much work, if each alone is."""
 
@@ -137,7 +138,8 @@ _MERGED_DELTAS = 64
 def _work(delta: AnswerDelta) -> int:
     tokens = (token for token in (*delta.logprobs, *delta.prompt_logprobs) if token is not None)
     logprobs = sum(len(token.packed) for token in tokens) // PAIR_NBYTES
-    return logprobs + sum(len(characters(piece)) for piece in delta.pieces) // _CHARS_PER_WORK
+    embedding = len(delta.embedding) // _EMBEDDING_NBYTES_PER_WORK
+    return logprobs + embedding + sum(len(characters(piece)) for piece in delta.pieces) // _CHARS_PER_WORK
 
 
 def _parts(delta: AnswerDelta) -> Iterator[AnswerDelta]:

@@ -42,7 +42,7 @@ def parse(
     call = GenerateCall(
         request_id=new_request_id(),
         model=model.name,
-        prompts=(_conversation(request, messages, model),),
+        prompts=(conversation_of(request, messages, model),),
         media=tuple(reader.media),
         sampling=msgspec.structs.replace(sampling, prompt_logprobs=request.prompt_logprobs),
         arrival_s=arrival_s,
@@ -63,7 +63,8 @@ def parse(
     return ParsedRequest(extended(call, request, model), answer)
 
 
-def _conversation(request: ChatRequest, messages: tuple[Message, ...], model: ServedModel) -> Conversation:
+def conversation_of(request: ChatRequest, messages: tuple[Message, ...], model: ServedModel) -> Conversation:
+    """``messages`` with the tools and the template's variables of the request. Raises InvalidRequest."""
     tools = _tools(request, model)
     choice = request.tool_choice if request.tool_choice is not None else _choice_of_function(request.function_call)
     continues = bool(request.continue_final_message)

@@ -1,17 +1,21 @@
-"""Scores of prompts and embeddings from the whole server equal those of transformers, in float32 on a random model."""
+"""Scores of prompts and embeddings from the whole server equal those of transformers, on a random model in float32."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import torch
 import transformers
+from PIL import Image
 
 from tests.e2e.stack import Stack, running
 from tests.fakes.checkpoints import EOS, make_llava
+from training.sample import samples
 
 TEXT = "What héllo wörld says, in short; and then a little more."
 TOLERANCE = 2e-4
@@ -114,3 +118,47 @@ def test_what_lm_eval_reads_of_a_score(
     values, tops = (listed.token_logprobs or [])[scored], (listed.top_logprobs or [])[scored]
     assert len(values) == len(continuation)
     assert [max(top.values()) for top in tops] == values
+
+
+def normalised(vector: torch.Tensor) -> list[float]:
+    values: list[float] = (vector / vector.norm()).tolist()
+    return values
+
+
+def test_embeddings_of_texts_and_token_ids_equal_transformers(
+    tiny_stack: Stack,
+    model: transformers.LlavaForConditionalGeneration,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+) -> None:
+    texts = ["one", TEXT, "three"]
+    ids = [tokenizer(text)["input_ids"] for text in texts]
+    with tiny_stack.client() as client:
+        answers = [client.embeddings.create(model="tiny", input=prompts) for prompts in (texts, ids)]
+    for answer in answers:
+        assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(map(len, ids))
+        for one, prompt in zip(answer.data, ids, strict=True):
+            with torch.inference_mode():
+                last = model.model(input_ids=torch.tensor([prompt])).last_hidden_state[0, -1]
+            assert one.embedding == pytest.approx(normalised(last), abs=TOLERANCE)
+
+
+def test_the_embedding_of_a_picture_equals_that_of_transformers(
+    tiny_stack: Stack, directory: Path, model: transformers.LlavaForConditionalGeneration
+) -> None:
+    (sample,) = samples(1, seed=909909, kinds=("colour",))
+    with tiny_stack.client() as client:
+        answer = client.post(
+            "/embeddings",
+            body={"model": "tiny", "messages": sample.messages},
+            cast_to=openai.types.CreateEmbeddingResponse,
+        )
+    processor = transformers.AutoProcessor.from_pretrained(directory)
+    (message,) = sample.messages
+    parts = [part if part["type"] == "text" else {"type": "image"} for part in message["content"]]
+    text = processor.apply_chat_template([{"role": "user", "content": parts}], tokenize=False)
+    picture = Image.open(io.BytesIO(sample.images[0]))
+    inputs = processor(text=text, images=[picture], return_tensors="pt", add_special_tokens=False)
+    with torch.inference_mode():
+        last = model.model(**inputs).last_hidden_state[0, -1]
+    assert answer.data[0].embedding == pytest.approx(normalised(last), abs=1e-3)
+    assert answer.usage.prompt_tokens == inputs["input_ids"].shape[1]
