@@ -47,7 +47,7 @@ async def fold(stream: Any) -> tuple[dict[int, dict[str, Any]], list[dict[str, A
             whole = choices[choice["index"]]
             assert whole["finish_reason"] is None
             whole["text"] += choice["text"]
-            whole["finish_reason"] = choice["finish_reason"]
+            whole |= {name: choice[name] for name in ("finish_reason", "stop_reason") if name in choice}
             for name, values in (choice["logprobs"] or {}).items():
                 whole["logprobs"] = whole["logprobs"] or defaultdict(list)
                 whole["logprobs"][name] += values
@@ -69,6 +69,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "prompts": {"prompt": ["one", "two"], "n": 2, "echo": True},
     "logprobs": {"prompt": "hello", "logprobs": 2},
     "echo": {"prompt": ["héllo", "two"], "logprobs": 1, "echo": True, "n": 2},
+    "stop": {"prompt": "hello", "stop": ["n"], "max_tokens": 9},
     "score": {"prompt": "hello", "logprobs": 0, "echo": True, "max_tokens": 0},
     "repeat": {"prompt": "hello", "echo": True, "max_tokens": 0},
     "lm-eval": {"prompt": [[104, 105, 106]], "logprobs": 1, "echo": True, "max_tokens": 1},
@@ -190,6 +191,16 @@ def test_errors_have_their_status_before_the_first_chunk_and_are_events_after_it
             with pytest.raises(openai.APIError, match="not finite"):
                 await fold(stream)
             await worker.idle()
+
+    run(test)
+
+
+def test_a_stop_string_ends_a_choice_and_is_named() -> None:
+    async def test() -> None:
+        async with http_worker() as worker:
+            answer = await create(worker, prompt="x", stop=["n"], max_tokens=9)
+            (choice,) = answer["choices"]
+            assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (" e", "stop", "n")
 
     run(test)
 

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.types import Send
 
+from mmserve.httpserver.api.openai.chat_objects import StopReason
 from mmserve.httpserver.api.openai.completion_logprobs import ListedLogprobs
 from mmserve.httpserver.api.openai.errors import error_body
 from mmserve.httpserver.api.openai.usage import WireUsage, wire_usage
@@ -30,6 +31,7 @@ class CompletionChoice(msgspec.Struct):
     index: int
     logprobs: ListedLogprobs | None = None
     finish_reason: str | None = None
+    stop_reason: StopReason = UNSET
 
 
 class Completion(msgspec.Struct):
@@ -69,7 +71,7 @@ class CompletionAnswer:
             kept_nbytes = sys.getsizeof(part.text)
             if choice.logprobs is not None and part.logprobs is not None:
                 kept_nbytes += choice.logprobs.extend(part.logprobs)
-            choice.finish_reason = part.finish_reason
+            choice.finish_reason, choice.stop_reason = part.finish_reason, part.stop_reason
             task.deltas.hold(2 * kept_nbytes)  # the response's JSON is as long again
         for choice in choices:
             choice.text = "".join(texts[choice.index])
@@ -131,7 +133,8 @@ class ChoiceParts:
             spelling = token.spelling
             data = spelling.text.encode() if spelling.data is None else spelling.data  # special tokens may be shown
             listed.add(token, self._output.add(data))
-        return CompletionChoice(text, self._index, listed if listed.tokens else None, delta.finish)
+        stop_reason = UNSET if delta.stop_reason is None else delta.stop_reason
+        return CompletionChoice(text, self._index, listed if listed.tokens else None, delta.finish, stop_reason)
 
     def _prompt_text(self, delta: AnswerDelta, listed: ListedLogprobs) -> str:
         """The next piece of the echoed prompt: as far as it is scored, and all of it when the answer begins."""
