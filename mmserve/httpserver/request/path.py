@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -19,7 +18,7 @@ import msgspec
 from mmserve.httpserver import stage_times
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaRef, Prompt, kept_nbytes
 from mmserve.httpserver.conversation import Conversation, PromptInput, WrittenPrompt, num_chars, num_parts
-from mmserve.httpserver.engine.dispatcher import Dispatcher, MediaLost
+from mmserve.httpserver.engine.dispatcher import Dispatcher
 from mmserve.httpserver.grammars import GrammarChecks, constrained
 from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths
 from mmserve.httpserver.output.answer_format import AnswerFormat, Reading, reading_nbytes
@@ -27,31 +26,17 @@ from mmserve.httpserver.output.deltas import DeltaStream
 from mmserve.httpserver.output.detokenizer import Detokenizer
 from mmserve.httpserver.output.echoed_prompt import EchoedPrompt
 from mmserve.httpserver.output.vocabulary import Vocabulary
-from mmserve.httpserver.prompt.media_spans import leased_again
+from mmserve.httpserver.request.choice import Choice, lease
 from mmserve.httpserver.request.metrics import ChoiceMetrics, count_request
 from mmserve.httpserver.request.resources import RequestResources
-from mmserve.messages.reply import TokenReply
-from mmserve.messages.request import GenerateRequest, choice_id
-from mmserve.messages.sampling import SamplingParams
+from mmserve.httpserver.request.sequences import sequences_of
 from mmserve.metrics.client import MetricsClient
-from mmserve.runtime.errors import (
-    ContextLengthExceeded,
-    GrammarError,
-    MediaError,
-    MmserveError,
-    Overloaded,
-    Unavailable,
-    quoted,
-)
-from mmserve.runtime.retry_after import AFTER_CACHE_RESTART_S
 from mmserve.runtime.worker_threads import WorkerThreads
 
 T = TypeVar("T")
 
 _TOOL_PARAMS = ("", "tools", "tool_choice")
 """``GenerateCall.grammar_param`` of calls whose grammar is that of their tools."""
-MAX_LEASES = 4
-"""The first lease, and three more if images are lost to a restart or an eviction."""
 _LONG_PROMPT_CHARS = 20_000
 """Longer prompts are built in a thread: templating and tokenizing them blocks for milliseconds."""
 _LONG_BAD_WORDS_CHARS = 2000
@@ -67,19 +52,6 @@ class PromptSource(Protocol):
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]: ...
     def count(self, prompt: PromptInput, media: Sequence[MediaRef], image_tokens: Sequence[int]) -> int: ...
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """One of the n choices of a request."""
-
-    call: GenerateCall
-    alloc_path: AllocPath
-    items: Sequence[MediaItem]
-    request: GenerateRequest
-    text: Detokenizer
-    deltas: DeltaStream
-    metrics: ChoiceMetrics
 
 
 @dataclass(frozen=True)
@@ -116,7 +88,7 @@ class RequestPath:
         # Drops the last reference to the body with its base64 text.
         call = replace(call, media=tuple(MediaRef("", ref.param) for ref in call.media))
         resources.hold(kept_nbytes(call) + inline_nbytes)
-        async with _lease(alloc_path, call.request_id, items) as leased:
+        async with lease(alloc_path, call.request_id, items) as leased:
             started_s = time.monotonic()
             prompts = await self._build(call, leased)
             stage_times.record("prompt", time.monotonic() - started_s)
@@ -130,12 +102,14 @@ class RequestPath:
                 call = self._with_tool_grammar(call, in_reasoning=True)
                 await self._check_grammar(call)
             contexts = [_context(*pair) for pair in zip(call.prompts, prompts, strict=True)]
-            requests = self._requests(call, prompts)
+            requests = sequences_of(call, prompts, self.worker, self.max_model_len)
+            for prompt, request in zip(prompts, requests[:: call.n], strict=True):
+                count_request(self.metrics, call, len(prompt.ids), request.sampling.max_tokens)
             tools_nbytes = sum(map(reading_nbytes, call.prompts))
             call = replace(call, prompts=(), cache_salt="")  # from here on the token ids are enough
             ids_nbytes = sum(len(request.prompt_ids) for request in requests[:: call.n])
             resources.hold(kept_nbytes(call) + inline_nbytes + ids_nbytes + tools_nbytes)
-            del prompts, echoed
+            del prompts, prompt, echoed
             async with asyncio.TaskGroup() as choices:
                 for index, request in enumerate(requests):
                     of_prompt = index // call.n
@@ -148,9 +122,11 @@ class RequestPath:
                         contexts[of_prompt],
                         call.view,
                     )
-                    metrics = ChoiceMetrics(self.metrics, call)
-                    choice = _Choice(call, alloc_path, items, request, text, deltas, metrics)
-                    choices.create_task(self._generate_choice(choice))
+                    latencies = ChoiceMetrics(self.metrics, call)
+                    choice = Choice(
+                        call, alloc_path, items, request, text, deltas, latencies, self.dispatcher, self.metrics
+                    )
+                    choices.create_task(choice.generate())
 
     def _with_tool_grammar(self, call: GenerateCall, *, in_reasoning: bool = False) -> GenerateCall:
         """``call`` with the grammar that its tools ask for, if they ask for one and it has no other."""
@@ -200,38 +176,6 @@ class RequestPath:
         resources.shrink_fetched(sum(len(item.data) for item in fetched))
         return items
 
-    async def _generate_choice(self, choice: _Choice) -> None:
-        """Generate one choice to its end; lease and submit again when its images are lost."""
-        request = choice.request
-        try:
-            return await self._stream(choice, request)
-        except MediaLost as lost:
-            request = _next_attempt(request, lost)
-        for lease in range(2, MAX_LEASES + 1):
-            self.metrics.add("requests_resent", 1)
-            async with _lease(choice.alloc_path, f"{request.id}.{lease}", choice.items) as leased:
-                prompt_ids, spans = leased_again(request.prompt_ids, request.spans, leased)
-                request = msgspec.structs.replace(request, prompt_ids=prompt_ids, spans=spans)
-                try:
-                    return await self._stream(choice, request)
-                except MediaLost as lost:
-                    request = _next_attempt(request, lost)
-        raise Unavailable(
-            f"an image was lost {MAX_LEASES} times before it was used", retry_after_s=AFTER_CACHE_RESTART_S
-        )
-
-    async def _stream(self, choice: _Choice, request: GenerateRequest) -> None:
-        """Submit one attempt and pass its text on. On a stop string, leaving ``submit`` aborts the sequence."""
-        async with self.dispatcher.submit(request) as replies:
-            async for reply in replies:
-                _raise_failure(choice.call, reply)
-                stage_times.record_engine(reply.stage_times)
-                delta = choice.text.push(reply)
-                choice.metrics.record(delta)
-                choice.deltas.push(delta)
-                if delta.finish is not None:
-                    return
-
     async def _build(self, call: GenerateCall, leased: Sequence[LeasedItem]) -> list[Prompt]:
         build = self.prompts.build
         return await self._of_each_prompt(call, lambda prompt: build(prompt, call.media, leased))
@@ -253,61 +197,6 @@ class RequestPath:
 
         return tuple(await self._of_each_prompt(call, echoed))
 
-    def _requests(self, call: GenerateCall, prompts: Sequence[Prompt]) -> list[GenerateRequest]:
-        """The sequences of all choices: n of the first prompt, n of the second, and so on."""
-        return [request for number, prompt in enumerate(prompts) for request in self._choices(call, prompt, number)]
-
-    def _choices(self, call: GenerateCall, prompt: Prompt, number: int) -> list[GenerateRequest]:
-        """The sequences of the n choices of one prompt, which is the ``number``-th of the call."""
-        sampling = self._with_token_limits(call, len(prompt.ids))
-        count_request(self.metrics, call, len(prompt.ids), sampling.max_tokens)
-        prompt_ids = prompt.ids.tobytes()
-        return [
-            GenerateRequest(
-                id=choice_id(call.request_id, number * call.n + index),
-                reply_to=self.worker,
-                prompt_ids=prompt_ids,
-                spans=prompt.spans,
-                sampling=msgspec.structs.replace(
-                    sampling,
-                    seed=(sampling.seed + index) % (1 << 63),
-                    prompt_logprobs=sampling.prompt_logprobs if call.echo or not index else None,
-                ),
-                pooling=call.pooling,
-                priority=call.priority,
-                arrival_s=call.arrival_s,
-            )
-            for index in range(call.n)
-        ]
-
-    def _with_token_limits(self, call: GenerateCall, prompt_tokens: int) -> SamplingParams:
-        """Set max_tokens to the rest of the context if it is 0 or may be cut, and to 0 if no answer is wanted.
-
-        Raises ContextLengthExceeded if prompt and answer do not fit.
-        """
-        sampling, room = call.sampling, self.max_model_len - prompt_tokens
-        if call.prompt_only and room >= 0:
-            return msgspec.structs.replace(sampling, max_tokens=0, min_tokens=0)
-        if call.fit_output and room > 0:
-            sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens or room, room))
-        if room < max(1, sampling.max_tokens):
-            output = f" and {quoted(sampling.max_tokens)} of output" if sampling.max_tokens else ""
-            raise ContextLengthExceeded(
-                f"{prompt_tokens} prompt tokens{output} do not fit the context of {self.max_model_len} tokens",
-                param="max_tokens" if room > 0 else "messages",
-                prompt_tokens=prompt_tokens if room <= 0 else None,
-                max_prompt_tokens=self.max_model_len - 1,
-            )
-        max_tokens = sampling.max_tokens or room
-        return msgspec.structs.replace(sampling, max_tokens=max_tokens, min_tokens=min(sampling.min_tokens, max_tokens))
-
-
-def _lease(
-    alloc_path: AllocPath, lease_id: str, items: Sequence[MediaItem]
-) -> AbstractAsyncContextManager[Sequence[LeasedItem]]:
-    """Leases of the items. Without any the cache server is not called, so text requests never wait for it."""
-    return alloc_path.leases.hold(lease_id, items) if items else nullcontext(())
-
 
 def _cost(prompt: PromptInput) -> int:
     """Of building a prompt, as a length of text."""
@@ -317,28 +206,3 @@ def _cost(prompt: PromptInput) -> int:
 def _context(prompt: PromptInput, built: Prompt) -> Sequence[int]:
     """The end of a text that the answer goes on with. The answer in a conversation is a text of its own."""
     return built.ids[-1:] if isinstance(prompt, WrittenPrompt) else ()
-
-
-def _next_attempt(request: GenerateRequest, lost: MediaLost) -> GenerateRequest:
-    return msgspec.structs.replace(
-        request,
-        attempt=lost.next_attempt,
-        output_ids=lost.output_ids,
-        num_prompt_logprobs=lost.num_prompt_logprobs,
-    )
-
-
-def _raise_failure(call: GenerateCall, reply: TokenReply) -> None:
-    """Raise the client's error for a terminal reply that reports a failure."""
-    if reply.finish == "media_error":
-        param = call.media[reply.media_index].param if reply.media_index is not None else None
-        raise MediaError(reply.message or "the image could not be decoded", param=param)
-    if reply.finish == "grammar_error":
-        raise GrammarError(reply.message)
-    if reply.finish == "error":
-        raise MmserveError(reply.message or "the engine could not compute this request")
-    if reply.finish == "overloaded":
-        raise Overloaded(reply.message, retry_after_s=reply.retry_after_s)
-    if reply.finish == "abort":
-        message = reply.message or "the engine dropped this request"
-        raise Unavailable(message, retry_after_s=reply.retry_after_s)
