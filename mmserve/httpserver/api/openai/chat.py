@@ -66,7 +66,7 @@ def parse(
 def conversation_of(request: ChatRequest, messages: tuple[Message, ...], model: ServedModel) -> Conversation:
     """``messages`` with the tools and the template's variables of the request. Raises InvalidRequest."""
     tools = _tools(request, model)
-    choice = request.tool_choice if request.tool_choice is not None else _choice_of_function(request.function_call)
+    choice, choice_param = _tool_choice(request)
     continues = bool(request.continue_final_message)
     if continues and messages[-1].role != "assistant":
         raise InvalidRequest("the last message is not the assistant's", param="continue_final_message")
@@ -75,7 +75,7 @@ def conversation_of(request: ChatRequest, messages: tuple[Message, ...], model: 
     return Conversation(
         messages,
         tools,
-        read_tool_choice(choice, tools),
+        read_tool_choice(choice, tools, choice_param),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         template_kwargs=_template_kwargs(request, model),
         add_generation_prompt=request.add_generation_prompt is not False,
@@ -95,9 +95,14 @@ def _tools(request: ChatRequest, model: ServedModel) -> tuple[Tool, ...]:
     return tools
 
 
-def _choice_of_function(function_call: Any) -> Any:
-    """The older ``function_call`` as a ``tool_choice``."""
-    return {"type": "function", "function": function_call} if isinstance(function_call, dict) else function_call
+def _tool_choice(request: ChatRequest) -> tuple[Any, str]:
+    """The choice among the tools and its field. ``function_call`` is the older form of ``tool_choice``."""
+    choice = request.function_call
+    if choice is None:
+        return request.tool_choice, "tool_choice"
+    if request.tool_choice is not None:
+        raise InvalidRequest("function_call is the older name of tool_choice: use one of them", param="function_call")
+    return {"type": "function", "function": choice} if isinstance(choice, dict) else choice, "function_call"
 
 
 def _template_kwargs(request: ChatRequest, model: ServedModel) -> str:

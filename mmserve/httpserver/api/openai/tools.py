@@ -76,25 +76,23 @@ def _tool(fields: FunctionFields, param: str) -> Tool:
     return Tool(fields.name, fields.description or "", parameters, bool(fields.strict))
 
 
-def read_tool_choice(choice: Any, tools: tuple[Tool, ...]) -> ToolChoice:
-    """``tool_choice`` as decoded JSON. None: auto. Raises InvalidRequest."""
+def read_tool_choice(choice: Any, tools: tuple[Tool, ...], param: str = "tool_choice") -> ToolChoice:
+    """``tool_choice`` as decoded JSON. None: auto. Raises InvalidRequest, naming ``param``."""
     if choice is None or choice in ("auto", "none"):
         return ToolChoice("none" if choice == "none" else "auto")
     if not tools:
-        raise InvalidRequest("tool_choice needs tools", param="tool_choice")
+        raise InvalidRequest(f"{param} needs tools", param=param)
     if choice == "required":
         return ToolChoice("required")
     if isinstance(choice, str):
-        raise InvalidRequest(f"tool_choice cannot be {quoted(choice)}", param="tool_choice")
+        raise InvalidRequest(f"{param} cannot be {quoted(choice)}", param=param)
     try:
         read: NamedTool | AllowedChoice = msgspec.convert(choice, _choice_type(choice))
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"tool_choice: {error}", param="tool_choice") from None
+        raise InvalidRequest(f"{param}: {error}", param=param) from None
     if isinstance(read, NamedTool):
-        return ToolChoice("required", (_known(read.function.name, tools, "tool_choice.function.name"),))
-    names = (
-        _known(named.function.name, tools, "tool_choice.allowed_tools.tools") for named in read.allowed_tools.tools
-    )
+        return ToolChoice("required", (_known(read.function.name, tools, f"{param}.function.name"),))
+    names = (_known(named.function.name, tools, f"{param}.allowed_tools.tools") for named in read.allowed_tools.tools)
     return ToolChoice(read.allowed_tools.mode, tuple(names))
 
 

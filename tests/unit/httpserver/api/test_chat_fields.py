@@ -264,6 +264,8 @@ def test_bookkeeping_changes_nothing(name: str) -> None:
         ({"structured_outputs": {"disable_any_whitespace": True}}, "structured_outputs.disable_any_whitespace"),
         ({"tools": [TOOL], "tool_choice": "required", "guided_json": SCHEMA}, "tool_choice"),
         ({"mm_processor_kwargs": {"size": 1}}, "mm_processor_kwargs.size"),
+        ({"tools": [TOOL], "tool_choice": "auto", "function_call": "auto"}, "function_call"),
+        ({"functions": [TOOL["function"]], "function_call": {"name": "g"}}, "function_call.function.name"),
     ],
 )
 def test_a_value_out_of_range_names_its_field(body: dict[str, Any], param: str) -> None:
