@@ -66,10 +66,12 @@ check: $(INSTALLED) ## Lint, format, types, import rules
 format: $(INSTALLED) ## Format the code, fix what lint can fix
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
-docs: $(INSTALLED) ## Write docs/configuration.md from the options
+docs: $(INSTALLED) ## Write docs/configuration.md and docs/chat_fields.md from the options and fields
 	@$(BIN)/python -m docs.configuration > docs/configuration.md.new
 	@mv docs/configuration.md.new docs/configuration.md
-	@echo "wrote docs/configuration.md"
+	@$(BIN)/python -m docs.chat_fields > docs/chat_fields.md.new
+	@mv docs/chat_fields.md.new docs/chat_fields.md
+	@echo "wrote docs/configuration.md and docs/chat_fields.md"
 
 bench: $(INSTALLED) ## Run every benchmark that needs no arguments, but for make chaos and make soak
 	@set -e; for file in $$(grep -L 'required=True' benchmarks/[a-z]*.py | grep -vE '/(chaos|soak).py'); do \

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import pytest
 
+from docs.chat_fields import MEANINGS, page
 from mmserve.grammar.sources import (
     choice_grammar,
     json_object_grammar,
@@ -298,6 +300,11 @@ def test_fields_of_a_part_that_would_be_ignored_are_refused(part: dict[str, Any]
     with pytest.raises(InvalidRequest) as refused:
         Parsed({"messages": [{"role": "user", "content": [part]}]})
     assert refused.value.param == f"messages[0].content[0].{param}"
+
+
+def test_the_page_of_fields_is_up_to_date() -> None:
+    assert Path("docs/chat_fields.md").read_text() == page(), "run make docs"
+    assert set(MEANINGS) == field_names(ChatRequest)
 
 
 def test_a_parts_hints_for_hosted_services_change_nothing() -> None:
