@@ -15,7 +15,7 @@ import msgspec
 from mmserve.checkpoint.load import read_json
 from mmserve.httpserver.conversation import Conversation, PromptInput, TextPart, Tool
 from mmserve.httpserver.output.parsing.formats import AUTO, Format, choose, starts_in_reasoning
-from mmserve.httpserver.output.parsing.grammar.tool_grammar import optional_tool_grammar, tool_grammar
+from mmserve.httpserver.output.parsing.grammar.tool_grammar import after_thought, optional_tool_grammar, tool_grammar
 from mmserve.httpserver.output.parsing.machine import OutputMachine
 from mmserve.httpserver.output.parsing.response_template import declared_format
 from mmserve.httpserver.output.vocabulary import Marker, Vocabulary
@@ -99,6 +99,11 @@ class AnswerFormat:
         except ValueError as error:
             raise InvalidRequest(f"{param}: {error}", param=param) from None
         return "", ""
+
+    def after_thought(self, grammar: str) -> str:
+        """``grammar`` for an answer that begins inside a thought, which it ends first."""
+        thinking = self.format.thinking
+        return grammar if thinking is None else after_thought(thinking, grammar, self._tokens)
 
     def reading(self, prompt: PromptInput, tail: str) -> Reading | None:
         """How the answers to ``prompt`` are read; None if they are text alone. ``tail``: of the prompt."""

@@ -99,7 +99,7 @@ class RequestPath:
                 deltas.show_prompts(tuple(prompt.ids for prompt in prompts))
             readings = [self._reading(*pair) for pair in zip(call.prompts, prompts, strict=True)]
             if any(reading is not None and reading.in_reasoning for reading in readings):
-                call = self._with_tool_grammar(call, in_reasoning=True)
+                call = self._with_tool_grammar(self._with_thought(call), in_reasoning=True)
                 await self._check_grammar(call)
             contexts = [_context(*pair) for pair in zip(call.prompts, prompts, strict=True)]
             requests = sequences_of(call, prompts, self.worker, self.max_model_len)
@@ -136,6 +136,13 @@ class RequestPath:
                 sampling = constrained(call.sampling, grammar, self.eos_token_ids, param)
                 return replace(call, sampling=sampling, grammar_param=param)
         return call
+
+    def _with_thought(self, call: GenerateCall) -> GenerateCall:
+        """``call`` with the end of a thought before the client's own grammar."""
+        if not call.sampling.grammar or call.grammar_param in _TOOL_PARAMS:
+            return call
+        grammar = self.answer_format.after_thought(call.sampling.grammar)
+        return replace(call, sampling=msgspec.structs.replace(call.sampling, grammar=grammar))
 
     async def _with_bad_words(self, call: GenerateCall) -> GenerateCall:
         """``call`` with the tokens of its bad words. Raises InvalidRequest for a word of too many tokens."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from llguidance import LLMatcher
 
+from mmserve.grammar.isolated import byte_tokenizer
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.http_upstream import Upstream, say
 from tests.fakes.http_worker import Worker, http_worker, run
@@ -160,5 +163,31 @@ def test_the_options_name_the_formats() -> None:
             choice = await ask(worker, tools=[WEATHER])
             assert choice.message.reasoning_content == "so"
             assert json.loads(choice.message.tool_calls[0].function.arguments) == {"city": "Paris"}
+
+    run(test)
+
+
+def test_an_answer_that_begins_in_a_thought_fits_the_schema_after_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with http_worker(template=HERMES) as worker:
+            worker.upstream.behave = say('so.</think>{"a": 1}')
+            schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
+            choice = await ask(
+                worker,
+                extra_body={
+                    "messages": [*HELLO, {"role": "assistant", "content": "<think>Hm,"}],
+                    "continue_final_message": True,
+                    "structured_outputs": {"json": schema},
+                },
+            )
+            assert choice.message.content == '{"a": 1}'
+            assert choice.message.reasoning_content == "so."
+            (request,) = worker.upstream.requests()
+            for answer, fits in (('so.</think>{"a": 1}', True), ('so.</think>{"b": 1}', False), ('{"a": 1}', False)):
+                matcher = LLMatcher(byte_tokenizer(tmp_path), request.sampling.grammar, log_level=0)
+                assert not matcher.is_error(), matcher.get_error()
+                encoded = list(answer.encode())
+                taken = matcher.try_consume_tokens(encoded) == len(encoded)
+                assert (taken and matcher.is_accepting()) == fits, answer
 
     run(test)

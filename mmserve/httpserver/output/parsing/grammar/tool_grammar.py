@@ -5,12 +5,15 @@ What the grammar accepts, the format's parser reads as calls of the given tools 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from mmserve.httpserver.output.parsing.formats import Calls, Format, Thinking
 from mmserve.httpserver.output.parsing.grammar.calls import block
 from mmserve.httpserver.output.parsing.grammar.rules import ANYTHING, Rules
 from mmserve.httpserver.output.parsing.layouts.layout import Tools
+
+_ANSWER = "answer_after_thought"
 
 
 def tool_grammar(
@@ -44,6 +47,17 @@ def optional_tool_grammar(
     text = rules.add("TEXT", ANYTHING)
     answer = f"{text} ({calls} {text})" + ("*" if parallel else "?")
     return rules.text(" ".join(filter(None, (_thought(rules, format.thinking, in_reasoning), answer))))
+
+
+def after_thought(thinking: Thinking, grammar: str, tokens: Mapping[str, int]) -> str:
+    """The grammar of an answer that goes on with a thought of the prompt, ends it, and then fits ``grammar``.
+
+    ``grammar``: llguidance's JSON or Lark text.
+    """
+    rules = Rules(tokens)
+    thought = rules.text(f"{_thought(rules, thinking, in_reasoning=True)} @{_ANSWER}")
+    grammars = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    return json.dumps({"grammars": [{"lark_grammar": thought}, {**grammars[0], "name": _ANSWER}, *grammars[1:]]})
 
 
 def _calls(rules: Rules, format: Format, tools: Tools, parallel: bool) -> str:
