@@ -25,9 +25,10 @@ from mmserve.httpserver.api.openai.completions import COMPLETIONS
 from mmserve.httpserver.api.openai.embeddings import EMBEDDINGS
 from mmserve.httpserver.api.openai.responses.parse import RESPONSES
 from mmserve.httpserver.api.operations import operation_routes
-from mmserve.httpserver.api.protocol import Protocol, body_schema, parse_request
+from mmserve.httpserver.api.protocol import ParsedRequest, Protocol, body_schema, parse_request
 from mmserve.httpserver.api.relevance import relevance_routes
 from mmserve.httpserver.api.response import TaskResponse
+from mmserve.httpserver.api.tokens import token_routes
 from mmserve.httpserver.call import kept_nbytes
 from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.http.auth import ApiKeyAuth
@@ -50,6 +51,7 @@ def make_app(context: WorkerContext) -> ASGIApp:
     app.include_router(model_routes(context))
     app.include_router(operation_routes(context))
     app.include_router(count_routes(context))
+    app.include_router(token_routes(context))
     app.include_router(relevance_routes(context))
     if context.deployment.config.enable_admin:
         app.include_router(admin_routes(context))
@@ -80,7 +82,7 @@ def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
     )
 
 
-def _add_protocol(app: FastAPI, context: WorkerContext, protocol: Protocol) -> None:
+def _add_protocol(app: FastAPI, context: WorkerContext, protocol: Protocol[ParsedRequest]) -> None:
     app.add_api_route(
         protocol.path,
         _generate_endpoint(context, protocol),
@@ -93,7 +95,9 @@ def _add_protocol(app: FastAPI, context: WorkerContext, protocol: Protocol) -> N
     )
 
 
-def _generate_endpoint(context: WorkerContext, protocol: Protocol) -> Callable[[Request], Awaitable[Response]]:
+def _generate_endpoint(
+    context: WorkerContext, protocol: Protocol[ParsedRequest]
+) -> Callable[[Request], Awaitable[Response]]:
     """An endpoint that generates an answer: admits the request, reads and parses its body, starts its task."""
     limit_nbytes = int(context.deployment.config.max_body_mb * MIB)
 

@@ -9,14 +9,13 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
-from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.engine.dispatcher import Dispatcher
 from mmserve.httpserver.engine.links import EngineLinks
 from mmserve.httpserver.grammars import GrammarChecks
@@ -55,8 +54,7 @@ class WorkerContext:
     model: ServedModel
     admission: AdmissionControl
     request_tasks: RequestTasks
-    count_tokens: Callable[[GenerateCall, RequestResources], Awaitable[int]]
-    """See RequestPath."""
+    path: RequestPath
     alloc_paths: AllocPaths
     metrics: MetricsClient
     body_memory: Reservations
@@ -109,7 +107,7 @@ async def open_worker(
             timeout_s=deployment.config.request_timeout or None,
             trace_sink=each_of([*([log_trace] if deployment.config.trace_requests else ()), *exports]),
         ),
-        count_tokens=path.count_tokens,
+        path=path,
         alloc_paths=services.alloc_paths,
         metrics=metrics,
         body_memory=body_memory,

@@ -168,3 +168,14 @@ def test_answers_and_errors_follow_anthropics_schema(default_stack: Stack, clien
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(model="claude-opus", max_tokens=5, messages=[{"role": "user", "content": "hi"}])
     default_stack.check_all_released()
+
+
+def test_every_way_to_count_a_picture_agrees(default_stack: Stack, client: anthropic.Anthropic) -> None:
+    (sample,) = samples(1, seed=909909, kinds=("colour",))
+    with default_stack.client() as chat:
+        answer = chat.chat.completions.create(model="llava", messages=sample.messages, max_tokens=1)
+        tokens = chat.post("../tokenize", body={"messages": sample.messages}, cast_to=object)
+    messages = [{"role": "user", "content": blocks_of(sample)}]
+    counted = client.messages.count_tokens(model="llava", messages=messages)
+    assert answer.usage is not None
+    assert tokens["count"] == len(tokens["tokens"]) == counted.input_tokens == answer.usage.prompt_tokens

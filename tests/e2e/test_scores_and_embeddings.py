@@ -19,6 +19,8 @@ from training.sample import samples
 
 TEXT = "What héllo wörld says, in short; and then a little more."
 TOLERANCE = 2e-4
+pytestmark = pytest.mark.xdist_group("tiny_stack")
+"""One server for all of them."""
 
 
 @pytest.fixture(scope="module")

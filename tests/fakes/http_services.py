@@ -157,13 +157,14 @@ class StubPrompts:
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         return bad_word_ids(lambda text: list(text.encode()), words)
 
-    def count(self, prompt: PromptInput, media: Sequence[MediaRef], image_tokens: Sequence[int]) -> int:
+    def token_ids(self, prompt: PromptInput, media: Sequence[MediaRef], image_tokens: Sequence[int]) -> array[int]:
         if isinstance(prompt, WrittenPrompt):
-            return len(_written_ids(prompt))
-        parts = [part for message in prompt.messages for part in message.content]
-        return sum(
-            len(part.text.encode()) if isinstance(part, TextPart) else image_tokens[part.index] for part in parts
-        )
+            return _written_ids(prompt)
+        ids = array("q")
+        for message in prompt.messages:
+            for part in message.content:
+                ids.extend(part.text.encode() if isinstance(part, TextPart) else [EOS] * image_tokens[part.index])
+        return ids
 
 
 def _written_ids(prompt: WrittenPrompt) -> array[int]:

@@ -1,4 +1,5 @@
-"""Routes for operators and probes: ``/``, ``/health``, ``/ready``, ``/live``, ``/version``, ``/metrics``."""
+"""Routes for operators and probes: ``/``, ``/health``, ``/ready``, ``/live``, ``/version``, ``/load``,
+``/server_info``, ``/metrics``."""
 
 from __future__ import annotations
 
@@ -39,6 +40,14 @@ def operation_routes(context: WorkerContext) -> APIRouter:
     async def version() -> Response:
         return _json({"version": context.deployment.version})
 
+    async def load() -> Response:
+        """Requests in flight in the worker that answers, one of ``http_workers``; ``/metrics`` has those of all."""
+        return _json({"server_load": context.admission.in_flight})
+
+    async def server_info() -> Response:
+        """What is served, and how; neither paths nor keys."""
+        return _json(_server_info(context))
+
     async def metrics() -> Response:
         """Prometheus text of all processes, from the metrics server."""
         return await _scrape(context)
@@ -49,11 +58,50 @@ def operation_routes(context: WorkerContext) -> APIRouter:
         ("/ready", ready),
         ("/live", live),
         ("/version", version),
+        ("/load", load),
+        ("/server_info", server_info),
         ("/metrics", metrics),
     ):
         router.add_api_route(path, endpoint, methods=["GET"], response_class=Response)
         router.add_api_route(path, endpoint, methods=["HEAD"], response_class=Response, include_in_schema=False)
     return router
+
+
+class ServerInfo(msgspec.Struct):
+    """``max_images``: in one prompt; null for a text model. ``kv_tokens``: null if each rank measures its GPU."""
+
+    version: str
+    model: str
+    family: str
+    max_model_len: int
+    vocab_size: int
+    hidden_size: int
+    max_images: int | None
+    device: str
+    dtype: str
+    tensor_parallel: int
+    http_workers: int
+    visual_workers: int
+    kv_tokens: int | None
+
+
+def _server_info(context: WorkerContext) -> ServerInfo:
+    deployment, model = context.deployment, context.model
+    return ServerInfo(
+        version=deployment.version,
+        model=model.name,
+        family=deployment.model.family,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        max_images=model.max_images,
+        device=deployment.device,
+        dtype=deployment.dtype,
+        tensor_parallel=deployment.config.tp,
+        http_workers=deployment.config.http_workers,
+        visual_workers=deployment.config.visual_workers if deployment.model.vision is not None else 0,
+        kv_tokens=deployment.kv_tokens,
+    )
 
 
 async def _scrape(context: WorkerContext) -> Response:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -28,25 +28,29 @@ class ParsedRequest:
     send_answer: SendAnswer
 
 
-Parse = Callable[[bytes | bytearray, Mapping[str, SplitUrl], ServedModel, float], ParsedRequest]
+Parsed = TypeVar("Parsed")
+Parse = Callable[[bytes | bytearray, Mapping[str, SplitUrl], ServedModel, float], Parsed]
 """parse(body, split_urls, model, arrival_s). ``split_urls``: the images that were cut out of the body, by their marks.
 Raises MmserveError naming the field, and UrlsLeft if an image is in the place of another value."""
 
 
 @dataclass(frozen=True)
-class Protocol:
-    """One route that generates an answer. ``body_type``: the struct of its body, for the OpenAPI document."""
+class Protocol(Generic[Parsed]):
+    """One route that reads a prompt. Those that generate an answer parse to a ParsedRequest.
+
+    ``body_type``: the struct of the body, for the OpenAPI document.
+    """
 
     path: str
     name: str
     description: str
-    parse: Parse
+    parse: Parse[Parsed]
     body_type: Any
 
 
 async def parse_request(
-    protocol: Protocol, body: bytes | bytearray, model: ServedModel, arrival_s: float
-) -> ParsedRequest:
+    protocol: Protocol[Parsed], body: bytes | bytearray, model: ServedModel, arrival_s: float
+) -> Parsed:
     """``parse_body``, in a thread if its work is more than a few milliseconds."""
     rest, urls = _split(body, model)
     if len(rest) <= QUICK_NBYTES:
@@ -54,7 +58,7 @@ async def parse_request(
     return await asyncio.to_thread(_parse_split, protocol.parse, rest, urls, model, arrival_s)
 
 
-def parse_body(protocol: Protocol, body: bytes | bytearray, model: ServedModel, arrival_s: float) -> ParsedRequest:
+def parse_body(protocol: Protocol[Parsed], body: bytes | bytearray, model: ServedModel, arrival_s: float) -> Parsed:
     """Validate a body. Large images are not copied: the call refers to ``body``.
 
     Raises MmserveError, naming the field.
@@ -70,8 +74,8 @@ def _split(body: bytes | bytearray, model: ServedModel) -> tuple[bytes | bytearr
 
 
 def _parse_split(
-    parse: Parse, rest: bytes | bytearray, urls: Mapping[str, SplitUrl], model: ServedModel, arrival_s: float
-) -> ParsedRequest:
+    parse: Parse[Parsed], rest: bytes | bytearray, urls: Mapping[str, SplitUrl], model: ServedModel, arrival_s: float
+) -> Parsed:
     """Parse a body without its ``urls``. They are put back where they are no images, or where an error may name them,
     and then are so much text."""
     check_values(rest)

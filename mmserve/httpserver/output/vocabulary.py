@@ -56,6 +56,11 @@ class Vocabulary:
         """False for ids that only the model has, and for special tokens unless ``special``."""
         return (special or token_id not in self._special) and self._tokenizer.id_to_token(token_id) is not None
 
+    def piece(self, token_id: int) -> str | None:
+        """The token as the vocabulary writes it; None for ids that only the model has."""
+        piece: str | None = self._tokenizer.id_to_token(token_id)
+        return piece
+
     def decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 

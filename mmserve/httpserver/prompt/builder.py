@@ -77,17 +77,23 @@ class PromptBuilder:
         placed = [(index, leased[index]) for index in images]
         return self._finished(ids, placed, media, "messages", text[-_TAIL_CHARS:])
 
-    def count(self, prompt: PromptInput, media: Sequence[MediaRef], image_tokens: Sequence[int]) -> int:
-        """Length of what ``build`` makes, in tokens, also if that is too long. ``image_tokens[i]``: of ``media[i]``.
+    def token_ids(self, prompt: PromptInput, media: Sequence[MediaRef], image_tokens: Sequence[int]) -> array[int]:
+        """What ``build`` makes, also if it is too long, with the placeholder's id in the place of virtual ids.
 
-        Raises InvalidRequest, and ContextLengthExceeded for a text that is too long to be tokenized.
+        ``image_tokens[i]``: of ``media[i]``. Raises InvalidRequest, and ContextLengthExceeded for a text that is too
+        long to be tokenized.
         """
         if isinstance(prompt, WrittenPrompt):
-            return len(self._written_ids(prompt))
+            return array("q", self._written_ids(prompt))
         images = self._images_of(prompt, media)
         _, ids = self._encode(prompt)
-        self._placeholders(ids, images, media, "messages")
-        return len(ids) - len(images) + sum(image_tokens[index] for index in images)
+        found, copied = array("q"), 0
+        for at, index in zip(self._placeholders(ids, images, media, "messages"), images, strict=True):
+            found.extend(ids[copied:at])
+            found.extend([ids[at]] * image_tokens[index])
+            copied = at + 1
+        found.extend(ids[copied:])
+        return found
 
     def _images_of(self, conversation: Conversation, media: Sequence[MediaRef]) -> list[int]:
         """Indexes of the images in ``media``, in the order of the conversation."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -51,7 +52,7 @@ class PromptSource(Protocol):
     def build(self, prompt: PromptInput, media: Sequence[MediaRef], leased: Sequence[LeasedItem]) -> Prompt: ...
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]: ...
-    def count(self, prompt: PromptInput, media: Sequence[MediaRef], image_tokens: Sequence[int]) -> int: ...
+    def token_ids(self, prompt: PromptInput, media: Sequence[MediaRef], image_tokens: Sequence[int]) -> array[int]: ...
 
 
 @dataclass(frozen=True)
@@ -162,15 +163,15 @@ class RequestPath:
     def _reading(self, prompt: PromptInput, built: Prompt) -> Reading | None:
         return self.answer_format.reading(prompt, built.tail)
 
-    async def count_tokens(self, call: GenerateCall, resources: RequestResources) -> int:
-        """Tokens of all prompts of ``call``, however long, as ``generate`` would count them; nothing is leased.
+    async def token_ids(self, call: GenerateCall, resources: RequestResources) -> list[array[int]]:
+        """All prompts of ``call``, however long, with the placeholder's id for each token of an image.
 
-        Images are read as far as their headers, for their size in pixels. Raises MmserveError.
+        Nothing is leased. Images are read as far as their headers, for their size in pixels. Raises MmserveError.
         """
         alloc_path = self.alloc_paths.choose()
-        items, count = await self._read(alloc_path, call, resources), self.prompts.count
+        items, token_ids = await self._read(alloc_path, call, resources), self.prompts.token_ids
         image_tokens = alloc_path.leases.num_tokens(items)
-        return sum(await self._of_each_prompt(call, lambda prompt: count(prompt, call.media, image_tokens)))
+        return await self._of_each_prompt(call, lambda prompt: token_ids(prompt, call.media, image_tokens))
 
     async def _read(self, alloc_path: AllocPath, call: GenerateCall, resources: RequestResources) -> list[MediaItem]:
         """Read the images. Before the first fetch, reserves memory for as much as one request may fetch."""

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import ExitStack
-
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from mmserve.httpserver.api.anthropic.messages import COUNT_TOKENS
-from mmserve.httpserver.api.protocol import body_schema, parse_request
+from mmserve.httpserver.api.prompt_requests import admitted
+from mmserve.httpserver.api.protocol import body_schema
 from mmserve.httpserver.call import kept_nbytes
 from mmserve.httpserver.context import WorkerContext
-from mmserve.httpserver.http.body import read_body
 from mmserve.httpserver.media.local import decode_small_images
-from mmserve.runtime.byte_budget import MIB
 
 
 class TokenCount(msgspec.Struct):
@@ -26,18 +22,13 @@ class TokenCount(msgspec.Struct):
 def count_routes(context: WorkerContext) -> APIRouter:
     """The route takes a place in flight and memory for its body and its images, as a request for an answer does."""
     router = APIRouter(tags=["generate"])
-    limit_nbytes = int(context.deployment.config.max_body_mb * MIB)
 
     async def count_tokens(request: Request) -> Response:
-        with ExitStack() as stack:
-            resources = context.admit_request()
-            stack.callback(resources.release)
-            body = await read_body(request, limit_nbytes, resources)
-            parsed = await parse_request(COUNT_TOKENS, body, context.model, time.monotonic())
+        async with admitted(context, COUNT_TOKENS, request) as (parsed, resources):
             call = decode_small_images(parsed.call)
-            del body, parsed
+            del parsed  # its call refers to the body
             resources.hold(kept_nbytes(call))
-            count = TokenCount(await context.count_tokens(call, resources))
+            count = TokenCount(sum(map(len, await context.path.token_ids(call, resources))))
         return Response(msgspec.json.encode(count), media_type="application/json")
 
     router.add_api_route(

@@ -29,6 +29,7 @@ MAX_TOP_K = 2**31 - 1
 
 MAX_TIMEOUT_S = 86400
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
@@ -131,7 +132,7 @@ class ChatRequest(ExtensionFields, frozen=True, kw_only=True):
     functions: Annotated[list[FunctionFields], Meta(max_length=MAX_TOOLS)] | None = None
     """The older name of ``tools``, and ``function_call`` that of ``tool_choice``."""
     function_call: Any = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None

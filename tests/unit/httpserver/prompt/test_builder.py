@@ -210,7 +210,12 @@ def test_a_count_is_the_length_of_the_prompt_also_of_one_that_is_too_long(models
     built = build_prompt(PromptBuilder(deployment_of(directory)), asked, [lease(1, 3), lease(2, 60)])
     for max_model_len in (2048, 64):
         prompts = PromptBuilder(deployment_of(directory, max_model_len=max_model_len))
-        assert prompts.count(asked.prompts[0], asked.media, [3, 60]) == len(built.ids)
+        ids = prompts.token_ids(asked.prompts[0], asked.media, [3, 60])
+        virtual = {place for span in built.spans for place in range(span.start, span.start + span.num_tokens)}
+        assert len(ids) == len(built.ids)
+        assert {ids[place] for place in virtual} == {deployment_of(directory).model.image_token_id}
+        for place, token_id in enumerate(built.ids):
+            assert place in virtual or ids[place] == token_id
 
 
 def test_values_that_are_nested_too_deeply_are_refused(models: Any) -> None:
