@@ -113,6 +113,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "bodies that are not short, and images, in HTTP workers, MiB in all; default: 512, or two bodies each",
         ),
     ] = None
+    responses_store_mb: Annotated[
+        float,
+        _field("http", "stored responses (/v1/responses) in the run directory, MiB in all; 0: none", ge=0, le=_MAX_MB),
+    ] = 256.0
+    responses_ttl: Annotated[
+        float, _field("http", "seconds until a stored response that nobody uses is deleted", gt=0, le=10**9)
+    ] = 86400.0
     shutdown_timeout: Annotated[float, _field("http", "seconds live requests may take after SIGTERM", ge=0)] = 30.0
 
     max_num_seqs: Annotated[int, _field("scheduling", "sequences running at once", ge=1, le=4096)] = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -24,6 +24,7 @@ from mmserve.httpserver.api.openai.chat import CHAT
 from mmserve.httpserver.api.openai.completions import COMPLETIONS
 from mmserve.httpserver.api.openai.embeddings import EMBEDDINGS
 from mmserve.httpserver.api.openai.responses.parse import RESPONSES
+from mmserve.httpserver.api.openai.responses.routes import stored_routes
 from mmserve.httpserver.api.operations import operation_routes
 from mmserve.httpserver.api.protocol import ParsedRequest, Protocol, body_schema, parse_request
 from mmserve.httpserver.api.relevance import relevance_routes
@@ -53,6 +54,7 @@ def make_app(context: WorkerContext) -> ASGIApp:
     app.include_router(count_routes(context))
     app.include_router(token_routes(context))
     app.include_router(relevance_routes(context))
+    app.include_router(stored_routes(context))
     if context.deployment.config.enable_admin:
         app.include_router(admin_routes(context))
     for protocol in PROTOCOLS:
@@ -76,7 +78,7 @@ def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=origins,
-        allow_methods=("GET", "POST"),
+        allow_methods=("GET", "POST", "DELETE"),
         allow_headers=("*",),
         expose_headers=("x-request-id", "request-id", "retry-after"),
     )
@@ -103,12 +105,17 @@ def _generate_endpoint(
 
     async def generate(request: Request) -> Response:
         arrival_s = time.monotonic()
-        with ExitStack() as unowned:
+        async with AsyncExitStack() as unowned:
             resources = context.admit_request()
             unowned.callback(resources.release)
             body = await read_body(request, limit_nbytes, resources)
             parsed = await parse_request(protocol, body, context.model, arrival_s)
             del body
+            if protocol.complete is not None:
+                owner = request.scope["state"]["key"]
+                parsed = await protocol.complete(parsed, context.responses, owner, resources)
+            if parsed.drop is not None:
+                unowned.push_async_callback(parsed.drop)
             call, send_answer = decode_small_images(parsed.call), parsed.send_answer
             del parsed
             if call.media:

@@ -29,6 +29,7 @@ from mmserve.httpserver.request.path import RequestPath
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.httpserver.request.task import RequestTasks
 from mmserve.httpserver.request.trace import each_of, log_trace
+from mmserve.httpserver.response_store.store import ResponseStore
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.httpserver.services import RequestServices
 from mmserve.ipc.channel import AsyncReceiver
@@ -60,6 +61,7 @@ class WorkerContext:
     body_memory: Reservations
     fetch_memory: Reservations
     shortages: Shortages
+    responses: ResponseStore
 
     def admit_request(self) -> RequestResources:
         """Admit one request, before its body is read. The caller releases the resources.
@@ -96,6 +98,9 @@ async def open_worker(
     )
     body_memory, fetch_memory = _reservations(deployment, metrics, now)
     exports = [TraceExport(deployment, process.name, metrics)] if deployment.config.otlp_traces_endpoint else []
+    responses = ResponseStore(
+        endpoints.responses, int(deployment.config.responses_store_mb * MIB), deployment.config.responses_ttl
+    )
     context = WorkerContext(
         deployment=deployment,
         endpoints=endpoints,
@@ -113,6 +118,7 @@ async def open_worker(
         body_memory=body_memory,
         fetch_memory=fetch_memory,
         shortages=Shortages(metrics),
+        responses=responses,
     )
     inbox: AsyncReceiver[HttpInbound] = AsyncReceiver(endpoints.http(process.index), HttpInbound, limit=_INBOX_LIMIT)
     try:
@@ -132,6 +138,7 @@ async def open_worker(
         links.close()
         prompt_threads.close()
         grammars.close()
+        await responses.aclose()
 
 
 def _reservations(deployment: Deployment, metrics: MetricsClient, now: Clock) -> tuple[Reservations, Reservations]:

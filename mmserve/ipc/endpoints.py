@@ -78,6 +78,11 @@ class Endpoints:
         """File mapped by all HTTP workers: one float, the share of requests that allocate through v2."""
         return self.run_dir / "alloc-share"
 
+    @property
+    def responses(self) -> Path:
+        """SQLite file with the responses that clients may continue, shared by all HTTP workers."""
+        return self.run_dir / "responses.db"
+
     def busy_cores(self, role: str) -> Path:
         """File mapped by ranks and visual servers: the number of cores each process of the role computes on now."""
         return self.run_dir / f"cores-{role}"

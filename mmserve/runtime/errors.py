@@ -121,6 +121,12 @@ class ModelNotFound(NotFound):
     kind = "model_not_found"
 
 
+class ResponseNotFound(NotFound):
+    """The response is not stored, or not by this client."""
+
+    kind = "response_not_found"
+
+
 class PreviousResponseNotFound(NotFound):
     """The response that a request continues is not stored, or not by this client."""
 

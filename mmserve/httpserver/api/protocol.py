@@ -6,7 +6,7 @@ A protocol has no other part in a request: admission, budgets, leases, deadlines
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -16,18 +16,27 @@ from mmserve.httpserver.api.json_limits import QUICK_NBYTES, check_values, max_j
 from mmserve.httpserver.api.response import SendAnswer
 from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.media.split_media import SplitUrl, TooMuchText, UrlsLeft, put_back, split_media
+from mmserve.httpserver.request.resources import RequestResources
+from mmserve.httpserver.response_store.store import ResponseStore
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import MmserveError
 
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """``send_answer`` knows what the answer repeats of the request; ``call.echo_nbytes`` counts it."""
+    """``send_answer`` knows what the answer repeats of the request; ``call.echo_nbytes`` counts it.
+
+    ``drop``: called instead of it if the request is refused after all.
+    """
 
     call: GenerateCall
     send_answer: SendAnswer
+    drop: Callable[[], Awaitable[None]] | None = None
 
 
+Complete = Callable[[ParsedRequest, ResponseStore, str, RequestResources], Awaitable[ParsedRequest]]
+"""complete(parsed, responses, owner, resources): adds what is stored to a request. ``owner``: name of its API key.
+Reserves memory for what it reads."""
 Parsed = TypeVar("Parsed")
 Parse = Callable[[bytes | bytearray, Mapping[str, SplitUrl], ServedModel, float], Parsed]
 """parse(body, split_urls, model, arrival_s). ``split_urls``: the images that were cut out of the body, by their marks.
@@ -38,7 +47,7 @@ Raises MmserveError naming the field, and UrlsLeft if an image is in the place o
 class Protocol(Generic[Parsed]):
     """One route that reads a prompt. Those that generate an answer parse to a ParsedRequest.
 
-    ``body_type``: the struct of the body, for the OpenAPI document.
+    ``body_type``: the struct of the body, for the OpenAPI document. ``complete`` is called after ``parse``.
     """
 
     path: str
@@ -46,6 +55,7 @@ class Protocol(Generic[Parsed]):
     description: str
     parse: Parse[Parsed]
     body_type: Any
+    complete: Complete | None = None
 
 
 async def parse_request(

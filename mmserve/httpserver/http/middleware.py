@@ -82,6 +82,7 @@ class RequestMiddleware:
         try:
             try:
                 access.key = self._check(scope, headers)
+                scope["state"]["key"] = access.key or ""
             except MmserveError as error:
                 return await self._error_response(scope, error)(scope, receive, send_response)
             await self._app(scope, receive, send_response)

@@ -53,6 +53,8 @@ SHOWN_BY = {
     "unread_timeout": f"{CONNECTIONS}::test_limits_follow_their_options",
     "enable_admin": f"{OPERATIONS}::test_an_operator_changes_the_share_of_allocations_without_a_restart",
     "max_body_mb": f"{OPERATIONS}::test_a_body_over_the_cap_is_413_before_more_of_it_is_read",
+    "responses_store_mb": "integration/httpserver/test_stored_responses.py::test_a_server_without_a_store_says_so",
+    "responses_ttl": "integration/httpserver/test_stored_responses.py::test_a_response_that_nobody_uses_is_deleted",
     "max_queued_requests": f"{OPERATIONS}::test_requests_beyond_the_limit_get_429_with_retry_after",
     "body_budget_mb": f"{BUDGETS}::test_a_body_that_waits_too_long_gets_503_with_retry_after",
     "stuck_timeout": "integration/supervisor/test_stuck.py::test_a_suspended_process_is_killed_and_started_again",

@@ -24,6 +24,8 @@ from mmserve.httpserver.api.response import PART_NBYTES, SSE_DONE, send_events, 
 from mmserve.httpserver.output.deltas import AnswerDelta
 from mmserve.httpserver.output.parsing.pieces import characters
 from mmserve.httpserver.request.task import RequestTask
+from mmserve.httpserver.response_store.database import StoredItem
+from mmserve.httpserver.response_store.store import ResponseStore
 from mmserve.messages.reply import FinishReason
 from mmserve.runtime.errors import MmserveError
 
@@ -31,18 +33,46 @@ _KEPT_COPIES = 3
 """Of an answer's text: its pieces, the items, and their JSON."""
 
 
+class StoredResponse:
+    """The stored form of one response, whose input is stored already. ``end`` must be called."""
+
+    def __init__(self, responses: ResponseStore, id: str) -> None:
+        self._responses = responses
+        self._id = id
+        self._finished = False
+
+    async def finish(self, response: ResponseObject) -> bool:
+        """False if the response cannot be stored."""
+        items = [StoredItem(item.id, msgspec.json.encode(item)) for item in response.output]
+        self._finished = await self._responses.finish(self._id, msgspec.json.encode(response), items)
+        return self._finished
+
+    async def end(self) -> None:
+        """Drop the input of a response that is not finished."""
+        if not self._finished:
+            await self._responses.forget(self._id)
+
+
 @dataclass(frozen=True)
 class ResponsesAnswer:
-    """Sends the answer, streamed or at once. ``response``: as it is before there is any output."""
+    """Sends the answer, streamed or at once. ``response``: as it is before there is any output.
+
+    ``stored``: None if the response is not to be stored.
+    """
 
     response: ResponseObject
+    stored: StoredResponse | None = None
 
     async def __call__(self, task: RequestTask, send: Send) -> None:
         """Raises MmserveError only if nothing has been sent."""
-        if task.call.stream:
-            await send_events(send, self._events(task))
-        else:
-            await send_json(send, msgspec.json.encode(await self._whole(task)))
+        try:
+            if task.call.stream:
+                await send_events(send, self._events(task))
+            else:
+                await send_json(send, msgspec.json.encode(await self._whole(task)))
+        finally:
+            if self.stored is not None:
+                await self.stored.end()
 
     async def _whole(self, task: RequestTask) -> ResponseObject:
         fold = _Fold(self.response, task)
@@ -51,6 +81,7 @@ class ResponsesAnswer:
                 pass
         for _ in fold.end():
             pass
+        await self._store(fold.response)
         return fold.response
 
     async def _events(self, task: RequestTask) -> AsyncGenerator[bytes, None]:
@@ -63,15 +94,20 @@ class ResponsesAnswer:
                 started = True
                 for event in fold.add(delta):
                     yield numbered.sse(event)
-            last = fold.end()
+            last = [*fold.end()]
+            await self._store(fold.response)
         except MmserveError as error:
             if not started:
                 raise
-            last = fold.fail(error)
+            last = [*fold.fail(error)]
         for event in last:
             for part in _parts(numbered.sse(event)):
                 yield part
         yield SSE_DONE
+
+    async def _store(self, response: ResponseObject) -> None:
+        """The client is told whether it was stored."""
+        response.store = self.stored is not None and await self.stored.finish(response)
 
 
 class _Fold:

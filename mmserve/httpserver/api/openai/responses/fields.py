@@ -15,7 +15,7 @@ from mmserve.httpserver.api.openai.fields import (
     SamplingFields,
 )
 from mmserve.messages.logprobs import MAX_TOP
-from mmserve.runtime.errors import InvalidRequest, PreviousResponseNotFound, quoted
+from mmserve.runtime.errors import InvalidRequest, quoted
 
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
@@ -76,12 +76,6 @@ def check_request(request: ResponsesRequest) -> None:
     for value in request.include or ():
         if value not in _INCLUDED:
             raise InvalidRequest(f"{quoted(value)} cannot be included, only {', '.join(_INCLUDED)}", param="include")
-    if request.store:
-        raise InvalidRequest("responses are not stored", param="store")
-    if request.previous_response_id is not None:
-        raise PreviousResponseNotFound(
-            f"no response {quoted(request.previous_response_id)} is stored", param="previous_response_id"
-        )
     if request.background:
         raise InvalidRequest("responses in the background are not supported", param="background")
     metadata = request.metadata or {}

@@ -13,7 +13,7 @@ from typing import Any
 from mmserve.httpserver.api.openai.messages import MAX_NAME_CHARS, ConversationReader, text_field
 from mmserve.httpserver.conversation import MediaPart, Message, TextPart, ToolCall
 from mmserve.httpserver.media.split_media import SplitUrl, UrlsLeft
-from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, NotFound, quoted
+from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, quoted
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXT_FIELDS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
@@ -33,11 +33,23 @@ class _Turn:
         return Message("assistant", self.content, reasoning=self.reasoning, tool_calls=tuple(self.calls))
 
 
-class ItemsReader(ConversationReader):
-    """Reads one input. The parameters are those of ConversationReader."""
+def as_items(given: Any) -> Any:
+    """``input``, with a text as an item."""
+    return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
 
-    def __init__(self, max_images: int | None, split_urls: Mapping[str, SplitUrl], max_parts: int) -> None:
+
+class ItemsReader(ConversationReader):
+    """Reads one input. The further parameters are those of ConversationReader.
+
+    ``previous``: number of items at the beginning that are those of earlier responses; -1: they are not known yet, so
+    that an output may be of one of their calls.
+    """
+
+    def __init__(
+        self, max_images: int | None, split_urls: Mapping[str, SplitUrl], max_parts: int, previous: int = 0
+    ) -> None:
         super().__init__(max_images, split_urls, max_parts)
+        self._previous = previous
         self._messages: list[Message] = []
         self._turn: _Turn | None = None
         self._call_ids: set[str] = set()
@@ -51,13 +63,13 @@ class ItemsReader(ConversationReader):
 
     def read(self, items: Any) -> tuple[Message, ...]:
         """All messages of ``input`` in order; collects the images in ``media``. Raises InvalidRequest."""
-        if isinstance(items, str):
-            items = [{"role": "user", "content": items}]
+        items = as_items(items)
         if not isinstance(items, list) or not items:
             raise InvalidRequest("input must be a text, or a list with at least one item", param="input")
         self._count(len(items))
         for index, item in enumerate(items):
-            self._read_item(item, f"input[{index}]")
+            own = index - max(0, self._previous)
+            self._read_item(item, f"input[{own}]" if own >= 0 else "previous_response_id")
         self._end_turn()
         if self._split_urls:
             raise UrlsLeft(self._split_urls)
@@ -122,7 +134,7 @@ class ItemsReader(ConversationReader):
     def _read_output(self, item: dict[str, Any], at: str) -> None:
         self._end_turn()
         id = self._call_id(item, at)
-        if id not in self._call_ids:
+        if id not in self._call_ids and self._previous >= 0:
             raise InvalidRequest(f"no call before it has the id {quoted(id)}", param=f"{at}.call_id")
         content = self._content(item.get("output"), f"{at}.output")
         self._messages.append(Message("tool", content, tool_call_id=id))
@@ -134,7 +146,7 @@ class ItemsReader(ConversationReader):
         return id
 
     def _read_reference(self, item: dict[str, Any], at: str) -> None:
-        raise NotFound(f"no item {quoted(item.get('id'))} is stored", param=f"{at}.id")
+        raise InvalidRequest("references to items are not supported: send the item itself", param=f"{at}.type")
 
     def _part(self, part: Any, at: str) -> TextPart | MediaPart:
         if not isinstance(part, dict):

@@ -18,6 +18,7 @@ from mmserve.httpserver.api.openai.responses.fields import (
     check_request,
     requested_logprobs,
 )
+from mmserve.httpserver.api.openai.responses.history import ParsedResponses, complete
 from mmserve.httpserver.api.openai.responses.items import ItemsReader
 from mmserve.httpserver.api.openai.responses.objects import ReasoningEcho, ResponseObject, TextEcho
 from mmserve.httpserver.api.openai.responses.text_format import format_grammar
@@ -44,7 +45,8 @@ def parse(
     check_request(request)
     fields, tools = read_tools(request.tools)
     grammar, grammar_param = format_grammar(request.text.format if request.text else None)
-    reader = ItemsReader(model.max_images, split_urls, model.max_model_len)
+    previous = 0 if request.previous_response_id is None else -1
+    reader = ItemsReader(model.max_images, split_urls, model.max_model_len, previous)
     sampling = sampling_params(
         request, model, max_tokens=request.max_output_tokens or 0, logprobs=requested_logprobs(request)
     )
@@ -61,9 +63,8 @@ def parse(
         cache_salt=request.cache_salt or "",
     )
     response = _response(request, call, fields)
-    return ParsedRequest(
-        replace(call, echo_nbytes=_ECHO_OBJECTS * len(msgspec.json.encode(response))), ResponsesAnswer(response)
-    )
+    call = replace(call, echo_nbytes=_ECHO_OBJECTS * len(msgspec.json.encode(response)))
+    return ParsedResponses(call, ResponsesAnswer(response), request=request, split_urls=split_urls, model=model)
 
 
 def _conversation(
@@ -102,6 +103,7 @@ def _response(request: ResponsesRequest, call: GenerateCall, tools: list[Functio
         max_output_tokens=request.max_output_tokens,
         max_tool_calls=request.max_tool_calls,
         parallel_tool_calls=request.parallel_tool_calls is not False,
+        previous_response_id=request.previous_response_id,
         prompt_cache_key=request.prompt_cache_key,
         reasoning=ReasoningEcho(reasoning.effort, reasoning.summary),
         safety_identifier=request.safety_identifier,
@@ -136,6 +138,14 @@ RESPONSES = Protocol(
     path="/v1/responses",
     name="responses",
     description="Answer input items by output items; streamed as numbered server-sent events on request.",
+    parse=parse,
+    body_type=ResponsesRequest,
+    complete=complete,
+)
+INPUT_TOKENS = Protocol(
+    path="/v1/responses/input_tokens",
+    name="input_tokens",
+    description="The number of tokens of the prompt that ``/v1/responses`` would make of the same body.",
     parse=parse,
     body_type=ResponsesRequest,
 )

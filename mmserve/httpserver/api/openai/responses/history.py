@@ -1,0 +1,122 @@
+"""What a Responses request continues, and what is stored of it: its input at once, its output at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from mmserve.httpserver.api.call_ids import call_id
+from mmserve.httpserver.api.json_limits import max_json_nbytes
+from mmserve.httpserver.api.openai.responses.answer import ResponsesAnswer, StoredResponse
+from mmserve.httpserver.api.openai.responses.fields import ResponsesRequest
+from mmserve.httpserver.api.openai.responses.items import ItemsReader, as_items
+from mmserve.httpserver.api.protocol import ParsedRequest
+from mmserve.httpserver.call import GenerateCall, kept_nbytes
+from mmserve.httpserver.conversation import Conversation
+from mmserve.httpserver.media.split_media import SplitUrl, put_back
+from mmserve.httpserver.request.resources import RequestResources
+from mmserve.httpserver.response_store.database import StoredItem
+from mmserve.httpserver.response_store.store import ResponseStore
+from mmserve.httpserver.served_model import ServedModel
+from mmserve.runtime.errors import ContextLengthExceeded, PreviousResponseNotFound, quoted
+
+_READ_COPIES = 3
+"""Memory of stored items while they are read, as a multiple of their JSON: it, the decoded items, the texts."""
+_FIELD = "previous_response_id"
+
+
+@dataclass(frozen=True)
+class ParsedResponses(ParsedRequest):
+    """``request``: with marks in the place of ``split_urls``."""
+
+    request: ResponsesRequest = field(kw_only=True)
+    split_urls: Mapping[str, SplitUrl] = field(kw_only=True)
+    model: ServedModel = field(kw_only=True)
+
+
+async def complete(
+    parsed: ParsedRequest, responses: ResponseStore, owner: str, resources: RequestResources
+) -> ParsedRequest:
+    """See ``protocol.Complete``. Raises PreviousResponseNotFound, ContextLengthExceeded and Unavailable."""
+    parsed = await with_history(parsed, responses, owner, resources)
+    assert isinstance(parsed.send_answer, ResponsesAnswer)
+    request, response = parsed.request, parsed.send_answer.response
+    stored = None
+    if request.store is not False:
+        input_items = _InputItems(parsed)
+        if await responses.begin(
+            owner, response.id, request.previous_response_id, input_items.stored, input_items.text_nbytes
+        ):
+            stored = StoredResponse(responses, response.id)
+    answer = ResponsesAnswer(msgspec.structs.replace(response, store=stored is not None), stored)
+    return ParsedRequest(parsed.call, answer, drop=None if stored is None else stored.end)
+
+
+async def with_history(
+    parsed: ParsedRequest, responses: ResponseStore, owner: str, resources: RequestResources
+) -> ParsedResponses:
+    """With the messages and images of the responses before it, if there are any. Raises what ``complete`` raises."""
+    assert isinstance(parsed, ParsedResponses)
+    model, previous = parsed.model, parsed.request.previous_response_id
+    if previous is None:
+        return parsed
+    size = await responses.chain_size(owner, previous, model.max_model_len)
+    if size is None:
+        raise PreviousResponseNotFound(f"no response {quoted(previous)} is stored", param=_FIELD)
+    if size.text_nbytes > max_json_nbytes(model.max_model_len):
+        raise ContextLengthExceeded(
+            f"the responses before this one do not fit the context of {model.max_model_len} tokens", param=_FIELD
+        )
+    resources.hold(kept_nbytes(parsed.call) + _READ_COPIES * size.nbytes)
+    items = await responses.chain_items(owner, previous, model.max_model_len)
+    return replace(parsed, call=await asyncio.to_thread(_joined, parsed, items))
+
+
+def _joined(parsed: ParsedResponses, items: Sequence[bytes]) -> GenerateCall:
+    model, call, own = parsed.model, parsed.call, as_items(parsed.request.input)
+    (prompt,) = call.prompts
+    assert isinstance(prompt, Conversation)
+    reader = ItemsReader(model.max_images, parsed.split_urls, model.max_model_len, len(items))
+    messages = reader.read([*map(msgspec.json.decode, items), *own])
+    instructions = prompt.messages[:1] if parsed.request.instructions else ()
+    return replace(call, prompts=(replace(prompt, messages=(*instructions, *messages)),), media=tuple(reader.media))
+
+
+class _InputItems:
+    """The input of a request as it is stored: with an id for each item, and texts as parts."""
+
+    def __init__(self, parsed: ParsedResponses) -> None:
+        items = as_items(parsed.request.input)
+        self._urls = parsed.split_urls
+        ids = [_id_of(item, parsed.call.request_id, number) for number, item in enumerate(items)]
+        self._items = [
+            StoredItem(id, msgspec.json.encode(_stored_form(item, id))) for item, id in zip(items, ids, strict=True)
+        ]
+        self.text_nbytes = sum(len(item.json) for item in self._items)
+
+    def stored(self) -> list[StoredItem]:
+        """With the images. Copies them, so it runs in a thread."""
+        if not self._urls:
+            return self._items
+        return [StoredItem(item.id, put_back(item.json, self._urls)) for item in self._items]
+
+
+def _id_of(item: dict[str, Any], request_id: str, number: int) -> str:
+    given = item.get("id")
+    return given if isinstance(given, str) and given else call_id("item", request_id, 0, number)
+
+
+def _stored_form(item: dict[str, Any], id: str) -> dict[str, Any]:
+    """The item with its type and id. Clients read the content of a message as a list."""
+    form = {"type": "message"} | {key: value for key, value in item.items() if value is not None} | {"id": id}
+    if form["type"] == "message" and isinstance(content := item["content"], str):
+        part = "output_text" if item["role"] == "assistant" else "input_text"
+        extra: dict[str, Any] = {"annotations": []} if part == "output_text" else {}
+        form["content"] = [{"type": part, "text": content, **extra}]
+    if form["type"] == "message":
+        form["status"] = form.get("status", "completed")
+    return form

@@ -1,0 +1,157 @@
+"""Routes of stored responses: read one, read its input items, delete it; and the length of a prompt."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from mmserve.httpserver.api.openai.responses.history import with_history
+from mmserve.httpserver.api.openai.responses.parse import INPUT_TOKENS
+from mmserve.httpserver.api.prompt_requests import admitted
+from mmserve.httpserver.api.protocol import body_schema
+from mmserve.httpserver.api.response import send_json
+from mmserve.httpserver.call import kept_nbytes
+from mmserve.httpserver.context import WorkerContext
+from mmserve.httpserver.http.disconnect import until_disconnect
+from mmserve.httpserver.media.local import decode_small_images
+from mmserve.runtime.errors import InvalidRequest, ResponseNotFound, quoted
+
+_MAX_ITEMS = 100
+_DEFAULT_ITEMS = 20
+_READ_COPIES = 3
+"""Memory of a stored response while it is read and sent, as a multiple of its size."""
+
+
+class Deleted(msgspec.Struct):
+    id: str
+    object: str = "response"
+    deleted: bool = True
+
+
+class ItemList(msgspec.Struct):
+    data: list[msgspec.Raw]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: str = "list"
+
+
+class InputTokens(msgspec.Struct):
+    input_tokens: int
+    object: str = "response.input_tokens"
+
+
+class _ItemId(msgspec.Struct):
+    id: str
+
+
+class _StoredAnswer(Response):
+    """Sends JSON, and then releases the memory that was reserved for it."""
+
+    def __init__(self, body: bytes, held: ExitStack) -> None:
+        super().__init__()
+        self._json = body
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            await send_json(send, self._json)
+
+
+def stored_routes(context: WorkerContext) -> APIRouter:
+    """A response is found only by the API key that made it, at every HTTP worker."""
+    router = APIRouter(tags=["responses"])
+    responses = context.responses
+
+    async def reserved(request: Request, id: str, held: ExitStack) -> str:
+        """The owner of the response, once there is memory for it."""
+        resources = context.admit_request()
+        held.callback(resources.release)
+        owner: str = request.scope["state"]["key"]
+        nbytes = await responses.size(owner, id)
+        if nbytes is None:
+            raise _not_found(id)
+        await resources.reserve_body(_READ_COPIES * nbytes, until_disconnect(request))
+        return owner
+
+    @router.get("/v1/responses/{id}", response_class=Response)
+    async def retrieve(request: Request, id: str) -> Response:
+        """A stored response."""
+        if request.query_params.get("stream", "false") not in ("false", "0"):
+            raise InvalidRequest("the events of a stored response cannot be read again", param="stream")
+        with ExitStack() as held:
+            body = await responses.body(await reserved(request, id, held), id)
+            if body is None:
+                raise _not_found(id)
+            return _StoredAnswer(body, held.pop_all())
+
+    @router.delete("/v1/responses/{id}", response_class=Response)
+    async def delete(request: Request, id: str) -> Response:
+        """Delete a response. Those that continue it can then not be continued."""
+        if not await responses.delete(request.scope["state"]["key"], id):
+            raise _not_found(id)
+        return Response(msgspec.json.encode(Deleted(id)), media_type="application/json")
+
+    @router.get("/v1/responses/{id}/input_items", response_class=Response)
+    async def input_items(request: Request, id: str) -> Response:
+        """The items of the request itself, newest first unless ``order`` is asc."""
+        limit, order = _limit(request), request.query_params.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise InvalidRequest("order must be asc or desc", param="order")
+        with ExitStack() as held:
+            items = await responses.input_items(await reserved(request, id, held), id)
+            page = _page(items if order == "asc" else items[::-1], request.query_params.get("after"), limit)
+            return _StoredAnswer(msgspec.json.encode(page), held.pop_all())
+
+    @router.post("/v1/responses/{id}/cancel", response_class=Response)
+    async def cancel(request: Request, id: str) -> Response:
+        """Only responses in the background can be cancelled, and there are none."""
+        if await responses.size(request.scope["state"]["key"], id) is None:
+            raise _not_found(id)
+        raise InvalidRequest("only a response in the background can be cancelled", param="response_id")
+
+    async def input_tokens(request: Request) -> Response:
+        async with admitted(context, INPUT_TOKENS, request) as (parsed, resources):
+            parsed = await with_history(parsed, responses, request.scope["state"]["key"], resources)
+            call = decode_small_images(parsed.call)
+            del parsed  # its call refers to the body
+            resources.hold(kept_nbytes(call))
+            count = InputTokens(sum(map(len, await context.path.token_ids(call, resources))))
+        return Response(msgspec.json.encode(count), media_type="application/json")
+
+    router.add_api_route(
+        INPUT_TOKENS.path,
+        input_tokens,
+        methods=["POST"],
+        name=INPUT_TOKENS.name,
+        description=INPUT_TOKENS.description,
+        response_class=Response,
+        openapi_extra={"requestBody": body_schema(INPUT_TOKENS.body_type)},
+    )
+    return router
+
+
+def _limit(request: Request) -> int:
+    given = request.query_params.get("limit", str(_DEFAULT_ITEMS))
+    if not given.isdecimal() or not 1 <= int(given[:9]) <= _MAX_ITEMS:
+        raise InvalidRequest(f"limit must be from 1 to {_MAX_ITEMS}", param="limit")
+    return int(given)
+
+
+def _page(items: list[bytes], after: str | None, limit: int) -> ItemList:
+    ids = [msgspec.json.decode(item, type=_ItemId).id for item in items]
+    if after is not None and after not in ids:
+        raise InvalidRequest(f"there is no item {quoted(after)}", param="after")
+    first = 0 if after is None else ids.index(after) + 1
+    shown = ids[first : first + limit]
+    data = [msgspec.Raw(item) for item in items[first : first + limit]]
+    return ItemList(data, shown[0] if shown else None, shown[-1] if shown else None, first + limit < len(ids))
+
+
+def _not_found(id: str) -> ResponseNotFound:
+    return ResponseNotFound(f"no response {quoted(id)} is stored", param="response_id")
