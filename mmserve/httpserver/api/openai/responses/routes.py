@@ -1,4 +1,4 @@
-"""Routes of stored responses: read one, read its input items, delete it; and the length of a prompt."""
+"""Routes below ``/v1/responses/``: read a stored response or its input items, delete it; the length of a prompt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mmserve.httpserver.call import kept_nbytes
 from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.http.disconnect import until_disconnect
 from mmserve.httpserver.media.local import decode_small_images
-from mmserve.runtime.errors import InvalidRequest, ResponseNotFound, quoted
+from mmserve.runtime.errors import InvalidRequest, NotFound, ResponseNotFound, quoted
 
 _MAX_ITEMS = 100
 _DEFAULT_ITEMS = 20
@@ -114,6 +114,11 @@ def stored_routes(context: WorkerContext) -> APIRouter:
         if await responses.size(request.scope["state"]["key"], id) is None:
             raise _not_found(id)
         raise InvalidRequest("only a response in the background can be cancelled", param="response_id")
+
+    @router.post("/v1/responses/compact", response_class=Response, include_in_schema=False)
+    async def compact(request: Request) -> Response:
+        """An optional part of the protocol. Without this it would be taken for the id of a response."""
+        raise NotFound("conversations are not compacted here")
 
     async def input_tokens(request: Request) -> Response:
         async with admitted(context, INPUT_TOKENS, request) as (parsed, resources):
