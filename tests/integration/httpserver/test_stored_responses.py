@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.fakes.http_upstream import say
+from tests.fakes.http_upstream import say, say_then_hold
 from tests.fakes.http_worker import Worker, http_worker, run
 
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64," + "A" * 20_000}
@@ -201,6 +201,22 @@ def test_a_database_that_fails_fails_no_answer(tmp_path: Path) -> None:
             with pytest.raises(openai.InternalServerError) as unavailable:
                 await client.responses.retrieve(made.id)
             assert unavailable.value.status_code == 503
+
+    run(test)
+
+
+def test_nothing_is_kept_of_a_response_whose_client_leaves(tmp_path: Path) -> None:
+    async def test() -> None:
+        path = tmp_path / "responses.db"
+        async with worker_with(path) as worker, worker.client() as client:
+            worker.upstream.behave = say_then_hold("one")
+            async with await client.responses.create(model="stub", input="A", stream=True) as stream:
+                await anext(aiter(stream))
+                connection = sqlite3.connect(path)
+                assert connection.execute("SELECT COUNT(*) FROM responses").fetchone() == (1,)
+            await worker.idle()
+            await worker.until(lambda: connection.execute("SELECT COUNT(*) FROM responses").fetchone() == (0,))
+            connection.close()
 
     run(test)
 
