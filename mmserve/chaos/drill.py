@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import takewhile
 
 import httpx2
 
@@ -16,7 +15,7 @@ from mmserve.chaos.leftovers import left_over
 from mmserve.chaos.processes import INJECTED, Fault, ServerProcesses
 from mmserve.chaos.questions import Question
 from mmserve.chaos.resumption import EngineWatch
-from mmserve.chaos.schedule import FAULTS, faults
+from mmserve.chaos.schedule import FAULTS, Pace, faults
 from mmserve.runtime.errors import StartupError
 
 RECOVERY_TIMEOUT_S = 120.0
@@ -104,6 +103,7 @@ class _Drill:
         self._api_key = api_key
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._result = Result()
+        self._pace = Pace()
 
     async def run(self, questions: Sequence[Question]) -> Result:
         model = await self._model()
@@ -156,8 +156,12 @@ class _Drill:
         try:
             await asyncio.sleep(_SETTLE_S)
             planned = faults(self._titles, seed=self._plan.seed, names=self._fault_names())
-            for fault in takewhile(lambda fault: time.monotonic() + fault.stopped_s < deadline_s, planned):
+            for fault in planned:
+                await asyncio.sleep(self._pace.wait_s(fault, time.monotonic()))
+                if time.monotonic() + fault.stopped_s >= deadline_s:
+                    break
                 await self._inflict(fault, clients)
+                self._pace.inflicted(fault, time.monotonic())
                 if not self._processes.alive:
                     raise StartupError(f"the server ended after {fault.title}: {fault.name}")
                 await asyncio.sleep(_SETTLE_S)

@@ -7,17 +7,14 @@ a slow client costs little more than the text it has not read. The context lengt
 from __future__ import annotations
 
 import asyncio
-import sys
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
+from mmserve.httpserver.output.answer_delta import EVENT_WORK, AnswerDelta, Unread, nbytes_of, parts_of
 from mmserve.httpserver.output.echoed_prompt import EchoedPrompt
-from mmserve.httpserver.output.logprobs import TokenLogprobs
-from mmserve.httpserver.output.parsing.pieces import Piece, Text, characters, join
-from mmserve.httpserver.output.render_turns import LIMIT, RenderTurns
-from mmserve.messages.logprobs import PAIR_NBYTES
+from mmserve.httpserver.output.render_turns import RenderTurns
 from mmserve.messages.reply import FinishReason
 from mmserve.runtime.errors import MmserveError
 from mmserve.runtime.failures import without_references
@@ -33,127 +30,8 @@ class Usage:
     """Of ``completion_tokens``."""
 
 
-@dataclass(frozen=True)
-class AnswerDelta:
-    """What is new in choice ``index``. ``finish`` is set on the last delta of a choice."""
-
-    index: int
-    pieces: tuple[Piece, ...]
-    num_tokens: int
-    finish: FinishReason | None = None
-    cached_tokens: int = 0
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    """For tokens whose text starts in this delta, if the call asked for them."""
-    stop_reason: int | str | None = None
-    """With finish "stop": the client's stop token or stop string that ended the choice. None: the model's own token."""
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
-    """For the next tokens of the prompt, if the call asked for them. None: the first token, and tokens of images."""
-    embedding: bytes = b""
-    """float32 [hidden], not normalised, on the last delta of a call with ``pooling``."""
-    num_reasoning_tokens: int = 0
-    """Of ``num_tokens``."""
-    token_ids: tuple[int, ...] = ()
-    """The ``num_tokens`` tokens, if the call asked for them."""
-
-    @property
-    def text(self) -> str:
-        """The text of this delta that the user reads."""
-        return "".join(piece.text for piece in self.pieces if isinstance(piece, Text))
-
-
-_EVENT_WORK = 12
-"""Work of sending one delta with a few characters, in the unit of RenderTurns."""
-_CHARS_PER_WORK = 250
-_EMBEDDING_NBYTES_PER_WORK = 32
-_MERGED_WORK = LIMIT // 4
-"""Merged deltas are at most this much work, if each alone is."""
-
-
-_DELTA_NBYTES, _PIECE_NBYTES, _LOGPROBS_NBYTES = 600, 60, 160
-"""Memory of a delta, of a piece and of one token's log-probabilities, besides their text and data."""
-
-
-def _nbytes(delta: AnswerDelta) -> int:
-    """Memory that an unread delta takes."""
-    tokens = [token for token in (*delta.logprobs, *delta.prompt_logprobs) if token is not None]
-    logprobs = sum(len(token.packed) + _LOGPROBS_NBYTES for token in tokens) + 8 * len(delta.prompt_logprobs)
-    return (
-        len(delta.embedding)
-        + _DELTA_NBYTES
-        + TOKEN_ID_NBYTES * len(delta.token_ids)
-        + sum(_PIECE_NBYTES + sys.getsizeof(characters(piece)) for piece in delta.pieces)
-        + logprobs
-    )
-
-
-TOKEN_ID_NBYTES = 40
-"""Memory of a token id in a tuple, and of its JSON."""
 _PROMPT_ID_NBYTES = 60
 """Memory of a token id in an array, in a list, and of its JSON."""
-
-
-class _Merged:
-    """Deltas of one choice that nobody has read. ``nbytes``: memory that they take."""
-
-    def __init__(self, delta: AnswerDelta) -> None:
-        self.index = delta.index
-        self.nbytes = _nbytes(delta)
-        self.work = _EVENT_WORK + _work(delta)
-        self._deltas = [delta]
-
-    def add(self, delta: AnswerDelta) -> bool:
-        """False if the delta is to be read separately."""
-        work = _work(delta)
-        if self.work + work > _MERGED_WORK:
-            return False
-        self.work += work
-        self.nbytes += _nbytes(delta)
-        self._deltas.append(delta)
-        if len(self._deltas) > _MERGED_DELTAS:
-            self._deltas = [self.delta()]
-        return True
-
-    def delta(self) -> AnswerDelta:
-        if len(self._deltas) == 1:
-            return self._deltas[0]
-        return AnswerDelta(
-            self.index,
-            tuple(join(piece for delta in self._deltas for piece in delta.pieces)),
-            sum(delta.num_tokens for delta in self._deltas),
-            self._deltas[-1].finish,
-            max(delta.cached_tokens for delta in self._deltas),
-            tuple(token for delta in self._deltas for token in delta.logprobs),
-            self._deltas[-1].stop_reason,
-            tuple(token for delta in self._deltas for token in delta.prompt_logprobs),
-            self._deltas[-1].embedding,
-            sum(delta.num_reasoning_tokens for delta in self._deltas),
-            tuple(token_id for delta in self._deltas for token_id in delta.token_ids),
-        )
-
-
-_MERGED_DELTAS = 64
-"""Deltas kept until they are joined. Joining each at once would copy a long text again and again."""
-
-
-def _work(delta: AnswerDelta) -> int:
-    tokens = (token for token in (*delta.logprobs, *delta.prompt_logprobs) if token is not None)
-    logprobs = sum(len(token.packed) for token in tokens) // PAIR_NBYTES
-    embedding = len(delta.embedding) // _EMBEDDING_NBYTES_PER_WORK
-    return logprobs + embedding + sum(len(characters(piece)) for piece in delta.pieces) // _CHARS_PER_WORK
-
-
-def _parts(delta: AnswerDelta) -> Iterator[AnswerDelta]:
-    """The delta, with the log-probabilities of a long piece of the prompt in several deltas before it."""
-    rows = delta.prompt_logprobs
-    widest = max((len(row.packed) for row in rows if row is not None), default=0) // PAIR_NBYTES
-    num_rows = max(1, _MERGED_WORK // (widest or 1))
-    if len(rows) <= num_rows:
-        yield delta
-        return
-    last = (len(rows) - 1) // num_rows * num_rows
-    for start in range(0, last, num_rows):
-        yield AnswerDelta(delta.index, (), 0, prompt_logprobs=rows[start : start + num_rows])
-    yield replace(delta, prompt_logprobs=rows[last:])
 
 
 class DeltaStream:
@@ -173,8 +51,8 @@ class DeltaStream:
         self._reserve = reserve
         self._held_nbytes = 0
         """Memory of unread deltas, and of what the reader keeps."""
-        self._queue: deque[_Merged | MmserveError] = deque()
-        self._last: dict[int, _Merged] = {}
+        self._queue: deque[Unread | MmserveError] = deque()
+        self._last: dict[int, Unread] = {}
         """The youngest queued deltas of each choice that has any."""
         self._reader: asyncio.Future[None] | None = None
         """Set while the reader waits for the next delta."""
@@ -222,19 +100,19 @@ class DeltaStream:
 
         Raises what ``reserve`` raises.
         """
-        for part in _parts(delta):
+        for part in parts_of(delta):
             self._push(part)
 
     def _push(self, delta: AnswerDelta) -> None:
         if self.failure is not None or self._closed:
             return
-        self.hold(_nbytes(delta))
+        self.hold(nbytes_of(delta))
         if delta.finish is not None:
             self._num_unfinished -= 1
             self.finish_reasons.append(delta.finish)
         last = self._last.get(delta.index)
         if last is None or not last.add(delta):
-            self._last[delta.index] = merged = _Merged(delta)
+            self._last[delta.index] = merged = Unread(delta)
             self._put(merged)
 
     def hold(self, nbytes: int) -> None:
@@ -294,13 +172,13 @@ class DeltaStream:
         self._num_unread -= delta.finish is not None
         return delta
 
-    def _put(self, entry: _Merged | MmserveError) -> None:
+    def _put(self, entry: Unread | MmserveError) -> None:
         self._queue.append(entry)
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
     def _next_work(self) -> int:
-        return _EVENT_WORK if isinstance(first := self._queue[0], MmserveError) else first.work
+        return EVENT_WORK if isinstance(first := self._queue[0], MmserveError) else first.work
 
     async def _arrival(self) -> None:
         self._reader = asyncio.get_running_loop().create_future()

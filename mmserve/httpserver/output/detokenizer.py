@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mmserve.httpserver.call import TokenView
+from mmserve.httpserver.output.answer_delta import AnswerDelta
 from mmserve.httpserver.output.answer_format import Reading
-from mmserve.httpserver.output.deltas import AnswerDelta
 from mmserve.httpserver.output.logprobs import LogprobsBuffer, PromptLogprobs
 from mmserve.httpserver.output.parsing.pieces import CallEnd, Piece, Text, join
 from mmserve.httpserver.output.stop_strings import StopStrings

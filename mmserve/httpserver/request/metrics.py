@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from mmserve.httpserver.call import GenerateCall
-from mmserve.httpserver.output.deltas import AnswerDelta
+from mmserve.httpserver.output.answer_delta import AnswerDelta
 from mmserve.metrics.client import MetricsClient
 
 

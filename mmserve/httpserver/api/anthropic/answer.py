@@ -18,7 +18,8 @@ from mmserve.httpserver.api.anthropic.errors import error_body
 from mmserve.httpserver.api.call_ids import call_id
 from mmserve.httpserver.api.response import send_events, send_json
 from mmserve.httpserver.call import GenerateCall
-from mmserve.httpserver.output.deltas import AnswerDelta, Usage
+from mmserve.httpserver.output.answer_delta import AnswerDelta
+from mmserve.httpserver.output.deltas import Usage
 from mmserve.httpserver.output.parsing.pieces import characters
 from mmserve.httpserver.request.task import RequestTask
 from mmserve.runtime.errors import MmserveError

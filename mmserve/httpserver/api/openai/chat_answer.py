@@ -33,7 +33,7 @@ from mmserve.httpserver.api.openai.prompt_logprobs import encoded_prompt_logprob
 from mmserve.httpserver.api.openai.usage import WireUsage, wire_usage
 from mmserve.httpserver.api.response import SSE_DONE, send_events, send_json, sse_event
 from mmserve.httpserver.call import GenerateCall
-from mmserve.httpserver.output.deltas import TOKEN_ID_NBYTES, AnswerDelta
+from mmserve.httpserver.output.answer_delta import TOKEN_ID_NBYTES, AnswerDelta
 from mmserve.httpserver.output.parsing.pieces import (
     CallArguments,
     CallEnd,

@@ -17,7 +17,7 @@ from mmserve.httpserver.api.openai.errors import error_body
 from mmserve.httpserver.api.openai.usage import WireUsage, wire_usage
 from mmserve.httpserver.api.response import SSE_DONE, send_events, send_json, sse_event
 from mmserve.httpserver.call import GenerateCall
-from mmserve.httpserver.output.deltas import AnswerDelta
+from mmserve.httpserver.output.answer_delta import AnswerDelta
 from mmserve.httpserver.output.echoed_prompt import EchoedPrompt, TextOffsets
 from mmserve.httpserver.output.logprobs import TokenLogprobs
 from mmserve.httpserver.request.task import RequestTask

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from mmserve.httpserver.api.openai.chat_answer import ChatAnswer
 from mmserve.httpserver.api.response import TaskResponse
 from mmserve.httpserver.call import GenerateCall
-from mmserve.httpserver.output.deltas import AnswerDelta, DeltaStream, Usage
+from mmserve.httpserver.output.answer_delta import AnswerDelta
+from mmserve.httpserver.output.deltas import DeltaStream, Usage
 from mmserve.httpserver.output.logprobs import TokenLogprobs
 from mmserve.httpserver.output.parsing.pieces import Text
 from mmserve.httpserver.output.render_turns import RenderTurns

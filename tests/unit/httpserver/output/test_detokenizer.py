@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mmserve.httpserver.call import TokenView
-from mmserve.httpserver.output.deltas import AnswerDelta
+from mmserve.httpserver.output.answer_delta import AnswerDelta
 from mmserve.httpserver.output.detokenizer import Detokenizer, IncrementalDecoder
 from mmserve.httpserver.output.parsing.pieces import Text
 from mmserve.httpserver.output.vocabulary import Marker, Vocabulary

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.httpserver.api.openai.logprobs import logprobs_for
-from mmserve.httpserver.output.deltas import AnswerDelta
+from mmserve.httpserver.output.answer_delta import AnswerDelta
 from mmserve.httpserver.output.detokenizer import Detokenizer
 from mmserve.httpserver.output.vocabulary import Spelling, Vocabulary
 from mmserve.messages.logprobs import pack

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from mmserve.httpserver.call import GenerateCall, Prompt
+from mmserve.httpserver.output.answer_delta import AnswerDelta
 from mmserve.httpserver.output.answer_format import AnswerFormat
-from mmserve.httpserver.output.deltas import AnswerDelta, DeltaStream
+from mmserve.httpserver.output.deltas import DeltaStream
 from mmserve.httpserver.output.parsing.formats import Format
 from mmserve.httpserver.output.render_turns import RenderTurns
 from mmserve.httpserver.output.vocabulary import Vocabulary

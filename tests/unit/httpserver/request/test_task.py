@@ -11,7 +11,8 @@ import pytest
 
 from mmserve.httpserver.api.openai.chat_answer import ChatAnswer
 from mmserve.httpserver.call import GenerateCall, MediaRef
-from mmserve.httpserver.output.deltas import AnswerDelta, DeltaStream
+from mmserve.httpserver.output.answer_delta import AnswerDelta
+from mmserve.httpserver.output.deltas import DeltaStream
 from mmserve.httpserver.output.parsing.pieces import Text
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.httpserver.request.task import RequestTask, RequestTasks

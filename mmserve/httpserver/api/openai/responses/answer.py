@@ -21,7 +21,7 @@ from mmserve.httpserver.api.openai.responses.objects import (
 )
 from mmserve.httpserver.api.openai.responses.writer import Event, OutputWriter
 from mmserve.httpserver.api.response import PART_NBYTES, SSE_DONE, send_events, send_json
-from mmserve.httpserver.output.deltas import AnswerDelta
+from mmserve.httpserver.output.answer_delta import AnswerDelta
 from mmserve.httpserver.output.parsing.pieces import characters
 from mmserve.httpserver.request.task import RequestTask
 from mmserve.httpserver.response_store.database import StoredItem
