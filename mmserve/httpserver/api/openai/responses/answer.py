@@ -29,8 +29,8 @@ from mmserve.httpserver.response_store.store import ResponseStore
 from mmserve.messages.reply import FinishReason
 from mmserve.runtime.errors import MmserveError
 
-_KEPT_COPIES = 3
-"""Of an answer's text: its pieces, the items, and their JSON."""
+_KEPT_COPIES = 5
+"""Of an answer's text: its pieces, the items, their JSON, and the response and its items as they are stored."""
 
 
 class StoredResponse:
