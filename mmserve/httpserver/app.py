@@ -25,8 +25,9 @@ from mmserve.httpserver.api.openai.completions import COMPLETIONS
 from mmserve.httpserver.api.openai.embeddings import EMBEDDINGS
 from mmserve.httpserver.api.openai.responses.parse import RESPONSES
 from mmserve.httpserver.api.openai.responses.routes import stored_routes
+from mmserve.httpserver.api.openapi import add_protocol_route
 from mmserve.httpserver.api.operations import operation_routes
-from mmserve.httpserver.api.protocol import ParsedRequest, Protocol, body_schema, parse_request
+from mmserve.httpserver.api.protocol import ParsedRequest, Protocol, parse_request
 from mmserve.httpserver.api.relevance import relevance_routes
 from mmserve.httpserver.api.response import TaskResponse
 from mmserve.httpserver.api.tokens import token_routes
@@ -58,7 +59,7 @@ def make_app(context: WorkerContext) -> ASGIApp:
     if context.deployment.config.enable_admin:
         app.include_router(admin_routes(context))
     for protocol in PROTOCOLS:
-        _add_protocol(app, context, protocol)
+        add_protocol_route(app, protocol, _generate_endpoint(context, protocol), "generate")
     app.add_exception_handler(MmserveError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
@@ -81,19 +82,6 @@ def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
         allow_methods=("GET", "POST", "DELETE"),
         allow_headers=("*",),
         expose_headers=("x-request-id", "request-id", "retry-after"),
-    )
-
-
-def _add_protocol(app: FastAPI, context: WorkerContext, protocol: Protocol[ParsedRequest]) -> None:
-    app.add_api_route(
-        protocol.path,
-        _generate_endpoint(context, protocol),
-        methods=["POST"],
-        name=protocol.name,
-        description=protocol.description,
-        tags=["generate"],
-        response_class=Response,
-        openapi_extra={"requestBody": body_schema(protocol.body_type)},
     )
 
 

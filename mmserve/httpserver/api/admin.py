@@ -10,6 +10,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mmserve.httpserver.api.openapi import answers, request_body
 from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.http.body import read_body
 from mmserve.runtime.errors import InvalidRequest
@@ -32,11 +33,16 @@ def admin_routes(context: WorkerContext) -> APIRouter:
     def settings_response() -> Response:
         return Response(msgspec.json.encode(AllocSettings(split.fraction)), media_type="application/json")
 
-    @router.get("/admin/alloc", response_class=Response)
+    @router.get("/admin/alloc", response_class=Response, responses=answers(AllocSettings))
     async def get_alloc() -> Response:
         return settings_response()
 
-    @router.post("/admin/alloc", response_class=Response)
+    @router.post(
+        "/admin/alloc",
+        response_class=Response,
+        responses=answers(AllocSettings),
+        openapi_extra={"requestBody": request_body(AllocSettings)},
+    )
     async def set_alloc(request: Request) -> Response:
         """Applies to every request that arrives after the response, at every worker."""
         settings = _parse(await read_body(request, _LARGEST_BODY_NBYTES))

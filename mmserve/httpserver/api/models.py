@@ -9,6 +9,7 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from mmserve.httpserver.api.openapi import answers
 from mmserve.httpserver.context import WorkerContext
 from mmserve.runtime.errors import ModelNotFound, quoted
 
@@ -59,11 +60,11 @@ def model_routes(context: WorkerContext) -> APIRouter:
         created_at=started,
     )
 
-    @router.get("/v1/models", response_class=Response)
+    @router.get("/v1/models", response_class=Response, responses=answers(ModelList))
     async def list_models() -> Response:
         return _json(ModelList([card], card.id, card.id))
 
-    @router.get("/v1/models/{model_id:path}", response_class=Response)
+    @router.get("/v1/models/{model_id:path}", response_class=Response, responses=answers(ModelCard))
     async def get_model(model_id: str) -> Response:
         # A model named by a path loses its leading slash in the URL.
         if not model_id or not {model_id, f"/{model_id}"} & model.aliases:

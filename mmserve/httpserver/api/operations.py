@@ -6,15 +6,22 @@ from __future__ import annotations
 import asyncio
 from email.parser import BytesParser
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
+from mmserve.httpserver.api.openapi import answers, errors
 from mmserve.httpserver.context import WorkerContext
 from mmserve.runtime.errors import Unavailable
 
 _SCRAPE_TIMEOUT_S = 10.0
+_PROMETHEUS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Prometheus text", "content": {"text/plain": {"schema": {"type": "string"}}}},
+    **errors(),
+}
 
 
 def operation_routes(context: WorkerContext) -> APIRouter:
@@ -24,25 +31,25 @@ def operation_routes(context: WorkerContext) -> APIRouter:
     async def ready() -> Response:
         """200 if a request could succeed now; otherwise 503 with the phase."""
         admission = context.admission
-        status = {"status": "ok" if admission.ready else "unavailable", "phase": admission.phase_name}
-        if admission.phase.detail:
-            status["detail"] = admission.phase.detail
+        status = Status(
+            "ok" if admission.ready else "unavailable", admission.phase_name, admission.phase.detail or UNSET
+        )
         return _json(status, 200 if admission.ready else 503)
 
     async def live() -> Response:
         """200 whenever this process responds."""
-        return _json({"status": "ok"})
+        return _json(Status("ok"))
 
     async def root() -> Response:
         """200: some clients ask for this before their first request."""
-        return _json({"name": "mmserve"})
+        return _json(Name("mmserve"))
 
     async def version() -> Response:
-        return _json({"version": context.deployment.version})
+        return _json(Version(context.deployment.version))
 
     async def load() -> Response:
         """Requests in flight in the worker that answers, one of ``http_workers``; ``/metrics`` has those of all."""
-        return _json({"server_load": context.admission.in_flight})
+        return _json(Load(context.admission.in_flight))
 
     async def server_info() -> Response:
         """What is served, and how; neither paths nor keys."""
@@ -52,19 +59,42 @@ def operation_routes(context: WorkerContext) -> APIRouter:
         """Prometheus text of all processes, from the metrics server."""
         return await _scrape(context)
 
-    for path, endpoint in (
-        ("/", root),
-        ("/health", ready),
-        ("/ready", ready),
-        ("/live", live),
-        ("/version", version),
-        ("/load", load),
-        ("/server_info", server_info),
-        ("/metrics", metrics),
+    for path, endpoint, type_ in (
+        ("/", root, Name),
+        ("/health", ready, Status),
+        ("/ready", ready, Status),
+        ("/live", live, Status),
+        ("/version", version, Version),
+        ("/load", load, Load),
+        ("/server_info", server_info, ServerInfo),
+        ("/metrics", metrics, None),
     ):
-        router.add_api_route(path, endpoint, methods=["GET"], response_class=Response)
+        described = _PROMETHEUS if type_ is None else answers(type_)
+        if type_ is Status:
+            described[503] = {**described[200], "description": "Not ready"}
+        router.add_api_route(path, endpoint, methods=["GET"], response_class=Response, responses=described)
         router.add_api_route(path, endpoint, methods=["HEAD"], response_class=Response, include_in_schema=False)
     return router
+
+
+class Name(msgspec.Struct):
+    name: str
+
+
+class Status(msgspec.Struct):
+    """``phase`` and ``detail``: of the server, where readiness was asked for."""
+
+    status: str
+    phase: str | UnsetType = UNSET
+    detail: str | UnsetType = UNSET
+
+
+class Version(msgspec.Struct):
+    version: str
+
+
+class Load(msgspec.Struct):
+    server_load: int
 
 
 class ServerInfo(msgspec.Struct):

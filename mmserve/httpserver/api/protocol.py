@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import msgspec
-
 from mmserve.httpserver.api.json_limits import QUICK_NBYTES, check_values, max_json_nbytes, too_much_text
 from mmserve.httpserver.api.response import SendAnswer
 from mmserve.httpserver.call import GenerateCall
@@ -47,7 +45,8 @@ Raises MmserveError naming the field, and UrlsLeft if an image is in the place o
 class Protocol(Generic[Parsed]):
     """One route that reads a prompt. Those that generate an answer parse to a ParsedRequest.
 
-    ``body_type``: the struct of the body, for the OpenAPI document. ``complete`` is called after ``parse``.
+    ``complete`` is called after ``parse``. For the OpenAPI document: ``body_type`` and ``answer_type`` are the structs
+    of the body and of the whole answer; ``streams``: the client may ask for events in its place.
     """
 
     path: str
@@ -55,6 +54,8 @@ class Protocol(Generic[Parsed]):
     description: str
     parse: Parse[Parsed]
     body_type: Any
+    answer_type: Any
+    streams: bool = False
     complete: Complete | None = None
 
 
@@ -101,20 +102,3 @@ def _parse_split(
         raise too_much_text(model.max_model_len)
     images = {mark: url for mark, url in urls.items() if mark not in left}
     return parse(put_back(rest, left), images, model, arrival_s)
-
-
-def body_schema(type_: Any) -> dict[str, Any]:
-    """OpenAPI's description of a body, from the struct that validates it, with references inlined."""
-    (_,), components = msgspec.json.schema_components([type_], ref_template="#/{name}")
-    schema = _inlined(components[type_.__name__], components)
-    return {"required": True, "content": {"application/json": {"schema": schema}}}
-
-
-def _inlined(node: Any, components: dict[str, Any]) -> Any:
-    if isinstance(node, list):
-        return [_inlined(item, components) for item in node]
-    if not isinstance(node, dict):
-        return node
-    if "$ref" in node:
-        return _inlined(components[node["$ref"].removeprefix("#/")], components)
-    return {key: _inlined(value, components) for key, value in node.items()}

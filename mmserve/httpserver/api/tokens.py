@@ -16,8 +16,9 @@ from mmserve.httpserver.api.openai.chat import conversation_of
 from mmserve.httpserver.api.openai.fields import MAX_MODEL_NAME_CHARS, ChatRequest, ReasoningEffort, decode
 from mmserve.httpserver.api.openai.messages import ConversationReader
 from mmserve.httpserver.api.openai.tools import ToolList
+from mmserve.httpserver.api.openapi import add_protocol_route
 from mmserve.httpserver.api.prompt_requests import admitted
-from mmserve.httpserver.api.protocol import Protocol, body_schema
+from mmserve.httpserver.api.protocol import Protocol
 from mmserve.httpserver.call import GenerateCall, MediaRef, kept_nbytes, new_request_id
 from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.conversation import PromptInput, WrittenPrompt
@@ -129,6 +130,7 @@ TOKENIZE = Protocol(
     description="The token ids of the prompt that completions would make of a text, or chat completions of messages.",
     parse=parse_tokenize,
     body_type=TokenizeRequest,
+    answer_type=Tokens,
 )
 DETOKENIZE = Protocol(
     path="/detokenize",
@@ -136,12 +138,13 @@ DETOKENIZE = Protocol(
     description="The text of token ids, special tokens included.",
     parse=parse_detokenize,
     body_type=DetokenizeRequest,
+    answer_type=DetokenizedText,
 )
 
 
 def token_routes(context: WorkerContext) -> APIRouter:
     """Both routes are admitted and counted as requests for an answer are."""
-    router = APIRouter(tags=["tokens"])
+    router = APIRouter()
     path, vocabulary = context.path, context.path.vocabulary
 
     async def tokenize(request: Request) -> Response:
@@ -169,14 +172,6 @@ def token_routes(context: WorkerContext) -> APIRouter:
             body = await path.prompt_threads.run(answer) if len(ids) > _LONG_TOKENS else answer()
         return Response(body, media_type="application/json")
 
-    for protocol, endpoint in ((TOKENIZE, tokenize), (DETOKENIZE, detokenize)):
-        router.add_api_route(
-            protocol.path,
-            endpoint,
-            methods=["POST"],
-            name=protocol.name,
-            description=protocol.description,
-            response_class=Response,
-            openapi_extra={"requestBody": body_schema(protocol.body_type)},
-        )
+    add_protocol_route(router, TOKENIZE, tokenize, "tokens")
+    add_protocol_route(router, DETOKENIZE, detokenize, "tokens")
     return router

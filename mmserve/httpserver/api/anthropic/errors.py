@@ -19,6 +19,16 @@ _TYPES = {
 }
 
 
+class ErrorObject(msgspec.Struct):
+    type: str
+    message: str
+
+
+class ErrorAnswer(msgspec.Struct, tag_field="type", tag="error"):
+    error: ErrorObject
+    request_id: str | None
+
+
 def error_status(error: MmserveError) -> int:
     """The HTTP status of the error in this protocol."""
     return _QUEUE_FULL if isinstance(error, Overloaded) else error.status
@@ -28,8 +38,7 @@ def error_body(error: MmserveError, request_id: str | None = None) -> bytes:
     """``{"type": "error", "error": {type, message}, "request_id"}`` as JSON."""
     status = error_status(error)
     type_ = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    shown = {"type": type_, "message": _message(error)}
-    return msgspec.json.encode({"type": "error", "error": shown, "request_id": request_id})
+    return msgspec.json.encode(ErrorAnswer(ErrorObject(type_, _message(error)), request_id))
 
 
 def _message(error: MmserveError) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from mmserve.httpserver.api.anthropic.answer import MessageAnswer
+from mmserve.httpserver.api.anthropic.answer import AnswerMessage, MessageAnswer
 from mmserve.httpserver.api.anthropic.blocks import BlockReader
 from mmserve.httpserver.api.anthropic.conversation import read_messages
 from mmserve.httpserver.api.anthropic.fields import MessagesRequest, decode_request, output_grammar, template_kwargs
@@ -20,6 +20,12 @@ from mmserve.httpserver.grammars import constrained
 from mmserve.httpserver.media.split_media import SplitUrl
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import InvalidRequest
+
+
+class TokenCount(msgspec.Struct):
+    """The answer of ``/v1/messages/count_tokens``."""
+
+    input_tokens: int
 
 
 def parse(
@@ -94,6 +100,8 @@ MESSAGES = Protocol(
     description="Answer a conversation in Anthropic's protocol; streamed as server-sent events on request.",
     parse=parse,
     body_type=MessagesRequest,
+    answer_type=AnswerMessage,
+    streams=True,
 )
 COUNT_TOKENS = Protocol(
     path="/v1/messages/count_tokens",
@@ -101,4 +109,5 @@ COUNT_TOKENS = Protocol(
     description="The number of tokens of the prompt that ``/v1/messages`` would make of the same body.",
     parse=parse_for_count,
     body_type=MessagesRequest,
+    answer_type=TokenCount,
 )

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from mmserve.httpserver.api.openai.chat_answer import ChatAnswer
+from mmserve.httpserver.api.openai.chat_objects import Completion
 from mmserve.httpserver.api.openai.extensions import extended
 from mmserve.httpserver.api.openai.fields import ChatRequest, StreamOptions, decode, refuse_unsupported
 from mmserve.httpserver.api.openai.messages import ConversationReader
@@ -128,4 +129,6 @@ CHAT = Protocol(
     description="Answer a conversation, with pictures in it or not; streamed as server-sent events on request.",
     parse=parse,
     body_type=ChatRequest,
+    answer_type=Completion,
+    streams=True,
 )

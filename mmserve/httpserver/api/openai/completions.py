@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from mmserve.httpserver.api.openai.completion_answer import CompletionAnswer
+from mmserve.httpserver.api.openai.completion_answer import Completion, CompletionAnswer
 from mmserve.httpserver.api.openai.extensions import extended
 from mmserve.httpserver.api.openai.fields import (
     MAX_CHOICES,
@@ -114,4 +114,6 @@ COMPLETIONS = Protocol(
     description="Continue texts or lists of token ids; streamed as server-sent events on request.",
     parse=parse,
     body_type=CompletionRequest,
+    answer_type=Completion,
+    streams=True,
 )

@@ -62,9 +62,14 @@ _OF_MESSAGES = ("add_generation_prompt", "chat_template_kwargs", "cache_salt")
 _OF_INPUT = ("add_special_tokens",)
 
 
+_VECTOR = {"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string", "format": "byte"}]}
+
+
 class Embedding(msgspec.Struct):
+    """``embedding``: numbers, or little-endian float32 in base64."""
+
     index: int
-    embedding: msgspec.Raw
+    embedding: Annotated[msgspec.Raw, Meta(extra_json_schema=_VECTOR)]
     object: str = "embedding"
 
 
@@ -166,4 +171,5 @@ EMBEDDINGS = Protocol(
     description="Vectors of texts, of lists of token ids, or of a conversation with pictures in it or not.",
     parse=parse,
     body_type=EmbeddingRequest,
+    answer_type=EmbeddingList,
 )

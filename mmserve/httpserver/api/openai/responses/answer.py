@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from starlette.types import Send
 
-from mmserve.httpserver.api.openai.errors import error_fields
+from mmserve.httpserver.api.openai.errors import error_object
 from mmserve.httpserver.api.openai.logprobs import logprobs_for
 from mmserve.httpserver.api.openai.responses.objects import (
     IncompleteDetails,
@@ -143,7 +143,7 @@ class _Fold:
     def fail(self, error: MmserveError) -> Iterator[Event]:
         """Both forms of the error event: clients read the one or the other."""
         yield from self._writer.end(complete=False)
-        fields = error_fields(error)
+        fields = msgspec.structs.asdict(error_object(error))
         flat = {"code": fields["code"], "message": error.message, "param": error.param}
         yield Event("error", flat | {"error": fields})
         self.response.error = ResponseError(_failure_code(error), error.message)

@@ -130,3 +130,8 @@ class ResponseObject(msgspec.Struct):
     user: str | None = None
     metadata: dict[str, str] = {}
     usage: ResponseUsage | None = None
+
+
+class InputTokens(msgspec.Struct):
+    input_tokens: int
+    object: str = "response.input_tokens"

@@ -20,7 +20,7 @@ from mmserve.httpserver.api.openai.responses.fields import (
 )
 from mmserve.httpserver.api.openai.responses.history import ParsedResponses, complete
 from mmserve.httpserver.api.openai.responses.items import ItemsReader
-from mmserve.httpserver.api.openai.responses.objects import ReasoningEcho, ResponseObject, TextEcho
+from mmserve.httpserver.api.openai.responses.objects import InputTokens, ReasoningEcho, ResponseObject, TextEcho
 from mmserve.httpserver.api.openai.responses.text_format import format_grammar
 from mmserve.httpserver.api.openai.responses.tools import FunctionTool, read_tool_choice, read_tools
 from mmserve.httpserver.api.openai.sampling import sampling_params
@@ -140,6 +140,8 @@ RESPONSES = Protocol(
     description="Answer input items by output items; streamed as numbered server-sent events on request.",
     parse=parse,
     body_type=ResponsesRequest,
+    answer_type=ResponseObject,
+    streams=True,
     complete=complete,
 )
 INPUT_TOKENS = Protocol(
@@ -148,4 +150,5 @@ INPUT_TOKENS = Protocol(
     description="The number of tokens of the prompt that ``/v1/responses`` would make of the same body.",
     parse=parse,
     body_type=ResponsesRequest,
+    answer_type=InputTokens,
 )

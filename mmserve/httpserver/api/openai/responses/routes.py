@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from enum import Enum
 
 import msgspec
 from fastapi import APIRouter
@@ -11,9 +12,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mmserve.httpserver.api.openai.responses.history import with_history
+from mmserve.httpserver.api.openai.responses.objects import InputTokens, ResponseObject
 from mmserve.httpserver.api.openai.responses.parse import INPUT_TOKENS
+from mmserve.httpserver.api.openapi import add_protocol_route, answers, errors
 from mmserve.httpserver.api.prompt_requests import admitted
-from mmserve.httpserver.api.protocol import body_schema
 from mmserve.httpserver.api.response import send_json
 from mmserve.httpserver.call import kept_nbytes
 from mmserve.httpserver.context import WorkerContext
@@ -21,6 +23,7 @@ from mmserve.httpserver.http.disconnect import until_disconnect
 from mmserve.httpserver.media.local import decode_small_images
 from mmserve.runtime.errors import InvalidRequest, NotFound, ResponseNotFound, quoted
 
+_TAGS: list[str | Enum] = ["responses"]
 _MAX_ITEMS = 100
 _DEFAULT_ITEMS = 20
 _READ_COPIES = 3
@@ -39,11 +42,6 @@ class ItemList(msgspec.Struct):
     last_id: str | None
     has_more: bool
     object: str = "list"
-
-
-class InputTokens(msgspec.Struct):
-    input_tokens: int
-    object: str = "response.input_tokens"
 
 
 class _ItemId(msgspec.Struct):
@@ -65,7 +63,7 @@ class _StoredAnswer(Response):
 
 def stored_routes(context: WorkerContext) -> APIRouter:
     """A response is found only by the API key that made it, at every HTTP worker."""
-    router = APIRouter(tags=["responses"])
+    router = APIRouter()
     responses = context.responses
 
     async def reserved(request: Request, id: str, held: ExitStack) -> str:
@@ -79,7 +77,7 @@ def stored_routes(context: WorkerContext) -> APIRouter:
         await resources.reserve_body(_READ_COPIES * nbytes, until_disconnect(request))
         return owner
 
-    @router.get("/v1/responses/{id}", response_class=Response)
+    @router.get("/v1/responses/{id}", response_class=Response, tags=_TAGS, responses=answers(ResponseObject))
     async def retrieve(request: Request, id: str) -> Response:
         """A stored response."""
         if request.query_params.get("stream", "false") not in ("false", "0"):
@@ -90,14 +88,14 @@ def stored_routes(context: WorkerContext) -> APIRouter:
                 raise _not_found(id)
             return _StoredAnswer(body, held.pop_all())
 
-    @router.delete("/v1/responses/{id}", response_class=Response)
+    @router.delete("/v1/responses/{id}", response_class=Response, tags=_TAGS, responses=answers(Deleted))
     async def delete(request: Request, id: str) -> Response:
         """Delete a response. Those that continue it can then not be continued."""
         if not await responses.delete(request.scope["state"]["key"], id):
             raise _not_found(id)
         return Response(msgspec.json.encode(Deleted(id)), media_type="application/json")
 
-    @router.get("/v1/responses/{id}/input_items", response_class=Response)
+    @router.get("/v1/responses/{id}/input_items", response_class=Response, tags=_TAGS, responses=answers(ItemList))
     async def input_items(request: Request, id: str) -> Response:
         """The items of the request itself, newest first unless ``order`` is asc."""
         limit, order = _limit(request), request.query_params.get("order", "desc")
@@ -108,7 +106,7 @@ def stored_routes(context: WorkerContext) -> APIRouter:
             page = _page(items if order == "asc" else items[::-1], request.query_params.get("after"), limit)
             return _StoredAnswer(msgspec.json.encode(page), held.pop_all())
 
-    @router.post("/v1/responses/{id}/cancel", response_class=Response)
+    @router.post("/v1/responses/{id}/cancel", response_class=Response, status_code=400, tags=_TAGS, responses=errors())
     async def cancel(request: Request, id: str) -> Response:
         """Only responses in the background can be cancelled, and there are none."""
         if await responses.size(request.scope["state"]["key"], id) is None:
@@ -129,15 +127,7 @@ def stored_routes(context: WorkerContext) -> APIRouter:
             count = InputTokens(sum(map(len, await context.path.token_ids(call, resources))))
         return Response(msgspec.json.encode(count), media_type="application/json")
 
-    router.add_api_route(
-        INPUT_TOKENS.path,
-        input_tokens,
-        methods=["POST"],
-        name=INPUT_TOKENS.name,
-        description=INPUT_TOKENS.description,
-        response_class=Response,
-        openapi_extra={"requestBody": body_schema(INPUT_TOKENS.body_type)},
-    )
+    add_protocol_route(router, INPUT_TOKENS, input_tokens, "responses")
     return router
 
 

@@ -1,0 +1,89 @@
+"""The OpenAPI document describes every route, and real answers are as it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import jsonschema
+
+from mmserve.httpserver.api.relevance import PATHS
+from tests.fakes.http_upstream import say
+from tests.fakes.http_worker import http_worker, run
+from tests.integration.httpserver.test_chat import HELLO
+from tests.integration.httpserver.test_embeddings import embed
+
+BODIES: dict[str, list[dict[str, Any]]] = {
+    "/v1/chat/completions": [{"messages": HELLO, "logprobs": True, "top_logprobs": 1, "n": 2}, {"messages": HELLO}],
+    "/v1/completions": [{"prompt": ["a", "b"], "logprobs": 1}, {"prompt": [97], "stop": ["l"]}],
+    "/v1/embeddings": [{"input": "a"}, {"input": ["a"], "encoding_format": "base64"}],
+    "/v1/messages": [{"model": "stub", "max_tokens": 9, "messages": HELLO}],
+    "/v1/messages/count_tokens": [{"model": "stub", "messages": HELLO}],
+    "/v1/responses": [{"model": "stub", "input": "hi"}],
+    "/v1/responses/input_tokens": [{"model": "stub", "input": "hi"}],
+    "/v1/responses/{id}/cancel": [{}],
+    "/tokenize": [{"prompt": "a"}, {"messages": HELLO, "return_token_strs": True}],
+    "/detokenize": [{"tokens": [97]}],
+    "/admin/alloc": [{"concurrent_alloc_fraction": 0.5}],
+    **{path: [{}] for path in PATHS},
+}
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield path, method, operation
+
+
+def schema_of(operation: dict[str, Any], answer: httpx2.Response) -> dict[str, Any]:
+    described = operation["responses"].get(str(answer.status_code), operation["responses"]["default"])
+    content = described.get("content") or operation["responses"]["default"]["content"]
+    schema: dict[str, Any] = content["application/json"]["schema"]
+    return schema
+
+
+def test_every_answer_is_as_described() -> None:
+    async def test() -> None:
+        async with (
+            http_worker(enable_admin=True) as worker,
+            httpx2.AsyncClient(base_url=worker.url, timeout=20) as http,
+        ):
+            document = (await http.get("/openapi.json")).json()
+            for path, method, operation in operations(document):
+                assert "422" not in operation["responses"], path
+                if path == "/metrics":
+                    continue
+                name = path.replace("{model_id}", "stub")
+                worker.upstream.behave = embed if path == "/v1/embeddings" else say("hello")
+                if method == "get":
+                    answers = [await http.get(name)]
+                elif method == "delete":
+                    answers = [await http.delete(name)]
+                else:
+                    answers = [await http.post(name, json=body) for body in BODIES[path]]
+                for answer in answers:
+                    expected = 404 if "{id}" in path else 400 if path in PATHS else 200
+                    assert answer.status_code == expected, answer.text
+                    jsonschema.validate(answer.json(), schema_of(operation, answer))
+                if method == "post" and "{id}" not in path:
+                    wrong = await http.post(name, json={"no_such_field": 1})
+                    assert wrong.status_code == 400
+                    jsonschema.validate(wrong.json(), schema_of(operation, wrong))
+
+    run(test)
+
+
+def test_every_body_and_stream_is_described() -> None:
+    async def test() -> None:
+        async with http_worker() as worker, httpx2.AsyncClient(base_url=worker.url, timeout=20) as http:
+            document = (await http.get("/openapi.json")).json()
+            for path, method, operation in operations(document):
+                if method == "post" and path not in PATHS and "{id}" not in path:
+                    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+                    for body in BODIES[path]:
+                        jsonschema.validate(body, schema)
+                    streams = "text/event-stream" in operation["responses"]["200"]["content"]
+                    assert streams == ("stream" in schema["properties"] and "tokens" not in path), path
+
+    run(test)
