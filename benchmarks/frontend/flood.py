@@ -20,9 +20,14 @@ _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
 @dataclass
 class FloodResult:
-    """Result of a flood. ``requests``: number of requests answered after the warm-up."""
+    """Result of a flood. ``requests``: number of requests answered after the warm-up; ``latencies_s``: of those.
+
+    ``all_requests``: with those of the warm-up.
+    """
 
     requests: int = 0
+    all_requests: int = 0
+    latencies_s: list[float] = field(default_factory=list)
     seconds: float = 0.0
     errors: list[str] = field(default_factory=list)
 
@@ -52,13 +57,16 @@ class Flood:
         reader, writer = await asyncio.open_connection(*self._address)
         while time.perf_counter() < end_s:
             body.stamp(next(numbers))
+            sent_s = time.perf_counter()
             writer.write(body.head)
             writer.write(body.json)
             head = await reader.readuntil(b"\r\n\r\n")
             length = _LENGTH.search(head)
             answer = await reader.readexactly(int(length[1]) if length else 0)
+            found.all_requests += 1
             if not head.startswith(b"HTTP/1.1 200"):
                 found.errors.append(f"{head[:16]!r} {answer[:200]!r}")
-            elif begin_s <= time.perf_counter() < end_s:
+            elif begin_s <= (answered_s := time.perf_counter()) < end_s:
                 found.requests += 1
+                found.latencies_s.append(answered_s - sent_s)
         writer.close()

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import signal
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -19,6 +19,8 @@ from tokenizers import Tokenizer
 from mmserve.cli import main as cli
 from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process
+from mmserve.health.heartbeat import INTERVAL_S as HEARTBEAT_S
+from mmserve.health.heartbeat import HeartbeatSender
 from mmserve.ipc.channel import AsyncReceiver, Sender
 from mmserve.messages.reply import HttpInbound, TokenReply
 from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
@@ -63,6 +65,8 @@ class _Engine:
                 stack.callback(inbox.close)
                 reading = asyncio.create_task(self._read(inbox))
                 stack.callback(reading.cancel)
+            beating = asyncio.create_task(_beat(process))
+            stack.callback(beating.cancel)
             process.ready({"kv_tokens": process.deployment.kv_tokens or 1})
             await ended.wait()
 
@@ -90,6 +94,15 @@ class _Engine:
     def _reply(self, request: GenerateRequest, finish: str | None) -> None:
         reply = TokenReply(id=request.id, attempt=request.attempt, token_ids=(self._token,), finish=finish)  # type: ignore[arg-type]
         self._http[request.reply_to].send(reply)
+
+
+async def _beat(process: Process) -> None:
+    """Without heartbeats the supervisor would restart this process."""
+    heartbeat = HeartbeatSender(process.endpoints, process.name)
+    with closing(heartbeat):
+        while True:
+            heartbeat.beat(busy=False)
+            await asyncio.sleep(HEARTBEAT_S)
 
 
 def _sender(endpoint: str) -> Sender[HttpInbound]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,16 +29,33 @@ def cpu_use(pid: int, seconds: float) -> Mapping[str, CpuUse]:
     before, started_s = _threads(pid), time.monotonic()
     time.sleep(seconds)
     after, took_s = _threads(pid), time.monotonic() - started_s
+    found = _between(before, after)
+    return {name: CpuUse(cpu_ns / 1e9 / took_s, switches / took_s) for name, (cpu_ns, switches) in found.items()}
+
+
+@contextmanager
+def cpu_spent(pid: int) -> Iterator[dict[str, float]]:
+    """Observe the process and its descendants during the block. At its end: title -> seconds of CPU."""
+    before, found = _threads(pid), dict[str, float]()
+    yield found
+    found |= {name: cpu_ns / 1e9 for name, (cpu_ns, _) in _between(before, _threads(pid)).items()}
+
+
+_Threads = Mapping[int, tuple[str, int, int]]
+
+
+def _between(before: _Threads, after: _Threads) -> dict[str, tuple[int, int]]:
+    """Nanoseconds on a CPU and switches, by title."""
     found: dict[str, tuple[int, int]] = {}
     for thread, (name, cpu_ns, switches) in after.items():
         # A thread that started in between has used all of its CPU time in between.
         _, old_ns, old_switches = before.get(thread, (name, 0, 0))
         so_far = found.get(name, (0, 0))
         found[name] = (so_far[0] + cpu_ns - old_ns, so_far[1] + switches - old_switches)
-    return {name: CpuUse(cpu_ns / 1e9 / took_s, switches / took_s) for name, (cpu_ns, switches) in found.items()}
+    return found
 
 
-def _threads(pid: int) -> dict[int, tuple[str, int, int]]:
+def _threads(pid: int) -> _Threads:
     """Thread id -> its process's title, nanoseconds on a CPU, voluntary context switches."""
     return {thread: counts for each in tree(pid) for thread, counts in _of_process(each)}
 
