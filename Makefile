@@ -10,7 +10,7 @@ INSTALLED := .venv/.installed
 PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test faults mutants fuzz chaos soak check format docs bench train clean
+.PHONY: help install serve test faults clients mutants fuzz chaos soak check format docs bench train clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -43,6 +43,16 @@ test: $(INSTALLED) ## Run the tests, in parallel; ARGS="-n 0 tests/unit/ipc" run
 faults: $(INSTALLED) ## Run the tests that kill or suspend processes of real servers
 	@echo "running the tests with faults"
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PARALLEL) -m faults $(ARGS) tests/e2e tests/integration/supervisor
+
+clients: $(INSTALLED) ## Run the tests with clients and suites that .venv does not have, in .venv-clients
+	@test -x .venv-clients/bin/python || $(BIN)/python -m venv .venv-clients
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$(.venv-clients/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/mmserve-venv.pth"
+	@.venv-clients/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints-cpu.txt \
+		--editable '.[clients]'
+	@.venv-clients/bin/python -m pytest -p no:codspeed -o asyncio_mode=auto \
+		-o asyncio_default_fixture_loop_scope=session -o asyncio_default_test_loop_scope=session -W default \
+		$(ARGS) tests/clients
 
 mutants: $(INSTALLED) ## Mutation score of the pure modules, 15 minutes; ARGS="'*3'" tests a sample of an eighth
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints-cpu.txt --editable '.[mutation]'
@@ -81,4 +91,4 @@ train: $(INSTALLED) ## Train the packaged model anew into runs/; started again, 
 	@$(BIN)/python -m training.schedule $(ARGS)
 
 clean: ## Remove the environment and caches
-	@rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache mutants
+	@rm -rf .venv .venv-clients .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache mutants

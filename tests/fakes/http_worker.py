@@ -24,10 +24,12 @@ from mmserve.httpserver.context import WorkerContext, open_worker
 from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths, MediaSource
 from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit
 from mmserve.httpserver.output.vocabulary import Vocabulary
+from mmserve.httpserver.prompt.builder import PromptBuilder
 from mmserve.httpserver.server import serve
 from mmserve.httpserver.services import RequestServices, answer_format
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.retry_after import Clock
+from tests.fakes.chat_models import deployment_of
 from tests.fakes.http_services import StubLeases, StubMedia, StubPrompts, byte_tokenizer, make_deployment
 from tests.fakes.http_upstream import TIMEOUT_S, Upstream
 
@@ -76,14 +78,19 @@ async def http_worker(
     media: MediaSource | None = None,
     now: Clock = time.monotonic,
     template: str | None = None,
+    checkpoint: Path | None = None,
     **config: object,
 ) -> AsyncIterator[Worker]:
     """A worker that is ended by SIGTERM, as the supervisor does. ``media`` replaces the stub reader.
 
     ``template``: source of the chat template, for what the worker finds out from it. The prompts are still stubs.
+    ``checkpoint``: a folder of tests.fakes.chat_models, whose tokenizer and template then make the prompts.
     ``now``: the clock that Retry-After is estimated by."""
     with tempfile.TemporaryDirectory(prefix="test-mmserve-") as run_dir:
-        deployment = make_deployment(run_dir, vision=vision, **config)
+        if checkpoint is None:
+            deployment = make_deployment(run_dir, vision=vision, **config)
+        else:
+            deployment = deployment_of(checkpoint, max_model_len=32768, run_dir=run_dir, **config)
         if template is not None:
             deployment = _with_template(deployment, Path(run_dir), template)
         listener = socket.create_server(("127.0.0.1", 0))
@@ -97,9 +104,10 @@ async def http_worker(
         share = TrafficSplit(process.endpoints.alloc_share, 1.0)
         media = media or StubMedia()
         alloc_paths = AllocPaths(AllocPath(media, v1), AllocPath(media, leases), share)
-        vocabulary = Vocabulary(byte_tokenizer())
+        prompts = StubPrompts() if checkpoint is None else PromptBuilder(deployment)
+        vocabulary = Vocabulary(byte_tokenizer() if isinstance(prompts, StubPrompts) else prompts.tokenizer)
         answers = answer_format(deployment, vocabulary)
-        services = RequestServices(alloc_paths, StubPrompts(), vocabulary, answers)
+        services = RequestServices(alloc_paths, prompts, vocabulary, answers)
         async with (
             Upstream(process.endpoints, deployment.config.visual_workers) as upstream,
             open_worker(process, services, metrics, now) as context,
