@@ -2,7 +2,7 @@
 
 llguidance has limits, but some short grammars compile for minutes or overflow its stack all the same. Its compiler
 cannot be interrupted, so the kernel ends the child at the deadline. ``IsolatedValidator`` is the parent's side; the
-child is this module's ``main``. A frame is its length (uint64, little-endian) and its bytes.
+child is this module's ``main``.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ import os
 import random
 import resource
 import signal
-import struct
 import subprocess
 import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from mmserve.grammar.limits import parser_limits
+from mmserve.runtime.frames import read_frame, write_frame
 
 DEADLINE_S = 0.7
 """For one grammar. One of 5 KB takes 5 ms."""
@@ -35,7 +34,6 @@ _WALK_TOKENS = 256
 """Length of the text that is generated at random to find errors that show only while a grammar is used."""
 _NUM_BYTES = 256
 _TOO_COMPLEX = "it is too complex"
-_LENGTH = struct.Struct("<Q")
 _READY = b"ready"
 logger = logging.getLogger(__name__)
 
@@ -56,8 +54,8 @@ class IsolatedValidator:
             assert child.stdin is not None
             assert child.stdout is not None
             try:
-                _write(child.stdin, grammar.encode())
-                return _read(child.stdout).decode()
+                write_frame(child.stdin, grammar.encode())
+                return read_frame(child.stdout).decode()
             except (BrokenPipeError, EOFError):
                 return self._killed(child)
 
@@ -79,7 +77,7 @@ class IsolatedValidator:
         self._child = child
         assert child.stdout is not None
         try:
-            _read(child.stdout)
+            read_frame(child.stdout)
         except EOFError:
             self._end(child)
             raise RuntimeError(f"the grammar validator did not start (exit code {child.returncode})") from None
@@ -102,24 +100,6 @@ class IsolatedValidator:
             child.stdin.close()
         child.stdout.close()
         child.wait()
-
-
-def _write(file: IO[bytes], frame: bytes) -> None:
-    file.write(_LENGTH.pack(len(frame)))
-    file.write(frame)
-    file.flush()
-
-
-def _read(file: IO[bytes]) -> bytes:
-    """Raises EOFError."""
-    return _read_exactly(file, _LENGTH.unpack(_read_exactly(file, _LENGTH.size))[0])
-
-
-def _read_exactly(file: IO[bytes], nbytes: int) -> bytes:
-    data = file.read(nbytes)
-    if len(data) < nbytes:
-        raise EOFError
-    return data
 
 
 class _AddedToken(msgspec.Struct):
@@ -205,13 +185,13 @@ def main() -> None:
 def _serve(tokenizer: LLTokenizer, deadline_s: float) -> None:
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
     with suppress(EOFError, BrokenPipeError):
-        _write(replies, _READY)
+        write_frame(replies, _READY)
         while True:
-            grammar = _read(requests).decode()
+            grammar = read_frame(requests).decode()
             signal.setitimer(signal.ITIMER_REAL, deadline_s)
             error = error_of(grammar, tokenizer)
             signal.setitimer(signal.ITIMER_REAL, 0)
-            _write(replies, error.encode())
+            write_frame(replies, error.encode())
 
 
 def _limit_memory(nbytes: int) -> None:

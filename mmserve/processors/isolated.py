@@ -1,7 +1,7 @@
 """Decodes pictures in a child process with limits of memory and time, which a picture may end without harm to others.
 
 ``IsolatedDecoder`` is the parent's side. The child is this module's ``main``: it reads the model's spec, then pictures,
-from stdin, and answers each on stdout. A frame is its length (uint64, little-endian) and its bytes.
+from stdin, and answers each on stdout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import msgspec
 import numpy as np
@@ -27,13 +26,13 @@ from mmserve.processors.clip_pixels import Pixels
 from mmserve.processors.picture import header
 from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import MediaError
+from mmserve.runtime.frames import read_frame, write_frame
 from mmserve.runtime.logged_exceptions import traceback_of
 
 DEADLINE_S = 20.0
 """For one picture. Less than the default of --stuck-timeout, so that the parent is not taken for stuck meanwhile."""
 _SPARE_NBYTES = 256 << 20
 """Address space beyond the estimate: libraries, thread stacks, and what the allocator reserves."""
-_LENGTH = struct.Struct("<Q")
 _SHAPE = struct.Struct("<3Q")
 _READY, _PIXELS, _MEDIA_ERROR, _FAILED = b"R", b"P", b"E", b"F"
 _MAX_PIXELS = 1 << 40
@@ -62,8 +61,8 @@ class IsolatedDecoder:
             assert child.stdin is not None
             assert child.stdout is not None
             try:
-                _write(child.stdin, data)
-                answer = _read(child.stdout)
+                write_frame(child.stdin, data)
+                answer = read_frame(child.stdout)
             except (BrokenPipeError, EOFError):
                 raise self._killed(child) from None
         kind, body = answer[:1], memoryview(answer)[1:]
@@ -97,8 +96,8 @@ class IsolatedDecoder:
         assert child.stdin is not None
         assert child.stdout is not None
         try:
-            _write(child.stdin, msgspec.msgpack.encode(self._model))
-            _read(child.stdout)
+            write_frame(child.stdin, msgspec.msgpack.encode(self._model))
+            read_frame(child.stdout)
         except (BrokenPipeError, EOFError):
             self._end(child)
             raise RuntimeError(f"the decoder process did not start (exit code {child.returncode})") from None
@@ -124,24 +123,6 @@ class IsolatedDecoder:
         child.wait()
 
 
-def _write(file: IO[bytes], frame: bytes | memoryview) -> None:
-    file.write(_LENGTH.pack(len(frame)))
-    file.write(frame)
-    file.flush()
-
-
-def _read(file: IO[bytes]) -> bytes:
-    """Raises EOFError."""
-    return _read_exactly(file, _LENGTH.unpack(_read_exactly(file, _LENGTH.size))[0])
-
-
-def _read_exactly(file: IO[bytes], nbytes: int) -> bytes:
-    data = file.read(nbytes)
-    if len(data) < nbytes:
-        raise EOFError
-    return data
-
-
 def main() -> None:
     """The child. Ends with its stdin, or by SIGALRM if a picture takes longer than the deadline in argv."""
     # The parent decides when it ends; its own signals reach the whole process group.
@@ -149,7 +130,7 @@ def main() -> None:
         signal.signal(signum, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     deadline_s, requests, replies = float(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer
-    processor = processor_for(msgspec.msgpack.decode(_read(requests), type=ModelSpec))
+    processor = processor_for(msgspec.msgpack.decode(read_frame(requests), type=ModelSpec))
     assert processor is not None, "a text model has no pictures"
 
     def pixels(data: bytes) -> Pixels:
@@ -157,14 +138,14 @@ def main() -> None:
         _limit_memory(processor.decoded_nbytes(found.width, found.height, found.loading_nbytes))
         return processor.pixels(data)
 
-    _write(replies, _READY)
+    write_frame(replies, _READY)
     with suppress(EOFError, BrokenPipeError):
         while True:
-            data = _read(requests)
+            data = read_frame(requests)
             signal.setitimer(signal.ITIMER_REAL, deadline_s)
             answer = _answer(pixels, data)
             signal.setitimer(signal.ITIMER_REAL, 0)
-            _write(replies, answer)
+            write_frame(replies, answer)
 
 
 def _answer(pixels: Callable[[bytes], Pixels], data: bytes) -> bytes:
