@@ -25,7 +25,7 @@ from mmserve.httpserver.api.openai.completions import COMPLETIONS
 from mmserve.httpserver.api.openai.embeddings import EMBEDDINGS
 from mmserve.httpserver.api.openai.responses.parse import RESPONSES
 from mmserve.httpserver.api.openai.responses.routes import stored_routes
-from mmserve.httpserver.api.openapi import add_protocol_route
+from mmserve.httpserver.api.openapi import add_protocol_route, describe
 from mmserve.httpserver.api.operations import operation_routes
 from mmserve.httpserver.api.protocol import ParsedRequest, Protocol, parse_request
 from mmserve.httpserver.api.relevance import relevance_routes
@@ -60,6 +60,7 @@ def make_app(context: WorkerContext) -> ASGIApp:
         app.include_router(admin_routes(context))
     for protocol in PROTOCOLS:
         add_protocol_route(app, protocol, _generate_endpoint(context, protocol), "generate")
+    describe(app)
     app.add_exception_handler(MmserveError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)

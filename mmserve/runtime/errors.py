@@ -73,6 +73,12 @@ class MediaError(InvalidRequest):
     kind = "invalid_media"
 
 
+class ThreadsUnsupported(InvalidRequest):
+    """The client asks the server to keep its conversation; it may send the whole conversation instead."""
+
+    kind = "thread_unsupported_request"
+
+
 class TooSlow(MmserveError):
     """The body of the request did not arrive in time."""
 

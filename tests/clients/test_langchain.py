@@ -26,6 +26,7 @@ class _Standard(ChatModelIntegrationTests):
         return {}
 
 
+@pytest.mark.client("langchain-openai, chat completions", "langchain-openai")
 class TestChatOpenAI(_Standard):
     @property
     def chat_model_class(self) -> type[ChatOpenAI]:
@@ -36,12 +37,14 @@ class TestChatOpenAI(_Standard):
         return {"model": "tiny", "base_url": f"{self.url}/v1", "api_key": "none", "stream_usage": True}
 
 
+@pytest.mark.client("langchain-openai, Responses", "langchain-openai")
 class TestChatOpenAIResponses(TestChatOpenAI):
     @property
     def chat_model_params(self) -> dict[str, Any]:
         return {**super().chat_model_params, "use_responses_api": True, "output_version": "responses/v1"}
 
 
+@pytest.mark.client("langchain-anthropic", "langchain-anthropic")
 class TestChatAnthropic(_Standard):
     @property
     def chat_model_class(self) -> type[ChatAnthropic]:

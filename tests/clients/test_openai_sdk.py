@@ -1,4 +1,4 @@
-"""The openai SDK: its helpers, tools, schemas, raw headers, errors and models."""
+"""The openai SDK: its helpers, tools, schemas, raw headers, errors, retries, models and vectors."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
+import httpx2
 import openai
 import pytest
+from openai.lib.responses_tool_runner import RegisteredFunction, ResponsesToolRunner
 from pydantic import BaseModel
 
+pytestmark = pytest.mark.client("openai SDK", "openai")
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -110,6 +113,55 @@ def test_responses_schema_parsed(client: openai.OpenAI) -> None:
     assert isinstance(client.responses.parse(model="tiny", input="Hello", text_format=Shape).output_parsed, Shape)
 
 
+@pytest.mark.parametrize(
+    "mode", [{}, {"stream": True}, {"stream": True, "eager": True}], ids=["whole", "stream", "eager"]
+)
+def test_responses_tool_runner(client: openai.OpenAI, mode: dict[str, bool]) -> None:
+    asked = []
+
+    def weather(arguments: dict[str, object]) -> str:
+        asked.append(arguments)
+        return "sunny"
+
+    tool = {"type": "function", **WEATHER["function"]}
+    runner = ResponsesToolRunner(functions=[RegisteredFunction(tool, weather)])  # type: ignore[arg-type]
+    question = "What is the weather in 'Oslo' for 3 days?"
+    answer = runner.run(client, {"model": "tiny", "input": question}, max_steps=3, **mode)
+    assert answer.output_text == "The result is: sunny"
+    assert asked == [{"city": "Oslo", "days": 3}]
+
+
+def test_responses_continued_listed_and_deleted(client: openai.OpenAI) -> None:
+    first = client.responses.create(model="tiny", input="Hello")
+    second = client.responses.create(model="tiny", input="And now?", previous_response_id=first.id)
+    assert client.responses.retrieve(second.id).output_text == second.output_text
+    assert [item.type for item in client.responses.input_items.list(second.id)] == ["message"]
+    count = client.responses.input_tokens.count(model="tiny", input="And now?", previous_response_id=first.id)
+    assert second.usage is not None
+    assert count.input_tokens == second.usage.input_tokens
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+
+
+def test_completions_streamed(client: openai.OpenAI) -> None:
+    request: dict[str, Any] = {"model": "tiny", "prompt": ["one", "two"], "max_tokens": 4, "echo": True, "logprobs": 1}
+    texts = ["", ""]
+    for chunk in client.completions.create(**request, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    whole = client.completions.create(**request)
+    assert texts == [choice.text for choice in whole.choices]
+    assert texts[0].startswith("one")
+
+
+@pytest.mark.parametrize("form", ["float", "base64", openai.omit], ids=["float", "base64", "default"])
+def test_embeddings(client: openai.OpenAI, form: Any) -> None:
+    answer = client.embeddings.create(model="tiny", input=["one", "three"], encoding_format=form)
+    assert [one.index for one in answer.data] == [0, 1]
+    assert {type(one.embedding) for one in answer.data} == {str if form == "base64" else list}
+
+
 def test_completions(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="tiny", prompt=["one", "two"], n=2, max_tokens=2)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
@@ -137,3 +189,18 @@ def test_errors(client: openai.OpenAI) -> None:
     assert (refused.value.param, refused.value.status_code) == ("temperature", 400)
     with pytest.raises(openai.LengthFinishReasonError):
         client.chat.completions.parse(model="tiny", messages=HELLO, response_format=Shape, max_tokens=2)
+
+
+def test_retries_after_a_refusal_that_says_when(client: openai.OpenAI) -> None:
+    """The first attempt is answered by 429 on the way to the server."""
+    answered = []
+
+    class Busy(httpx2.HTTPTransport):
+        def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+            busy = httpx2.Response(429, headers={"retry-after-ms": "1"}, json={"error": {"message": "full"}})
+            answered.append(super().handle_request(request) if answered else busy)
+            return answered[-1]
+
+    with client.with_options(http_client=httpx2.Client(transport=Busy()), max_retries=1) as patient:
+        assert patient.chat.completions.create(model="tiny", messages=HELLO).choices[0].message.content
+    assert [answer.status_code for answer in answered] == [429, 200]

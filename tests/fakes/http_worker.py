@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import socket
@@ -79,13 +80,14 @@ async def http_worker(
     now: Clock = time.monotonic,
     template: str | None = None,
     checkpoint: Path | None = None,
+    aliases: frozenset[str] = frozenset(),
     **config: object,
 ) -> AsyncIterator[Worker]:
     """A worker that is ended by SIGTERM, as the supervisor does. ``media`` replaces the stub reader.
 
     ``template``: source of the chat template, for what the worker finds out from it. The prompts are still stubs.
     ``checkpoint``: a folder of tests.fakes.chat_models, whose tokenizer and template then make the prompts.
-    ``now``: the clock that Retry-After is estimated by."""
+    ``aliases``: further names of the model. ``now``: the clock that Retry-After is estimated by."""
     with tempfile.TemporaryDirectory(prefix="test-mmserve-") as run_dir:
         if checkpoint is None:
             deployment = make_deployment(run_dir, vision=vision, **config)
@@ -112,6 +114,8 @@ async def http_worker(
             Upstream(process.endpoints, deployment.config.visual_workers) as upstream,
             open_worker(process, services, metrics, now) as context,
         ):
+            model = dataclasses.replace(context.model, aliases=context.model.aliases | aliases)
+            context = dataclasses.replace(context, model=model)
             serving = asyncio.create_task(serve(process, context))
             await started.wait()
             worker = Worker(port, context, leases, v1, upstream, serving)

@@ -15,9 +15,10 @@ import tokenizers
 from llguidance import LLMatcher
 
 from mmserve.checkpoint.spec import ModelSpec
+from mmserve.messages.logprobs import NO_TOKEN, pack
 from mmserve.messages.request import GenerateRequest
 from mmserve.model_backend.worker.sampling.grammar_compiler import GrammarCompiler
-from tests.fakes.http_upstream import Upstream
+from tests.fakes.http_upstream import Upstream, likely
 
 Script = Callable[[str], str]
 """The answer to a prompt, both as text with special tokens."""
@@ -36,7 +37,11 @@ class ScriptedModel:
         self._vocab_size = model.text.vocab_size
 
     async def behave(self, upstream: Upstream, request: GenerateRequest) -> None:
-        known = [token for token in array("q", request.prompt_ids) if token < self._vocab_size]
+        prompt = array("q", request.prompt_ids)
+        if (top := request.sampling.prompt_logprobs) is not None:
+            rows = (self._prompt_row(token, top) for token in prompt[1 + request.num_prompt_logprobs :])
+            upstream.reply(request, prompt_logprobs=b"".join(rows))
+        known = [token for token in prompt if token < self._vocab_size]
         scripted = self._encode(self._script(self._tokenizer.decode(known, skip_special_tokens=False)))
         if request.sampling.grammar:
             pending = self._compiler.start(request.sampling.grammar, ())
@@ -50,6 +55,10 @@ class ScriptedModel:
             await asyncio.sleep(0)
         cut = len(tokens) > request.sampling.max_tokens
         upstream.reply(request, spoken[-1:], finish="length" if cut else "stop")
+
+    def _prompt_row(self, token: int, top: int) -> bytes:
+        """The log-probabilities of a prompt's token; an image's has none."""
+        return likely(token, top) if token < self._vocab_size else pack([(NO_TOKEN, 0.0)] * (1 + top))
 
     def _walk(self, matcher: LLMatcher, scripted: Sequence[int], request: GenerateRequest) -> list[int]:
         """The grammar's answer: the script's tokens while they fit, and the end as early as it is allowed."""

@@ -10,7 +10,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mmserve.httpserver.api.openapi import answers, request_body
+from mmserve.httpserver.api.openapi import WITH_BODY, answers, request_body
 from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.http.body import read_body
 from mmserve.runtime.errors import InvalidRequest
@@ -40,7 +40,7 @@ def admin_routes(context: WorkerContext) -> APIRouter:
     @router.post(
         "/admin/alloc",
         response_class=Response,
-        responses=answers(AllocSettings),
+        responses=answers(AllocSettings, WITH_BODY),
         openapi_extra={"requestBody": request_body(AllocSettings)},
     )
     async def set_alloc(request: Request) -> Response:

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from mmserve.httpserver.api.openapi import answers
+from mmserve.httpserver.api.openapi import NAMED, answers
 from mmserve.httpserver.context import WorkerContext
 from mmserve.runtime.errors import ModelNotFound, quoted
 
@@ -64,7 +64,7 @@ def model_routes(context: WorkerContext) -> APIRouter:
     async def list_models() -> Response:
         return _json(ModelList([card], card.id, card.id))
 
-    @router.get("/v1/models/{model_id:path}", response_class=Response, responses=answers(ModelCard))
+    @router.get("/v1/models/{model_id:path}", response_class=Response, responses=answers(ModelCard, NAMED))
     async def get_model(model_id: str) -> Response:
         # A model named by a path loses its leading slash in the URL.
         if not model_id or not {model_id, f"/{model_id}"} & model.aliases:

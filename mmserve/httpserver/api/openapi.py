@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -14,6 +14,31 @@ from mmserve.httpserver.api.anthropic.errors import ErrorAnswer as AnthropicErro
 from mmserve.httpserver.api.openai.errors import ErrorAnswer as OpenAiError
 from mmserve.httpserver.api.protocol import Parsed, Protocol
 
+ANY_ROUTE = (400, 401, 403, 500, 503)
+"""Statuses of errors that every route may answer with."""
+NAMED = (*ANY_ROUTE, 404, 429, 529)
+"""Those of a route whose path names something that is looked up."""
+WITH_BODY = (*NAMED, 408, 413, 415, 504)
+"""Those of a route that reads a body and, for most, waits for an answer."""
+_MEANINGS = {
+    400: "The request is wrong; the error names the field",
+    401: "The API key is missing or wrong",
+    403: "The API key does not open this path, or a web page of another site sent the request",
+    404: "The model, or what the path names, is not here",
+    408: "The body did not arrive in time",
+    413: "The body, an image or the request exceeds a limit",
+    415: "The body is not said to be JSON",
+    429: "The queue is full",
+    500: "The server failed",
+    503: "The server is not ready, or resources did not become free in time",
+    504: "The request's time is over",
+    529: "The queue is full, in the form of Anthropic's API",
+}
+_KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+"""Ways to send an API key. A server without keys takes any request."""
 _STREAM = {"schema": {"type": "string", "description": "Server-sent events, if the body has ``stream: true``."}}
 
 
@@ -32,9 +57,26 @@ def add_protocol_route(
         description=protocol.description,
         tags=[tag],
         response_class=Response,
-        responses=answers(protocol.answer_type, streams=protocol.streams),
+        responses=answers(protocol.answer_type, WITH_BODY, streams=protocol.streams),
         openapi_extra={"requestBody": request_body(protocol.body_type)},
     )
+
+
+def describe(app: FastAPI) -> None:
+    """Make the app's document of its routes: without FastAPI's own errors of validation, with ways to send a key."""
+    documented = app.openapi
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            made = documented()
+            for operations in made["paths"].values():
+                for operation in operations.values():
+                    operation["responses"].pop("422", None)
+            made["components"] = {"securitySchemes": _KEYS}
+            made["security"] = [{name: []} for name in _KEYS] + [{}]
+        return app.openapi_schema or {}
+
+    app.openapi = document  # type: ignore[method-assign]
 
 
 def request_body(type_: Any) -> dict[str, Any]:
@@ -42,18 +84,21 @@ def request_body(type_: Any) -> dict[str, Any]:
     return {"required": True, "content": {"application/json": {"schema": schema_of(type_)}}}
 
 
-def answers(type_: Any, *, streams: bool = False, status: int = 200) -> dict[int | str, dict[str, Any]]:
-    """FastAPI's ``responses``: JSON of ``type_`` with this status; every other status is an error."""
+def answers(
+    type_: Any, statuses: Iterable[int] = ANY_ROUTE, *, streams: bool = False
+) -> dict[int | str, dict[str, Any]]:
+    """FastAPI's ``responses``: JSON of ``type_``, or an error with one of these statuses."""
     content: dict[str, Any] = {"application/json": {"schema": schema_of(type_)}}
     if streams:
         content["text/event-stream"] = _STREAM
-    return {status: {"description": "The answer", "content": content}, **errors()}
+    return {200: {"description": "The answer", "content": content}, **errors(statuses)}
 
 
-def errors() -> dict[int | str, dict[str, Any]]:
-    """What every route may answer in place of its own answer, with the status of the error."""
+def errors(statuses: Iterable[int] = ANY_ROUTE) -> dict[int | str, dict[str, Any]]:
+    """FastAPI's ``responses`` of a route's errors, in the form of one protocol or the other."""
     schema = {"anyOf": [schema_of(OpenAiError), schema_of(AnthropicError)]}
-    return {"default": {"description": "An error", "content": {"application/json": {"schema": schema}}}}
+    content = {"application/json": {"schema": schema}}
+    return {status: {"description": _MEANINGS[status], "content": content} for status in sorted(statuses)}
 
 
 def schema_of(type_: Any) -> dict[str, Any]:

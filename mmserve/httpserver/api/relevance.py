@@ -9,7 +9,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from mmserve.httpserver.api.openapi import errors
+from mmserve.httpserver.api.openapi import WITH_BODY, errors
 from mmserve.httpserver.context import WorkerContext
 from mmserve.runtime.errors import InvalidRequest
 
@@ -30,6 +30,6 @@ def relevance_routes(context: WorkerContext) -> APIRouter:
 
     for path in PATHS:
         router.add_api_route(
-            path, refuse, methods=["POST"], response_class=Response, status_code=400, responses=errors()
+            path, refuse, methods=["POST"], response_class=Response, status_code=400, responses=errors(WITH_BODY)
         )
     return router

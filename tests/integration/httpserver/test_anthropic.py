@@ -241,6 +241,21 @@ def test_errors_have_anthropics_form_and_headers() -> None:
     run(test)
 
 
+def test_a_thread_is_refused_by_the_error_after_which_sdks_send_the_whole_conversation() -> None:
+    async def test() -> None:
+        async with http_worker() as worker, _http(worker) as http:
+            for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+                refused = await http.post(PATH, json=BODY | {"thread": thread})
+                assert refused.status_code == 400
+                error = refused.json()["error"]
+                assert error["message"].startswith("thread: ")
+                assert error["details"] == {"error_code": "thread_unsupported_request"}
+            assert "details" not in (await http.post(PATH, json=BODY | {"top_p": 2})).json()["error"]
+            assert (await http.post(PATH, json=BODY | {"thread": None})).status_code == 200
+
+    run(test)
+
+
 def test_a_full_queue_is_529() -> None:
     async def behave(upstream: Upstream, request: GenerateRequest) -> None:
         upstream.reply(request, finish="overloaded", message="the queue is full")

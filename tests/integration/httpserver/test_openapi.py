@@ -37,9 +37,7 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, A
 
 
 def schema_of(operation: dict[str, Any], answer: httpx2.Response) -> dict[str, Any]:
-    described = operation["responses"].get(str(answer.status_code), operation["responses"]["default"])
-    content = described.get("content") or operation["responses"]["default"]["content"]
-    schema: dict[str, Any] = content["application/json"]["schema"]
+    schema: dict[str, Any] = operation["responses"][str(answer.status_code)]["content"]["application/json"]["schema"]
     return schema
 
 

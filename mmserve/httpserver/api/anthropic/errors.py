@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from mmserve.runtime.errors import ContextLengthExceeded, MmserveError, Overloaded
+from mmserve.runtime.errors import ContextLengthExceeded, MmserveError, Overloaded, ThreadsUnsupported
 
 _QUEUE_FULL = 529
 """Anthropic's status for a server with too many requests; its 429 says that this client has sent too many."""
@@ -19,9 +20,16 @@ _TYPES = {
 }
 
 
+class ErrorDetails(msgspec.Struct):
+    """What a client can act upon."""
+
+    error_code: str
+
+
 class ErrorObject(msgspec.Struct):
     type: str
     message: str
+    details: ErrorDetails | UnsetType = UNSET
 
 
 class ErrorAnswer(msgspec.Struct, tag_field="type", tag="error"):
@@ -38,7 +46,11 @@ def error_body(error: MmserveError, request_id: str | None = None) -> bytes:
     """``{"type": "error", "error": {type, message}, "request_id"}`` as JSON."""
     status = error_status(error)
     type_ = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return msgspec.json.encode(ErrorAnswer(ErrorObject(type_, _message(error)), request_id))
+    details: ErrorDetails | UnsetType = UNSET
+    if isinstance(error, ThreadsUnsupported):
+        # SDKs that read this code send the request again without a thread.
+        details = ErrorDetails(error.kind)
+    return msgspec.json.encode(ErrorAnswer(ErrorObject(type_, _message(error), details), request_id))
 
 
 def _message(error: MmserveError) -> str:

@@ -20,7 +20,7 @@ from mmserve.httpserver.api.openai.fields import (
     StopText,
     decode,
 )
-from mmserve.runtime.errors import InvalidRequest
+from mmserve.runtime.errors import InvalidRequest, ThreadsUnsupported
 
 _MAX_ID_CHARS = 4096
 Name = Annotated[str, Meta(max_length=_MAX_ID_CHARS)]
@@ -78,6 +78,8 @@ class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     service_tier: Name | None = None
     inference_geo: Name | None = None
     diagnostics: Bookkeeping | None = None
+    thread: Bookkeeping | None = None
+    """A conversation that the server keeps. Refused by an error after which SDKs send it whole."""
     speed: Name | None = None
     seed: int | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None = None
@@ -98,6 +100,8 @@ def decode_request(body: bytes | bytearray, required: tuple[str, ...]) -> Messag
         raise InvalidRequest("this server calls no tools; the client must", param="mcp_servers")
     if request.container is not None:
         raise InvalidRequest("this server runs no code", param="container")
+    if request.thread is not None:
+        raise ThreadsUnsupported("this server keeps no conversations: send all messages", param="thread")
     _check_output_config(request.output_config)
     return request
 

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from mmserve.httpserver.api.openai.responses.history import with_history
 from mmserve.httpserver.api.openai.responses.objects import InputTokens, ResponseObject
 from mmserve.httpserver.api.openai.responses.parse import INPUT_TOKENS
-from mmserve.httpserver.api.openapi import add_protocol_route, answers, errors
+from mmserve.httpserver.api.openapi import NAMED, WITH_BODY, add_protocol_route, answers, errors
 from mmserve.httpserver.api.prompt_requests import admitted
 from mmserve.httpserver.api.response import send_json
 from mmserve.httpserver.call import kept_nbytes
@@ -77,7 +77,7 @@ def stored_routes(context: WorkerContext) -> APIRouter:
         await resources.reserve_body(_READ_COPIES * nbytes, until_disconnect(request))
         return owner
 
-    @router.get("/v1/responses/{id}", response_class=Response, tags=_TAGS, responses=answers(ResponseObject))
+    @router.get("/v1/responses/{id}", response_class=Response, tags=_TAGS, responses=answers(ResponseObject, NAMED))
     async def retrieve(request: Request, id: str) -> Response:
         """A stored response."""
         if request.query_params.get("stream", "false") not in ("false", "0"):
@@ -88,14 +88,16 @@ def stored_routes(context: WorkerContext) -> APIRouter:
                 raise _not_found(id)
             return _StoredAnswer(body, held.pop_all())
 
-    @router.delete("/v1/responses/{id}", response_class=Response, tags=_TAGS, responses=answers(Deleted))
+    @router.delete("/v1/responses/{id}", response_class=Response, tags=_TAGS, responses=answers(Deleted, NAMED))
     async def delete(request: Request, id: str) -> Response:
         """Delete a response. Those that continue it can then not be continued."""
         if not await responses.delete(request.scope["state"]["key"], id):
             raise _not_found(id)
         return Response(msgspec.json.encode(Deleted(id)), media_type="application/json")
 
-    @router.get("/v1/responses/{id}/input_items", response_class=Response, tags=_TAGS, responses=answers(ItemList))
+    @router.get(
+        "/v1/responses/{id}/input_items", response_class=Response, tags=_TAGS, responses=answers(ItemList, NAMED)
+    )
     async def input_items(request: Request, id: str) -> Response:
         """The items of the request itself, newest first unless ``order`` is asc."""
         limit, order = _limit(request), request.query_params.get("order", "desc")
@@ -106,7 +108,9 @@ def stored_routes(context: WorkerContext) -> APIRouter:
             page = _page(items if order == "asc" else items[::-1], request.query_params.get("after"), limit)
             return _StoredAnswer(msgspec.json.encode(page), held.pop_all())
 
-    @router.post("/v1/responses/{id}/cancel", response_class=Response, status_code=400, tags=_TAGS, responses=errors())
+    @router.post(
+        "/v1/responses/{id}/cancel", response_class=Response, status_code=400, tags=_TAGS, responses=errors(WITH_BODY)
+    )
     async def cancel(request: Request, id: str) -> Response:
         """Only responses in the background can be cancelled, and there are none."""
         if await responses.size(request.scope["state"]["key"], id) is None:
