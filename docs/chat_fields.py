@@ -67,7 +67,7 @@ MEANINGS = {
     "max_tokens": "older name of `max_completion_tokens`",
     "max_completion_tokens": "default: what the context leaves",
     "stop": "the answer ends before the first of these; `stop_reason` of the choice names it",
-    "cache_salt": "requests with different salts share no cached images",
+    "cache_salt": "requests with different salts share neither cached prompts nor cached images",
     "timeout": "seconds from the request's arrival after which it ends with an error (504)",
     "logprobs": "the model's own log-probabilities of the answer's tokens",
     "top_logprobs": "alternatives for each token, with `logprobs`",

@@ -101,7 +101,7 @@ class GenerateCall:
     timeout_s: float | None = None
     """From arrival to the end of the answer; None: the client sets no limit."""
     cache_salt: str = ""
-    """Part of the content keys: requests with different salts share no cached images."""
+    """Requests with different salts share neither cached images nor cached KV blocks."""
     grammar_param: str = ""
     """The field that ``sampling.grammar`` comes from."""
     fit_output: bool = False

@@ -21,6 +21,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
     """int64, little endian. Image tokens are virtual ids (see Deployment)."""
     spans: tuple[MediaSpan, ...] = ()
     sampling: SamplingParams
+    cache_salt: str = ""
+    """Sequences with different salts share no cached KV blocks."""
     pooling: bool = False
     """The answer is the prompt's embedding (``TokenReply.embedding``), without any token."""
     output_ids: bytes = b""

@@ -107,7 +107,7 @@ class RequestPath:
             for prompt, request in zip(prompts, requests[:: call.n], strict=True):
                 count_request(self.metrics, call, len(prompt.ids), request.sampling.max_tokens)
             tools_nbytes = sum(map(reading_nbytes, call.prompts))
-            call = replace(call, prompts=(), cache_salt="")  # from here on the token ids are enough
+            call = replace(call, prompts=())  # from here on the token ids are enough
             ids_nbytes = sum(len(request.prompt_ids) for request in requests[:: call.n])
             resources.hold(kept_nbytes(call) + inline_nbytes + ids_nbytes + tools_nbytes)
             del prompts, prompt, echoed

@@ -43,6 +43,7 @@ def _of_prompt(
                 seed=(sampling.seed + index) % (1 << 63),
                 prompt_logprobs=sampling.prompt_logprobs if call.echo or not index else None,
             ),
+            cache_salt=call.cache_salt,
             pooling=call.pooling,
             priority=call.priority,
             arrival_s=call.arrival_s,

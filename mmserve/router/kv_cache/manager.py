@@ -38,6 +38,8 @@ class PrefixMatch:
     copy_source: int = -1
     """The block to copy the tokens after the whole blocks from; -1: none."""
     num_copied_tokens: int = 0
+    salt: str = ""
+    """Only sequences with the same salt share blocks."""
 
 
 @dataclass(slots=True)
@@ -97,15 +99,15 @@ class KvCacheManager:
         """Number of blocks that ``num_tokens`` tokens occupy."""
         return -(-num_tokens // self.block_tokens)
 
-    def match_prefix(self, tokens: array[int]) -> PrefixMatch:
-        """The longest cached prefix that leaves at least one token to compute."""
-        size = self.block_tokens
-        nodes = self._tree.match(tokens, (len(tokens) - 1) // size)
+    def match_prefix(self, tokens: array[int], salt: str = "") -> PrefixMatch:
+        """The longest prefix cached with this salt that leaves at least one token to compute."""
+        size, root = self.block_tokens, self._tree.root_of(salt)
+        nodes = self._tree.match(root, tokens, (len(tokens) - 1) // size)
         end = len(nodes) * size
         rest = tokens[end : min(end + size, len(tokens) - 1)]
-        parent = nodes[-1] if nodes else self._tree.root
+        parent = nodes[-1] if nodes else root
         source, num_copied = self._tree.find_partial_match(parent, rest) or (-1, 0)
-        return PrefixMatch(nodes, end + num_copied, source, num_copied)
+        return PrefixMatch(nodes, end + num_copied, source, num_copied, salt)
 
     def num_unreferenced(self, nodes: list[Node]) -> int:
         """How many of the nodes' blocks no sequence uses."""
@@ -139,7 +141,7 @@ class KvCacheManager:
         num_known = len(table.nodes)
         while table.cacheable and len(table.nodes) < num_computed // self.block_tokens:
             index = len(table.nodes)
-            parent = table.nodes[-1] if table.nodes else self._tree.root
+            parent = self._last_node(table)
             node = self._tree.insert(parent, self._tree.block_key(tokens, index), table.blocks[index])
             if node is None:
                 table.cacheable = False
@@ -153,9 +155,8 @@ class KvCacheManager:
         after_invalid = table.nodes and table.nodes[-1].removed
         if not num_rest or not table.cacheable or after_invalid or len(table.nodes) != num_full:
             return
-        parent = table.nodes[-1] if table.nodes else self._tree.root
         rest = tokens[num_full * self.block_tokens : num_computed]
-        if node := self._tree.insert(parent, rest.tobytes(), table.blocks[num_full]):
+        if node := self._tree.insert(self._last_node(table), rest.tobytes(), table.blocks[num_full]):
             table.nodes.append(node)
 
     def invalidate(self, first: Node) -> None:
@@ -190,6 +191,9 @@ class KvCacheManager:
             if self._pool.decref(node.block):
                 self._release(node)
         table.blocks, table.nodes = [], []
+
+    def _last_node(self, table: BlockTable) -> Node:
+        return table.nodes[-1] if table.nodes else self._tree.root_of(table.prefix_hit.salt)
 
     def _release(self, node: Node) -> None:
         """The node's block has lost its last reference."""

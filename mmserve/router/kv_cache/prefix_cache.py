@@ -1,7 +1,8 @@
 """Prefix tree over token ids, one node for each cached KV block, and the eviction order of unused nodes.
 
 Lookups find whole blocks, and below them one block whose first tokens match and can be copied. Blocks that are not full
-(the last block of a finished sequence) are cached only to be copied from. Pure: no clock, no I/O.
+(the last block of a finished sequence) are cached only to be copied from. Prompts with a salt have a tree of their own
+for each salt. Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from itertools import takewhile
 
 _TOKEN_NBYTES = 8
 """Token ids are int64."""
+_NO_BLOCK = -1
+"""``block`` of a root."""
 
 
 class Node:
@@ -21,7 +24,7 @@ class Node:
 
     def __init__(self, key: bytes, block: int, parent: Node | None) -> None:
         self.key = key
-        """The block's token ids, int64."""
+        """The block's token ids, int64. Of a root: the salt."""
         self.first_token = key[:_TOKEN_NBYTES]
         self.block = block
         self.parent = parent
@@ -46,7 +49,10 @@ class PrefixTree:
     """
 
     def __init__(self, block_tokens: int) -> None:
-        self.root = Node(b"", -1, None)
+        self.root = Node(b"", _NO_BLOCK, None)
+        """Above the first blocks of prompts without a salt."""
+        self._salted_roots: dict[bytes, Node] = {}
+        """Salt -> root of its tree, while that has blocks."""
         self._block_tokens = block_tokens
         self._block_nbytes = block_tokens * _TOKEN_NBYTES
         self._evictable: OrderedDict[Node, None] = OrderedDict()
@@ -63,10 +69,17 @@ class PrefixTree:
         """False for the partial last block of a sequence: never matched or referenced, only copied from."""
         return len(node.key) == self._block_nbytes
 
-    def match(self, tokens: array[int], max_blocks: int) -> list[Node]:
-        """Nodes of the longest cached prefix of ``tokens``, at most ``max_blocks``, from the root down."""
+    def root_of(self, salt: str) -> Node:
+        """The root for prompts with this salt. A new one belongs to the tree from its first block on."""
+        if not salt:
+            return self.root
+        key = salt.encode()
+        return self._salted_roots.get(key) or Node(key, _NO_BLOCK, None)
+
+    def match(self, root: Node, tokens: array[int], max_blocks: int) -> list[Node]:
+        """Nodes of the longest cached prefix of ``tokens``, at most ``max_blocks``, from below the root down."""
         data, size = tokens.tobytes(), self._block_nbytes
-        node, path = self.root, []
+        node, path = root, []
         for start in range(0, max_blocks * size, size):
             child = node.children.get(data[start : start + size])
             if child is None:
@@ -86,6 +99,8 @@ class PrefixTree:
         """Adds a block in use below ``parent``. None if the same tokens are cached there already."""
         if key in parent.children:
             return None
+        if parent.block == _NO_BLOCK and parent.key:
+            self._salted_roots[parent.key] = parent
         node = parent.children[key] = Node(key, block, parent)
         return node
 
@@ -119,10 +134,12 @@ class PrefixTree:
         assert node.parent is not None
         assert not node.children, "a node outlives its descendants"
         self._evictable.pop(node, None)
-        del node.parent.children[node.key]
-        if node.parent.last_freed_child.get(node.first_token) is node:
-            del node.parent.last_freed_child[node.first_token]
-        node.parent = None
+        parent, node.parent = node.parent, None
+        del parent.children[node.key]
+        if parent.last_freed_child.get(node.first_token) is node:
+            del parent.last_freed_child[node.first_token]
+        if parent.block == _NO_BLOCK and parent.key and not parent.children:
+            del self._salted_roots[parent.key]
 
     def descendants(self, node: Node) -> list[Node]:
         """All nodes below ``node``, parents before children."""

@@ -69,7 +69,8 @@ class Admission:
         """Blocks for the sequence's tokens; None if it may not start. A sequence always may if no other one runs."""
         num_cacheable = sequence.num_cacheable_tokens
         match = self._kv.match_prefix(
-            sequence.tokens if num_cacheable == len(sequence.tokens) else sequence.tokens[:num_cacheable]
+            sequence.tokens if num_cacheable == len(sequence.tokens) else sequence.tokens[:num_cacheable],
+            sequence.request.cache_salt,
         )
         num_newly_used = self._kv.num_unreferenced(match.nodes)
         if self.kv_demand.fits(sequence, num_hit_blocks=len(match.nodes), num_used=self._kv.num_used + num_newly_used):

@@ -74,6 +74,37 @@ def test_cve_2026_94627_requests_with_one_x_request_id_do_not_meet() -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": HELLO}),
+        ("/v1/completions", {"prompt": ["a text", "another"], "n": 2}),
+        ("/v1/responses", {"model": "stub", "input": "a text", "store": False}),
+        ("/v1/embeddings", {"input": "a text"}),
+        ("/v1/messages", {"model": "stub", "messages": HELLO, "max_tokens": 8}),
+    ],
+)
+def test_cve_2025_46570_a_salt_separates_prompts(path: str, body: dict[str, Any]) -> None:
+    """The router looks for a prompt among those of its salt (tests/unit/router/scheduler/test_scheduler.py)."""
+
+    async def answer(upstream: Upstream, request: GenerateRequest) -> None:
+        await asyncio.sleep(0)
+        vector = {"embedding": bytes(8)} if request.pooling else {}
+        upstream.reply(request, [] if request.pooling else b"x", finish="length", **vector)
+
+    async def test() -> None:
+        async with http_worker() as worker, httpx2.AsyncClient(base_url=worker.url, timeout=20) as http:
+            worker.upstream.behave = answer
+            for salt in ({}, {"cache_salt": "tenant 7"}):
+                answered = await http.post(path, json=body | salt)
+                assert answered.status_code == 200, answered.text
+                requests = worker.upstream.requests()
+                assert {request.cache_salt for request in requests} == {"", *salt.values()}
+            assert requests
+
+    run(test)
+
+
+@pytest.mark.parametrize(
     "forged",
     [
         {"chat_template": "{% for _ in range(10**9) %}{% endfor %}"},

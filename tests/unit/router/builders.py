@@ -41,6 +41,7 @@ def request(
     num_prompt_logprobs: int = 0,
     pooling: bool = False,
     priority: int = 0,
+    cache_salt: str = "",
 ) -> GenerateRequest:
     return GenerateRequest(
         id=request_id,
@@ -55,6 +56,7 @@ def request(
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         ),
+        cache_salt=cache_salt,
         pooling=pooling,
         priority=priority,
         num_prompt_logprobs=num_prompt_logprobs,
@@ -173,9 +175,12 @@ class Engine:
                 running_users[block] += sequence.status is SequenceStatus.RUNNING
             for node, block in zip(sequence.block_table.nodes, sequence.block_table.blocks, strict=False):
                 assert node.block == block
-        nodes = {node.block: node for node in tree.descendants(tree.root)}
+        roots = [tree.root, *tree._salted_roots.values()]
+        all_nodes = [node for root in roots for node in tree.descendants(root)]
+        nodes = {node.block: node for node in all_nodes}
         evictable = {node.block for node in tree._evictable}
-        assert len(nodes) == sum(1 for _ in tree.descendants(tree.root)), "a block is in the tree once"
+        assert len(nodes) == len(all_nodes), "a block is in the trees once"
+        assert all(root.children for root in roots[1:]), "a salt is kept as long as it has blocks"
         assert len(set(pool._free)) == len(pool._free)
         for block in range(pool.num_blocks):
             assert pool.ref_count(block) == users[block]
@@ -186,7 +191,8 @@ class Engine:
             if running_users[block] > 1:
                 assert block in nodes, "only cached blocks are shared"
         in_flight = [node for step in self.scheduler._in_flight for node in step.cached_nodes.values()]
-        self._check_tree(tree.root, [], in_flight)
+        for root in roots:
+            self._check_tree(root, [], in_flight)
 
     def _check_tree(self, node, prefix: list[int], in_flight: list) -> None:
         """``in_flight``: nodes that, with all below them, are not computed yet."""

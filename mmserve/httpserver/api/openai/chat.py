@@ -51,7 +51,6 @@ def parse(
         stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
         stream=bool(request.stream),
         timeout_s=request.timeout,
-        cache_salt=request.cache_salt or "",
         view=TokenView(token_ids=bool(request.return_token_ids)),
     )
     answer = ChatAnswer(

@@ -53,12 +53,12 @@ class EmbeddingRequest(Bookkeeping, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     """Of ``messages``; unlike in chat completions, false by default."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """Of ``messages``."""
     cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None = None
-    """These two of ``messages``."""
     timeout: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None = None
 
 
-_OF_MESSAGES = ("add_generation_prompt", "chat_template_kwargs", "cache_salt")
+_OF_MESSAGES = ("add_generation_prompt", "chat_template_kwargs")
 _OF_INPUT = ("add_special_tokens",)
 
 

@@ -25,6 +25,7 @@ def extended(call: GenerateCall, fields: ExtensionFields, model: ServedModel) ->
         grammar_param=param,
         bad_words=tuple(dict.fromkeys(fields.bad_words or ())),
         priority=fields.priority or 0,
+        cache_salt=fields.cache_salt or "",
         view=replace(
             call.view,
             skip_special_tokens=fields.skip_special_tokens is not False,

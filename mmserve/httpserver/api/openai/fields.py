@@ -105,6 +105,7 @@ class ExtensionFields(GrammarFields, frozen=True, kw_only=True):
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None = None
     request_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")] | None = None
 
 
@@ -119,7 +120,6 @@ class ChatRequest(ExtensionFields, frozen=True, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
-    cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None = None
     timeout: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None

@@ -131,7 +131,7 @@ def test_special_tokens_and_a_schema_are_the_clients_choice() -> None:
         ({"stream_options": {"usage": True}}, "stream_options.usage"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"messages": []}, "messages"),
-        ({"cache_salt": "s"}, "cache_salt"),
+        ({"cache_salt": "s" * 257}, "cache_salt"),
         ({"prompt_embeds": "x"}, "prompt_embeds"),
     ],
 )

@@ -60,7 +60,7 @@ def test_null_means_absent() -> None:
         ({"input": []}, "input"),
         ({"input": "a", "dimensions": 4}, "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
-        ({"input": "a", "cache_salt": "s"}, "cache_salt"),
+        ({"input": "a", "cache_salt": "s" * 257}, "cache_salt"),
         ({"input": "a", "chat_template_kwargs": {}}, "chat_template_kwargs"),
         ({"messages": [USER], "add_special_tokens": True}, "add_special_tokens"),
         ({"messages": [USER], "chat_template_kwargs": {"nothing": 1}}, "chat_template_kwargs.nothing"),

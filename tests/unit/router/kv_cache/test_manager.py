@@ -9,9 +9,9 @@ TOKENS = array("q", range(100))
 NO_MATCH = PrefixMatch([])
 
 
-def computed(kv: KvCacheManager, tokens: array[int], num_computed: int | None = None) -> BlockTable:
+def computed(kv: KvCacheManager, tokens: array[int], salt: str = "", *, num_computed: int | None = None) -> BlockTable:
     """Blocks of a sequence that has computed its tokens."""
-    table = kv.allocate(len(tokens), kv.match_prefix(tokens))
+    table = kv.allocate(len(tokens), kv.match_prefix(tokens, salt))
     assert table is not None
     kv.cache_full_blocks(table, tokens, len(tokens) if num_computed is None else num_computed)
     return table
@@ -174,9 +174,9 @@ def test_nothing_is_copied_from_an_evicted_block() -> None:
     assert kv.match_prefix(TOKENS[:20]) == kv.match_prefix(TOKENS[:17]), "only the first block is left"
 
 
-def ended(kv: KvCacheManager, tokens: array[int]) -> BlockTable:
+def ended(kv: KvCacheManager, tokens: array[int], salt: str = "") -> BlockTable:
     """The former blocks of a sequence that has computed its tokens and ended."""
-    table = computed(kv, tokens)
+    table = computed(kv, tokens, salt)
     kv.cache_partial_block(table, tokens, len(tokens))
     kv.free(table)
     return table
@@ -226,3 +226,30 @@ def test_partial_blocks_that_may_be_wrong_are_not_cached() -> None:
         kv.cache_partial_block(table, TOKENS, 40)
         kv.free(table)
     assert (kv.num_free, kv.num_cached) == (16, 0)
+
+
+def test_nothing_is_shared_or_copied_between_salts() -> None:
+    kv = KvCacheManager(32, BLOCK_TOKENS)
+    ended(kv, TOKENS, "a")
+    for salt in ("", "b"):
+        assert kv.match_prefix(TOKENS, salt) == PrefixMatch([], salt=salt)
+        ended(kv, TOKENS, salt)
+    assert kv.num_cached == 3 * 7
+    blocks = set()
+    for salt in ("", "a", "b"):
+        match = kv.match_prefix(TOKENS, salt)
+        assert (len(match.nodes), match.num_copied_tokens) == (6, 3)
+        blocks |= {match.copy_source, *(node.block for node in match.nodes)}
+    assert len(blocks) == 3 * 7
+
+
+def test_a_salt_is_forgotten_with_its_last_block() -> None:
+    kv = KvCacheManager(8, BLOCK_TOKENS)
+    for number in range(20):
+        ended(kv, TOKENS[: 16 * 4], f"salt {number}")
+    assert list(kv._tree._salted_roots) == [b"salt 18", b"salt 19"]
+    table = computed(kv, TOKENS[:64], "salt 19")
+    kv.free(computed(kv, TOKENS[:64]))
+    assert list(kv._tree._salted_roots) == [b"salt 19"], "the other one's blocks were the least recently used"
+    kv.discard_computed(table)
+    assert len(kv.match_prefix(TOKENS, "salt 19").nodes) == 3, "only what it had found is left"

@@ -32,19 +32,19 @@ def insert_path(tree: PrefixTree, *blocks: int, ids: count[int]) -> list[Node]:
 def test_match_finds_the_longest_prefix_of_whole_blocks() -> None:
     tree, ids = PrefixTree(BLOCK_TOKENS), count()
     path = insert_path(tree, 1, 2, 3, ids=ids)
-    assert tree.match(tokens_of(1, 2, 9), 3) == path[:2]
-    assert tree.match(tokens_of(1, 2, 3), 2) == path[:2]
-    assert tree.match(tokens_of(2, 3), 2) == []
+    assert tree.match(tree.root, tokens_of(1, 2, 9), 3) == path[:2]
+    assert tree.match(tree.root, tokens_of(1, 2, 3), 2) == path[:2]
+    assert tree.match(tree.root, tokens_of(2, 3), 2) == []
     almost = tokens_of(1, 2)
     almost[-1] = 7
-    assert tree.match(almost, 2) == path[:1]
+    assert tree.match(tree.root, almost, 2) == path[:1]
 
 
 def test_virtual_token_ids_are_matched_with_all_their_bits() -> None:
     tree = PrefixTree(BLOCK_TOKENS)
     path = insert_path(tree, FIRST_VIRTUAL_TOKEN, FIRST_VIRTUAL_TOKEN + 1, ids=count())
-    assert tree.match(tokens_of(FIRST_VIRTUAL_TOKEN, FIRST_VIRTUAL_TOKEN + 1), 2) == path
-    assert tree.match(tokens_of(0, 1), 2) == [], "the upper 32 bits are part of the id"
+    assert tree.match(tree.root, tokens_of(FIRST_VIRTUAL_TOKEN, FIRST_VIRTUAL_TOKEN + 1), 2) == path
+    assert tree.match(tree.root, tokens_of(0, 1), 2) == [], "the upper 32 bits are part of the id"
 
 
 def test_the_same_tokens_are_inserted_once() -> None:
@@ -52,7 +52,7 @@ def test_the_same_tokens_are_inserted_once() -> None:
     key = tree.block_key(tokens_of(1), 0)
     assert tree.insert(tree.root, key, 0) is not None
     assert tree.insert(tree.root, key, 1) is None
-    assert [node.block for node in tree.match(tokens_of(1), 1)] == [0]
+    assert [node.block for node in tree.match(tree.root, tokens_of(1), 1)] == [0]
 
 
 def test_eviction_takes_the_least_recently_used_node_and_leaves_first() -> None:
@@ -64,7 +64,7 @@ def test_eviction_takes_the_least_recently_used_node_and_leaves_first() -> None:
     tree.mark_in_use(old[0])
     tree.mark_evictable(old[0])
     assert [tree.evict() for _ in range(3)] == [old[1].block, new[0].block, old[0].block]
-    assert tree.match(tokens_of(1), 1) == []
+    assert tree.match(tree.root, tokens_of(1), 1) == []
     assert tree.num_evictable == 0
 
 
@@ -75,7 +75,7 @@ def test_a_removed_node_is_not_matched_and_not_evicted() -> None:
     tree.mark_evictable(path[2])
     tree.remove(path[2])
     assert [node.removed for node in path] == [False, False, True]
-    assert tree.match(tokens_of(1, 2, 3), 3) == path[:2]
+    assert tree.match(tree.root, tokens_of(1, 2, 3), 3) == path[:2]
     assert tree.num_evictable == 0
 
 

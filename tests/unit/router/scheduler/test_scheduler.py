@@ -574,9 +574,35 @@ def test_the_cost_of_a_step_does_not_depend_on_how_many_wait(monkeypatch: pytest
         engine.scheduler.receive(request(str(name), [name, *range(100, 140)], max_tokens=100))
     matched = []
     match = engine.scheduler.kv.match_prefix
-    monkeypatch.setattr(engine.scheduler.kv, "match_prefix", lambda tokens: matched.append(1) or match(tokens))
+    monkeypatch.setattr(engine.scheduler.kv, "match_prefix", lambda *args: matched.append(1) or match(*args))
     engine.run_step()
     assert len(matched) <= 16
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_prompt_is_found_in_the_cache_only_with_its_own_salt(depth: int) -> None:
+    engine = Engine(depth=depth)
+    found = {}
+    for name, salt in (("none", ""), ("a", "a"), ("b", "b"), ("a again", "a"), ("none again", "")):
+        engine.scheduler.receive(request(name, PROMPT, cache_salt=salt, max_tokens=4))
+        engine.run()
+        assert engine.output(name) == generate(engine, PROMPT, max_tokens=4)
+        found[name] = engine.replies[name, 0][0].num_cached_tokens
+        engine.check_memory()
+    cached = len(PROMPT) - 1
+    assert found == {"none": 0, "a": 0, "b": 0, "a again": cached, "none again": cached}
+
+
+def test_equal_prompts_of_one_step_share_blocks_only_with_equal_salts() -> None:
+    engine = Engine(max_num_batched_tokens=1024)
+    salts = ["", "a", "b", "a"]
+    for number, salt in enumerate(salts):
+        engine.scheduler.receive(request(str(number), PROMPT, cache_salt=salt, max_tokens=1))
+    engine.run()
+    found = [engine.replies[str(number), 0][0].num_cached_tokens for number in range(len(salts))]
+    assert found[:3] == [0, 0, 0]
+    assert found[3] == len(PROMPT) // 16 * 16
+    engine.check_memory()
 
 
 @pytest.mark.parametrize("depth", [1, 2])

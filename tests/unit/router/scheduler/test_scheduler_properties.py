@@ -39,6 +39,7 @@ requests = st.tuples(
     st.sampled_from([None, None, 0, 2]),
     st.sampled_from(["", "", "score", "embed"]),
     st.integers(-1, 1),
+    st.sampled_from(["", "", "salt"]),
 )
 aborts = st.tuples(
     st.just("abort"),
@@ -103,6 +104,7 @@ class Traffic:
         prompt_logprobs: int | None = None,
         prompt_only: str = "",
         priority: int = 0,
+        cache_salt: str = "",
     ):
         name = str(number)
         if name in self.sent:
@@ -123,6 +125,7 @@ class Traffic:
                 prompt_logprobs=prompt_logprobs,
                 pooling=prompt_only == "embed",
                 priority=priority,
+                cache_salt=cache_salt,
             )
         )
 
