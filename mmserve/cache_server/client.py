@@ -57,9 +57,9 @@ def connect(
     """
     timing = reconnect_timeout_s, beat_interval_s, call_margin_s
     if batched:
-        pool = ConnectionPool(partial(FramedConnection, endpoints.cache_calls, timeout_s=call_margin_s), owner, *timing)
+        pool = ConnectionPool(partial(FramedConnection, endpoints.cache_calls), owner, *timing)
         return MediaCacheClient(pool, BatchedCalls(pool))
-    pool = ConnectionPool(partial(RpycConnection, endpoints.cache_rpc, timeout_s=call_margin_s), owner, *timing)
+    pool = ConnectionPool(partial(RpycConnection, endpoints.cache_rpc), owner, *timing)
     return MediaCacheClient(pool, ItemwiseCalls(pool))
 
 

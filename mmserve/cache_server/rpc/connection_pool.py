@@ -42,13 +42,18 @@ class Connection(Protocol):
     def close(self) -> None: ...
 
 
+class OpenConnection(Protocol):
+    """Makes a connection that is registered as ``owner``, within ``timeout_s``."""
+
+    def __call__(self, owner: str, *, timeout_s: float) -> Connection: ...
+
+
 class ConnectionPool:
-    """Thread-safe. ``open_(owner)`` makes a connection registered as that owner: ``owner`` with a suffix, so that a
-    restarted process is a new owner."""
+    """Thread-safe. Its owner is ``owner`` with a suffix, so that a restarted process is a new owner."""
 
     def __init__(
         self,
-        open_: Callable[[str], Connection],
+        open_: OpenConnection,
         owner: str,
         reconnect_timeout_s: float,
         beat_interval_s: float = BEAT_INTERVAL_S,
@@ -161,7 +166,7 @@ class ConnectionPool:
     def _new(self) -> Connection:
         """A new connection. Raises Shortage if this process lacks what it needs, or one of LOST."""
         try:
-            return self._open(self._owner)
+            return self._open(self._owner, timeout_s=self._call_margin_s)
         except OSError as error:
             if (short := shortage_of(error)) is not None:
                 raise short from error
