@@ -108,7 +108,7 @@ def _generate_endpoint(
             call, send_answer = decode_small_images(parsed.call), parsed.send_answer
             del parsed
             if call.media:
-                context.shortages.check_images()
+                resources.enter(context.shortages.images())
             resources.hold(kept_nbytes(call))
             traceparent = request.headers.get("traceparent", "")
             task = context.request_tasks.start(call, resources, request.scope["path"], traceparent)

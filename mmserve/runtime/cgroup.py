@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,8 @@ ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 _MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 """Version 2, version 1: limit and use, in bytes."""
+_INACTIVE = re.compile(r"^(?:total_)?inactive_file (\d+)$", re.MULTILINE)
+"""Version 1 counts the groups below only in ``total_inactive_file``, which comes after ``inactive_file``."""
 _NO_LIMIT_NBYTES = 1 << 60
 """Version 1 says that there is no limit with a number from about here up."""
 
@@ -58,20 +60,19 @@ class MemoryLimit:
         self._usage = directory / usage_file
         self._stat = directory / "memory.stat"
 
-    def read(self, *, enough: float = 1.0) -> GroupMemory | None:
+    def read(self, enough: Callable[[int], int] = lambda limit: limit) -> GroupMemory | None:
         """Limit and memory left now; None without a limit.
 
-        ``enough``: if at least this share is left without it, the page cache is not counted: for that the kernel adds
+        ``enough(limit)``: if so many bytes are left without it, the page cache is not counted: for that the kernel adds
         up numbers of all processors.
         """
         try:
             limit, used = int(self._limit.read_text()), int(self._usage.read_text())
-            cached = self._inactive_nbytes() if limit - used < enough * limit else 0
+            cached = self._inactive_nbytes() if limit - used < enough(limit) else 0
         except (OSError, ValueError):
             # No such group, or "max".
             return None
         return GroupMemory(limit, max(0, limit - used + cached)) if limit < _NO_LIMIT_NBYTES else None
 
     def _inactive_nbytes(self) -> int:
-        found = re.search(r"^inactive_file (\d+)$", self._stat.read_text(), re.MULTILINE)
-        return int(found[1]) if found else 0
+        return max(map(int, _INACTIVE.findall(self._stat.read_text())), default=0)

@@ -1,13 +1,15 @@
 """What this worker's machine is nearly out of: memory of the control group, descriptors. Looked at with each heartbeat.
 
-Requests with images are refused while memory is short: they take the most, and the kernel's OOM killer would end a
-process in the middle of all requests. The others go on.
+While memory is short, one request with images is taken at a time, or none: they take the most, and the kernel's OOM
+killer would end a process in the middle of all requests. Requests without images go on.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import Enum
 
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.byte_budget import MIB
@@ -15,10 +17,27 @@ from mmserve.runtime.cgroup import GroupMemory, MemoryLimit, limited_groups
 from mmserve.runtime.errors import Unavailable
 from mmserve.runtime.shortage import has_descriptors
 
-MIN_LEFT = 0.05
-"""Memory is short while less than this share of a group's limit is left, inactive page cache counted as free."""
+_MIN_SHARE = 0.05
+_MAX_MARGIN_NBYTES = 256 << 20
+_NOTHING_LEFT = 1 / 8
 _RETRY_AFTER_S = 5.0
 logger = logging.getLogger(__name__)
+
+
+def margin_nbytes(limit_nbytes: int) -> int:
+    """Memory is short while less than this is left of a group's limit, inactive page cache counted as free.
+
+    A server that always runs with less still takes images, one request at a time, as long as an eighth of it is left.
+    """
+    return min(int(_MIN_SHARE * limit_nbytes), _MAX_MARGIN_NBYTES)
+
+
+class _Images(Enum):
+    """Which requests with images are taken; as the log says it."""
+
+    SERVED = "served again"
+    ONE_AT_A_TIME = "served one at a time, others are refused (503)"
+    REFUSED = "refused (503)"
 
 
 class Shortages:
@@ -34,7 +53,8 @@ class Shortages:
         self._metrics = metrics
         self._groups = limited_groups() if groups is None else groups
         self._has_descriptors = has_descriptors
-        self._memory_short = False
+        self._images = _Images.SERVED
+        self._num_with_images = 0
         self._descriptors_short = False
 
     def look(self) -> None:
@@ -48,28 +68,37 @@ class Shortages:
         if not short:  # else what is known of the memory stays, as it cannot be read
             self._look_at_memory()
 
-    def check_images(self) -> None:
-        """For a request with images: raises Unavailable while memory is short."""
-        if self._memory_short:
+    @contextmanager
+    def images(self) -> Iterator[None]:
+        """The life of a request with images. Raises Unavailable if memory is too short for one more."""
+        if self._images is _Images.REFUSED or (self._images is _Images.ONE_AT_A_TIME and self._num_with_images):
             self._metrics.add("admission_rejections", 1, "memory")
             raise Unavailable(
-                "the server's memory is nearly used up, it takes no requests with images now",
+                "the server's memory is nearly used up: requests with images have to wait",
                 retry_after_s=_RETRY_AFTER_S,
             )
+        self._num_with_images += 1
+        try:
+            yield
+        finally:
+            self._num_with_images -= 1
 
     def _look_at_memory(self) -> None:
-        found = [memory for group in self._groups if (memory := group.read(enough=MIN_LEFT)) is not None]
-        least = min(found, key=_share_left, default=None)
-        short = least is not None and _share_left(least) < MIN_LEFT
-        if least is not None and short != self._memory_short:
+        found = [memory for group in self._groups if (memory := group.read(margin_nbytes)) is not None]
+        least = min(found, key=_left_of_margin, default=None)
+        images = _Images.SERVED
+        if least is not None and (left := _left_of_margin(least)) < 1:
+            images = _Images.REFUSED if left < _NOTHING_LEFT else _Images.ONE_AT_A_TIME
+        if least is not None and images is not self._images:
             logger.warning(
                 "%.0f of %.0f MiB of this container's memory are left: requests with images are %s",
                 least.left_nbytes / MIB,
                 least.limit_nbytes / MIB,
-                "refused (503)" if short else "served again",
+                images.value,
             )
-        self._memory_short = short
+        self._images = images
 
 
-def _share_left(memory: GroupMemory) -> float:
-    return memory.left_nbytes / max(1, memory.limit_nbytes)
+def _left_of_margin(memory: GroupMemory) -> float:
+    """From 1 on, memory is not short."""
+    return memory.left_nbytes / max(1, margin_nbytes(memory.limit_nbytes))

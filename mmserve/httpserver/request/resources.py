@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, nullcontext
 
 from mmserve.httpserver.limits.admission import AdmissionControl
 from mmserve.httpserver.limits.reservations import Reservation, Reservations
@@ -48,6 +48,10 @@ class RequestResources:
         A separate budget: a request waits for it while it holds its body, so it must not be what bodies wait for.
         """
         self._fetched = self._stack.enter_context(await self._fetch_memory.reserve(nbytes))
+
+    def enter(self, context: AbstractContextManager[None]) -> None:
+        """Enter a context that lasts as long as the request. Raises what it raises."""
+        self._stack.enter_context(context)
 
     def answer_memory(self) -> Reservation:
         """An empty reservation for the answer, which outlives this object; whoever reads the answer releases it."""

@@ -7,6 +7,7 @@ import errno
 import os
 import resource
 import socket
+from collections.abc import Callable
 
 import openai
 import pytest
@@ -64,23 +65,23 @@ async def _out_of_memory(*args: object) -> bytes:
 
 def test_images_are_refused_while_memory_is_nearly_used_up_and_text_is_not() -> None:
     class Group:
-        left_nbytes = 1
+        left_nbytes = 0
 
-        def read(self, *, enough: float) -> GroupMemory:
+        def read(self, enough: Callable[[int], int]) -> GroupMemory:
             return GroupMemory(100, self.left_nbytes)
 
     async def test() -> None:
         async with http_worker() as worker:
             group, shortages = Group(), worker.context.shortages
             shortages._groups = [group]  # type: ignore[list-item]
-            await worker.until(lambda: shortages._memory_short)  # looked at with the heartbeat
+            await worker.until(lambda: shortages._images.name == "REFUSED")  # looked at with the heartbeat
             answer = await _post(worker, _body(1000))
             assert answer.status_code == 503
             assert "memory" in answer.json()["error"]["message"]
             assert float(answer.headers["retry-after"]) > 0
             await _say(worker)
             group.left_nbytes = 50
-            await worker.until(lambda: not shortages._memory_short)
+            await worker.until(lambda: shortages._images.name == "SERVED")
             assert (await _post(worker, _body(1000))).status_code == 200
             await worker.idle()
 

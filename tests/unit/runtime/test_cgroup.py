@@ -32,6 +32,13 @@ def test_version_1(tmp_path: Path) -> None:
     assert _left(tmp_path) == [(90, 50)]
 
 
+def test_version_1_counts_the_page_cache_of_groups_below(tmp_path: Path) -> None:
+    stat = "inactive_file 10\nactive_file 5\ntotal_inactive_file 30\ntotal_active_file 5\n"
+    cgroup(tmp_path / "fs/memory", memory_limit_in_bytes="90", memory_usage_in_bytes="80", memory_stat=stat)
+    (tmp_path / "own").write_text("4:memory:/\n")
+    assert _left(tmp_path) == [(90, 40)]
+
+
 def test_no_limit(tmp_path: Path) -> None:
     assert memory_groups(tmp_path, tmp_path / "none") == []
 
@@ -47,7 +54,7 @@ def test_the_page_cache_is_counted_only_when_little_is_left_without_it(tmp_path:
     cgroup(group, memory_max="1000", memory_current="940", memory_stat="inactive_file 200\n")
     (tmp_path / "own").write_text("0::/\n")
     (limit,) = limited_groups(group, tmp_path / "own")
-    assert [found.left_nbytes for share in (0.05, 0.1) if (found := limit.read(enough=share))] == [60, 260]
+    assert [found.left_nbytes for found in (limit.read(lambda _: 50), limit.read(lambda _: 100)) if found] == [60, 260]
 
 
 def test_a_limit_that_is_lifted_while_the_server_runs_is_none(tmp_path: Path) -> None:
