@@ -1,8 +1,8 @@
 """Validates grammars in a child process, which a grammar may end without harm to others.
 
 llguidance has limits, but some short grammars compile for minutes or overflow its stack all the same. Its compiler
-cannot be interrupted, so the kernel ends the child at the deadline. ``IsolatedValidator`` is the parent's side; the
-child is this module's ``main``.
+cannot be interrupted, so the kernel ends the child at the deadline. ``IsolatedValidator`` is the parent's side; this
+module is also what the child runs: it gets the checkpoint's path, then grammars.
 """
 
 from __future__ import annotations
@@ -10,11 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import resource
-import signal
-import subprocess
-import sys
-import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,7 +17,8 @@ import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from mmserve.grammar.limits import parser_limits
-from mmserve.runtime.frames import read_frame, write_frame
+from mmserve.runtime.isolation.killable import ChildDied, KillableChild
+from mmserve.runtime.isolation.serving import Answer, limit_memory, serve
 
 DEADLINE_S = 0.7
 """For one grammar. One of 5 KB takes 5 ms."""
@@ -34,7 +30,6 @@ _WALK_TOKENS = 256
 """Length of the text that is generated at random to find errors that show only while a grammar is used."""
 _NUM_BYTES = 256
 _TOO_COMPLEX = "it is too complex"
-_READY = b"ready"
 logger = logging.getLogger(__name__)
 
 
@@ -42,64 +37,23 @@ class IsolatedValidator:
     """A child process, started when it is needed and again after its death. Thread-safe: one grammar at a time."""
 
     def __init__(self, checkpoint: str, *, deadline_s: float = DEADLINE_S) -> None:
-        self._checkpoint = checkpoint
         self._deadline_s = deadline_s
-        self._child: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
+        # Silent: a panic of the compiler would print parts of the grammar, which is a client's text.
+        self._child = KillableChild(__name__, os.fsencode(checkpoint), deadline_s=deadline_s, silent=True)
 
     def error_of(self, grammar: str) -> str:
         """Why the grammar cannot be used; empty: it can. Raises RuntimeError or OSError if no child can be started."""
-        with self._lock:
-            child = self._child or self._start()
-            assert child.stdin is not None
-            assert child.stdout is not None
-            try:
-                write_frame(child.stdin, grammar.encode())
-                return read_frame(child.stdout).decode()
-            except (BrokenPipeError, EOFError):
-                return self._killed(child)
+        try:
+            return self._child.ask(grammar.encode()).decode()
+        except ChildDied as death:
+            if death.took_too_long:
+                return f"{_TOO_COMPLEX}: it compiles for more than {self._deadline_s:g} s"
+            logger.warning("a grammar ended the process that validated it (%s): it is refused", death)
+            return _TOO_COMPLEX
 
     def close(self) -> None:
         """Kill the child, also while it works: that grammar counts as too complex."""
-        if (child := self._child) is not None:
-            child.kill()
-        with self._lock:
-            if self._child is not None:
-                self._end(self._child)
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        # As in the parent, the working directory is on the import path only if it was meant to be.
-        safe = ["-P"] if sys.flags.safe_path else []
-        command = [sys.executable, *safe, "-m", __name__, self._checkpoint, str(self._deadline_s)]
-        # A panic of the compiler would print parts of the grammar, which is a client's text.
-        quiet = subprocess.DEVNULL
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=quiet)
-        self._child = child
-        assert child.stdout is not None
-        try:
-            read_frame(child.stdout)
-        except EOFError:
-            self._end(child)
-            raise RuntimeError(f"the grammar validator did not start (exit code {child.returncode})") from None
-        return child
-
-    def _killed(self, child: subprocess.Popen[bytes]) -> str:
-        self._end(child)
-        if child.returncode == -signal.SIGALRM:
-            return f"{_TOO_COMPLEX}: it compiles for more than {self._deadline_s:g} s"
-        code = child.returncode
-        cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        logger.warning("a grammar ended the process that validated it (%s): it is refused", cause)
-        return _TOO_COMPLEX
-
-    def _end(self, child: subprocess.Popen[bytes]) -> None:
-        self._child = None
-        assert child.stdin is not None
-        assert child.stdout is not None
-        with suppress(BrokenPipeError):
-            child.stdin.close()
-        child.stdout.close()
-        child.wait()
+        self._child.close()
 
 
 class _AddedToken(msgspec.Struct):
@@ -166,39 +120,12 @@ def _message(matcher: LLMatcher) -> str:
     return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
 
 
-def main() -> None:
-    """The child. Ends with its stdin, or by SIGALRM if a grammar takes longer than the deadline."""
-    # The parent decides when it ends; its own signals reach the whole process group.
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    checkpoint, deadline_s = Path(sys.argv[1]), float(sys.argv[2])
-    tokenizer = byte_tokenizer(checkpoint)
-    _limit_memory(_MEMORY_NBYTES)
-    threading.stack_size(_STACK_NBYTES)
-    thread = threading.Thread(target=_serve, args=(tokenizer, deadline_s))
-    thread.start()
-    thread.join()
-
-
-def _serve(tokenizer: LLTokenizer, deadline_s: float) -> None:
-    requests, replies = sys.stdin.buffer, sys.stdout.buffer
-    with suppress(EOFError, BrokenPipeError):
-        write_frame(replies, _READY)
-        while True:
-            grammar = read_frame(requests).decode()
-            signal.setitimer(signal.ITIMER_REAL, deadline_s)
-            error = error_of(grammar, tokenizer)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            write_frame(replies, error.encode())
-
-
-def _limit_memory(nbytes: int) -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (nbytes if hard == resource.RLIM_INFINITY else min(nbytes, hard), hard))
+def _set_up(checkpoint: bytes) -> Answer:
+    tokenizer = byte_tokenizer(Path(os.fsdecode(checkpoint)))
+    limit_memory(_MEMORY_NBYTES)
+    return lambda grammar: error_of(grammar.decode(), tokenizer).encode()
 
 
 if __name__ == "__main__":
     os.environ.setdefault("RAYON_NUM_THREADS", "1")
-    main()
+    serve(_set_up, stack_nbytes=_STACK_NBYTES)
