@@ -135,7 +135,7 @@ def _steps(arguments: argparse.Namespace) -> Row:
 
 def _compile(runner: ModelRunner, grammar: str) -> None:
     """So that no sequence is deferred."""
-    sampler = runner._sampler
+    sampler = runner._sampling._sampler
     assert sampler is not None
     assert sampler._grammars is not None
     sampler._grammars._compiler.start(grammar, ()).future.result()

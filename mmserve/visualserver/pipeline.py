@@ -18,10 +18,11 @@ import msgspec
 from mmserve.messages.request import AbortRequest, EngineInbound, WorkerDied
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.retry_after import Turnover
-from mmserve.visualserver.batch_queue import BatchQueue, ImageBatch, PendingRequest, PermitCandidate
+from mmserve.visualserver.batch_queue import BatchQueue, ImageBatch, PendingRequest
 from mmserve.visualserver.encode import Encoder, EncoderBatch
 from mmserve.visualserver.image_decode import DecodedBatch, ImageDecoder
 from mmserve.visualserver.images import Image, Outcome
+from mmserve.visualserver.permit_stage import PermitStage
 from mmserve.visualserver.permits import PermitClient
 
 _RETRY_AFTER_S = 5.0
@@ -47,20 +48,15 @@ class Pipeline:
         self._queue = queue
         self._turnover = Turnover(_RETRY_AFTER_S)
         """Of client requests in the queue."""
-        self._permits = permits
+        self._permits = PermitStage(queue, permits, self._refuse, self._waits_for_decoder, self._on_change)
         self._decoder = decoder
         self._encoder = encoder
         self._metrics = metrics
         self._emit = emit
         self._decode_thread = ThreadPoolExecutor(1, "decode")
         self._encode_thread = ThreadPoolExecutor(1, "encode")
-        self._wake_permits = asyncio.Event()
         self._wake_decode = asyncio.Event()
         self._wake_encode = asyncio.Event()
-        self._asking: list[PendingRequest] = []
-        """Requests for which the permit client is waiting."""
-        self._promise_timer: asyncio.TimerHandle | None = None
-        """Deadline of the promised request. Has no effect once its images are being decoded."""
         self._decoding: dict[Future[DecodedBatch], ImageBatch] = {}
         """Batches of the decoding thread: the one being decoded or waiting for the encoder, and at most one behind."""
         self._max_encoder_images = max_encoder_images
@@ -101,72 +97,18 @@ class Pipeline:
     async def run(self) -> None:
         """Run all stages until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._acquire_permits())
+            tasks.create_task(self._permits.run())
             tasks.create_task(self._decode_batches())
             tasks.create_task(self._encode_batches())
 
     def close(self) -> None:
         """Give up all permits asked for and stop the threads, without waiting for running work."""
-        promised = self._queue.promised
-        waiting = self._asking if promised is None else [*self._asking, promised]
-        self._permits.close(pending.permit_name for pending in waiting)
+        self._permits.close()
         self._decoder.close()
         for thread in (self._decode_thread, self._encode_thread):
             thread.shutdown(wait=False, cancel_futures=True)
         # A decoding thread blocked on this semaphore would keep the process alive.
         self._encoder_room.release(self._max_encoder_images)
-
-    # Permits
-
-    async def _acquire_permits(self) -> None:
-        while True:
-            candidates = await self._next_candidates()
-            self._asking = [candidate.pending for candidate in candidates]
-            wait_s = self._permits.remaining_s(candidates[0].pending.received_s)
-            reply = await self._permits.acquire([candidate.permit_request for candidate in candidates], wait_s)
-            asked, self._asking = self._asking, []
-            for pending in asked:
-                if pending.permit_name in reply.granted:
-                    self._queue.grant(pending)
-                elif pending.permit_name == reply.promised:
-                    self._promise(pending)
-                elif self._queue.is_pending(pending) and not self._permits.remaining_s(pending.received_s):
-                    self._time_out(pending)
-            self._on_change()
-
-    async def _next_candidates(self) -> list[PermitCandidate]:
-        while not (candidates := self._queue.permit_candidates()):
-            self._wake_permits.clear()
-            await self._wake_permits.wait()
-        return candidates
-
-    def _promise(self, pending: PendingRequest) -> None:
-        """Start the timer of the promised request.
-
-        The timer of an earlier promised request is cancelled: only one request is promised at a time, so the earlier
-        one has its permit by now and is being decoded.
-        """
-        self._queue.promise(pending)
-        if self._promise_timer is not None:
-            self._promise_timer.cancel()
-        loop = asyncio.get_running_loop()
-        self._promise_timer = loop.call_later(
-            self._permits.remaining_s(pending.received_s), self._time_out_promised, pending
-        )
-
-    def _time_out_promised(self, pending: PendingRequest) -> None:
-        """Abort the request unless its decoding has started."""
-        queued = any(
-            pending in batch.first_started and not _has_started(future) for future, batch in self._decoding.items()
-        )
-        if self._queue.is_pending(pending) and (queued or self._queue.promised is pending):
-            self._time_out(pending)
-            self._on_change()
-
-    def _time_out(self, pending: PendingRequest) -> None:
-        message = f"its images did not get their turn within {self._permits.timeout_s:g} s"
-        # In the time of one request it would not have got its turn: all that wait are ahead of its next try.
-        self._refuse(self._queue.abort(pending, "queue_timeout", message), len(self._queue))
 
     def _refuse(self, abort: AbortRequest, num_ahead: int) -> None:
         """Abort a request that can be sent again when ``num_ahead`` client requests have left the queue."""
@@ -192,12 +134,18 @@ class Pipeline:
             self._wake_decode.clear()
             await self._wake_decode.wait()
         # A request that shares an image with this batch may now ask for a permit for its other images.
-        self._wake_permits.set()
+        self._permits.wake()
         now_s = time.monotonic()
         for pending in batch.first_started:
             pending.started_s = now_s
             self._metrics.add("mm_queue_seconds", now_s - pending.received_s)
         return batch
+
+    def _waits_for_decoder(self, pending: PendingRequest) -> bool:
+        """True if a batch that starts the request is queued at the decoding thread."""
+        return any(
+            pending in batch.first_started and not _has_started(future) for future, batch in self._decoding.items()
+        )
 
     def _decode_and_reserve(self, images: Sequence[Image]) -> DecodedBatch:
         """Runs in the decoding thread, and blocks it until the encoder has room for the batch."""
@@ -278,20 +226,16 @@ class Pipeline:
 
     def _on_change(self) -> None:
         """After any change of the queue: give back permits, cancel work without waiters, wake all stages."""
-        for pending in self._asking:
-            if not self._queue.is_pending(pending):
-                self._permits.release(pending.permit_name)
         for future, batch in self._decoding.items():
             # has_waiters needs images that are in the queue. They leave it after their future is done, in _finish.
             if not future.done() and not self._queue.has_waiters(batch.images) and future.cancel():
                 self._queue.cancel(batch.images)
-        for permit_name in self._queue.permits.take_ended():
-            self._permits.release(permit_name)
+        self._permits.release_unwanted()
         self._wake_decode.set()
         self._wake_encode.set()
         self._turnover.hold(len(self._queue))
         self._metrics.add("mm_encoder_requests_waiting", len(self._queue))
-        self._wake_permits.set()
+        self._permits.wake()
 
 
 def _has_started(future: Future[DecodedBatch]) -> bool:

@@ -1,9 +1,8 @@
 """Leases on a request's images in the arena: allocate, write, wait for data of others, compare, release.
 
 The cache server decides which request writes an image and which ones wait for it. The states of a record are explained
-at ``cache_server.entries.Stage``. Blocking calls run in threads, and
-a cancelled request waits for its thread to return. So a lease is released exactly once, and never while a thread still
-writes under it.
+at ``cache_server.entries.Stage``. Blocking calls run in threads, and a cancelled request waits for its thread to
+return. So a lease is released exactly once, and never while a thread still writes under it.
 """
 
 from __future__ import annotations
@@ -12,12 +11,9 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
 from typing import TypeVar
-
-import msgspec
 
 from mmserve.cache_server.client import MediaCacheClient, connect
 from mmserve.config.deployment import Deployment
@@ -26,13 +22,14 @@ from mmserve.httpserver.call import AllocVersion, LeasedItem, MediaItem
 from mmserve.httpserver.limits.media_budgets import MediaBudgets
 from mmserve.httpserver.media.content_key import second_key
 from mmserve.httpserver.mm_cache.calls import AsyncCacheClient
+from mmserve.httpserver.mm_cache.image_sizes import ImageSizes
+from mmserve.httpserver.mm_cache.lease_request import LeaseRequest, to_write, with_states
 from mmserve.httpserver.mm_cache.stored_bytes import differs, write
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
+from mmserve.messages.cache import AllocItem, MediaRecord
 from mmserve.metrics.client import MetricsClient
-from mmserve.processors.registry import processor_for
-from mmserve.runtime.errors import MmserveError, Shortage, Unavailable
+from mmserve.runtime.errors import Shortage, Unavailable
 from mmserve.runtime.retry_after import AFTER_CACHE_RESTART_S, Turnover
 from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES, WorkerThreads
 
@@ -41,21 +38,6 @@ _RETRY_AFTER_S = 5.0
 _RECONNECT_S = 0.25
 B = TypeVar("B")
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class _LeaseRequest:
-    """The state of one request while it acquires its leases."""
-
-    request_id: str
-    items: Sequence[MediaItem]
-    alloc_items: list[AllocItem]
-    """``items`` as they are sent to the cache server."""
-    deadline_s: float
-    written: set[int] = field(default_factory=set)
-    """Indices of items that this request has written itself, so their stored bytes need no comparison."""
-    write_s: float = 0.0
-    written_nbytes: int = 0
 
 
 class MediaLeases:
@@ -78,13 +60,12 @@ class MediaLeases:
         timeout_s: float | None = None,
     ) -> None:
         concurrent, workers = alloc_version == "v2", deployment.config.concurrent_alloc_workers
-        self._deployment = deployment
         self._budgets = MediaBudgets(deployment.budgets, arena.nbytes, metrics, alloc_version)
         self._arena = arena
         self._metrics = metrics
         self._timeout_s = deployment.config.mm_queue_timeout if timeout_s is None else timeout_s
         self._alloc_version = alloc_version
-        self._processor = processor_for(deployment.model)
+        self._sizes = ImageSizes(deployment)
         self._threads = WorkerThreads(f"lease-{alloc_version}", workers, concurrent=concurrent)
         self._client = client or connect(endpoints, owner, batched=concurrent)
         self._turnover = Turnover(_RETRY_AFTER_S)
@@ -104,7 +85,7 @@ class MediaLeases:
 
     def num_tokens(self, items: Sequence[MediaItem]) -> list[int]:
         """Tokens of each image in a prompt. Raises MediaError."""
-        return [self._num_tokens(item) for item in items]
+        return self._sizes.num_tokens(items)
 
     async def aclose(self) -> None:
         """Close threads and connections. Remaining leases end with the connections."""
@@ -116,7 +97,7 @@ class MediaLeases:
         if not items:
             yield []
             return
-        alloc_items, decoded_nbytes = self._alloc_items(items), [self._decoded_nbytes(item) for item in items]
+        alloc_items, decoded_nbytes = self._sizes.alloc_items(items), self._sizes.decoded_nbytes(items)
         self._budgets.check(alloc_items, decoded_nbytes)
         try:
             records = await self._acquire(request_id, items, alloc_items)
@@ -139,7 +120,7 @@ class MediaLeases:
         deadline_s = started_s + self._timeout_s
         while True:
             try:
-                records = await self._alloc_and_write(_LeaseRequest(request_id, items, list(alloc_items), deadline_s))
+                records = await self._alloc_and_write(LeaseRequest(request_id, items, list(alloc_items), deadline_s))
                 alloc_s = time.monotonic() - started_s
                 stage_times.record("alloc", alloc_s)
                 self._metrics.add("mm_alloc_seconds", alloc_s, self._alloc_version)
@@ -151,7 +132,7 @@ class MediaLeases:
                     raise
             await asyncio.sleep(_RECONNECT_S)
 
-    async def _alloc_and_write(self, request: _LeaseRequest) -> Sequence[MediaRecord]:
+    async def _alloc_and_write(self, request: LeaseRequest) -> Sequence[MediaRecord]:
         """Allocate, write, wait, compare; then again with second keys for images that collided with other content.
 
         Returns records in state "data" or "hit".
@@ -173,40 +154,21 @@ class MediaLeases:
                 return records
             await self._give_second_keys(request, collided)
 
-    def _alloc_items(self, items: Sequence[MediaItem]) -> list[AllocItem]:
-        row_nbytes = self._deployment.embed_row_nbytes
-        return [
-            AllocItem(item.key, count, len(item.data), count * row_nbytes)
-            for item, count in zip(items, self.num_tokens(items), strict=True)
-        ]
-
-    def _num_tokens(self, item: MediaItem) -> int:
-        assert self._processor is not None, "a text model's request holds no images"
-        try:
-            return self._processor.num_tokens(item.width, item.height)
-        except MmserveError as error:
-            error.param = item.param
-            raise
-
-    def _decoded_nbytes(self, item: MediaItem) -> int:
-        assert self._processor is not None, "a text model's request holds no images"
-        return self._processor.decoded_nbytes(item.width, item.height, item.loading_nbytes)
-
-    def _write_inline(self, request: _LeaseRequest, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
+    def _write_inline(self, request: LeaseRequest, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
         """Blocking. Writes the images if they are small in total; otherwise leaves them to ``_write``."""
-        jobs = _to_write(records)
-        if not jobs or sum(len(request.items[index].data) for index in jobs.values()) > self._max_inline_nbytes:
+        jobs = to_write(records)
+        if not jobs or sum(request.nbytes([*jobs.values()])) > self._max_inline_nbytes:
             return records
         started_s = time.monotonic()
         for index in jobs.values():
             self._write_item(request, records, index)
         self._client.set_items_data(request.request_id, tuple(jobs))
         request.write_s = time.monotonic() - started_s
-        return _mark_written(request, records, jobs)
+        return request.mark_written(records, jobs)
 
-    async def _write(self, request: _LeaseRequest, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
+    async def _write(self, request: LeaseRequest, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
         """Write the images in state "write", each content once, then report all of them with one RPC."""
-        if jobs := _to_write(records):
+        if jobs := to_write(records):
             num_left, started_s = itertools.count(len(jobs) - 1, -1), time.monotonic()
 
             def write_one(index: int) -> None:
@@ -217,7 +179,7 @@ class MediaLeases:
 
             await self._map(write_one, request, list(jobs.values()))
             request.write_s = time.monotonic() - started_s
-            records = _mark_written(request, records, jobs)
+            records = request.mark_written(records, jobs)
         if request.write_s:
             stage_times.record("write", request.write_s)
             self._metrics.add("mm_write_seconds", request.write_s, self._alloc_version)
@@ -225,12 +187,12 @@ class MediaLeases:
             request.write_s, request.written_nbytes = 0.0, 0
         return records
 
-    def _write_item(self, request: _LeaseRequest, records: Sequence[MediaRecord], index: int) -> None:
+    def _write_item(self, request: LeaseRequest, records: Sequence[MediaRecord], index: int) -> None:
         handle = records[index].data
         assert handle is not None, "a record in state write has a data handle"
         write(self._arena, handle, request.items[index].data)
 
-    async def _wait_for_data(self, request: _LeaseRequest, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
+    async def _wait_for_data(self, request: LeaseRequest, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
         """Records with new states: those in state "wait" become "data", "hit", "write", or stay "wait"."""
         ids = tuple(dict.fromkeys(record.item_id for record in records if record.state == "wait"))
         if time.monotonic() >= request.deadline_s:
@@ -243,18 +205,12 @@ class MediaLeases:
             raise Unavailable(
                 "an image of this request is no longer in the media cache", retry_after_s=AFTER_CACHE_RESTART_S
             )
-        return _with_states(records, dict(zip(ids, states, strict=True)))
+        return with_states(records, dict(zip(ids, states, strict=True)))
 
-    async def _compare(self, request: _LeaseRequest, records: Sequence[MediaRecord]) -> list[int]:
+    async def _compare(self, request: LeaseRequest, records: Sequence[MediaRecord]) -> list[int]:
         """Indices of items whose content key collides: the arena holds other bytes under it. Bytes that were evicted
         after encoding cannot be compared."""
-        stored_by_others = [
-            index
-            for index, record in enumerate(records)
-            if record.state == "data"
-            and index not in request.written
-            and request.alloc_items[index].key == request.items[index].key
-        ]
+        stored_by_others = request.stored_by_others(records)
         if not stored_by_others:
             return []
         started_s = time.monotonic()
@@ -262,12 +218,12 @@ class MediaLeases:
         self._metrics.add("mm_compare_seconds", time.monotonic() - started_s, self._alloc_version)
         return [index for index, collides in zip(stored_by_others, results, strict=True) if collides]
 
-    def _differs(self, request: _LeaseRequest, records: Sequence[MediaRecord], index: int) -> bool:
+    def _differs(self, request: LeaseRequest, records: Sequence[MediaRecord], index: int) -> bool:
         handle = records[index].data
         assert handle is not None, "an image that is not encoded yet has a data handle"
         return differs(self._arena, handle, request.items[index].data)
 
-    async def _give_second_keys(self, request: _LeaseRequest, collided: Sequence[int]) -> None:
+    async def _give_second_keys(self, request: LeaseRequest, collided: Sequence[int]) -> None:
         """Replace the content keys of the ``collided`` items, and release all leases of the request.
 
         The caller then allocates all items again, which may wait for space. While it waits, the request must hold no
@@ -278,24 +234,8 @@ class MediaLeases:
         await self._cache.release_now(request.request_id)
         items = request.items
         keys = await self._map(lambda index: second_key(items[index].key, items[index].data), request, collided)
-        for index, key in zip(collided, keys, strict=True):
-            request.alloc_items[index] = msgspec.structs.replace(request.alloc_items[index], key=key)
+        request.replace_keys(dict(zip(collided, keys, strict=True)))
 
-    async def _map(self, work: Callable[[int], B], request: _LeaseRequest, indices: Sequence[int]) -> list[B]:
+    async def _map(self, work: Callable[[int], B], request: LeaseRequest, indices: Sequence[int]) -> list[B]:
         """``work`` for each index, in this path's threads; it reads about all bytes of each item."""
-        return await self._threads.map(work, indices, [len(request.items[index].data) for index in indices])
-
-
-def _to_write(records: Sequence[MediaRecord]) -> dict[int, int]:
-    """Item id -> index of one item in state "write"."""
-    return {record.item_id: index for index, record in enumerate(records) if record.state == "write"}
-
-
-def _mark_written(request: _LeaseRequest, records: Sequence[MediaRecord], jobs: Mapping[int, int]) -> list[MediaRecord]:
-    request.written.update(jobs.values())
-    request.written_nbytes += sum(len(request.items[index].data) for index in jobs.values())
-    return _with_states(records, dict.fromkeys(jobs, "data"))
-
-
-def _with_states(records: Sequence[MediaRecord], states: Mapping[int, ItemState]) -> list[MediaRecord]:
-    return [msgspec.structs.replace(record, state=states.get(record.item_id, record.state)) for record in records]
+        return await self._threads.map(work, indices, request.nbytes(indices))

@@ -10,7 +10,8 @@ import msgspec
 
 from mmserve.httpserver import stage_times
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem
-from mmserve.httpserver.engine.dispatcher import Dispatcher, MediaLost
+from mmserve.httpserver.engine.dispatcher import Dispatcher
+from mmserve.httpserver.engine.live_sequence import MediaLost
 from mmserve.httpserver.mm_cache.alloc_path import AllocPath
 from mmserve.httpserver.output.deltas import DeltaStream
 from mmserve.httpserver.output.detokenizer import Detokenizer

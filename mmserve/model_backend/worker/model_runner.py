@@ -7,14 +7,11 @@ finds it, and the broadcast of the tokens has a negative number in place of the 
 
 from __future__ import annotations
 
-import logging
 import time
-from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from mmserve.checkpoint.load import check_tp
@@ -27,24 +24,21 @@ from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.loader.load import load_decoder
 from mmserve.model_backend.loader.registry import family_of
 from mmserve.model_backend.loader.weights import Progress
-from mmserve.model_backend.platforms.device import is_fatal_device_error
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker import kv_cache
 from mmserve.model_backend.worker.forward_batch import ForwardBatch, build_forward_batch
 from mmserve.model_backend.worker.image_inputs import ImageEmbeddingWriter
-from mmserve.model_backend.worker.in_flight import InFlight, SampledRows
-from mmserve.model_backend.worker.input_batch import InputBatch, Slot
+from mmserve.model_backend.worker.in_flight import InFlight
+from mmserve.model_backend.worker.input_batch import InputBatch
 from mmserve.model_backend.worker.prompt_outputs import PromptResults, compute_prompt_results
 from mmserve.model_backend.worker.sampling.grammar_compiler import GrammarCompiler
 from mmserve.model_backend.worker.sampling.grammar_masks import GrammarMasks
-from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
-from mmserve.model_backend.worker.sampling.sampler import Sampler, SampleRow
+from mmserve.model_backend.worker.sampling.sampler import Sampler
 from mmserve.model_backend.worker.step_errors import StepErrors
 from mmserve.model_backend.worker.step_splitting import StepError, compute_in_parts
+from mmserve.model_backend.worker.token_sampling import TokenSampling
 from mmserve.model_backend.worker.warm_up import ChunkTime, WarmUp
 from mmserve.runtime.startup_timer import StartupTimer
-
-logger = logging.getLogger(__name__)
 
 
 class _Computed(NamedTuple):
@@ -97,11 +91,9 @@ class ModelRunner:
         self._executor = platform.executor(self._model, limits)
         self._positions = family_of(spec.family).positions
         self._image_writer = ImageEmbeddingWriter(arena, spec.text.hidden_size, tp, platform)
-        self._sampler = _sampler(deployment, platform) if tp.rank == 0 else None
-        self._last_token = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=platform.device)
-        """By slot: the token that it sampled last. Decode rows read it, so no id has to come from the host."""
-        self._uncollected: deque[InFlight] = deque()
         self._errors = StepErrors(tp, platform)
+        sampler = _sampler(deployment, platform) if tp.rank == 0 else None
+        self._sampling = TokenSampling(sampler, tp, self._errors, platform.device, config.max_num_seqs)
         self.faults = NO_FAULTS
 
     @property
@@ -128,46 +120,25 @@ class ModelRunner:
         """
         in_flight = InFlight(plan.step_id, time.perf_counter())
         refused = self._input_batch.apply(plan)
-        self._update_sampler(plan, refused)
+        self._sampling.update(plan, refused)
         refused |= self._copy_tokens(plan)
         for step in plan.steps:
             if step.slot in refused:
                 in_flight.add_failure(step.slot, refused[step.slot])
         if steps := [step for step in plan.steps if step.slot not in refused]:
             self._launch_steps(steps, in_flight)
-        self._uncollected.append(in_flight)
+        self._sampling.launched(in_flight)
         return in_flight
 
     @torch.inference_mode()
     def collect(self, in_flight: InFlight) -> StepResult:
         """Wait for a launched plan and return its result. The oldest uncollected plan comes first."""
-        oldest = self._uncollected.popleft()
-        assert oldest is in_flight, "plans are collected in the order in which they were launched"
-        self._record_tokens(in_flight)
+        self._sampling.collect(in_flight)
         return in_flight.result(time.perf_counter())
 
     def prepare(self) -> None:
         """Work for the next step that need not wait for its plan."""
-        if self._sampler is not None:
-            self._sampler.prepare()
-
-    def _update_sampler(self, plan: StepPlan, refused: Container[int]) -> None:
-        if self._sampler is None:
-            return
-        for slot in plan.free:
-            self._sampler.remove_slot(slot)
-        for new in plan.new:
-            if new.slot not in refused:
-                tokens = np.frombuffer(new.token_ids, dtype=np.int64)
-                prompt, output = tokens[: new.num_prompt_tokens], tokens[new.num_prompt_tokens :]
-                try:
-                    self._sampler.add_slot(new.slot, new.sampling, prompt, output)
-                except Exception as error:
-                    # Only rank 0 knows. The other ranks compute the step as well and get the failure as a token.
-                    if is_fatal_device_error(error):
-                        raise
-                    logger.exception("a logits processor failed")
-                    self._sampler.fail_slot(new.slot)
+        self._sampling.prepare()
 
     def _copy_tokens(self, plan: StepPlan) -> dict[int, str]:
         """Copy KV blocks. Returns slot -> message for the steps whose copies fail on some rank."""
@@ -220,7 +191,8 @@ class ModelRunner:
             failed = {failure.slot for failure in computed.unread}
             readable = [step for step in steps if step.slot not in failed]
             return self._attempt(in_flight, readable) if readable else None
-        error = self._sample(batch, computed.logits, in_flight)
+        sequences = [self._input_batch[slot] for slot in batch.sample_slots]
+        error = self._sampling.sample(batch.sample_slots, sequences, computed.logits, in_flight) if sequences else None
         if computed.prompts is not None and error is None:
             in_flight.prompts.append(computed.prompts)
         return error
@@ -228,7 +200,12 @@ class ModelRunner:
     def _build(self, steps: Sequence[SequenceStep]) -> ForwardBatch:
         self.faults.pass_through()
         return build_forward_batch(
-            self._input_batch, steps, self._last_token, self._vocab_size, self._metadata_builder, self._positions
+            self._input_batch,
+            steps,
+            self._sampling.last_token,
+            self._vocab_size,
+            self._metadata_builder,
+            self._positions,
         )
 
     def _compute(self, batch: ForwardBatch) -> _Computed:
@@ -245,62 +222,6 @@ class ModelRunner:
             prompts = compute_prompt_results(self._model, outputs, wanted, self._vocab_size, self._tp.rank)
             outputs = outputs[wanted.sampling]
         return _Computed([], self._model.logits(outputs) if batch.sample_slots else None, prompts)
-
-    def _sample(self, batch: ForwardBatch, logits: torch.Tensor | None, in_flight: InFlight) -> StepError | None:
-        """Sample on rank 0; every rank gets the tokens and keeps them as its slots' last ones, or gets the error."""
-        if not (slots := batch.sample_slots):
-            return None
-        sequences = [self._input_batch[slot] for slot in slots]
-        error, logprobs = None, None
-        if self._sampler is not None and logits is not None:
-            drawn, error = self._errors.catch(self._draw, self._sampler, logits, slots, sequences)
-            tokens, logprobs = drawn or (self._errors.tokens_for(error, len(slots)), None)
-        else:
-            tokens = torch.empty(len(slots), dtype=torch.int64, device=self._platform.device)
-        tokens = self._tp.broadcast(tokens)
-        if error := self._errors.in_tokens(error, tokens):
-            return error
-        # A row without a token gets token 0, so that a plan already in flight for its slot can still be computed.
-        self._last_token.index_copy_(0, torch.tensor(slots, device=tokens.device), tokens.clamp(min=0))
-        for sequence in sequences:
-            sequence.length += 1
-        in_flight.sampled.append(SampledRows(slots, sequences, tokens, logprobs))
-        return None
-
-    def _draw(
-        self, sampler: Sampler, logits: torch.Tensor, slots: Sequence[int], sequences: Sequence[Slot]
-    ) -> tuple[torch.Tensor, ModelLogprobs]:
-        """What ``Sampler.sample`` returns, and the log-probabilities of the tokens."""
-        if any(map(sampler.needs_update, slots)):
-            for earlier in self._uncollected:
-                self._record_tokens(earlier)
-        rows = [
-            SampleRow(slot, sequence.sampling, sequence.length) for slot, sequence in zip(slots, sequences, strict=True)
-        ]
-        logprobs = ModelLogprobs(logits, rows)
-        tokens = sampler.sample(logits, rows)
-        logprobs.compute(tokens)
-        return tokens, logprobs
-
-    def _record_tokens(self, in_flight: InFlight) -> None:
-        """At the first call, wait for the plan's tokens and add them to their sequences."""
-        for rows in in_flight.sampled:
-            if rows.known_tokens is None:
-                rows.known_tokens = rows.tokens.tolist()
-                for slot, sequence, token_id in zip(rows.slots, rows.sequences, rows.known_tokens, strict=True):
-                    sequence.tokens.append(max(token_id, 0))
-                    if self._sampler is not None and token_id >= 0:
-                        self._update_processors(self._sampler, slot, token_id)
-
-    @staticmethod
-    def _update_processors(sampler: Sampler, slot: int, token_id: int) -> None:
-        try:
-            sampler.update(slot, (token_id,))
-        except Exception as error:  # the boundary of one sequence, as in _update_sampler
-            if is_fatal_device_error(error):
-                raise
-            logger.exception("a logits processor failed")
-            sampler.fail_slot(slot)
 
 
 def _sampler(deployment: Deployment, platform: Platform) -> Sampler:

@@ -49,7 +49,7 @@ class DyingServer:
             if plan is None:
                 return
             self._deliver(self.engine.scheduler.take_starts())
-            (step,) = self.engine.scheduler._in_flight
+            (step,) = self.engine.scheduler._results.in_flight
             if any(sequence.request.id in self._deadly for sequence in step.sequences):
                 self.num_deaths += 1
                 assert self.num_deaths <= MAX_RESTARTS, "the supervisor would give up"

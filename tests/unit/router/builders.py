@@ -190,7 +190,7 @@ class Engine:
                 assert block in nodes
             if running_users[block] > 1:
                 assert block in nodes, "only cached blocks are shared"
-        in_flight = [node for step in self.scheduler._in_flight for node in step.cached_nodes.values()]
+        in_flight = [node for step in self.scheduler._results.in_flight for node in step.cached_nodes.values()]
         for root in roots:
             self._check_tree(root, [], in_flight)
 

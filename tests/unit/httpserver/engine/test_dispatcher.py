@@ -10,8 +10,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from mmserve.httpserver.engine.dispatcher import MAX_RESENDS, Dispatcher, MediaLost
+from mmserve.httpserver.engine.dispatcher import MAX_RESENDS, Dispatcher
 from mmserve.httpserver.engine.links import Destination
+from mmserve.httpserver.engine.live_sequence import MediaLost
 from mmserve.messages.logprobs import row_nbytes
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.reply import ServerPhase, TokenReply

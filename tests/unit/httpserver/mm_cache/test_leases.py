@@ -210,7 +210,7 @@ def test_the_wait_for_leases_has_a_timeout(model: Path, arena: Arena) -> None:
     worker.cache.items = {}
 
     async def scenario() -> None:
-        worker.cache.alloc("another", worker.leases._alloc_items([item(1)]), wait_s=0)
+        worker.cache.alloc("another", worker.leases._sizes.alloc_items([item(1)]), wait_s=0)
         with pytest.raises(Unavailable, match="another request did not write") as caught:
             await hold_once(worker, "r", [item(1)])
         assert caught.value.retry_after_s is not None
@@ -224,7 +224,7 @@ def test_a_request_beyond_the_waiting_threads_is_told_to_try_again(worker: Worke
     """It times out while it waits for a thread, before the cache server is called."""
 
     async def scenario() -> None:
-        (record,) = worker.cache.alloc("another", worker.leases._alloc_items([item(1)]), wait_s=0)
+        (record,) = worker.cache.alloc("another", worker.leases._sizes.alloc_items([item(1)]), wait_s=0)
         gates = [worker.gate("get_items_data", f"r{number}") for number in range(_MAX_WAITING_CALLS)]
 
         def wait(name: str, timeout_s: float) -> Coroutine[Any, Any, Sequence[ItemState]]:
@@ -281,7 +281,7 @@ def test_requests_that_never_fit_and_that_time_out_are_refused(model: Path, aren
 
 def test_a_restarted_cache_is_asked_again(worker: Worker) -> None:
     async def scenario() -> None:
-        worker.cache.alloc("another", worker.leases._alloc_items([item(1)]), wait_s=0)
+        worker.cache.alloc("another", worker.leases._sizes.alloc_items([item(1)]), wait_s=0)
         waits = worker.gate("get_items_data", "r")
         held = asyncio.create_task(hold_once(worker, "r", [item(1)]))
         await waits.reached.wait()

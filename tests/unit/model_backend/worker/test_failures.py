@@ -232,7 +232,7 @@ def bad_in(batch: ForwardBatch) -> bool:
 
 def fail_on_bad_sequences(runner: ModelRunner, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the stage raise whenever a sequence with BAD_TOKEN takes part, alone or among others."""
-    forward, sample = runner._forward, runner._sampler.sample
+    forward, sample = runner._forward, runner._sampling._sampler.sample
 
     def build(*arguments: Any) -> ForwardBatch:
         batch = build_forward_batch(*arguments)
@@ -255,7 +255,7 @@ def fail_on_bad_sequences(runner: ModelRunner, stage: str, monkeypatch: pytest.M
         case "forward":
             monkeypatch.setattr(runner, "_forward", forward_batch)
         case "sample":
-            monkeypatch.setattr(runner._sampler, "sample", sample_rows)
+            monkeypatch.setattr(runner._sampling._sampler, "sample", sample_rows)
 
 
 @pytest.mark.parametrize("stage", ["build", "forward", "sample"])

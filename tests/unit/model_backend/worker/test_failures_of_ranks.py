@@ -50,7 +50,7 @@ def ranks(directory: Path, arena: Arena) -> Iterator[RanksInThreads]:
 
 def fail_in(runner: ModelRunner, name: str, monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
     """Makes a method of one rank raise whenever BAD takes part."""
-    owner: Any = runner._sampler if name == "sample" else runner
+    owner: Any = runner._sampling._sampler if name == "sample" else runner
     function = getattr(owner, name)
 
     def failing(*arguments: Any) -> Any:

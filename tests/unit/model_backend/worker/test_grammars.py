@@ -104,9 +104,9 @@ def test_plans_in_flight_see_the_tokens_before_them(directory: Path, answers: di
 
 def test_a_sequence_with_a_plan_in_flight_is_deferred_until_it_starts_again(directory: Path) -> None:
     runner = make_runner(directory)
-    assert runner._sampler is not None
-    assert runner._sampler._grammars is not None
-    compiler = runner._sampler._grammars._compiler
+    assert runner._sampling._sampler is not None
+    assert runner._sampling._sampler._grammars is not None
+    compiler = runner._sampling._sampler._grammars._compiler
     held: list[object] = []
     compiler._submit = held.append  # type: ignore[method-assign]
     results = run(runner, plans(DRAWN, 3), depth=2)

@@ -107,5 +107,5 @@ def test_a_chunk_of_tokens_that_are_not_known_yet_is_refused(directory: Path) ->
 def test_the_last_token_of_each_slot_is_on_the_device(directory: Path) -> None:
     runner = make_runner(directory)
     results = run(runner, plans(4, SamplingParams(max_tokens=100, temperature=0.0)), depth=1)
-    assert runner._last_token[:2].tolist() == [tokens[-1] for _, tokens in sorted(results[-1].tokens)]
-    assert runner._last_token.dtype is torch.int64
+    assert runner._sampling.last_token[:2].tolist() == [tokens[-1] for _, tokens in sorted(results[-1].tokens)]
+    assert runner._sampling.last_token.dtype is torch.int64
