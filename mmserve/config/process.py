@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
@@ -39,12 +40,14 @@ class Process:
     index: int
     """Worker or rank number within the role."""
     incarnation: int
-    """Number of earlier starts of this role's group; part of epochs and rendezvous names."""
+    """Number of earlier starts of this role's group."""
     ready: Callable[[dict[str, object]], None]
     """Call once, when the process serves. The details are shown in the ready line."""
     progress: Callable[[int, int, str], None] = field(default=_silent_progress)
     """progress(done, total, unit) while loading weights: done and total in bytes."""
     arena: Arena | None = None
+    rendezvous: Path | None = None
+    """Of a process of the engine: a file in which the tensor-parallel ranks of one start find each other."""
     listen_fd: int | None = None
     """Inherited listening socket (httpserver, health)."""
 

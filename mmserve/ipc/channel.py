@@ -16,10 +16,15 @@ import zmq
 import zmq.asyncio
 
 from mmserve.ipc.codec import Codec
+from mmserve.runtime.errors import StartupError
+from mmserve.runtime.shortage import has_descriptors
 
 T = TypeVar("T")
 _MAX_MESSAGE_NBYTES = 256 << 20
 """A peer that announces a longer message is disconnected. The longest are prompts: 8 bytes a token."""
+_FREE_DESCRIPTORS = 16
+"""More than libzmq needs for its threads and a socket. It aborts the process where it lacks one: here, and later when a
+peer connects to a Receiver."""
 _MESSAGES_AT_ONCE = 64
 """An AsyncReceiver gives up control after this many, if more are there already: with its handling, a message takes a
 few microseconds."""
@@ -34,6 +39,8 @@ class Sender(Generic[T]):
     """Sends messages without blocking. The queue is unlimited, or holds ``limit`` messages and drops further ones."""
 
     def __init__(self, endpoint: str, type_: Any, *, limit: int = 0) -> None:
+        """Raises StartupError if this process has too few descriptors left."""
+        _check_descriptors()
         self._codec: Codec[T] = Codec(type_)
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -53,6 +60,11 @@ class Sender(Generic[T]):
         self._socket.close(linger=linger_ms)
 
 
+def _check_descriptors() -> None:
+    if not has_descriptors(_FREE_DESCRIPTORS):
+        raise StartupError("too few file descriptors are left for the links to the other processes: raise `ulimit -n`")
+
+
 def _bind(socket: Any, endpoint: str, limit: int = 0) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVHWM, limit)
@@ -69,6 +81,7 @@ class Receiver(Generic[T]):
     """
 
     def __init__(self, endpoint: str, type_: Any, *, lockstep: bool = False) -> None:
+        _check_descriptors()
         self._decode = _decode_or_raise if lockstep else _decode
         self._codec: Codec[T] = Codec(type_)
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
@@ -104,6 +117,7 @@ class AsyncReceiver(Generic[T]):
     """
 
     def __init__(self, endpoint: str, type_: Any, *, limit: int = 0) -> None:
+        _check_descriptors()
         self._codec: Codec[T] = Codec(type_)
         self._socket = zmq.asyncio.Context.instance().socket(zmq.PULL)
         _bind(self._socket, endpoint, limit)

@@ -90,7 +90,3 @@ class Endpoints:
     def visual_work(self, worker: int) -> Path:
         """File mapped by one visual server, and by its successors: the images that it works on now."""
         return self.run_dir / f"visual-work-{worker}"
-
-    def tp_store(self, incarnation: int) -> Path:
-        """Rendezvous file of the tensor-parallel ranks, a new one for each start of the engine."""
-        return self.run_dir / f"tp-{incarnation}"

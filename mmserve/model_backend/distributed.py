@@ -79,11 +79,15 @@ class TpGroup:
 
 
 @contextmanager
-def join(rank: int, size: int, store: Path, device: torch.device) -> Iterator[TpGroup]:
-    """Initialise the process group through the ``store`` file, on the loopback interface; destroy it at the end."""
+def join(rank: int, size: int, store: Path | None, device: torch.device) -> Iterator[TpGroup]:
+    """Initialise the process group through the ``store`` file, on the loopback interface; destroy it at the end.
+
+    One rank alone needs no file.
+    """
     if size == 1:
         yield TpGroup()
         return
+    assert store is not None
     on_host = device.type == "cpu" or size > torch.cuda.device_count()
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     if device.type == "cuda":

@@ -37,7 +37,7 @@ def run(process: Process) -> None:
         )
         outbox: Sender[RankOutbound] = stack.enter_context(closing(Sender(endpoints.rank_results, RankOutbound)))
         heartbeat = stack.enter_context(closing(HeartbeatSender(endpoints, process.name)))
-        tp = stack.enter_context(distributed.join(rank, size, endpoints.tp_store(process.incarnation), platform.device))
+        tp = stack.enter_context(distributed.join(rank, size, process.rendezvous, platform.device))
         startup_timer.end("kernels and links")
         if process.arena is not None and deployment.config.arena_prefault:
             process.arena.map_all()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from mmserve.runtime.errors import Shortage
 
@@ -46,13 +46,15 @@ def out_of(missing: str) -> Shortage:
     return Shortage(f"the server is out of {missing}", retry_after_s=_RETRY_AFTER_S)
 
 
-def has_descriptors() -> bool:
-    """True if this process can open a file now."""
-    try:
-        descriptor = os.eventfd(0)
-    except OSError as error:
-        return error.errno not in DESCRIPTORS
-    os.close(descriptor)
+def has_descriptors(count: int = 1) -> bool:
+    """True if this process can open so many files now."""
+    with ExitStack() as opened:
+        for _ in range(count):
+            try:
+                descriptor = os.eventfd(0)
+            except OSError as error:
+                return error.errno not in DESCRIPTORS
+            opened.callback(os.close, descriptor)
     return True
 
 

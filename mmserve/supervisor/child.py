@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 from typing import cast
 
@@ -108,6 +109,8 @@ def _resolve(target: str) -> Callable[[Process], None]:
 
 def _process(spec: ChildSpec, reporter: _Reporter) -> Process:
     os.set_inheritable(spec.arena_fd, False)
+    if spec.rendezvous_fd is not None:
+        os.set_inheritable(spec.rendezvous_fd, False)
     return Process(
         deployment=spec.deployment,
         role=spec.role,
@@ -116,6 +119,7 @@ def _process(spec: ChildSpec, reporter: _Reporter) -> Process:
         ready=reporter.ready,
         progress=reporter.progress,
         arena=Arena.attach(spec.arena_fd),
+        rendezvous=None if spec.rendezvous_fd is None else Path(f"/proc/self/fd/{spec.rendezvous_fd}"),
         listen_fd=spec.listen_fd,
     )
 

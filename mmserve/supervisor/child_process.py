@@ -17,6 +17,7 @@ import msgspec
 
 from mmserve.config.deployment import Deployment
 from mmserve.supervisor.child_protocol import ChildSpec, Failed, Ready, Report, decode_report
+from mmserve.supervisor.rendezvous import Rendezvous
 from mmserve.supervisor.topology import Listens, Member
 
 _READ_NBYTES = 1 << 16
@@ -24,6 +25,10 @@ _CHILD_MODULE = "mmserve.supervisor.child"
 _ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
 """Defaults for the environment. OpenMP threads spin briefly, then sleep: ranks and the vision tower share the cores,
 and a thread that spins for another one without a core delays both."""
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: " (out of memory?)",
+    signal.SIGABRT: " (a library gave up, the lines above say why; libzmq does without file descriptors)",
+}
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class InheritedFds:
 
     parent_death_fd: int
     arena_fd: int
+    rendezvous: Rendezvous
+    """For the processes of the engine."""
     listen_fds: Mapping[Listens, int]
 
 
@@ -110,8 +117,7 @@ class Child:
         if self._failure is not None:
             return f"failed: {self._failure.reason}"
         if code is not None and code < 0:
-            hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-            return f"was killed by {signal.Signals(-code).name}{hint}"
+            return f"was killed by {signal.Signals(-code).name}{_HINTS.get(-code, '')}"
         return f"ended unasked with code {code}"
 
 
@@ -120,9 +126,10 @@ def spawn(member: Member, incarnation: int, deployment: Deployment, inherited: I
 
     Raises OSError if there are no descriptors, processes or memory for it.
     """
+    rendezvous_fd = inherited.rendezvous.fd(incarnation) if member.role.engine else None
+    listen_fd = inherited.listen_fds.get(member.role.listens)
     report_fd, report_write_fd = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(report_fd, False)
-    listen_fd = inherited.listen_fds.get(member.role.listens)
     spec = ChildSpec(
         deployment=deployment,
         role=member.role.name,
@@ -133,15 +140,16 @@ def spawn(member: Member, incarnation: int, deployment: Deployment, inherited: I
         report_fd=report_write_fd,
         parent_death_fd=inherited.parent_death_fd,
         arena_fd=inherited.arena_fd,
+        rendezvous_fd=rendezvous_fd,
         listen_fd=listen_fd,
     )
-    pass_fds = [report_write_fd, inherited.parent_death_fd, inherited.arena_fd]
+    all_fds = [report_write_fd, inherited.parent_death_fd, inherited.arena_fd, rendezvous_fd, listen_fd]
     try:
         popen = subprocess.Popen(
             _command(),
             stdin=subprocess.PIPE,
             env={**_ENVIRONMENT, **os.environ},
-            pass_fds=pass_fds if listen_fd is None else [*pass_fds, listen_fd],
+            pass_fds=[fd for fd in all_fds if fd is not None],
         )
     except BaseException:  # re-raised; without a Child object this end would stay open
         os.close(report_fd)

@@ -21,6 +21,8 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     parent_death_fd: int
     """Read end of a pipe that is at end of file once the supervisor is gone."""
     arena_fd: int
+    rendezvous_fd: int | None = None
+    """Of a process of the engine: see Process.rendezvous."""
     listen_fd: int | None = None
 
 

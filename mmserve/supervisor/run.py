@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from operator import itemgetter
 from types import FrameType
 from typing import NoReturn
@@ -27,6 +27,7 @@ from mmserve.runtime import log
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.child_process import Child, InheritedFds
 from mmserve.supervisor.progress import say
+from mmserve.supervisor.rendezvous import Rendezvous
 from mmserve.supervisor.startup import machine, plan
 from mmserve.supervisor.startup.kernel_build import building
 from mmserve.supervisor.startup.listen import listen, url_of
@@ -92,9 +93,11 @@ def _supervise(
     stack.enter_context(building(deployment))
     table = roles(deployment)
     say(render(table, deployment), sys.stdout)
+    rendezvous = stack.enter_context(closing(Rendezvous()))
     inherited = InheritedFds(
         parent_death_fd=stack.enter_context(_parent_death_pipe()),
         arena_fd=stack.enter_context(arena_of(deployment.arena_nbytes, huge_pages=config.arena_huge_pages)).fd,
+        rendezvous=rendezvous,
         listen_fds={"http": http.fileno(), "health": health.fileno()},
     )
     num_visual_servers = sum(role.count for role in table if role.name == "visualserver")

@@ -23,8 +23,10 @@ PICTURES = [sample.messages for sample in islice(samples(3, 880_401, kinds=("col
 IN_SMALL_DISKS = """
 mkdir -p "$XDG_RUNTIME_DIR"
 mount -t tmpfs -o size=8m tmpfs "$XDG_RUNTIME_DIR"
-mount -t tmpfs -o size=64k tmpfs /dev/shm
-head -c 65536 /dev/zero > /dev/shm/full
+for full in /dev/shm "$TMPDIR"; do
+    mount -t tmpfs -o size=64k tmpfs "$full"
+    head -c 65536 /dev/zero > "$full"/full
+done
 exec "$@"
 """
 
@@ -38,14 +40,16 @@ def _may_mount() -> bool:
 
 
 @pytest.mark.skipif(not _may_mount(), reason="mounting is not permitted here")
+@pytest.mark.parametrize("tp", [1, 2])
 def test_full_disks_keep_it_neither_from_starting_nor_from_replacing_dead_processes(
-    monkeypatch: pytest.MonkeyPatch,
+    tp: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     runtime = f"/tmp/mmserve-test-{os.getpid()}"  # a short path: sockets are in it
     monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     wrapper = ["unshare", "--mount", "sh", "-ec", IN_SMALL_DISKS, "sh"]
     try:
-        with running(wrapper=wrapper) as stack, stack.client() as client:
+        with running("--tp", str(tp), wrapper=wrapper) as stack, stack.client() as client:
             before = [ask(client, messages) for messages in (TEXT, *PICTURES)]
             (run_dir,) = run_dirs_of(stack.processes())
             full = Path(f"/proc/{stack.pid}/root{run_dir.parent}/full")
@@ -53,7 +57,12 @@ def test_full_disks_keep_it_neither_from_starting_nor_from_replacing_dead_proces
                 while file.write(bytes(1 << 20)):
                     pass
             titles = stack.titles()
-            for title in ("router", "visualserver 0", "cache_server", "httpserver 0", "metrics", "health"):
+            others = ("visualserver 0", "cache_server", "httpserver 0", "metrics", "health")
+            for title in (
+                "router",
+                *(f"model_backend rank {rank}" for rank in range(tp)),
+                *(others if tp == 1 else ()),
+            ):
                 (process,) = stack.processes(f"mmserve: {title}")
                 process.kill()
                 process.wait()
@@ -85,6 +94,25 @@ def test_without_descriptors_anywhere_requests_are_answered_and_afterwards_serve
         assert stack.titles() == titles
 
 
+def test_an_engine_that_starts_again_connects_to_an_http_worker_without_descriptors() -> None:
+    """With the descriptor of its dead connection. libzmq would end a process that has none for a new one."""
+    with running() as stack, stack.client() as client:
+        answer = ask(client, TEXT)
+        (worker,), (router,) = stack.processes("mmserve: httpserver"), stack.processes("mmserve: router")
+        with _no_descriptors([worker]):
+            router.kill()
+            router.wait()
+            until(lambda: _answer(client) == answer, timeout_s=60)
+            assert worker.is_running()
+
+
+def _answer(client: openai.OpenAI) -> str | None:
+    """None while requests are refused."""
+    with contextlib.suppress(openai.InternalServerError):
+        return ask(client, TEXT)
+    return None
+
+
 @contextlib.contextmanager
 def _no_descriptors(processes: Sequence[psutil.Process]) -> Iterator[None]:
     """Within the block, these processes can open nothing beyond what they have open."""
@@ -96,4 +124,5 @@ def _no_descriptors(processes: Sequence[psutil.Process]) -> Iterator[None]:
         yield
     finally:
         for process, limit in zip(processes, limits, strict=True):
-            process.rlimit(psutil.RLIMIT_NOFILE, limit)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.rlimit(psutil.RLIMIT_NOFILE, limit)

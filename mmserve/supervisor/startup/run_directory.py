@@ -76,7 +76,8 @@ def _locked(path: Path) -> int | None:
 
 def _default_parents() -> list[Path]:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return [*([Path(runtime)] if runtime else []), Path(tempfile.gettempdir()), Path("/tmp")]
+    temporary = os.environ.get("TMPDIR")  # tempfile.gettempdir() fails while disks are full
+    return [*(Path(each) for each in (runtime, temporary) if each), Path("/tmp")]
 
 
 def _create(parents: list[Path]) -> Path:

@@ -15,6 +15,8 @@ import zmq
 from mmserve.ipc.channel import AsyncReceiver, Receiver, Sender
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import AbortRequest, EngineInbound
+from mmserve.runtime.errors import StartupError
+from tests.fakes.shortages import no_more_descriptors
 
 
 @pytest.fixture
@@ -29,6 +31,12 @@ def _receive(receiver: Receiver[TokenReply], count: int) -> list[TokenReply]:
         if len(messages) >= count:
             break
     return messages
+
+
+@pytest.mark.parametrize("end", [Sender, Receiver, AsyncReceiver])
+def test_without_descriptors_a_link_is_refused_before_libzmq_ends_the_process(end: type, endpoint: str) -> None:
+    with no_more_descriptors(), pytest.raises(StartupError, match="ulimit -n"):
+        end(endpoint, TokenReply)
 
 
 def test_messages_arrive_in_order(endpoint: str) -> None:

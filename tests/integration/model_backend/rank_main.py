@@ -49,6 +49,7 @@ def main() -> None:
         incarnation=3,
         ready=lambda details: print(json.dumps(details), flush=True),
         arena=Arena.attach(int(arena_fd)),
+        rendezvous=Path(file).with_name("ranks"),
     )
     try:
         run(process)

@@ -7,13 +7,16 @@ import resource
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mmserve.ipc.channel import Sender
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.messages.reply import HttpInbound
 from tests.fakes.supervision import Supervised, supervised
 
 pytestmark = pytest.mark.faults
@@ -27,7 +30,8 @@ def _no_more_descriptors(pid: int) -> Iterator[None]:
     try:
         yield
     finally:
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        with suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
 def test_without_descriptors_the_supervisor_kills_nobody_and_restarts_a_dead_process_later() -> None:
@@ -41,6 +45,21 @@ def test_without_descriptors_the_supervisor_kills_nobody_and_restarts_a_dead_pro
         assert server.phase(cache_epoch=1).ready
         assert all(process.is_running() for process in others)
         assert server.process("cache_server").is_running()
+
+
+def test_a_process_without_descriptors_that_is_connected_to_ends_and_is_started_again() -> None:
+    """libzmq aborts a process that cannot accept a connection."""
+    with supervised() as server:
+        server.until_ready()
+        worker = server.process("httpserver 0")
+        (name,) = server.run_dirs()
+        endpoint = Endpoints(server.runtime / name).http(0)
+        with _no_more_descriptors(worker.pid), closing(Sender[HttpInbound](endpoint, HttpInbound)):
+            server.until_printed("httpserver 0 was killed by SIGABRT (a library gave up")
+        assert "Too many open files" in server.output, "the library's own line comes first"
+        assert server.successor("httpserver 0", worker.pid).is_running()
+        assert server.phase(ready=True).ready
+        _serves_and_stops(server)
 
 
 def _serves_and_stops(server: Supervised) -> None:

@@ -143,9 +143,12 @@ def _write_back(path: Path) -> None:
 
 
 def _cache_directory() -> Path:
-    """The first writable candidate. It must belong to this user, because its files are executed. Raises OSError."""
+    """The first writable candidate. It must belong to this user, because its files are executed. Raises OSError.
+
+    Not of ``tempfile.gettempdir``, which writes a file to try a directory: it fails while disks are full.
+    """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - never raises
-    for directory in (Path(home) / "mmserve", Path(tempfile.gettempdir()) / f"mmserve-{os.getuid()}"):
+    for directory in (Path(home) / "mmserve", Path(os.environ.get("TMPDIR") or "/tmp") / f"mmserve-{os.getuid()}"):
         with contextlib.suppress(OSError):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = directory.lstat()

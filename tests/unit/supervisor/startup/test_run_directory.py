@@ -40,7 +40,7 @@ def test_directories_of_ended_servers_are_removed_and_those_of_live_ones_kept(pa
 def test_the_kernels_of_a_user_without_a_home_are_kept(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are cached beside the run directories, and nothing locks their directory."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(parent))
+    monkeypatch.setenv("TMPDIR", str(parent))
     kernels = build._cache_directory() / "kernels.so"
     kernels.touch()
     assert kernels.parent.parent == parent
@@ -80,3 +80,13 @@ def test_a_parent_without_room_is_passed_over_and_left_as_it_was(parent: Path, m
     with pytest.raises(StartupError, match=r"no room .*/a \(No space left on device\).*/b .*TMPDIR"):
         run_directory([first, second]).__enter__()
     assert not [*first.iterdir(), *second.iterdir()]
+
+
+def test_directories_are_looked_for_without_writing_to_one(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While all of them are full, the start fails with the line above."""
+    for name in ("XDG_RUNTIME_DIR", "TMPDIR"):
+        monkeypatch.setenv(name, str(parent / name))
+        (parent / name).mkdir()
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: pytest.fail("it writes a file"))
+    with run_directory() as path:
+        assert path.parent == parent / "XDG_RUNTIME_DIR"

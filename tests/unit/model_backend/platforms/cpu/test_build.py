@@ -161,7 +161,18 @@ def test_a_home_that_cannot_be_written_falls_back_to_the_temporary_directory(
 ) -> None:
     temporary = tmp_path_factory.mktemp("tmp")
     (fresh_cache / "mmserve").write_text("no directory")
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(temporary))
+    monkeypatch.setenv("TMPDIR", str(temporary))
     compiler("c++", compiles)
     assert build.loaded() is not None
     assert list(temporary.glob("mmserve-*/*.so"))
+
+
+def test_a_cached_file_is_found_while_no_temporary_directory_can_be_written(
+    fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at a restart while disks are full: without the kernels a resumed answer could go on with other words."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/dev/null"])
+    with pytest.raises(FileNotFoundError):
+        tempfile.gettempdir()
+    assert build._cache_directory() == fresh_cache / "mmserve"
