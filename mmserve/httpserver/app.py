@@ -105,7 +105,7 @@ def _generate_endpoint(
                 parsed = await protocol.complete(parsed, context.responses, owner, resources)
             if parsed.drop is not None:
                 unowned.push_async_callback(parsed.drop)
-            call, send_answer = decode_small_images(parsed.call), parsed.send_answer
+            call, send_answer, respond = decode_small_images(parsed.call), parsed.send_answer, parsed.respond
             del parsed
             if call.media:
                 resources.enter(context.shortages.images())
@@ -114,7 +114,7 @@ def _generate_endpoint(
             task = context.request_tasks.start(call, resources, request.scope["path"], traceparent)
             del call  # its media: only the task may keep them
             unowned.pop_all()
-        return TaskResponse(task, send_answer)
+        return TaskResponse(task, send_answer) if respond is None else respond(task)
 
     return generate
 

@@ -29,6 +29,7 @@ from mmserve.httpserver.request.path import RequestPath
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.httpserver.request.task import RequestTasks
 from mmserve.httpserver.request.trace import each_of, log_trace
+from mmserve.httpserver.response_store.runs import BackgroundRuns
 from mmserve.httpserver.response_store.store import ResponseStore
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.httpserver.services import RequestServices
@@ -99,7 +100,10 @@ async def open_worker(
     body_memory, fetch_memory = _reservations(deployment, metrics, now)
     exports = [TraceExport(deployment, process.name, metrics)] if deployment.config.otlp_traces_endpoint else []
     responses = ResponseStore(
-        endpoints.responses, int(deployment.config.responses_store_mb * MIB), deployment.config.responses_ttl
+        endpoints.responses,
+        int(deployment.config.responses_store_mb * MIB),
+        deployment.config.responses_ttl,
+        BackgroundRuns(endpoints, process.index),
     )
     context = WorkerContext(
         deployment=deployment,
@@ -124,7 +128,7 @@ async def open_worker(
     try:
         async with asyncio.TaskGroup() as group:
             background = [
-                group.create_task(_read_inbox(inbox, dispatcher, context.admission, process.fault_point())),
+                group.create_task(_read_inbox(inbox, dispatcher, context, process.fault_point())),
                 group.create_task(_send_heartbeats(process, (body_memory, fetch_memory), context.shortages)),
                 group.create_task(sample_loop_lag(metrics)),
             ]
@@ -153,14 +157,14 @@ def _reservations(deployment: Deployment, metrics: MetricsClient, now: Clock) ->
 
 
 async def _read_inbox(
-    inbox: AsyncReceiver[HttpInbound], dispatcher: Dispatcher, admission: AdmissionControl, faults: FaultPoint
+    inbox: AsyncReceiver[HttpInbound], dispatcher: Dispatcher, context: WorkerContext, faults: FaultPoint
 ) -> None:
     """Handle messages for ever. When one cannot be handled, this is logged, and nothing that it said is lost: the
     sequence of a reply is sent again, and a phase is handled once more."""
     async for message in inbox:
         try:
             faults.pass_through()
-            _handle(message, dispatcher, admission)
+            _handle(message, dispatcher, context)
         except Exception:
             # Boundary of one message: the other requests of this worker must go on.
             # Its content is not logged: it is a client's answer.
@@ -168,16 +172,18 @@ async def _read_inbox(
             if isinstance(message, TokenReply):
                 dispatcher.lose(message)
             else:
-                _handle(message, dispatcher, admission)
+                _handle(message, dispatcher, context)
 
 
-def _handle(message: HttpInbound, dispatcher: Dispatcher, admission: AdmissionControl) -> None:
+def _handle(message: HttpInbound, dispatcher: Dispatcher, context: WorkerContext) -> None:
     match message:
         case TokenReply():
             dispatcher.deliver(message)
         case ServerPhase():
-            admission.phase = message
+            context.admission.phase = message
             dispatcher.on_phase(message)
+        case _:
+            context.responses.runs.handle(message)
 
 
 async def _send_heartbeats(process: Process, budgets: Iterable[Reservations], shortages: Shortages) -> None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from mmserve.config.process import RETIRE, Process
 from mmserve.httpserver.api.openai.errors import error_body
+from mmserve.httpserver.api.openai.responses.fold import lost
 from mmserve.httpserver.app import make_app
 from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.http.connections import ConnectionLimits, OpenConnections
@@ -26,16 +27,30 @@ async def serve(process: Process, context: WorkerContext) -> None:
     server = UvicornServer(make_app(context), lambda: process.ready({}), connections)
     timeout_s = process.deployment.config.shutdown_timeout
     ends: dict[signal.Signals, asyncio.Task[None]] = {}
+    deadline_s = 0.0
+    await context.responses.end_lost(lost)
 
     def on_signal(signum: signal.Signals) -> None:
         if signum not in ends:
+            nonlocal deadline_s
+            deadline_s = time.monotonic() + timeout_s
             end = _drain(server, context, timeout_s) if signum == signal.SIGTERM else server.retire(timeout_s)
             ends[signum] = asyncio.ensure_future(end)
 
     for signum in (signal.SIGTERM, RETIRE):
         asyncio.get_running_loop().add_signal_handler(signum, on_signal, signum)
     await server.serve(sockets=[socket.socket(fileno=process.listen_fd)])
+    # A response in the background has no connection that would have been waited for.
+    with suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
+            await context.responses.runs.idle()
+    await _cancel_requests(context)
+
+
+async def _cancel_requests(context: WorkerContext) -> None:
+    """End all requests that are left, and store how those in the background ended."""
     await context.request_tasks.close()
+    await context.responses.runs.end()
 
 
 async def _drain(server: UvicornServer, context: WorkerContext, timeout_s: float) -> None:
@@ -48,5 +63,5 @@ async def _drain(server: UvicornServer, context: WorkerContext, timeout_s: float
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await context.admission.idle()
-    await context.request_tasks.close()
+    await _cancel_requests(context)
     server.stop(deadline_s - time.monotonic())

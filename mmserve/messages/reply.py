@@ -1,4 +1,5 @@
-"""Messages to an HTTP worker: tokens from the router, the server's phase from the supervisor."""
+"""Messages to an HTTP worker: tokens from the router, the server's phase from the supervisor, and what other HTTP
+workers ask and tell about responses in the background."""
 
 from __future__ import annotations
 
@@ -70,4 +71,25 @@ class ServerPhase(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
         return self.visual_epochs[index] if index < len(self.visual_epochs) else 0
 
 
-HttpInbound = TokenReply | ServerPhase
+class FollowResponse(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="follow"):
+    """``worker`` wants one ResponseChanged as soon as more than ``seen`` of the response is stored."""
+
+    id: str
+    seen: int
+    worker: int
+
+
+class ResponseChanged(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="changed"):
+    """More of a response is stored than its follower has seen."""
+
+    id: str
+
+
+class StopResponse(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="stop"):
+    """The response was cancelled or deleted: its worker need not go on."""
+
+    id: str
+
+
+ResponseMessage = FollowResponse | ResponseChanged | StopResponse
+HttpInbound = TokenReply | ServerPhase | ResponseMessage

@@ -67,21 +67,24 @@ def say_then_hold(text: str, rest: str = "") -> Behaviour:
 class Upstream:
     """``received`` has (destination, message) in order; the destination is "router" or "visual-0"."""
 
-    def __init__(self, endpoints: Endpoints, visual_workers: int = 1) -> None:
+    def __init__(self, endpoints: Endpoints, visual_workers: int = 1, http_workers: int = 1) -> None:
         self.behave: Behaviour = say("hello")
         self.received: list[tuple[str, EngineInbound]] = []
         self.release = asyncio.Event()
         self.answer_aborts = True
         self._endpoints = endpoints
         self._visual_workers = visual_workers
+        self._http_workers = http_workers
         self._changed = asyncio.Condition()
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._ended: set[tuple[str, int]] = set()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self._http: Sender[HttpInbound] = Sender(self._endpoints.http(0), HttpInbound)
-        self._stack.callback(self._http.close, linger_ms=100)
+        self._http: list[Sender[HttpInbound]] = []
+        for index in range(self._http_workers):
+            self._http.append(Sender(self._endpoints.http(index), HttpInbound))
+            self._stack.callback(self._http[index].close, linger_ms=100)
         self._listen("router", self._endpoints.router)
         for index in range(self._visual_workers):
             self._listen(f"visual-{index}", self._endpoints.visual(index))
@@ -98,7 +101,8 @@ class Upstream:
         self._running.clear()
 
     def say_phase(self, **fields: Any) -> None:
-        self._http.send(msgspec.structs.replace(READY, **fields))
+        for worker in self._http:
+            worker.send(msgspec.structs.replace(READY, **fields))
 
     def reply(self, request: GenerateRequest, token_ids: Any = (), **fields: Any) -> None:
         """Send one reply, unless the attempt has had its terminal reply."""
@@ -109,7 +113,8 @@ class Upstream:
             self._ended.add(attempt)
         ids, top = tuple(token_ids), request.sampling.logprobs
         logprobs = () if top is None else tuple(likely(id, top) for id in ids)
-        self._http.send(TokenReply(id=request.id, attempt=request.attempt, token_ids=ids, logprobs=logprobs, **fields))
+        reply = TokenReply(id=request.id, attempt=request.attempt, token_ids=ids, logprobs=logprobs, **fields)
+        self._http[request.reply_to].send(reply)
 
     def requests(self) -> list[GenerateRequest]:
         return [message for _, message in self.received if isinstance(message, GenerateRequest)]
@@ -148,4 +153,4 @@ class Upstream:
             task.cancel()
         if attempt not in self._ended:
             self._ended.add(attempt)
-            self._http.send(TokenReply(id=message.id, attempt=message.attempt, finish="abort"))
+            self._http[message.reply_to].send(TokenReply(id=message.id, attempt=message.attempt, finish="abort"))

@@ -10,11 +10,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from starlette.responses import Response
+
 from mmserve.httpserver.api.json_limits import QUICK_NBYTES, check_values, max_json_nbytes, too_much_text
 from mmserve.httpserver.api.response import SendAnswer
 from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.media.split_media import SplitUrl, TooMuchText, UrlsLeft, put_back, split_media
 from mmserve.httpserver.request.resources import RequestResources
+from mmserve.httpserver.request.task import RequestTask
 from mmserve.httpserver.response_store.store import ResponseStore
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import MmserveError
@@ -24,12 +27,14 @@ from mmserve.runtime.errors import MmserveError
 class ParsedRequest:
     """``send_answer`` knows what the answer repeats of the request; ``call.echo_nbytes`` counts it.
 
-    ``drop``: called instead of it if the request is refused after all.
+    ``drop``: called instead of it if the request is refused after all. ``respond``: makes another response than one
+    that sends the answer.
     """
 
     call: GenerateCall
     send_answer: SendAnswer
     drop: Callable[[], Awaitable[None]] | None = None
+    respond: Callable[[RequestTask], Response] | None = None
 
 
 Complete = Callable[[ParsedRequest, ResponseStore, str, RequestResources], Awaitable[ParsedRequest]]

@@ -42,18 +42,25 @@ class TaskResponse(Response):
         self._task.response_ended()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send_answer(self._task, send))
-        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
-            await asyncio.wait((sending, disconnect), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
+            await send_until_disconnect(self._send_answer(self._task, send), receive)
         finally:
-            disconnect.cancel()
-            sending.cancel()
             self._task.abort()
             self._task.response_ended()
-            del sending  # its exception refers to this frame, so the frame must not refer to it
+
+
+async def send_until_disconnect(answer: Awaitable[None], receive: Receive) -> None:
+    """Wait for ``answer``, which sends a response. Cancel it if the client disconnects before its end."""
+    sending = asyncio.ensure_future(answer)
+    disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait((sending, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        if sending.done():
+            sending.result()
+    finally:
+        disconnect.cancel()
+        sending.cancel()
+        del sending  # its exception refers to this frame, so the frame must not refer to it
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

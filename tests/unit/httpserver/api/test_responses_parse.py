@@ -220,7 +220,7 @@ def test_the_response_repeats_the_request() -> None:
         ({"truncation": "middle"}, "truncation"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "background"),
         ({"previous_response_id": "x" * 600}, "previous_response_id"),
         ({"model": None}, "model"),
         ({"model": "gpt"}, "model"),

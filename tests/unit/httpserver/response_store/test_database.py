@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mmserve.httpserver.response_store.database import ChainSize, ResponseDatabase, StoredItem
+from mmserve.httpserver.response_store.database import ChainSize, ResponseDatabase, StoredItem, StoredOutput
+from mmserve.httpserver.response_store.file import StoreFile
 
 Open = Callable[..., ResponseDatabase]
 CLOCK = [0.0]
@@ -17,19 +18,19 @@ CLOCK = [0.0]
 @pytest.fixture
 def open_database(tmp_path: Path) -> Iterator[Open]:
     """Opens the one file of the test. The clock counts its reads."""
-    opened: list[ResponseDatabase] = []
+    opened: list[StoreFile] = []
 
     def tick() -> float:
         CLOCK[0] += 1
         return CLOCK[0]
 
     def open_one(limit_nbytes: int = 10**6, ttl_s: float = 10**6) -> ResponseDatabase:
-        opened.append(ResponseDatabase(tmp_path / "responses.db", limit_nbytes, ttl_s, tick))
-        return opened[-1]
+        opened.append(StoreFile(tmp_path / "responses.db", limit_nbytes, ttl_s, tick))
+        return ResponseDatabase(opened[-1])
 
     yield open_one
-    for database in opened:
-        database.close()
+    for file in opened:
+        file.close()
 
 
 def store(
@@ -38,7 +39,7 @@ def store(
     """A response with one item in and one out, each of ``size`` bytes or a little more."""
     items = [StoredItem(f"{id}-{way}", f"{id}-{way}".encode().ljust(size)) for way in ("in", "out")]
     return database.begin(owner, id, previous, items[:1], size) and database.finish(
-        id, b"body " + id.encode(), items[1:]
+        id, StoredOutput("completed", b"body " + id.encode(), items[1:])
     )
 
 
@@ -48,15 +49,15 @@ def test_a_response_is_found_once_it_is_finished_and_by_its_owner_alone(open_dat
     assert database.body("ann", "a") is None
     assert database.size("ann", "a") is None
     assert database.chain_size("ann", "a", 9) is None
-    assert database.finish("a", b"body", [StoredItem("o", b"2")])
+    assert database.finish("a", StoredOutput("completed", b"body", [StoredItem("o", b"2")]))
     assert database.body("ann", "a") == b"body"
     assert database.input_items("ann", "a") == [b"1"]
     assert database.body("bob", "a") is None
     assert database.size("bob", "a") is None
     assert database.chain_size("bob", "a", 9) is None
     assert database.chain_items("bob", "a", 9) == database.input_items("bob", "a") == []
-    assert not database.delete("bob", "a")
-    assert database.delete("ann", "a")
+    assert database.delete("bob", "a") is None
+    assert database.delete("ann", "a") == ""  # nobody makes it any more
     assert database.body("ann", "a") is None
 
 
@@ -124,7 +125,7 @@ def test_the_input_of_a_response_that_fails_is_dropped(open_database: Open) -> N
     store(database, "b")
     database.forget("a")
     database.forget("b")
-    assert not database.finish("a", b"body", [])
+    assert not database.finish("a", StoredOutput("completed", b"body"))
     assert database.body("ann", "b") is not None
 
 
@@ -133,7 +134,7 @@ def test_two_users_of_one_file_see_each_others_responses(open_database: Open) ->
     store(one, "a")
     store(two, "b", "a")
     assert one.chain_items("ann", "b", 9) == two.chain_items("ann", "b", 9) != []
-    assert one.delete("ann", "a")
+    assert one.delete("ann", "a") is not None
     assert two.body("ann", "a") is None
 
 

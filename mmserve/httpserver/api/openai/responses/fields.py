@@ -76,8 +76,8 @@ def check_request(request: ResponsesRequest) -> None:
     for value in request.include or ():
         if value not in _INCLUDED:
             raise InvalidRequest(f"{quoted(value)} cannot be included, only {', '.join(_INCLUDED)}", param="include")
-    if request.background:
-        raise InvalidRequest("responses in the background are not supported", param="background")
+    if request.background and request.store is False:
+        raise InvalidRequest("a response in the background must be stored, and store is false", param="background")
     metadata = request.metadata or {}
     if len(metadata) > MAX_METADATA:
         raise InvalidRequest(f"metadata may have {MAX_METADATA} entries", param="metadata")

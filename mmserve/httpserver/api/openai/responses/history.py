@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,21 +13,25 @@ import msgspec
 from mmserve.httpserver.api.call_ids import call_id
 from mmserve.httpserver.api.json_limits import max_json_nbytes
 from mmserve.httpserver.api.openai.responses.answer import ResponsesAnswer, StoredResponse
+from mmserve.httpserver.api.openai.responses.background import BackgroundAnswer
 from mmserve.httpserver.api.openai.responses.fields import ResponsesRequest
+from mmserve.httpserver.api.openai.responses.follow import Follower
 from mmserve.httpserver.api.openai.responses.items import ItemsReader, as_items
+from mmserve.httpserver.api.openai.responses.objects import ResponseObject
 from mmserve.httpserver.api.protocol import ParsedRequest
 from mmserve.httpserver.call import GenerateCall, kept_nbytes
 from mmserve.httpserver.conversation import Conversation
 from mmserve.httpserver.media.split_media import SplitUrl, put_back
 from mmserve.httpserver.request.resources import RequestResources
-from mmserve.httpserver.response_store.database import StoredItem
+from mmserve.httpserver.response_store.database import CONTINUED, StoredItem
 from mmserve.httpserver.response_store.store import ResponseStore
 from mmserve.httpserver.served_model import ServedModel
-from mmserve.runtime.errors import ContextLengthExceeded, PreviousResponseNotFound, quoted
+from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, PreviousResponseNotFound, Unavailable, quoted
 
 _READ_COPIES = 3
 """Memory of stored items while they are read, as a multiple of their JSON: it, the decoded items, the texts."""
 _FIELD = "previous_response_id"
+_RETRY_AFTER_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ async def complete(
     parsed = await with_history(parsed, responses, owner, resources)
     assert isinstance(parsed.send_answer, ResponsesAnswer)
     request, response = parsed.request, parsed.send_answer.response
+    if request.background:
+        return await _in_background(parsed, response, responses, owner, resources)
     stored = None
     if request.store is not False:
         input_items = _InputItems(parsed)
@@ -54,6 +61,28 @@ async def complete(
             stored = StoredResponse(responses, response.id)
     answer = ResponsesAnswer(msgspec.structs.replace(response, store=stored is not None), stored)
     return ParsedRequest(parsed.call, answer, drop=None if stored is None else stored.end)
+
+
+async def _in_background(
+    parsed: ParsedResponses,
+    response: ResponseObject,
+    responses: ResponseStore,
+    owner: str,
+    resources: RequestResources,
+) -> ParsedRequest:
+    """Stores the response as it is while it is queued. Raises InvalidRequest and Unavailable."""
+    if not responses.is_enabled:
+        raise InvalidRequest("this server stores no responses (--responses-store-mb)", param="background")
+    response = msgspec.structs.replace(response, store=True)
+    items, previous = _InputItems(parsed), parsed.request.previous_response_id
+    body = msgspec.json.encode(response)
+    if not await responses.begin_run(owner, response.id, previous, items.stored, items.text_nbytes, body):
+        raise Unavailable("the response cannot be stored (--responses-store-mb)", retry_after_s=_RETRY_AFTER_S)
+    follower = None
+    if parsed.request.stream:
+        follower = Follower(responses, owner, response.id, resources.answer_memory())
+    answer = BackgroundAnswer(response, responses, follower)
+    return ParsedRequest(parsed.call, parsed.send_answer, partial(responses.forget, response.id), answer.respond)
 
 
 async def with_history(
@@ -67,6 +96,8 @@ async def with_history(
     size = await responses.chain_size(owner, previous, model.max_model_len)
     if size is None:
         raise PreviousResponseNotFound(f"no response {quoted(previous)} is stored", param=_FIELD)
+    if size.status not in CONTINUED:
+        raise InvalidRequest(f"a response that is {size.status} cannot be continued", param=_FIELD)
     if size.text_nbytes > max_json_nbytes(model.max_model_len):
         raise ContextLengthExceeded(
             f"the responses before this one do not fit the context of {model.max_model_len} tokens", param=_FIELD

@@ -18,6 +18,7 @@ from mmserve.httpserver.api.openai.responses.fields import (
     check_request,
     requested_logprobs,
 )
+from mmserve.httpserver.api.openai.responses.fold import ID_PREFIX
 from mmserve.httpserver.api.openai.responses.history import ParsedResponses, complete
 from mmserve.httpserver.api.openai.responses.items import ItemsReader
 from mmserve.httpserver.api.openai.responses.objects import InputTokens, ReasoningEcho, ResponseObject, TextEcho
@@ -96,9 +97,11 @@ def _response(request: ResponsesRequest, call: GenerateCall, tools: list[Functio
     """The response before it has any output: what it repeats of the request, with what was decided for it."""
     sampling, reasoning = call.sampling, request.reasoning or ReasoningFields()
     return ResponseObject(
-        id=f"resp_{call.request_id}",
+        id=f"{ID_PREFIX}{call.request_id}",
         created_at=int(time.time()),
         model=call.model,
+        status="queued" if request.background else "in_progress",
+        background=bool(request.background),
         instructions=request.instructions,
         max_output_tokens=request.max_output_tokens,
         max_tool_calls=request.max_tool_calls,

@@ -11,10 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from mmserve.httpserver.api.openai.responses.fold import cancelled, lost
+from mmserve.httpserver.api.openai.responses.follow import FollowedEvents, Follower
 from mmserve.httpserver.api.openai.responses.history import with_history
 from mmserve.httpserver.api.openai.responses.objects import InputTokens, ResponseObject
 from mmserve.httpserver.api.openai.responses.parse import INPUT_TOKENS
-from mmserve.httpserver.api.openapi import NAMED, WITH_BODY, add_protocol_route, answers, errors
+from mmserve.httpserver.api.openapi import NAMED, add_protocol_route, answers
 from mmserve.httpserver.api.prompt_requests import admitted
 from mmserve.httpserver.api.response import send_json
 from mmserve.httpserver.call import kept_nbytes
@@ -26,6 +28,7 @@ from mmserve.runtime.errors import InvalidRequest, NotFound, ResponseNotFound, q
 _TAGS: list[str | Enum] = ["responses"]
 _MAX_ITEMS = 100
 _DEFAULT_ITEMS = 20
+_MAX_DIGITS = 9
 _READ_COPIES = 3
 """Memory of a stored response while it is read and sent, as a multiple of its size."""
 
@@ -46,6 +49,10 @@ class ItemList(msgspec.Struct):
 
 class _ItemId(msgspec.Struct):
     id: str
+
+
+class _Background(msgspec.Struct):
+    background: bool
 
 
 class _StoredAnswer(Response):
@@ -77,13 +84,25 @@ def stored_routes(context: WorkerContext) -> APIRouter:
         await resources.reserve_body(_READ_COPIES * nbytes, until_disconnect(request))
         return owner
 
-    @router.get("/v1/responses/{id}", response_class=Response, tags=_TAGS, responses=answers(ResponseObject, NAMED))
+    @router.get(
+        "/v1/responses/{id}",
+        response_class=Response,
+        tags=_TAGS,
+        responses=answers(ResponseObject, NAMED, streams=True),
+    )
     async def retrieve(request: Request, id: str) -> Response:
-        """A stored response."""
-        if request.query_params.get("stream", "false") not in ("false", "0"):
-            raise InvalidRequest("the events of a stored response cannot be read again", param="stream")
+        """A stored response. With ``stream``, its events; with ``starting_after``, those after that number."""
+        after = _after(request)
         with ExitStack() as held:
-            body = await responses.body(await reserved(request, id, held), id)
+            owner = await reserved(request, id, held)
+            if after is not None:
+                if await responses.is_replayable(owner, id) is False:
+                    raise InvalidRequest(
+                        "only responses that were streamed, or made in the background, can be streamed", param="stream"
+                    )
+                memory = context.body_memory.empty()
+                return FollowedEvents(Follower(responses, owner, id, memory, after), held.pop_all().close)
+            body = await responses.body(owner, id, lost)
             if body is None:
                 raise _not_found(id)
             return _StoredAnswer(body, held.pop_all())
@@ -91,8 +110,11 @@ def stored_routes(context: WorkerContext) -> APIRouter:
     @router.delete("/v1/responses/{id}", response_class=Response, tags=_TAGS, responses=answers(Deleted, NAMED))
     async def delete(request: Request, id: str) -> Response:
         """Delete a response. Those that continue it can then not be continued."""
-        if not await responses.delete(request.scope["state"]["key"], id):
+        runner = await responses.delete(request.scope["state"]["key"], id)
+        if runner is None:
             raise _not_found(id)
+        if runner:
+            responses.runs.stop(id, runner)
         return Response(msgspec.json.encode(Deleted(id)), media_type="application/json")
 
     @router.get(
@@ -109,13 +131,25 @@ def stored_routes(context: WorkerContext) -> APIRouter:
             return _StoredAnswer(msgspec.json.encode(page), held.pop_all())
 
     @router.post(
-        "/v1/responses/{id}/cancel", response_class=Response, status_code=400, tags=_TAGS, responses=errors(WITH_BODY)
+        "/v1/responses/{id}/cancel",
+        response_class=Response,
+        tags=_TAGS,
+        responses=answers(ResponseObject, NAMED),
     )
     async def cancel(request: Request, id: str) -> Response:
-        """Only responses in the background can be cancelled, and there are none."""
-        if await responses.size(request.scope["state"]["key"], id) is None:
-            raise _not_found(id)
-        raise InvalidRequest("only a response in the background can be cancelled", param="response_id")
+        """End a response that is made in the background; the answer is the response with what there was of it. One
+        that has ended stays as it is."""
+        with ExitStack() as held:
+            owner = await reserved(request, id, held)
+            runner = await responses.runner(owner, id)
+            if runner and await responses.end(id, cancelled, runner):
+                responses.runs.stop(id, runner)
+            body = await responses.body(owner, id, lost)
+            if body is None:
+                raise _not_found(id)
+            if not msgspec.json.decode(body, type=_Background).background:
+                raise InvalidRequest("only a response in the background can be cancelled", param="response_id")
+            return _StoredAnswer(body, held.pop_all())
 
     @router.post("/v1/responses/compact", response_class=Response, include_in_schema=False)
     async def compact(request: Request) -> Response:
@@ -133,6 +167,20 @@ def stored_routes(context: WorkerContext) -> APIRouter:
 
     add_protocol_route(router, INPUT_TOKENS, input_tokens, "responses")
     return router
+
+
+def _after(request: Request) -> int | None:
+    """Number of the last event that the client has; None if it asks for no events."""
+    stream, after = request.query_params.get("stream", "false"), request.query_params.get("starting_after")
+    if stream not in ("true", "1", "false", "0"):
+        raise InvalidRequest("stream must be true or false", param="stream")
+    if after is None:
+        return -1 if stream in ("true", "1") else None
+    if not after.isdecimal() or len(after) > _MAX_DIGITS:
+        raise InvalidRequest("starting_after must be the number of an event", param="starting_after")
+    if stream in ("false", "0"):
+        raise InvalidRequest("starting_after needs stream=true", param="starting_after")
+    return int(after)
 
 
 def _limit(request: Request) -> int:
