@@ -5,7 +5,7 @@ Calls block, so they never run on an event loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from mmserve.messages.cache import (
     EmbedState,
     ItemState,
     MediaRecord,
+    NamedImage,
     PermitRequest,
     PermitsReply,
 )
@@ -39,6 +40,8 @@ class Calls(Protocol):
     def get_items_embed(self, item_ids: Sequence[int]) -> Sequence[EmbedState]: ...
     def acquire_permits(self, requests: Sequence[PermitRequest], wait_s: float) -> PermitsReply: ...
     def release_permit(self, name: str) -> None: ...
+    def set_names(self, names: Sequence[bytes], images: Sequence[NamedImage]) -> None: ...
+    def get_names(self, names: Sequence[bytes]) -> Sequence[NamedImage | None]: ...
     def unregister(self) -> None: ...
 
 
@@ -143,6 +146,15 @@ class MediaCacheClient:
     def release_permit(self, name: str) -> None:
         """End a permit, a promise or a queued request for one. No error if there is none."""
         self._calls.release_permit(name)
+
+    def set_names(self, images: Mapping[bytes, NamedImage]) -> None:
+        """From now on these names stand for these images, for all processes."""
+        if images:
+            self._calls.set_names(tuple(images), tuple(images.values()))
+
+    def get_names(self, names: Sequence[bytes]) -> tuple[NamedImage | None, ...]:
+        """The image of each name; None if it stands for none that is stored now."""
+        return tuple(self._calls.get_names(names)) if names else ()
 
     @property
     def is_silent(self) -> bool:

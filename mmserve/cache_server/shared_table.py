@@ -20,11 +20,20 @@ from mmserve.cache_server.alloc_queue import AllocQueue, QueuedAlloc
 from mmserve.cache_server.decode_permits import DecodePermits, QueuedRequest
 from mmserve.cache_server.entries import Lease
 from mmserve.cache_server.entry_store import arena_nbytes
+from mmserve.cache_server.image_names import ImageNames
 from mmserve.cache_server.owners import Owners
 from mmserve.cache_server.pending import Answered, PendingCalls, Reply
 from mmserve.cache_server.table import MediaTable
 from mmserve.ipc.faults import NO_FAULTS, FaultPoint
-from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState, PermitRequest, PermitsReply
+from mmserve.messages.cache import (
+    AllocItem,
+    AllocReply,
+    EmbedState,
+    ItemState,
+    NamedImage,
+    PermitRequest,
+    PermitsReply,
+)
 from mmserve.runtime.byte_budget import ByteBudget
 
 _MAX_TRIES_KEEPING_CACHED = 8
@@ -68,6 +77,7 @@ class SharedMediaTable:
         self._pending = PendingCalls(self._lock, clock)
         self._queue = AllocQueue()
         self._owners = owners or Owners()
+        self._names = ImageNames()
 
     # Owners
 
@@ -210,6 +220,18 @@ class SharedMediaTable:
 
         with self._lock:
             return self._pending.start(lease.owner, wait_s, attempt, lambda: self._table.get_data(lease, item_ids))
+
+    def set_names(self, names: Sequence[bytes], images: Sequence[NamedImage]) -> None:
+        """See SetNamesRequest."""
+        with self._lock:
+            for name, image in zip(names, images, strict=True):
+                self._names.set(name, image)
+
+    def get_names(self, names: Sequence[bytes]) -> tuple[NamedImage | None, ...]:
+        """See GetNamesRequest."""
+        with self._lock:
+            found = map(self._names.get, names)
+            return tuple(image if image and self._table.is_stored(image.item) else None for image in found)
 
     # Calls of visual servers
 

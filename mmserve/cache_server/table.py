@@ -96,6 +96,11 @@ class MediaTable:
         self._store.free(self._unlease(lease, entries.values()))
         return len(entries)
 
+    def is_stored(self, item: AllocItem) -> bool:
+        """True if a request that leases the item need not write its bytes: others have, or are at it."""
+        entry = self._store.by_spec.get(item)
+        return entry is not None and entry.stage != "vacant"
+
     def set_data(self, lease: Lease, item_ids: Iterable[int], ok: bool) -> None:
         """The writer has written the bytes, or (not ok) another may write. Ignored for items of other writers."""
         for entry in self._store.known(item_ids):

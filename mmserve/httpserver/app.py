@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -100,12 +101,13 @@ def _generate_endpoint(
             body = await read_body(request, limit_nbytes, resources)
             parsed = await parse_request(protocol, body, context.model, arrival_s)
             del body
+            owner = request.scope["state"]["key"]
             if protocol.complete is not None:
-                owner = request.scope["state"]["key"]
                 parsed = await protocol.complete(parsed, context.responses, owner, resources)
             if parsed.drop is not None:
                 unowned.push_async_callback(parsed.drop)
-            call, send_answer, respond = decode_small_images(parsed.call), parsed.send_answer, parsed.respond
+            call, send_answer, respond = parsed.call, parsed.send_answer, parsed.respond
+            call = decode_small_images(replace(call, owner=owner))
             del parsed
             if call.media:
                 resources.enter(context.shortages.images())

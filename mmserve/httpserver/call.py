@@ -12,7 +12,7 @@ import msgspec
 
 from mmserve.httpserver import conversation
 from mmserve.httpserver.conversation import PromptInput
-from mmserve.messages.cache import MediaRecord
+from mmserve.messages.cache import AllocItem, MediaRecord
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.sampling import SamplingParams
 
@@ -40,6 +40,13 @@ class MediaRef(msgspec.Struct, frozen=True):
     """Base64 text of a data: URL, a view of the request's body; ``url`` then ends with the comma before it."""
     content: bytes | None = None
     """The image's bytes, if already decoded from base64; ``url`` then ends with the comma before the base64 text."""
+    uuid: str = ""
+    """The client's name for the image. Without a ``url``, the client means the image that it sent under this name."""
+
+    @property
+    def is_named(self) -> bool:
+        """True if the request has only the image's name."""
+        return not self.url and bool(self.uuid)
 
     @property
     def scheme(self) -> str:
@@ -102,6 +109,8 @@ class GenerateCall:
     """From arrival to the end of the answer; None: the client sets no limit."""
     cache_salt: str = ""
     """Requests with different salts share neither cached images nor cached KV blocks."""
+    owner: str = ""
+    """Name of the client's API key. Names of images are known to their owner alone."""
     grammar_param: str = ""
     """The field that ``sampling.grammar`` comes from."""
     fit_output: bool = False
@@ -130,7 +139,7 @@ _TOKEN_ID_NBYTES = 40
 def kept_nbytes(call: GenerateCall) -> int:
     """Memory that the call and its request's objects take: texts in the width that they are stored in, images, and the
     whole body if an image is a view of it. Without the prompts' token ids and the answer."""
-    urls = [ref.url for ref in call.media]
+    urls = [text for ref in call.media for text in (ref.url, ref.uuid)]
     bodies = {id(ref.data.obj): ref.data.obj for ref in call.media if ref.data is not None}
     return (
         _REQUEST_NBYTES
@@ -153,7 +162,10 @@ def _num_token_ids(sampling: SamplingParams) -> int:
 
 
 class MediaItem(msgspec.Struct, frozen=True):
-    """One image after reading: its compressed bytes, the size in pixels from its header, its content key."""
+    """One image after reading: its compressed bytes, the size in pixels from its header, its content key.
+
+    ``stored``: the image as it is in the cache, if the client has sent its name in place of its bytes.
+    """
 
     data: bytes
     width: int
@@ -162,6 +174,9 @@ class MediaItem(msgspec.Struct, frozen=True):
     param: str
     loading_nbytes: int = 0
     """Estimated memory of its decoder, from its header."""
+    name: bytes = b""
+    """See named_images. The image gets this name once it is leased."""
+    stored: AllocItem | None = None
 
 
 class LeasedItem(msgspec.Struct, frozen=True):

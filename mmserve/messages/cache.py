@@ -132,6 +132,28 @@ class UnregisterRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t"
     """The owner is about to end in good order: leases that it still has when its connections end are leaks."""
 
 
+class NamedImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a name stands for: an image in the table, with the facts of its header that a request needs."""
+
+    item: AllocItem
+    width: int
+    height: int
+    loading_nbytes: int
+
+
+class SetNamesRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="set_names"):
+    """From now on these names (32 bytes each) stand for these images. ``images[i]`` is the one of ``names[i]``."""
+
+    names: tuple[bytes, ...]
+    images: tuple[NamedImage, ...]
+
+
+class GetNamesRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="get_names"):
+    """The images of names; None for those that stand for nothing, or for an image that is not stored any more."""
+
+    names: tuple[bytes, ...]
+
+
 class BeatRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="beat"):
     """The owner lives. Its leases and permits end when none comes for long."""
 
@@ -148,9 +170,11 @@ CacheRequest = (
     | ReleasePermitRequest
     | UnregisterRequest
     | BeatRequest
+    | SetNamesRequest
+    | GetNamesRequest
 )
 """The replies, in this order: None, AllocReply, None, None, tuples of ItemState, EmbedState, EmbedState, PermitsReply,
-None, None, None."""
+None, None, None, None, a tuple of NamedImage or None."""
 
 
 class CallFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="failed"):

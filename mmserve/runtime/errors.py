@@ -79,6 +79,12 @@ class ThreadsUnsupported(InvalidRequest):
     kind = "thread_unsupported_request"
 
 
+class MediaNotStored(InvalidRequest):
+    """The request names an image by a uuid that stands for no stored image, or not any more."""
+
+    kind = "media_not_stored"
+
+
 class TooSlow(MmserveError):
     """The body of the request did not arrive in time."""
 

@@ -17,9 +17,10 @@ from mmserve.config.config import Config
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, Deployment
 from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef, Prompt
 from mmserve.httpserver.conversation import MediaPart, PromptInput, TextPart, WrittenPrompt
+from mmserve.httpserver.mm_cache.named_images import names_of
 from mmserve.httpserver.prompt.bad_words import bad_word_ids
 from mmserve.httpserver.prompt.media_spans import span_of
-from mmserve.messages.cache import ItemState, MediaRecord
+from mmserve.messages.cache import AllocItem, ItemState, MediaRecord, NamedImage
 from mmserve.messages.media import Handle
 from mmserve.runtime.errors import MediaError
 
@@ -113,6 +114,7 @@ class StubLeases:
         self.state = state
         self.held: list[str] = []
         self.released: list[str] = []
+        self.names: dict[bytes, NamedImage] = {}
         self.gate = asyncio.Event()
         """``hold`` waits for it before it yields."""
         self.gate.set()
@@ -123,12 +125,17 @@ class StubLeases:
         self.held.append(request_id)
         try:
             await self.gate.wait()
+            specs = [AllocItem(item.key, IMAGE_TOKENS, len(item.data), 1) for item in items]
+            self.names |= names_of(items, specs)
             yield [self._leased(generation, index, item) for index, item in enumerate(items)]
         finally:
             self.released.append(request_id)
 
     def num_tokens(self, items: Sequence[MediaItem]) -> list[int]:
         return [IMAGE_TOKENS for _ in items]
+
+    async def named(self, names: Sequence[bytes]) -> Sequence[NamedImage | None]:
+        return [self.names.get(name) for name in names]
 
     def _leased(self, generation: int, index: int, item: MediaItem) -> LeasedItem:
         handle = Handle(generation, 64 * index, len(item.data))

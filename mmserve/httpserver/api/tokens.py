@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -149,8 +149,9 @@ def token_routes(context: WorkerContext) -> APIRouter:
 
     async def tokenize(request: Request) -> Response:
         async with admitted(context, TOKENIZE, request) as (parsed, resources):
-            call, spell = decode_small_images(parsed.call), parsed.return_token_strs
-            del parsed  # its call refers to the body
+            owned = replace(parsed.call, owner=request.scope["state"]["key"])
+            call, spell = decode_small_images(owned), parsed.return_token_strs
+            del parsed, owned  # they refer to the body
             resources.hold(kept_nbytes(call))
             (ids,) = await path.token_ids(call, resources)
             resources.hold(kept_nbytes(call) + _TOKEN_NBYTES * len(ids))

@@ -39,7 +39,8 @@ def _decode_ref(ref: MediaRef) -> MediaRef:
     if ref.data is None or not _is_base64(ref.url.removesuffix(",")):
         return ref
     with suppress(ValueError):
-        return MediaRef(ref.url, ref.param, content=pybase64.b64decode(ref.data, validate=True))
+        content = pybase64.b64decode(ref.data, validate=True)
+        return MediaRef(ref.url, ref.param, content=content, uuid=ref.uuid)
     return ref  # escaped or invalid: decoded, or refused, later in a thread
 
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef
 from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit
+from mmserve.messages.cache import NamedImage
 
 
 class MediaSource(Protocol):
@@ -28,6 +29,8 @@ class LeaseSource(Protocol):
     def hold(self, request_id: str, items: Sequence[MediaItem]) -> AbstractAsyncContextManager[list[LeasedItem]]: ...
 
     def num_tokens(self, items: Sequence[MediaItem]) -> list[int]: ...
+
+    async def named(self, names: Sequence[bytes]) -> Sequence[NamedImage | None]: ...
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.httpserver.call import AllocVersion
 from mmserve.httpserver.mm_cache.late_releases import LateReleases
-from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
+from mmserve.messages.cache import AllocItem, ItemState, MediaRecord, NamedImage
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.errors import Overloaded, Unavailable
 from mmserve.runtime.retry_after import Turnover
@@ -117,6 +117,15 @@ class AsyncCacheClient:
                 "too many requests wait for images that others write",
                 retry_after_s=self._turnover.seconds_until_free(),
             ) from None
+
+    async def set_names(self, images: Mapping[bytes, NamedImage]) -> None:
+        """MediaCacheClient.set_names."""
+        if images:
+            await self._threads.run(lambda: self._client.set_names(images))
+
+    async def get_names(self, names: Sequence[bytes]) -> Sequence[NamedImage | None]:
+        """MediaCacheClient.get_names."""
+        return await self._threads.run(lambda: self._client.get_names(names))
 
     async def release(self, request_id: str) -> None:
         """End the leases of a request that makes no further calls. Idempotent.

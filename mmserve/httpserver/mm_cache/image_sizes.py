@@ -25,7 +25,7 @@ class ImageSizes:
     def alloc_items(self, items: Sequence[MediaItem]) -> list[AllocItem]:
         """What the cache server has to find room for. Raises MediaError."""
         return [
-            AllocItem(item.key, count, len(item.data), count * self._row_nbytes)
+            item.stored or AllocItem(item.key, count, len(item.data), count * self._row_nbytes)
             for item, count in zip(items, self.num_tokens(items), strict=True)
         ]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from mmserve.httpserver.call import MediaItem
+from mmserve.httpserver.mm_cache.named_images import not_stored
 from mmserve.messages.cache import AllocItem, ItemState, MediaRecord
 
 
@@ -29,6 +30,14 @@ class LeaseRequest:
         """Length of each item's bytes."""
         return [len(self.items[index].data) for index in indices]
 
+    def to_write(self, records: Sequence[MediaRecord]) -> dict[int, int]:
+        """Item id -> index of one item in state "write". Raises MediaNotStored for an image without its bytes."""
+        jobs = {record.item_id: index for index, record in enumerate(records) if record.state == "write"}
+        for index in jobs.values():
+            if self.items[index].stored is not None:  # evicted since its name was looked up
+                raise not_stored(self.items[index].param)
+        return jobs
+
     def mark_written(self, records: Sequence[MediaRecord], jobs: Mapping[int, int]) -> list[MediaRecord]:
         """This request has written the items of ``jobs`` (see ``to_write``). Returns the records with their states."""
         self.written.update(jobs.values())
@@ -42,6 +51,7 @@ class LeaseRequest:
             for index, record in enumerate(records)
             if record.state == "data"
             and index not in self.written
+            and self.items[index].stored is None
             and self.alloc_items[index].key == self.items[index].key
         ]
 
@@ -49,11 +59,6 @@ class LeaseRequest:
         """``keys``: by index."""
         for index, key in keys.items():
             self.alloc_items[index] = msgspec.structs.replace(self.alloc_items[index], key=key)
-
-
-def to_write(records: Sequence[MediaRecord]) -> dict[int, int]:
-    """Item id -> index of one item in state "write"."""
-    return {record.item_id: index for index, record in enumerate(records) if record.state == "write"}
 
 
 def with_states(records: Sequence[MediaRecord], states: Mapping[int, ItemState]) -> list[MediaRecord]:

@@ -23,11 +23,12 @@ from mmserve.httpserver.limits.media_budgets import MediaBudgets
 from mmserve.httpserver.media.content_key import second_key
 from mmserve.httpserver.mm_cache.calls import AsyncCacheClient
 from mmserve.httpserver.mm_cache.image_sizes import ImageSizes
-from mmserve.httpserver.mm_cache.lease_request import LeaseRequest, to_write, with_states
+from mmserve.httpserver.mm_cache.lease_request import LeaseRequest, with_states
+from mmserve.httpserver.mm_cache.named_images import names_of
 from mmserve.httpserver.mm_cache.stored_bytes import differs, write
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.messages.cache import AllocItem, MediaRecord
+from mmserve.messages.cache import AllocItem, MediaRecord, NamedImage
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.errors import Shortage, Unavailable
 from mmserve.runtime.retry_after import AFTER_CACHE_RESTART_S, Turnover
@@ -79,13 +80,17 @@ class MediaLeases:
         """Leases for ``items``, in order. The arena holds the compressed bytes or the embedding of each. The leases are
         released when the context ends.
 
-        Raises MediaError, TooLarge (can never fit) or Unavailable (no space or data in time; try again).
+        Raises MediaError, MediaNotStored, TooLarge (never fits) or Unavailable (no space or data in time; try again).
         """
         return self._hold(request_id, items)
 
     def num_tokens(self, items: Sequence[MediaItem]) -> list[int]:
         """Tokens of each image in a prompt. Raises MediaError."""
         return self._sizes.num_tokens(items)
+
+    async def named(self, names: Sequence[bytes]) -> Sequence[NamedImage | None]:
+        """The images that names stand for. Raises Unavailable."""
+        return await self._cache.get_names(names)
 
     async def aclose(self) -> None:
         """Close threads and connections. Remaining leases end with the connections."""
@@ -151,12 +156,13 @@ class MediaLeases:
                 records = await self._write(request, records)
             collided = await self._compare(request, records)
             if not collided:
+                await self._cache.set_names(names_of(request.items, request.alloc_items))
                 return records
             await self._give_second_keys(request, collided)
 
     def _write_inline(self, request: LeaseRequest, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
         """Blocking. Writes the images if they are small in total; otherwise leaves them to ``_write``."""
-        jobs = to_write(records)
+        jobs = request.to_write(records)
         if not jobs or sum(request.nbytes([*jobs.values()])) > self._max_inline_nbytes:
             return records
         started_s = time.monotonic()
@@ -168,7 +174,7 @@ class MediaLeases:
 
     async def _write(self, request: LeaseRequest, records: Sequence[MediaRecord]) -> Sequence[MediaRecord]:
         """Write the images in state "write", each content once, then report all of them with one RPC."""
-        if jobs := to_write(records):
+        if jobs := request.to_write(records):
             num_left, started_s = itertools.count(len(jobs) - 1, -1), time.monotonic()
 
             def write_one(index: int) -> None:

@@ -22,6 +22,7 @@ from mmserve.httpserver.conversation import Conversation, PromptInput, WrittenPr
 from mmserve.httpserver.engine.dispatcher import Dispatcher
 from mmserve.httpserver.grammars import GrammarChecks, constrained
 from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths
+from mmserve.httpserver.mm_cache.named_images import with_named
 from mmserve.httpserver.output.answer_format import AnswerFormat, Reading, reading_nbytes
 from mmserve.httpserver.output.deltas import DeltaStream
 from mmserve.httpserver.output.detokenizer import Detokenizer
@@ -177,9 +178,11 @@ class RequestPath:
         """Read the images. Before the first fetch, reserves memory for as much as one request may fetch."""
         if not call.media:
             return []
-        if not all(ref.is_inline for ref in call.media):
+        refs = [ref for ref in call.media if not ref.is_named]
+        if not all(ref.is_inline for ref in refs):
             await resources.reserve_fetch(self.max_fetched_nbytes)
-        items = await alloc_path.media.read(call.media, call.cache_salt)
+        read = await alloc_path.media.read(refs, call.cache_salt)
+        items = await with_named(call, read, alloc_path.leases.named)
         fetched = (item for item, ref in zip(items, call.media, strict=True) if not ref.is_inline)
         resources.shrink_fetched(sum(len(item.data) for item in fetched))
         return items

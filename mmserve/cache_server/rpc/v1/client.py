@@ -22,6 +22,7 @@ from mmserve.messages.cache import (
     EmbedState,
     ItemState,
     MediaRecord,
+    NamedImage,
     PermitRequest,
     PermitsReply,
 )
@@ -123,6 +124,16 @@ class ItemwiseCalls:
 
     def release_permit(self, name: str) -> None:
         self._call("release_permit", name)
+
+    def set_names(self, names: Sequence[bytes], images: Sequence[NamedImage]) -> None:
+        for name, image in zip(names, images, strict=True):
+            spec = image.item.key, image.item.num_tokens, image.item.data_nbytes, image.item.embed_nbytes
+            fields = (*spec, image.width, image.height, image.loading_nbytes)
+            self._call("set_name", name, fields)
+
+    def get_names(self, names: Sequence[bytes]) -> Sequence[NamedImage | None]:
+        found = [self._call("get_name", name) for name in names]
+        return [image and NamedImage(AllocItem(*image[:4]), *image[4:]) for image in found]
 
     def unregister(self) -> None:
         self._call("unregister")

@@ -19,7 +19,7 @@ from rpyc.core.stream import SocketStream
 
 from mmserve.cache_server.rpc.connections import ClientSession
 from mmserve.cache_server.shared_table import SharedMediaTable
-from mmserve.messages.cache import MAX_WAIT_S, AllocItem, MediaRecord, PermitRequest
+from mmserve.messages.cache import MAX_WAIT_S, AllocItem, MediaRecord, NamedImage, PermitRequest
 from mmserve.messages.media import Handle
 
 _CONFIG = {"allow_pickle": False, "allow_safe_attrs": False, "include_local_traceback": False, "close_catchall": True}
@@ -29,6 +29,8 @@ _MAX_FRAME_NBYTES = 4 << 20
 """A call of v1 has a few scalars."""
 HandleTuple = tuple[int, int, int]
 RecordTuple = tuple[int, int, str, HandleTuple | None, HandleTuple]
+ImageTuple = tuple[bytes, int, int, int, int, int, int]
+"""The fields of a NamedImage's item, then its width, height and loading_nbytes."""
 logger = logging.getLogger(__name__)
 
 
@@ -134,6 +136,15 @@ class CacheService(rpyc.Service):  # type: ignore[misc]
     def exposed_release_permit(self, name: str) -> None:
         self._table.release_permit(self._session.lease(name))
 
+    def exposed_set_name(self, name: bytes, image: ImageTuple) -> None:
+        _ = self._session
+        self._table.set_names((name,), (NamedImage(AllocItem(*image[:4]), *image[4:]),))
+
+    def exposed_get_name(self, name: bytes) -> ImageTuple | None:
+        _ = self._session
+        (image,) = self._table.get_names((name,))
+        return image and _image_tuple(image)
+
     def exposed_beat(self) -> None:
         self._table.beat(self._session.owner)
 
@@ -144,6 +155,12 @@ class CacheService(rpyc.Service):  # type: ignore[misc]
 def _record_tuple(record: MediaRecord) -> RecordTuple:
     data = None if record.data is None else _handle_tuple(record.data)
     return record.item_id, record.token_start, record.state, data, _handle_tuple(record.embed)
+
+
+def _image_tuple(image: NamedImage) -> ImageTuple:
+    item = image.item
+    spec = item.key, item.num_tokens, item.data_nbytes, item.embed_nbytes
+    return *spec, image.width, image.height, image.loading_nbytes
 
 
 def _handle_tuple(handle: Handle) -> HandleTuple:

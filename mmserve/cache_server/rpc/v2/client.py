@@ -23,7 +23,9 @@ from mmserve.messages.cache import (
     EmbedState,
     GetDataRequest,
     GetEmbedRequest,
+    GetNamesRequest,
     ItemState,
+    NamedImage,
     PermitRequest,
     PermitsReply,
     Register,
@@ -31,6 +33,7 @@ from mmserve.messages.cache import (
     ReleaseRequest,
     SetDataRequest,
     SetEmbedRequest,
+    SetNamesRequest,
     UnregisterRequest,
 )
 
@@ -41,6 +44,7 @@ _ALLOC: Codec[AllocReply | CallFailed] = Codec(AllocReply | CallFailed)
 _ITEM_STATES: Codec[tuple[ItemState, ...] | CallFailed] = Codec(tuple[ItemState, ...] | CallFailed)
 _EMBED_STATES: Codec[tuple[EmbedState, ...] | CallFailed] = Codec(tuple[EmbedState, ...] | CallFailed)
 _PERMITS: Codec[PermitsReply | CallFailed] = Codec(PermitsReply | CallFailed)
+_IMAGES: Codec[tuple[NamedImage | None, ...] | CallFailed] = Codec(tuple[NamedImage | None, ...] | CallFailed)
 _NOTHING: Codec[CallFailed | None] = Codec(CallFailed | None)
 
 
@@ -107,6 +111,12 @@ class BatchedCalls:
 
     def release_permit(self, name: str) -> None:
         self._call(ReleasePermitRequest(name=name), _NOTHING)
+
+    def set_names(self, names: Sequence[bytes], images: Sequence[NamedImage]) -> None:
+        self._call(SetNamesRequest(names=tuple(names), images=tuple(images)), _NOTHING)
+
+    def get_names(self, names: Sequence[bytes]) -> Sequence[NamedImage | None]:
+        return self._call(GetNamesRequest(names=tuple(names)), _IMAGES)
 
     def unregister(self) -> None:
         self._call(UnregisterRequest(), _NOTHING)

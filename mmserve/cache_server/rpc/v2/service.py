@@ -26,11 +26,13 @@ from mmserve.messages.cache import (
     CallFailed,
     GetDataRequest,
     GetEmbedRequest,
+    GetNamesRequest,
     Register,
     ReleasePermitRequest,
     ReleaseRequest,
     SetDataRequest,
     SetEmbedRequest,
+    SetNamesRequest,
     UnregisterRequest,
 )
 
@@ -181,6 +183,11 @@ def start(table: SharedMediaTable, session: ClientSession, request: CacheRequest
         case BeatRequest():
             table.beat(session.owner)
             return _DONE
+        case SetNamesRequest():
+            table.set_names(request.names, request.images)
+            return _DONE
+        case GetNamesRequest():
+            return Answered(table.get_names(request.names))
         case Register():
             raise ValueError("registered already")
         case _:

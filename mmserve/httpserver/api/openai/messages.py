@@ -24,6 +24,7 @@ _FIELDS = frozenset(
 """Of a message. ``annotations`` and ``refusal`` come back with the answers that clients repeat."""
 MAX_URL_CHARS = 8192
 MAX_NAME_CHARS = 256
+MAX_UUID_CHARS = 256
 _TEXT_FIELDS = {"text": "text", "refusal": "refusal"}
 """Text part type -> its field with the text."""
 _IMAGE_FIELDS = frozenset({"url", "detail"})
@@ -128,7 +129,7 @@ class ConversationReader:
         type_ = part.get("type")
         if type_ == "image_url":
             _check_part(part, "image_url", at)
-            return self._image(part.get("image_url"), at)
+            return self._image(part.get("image_url"), at, _uuid(part, at))
         if not isinstance(type_, str) or type_ not in _TEXT_FIELDS:
             raise InvalidRequest(f"unsupported content part type {quoted(type_)}", param=f"{at}.type")
         _check_part(part, _TEXT_FIELDS[type_], at)
@@ -137,7 +138,7 @@ class ConversationReader:
             raise InvalidRequest("text must be a string", param=f"{at}.{_TEXT_FIELDS[type_]}")
         return TextPart(text)
 
-    def _image(self, image_url: Any, at: str) -> MediaPart:
+    def _image(self, image_url: Any, at: str, uuid: str = "") -> MediaPart:
         if self._max_images is None:
             raise InvalidRequest("this model takes no images", param=f"{at}.type")
         if len(self.media) >= self._max_images:
@@ -147,22 +148,34 @@ class ConversationReader:
         if isinstance(image_url, dict):
             _check_image_fields(image_url, where)
             where, url = f"{where}.url", image_url.get("url")
+        if uuid and (url is None or url == ""):
+            self.media.append(MediaRef("", f"{at}.uuid", uuid=uuid))
+            return MediaPart(len(self.media) - 1)
         if isinstance(url, str) and len(url) > MAX_URL_CHARS and not url[:5].lower() == "data:":
             raise InvalidRequest(f"a URL may have {MAX_URL_CHARS} characters, unless it is a data: URL", param=where)
         if not isinstance(url, str) or not url:
             raise InvalidRequest("an image needs a url (data:, http(s): or file:)", param=where)
         head, data = self._split_urls.pop(url, (url, None))
-        self.media.append(MediaRef(head, where, data))
+        self.media.append(MediaRef(head, where, data, uuid=uuid))
         return MediaPart(len(self.media) - 1)
 
 
 def _check_part(part: dict[str, Any], content: str, at: str) -> None:
     """Refuse fields that would be ignored. ``cache_control`` is a hint for hosted services, and changes no answer."""
     for field in part:
-        if field == "uuid" and part[field] is not None:
-            raise InvalidRequest("images are not kept under names: send the data, without a uuid", param=f"{at}.uuid")
-        if field not in ("type", content, "cache_control") and part[field] is not None:
+        known = ("type", content, "cache_control", "uuid" if content == "image_url" else "")
+        if field not in known and part[field] is not None:
             raise InvalidRequest("a content part of this type has no such field", param=f"{at}.{shortened(field)}")
+
+
+def _uuid(part: dict[str, Any], at: str) -> str:
+    """The client's name for the image; empty if it gives none."""
+    uuid = part.get("uuid")
+    if uuid is None:
+        return ""
+    if not isinstance(uuid, str) or not 0 < len(uuid) <= MAX_UUID_CHARS:
+        raise InvalidRequest(f"uuid must be a text of 1 to {MAX_UUID_CHARS} characters", param=f"{at}.uuid")
+    return uuid
 
 
 def _check_image_fields(image_url: dict[str, Any], at: str) -> None:

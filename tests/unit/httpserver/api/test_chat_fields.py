@@ -24,7 +24,7 @@ from mmserve.httpserver.api.openai.chat import CHAT
 from mmserve.httpserver.api.openai.chat_answer import ChatAnswer
 from mmserve.httpserver.api.openai.fields import Bookkeeping, ChatRequest, StreamOptions, StructuredOutputs
 from mmserve.httpserver.api.protocol import parse_body
-from mmserve.httpserver.call import GenerateCall
+from mmserve.httpserver.call import GenerateCall, MediaRef
 from mmserve.httpserver.conversation import Conversation, TextPart
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.messages.sampling import SamplingParams
@@ -289,8 +289,11 @@ def test_a_free_answer_may_be_asked_for_beside_a_grammar(free: dict[str, Any]) -
     [
         ({"type": "text", "text": "x", "uuid": "a"}, "uuid"),
         ({"type": "text", "text": "x", "image_url": "data:,"}, "image_url"),
-        ({"type": "image_url", "image_url": {"url": "data:,x"}, "uuid": "a"}, "uuid"),
-        ({"type": "image_url", "image_url": None, "uuid": "a"}, "uuid"),
+        ({"type": "image_url", "image_url": {"url": "data:,x"}, "uuid": ""}, "uuid"),
+        ({"type": "image_url", "image_url": {"url": "data:,x"}, "uuid": 5}, "uuid"),
+        ({"type": "image_url", "image_url": None, "uuid": "a" * 257}, "uuid"),
+        ({"type": "image_url", "image_url": None}, "image_url"),
+        ({"type": "image_url", "image_url": {}}, "image_url.url"),
         ({"type": "image_url", "image_url": {"url": "data:,x", "format": "png"}}, "image_url.format"),
         ({"type": "image_url", "image_url": {"url": "data:,x", "detail": "most"}}, "image_url.detail"),
         ({"type": "image_url", "image_url": {"url": "data:,x", "detail": 5}}, "image_url.detail"),
@@ -300,6 +303,19 @@ def test_fields_of_a_part_that_would_be_ignored_are_refused(part: dict[str, Any]
     with pytest.raises(InvalidRequest) as refused:
         Parsed({"messages": [{"role": "user", "content": [part]}]})
     assert refused.value.param == f"messages[0].content[0].{param}"
+
+
+@pytest.mark.parametrize("empty", [{"image_url": None}, {}, {"image_url": {}}, {"image_url": {"url": None}}])
+def test_a_part_with_a_uuid_may_leave_the_image_out(empty: dict[str, Any]) -> None:
+    parts = [
+        {"type": "image_url", "image_url": {"url": "data:,x"}, "uuid": "cat"},
+        {"type": "image_url", "uuid": "dog"} | empty,
+    ]
+    call = Parsed({"messages": [{"role": "user", "content": parts}]}).call
+    assert call.media == (
+        MediaRef("data:,x", "messages[0].content[0].image_url.url", uuid="cat"),
+        MediaRef("", "messages[0].content[1].uuid", uuid="dog"),
+    )
 
 
 def test_the_page_of_fields_is_up_to_date() -> None:
