@@ -7,7 +7,9 @@ from typing import Literal
 
 import msgspec
 
-FinishReason = Literal["stop", "length", "abort", "error", "media_error", "media_lost", "grammar_error", "overloaded"]
+FinishReason = Literal[
+    "stop", "length", "abort", "error", "media_error", "media_lost", "grammar_error", "no_token_allowed", "overloaded"
+]
 """Why a sequence ended.
 
 stop: the model sampled a stop token, or the text contains a stop string. The HTTP worker alone knows stop strings: it
@@ -19,6 +21,7 @@ error: the engine could not compute the sequence (500).
 media_error: an image cannot be decoded (400, the client's fault).
 media_lost: a handle was stale. The HTTP worker allocates, writes and submits again, and the client does not notice.
 grammar_error: the engine could not follow the sequence's grammar (500).
+no_token_allowed: the request's parameters ban every token that could come next (400, the client's fault).
 overloaded: a queue is full (429).
 
 Clients see only stop and length as a finish reason. The others become errors with the status given, or a new attempt.

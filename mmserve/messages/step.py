@@ -74,6 +74,8 @@ class SlotFailure(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     message: str
     grammar: bool = False
     """True: the sequence's grammar could not be followed."""
+    no_token: bool = False
+    """True: the sequence's parameters ban every token."""
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t", tag="result"):

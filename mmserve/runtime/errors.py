@@ -67,6 +67,12 @@ class ContextLengthExceeded(InvalidRequest):
         self.max_prompt_tokens = max_prompt_tokens
 
 
+class NoTokenAllowed(InvalidRequest):
+    """The request's parameters ban every token that could come next."""
+
+    kind = "no_token_allowed"
+
+
 class MediaError(InvalidRequest):
     """An image cannot be fetched, read, decoded or used."""
 

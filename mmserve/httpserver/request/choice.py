@@ -17,6 +17,7 @@ from mmserve.httpserver.output.deltas import DeltaStream
 from mmserve.httpserver.output.detokenizer import Detokenizer
 from mmserve.httpserver.prompt.media_spans import leased_again
 from mmserve.httpserver.request.metrics import ChoiceMetrics
+from mmserve.httpserver.request.token_bans import no_token_allowed
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest
 from mmserve.metrics.client import MetricsClient
@@ -97,6 +98,8 @@ def _raise_failure(call: GenerateCall, reply: TokenReply) -> None:
         raise MediaError(reply.message or "the image could not be decoded", param=param)
     if reply.finish == "grammar_error":
         raise GrammarError(reply.message)
+    if reply.finish == "no_token_allowed":
+        raise no_token_allowed(call.sampling, call.grammar_param)
     if reply.finish == "error":
         raise MmserveError(reply.message or "the engine could not compute this request")
     if reply.finish == "overloaded":

@@ -32,6 +32,7 @@ from mmserve.httpserver.request.choice import Choice, lease
 from mmserve.httpserver.request.metrics import ChoiceMetrics, count_request
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.httpserver.request.sequences import sequences_of
+from mmserve.httpserver.request.token_bans import check_a_token_is_left
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.worker_threads import WorkerThreads
 
@@ -84,6 +85,8 @@ class RequestPath:
         call = self._with_tool_grammar(call)
         await self._check_grammar(call)
         call = await self._with_bad_words(call)
+        if not call.prompt_only:
+            check_a_token_is_left(call.sampling)
         alloc_path = self.alloc_paths.choose()
         items = await self._read(alloc_path, call, resources)
         inline_nbytes = sum(len(item.data) for item, ref in zip(items, call.media, strict=True) if ref.is_inline)

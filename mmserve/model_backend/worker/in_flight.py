@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from mmserve.messages.step import SlotFailure, StepResult
+from mmserve.model_backend.platforms.sampling import NO_TOKEN_ALLOWED
 from mmserve.model_backend.worker.input_batch import Slot
 from mmserve.model_backend.worker.prompt_outputs import NOT_FINITE_PROMPT, PromptResults
 from mmserve.model_backend.worker.sampling.grammar_masks import GRAMMAR_FAILED, GRAMMAR_PENDING
@@ -66,9 +67,14 @@ class InFlight:
                 if token_id == GRAMMAR_PENDING:
                     deferred.append(slot)
                 elif token_id in FAILURES:
-                    grammar = token_id == GRAMMAR_FAILED
                     failures.append(
-                        SlotFailure(slot=slot, media_lost=False, message=FAILURES[token_id], grammar=grammar)
+                        SlotFailure(
+                            slot=slot,
+                            media_lost=False,
+                            message=FAILURES[token_id],
+                            grammar=token_id == GRAMMAR_FAILED,
+                            no_token=token_id == NO_TOKEN_ALLOWED,
+                        )
                     )
                 else:
                     tokens.append((slot, (token_id,)))

@@ -170,4 +170,6 @@ class StepResults:
 def _finish_of(failure: SlotFailure) -> FinishReason:
     if failure.grammar:
         return "grammar_error"
+    if failure.no_token:
+        return "no_token_allowed"
     return "media_lost" if failure.media_lost else "error"

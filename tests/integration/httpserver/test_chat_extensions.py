@@ -10,7 +10,7 @@ import pytest
 from mmserve.messages.logprobs import NO_TOKEN
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.http_services import EOS, IMAGE_TOKENS
-from tests.fakes.http_upstream import Upstream, likely, say
+from tests.fakes.http_upstream import Behaviour, Upstream, likely, say
 from tests.fakes.http_worker import Worker, http_worker, run
 from tests.integration.httpserver.test_chat import HELLO
 
@@ -144,5 +144,46 @@ def test_log_probabilities_can_name_tokens_by_their_ids() -> None:
             (entry,) = (await ask(worker, **fields))["choices"][0]["logprobs"]["content"]
             assert (entry["token"], entry["bytes"]) == ("token_id:97", [97])
             assert [one["token"] for one in entry["top_logprobs"]] == ["token_id:97", "token_id:98"]
+
+    run(test)
+
+
+def test_a_request_that_bans_every_token_is_refused_before_the_engine_is_asked() -> None:
+    async def test() -> None:
+        async with http_worker() as worker:
+            with pytest.raises(openai.BadRequestError) as refused:
+                await ask(worker, allowed_token_ids=[ord("a"), EOS], bad_words=["a"], min_tokens=1)
+            assert (refused.value.param, refused.value.code) == ("allowed_token_ids", "no_token_allowed")
+            assert not worker.upstream.requests()
+            await worker.idle()
+
+    run(test)
+
+
+def test_an_answer_that_may_not_go_on_ends_with_the_clients_error() -> None:
+    def fails_after(text: str) -> Behaviour:
+        async def behave(upstream: Upstream, request: GenerateRequest) -> None:
+            if text:
+                upstream.reply(request, text.encode())
+            upstream.reply(request, finish="no_token_allowed", message="no token is allowed")
+
+        return behave
+
+    async def test() -> None:
+        async with http_worker() as worker, worker.client() as client:
+            bans = {"allowed_token_ids": [ord("a"), ord("b")], "bad_words": ["ab", "aa"]}
+            worker.upstream.behave = fails_after("a")
+            with pytest.raises(openai.BadRequestError, match="allowed_token_ids and bad_words together") as refused:
+                await ask(worker, **bans)
+            assert refused.value.code == "no_token_allowed"
+            stream = await client.chat.completions.create(model="stub", messages=HELLO, stream=True, extra_body=bans)
+            with pytest.raises(openai.APIError) as event:
+                async for _ in stream:
+                    pass
+            assert (event.value.code, event.value.param) == ("no_token_allowed", "allowed_token_ids")
+            worker.upstream.behave = fails_after("")
+            with pytest.raises(openai.BadRequestError):
+                await client.chat.completions.create(model="stub", messages=HELLO, stream=True, extra_body=bans)
+            await worker.idle()
 
     run(test)

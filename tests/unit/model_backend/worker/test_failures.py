@@ -204,6 +204,7 @@ def test_a_sequence_of_which_all_tokens_are_banned_fails(directory: Path, good_o
     driver.add(1, GOOD, sampling=SamplingParams(max_tokens=9, min_tokens=2, stop_token_ids=every_token, logprobs=1))
     driver.step()
     assert "no token is allowed" in driver.failures[1].message
+    assert driver.failures[1].no_token
     driver.run(6)
     assert healthy.output == good_output
 

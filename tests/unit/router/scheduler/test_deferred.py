@@ -55,13 +55,14 @@ def test_a_deferred_sequence_can_be_resumed_from_its_output() -> None:
     assert engine.output("late", 1) == whole[4:]
 
 
-def test_a_grammar_that_cannot_be_followed_is_an_error_of_its_own() -> None:
+@pytest.mark.parametrize(("failed", "finish"), [("grammar", "grammar_error"), ("no_token", "no_token_allowed")])
+def test_what_cannot_be_sampled_is_an_error_of_its_own(failed: str, finish: str) -> None:
     engine = Engine()
     engine.scheduler.receive(request("a", PROMPT))
     engine.plan()
     plan = engine.in_flight.popleft()
-    failure = SlotFailure(slot=plan.steps[0].slot, media_lost=False, message="why", grammar=True)
+    failure = SlotFailure(slot=plan.steps[0].slot, media_lost=False, message="why", **{failed: True})  # type: ignore[arg-type]
     engine.scheduler.apply(plan, StepResult(step_id=plan.step_id, tokens=(), failures=(failure,)))
     engine.take_replies()
-    assert engine.finish("a") == "grammar_error"
+    assert engine.finish("a") == finish
     assert engine.replies["a", 0][-1].message == "why"
