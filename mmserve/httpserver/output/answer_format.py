@@ -15,7 +15,12 @@ import msgspec
 from mmserve.checkpoint.load import read_json
 from mmserve.httpserver.conversation import Conversation, PromptInput, TextPart, Tool
 from mmserve.httpserver.output.parsing.formats import AUTO, Format, choose, starts_in_reasoning
-from mmserve.httpserver.output.parsing.grammar.tool_grammar import after_thought, optional_tool_grammar, tool_grammar
+from mmserve.httpserver.output.parsing.grammar.tool_grammar import (
+    after_thought,
+    calls_or_answer,
+    optional_tool_grammar,
+    tool_grammar,
+)
 from mmserve.httpserver.output.parsing.machine import OutputMachine
 from mmserve.httpserver.output.parsing.response_template import declared_format
 from mmserve.httpserver.output.vocabulary import Marker, Vocabulary
@@ -85,7 +90,7 @@ class AnswerFormat:
                 "how this model writes tool calls is not known; start the server with --tool-call-parser NAME",
                 param="tools",
             )
-        callable_tools = [tool for tool in tools if not choice.names or tool.name in choice.names]
+        callable_tools = _callable(conversation)
         param = "tool_choice" if choice.mode == "required" else "tools"
         parallel = conversation.parallel_tool_calls
         try:
@@ -99,6 +104,18 @@ class AnswerFormat:
         except ValueError as error:
             raise InvalidRequest(f"{param}: {error}", param=param) from None
         return "", ""
+
+    def calls_or_answer(self, conversation: Conversation, grammar: str) -> str:
+        """``grammar`` for an answer that may call the request's tools in its place; unchanged if it may not, or if the
+        model's calls cannot be told from answers. Raises InvalidRequest if the model cannot be made to call the tools.
+        """
+        if conversation.tool_choice.mode != "auto" or not conversation.tools:
+            return grammar
+        schemas, parallel = _schemas(_callable(conversation)), conversation.parallel_tool_calls
+        try:
+            return calls_or_answer(self.format, schemas, parallel, self._tokens, grammar) or grammar
+        except ValueError as error:
+            raise InvalidRequest(f"tools: {error}", param="tools") from None
 
     def after_thought(self, grammar: str) -> str:
         """``grammar`` for an answer that begins inside a thought, which it ends first."""
@@ -125,6 +142,11 @@ def reading_nbytes(conversation: PromptInput) -> int:
     """Memory that the tools of a request take while its answers are read."""
     tools = conversation.tools if isinstance(conversation, Conversation) else ()
     return sum(_SCHEMA_NBYTES * len(tool.parameters) for tool in tools)
+
+
+def _callable(conversation: Conversation) -> list[Tool]:
+    names = conversation.tool_choice.names
+    return [tool for tool in conversation.tools if not names or tool.name in names]
 
 
 def _schemas(tools: list[Tool] | tuple[Tool, ...]) -> dict[str, Mapping[str, Any]]:

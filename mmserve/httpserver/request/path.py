@@ -84,6 +84,7 @@ class RequestPath:
         """
         call = self._with_tool_grammar(call)
         await self._check_grammar(call)
+        call = await self._with_calls(call)
         call = await self._with_bad_words(call)
         if not call.prompt_only:
             check_a_token_is_left(call.sampling)
@@ -140,6 +141,20 @@ class RequestPath:
                 grammar, param = self.answer_format.grammar(prompt, in_reasoning=in_reasoning)
                 sampling = constrained(call.sampling, grammar, self.eos_token_ids, param)
                 return replace(call, sampling=sampling, grammar_param=param)
+        return call
+
+    async def _with_calls(self, call: GenerateCall) -> GenerateCall:
+        """``call`` with its tools' calls as another form of answer, beside the client's own grammar.
+
+        Raises InvalidRequest if both together cannot be used.
+        """
+        own = call.sampling.grammar
+        if not own or call.grammar_param in _TOOL_PARAMS:
+            return call
+        for prompt in call.prompts:
+            if isinstance(prompt, Conversation) and (grammar := self.answer_format.calls_or_answer(prompt, own)) != own:
+                await self.grammars.check(grammar, "tools")
+                return replace(call, sampling=msgspec.structs.replace(call.sampling, grammar=grammar))
         return call
 
     def _with_thought(self, call: GenerateCall) -> GenerateCall:

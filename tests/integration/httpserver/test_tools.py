@@ -191,3 +191,56 @@ def test_an_answer_that_begins_in_a_thought_fits_the_schema_after_it(tmp_path: P
                 assert (taken and matcher.is_accepting()) == fits, answer
 
     run(test)
+
+
+SHAPE = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("how", [ask, streamed])
+def test_beside_a_response_format_the_model_may_call_a_tool(how: Any, tmp_path: Path) -> None:
+    response_format = {"type": "json_schema", "json_schema": {"name": "s", "schema": SHAPE}}
+
+    async def test() -> None:
+        async with http_worker(template=HERMES) as worker:
+            worker.upstream.behave = say(CALL)
+            called = await how(worker, tools=[WEATHER], response_format=response_format)
+            assert (called.finish_reason, called.message.content or "") == ("tool_calls", "")
+            assert json.loads(called.message.tool_calls[0].function.arguments) == {"city": "Paris"}
+            worker.upstream.behave = say('{"a": 1}')
+            answered = await how(worker, tools=[WEATHER], response_format=response_format)
+            assert (answered.finish_reason, answered.message.content) == ("stop", '{"a": 1}')
+            assert not answered.message.tool_calls
+            for request in worker.upstream.requests():
+                for answer, fits in ((CALL, True), ('{"a": 1}', True), ('{"b": 1}', False), ("text", False)):
+                    matcher = LLMatcher(byte_tokenizer(tmp_path), request.sampling.grammar, log_level=0)
+                    encoded = list(answer.encode())
+                    taken = matcher.try_consume_tokens(encoded) == len(encoded)
+                    assert (taken and matcher.is_accepting()) == fits, answer
+
+    run(test)
+
+
+def test_without_a_choice_the_answer_only_fits_the_format() -> None:
+    async def test() -> None:
+        async with http_worker(template=HERMES) as worker:
+            worker.upstream.behave = say("{}")
+            for fields in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
+                await ask(worker, response_format={"type": "json_object"}, **fields)
+            grammars = {request.sampling.grammar for request in worker.upstream.requests()}
+            assert len(grammars) == 1
+            assert "weather" not in grammars.pop()
+
+    run(test)
+
+
+def test_a_tool_that_cannot_be_called_beside_a_format_is_named() -> None:
+    odd = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "if": {}, "then": {}}}}
+
+    async def test() -> None:
+        async with http_worker(template=HERMES) as worker:
+            with pytest.raises(openai.BadRequestError) as refused:
+                await ask(worker, tools=[odd], response_format={"type": "json_object"})
+            assert refused.value.param == "tools"
+            await worker.idle()
+
+    run(test)

@@ -13,7 +13,8 @@ from mmserve.httpserver.output.parsing.grammar.calls import block
 from mmserve.httpserver.output.parsing.grammar.rules import ANYTHING, Rules
 from mmserve.httpserver.output.parsing.layouts.layout import Tools
 
-_ANSWER = "answer_after_thought"
+_ANSWER = "answer"
+"""Name of the client's grammar inside another."""
 
 
 def tool_grammar(
@@ -55,9 +56,29 @@ def after_thought(thinking: Thinking, grammar: str, tokens: Mapping[str, int]) -
     ``grammar``: llguidance's JSON or Lark text.
     """
     rules = Rules(tokens)
-    thought = rules.text(f"{_thought(rules, thinking, in_reasoning=True)} @{_ANSWER}")
+    name = f"{_ANSWER}_after_thought"
+    return _around(rules.text(f"{_thought(rules, thinking, in_reasoning=True)} @{name}"), grammar, name)
+
+
+def calls_or_answer(
+    format: Format, tools: Tools, parallel: bool, tokens: Mapping[str, int], grammar: str
+) -> str | None:
+    """The grammar of an answer that is calls of ``tools``, or else fits ``grammar`` (llguidance's JSON or Lark text).
+
+    None if calls have no opener: as a call may begin like the answer, one grammar cannot tell them apart. Raises as
+    ``tool_grammar``.
+    """
+    if format.calls is None or not _opener(format.calls):
+        return None
+    rules = Rules(tokens)
+    calls = _calls(rules, format, tools, parallel)
+    return _around(rules.text(f"{calls} | @{_ANSWER}"), grammar, _ANSWER)
+
+
+def _around(outer: str, grammar: str, name: str) -> str:
+    """``outer``, a Lark grammar that refers to ``grammar`` by ``name``."""
     grammars = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
-    return json.dumps({"grammars": [{"lark_grammar": thought}, {**grammars[0], "name": _ANSWER}, *grammars[1:]]})
+    return json.dumps({"grammars": [{"lark_grammar": outer}, {**grammars[0], "name": name}, *grammars[1:]]})
 
 
 def _calls(rules: Rules, format: Format, tools: Tools, parallel: bool) -> str:
