@@ -83,12 +83,14 @@ check: $(INSTALLED) ## Lint, format, types, import rules
 format: $(INSTALLED) ## Format the code, fix what lint can fix
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
-docs: $(INSTALLED) ## Write docs/configuration.md and docs/chat_fields.md from the options and fields
+docs: $(INSTALLED) ## Write docs/configuration.md and the pages of fields from the options and fields
 	@$(BIN)/python -m docs.configuration > docs/configuration.md.new
 	@mv docs/configuration.md.new docs/configuration.md
 	@$(BIN)/python -m docs.chat_fields > docs/chat_fields.md.new
 	@mv docs/chat_fields.md.new docs/chat_fields.md
-	@echo "wrote docs/configuration.md and docs/chat_fields.md"
+	@$(BIN)/python -m docs.completion_fields > docs/completion_fields.md.new
+	@mv docs/completion_fields.md.new docs/completion_fields.md
+	@echo "wrote docs/configuration.md, docs/chat_fields.md and docs/completion_fields.md"
 
 bench: $(INSTALLED) ## Run every benchmark that needs no arguments, but for make chaos and make soak
 	@set -e; for file in $$(grep -L 'required=True' benchmarks/[a-z]*.py | grep -vE '/(chaos|soak).py'); do \

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from msgspec import inspect
 
@@ -13,12 +15,12 @@ _HEAD = """\
 Made by `make docs` from `mmserve/httpserver/api/openai/fields.py`; do not edit.
 
 null means that a field is left out. A field that is not here, or a value out of range, is a 400 that names it. Those
-marked C mean the same for `POST /v1/completions`.
+marked C mean the same for [`POST /v1/completions`](completion_fields.md).
 
 | field | values | meaning |
 |---|---|---|
 """
-_COMPLETIONS_TOO = frozenset("model stream stream_options n stop timeout".split())
+COMPLETIONS_TOO = frozenset("model stream stream_options n stop timeout".split())
 """Besides those that both inherit."""
 _ACCOUNT = "for the account of a hosted service: changes nothing"
 _REASONING = "the template's switch for reasoning; 400 if it has none, unless `none`"
@@ -97,17 +99,20 @@ MEANINGS = {
 
 def page() -> str:
     """The whole page."""
-    info = inspect.type_info(ChatRequest)
-    assert isinstance(info, inspect.StructType)
     shared = {
         field.name for base in ChatRequest.__mro__[1:] if issubclass(base, msgspec.Struct) for field in _fields(base)
     }
-    rows = (
-        f"| `{field.name}`{' C' if field.name in shared | _COMPLETIONS_TOO else ''} | {_allowed(field.type)} "
-        f"| {MEANINGS[field.name]} |\n"
+    return _HEAD + rows(ChatRequest, MEANINGS, dict.fromkeys(shared | COMPLETIONS_TOO, " C"))
+
+
+def rows(struct: type[msgspec.Struct], meanings: Mapping[str, str], marks: Mapping[str, str]) -> str:
+    """A row of the table for each field of ``struct``. ``marks``: what stands behind some fields' names."""
+    info = inspect.type_info(struct)
+    assert isinstance(info, inspect.StructType)
+    return "".join(
+        f"| `{field.name}`{marks.get(field.name, '')} | {_allowed(field.type)} | {meanings[field.name]} |\n"
         for field in sorted(info.fields, key=lambda field: field.name)
     )
-    return _HEAD + "".join(rows)
 
 
 def _fields(struct: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:

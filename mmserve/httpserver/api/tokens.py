@@ -87,7 +87,8 @@ def parse_tokenize(
     request = decode(body, TokenizeRequest)
     model.check_name(request.model)
     if (request.prompt is None) == (request.messages is None):
-        raise InvalidRequest("there must be either prompt or messages", param="prompt")
+        param = "prompt" if request.messages is None else "messages"
+        raise InvalidRequest("there must be either prompt or messages", param=param)
     for field in _OF_MESSAGES if request.messages is None else _OF_PROMPT:
         if getattr(request, field) is not None:
             other = "messages" if request.messages is None else "prompt"

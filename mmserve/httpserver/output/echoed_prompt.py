@@ -39,6 +39,7 @@ class TextOffsets:
 class EchoedToken:
     """One token and its characters [start, end) of the text. ``first``: as in ``Vocabulary.spell``."""
 
+    token_id: int
     spelling: Spelling
     first: bool
     start: int
@@ -80,4 +81,6 @@ class EchoedPrompt:
             else:
                 start = offsets.add(spelling.data)
             size = len(self.text)
-            yield EchoedToken(spelling, first, min(start, size), size if index == last else min(offsets.at, size))
+            yield EchoedToken(
+                token_id, spelling, first, min(start, size), size if index == last else min(offsets.at, size)
+            )

@@ -214,3 +214,49 @@ def test_a_bad_field_is_named() -> None:
             assert json.loads(caught.value.response.content)["error"]["type"] == "invalid_request_error"
 
     run(test)
+
+
+def test_vllms_fields_show_the_tokens() -> None:
+    async def test() -> None:
+        async with http_worker() as worker, worker.client() as client:
+            shown = {"extra_body": {"return_token_ids": True, "return_tokens_as_token_ids": True}}
+            body: dict[str, Any] = {"prompt": ["ab", "c"], "n": 2, "logprobs": 1, "echo": True}
+            answer = await create(worker, **body, **shown)
+            assert [choice["prompt_token_ids"] for choice in answer["choices"]] == [[97, 98]] * 2 + [[99]] * 2
+            for choice in answer["choices"]:
+                assert bytes(choice["token_ids"]) == b" end"
+                ids = [*choice["prompt_token_ids"], *choice["token_ids"]]
+                assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in ids]
+            stream = await client.completions.create(model="stub", stream=True, **body, **shown)
+            seen: dict[int, list[int]] = defaultdict(list)
+            prompts: dict[int, list[int]] = {}
+            async for chunk in stream:
+                for choice in chunk.to_dict()["choices"]:
+                    seen[choice["index"]] += choice["token_ids"]
+                    if "prompt_token_ids" in choice:
+                        assert prompts.setdefault(choice["index"], choice["prompt_token_ids"])
+            assert {bytes(ids) for ids in seen.values()} == {b" end"}
+            assert prompts == {0: [97, 98], 1: [97, 98], 2: [99], 3: [99]}
+
+    run(test)
+
+
+@pytest.mark.parametrize("echo", [{}, {"echo": True}, {"echo": True, "logprobs": 1}, {"max_tokens": 0}])
+def test_a_prompt_is_scored_in_vllms_form(echo: dict[str, Any]) -> None:
+    async def test() -> None:
+        async with http_worker() as worker:
+            answer = await create(worker, prompt=["abc", "d"], n=2, extra_body={"prompt_logprobs": 1}, **echo)
+            first, second, third, fourth = answer["choices"]
+            scored = {"98": {"logprob": -1, "rank": None, "decoded_token": "b"}}
+            assert first["prompt_logprobs"][:2] == [None, scored | {"99": second_best("c")}]
+            assert (len(first["prompt_logprobs"]), third["prompt_logprobs"]) == (3, [None])
+            assert second["prompt_logprobs"] is None
+            assert fourth["prompt_logprobs"] is None
+            assert (first["logprobs"] is None) == ("logprobs" not in echo)
+            assert first["text"] == ("abc" if "echo" in echo else "") + ("" if "max_tokens" in echo else " end")
+
+    run(test)
+
+
+def second_best(token: str) -> dict[str, Any]:
+    return {"logprob": -0.25, "rank": 1, "decoded_token": token}

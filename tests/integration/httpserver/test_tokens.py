@@ -54,7 +54,7 @@ def test_the_tokens_of_a_picture_are_placeholders_and_nothing_is_leased() -> Non
     ("path", "body", "status", "param"),
     [
         ("/tokenize", {}, 400, "prompt"),
-        ("/tokenize", {"prompt": "a", "messages": PICTURE}, 400, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": PICTURE}, 400, "messages"),
         ("/tokenize", {"prompt": ["a"]}, 400, "prompt"),
         ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, 400, "add_generation_prompt"),
         ("/tokenize", {"messages": PICTURE, "add_special_tokens": True}, 400, "add_special_tokens"),

@@ -143,7 +143,7 @@ class CacheService(rpyc.Service):  # type: ignore[misc]
     def exposed_get_name(self, name: bytes) -> ImageTuple | None:
         _ = self._session
         (image,) = self._table.get_names((name,))
-        return image and _image_tuple(image)
+        return None if image is None else _image_tuple(image)
 
     def exposed_beat(self) -> None:
         self._table.beat(self._session.owner)

@@ -15,7 +15,7 @@ from mmserve.httpserver.api.openai.messages import ConversationReader
 from mmserve.httpserver.api.openai.sampling import requested_logprobs, sampling_params
 from mmserve.httpserver.api.openai.tools import read_tool_choice, read_tools
 from mmserve.httpserver.api.protocol import ParsedRequest, Protocol
-from mmserve.httpserver.call import GenerateCall, TokenView, new_request_id
+from mmserve.httpserver.call import GenerateCall, new_request_id
 from mmserve.httpserver.conversation import Conversation, Message, Tool
 from mmserve.httpserver.media.split_media import SplitUrl
 from mmserve.httpserver.served_model import ServedModel
@@ -51,7 +51,6 @@ def parse(
         stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
         stream=bool(request.stream),
         timeout_s=request.timeout,
-        view=TokenView(token_ids=bool(request.return_token_ids)),
     )
     answer = ChatAnswer(
         include_usage=bool(options.include_usage),

@@ -29,7 +29,7 @@ from mmserve.httpserver.api.openai.chat_objects import (
 )
 from mmserve.httpserver.api.openai.errors import error_body
 from mmserve.httpserver.api.openai.logprobs import logprobs_for
-from mmserve.httpserver.api.openai.prompt_logprobs import encoded_prompt_logprobs
+from mmserve.httpserver.api.openai.prompt_logprobs import RAW_NBYTES, encoded_prompt_logprobs
 from mmserve.httpserver.api.openai.usage import WireUsage, wire_usage
 from mmserve.httpserver.api.response import SSE_DONE, send_events, send_json, sse_event
 from mmserve.httpserver.call import GenerateCall
@@ -46,9 +46,6 @@ from mmserve.httpserver.output.parsing.pieces import (
 from mmserve.httpserver.request.task import RequestTask
 from mmserve.messages.reply import FinishReason
 from mmserve.runtime.errors import MmserveError
-
-_RAW_NBYTES = 120
-"""Of the object that holds one token's log-probabilities as JSON."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class ChatAnswer:
         async for delta in task.deltas:
             task.deltas.hold(folds[delta.index].add(delta))
             encoded = encoded_prompt_logprobs(delta.prompt_logprobs)
-            task.deltas.hold(sum(2 * len(memoryview(one)) + _RAW_NBYTES for one in encoded))
+            task.deltas.hold(sum(2 * len(memoryview(one)) + RAW_NBYTES for one in encoded))
             prompt_logprobs += encoded
         completion = Completion(
             call.response_id,
@@ -197,7 +194,7 @@ class _Fold:
             kept_nbytes += sys.getsizeof(characters(piece))
             self._add_piece(piece)
         if self.logprobs is not None:
-            kept_nbytes += self.logprobs.add(delta.logprobs, as_ids=self.tokens_as_ids) + _RAW_NBYTES * len(
+            kept_nbytes += self.logprobs.add(delta.logprobs, as_ids=self.tokens_as_ids) + RAW_NBYTES * len(
                 delta.logprobs
             )
         self.token_ids += delta.token_ids

@@ -24,18 +24,19 @@ class ListedLogprobs(msgspec.Struct):
     """Each an object from token to log-probability, encoded when it arrived: encoding thousands at the end would block
     the event loop."""
 
-    def add(self, token: TokenLogprobs, offset: int) -> None:
+    def add(self, token: TokenLogprobs, offset: int, *, as_ids: bool = False) -> None:
+        """``as_ids``: tokens are named by their ids."""
         sampled, top = token.decode()
-        name, logprob = token_name(sampled.spelling), max(sampled.logprob, MIN_LOGPROB)
+        name, logprob = _name(sampled.spelling, sampled.token_id, as_ids), max(sampled.logprob, MIN_LOGPROB)
         by_name: dict[str, float] = {}
         for one in top:
-            by_name.setdefault(token_name(one.spelling), max(one.logprob, MIN_LOGPROB))
+            by_name.setdefault(_name(one.spelling, one.token_id, as_ids), max(one.logprob, MIN_LOGPROB))
         by_name.setdefault(name, logprob)
         self._add(name, logprob, msgspec.Raw(msgspec.json.encode(by_name)), offset)
 
-    def add_unscored(self, token: EchoedToken) -> None:
+    def add_unscored(self, token: EchoedToken, *, as_ids: bool = False) -> None:
         """The first token of a prompt: nothing comes before it, so it has no log-probability."""
-        self._add(token_name(token.spelling), None, _NULL, token.start)
+        self._add(_name(token.spelling, token.token_id, as_ids), None, _NULL, token.start)
 
     def extend(self, other: ListedLogprobs) -> int:
         """Returns the bytes of memory that the entries of ``other`` take."""
@@ -51,6 +52,10 @@ class ListedLogprobs(msgspec.Struct):
         self.token_logprobs.append(logprob)
         self.tokens.append(name)
         self.top_logprobs.append(top)
+
+
+def _name(spelling: Spelling, token_id: int, as_ids: bool) -> str:
+    return f"token_id:{token_id}" if as_ids else token_name(spelling)
 
 
 def token_name(spelling: Spelling) -> str:

@@ -86,7 +86,10 @@ def parse(
         timeout_s=request.timeout,
     )
     answer = CompletionAnswer(
-        include_usage=bool(options.include_usage), usage_in_every_chunk=bool(options.continuous_usage_stats)
+        include_usage=bool(options.include_usage),
+        usage_in_every_chunk=bool(options.continuous_usage_stats),
+        tokens_as_ids=bool(request.return_tokens_as_token_ids),
+        shows_prompt_logprobs=request.prompt_logprobs is not None,
     )
     return ParsedRequest(extended(call, request, model), answer)
 
@@ -98,14 +101,20 @@ def _refuse_unsupported(request: CompletionRequest) -> None:
         raise InvalidRequest(
             f"best_of {quoted(request.best_of)} is not n: all choices that are made are returned", param="best_of"
         )
-    if request.max_tokens == 0 and not request.echo:
+    if request.max_tokens == 0 and not request.echo and request.prompt_logprobs is None:
         raise InvalidRequest("without an answer there is only the prompt to return: set echo", param="max_tokens")
+    both = request.echo and request.logprobs is not None and request.prompt_logprobs is not None
+    if both and request.logprobs != request.prompt_logprobs:
+        raise InvalidRequest("must be logprobs, which an echoed prompt has already", param="prompt_logprobs")
 
 
 def _sampling(request: CompletionRequest, model: ServedModel) -> SamplingParams:
     max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     sampling = sampling_params(request, model, max_tokens=max_tokens, logprobs=request.logprobs)
-    return msgspec.structs.replace(sampling, prompt_logprobs=request.logprobs if request.echo else None)
+    of_echo = request.logprobs if request.echo else None
+    return msgspec.structs.replace(
+        sampling, prompt_logprobs=of_echo if request.prompt_logprobs is None else request.prompt_logprobs
+    )
 
 
 COMPLETIONS = Protocol(

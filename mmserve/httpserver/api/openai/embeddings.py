@@ -118,7 +118,8 @@ def _prompts(
     request: EmbeddingRequest, split_urls: Mapping[str, SplitUrl], model: ServedModel
 ) -> tuple[tuple[PromptInput, ...], tuple[MediaRef, ...]]:
     if (request.input is None) == (request.messages is None):
-        raise InvalidRequest("there must be either input or messages", param="input")
+        param = "input" if request.messages is None else "messages"
+        raise InvalidRequest("there must be either input or messages", param=param)
     for field in _OF_MESSAGES if request.messages is None else _OF_INPUT:
         if getattr(request, field) is not None:
             other = "messages" if request.messages is None else "input"

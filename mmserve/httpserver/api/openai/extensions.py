@@ -15,6 +15,8 @@ from mmserve.runtime.errors import InvalidRequest
 
 def extended(call: GenerateCall, fields: ExtensionFields, model: ServedModel) -> GenerateCall:
     """``call`` as these fields want it. Raises InvalidRequest, which names the field."""
+    if fields.prompt_logprobs is not None and call.stream:
+        raise InvalidRequest("prompt_logprobs are part of a whole answer, not of a stream", param="prompt_logprobs")
     grammar, param = requested_grammar(fields)
     for prompt in call.prompts:
         if grammar and isinstance(prompt, Conversation) and prompt.tool_choice.mode == "required":
@@ -30,6 +32,7 @@ def extended(call: GenerateCall, fields: ExtensionFields, model: ServedModel) ->
             call.view,
             skip_special_tokens=fields.skip_special_tokens is not False,
             include_stop=bool(fields.include_stop_str_in_output),
+            token_ids=bool(fields.return_token_ids),
         ),
         client_request_id=fields.request_id or "",
     )

@@ -107,6 +107,9 @@ class ExtensionFields(GrammarFields, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None = None
     request_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
 
 
 class ChatRequest(ExtensionFields, frozen=True, kw_only=True):
@@ -123,9 +126,6 @@ class ChatRequest(ExtensionFields, frozen=True, kw_only=True):
     timeout: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP)] | None = None
     tools: ToolList | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -184,5 +184,3 @@ def refuse_unsupported(request: ChatRequest) -> None:
             f"the image processor has no option {quoted(name)}: all its settings are the checkpoint's",
             param=f"mm_processor_kwargs.{shortened(name, 40)}",
         )
-    if request.prompt_logprobs is not None and request.stream:
-        raise InvalidRequest("prompt_logprobs are part of a whole answer, not of a stream", param="prompt_logprobs")

@@ -9,6 +9,9 @@ import msgspec
 from mmserve.httpserver.api.openai.logprobs import MIN_LOGPROB
 from mmserve.httpserver.output.logprobs import TokenLogprobs
 
+RAW_NBYTES = 120
+"""Of the object that holds one token's log-probabilities as JSON."""
+
 
 class PromptToken(msgspec.Struct):
     """``rank``: 1 for the most likely token; null for the prompt's own token if it is not among the top ones."""

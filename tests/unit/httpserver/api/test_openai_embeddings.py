@@ -56,7 +56,7 @@ def test_null_means_absent() -> None:
     ("body", "param"),
     [
         ({}, "input"),
-        ({"input": "a", "messages": [USER]}, "input"),
+        ({"input": "a", "messages": [USER]}, "messages"),
         ({"input": []}, "input"),
         ({"input": "a", "dimensions": 4}, "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
