@@ -7,6 +7,10 @@ text, new and repeated pictures, one and two of them, streamed or not. Of all re
 half-way and 5 % are malformed. Exits with 1 if a good request failed, a malformed one was not refused with a 4xx, the
 memory of all processes grew by more than 3 % after the first two fifths, the p99 latency of the last fifth is more than
 10 % above that of the first, or something was not given back.
+
+Each fifth has the same times and kinds of requests as the first, with new words and pictures: at this load a few
+requests that arrive together make others wait, so two random fifths differ by more than the 10 %. Run it alone: other
+work on the machine counts as a slower server. The CPU time that others took is printed beside each fifth.
 """
 
 from __future__ import annotations
@@ -18,12 +22,13 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any, Literal
 
 import aiohttp
+import psutil
 import pybase64
 
 from benchmarks.load.server import serve
@@ -32,6 +37,7 @@ from mmserve.chaos.leftovers import left_over
 from mmserve.chaos.processes import ServerProcesses
 
 LOAD = 0.8
+FIFTHS = 5
 MAX_GROWTH, MAX_SLOWER = 0.03, 0.10
 POOL_PICTURES = 24
 MAX_COMPLAINTS = 60
@@ -49,6 +55,15 @@ MALFORMED: tuple[dict[str, Any], ...] = (
     {"messages": [{"role": "user", "content": "hi"}], "max_tokens": "many"},
     {"messages": []},
 )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """``others_cpu_s``: CPU time that neither the server nor this process has used, since the machine's start."""
+
+    at_s: float
+    pss_nbytes: int
+    others_cpu_s: float
 
 
 @dataclass(frozen=True)
@@ -81,26 +96,29 @@ async def _soak(url: str, model: str, seconds: float, seed: int) -> int:
             async with session.get("/metrics") as response:
                 return await response.text()
 
-        requests = _requests(model, seed)
-        rate = await _capacity(session, requests)
+        rate = await _capacity(session, _requests(model, seed, 0))
         print(f"capacity {rate:.1f} requests/s; soak at {LOAD * rate:.1f} for {seconds / 60:g} min", flush=True)
-        done, memory = await _traffic(session, requests, LOAD * rate, seconds, seed, processes.pss_nbytes)
+        fifths = (_requests(model, seed, number) for number in range(1, FIFTHS + 1))
+        done, samples = await _traffic(session, fifths, LOAD * rate, seconds, seed, processes)
         left = await left_over(metrics)
-    return _judge(done, memory, left, seconds)
+    return _judge(done, samples, left, seconds)
 
 
-def _requests(model: str, seed: int) -> Iterator[tuple[Kind, dict[str, Any]]]:
-    """Requests without end, each with its kind."""
-    rng = random.Random(seed)
-    pool = [_picture(rng) for _ in range(POOL_PICTURES)]
+def _requests(model: str, seed: int, number: int) -> Iterator[tuple[Kind, dict[str, Any]]]:
+    """Requests without end, each with its kind: with another ``number`` the same ones, with other words and pictures.
+
+    Only the pool of pictures that are sent again and again depends on the seed alone.
+    """
+    rng, fresh = random.Random(seed), random.Random(f"{seed} {number}")
+    pool = [_picture(rng, rng) for _ in range(POOL_PICTURES)]
     while True:
         draw = rng.random()
         if draw < 0.05:
             yield "malformed", {"model": model, **rng.choice(MALFORMED)}
             continue
         pictures = rng.choice((0, 0, 1, 1, 1, 2))
-        parts = [rng.choice(pool) if rng.random() < 0.6 else _picture(rng) for _ in range(pictures)]
-        parts.append({"type": "text", "text": words(rng, rng.choice((4, 20, 150)))})
+        parts = [rng.choice(pool) if rng.random() < 0.6 else _picture(rng, fresh) for _ in range(pictures)]
+        parts.append({"type": "text", "text": words(fresh, rng.choice((4, 20, 150)))})
         body = {
             "model": model,
             "messages": [{"role": "user", "content": parts}],
@@ -112,8 +130,9 @@ def _requests(model: str, seed: int) -> Iterator[tuple[Kind, dict[str, Any]]]:
         yield ("aborted" if draw < 0.25 else "good"), body
 
 
-def _picture(rng: random.Random) -> dict[str, Any]:
-    data = jpeg(rng, (rng.randrange(160, 800, 40), rng.randrange(160, 800, 40)))
+def _picture(rng: random.Random, fresh: random.Random) -> dict[str, Any]:
+    """``rng`` chooses the size, ``fresh`` what is in it."""
+    data = jpeg(fresh, (rng.randrange(160, 800, 40), rng.randrange(160, 800, 40)))
     return {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{pybase64.b64encode_as_string(data)}"}}
 
 
@@ -136,16 +155,16 @@ async def _capacity(session: aiohttp.ClientSession, requests: Iterator[tuple[Kin
 
 async def _traffic(
     session: aiohttp.ClientSession,
-    requests: Iterator[tuple[Kind, dict[str, Any]]],
+    fifths: Iterable[Iterator[tuple[Kind, dict[str, Any]]]],
     rate: float,
     seconds: float,
     seed: int,
-    pss_nbytes: Callable[[], int],
-) -> tuple[list[Done], list[tuple[float, int]]]:
-    """Requests at random times, ``rate`` a second on average. Returns them and samples of (seconds, PSS)."""
-    rng, started_s = random.Random(seed), time.monotonic()
+    processes: ServerProcesses,
+) -> tuple[list[Done], list[Sample]]:
+    """Requests at random times, ``rate`` a second on average."""
+    started_s = time.monotonic()
     done: list[Done] = []
-    memory: list[tuple[float, int]] = []
+    samples: list[Sample] = []
 
     async def one(kind: Kind, body: dict[str, Any]) -> None:
         sent_s = time.monotonic()
@@ -155,18 +174,30 @@ async def _traffic(
 
     async def watch() -> None:
         while True:
-            memory.append((time.monotonic() - started_s, await asyncio.to_thread(pss_nbytes)))
+            samples.append(await asyncio.to_thread(_sample, processes, time.monotonic() - started_s))
             await asyncio.sleep(seconds / 120)
 
     watching = asyncio.create_task(watch())
     async with asyncio.TaskGroup() as group:
-        due_s = started_s
-        while due_s < started_s + seconds:
-            due_s += rng.expovariate(rate)
-            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-            group.create_task(one(*next(requests)))
+        for number, requests in enumerate(fifths):
+            for due_s in _arrivals(seed, rate, seconds / FIFTHS):
+                await asyncio.sleep(max(0.0, started_s + number * seconds / FIFTHS + due_s - time.monotonic()))
+                group.create_task(one(*next(requests)))
     watching.cancel()
-    return done, memory
+    return done, samples
+
+
+def _sample(processes: ServerProcesses, at_s: float) -> Sample:
+    spent, own = psutil.cpu_times(), psutil.Process().cpu_times()
+    busy_s = sum(spent) - spent.idle - spent.iowait
+    return Sample(at_s, processes.pss_nbytes(), busy_s - processes.cpu_seconds() - own.user - own.system)
+
+
+def _arrivals(seed: int, rate: float, seconds: float) -> Iterator[float]:
+    """Ascending random times in ``seconds``: the same ones for the same arguments."""
+    rng, due_s = random.Random(seed), 0.0
+    while (due_s := due_s + rng.expovariate(rate)) < seconds:
+        yield due_s
 
 
 async def _send(session: aiohttp.ClientSession, kind: Kind, body: dict[str, Any]) -> str:
@@ -186,15 +217,20 @@ async def _send(session: aiohttp.ClientSession, kind: Kind, body: dict[str, Any]
     return ""
 
 
-def _judge(done: list[Done], memory: list[tuple[float, int]], left: dict[str, float], seconds: float) -> int:
+def _judge(done: list[Done], samples: list[Sample], left: dict[str, float], seconds: float) -> int:
     """Print the figures; the exit code."""
     failed = [one for one in done if one.error]
-    first, last = (_p99(done, start * seconds, (start + 0.2) * seconds) for start in (0.0, 0.8))
-    early = median(pss for at_s, pss in memory if 0.2 * seconds <= at_s < 0.4 * seconds)
-    late = median(pss for at_s, pss in memory if at_s >= 0.8 * seconds)
+    fifths = [_latencies(done, number * seconds / FIFTHS, (number + 1) * seconds / FIFTHS) for number in range(FIFTHS)]
+    first, last = _p99(fifths[0]), _p99(fifths[-1])
+    early = median(each.pss_nbytes for each in samples if 0.2 * seconds <= each.at_s < 0.4 * seconds)
+    late = median(each.pss_nbytes for each in samples if each.at_s >= 0.8 * seconds)
     kinds = ", ".join(f"{sum(one.kind == kind for one in done)} {kind}" for kind in ("good", "aborted", "malformed"))
     print(f"requests: {kinds}; {len(failed)} wrong", *(f"  {one.kind}: {one.error}" for one in failed[:10]), sep="\n")
-    print(f"p99 latency: first fifth {first:.2f} s, last fifth {last:.2f} s, ratio {last / first:.2f}")
+    for number, latencies in enumerate(fifths):
+        used = [each.others_cpu_s for each in samples if number <= each.at_s / seconds * FIFTHS < number + 1]
+        others = f"others used {(used[-1] - used[0]) / seconds * FIFTHS:.1%} of a core"
+        print(f"latency in fifth {number + 1}: {median(latencies):.2f} s p50, {_p99(latencies):.2f} s p99; {others}")
+    print(f"p99 latency, last fifth to first: {last / first:.2f}")
     print(
         f"memory of all processes: {early / 2**20:.0f} MiB early, {late / 2**20:.0f} MiB late, {late / early - 1:+.1%}"
     )
@@ -204,8 +240,12 @@ def _judge(done: list[Done], memory: list[tuple[float, int]], left: dict[str, fl
     return 0 if good else 1
 
 
-def _p99(done: list[Done], start_s: float, end_s: float) -> float:
-    latencies = [one.latency_s for one in done if one.kind == "good" and start_s <= one.ended_s < end_s]
+def _latencies(done: list[Done], start_s: float, end_s: float) -> list[float]:
+    """Of the good requests that were sent in this time."""
+    return [one.latency_s for one in done if one.kind == "good" and start_s <= one.ended_s - one.latency_s < end_s]
+
+
+def _p99(latencies: list[float]) -> float:
     return quantiles(latencies, n=100)[98]
 
 

@@ -78,6 +78,10 @@ class _Stream:
             self.logprobs.setdefault(index, []).append(entry["token"])
 
     @property
+    def has_text(self) -> bool:
+        return any(map(any, self.texts.values()))
+
+    @property
     def answer(self) -> Answer:
         return Answer(
             tuple(
@@ -196,8 +200,8 @@ class Clients:
         try:
             async for line in response.aiter_lines():
                 if line.startswith("data:"):
+                    pause = Pause(last_s, time.monotonic(), stream.has_text)
                     stream.add(line[5:].strip())
-                    pause = Pause(last_s, time.monotonic())
                     last_s = pause.end_s
                     if pause.seconds >= PAUSE_S:
                         stream.pauses.append(pause)

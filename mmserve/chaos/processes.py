@@ -93,6 +93,14 @@ class ServerProcesses:
                 total += process.memory_full_info().pss
         return total
 
+    def cpu_seconds(self) -> float:
+        """CPU time that the supervisor and all its live processes have used."""
+        total = 0.0
+        for process in (self._supervisor, *self._supervisor.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                total += sum(process.cpu_times()[:2])
+        return total
+
     @property
     def alive(self) -> bool:
         return self._supervisor.is_running() and self._supervisor.status() != psutil.STATUS_ZOMBIE

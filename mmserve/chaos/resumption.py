@@ -16,10 +16,14 @@ _TIMEOUT_S = 0.5
 
 @dataclass(frozen=True)
 class Pause:
-    """Time inside a stream without an event, in seconds of the monotonic clock."""
+    """Time inside a stream without an event, in seconds of the monotonic clock.
+
+    ``in_answer``: the stream had said something before, so a client was reading.
+    """
 
     start_s: float
     end_s: float
+    in_answer: bool
 
     @property
     def seconds(self) -> float:
@@ -47,9 +51,14 @@ class EngineWatch:
 
 
 def seconds_to_resume(pauses: Iterable[Pause], ready_s: Sequence[float]) -> list[float]:
-    """For each stream that waited while the engine got ready: seconds from then to its next event, ascending."""
+    """For each answer that stood still while the engine got ready: seconds from then to its next event, ascending.
+
+    Streams without a token before are left out: they wait for their first token, behind the answers that go on.
+    """
     waits = []
     for pause in pauses:
+        if not pause.in_answer:
+            continue
         # The last one: streams that meet another fault before they go on are resumed by the restart after that.
         ready = [each_s for each_s in ready_s if pause.start_s < each_s <= pause.end_s]
         if ready:

@@ -38,21 +38,23 @@ class Admission:
         ``room``: prompt tokens of the sequence that the step can still compute; 0 skips it. The caller caches the
         blocks that a sequence will fill before it asks for the next one, so that the next one can share them.
         """
-        candidates = self._waiting.candidates() if self._running.has_free_slot else []
-        if all(sequence.num_frees_when_refused == self._kv.num_frees for sequence in candidates):
-            return
-        bypassed: list[Sequence] = []
-        for sequence in filter(room, candidates):
-            block_table = self._allocate(sequence)
-            if block_table is None:
-                bypassed.append(sequence)
-                continue
-            self._waiting.pop(sequence, bypassed)
-            self._running.add(sequence, block_table)
-            self.kv_demand.add(sequence)
-            yield sequence
-            if not self._running.has_free_slot:
-                return
+        started = True
+        while started and self._running.has_free_slot:
+            started = False
+            bypassed: list[Sequence] = []
+            for sequence in self._waiting.candidates():
+                if not room(sequence):
+                    continue
+                if (block_table := self._allocate(sequence)) is None:
+                    bypassed.append(sequence)
+                    continue
+                self._waiting.pop(sequence, bypassed)
+                self._running.add(sequence, block_table)
+                self.kv_demand.add(sequence)
+                started = True
+                yield sequence
+                if not self._running.has_free_slot:
+                    return
 
     def release(self, sequence: Sequence) -> None:
         """Frees the sequence's slot and blocks, and caches the blocks. A waiting one goes to the head of the queue."""
@@ -67,6 +69,8 @@ class Admission:
 
     def _allocate(self, sequence: Sequence) -> BlockTable | None:
         """Blocks for the sequence's tokens; None if it may not start. A sequence always may if no other one runs."""
+        if sequence.num_frees_when_refused == self._kv.num_frees:
+            return None
         num_cacheable = sequence.num_cacheable_tokens
         match = self._kv.match_prefix(
             sequence.tokens if num_cacheable == len(sequence.tokens) else sequence.tokens[:num_cacheable],

@@ -11,7 +11,7 @@ from mmserve.router.kv_cache.manager import BlockTable
 from mmserve.router.scheduler.sequence import Sequence, SequenceStatus
 
 MAX_CANDIDATES = 8
-"""Waiting sequences considered in one step. Keeps the cost of a step independent of the queue's length."""
+"""Waiting sequences looked at at once. Keeps the cost of a step independent of how many wait that cannot start."""
 MAX_BYPASSES = 64
 MAX_TEXTS_BEFORE_MEDIA = 8
 """Later text requests that may start before the oldest request with images. About as many short prompts as cost what

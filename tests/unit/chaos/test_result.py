@@ -10,7 +10,7 @@ from mmserve.chaos.resumption import Pause
 
 
 def outcome(verdict: Verdict, ended_s: float) -> Outcome:
-    return Outcome(3, verdict, "why", ended_s - 1, ended_s, (Pause(ended_s - 0.75, ended_s - 0.25),), 0)
+    return Outcome(3, verdict, "why", ended_s - 1, ended_s, (Pause(ended_s - 0.75, ended_s - 0.25, in_answer=True),), 0)
 
 
 HTTP_KILL = FaultRecord(Fault("httpserver 0", "kill"), 100.0, 64, 2.0)

@@ -10,13 +10,18 @@ from mmserve.chaos.resumption import EngineWatch, Pause, seconds_to_resume
 
 
 def test_streams_that_waited_for_the_engine_count_from_its_being_ready() -> None:
-    pauses = [Pause(9.0, 15.5), Pause(9.5, 15.2), Pause(3.0, 4.0), Pause(15.1, 16.0)]
+    spans = [(9.0, 15.5), (9.5, 15.2), (3.0, 4.0), (15.1, 16.0)]
+    pauses = [Pause(start_s, end_s, in_answer=True) for start_s, end_s in spans]
     waits = seconds_to_resume(pauses, [15.0, 40.0])
     assert [round(wait, 3) for wait in waits] == [0.2, 0.5]
 
 
 def test_a_stream_that_met_two_restarts_counts_from_the_second() -> None:
-    assert seconds_to_resume([Pause(9.0, 21.0)], [15.0, 20.5]) == [0.5]
+    assert seconds_to_resume([Pause(9.0, 21.0, in_answer=True)], [15.0, 20.5]) == [0.5]
+
+
+def test_a_stream_that_waits_for_its_first_token_is_not_resumed() -> None:
+    assert seconds_to_resume([Pause(9.0, 15.5, in_answer=False)], [15.0]) == []
 
 
 def test_the_engine_is_ready_when_it_was_seen_restarting_and_then_ready() -> None:

@@ -549,6 +549,16 @@ def test_small_requests_bypass_a_large_one_a_bounded_number_of_times() -> None:
     assert finished_small > 0
 
 
+def test_all_waiting_sequences_that_fit_start_in_one_step() -> None:
+    engine = Engine(max_num_seqs=32, max_num_batched_tokens=512, num_blocks=256)
+    for name in range(30):
+        engine.scheduler.receive(request(str(name), [name, 9, 9], max_tokens=4, output=[7] if name % 2 else []))
+    plan = engine.run_step()
+    assert plan is not None
+    assert [step.num_tokens for step in plan.steps].count(0) == 0
+    assert len(plan.steps) == 30
+
+
 def test_no_sequence_starves_with_more_slots_than_tokens_in_a_step() -> None:
     engine = Engine(max_num_seqs=64, max_num_batched_tokens=16, num_blocks=256)
     for name in range(40):
