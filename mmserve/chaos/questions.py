@@ -43,6 +43,7 @@ def default_questions(count: int, *, pictures: bool, max_tokens: int = 96, seed:
                 "messages": [{"role": "user", "content": _content(rng, number, pictures and number % 4 != 3)}],
                 "max_tokens": max_tokens,
                 "ignore_eos": True,  # long streams, so that each fault meets many of them half-way
+                "skip_special_tokens": False,  # every token shows, so a pause is the server's and not the model's
                 **_STYLES[number % len(_STYLES)],
             }
         )
