@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.runtime.mapped_file import map_file
+from mmserve.runtime.memory.mapped_file import map_file
 
 INTERVAL_S = 1.0
 _RECORD = struct.Struct("@qddqq")

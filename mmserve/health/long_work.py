@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
-from mmserve.runtime.compute_progress import ComputeProgress
+from mmserve.runtime.cpu.compute_progress import ComputeProgress
 
 
 class LongWork:

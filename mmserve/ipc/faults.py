@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Literal, get_args
 
-from mmserve.runtime.mapped_file import map_file
+from mmserve.runtime.memory.mapped_file import map_file
 
 InjectedFault = Literal["error", "memory", "slow"]
 """error: an exception. memory: a MemoryError. slow: SLOW_S pass before the unit begins."""

@@ -9,7 +9,7 @@ import psutil
 from prometheus_client.core import GaugeMetricFamily
 
 from mmserve.metrics.names import PREFIX
-from mmserve.runtime.cgroup import memory_groups
+from mmserve.runtime.memory.cgroup import memory_groups
 
 _TITLE = "mmserve: "
 

@@ -16,8 +16,8 @@ from mmserve.model_backend import distributed
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker.model_runner import ModelRunner
-from mmserve.runtime import memory_allocator
-from mmserve.runtime.core_usage import BusyCores
+from mmserve.runtime.cpu.core_usage import BusyCores
+from mmserve.runtime.memory import allocator
 from mmserve.runtime.startup_timer import StartupTimer
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def run(process: Process) -> None:
         platform.share_cores(deployment.cpu_threads // size, busy_visual_servers.counts, among=size)
         busy_ranks = BusyCores(endpoints.busy_cores("model_backend"), size)
         busy_ranks.clear(rank)
-        with memory_allocator.return_freed_memory():
+        with allocator.return_freed_memory():
             runner = ModelRunner(deployment, tp, process.arena, platform, process.progress, startup_timer)
         platform.release_torch_threads()
         # First, so that the time of the warm-up's chunk is that of later ones.

@@ -19,7 +19,7 @@ from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import MediaError
 from mmserve.runtime.isolation.killable import ChildDied, KillableChild
 from mmserve.runtime.isolation.serving import Answer, limit_memory, serve, used_address_space
-from mmserve.runtime.logged_exceptions import traceback_of
+from mmserve.runtime.logs.exceptions import traceback_of
 
 DEADLINE_S = 20.0
 """For one picture. Less than the default of --stuck-timeout, so that the parent is not taken for stuck meanwhile."""

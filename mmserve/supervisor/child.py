@@ -25,10 +25,10 @@ import setproctitle
 
 from mmserve.config.process import Process, Stop
 from mmserve.ipc.arena import Arena
-from mmserve.runtime import log
 from mmserve.runtime.errors import StartupError
-from mmserve.runtime.logged_exceptions import message_of
-from mmserve.runtime.memory_allocator import freeze_gc, keep_freed_memory
+from mmserve.runtime.logs import log
+from mmserve.runtime.logs.exceptions import message_of
+from mmserve.runtime.memory.allocator import freeze_gc, keep_freed_memory
 from mmserve.supervisor.child_protocol import ChildSpec, Failed, Progress, Ready, Report, encode_report
 
 _PROGRESS_INTERVAL_S = 0.05

@@ -23,8 +23,8 @@ from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import HUGE_PAGE_NBYTES, Arena, file_nbytes
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.runtime import log
 from mmserve.runtime.errors import StartupError
+from mmserve.runtime.logs import log
 from mmserve.supervisor.child_process import Child, InheritedFds
 from mmserve.supervisor.progress import say
 from mmserve.supervisor.rendezvous import Rendezvous

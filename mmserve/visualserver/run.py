@@ -23,9 +23,9 @@ from mmserve.model_backend.platforms.device import DTYPES, platform_for
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.processors.isolated import IsolatedDecoder
 from mmserve.processors.registry import processor_for
-from mmserve.runtime import memory_allocator
-from mmserve.runtime.compute_progress import ComputeProgress
-from mmserve.runtime.core_usage import BusyCores
+from mmserve.runtime.cpu.compute_progress import ComputeProgress
+from mmserve.runtime.cpu.core_usage import BusyCores
+from mmserve.runtime.memory import allocator
 from mmserve.visualserver.batch_queue import BatchQueue
 from mmserve.visualserver.encode import Encoder, Tower
 from mmserve.visualserver.guarded_decode import GuardedDecoder
@@ -51,7 +51,7 @@ def run(process: Process) -> None:
     busy_towers.clear(process.index)
     platform = platform_for(deployment.device, deployment.dtype, process.index)
     platform.set_threads(_threads(deployment))
-    with memory_allocator.return_freed_memory():
+    with allocator.return_freed_memory():
         tower = load_tower(deployment.model, platform, process.progress)
     platform.prefault_for_images(deployment, _batch_images(deployment))
     serve(process, _sharing_cores(tower, process, platform, busy_towers))

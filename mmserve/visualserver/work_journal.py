@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from mmserve.runtime.mapped_file import map_file
+from mmserve.runtime.memory.mapped_file import map_file
 
 MAX_DEATHS = 3
 """An image during whose work the visual server died this often is refused."""

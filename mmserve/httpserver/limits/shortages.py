@@ -13,8 +13,8 @@ from enum import Enum
 
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.byte_budget import MIB
-from mmserve.runtime.cgroup import GroupMemory, MemoryLimit, limited_groups
 from mmserve.runtime.errors import Unavailable
+from mmserve.runtime.memory.cgroup import GroupMemory, MemoryLimit, limited_groups
 from mmserve.runtime.shortage import has_descriptors
 
 _MIN_SHARE = 0.05

@@ -21,9 +21,9 @@ from mmserve.httpserver.output.render_turns import RenderTurns
 from mmserve.httpserver.request.resources import RequestResources
 from mmserve.httpserver.request.trace import RequestTrace, TraceSink
 from mmserve.metrics.client import MetricsClient
-from mmserve.runtime import log
 from mmserve.runtime.errors import DeadlineExceeded, MmserveError, Overloaded, Unavailable
 from mmserve.runtime.failures import drop_tracebacks, order_for_client, without_references
+from mmserve.runtime.logs import log
 from mmserve.runtime.retry_after import AFTER_SHUTDOWN_S
 from mmserve.runtime.shortage import shortage_of
 

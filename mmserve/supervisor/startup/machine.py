@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from mmserve.runtime import cgroup
+from mmserve.runtime.memory import cgroup
 from mmserve.supervisor.startup import cuda_driver
 
 _DESCRIPTORS = 1 << 16

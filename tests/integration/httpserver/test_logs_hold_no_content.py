@@ -13,8 +13,8 @@ from mmserve.httpserver import app
 from mmserve.httpserver.api.protocol import ParsedRequest, Protocol
 from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef, Prompt
 from mmserve.httpserver.conversation import Conversation, PromptInput, TextPart
-from mmserve.runtime import log
 from mmserve.runtime.errors import MediaError
+from mmserve.runtime.logs import log
 from tests.fakes.http_services import StubPrompts
 from tests.fakes.http_worker import Worker, http_worker, run
 

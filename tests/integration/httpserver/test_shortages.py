@@ -12,7 +12,7 @@ from collections.abc import Callable
 import openai
 import pytest
 
-from mmserve.runtime.cgroup import GroupMemory
+from mmserve.runtime.memory.cgroup import GroupMemory
 from tests.fakes.http_services import StubMedia
 from tests.fakes.http_worker import http_worker, run
 from tests.integration.httpserver.test_budgets import _body, _post, _say

@@ -13,7 +13,7 @@ import pytest
 from mmserve.health.heartbeat import Beat, HeartbeatSender, read_beat
 from mmserve.health.long_work import LongWork
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.runtime import compute_progress
+from mmserve.runtime.cpu import compute_progress
 from tests.fakes.cache import until
 
 INTERVAL_S = 0.01

@@ -10,7 +10,7 @@ import torch
 
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.platforms.device import platform_for
-from mmserve.runtime.core_usage import BusyCores
+from mmserve.runtime.cpu.core_usage import BusyCores
 from mmserve.visualserver.run import _sharing_cores
 from tests.fakes.media import fake_process, model_spec, write_preprocessor
 

@@ -25,7 +25,7 @@ from ctypes import c_float, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
-from mmserve.runtime import log
+from mmserve.runtime.logs import log
 
 _SOURCES = (
     "kernels.cpp",

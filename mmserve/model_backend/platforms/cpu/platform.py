@@ -28,7 +28,7 @@ from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
 from mmserve.model_backend.platforms.interface import ForwardExecutor
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.platforms.sampling import TokenSampling
-from mmserve.runtime.memory_allocator import prefault_heap, prefer_huge_pages
+from mmserve.runtime.memory.allocator import prefault_heap, prefer_huge_pages
 
 
 class CpuPlatform(TorchPlatform):

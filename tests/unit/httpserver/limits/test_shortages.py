@@ -11,8 +11,8 @@ import pytest
 
 from mmserve.httpserver.limits.shortages import Shortages
 from mmserve.metrics.client import MetricsClient
-from mmserve.runtime.cgroup import MemoryLimit, limited_groups
 from mmserve.runtime.errors import Unavailable
+from mmserve.runtime.memory.cgroup import MemoryLimit, limited_groups
 from tests.fakes.samples import Samples
 from tests.fakes.shortages import cgroup, no_more_descriptors
 

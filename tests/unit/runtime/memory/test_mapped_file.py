@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mmserve.runtime.mapped_file import map_file
+from mmserve.runtime.memory.mapped_file import map_file
 
 
 def test_a_new_file_has_zeros_and_room_on_the_disk(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from mmserve.runtime.log_limit import RepeatLimit
+from mmserve.runtime.logs.limit import RepeatLimit
 
 
 class _Log:

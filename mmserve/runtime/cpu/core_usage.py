@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mmserve.runtime.mapped_file import map_file
+from mmserve.runtime.memory.mapped_file import map_file
 
 
 class BusyCores:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmserve.runtime.core_usage import BusyCores
+from mmserve.runtime.cpu.core_usage import BusyCores
 
 
 def test_a_count_is_seen_by_other_processes_while_computing(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from mmserve.runtime.log_handler import LogHandler
-from mmserve.runtime.log_limit import RepeatLimit
-from mmserve.runtime.logged_exceptions import traceback_of
+from mmserve.runtime.logs.exceptions import traceback_of
+from mmserve.runtime.logs.handler import LogHandler
+from mmserve.runtime.logs.limit import RepeatLimit
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Id of the request that the current task or thread works for, for its log lines. Set by the request's task."""

@@ -12,8 +12,8 @@ from typing import Literal
 
 import pytest
 
-from mmserve.runtime import log
-from mmserve.runtime.log_handler import LogHandler
+from mmserve.runtime.logs import log
+from mmserve.runtime.logs.handler import LogHandler
 
 
 @contextmanager

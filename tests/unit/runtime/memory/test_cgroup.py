@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mmserve.runtime.cgroup import limited_groups, memory_groups
+from mmserve.runtime.memory.cgroup import limited_groups, memory_groups
 from tests.fakes.shortages import cgroup
 
 

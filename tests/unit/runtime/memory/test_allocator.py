@@ -2,7 +2,7 @@
 
 import gc
 
-from mmserve.runtime.memory_allocator import freeze_gc
+from mmserve.runtime.memory.allocator import freeze_gc
 
 
 def test_freeze_gc_excludes_existing_objects_from_later_collections() -> None:

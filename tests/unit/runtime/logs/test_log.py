@@ -11,7 +11,7 @@ from typing import Literal
 
 import pytest
 
-from mmserve.runtime import log
+from mmserve.runtime.logs import log
 from mmserve.runtime.worker_threads import WorkerThreads
 
 logger = logging.getLogger("mmserve.test")

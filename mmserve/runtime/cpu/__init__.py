@@ -1,0 +1,1 @@
+"""Cores: how many each process computes on, and whether it makes progress."""
