@@ -8,11 +8,10 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.clients.test_openai_sdk import Shape
+from tests.clients.questions import ASK_WEATHER, GREETING, Shape
 
 pytestmark = pytest.mark.client("anthropic SDK", "anthropic")
 HELLO: dict[str, Any] = {"model": "tiny", "max_tokens": 500, "messages": [{"role": "user", "content": "Hello"}]}
-GREETING = "Hello! How can I help you today?"
 WEATHER: dict[str, Any] = {
     "name": "get_weather",
     "input_schema": {
@@ -79,9 +78,8 @@ def test_tool_runner(client: anthropic.Anthropic, stream: bool) -> None:
         asked.append((city, days))
         return "sunny"
 
-    question = [{"role": "user", "content": "What is the weather in 'Oslo' for 3 days?"}]
     runner = client.beta.messages.tool_runner(
-        model="tiny", max_tokens=500, messages=question, tools=[get_weather], stream=stream
+        model="tiny", max_tokens=500, messages=ASK_WEATHER, tools=[get_weather], stream=stream
     )
     answer = runner.until_done()
     assert [block.text for block in answer.content if block.type == "text"] == ["The result is: sunny"]

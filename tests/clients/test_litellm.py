@@ -7,23 +7,21 @@ from typing import Any
 
 import pytest
 
-from tests.clients.test_anthropic_sdk import GREETING
-from tests.clients.test_openai_sdk import HELLO, NAMED, WEATHER, Shape
+from tests.clients.questions import ASK_WEATHER, CHAT, GREETING, HELLO, NAMED, WEATHER, Shape
 
 litellm = pytest.importorskip("litellm", reason="make clients installs LiteLLM")
 _PROVIDERS = [
     pytest.param("openai", marks=pytest.mark.client("LiteLLM, openai", "litellm")),
     pytest.param("anthropic", marks=pytest.mark.client("LiteLLM, anthropic", "litellm")),
 ]
-_ASK_WEATHER: list[Any] = [{"role": "user", "content": "What is the weather in 'Oslo' for 3 days?"}]
 
 
 @pytest.fixture
 def options(server_url: str, request: pytest.FixtureRequest) -> dict[str, Any]:
     """Of litellm.completion, for one provider."""
     provider = request.param
-    path = "/v1" if provider == "openai" else ""
-    return {"model": f"{provider}/tiny", "api_base": server_url + path, "api_key": "none", "max_tokens": 500}
+    base = f"{server_url}/v1" if provider == "openai" else server_url
+    return {"model": f"{provider}/tiny", "api_base": base, "api_key": "none", "max_tokens": 500}
 
 
 each_provider = pytest.mark.parametrize("options", _PROVIDERS, indirect=True)
@@ -47,12 +45,12 @@ def test_chat(options: dict[str, Any], stream: bool) -> None:
 @each_provider
 @pytest.mark.parametrize("stream", [False, True])
 def test_tools_called_and_answered(options: dict[str, Any], stream: bool) -> None:
-    options |= {"messages": _ASK_WEATHER, "tools": [WEATHER]}
+    options |= {"messages": ASK_WEATHER, "tools": [WEATHER]}
     answer = _streamed(options) if stream else litellm.completion(**options)
     (call,) = answer.choices[0].message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Oslo", "days": 3})
     result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
-    options["messages"] = [*_ASK_WEATHER, answer.choices[0].message.model_dump(), result]
+    options["messages"] = [*ASK_WEATHER, answer.choices[0].message.model_dump(), result]
     assert litellm.completion(**options).choices[0].message.content == "The result is: sunny"
 
 
@@ -67,6 +65,17 @@ def test_tool_forced(options: dict[str, Any]) -> None:
 def test_schema(options: dict[str, Any]) -> None:
     answer = litellm.completion(**options, messages=HELLO, response_format=Shape)
     Shape.model_validate_json(answer.choices[0].message.content)
+
+
+@each_provider
+def test_picture(options: dict[str, Any], server_url: str, packaged_url: str) -> None:
+    options |= {
+        "model": options["model"].replace("tiny", "llava"),
+        "api_base": options["api_base"].replace(server_url, packaged_url),
+        "max_tokens": 50,
+    }
+    answer = litellm.completion(**options, messages=CHAT, temperature=0)
+    assert "green" in answer.choices[0].message.content.lower()
 
 
 @each_provider

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.clients.questions import ASK_WEATHER, GREETING, PICTURE, QUESTION
+
 pytest.importorskip("llm", reason="make clients installs llm")
-from tests.clients.test_anthropic_sdk import GREETING
-from tests.clients.test_pictures import PICTURE, QUESTION
 
 pytestmark = pytest.mark.client("llm", "llm")
 Llm = Callable[..., str]
@@ -69,7 +69,7 @@ def test_schema(llm: Llm) -> None:
 
 @pytest.mark.parametrize("streaming", [[], ["--no-stream"]], ids=["stream", "whole"])
 def test_tools(llm: Llm, streaming: list[str]) -> None:
-    question = "What is the weather in 'Oslo' for 3 days?"
+    question = ASK_WEATHER[0]["content"]
     assert llm("-m", "tiny", *streaming, "--functions", _TOOL, question) == "The result is: Oslo sunny 3"
 
 
@@ -79,4 +79,4 @@ def test_embeddings(llm: Llm) -> None:
 
 def test_picture(packaged_url: str, tmp_path: Path) -> None:
     llm = _command(tmp_path, "llava", packaged_url)
-    assert "red" in llm("-m", "llava", "-o", "temperature", "0", "-a", str(PICTURE), QUESTION).lower()
+    assert "green" in llm("-m", "llava", "-o", "temperature", "0", "-a", str(PICTURE), QUESTION).lower()

@@ -4,36 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import httpx2
 import openai
 import pytest
 from openai.lib.responses_tool_runner import RegisteredFunction, ResponsesToolRunner
-from pydantic import BaseModel
+
+from tests.clients.questions import ASK_WEATHER, GREETING, HELLO, NAMED, WEATHER, Shape
 
 pytestmark = pytest.mark.client("openai SDK", "openai")
-HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
-WEATHER: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "strict": True,
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            "required": ["city", "days"],
-            "additionalProperties": False,
-        },
-    },
-}
-NAMED = {"type": "function", "function": {"name": "get_weather"}}
-
-
-class Shape(BaseModel):
-    colour: Literal["red", "blue"]
-    count: int
-    label: str
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +24,7 @@ def client(server_url: str) -> Iterator[openai.OpenAI]:
 
 def test_chat(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="tiny", messages=HELLO)
-    assert answer.choices[0].message.content.startswith("Hello!")
+    assert answer.choices[0].message.content == GREETING
     assert answer.choices[0].finish_reason == "stop"
 
 
@@ -90,7 +70,7 @@ def test_tools_forced_although_the_model_only_greets(client: openai.OpenAI, choi
 
 
 def test_tools_called_and_answered(client: openai.OpenAI) -> None:
-    messages: list[Any] = [{"role": "user", "content": "What is the weather in 'Oslo' for 3 days?"}]
+    messages = [*ASK_WEATHER]
     first = client.chat.completions.create(model="tiny", messages=messages, tools=[WEATHER]).choices[0].message
     (call,) = first.tool_calls or []
     assert json.loads(call.function.arguments) == {"city": "Oslo", "days": 3}
@@ -106,7 +86,7 @@ def test_responses(client: openai.OpenAI, stream: bool) -> None:
             answer = helper.get_final_response()
     else:
         answer = client.responses.create(model="tiny", input="Hello")
-    assert answer.output_text.startswith("Hello!")
+    assert answer.output_text == GREETING
 
 
 def test_responses_schema_parsed(client: openai.OpenAI) -> None:
@@ -125,8 +105,7 @@ def test_responses_tool_runner(client: openai.OpenAI, mode: dict[str, bool]) -> 
 
     tool = {"type": "function", **WEATHER["function"]}
     runner = ResponsesToolRunner(functions=[RegisteredFunction(tool, weather)])  # type: ignore[arg-type]
-    question = "What is the weather in 'Oslo' for 3 days?"
-    answer = runner.run(client, {"model": "tiny", "input": question}, max_steps=3, **mode)
+    answer = runner.run(client, {"model": "tiny", "input": ASK_WEATHER}, max_steps=3, **mode)
     assert answer.output_text == "The result is: sunny"
     assert asked == [{"city": "Oslo", "days": 3}]
 
