@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -20,6 +21,7 @@ from mmserve.httpserver.api.admin import admin_routes
 from mmserve.httpserver.api.anthropic.count_tokens import count_routes
 from mmserve.httpserver.api.anthropic.messages import MESSAGES
 from mmserve.httpserver.api.errors import error_response
+from mmserve.httpserver.api.methods import allowed_methods, takes_method
 from mmserve.httpserver.api.models import model_routes
 from mmserve.httpserver.api.openai.chat import CHAT
 from mmserve.httpserver.api.openai.completions import COMPLETIONS
@@ -71,7 +73,13 @@ def make_app(context: WorkerContext) -> ASGIApp:
     config = context.deployment.config
     guard = BrowserGuard(config.host, config.allowed_hosts, config.allowed_origins)
     guarded = RequestMiddleware(
-        app, ApiKeyAuth(load_api_keys(config)), guard, context.metrics, error_response, access_log=config.access_log
+        app,
+        ApiKeyAuth(load_api_keys(config)),
+        guard,
+        context.metrics,
+        error_response,
+        partial(takes_method, app.router),
+        access_log=config.access_log,
     )
     return _with_cors(guarded, config.allowed_origins) if config.allowed_origins else guarded
 
@@ -135,6 +143,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     wrapped.status = error.status_code
     response = error_response(request.scope, wrapped)
     response.headers.update(error.headers or {})
+    if error.status_code == 405:
+        response.headers["allow"] = ", ".join(allowed_methods(request.app.router, request.scope))
     return response
 
 

@@ -21,7 +21,7 @@ from mmserve.httpserver.call import new_request_id
 from mmserve.httpserver.http.auth import OPEN_PATHS, ApiKeyAuth
 from mmserve.httpserver.http.browser_guard import BrowserGuard, require_json
 from mmserve.metrics.client import MetricsClient
-from mmserve.runtime.errors import MmserveError
+from mmserve.runtime.errors import MmserveError, UnsupportedMediaType
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _LOGGED_PATH_LENGTH = 200
@@ -42,6 +42,7 @@ class _Access:
 
 class RequestMiddleware:
     """Wraps an ASGI app. ``error_response`` renders an error of a request, given its scope, as a response.
+    ``takes_method``: whether the app has a route with the scope's path and method.
 
     The request's id is in the scope's state, as ``request_id``.
     """
@@ -53,6 +54,7 @@ class RequestMiddleware:
         browser_guard: BrowserGuard,
         metrics: MetricsClient,
         error_response: Callable[[Scope, MmserveError], Response],
+        takes_method: Callable[[Scope], bool],
         access_log: bool = False,
     ) -> None:
         self._app = app
@@ -60,6 +62,7 @@ class RequestMiddleware:
         self._browser_guard = browser_guard
         self._metrics = metrics
         self._error_response = error_response
+        self._takes_method = takes_method
         self._access_level = logging.INFO if access_log else logging.DEBUG
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,7 +97,12 @@ class RequestMiddleware:
         if not self._auth.required and scope["path"] not in OPEN_PATHS:
             self._browser_guard.check(headers)
         key = self._auth.check(scope["path"], headers)
-        require_json(scope["method"], headers)
+        try:
+            require_json(scope["method"], headers)
+        except UnsupportedMediaType:
+            # Where nothing reads the body, the app says that there is no such path or method.
+            if self._takes_method(scope):
+                raise
         return key
 
     def _count(self, scope: Scope, access: _Access) -> None:

@@ -85,3 +85,31 @@ def test_every_body_and_stream_is_described() -> None:
                     assert streams == ("stream" in schema["properties"] and "tokens" not in path), path
 
     run(test)
+
+
+def test_the_document_says_how_to_send_a_key_and_what_a_query_may_hold() -> None:
+    async def test() -> None:
+        async with http_worker(api_key="secret") as worker, httpx2.AsyncClient(base_url=worker.url) as http:
+            document = (await http.get("/openapi.json", headers={"x-api-key": "secret"})).json()
+            schemes = document["components"]["securitySchemes"]
+            assert [[*one] for one in document["security"]] == [*([name] for name in schemes), []]
+            items = document["paths"]["/v1/responses/{id}/input_items"]["get"]["parameters"]
+            assert {one["name"] for one in items if one["in"] == "query"} == {"limit", "order", "after"}
+
+    run(test)
+
+
+def test_a_method_that_a_path_does_not_take_is_405_with_those_that_it_takes() -> None:
+    async def test() -> None:
+        async with http_worker() as worker, httpx2.AsyncClient(base_url=worker.url) as http:
+            document = (await http.get("/openapi.json")).json()
+            for path, methods in document["paths"].items():
+                name = path.replace("{model_id}", "stub")
+                for method in {"get", "post", "delete"} - {*methods}:
+                    if name == "/v1/responses/input_tokens":
+                        continue  # also the path of a stored response of that id
+                    answer = await http.request(method, name)
+                    allowed = {one.lower() for one in answer.headers["allow"].split(", ")}
+                    assert (answer.status_code, allowed - {"head"}) == (405, {*methods}), (method, path)
+
+    run(test)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from enum import Enum
+from typing import Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -16,7 +18,7 @@ from mmserve.httpserver.api.openai.responses.follow import FollowedEvents, Follo
 from mmserve.httpserver.api.openai.responses.history import with_history
 from mmserve.httpserver.api.openai.responses.objects import InputTokens, ResponseObject
 from mmserve.httpserver.api.openai.responses.parse import INPUT_TOKENS
-from mmserve.httpserver.api.openapi import NAMED, add_protocol_route, answers
+from mmserve.httpserver.api.openapi import NAMED, WITH_BODY, add_protocol_route, answers, query
 from mmserve.httpserver.api.prompt_requests import admitted
 from mmserve.httpserver.api.response import send_json
 from mmserve.httpserver.call import kept_nbytes
@@ -89,6 +91,7 @@ def stored_routes(context: WorkerContext) -> APIRouter:
         response_class=Response,
         tags=_TAGS,
         responses=answers(ResponseObject, NAMED, streams=True),
+        openapi_extra=query(stream=bool, starting_after=Annotated[int, Meta(ge=0, lt=10**_MAX_DIGITS)]),
     )
     async def retrieve(request: Request, id: str) -> Response:
         """A stored response. With ``stream``, its events; with ``starting_after``, those after that number."""
@@ -118,7 +121,11 @@ def stored_routes(context: WorkerContext) -> APIRouter:
         return Response(msgspec.json.encode(Deleted(id)), media_type="application/json")
 
     @router.get(
-        "/v1/responses/{id}/input_items", response_class=Response, tags=_TAGS, responses=answers(ItemList, NAMED)
+        "/v1/responses/{id}/input_items",
+        response_class=Response,
+        tags=_TAGS,
+        responses=answers(ItemList, NAMED),
+        openapi_extra=query(limit=Annotated[int, Meta(ge=1, le=_MAX_ITEMS)], order=Literal["asc", "desc"], after=str),
     )
     async def input_items(request: Request, id: str) -> Response:
         """The items of the request itself, newest first unless ``order`` is asc."""
@@ -134,7 +141,7 @@ def stored_routes(context: WorkerContext) -> APIRouter:
         "/v1/responses/{id}/cancel",
         response_class=Response,
         tags=_TAGS,
-        responses=answers(ResponseObject, NAMED),
+        responses=answers(ResponseObject, WITH_BODY),
     )
     async def cancel(request: Request, id: str) -> Response:
         """End a response that is made in the background; the answer is the response with what there was of it. One
