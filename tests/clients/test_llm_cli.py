@@ -1,4 +1,4 @@
-"""The ``llm`` command, told about the server by its files of further OpenAI models."""
+"""The ``llm`` command, told about the server by its file of further OpenAI models."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.clients.conftest import scripted_server
 from tests.clients.questions import ASK_WEATHER, GREETING, PICTURE, QUESTION
 
 pytest.importorskip("llm", reason="make clients installs llm")
@@ -36,9 +37,8 @@ def _command(directory: Path, model: str, url: str) -> Llm:
     served: dict[str, Any] = {"model_id": model, "model_name": model, "api_base": f"{url}/v1"}
     abilities = {"supports_tools": True, "supports_schema": True, "vision": True}
     (directory / "extra-openai-models.yaml").write_text(yaml.safe_dump([served | abilities]))
-    vectors = served | {"model_id": "vectors"}
-    (directory / "extra-openai-embedding-models.yaml").write_text(yaml.safe_dump([vectors]))
     environment = {**os.environ, "LLM_USER_PATH": str(directory), "OPENAI_API_KEY": "none"}
+    environment["OPENAI_BASE_URL"] = f"{url}/v1"  # of its own embedding models
 
     def run(*arguments: str) -> str:
         command = [sys.executable, "-m", "llm", *arguments]
@@ -73,8 +73,10 @@ def test_tools(llm: Llm, streaming: list[str]) -> None:
     assert llm("-m", "tiny", *streaming, "--functions", _TOOL, question) == "The result is: Oslo sunny 3"
 
 
-def test_embeddings(llm: Llm) -> None:
-    assert len(json.loads(llm("embed", "-m", "vectors", "-c", "Hello"))) == 8
+def test_embeddings(tmp_path: Path) -> None:
+    with scripted_server("text-embedding-3-small") as url:
+        llm = _command(tmp_path, "tiny", url)
+        assert len(json.loads(llm("embed", "-m", "text-embedding-3-small", "-c", "Hello"))) == 8
 
 
 def test_picture(packaged_url: str, tmp_path: Path) -> None:
