@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import secrets
 
-from mmserve.cache_server.decode_permits import DecodePermits
 from mmserve.cache_server.quotas import LeaseBudgets
 from mmserve.cache_server.rpc.services import serving
 from mmserve.cache_server.shared_table import SharedMediaTable, Snapshot
 from mmserve.cache_server.table import MediaTable
+from mmserve.cache_server.waiting.decode_permits import DecodePermits
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, Deployment
 from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender

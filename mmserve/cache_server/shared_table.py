@@ -16,14 +16,13 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 
-from mmserve.cache_server.alloc_queue import AllocQueue, QueuedAlloc
-from mmserve.cache_server.decode_permits import DecodePermits, QueuedRequest
 from mmserve.cache_server.entries import Lease
-from mmserve.cache_server.entry_store import arena_nbytes
 from mmserve.cache_server.image_names import ImageNames
 from mmserve.cache_server.owners import Owners
-from mmserve.cache_server.pending import Answered, PendingCalls, Reply
 from mmserve.cache_server.table import MediaTable
+from mmserve.cache_server.waiting.allocs import FULL, WaitingAllocs
+from mmserve.cache_server.waiting.decode_permits import DecodePermits, QueuedRequest
+from mmserve.cache_server.waiting.pending import Answered, PendingCalls, Reply
 from mmserve.ipc.faults import NO_FAULTS, FaultPoint
 from mmserve.messages.cache import (
     AllocItem,
@@ -36,9 +35,6 @@ from mmserve.messages.cache import (
 )
 from mmserve.runtime.byte_budget import ByteBudget
 
-_MAX_TRIES_KEEPING_CACHED = 8
-"""Tries of a waiting allocation before its own cached images may be evicted to make room for its others."""
-_FULL = AllocReply(refused="full")
 logger = logging.getLogger(__name__)
 
 
@@ -75,7 +71,7 @@ class SharedMediaTable:
         self._permits = permits or DecodePermits(0, sys.maxsize)
         self._lock = threading.Lock()
         self._pending = PendingCalls(self._lock, clock)
-        self._queue = AllocQueue()
+        self._allocs = WaitingAllocs(table, self._pending)
         self._owners = owners or Owners()
         self._names = ImageNames()
 
@@ -137,59 +133,8 @@ class SharedMediaTable:
             if lease.owner not in self._owners:
                 # The owner has disconnected, and its leases have ended. Nothing would ever end a lease made now. The
                 # reply reaches no process; "full" is one that leases nothing.
-                return Answered(_FULL)
-            needed = self._table.missing_nbytes(items) if self._queue else 0
-            if not needed or self._queue.may_pass(needed):
-                reply = self._table.alloc(lease, items)
-                if reply.refused != "full":
-                    if needed and not reply.refused:
-                        self._queue.passed(needed)
-                    return Answered(reply)
-            if wait_s <= 0:
-                return Answered(_FULL)
-            queued = QueuedAlloc(lease, items, arena_nbytes(items))
-            self._queue.append(queued)
-            return self._pending.start(
-                lease.owner,
-                wait_s,
-                lambda: self._try_alloc(queued),
-                lambda: _FULL,
-                lambda reply: self._queue.remove(queued),
-            )
-
-    def _try_alloc(self, queued: QueuedAlloc) -> AllocReply | None:
-        if queued.is_released:
-            return _FULL
-        if queued.num_freed_at_try == self._table.num_freed:
-            return None
-        if not self._queue.is_first(queued):
-            return self._try_to_pass(queued)
-        queued.num_freed_at_try = self._table.num_freed
-        queued.num_tries += 1
-        reply = self._table.alloc(queued.lease, queued.items)
-        if reply.refused != "full":
-            return reply
-        if self._table.num_leases and queued.num_tries < _MAX_TRIES_KEEPING_CACHED:
-            return None
-        # Some of the request's images are cached. They are not evicted for its other images, but may lie where those
-        # would fit. Others have freed space several times without success, or hold no lease that could end. So evict
-        # the cached images too, and allocate all of them again.
-        if not self._table.evict_own(queued.items):
-            return None
-        reply = self._table.alloc(queued.lease, queued.items)
-        return None if reply.refused == "full" else reply
-
-    def _try_to_pass(self, queued: QueuedAlloc) -> AllocReply | None:
-        needed = self._table.missing_nbytes(queued.items)
-        if not self._queue.may_pass(needed, queued):
-            return None
-        queued.num_freed_at_try = self._table.num_freed
-        reply = self._table.alloc(queued.lease, queued.items)
-        if reply.refused == "full":
-            return None
-        if not reply.refused:
-            self._queue.passed(needed, queued)
-        return reply
+                return Answered(FULL)
+            return self._allocs.alloc(lease, items, wait_s)
 
     def items_of(self, lease: Lease) -> tuple[AllocItem, ...]:
         """See MediaTable.items_of."""
@@ -199,10 +144,8 @@ class SharedMediaTable:
     def release(self, lease: Lease) -> None:
         """End the lease, and its allocations waiting for space. No error if there are none."""
         with self._lock:
-            waiting = self._queue.of(lease)
-            for queued in waiting:
-                queued.is_released = True
-            if self._table.release(lease) or waiting:
+            was_waiting = self._allocs.release(lease)
+            if self._table.release(lease) or was_waiting:
                 self._pending.retry()
 
     def set_data(self, lease: Lease, item_ids: Sequence[int], ok: bool) -> None:
@@ -287,7 +230,7 @@ class SharedMediaTable:
             return Snapshot(
                 self._table.usage(),
                 self._table.num_leases,
-                len(self._queue),
+                len(self._allocs),
                 permits.num_granted,
                 permits.peak,
                 permits.num_waiting,

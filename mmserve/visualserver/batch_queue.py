@@ -11,58 +11,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
-from mmserve.messages.cache import PermitRequest
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.request import AbortReason, AbortRequest, EngineInbound, GenerateRequest, WorkerDied
 from mmserve.visualserver.images import Image, Outcome, item_ids
+from mmserve.visualserver.pending_request import PendingRequest, PermitCandidate
 from mmserve.visualserver.permits import PermitHolders
-
-
-@dataclass
-class PendingRequest:
-    """A request with images that are not encoded yet."""
-
-    request: GenerateRequest
-    received_s: float
-    missing: dict[int, int] = field(default_factory=dict)
-    """Item id of an image that is not encoded -> its index among the request's images."""
-    started: bool = False
-    """Some of its images were put into a batch under its permit."""
-    has_permit: bool = False
-    started_s: float | None = None
-    """When its first images went into a batch, and when that batch was decoded. Set by the pipeline, for its trace."""
-    decoded_s: float | None = None
-
-    def with_stage_times(self, now_s: float) -> GenerateRequest:
-        """The request's message with the seconds of its stages, once all its images are encoded."""
-        if self.started_s is None:  # other requests have started all its images
-            return msgspec.structs.replace(self.request, stage_times={"encode": now_s - self.received_s})
-        decoded_s = self.decoded_s if self.decoded_s is not None else now_s
-        times = {
-            "turn": self.started_s - self.received_s,
-            "image_decode": decoded_s - self.started_s,
-            "encode": now_s - decoded_s,
-        }
-        return msgspec.structs.replace(self.request, stage_times=times)
-
-    @property
-    def permit_name(self) -> str:
-        """Name of its decode permit. Attempts at the same request have different permits."""
-        return f"{self.request.id}/{self.request.attempt}"
-
-
-@dataclass(frozen=True)
-class PermitCandidate:
-    """A request that needs a decode permit; ``nbytes``: estimated bytes of the pixels to be decoded under it."""
-
-    pending: PendingRequest
-    nbytes: int
-
-    @property
-    def permit_request(self) -> PermitRequest:
-        return PermitRequest(self.pending.permit_name, self.nbytes, self.pending.request.arrival_s)
 
 
 @dataclass(frozen=True)

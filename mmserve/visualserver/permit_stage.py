@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 from mmserve.messages.request import AbortRequest
-from mmserve.visualserver.batch_queue import BatchQueue, PendingRequest, PermitCandidate
+from mmserve.visualserver.batch_queue import BatchQueue
+from mmserve.visualserver.pending_request import PendingRequest, PermitCandidate
 from mmserve.visualserver.permits import PermitClient
 
 

@@ -18,10 +18,11 @@ import msgspec
 from mmserve.messages.request import AbortRequest, EngineInbound, WorkerDied
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.retry_after import Turnover
-from mmserve.visualserver.batch_queue import BatchQueue, ImageBatch, PendingRequest
+from mmserve.visualserver.batch_queue import BatchQueue, ImageBatch
 from mmserve.visualserver.encode import Encoder, EncoderBatch
 from mmserve.visualserver.image_decode import DecodedBatch, ImageDecoder
 from mmserve.visualserver.images import Image, Outcome
+from mmserve.visualserver.pending_request import PendingRequest
 from mmserve.visualserver.permit_stage import PermitStage
 from mmserve.visualserver.permits import PermitClient
 

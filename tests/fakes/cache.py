@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from mmserve.cache_server.decode_permits import DecodePermits
 from mmserve.cache_server.owners import Owners
 from mmserve.cache_server.rpc.services import serving
 from mmserve.cache_server.run import new_table
 from mmserve.cache_server.shared_table import SharedMediaTable
+from mmserve.cache_server.waiting.decode_permits import DecodePermits
 from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mmserve.cache_server.client import MediaCacheClient
-from mmserve.cache_server.decode_permits import DecodePermits
 from mmserve.cache_server.shared_table import SharedMediaTable
+from mmserve.cache_server.waiting.decode_permits import DecodePermits
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import PermitRequest, PermitsReply

@@ -14,8 +14,8 @@ import msgspec
 import torch
 
 from mmserve.cache_server.client import MediaCacheClient, connect
-from mmserve.cache_server.decode_permits import DecodePermits
 from mmserve.cache_server.shared_table import SharedMediaTable
+from mmserve.cache_server.waiting.decode_permits import DecodePermits
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.process import Process
 from mmserve.ipc.arena import Arena

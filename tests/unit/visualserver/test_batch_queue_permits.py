@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.messages.request import EngineInbound, GenerateRequest
-from mmserve.visualserver.batch_queue import BatchQueue, PendingRequest, PermitCandidate
+from mmserve.visualserver.batch_queue import BatchQueue
 from mmserve.visualserver.images import ENCODED, item_ids
+from mmserve.visualserver.pending_request import PendingRequest, PermitCandidate
 from tests.unit.visualserver.test_batch_queue import PIXELS_NBYTES, _grant_all, _ids, _request
 
 

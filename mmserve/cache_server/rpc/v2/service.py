@@ -12,10 +12,10 @@ from typing import Any, assert_never
 
 import msgspec
 
-from mmserve.cache_server.pending import Answered, PendingCall, Reply
 from mmserve.cache_server.rpc.connections import ClientSession, ConnectionLoop, Timer
 from mmserve.cache_server.rpc.framing import FrameBuffer, frame
 from mmserve.cache_server.shared_table import SharedMediaTable
+from mmserve.cache_server.waiting.pending import Answered, PendingCall, Reply
 from mmserve.ipc.codec import Codec
 from mmserve.messages.cache import (
     MAX_WAIT_S,

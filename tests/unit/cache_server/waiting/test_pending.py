@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mmserve.cache_server.pending import PendingCall, PendingCalls, Reply
+from mmserve.cache_server.waiting.pending import PendingCall, PendingCalls, Reply
 
 OWNER = "http-0"
 

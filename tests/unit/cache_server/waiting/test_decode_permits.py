@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.cache_server.decode_permits import DecodePermits, QueuedRequest
 from mmserve.cache_server.entries import Lease
+from mmserve.cache_server.waiting.decode_permits import DecodePermits, QueuedRequest
 from mmserve.messages.cache import PermitsReply
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.cache_server.alloc_queue import MAX_PASSES, AllocQueue, QueuedAlloc
 from mmserve.cache_server.entries import Lease
 from mmserve.cache_server.entry_store import arena_nbytes
-from mmserve.cache_server.pending import Answered, PendingCall
 from mmserve.cache_server.shared_table import SharedMediaTable
 from mmserve.cache_server.table import MediaTable
+from mmserve.cache_server.waiting.alloc_queue import MAX_PASSES, AllocQueue, QueuedAlloc
+from mmserve.cache_server.waiting.pending import Answered, PendingCall
 from mmserve.messages.cache import AllocItem
 from tests.fakes.marks import NoMarks
 
