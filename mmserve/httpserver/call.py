@@ -64,8 +64,7 @@ class MediaRef(msgspec.Struct, frozen=True):
         return len(self.url) + len(self.data or self.content or b"")
 
 
-@dataclass(frozen=True)
-class TokenView:
+class TokenView(msgspec.Struct, frozen=True):
     """What an answer shows of its tokens. ``token_ids``: the ids of prompt and answer, besides the text."""
 
     skip_special_tokens: bool = True
@@ -74,8 +73,7 @@ class TokenView:
     token_ids: bool = False
 
 
-@dataclass(frozen=True)
-class GenerateCall:
+class GenerateCall(msgspec.Struct, frozen=True):
     """A validated request: ``n`` answers to each of ``prompts``. ``sampling.max_tokens`` 0: the rest of the context.
 
     Choice ``i`` answers prompt ``i // n``.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from mmserve.httpserver.api.openai.chat import CHAT
 from mmserve.httpserver.api.protocol import parse_body
@@ -24,7 +25,7 @@ def generate_call(*messages: Message, **fields: Any) -> GenerateCall:
     sampling = SamplingParams(max_tokens=4, temperature=0)
     prompts = (Conversation(messages),)
     call = GenerateCall("request", "stub", prompts, media=(), sampling=sampling, arrival_s=0.0)
-    return replace(call, **fields)
+    return msgspec.structs.replace(call, **fields)
 
 
 def messages_of(call: GenerateCall) -> tuple[Message, ...]:

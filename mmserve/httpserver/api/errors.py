@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Scope
 
@@ -10,6 +13,23 @@ from mmserve.httpserver.api.anthropic import errors as anthropic
 from mmserve.httpserver.api.openai import errors as openai
 from mmserve.runtime.errors import MmserveError
 from mmserve.runtime.retry_after import header_seconds
+from mmserve.runtime.shortage import shortage_of
+
+logger = logging.getLogger(__name__)
+
+
+def response_to(scope: Scope, error: Exception) -> Response | None:
+    """The response to any error of a request before its answer; None for a bug."""
+    match error:
+        case MmserveError():
+            return error_response(scope, error)
+        case ClientDisconnect():
+            return Response(status_code=499)  # only counted in the metrics: the client is gone
+        case OSError() | MemoryError() if (short := shortage_of(error)) is not None:
+            # The machine has run out of something before the request's task was started.
+            logger.warning("a request failed: %s", short.message)
+            return error_response(scope, short)
+    return None
 
 
 def error_response(scope: Scope, error: MmserveError) -> Response:

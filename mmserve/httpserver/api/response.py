@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from mmserve.httpserver.http.disconnect import WhileConnected
 from mmserve.httpserver.request.task import RequestTask
 
 SendAnswer = Callable[[RequestTask, Send], Awaitable[None]]
@@ -43,29 +43,11 @@ class TaskResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await send_until_disconnect(self._send_answer(self._task, send), receive)
+            async with WhileConnected(scope, self._task.abort):
+                await self._send_answer(self._task, send)
         finally:
             self._task.abort()
             self._task.response_ended()
-
-
-async def send_until_disconnect(answer: Awaitable[None], receive: Receive) -> None:
-    """Wait for ``answer``, which sends a response. Cancel it if the client disconnects before its end."""
-    sending = asyncio.ensure_future(answer)
-    disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
-    try:
-        await asyncio.wait((sending, disconnect), return_when=asyncio.FIRST_COMPLETED)
-        if sending.done():
-            sending.result()
-    finally:
-        disconnect.cancel()
-        sending.cancel()
-        del sending  # its exception refers to this frame, so the frame must not refer to it
-
-
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def send_json(send: Send, body: bytes) -> None:

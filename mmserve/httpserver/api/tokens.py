@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -150,7 +150,7 @@ def token_routes(context: WorkerContext) -> APIRouter:
 
     async def tokenize(request: Request) -> Response:
         async with admitted(context, TOKENIZE, request) as (parsed, resources):
-            owned = replace(parsed.call, owner=request.scope["state"]["key"])
+            owned = msgspec.structs.replace(parsed.call, owner=request.scope["state"]["key"])
             call, spell = decode_small_images(owned), parsed.return_token_strs
             del parsed, owned  # they refer to the body
             resources.hold(kept_nbytes(call))

@@ -12,10 +12,11 @@ from mmserve.httpserver.request.resources import RequestResources
 from mmserve.runtime.errors import InvalidRequest, TooLarge, TooSlow
 
 DIRECT_BODY = "mmserve.direct_body"
-"""An ASGI extension: {"receive": function(prefix, nbytes, on_progress), "stall_s": seconds}.
+"""An ASGI extension: {"arrived": function(), "receive": function(prefix, nbytes, on_progress), "stall_s": seconds}.
 
-``receive`` receives a body of known length into its final place, and calls ``on_progress`` with the bytes received so
-far. ``stall_s``: how long a body of any length may make no progress.
+``arrived`` takes a body that has arrived completely, as most short ones have by the time that they are read; otherwise
+it returns None. ``receive`` receives a body of known length into its final place, and calls ``on_progress`` with the
+bytes received so far. ``stall_s``: how long a body of any length may make no progress.
 
 ASGI's own ``receive()`` copies the body five times between socket and application, in steps of 256 KiB. For a large
 image that is more work than everything else the worker does with it.
@@ -49,7 +50,7 @@ async def read_body(
     body = _Body(request, limit_nbytes, declared_nbytes)
     while not body.complete:
         if resources is not None:
-            await resources.reserve_body(reserved_nbytes, until_disconnect(request))
+            await resources.reserve_body(reserved_nbytes, lambda: until_disconnect(request))
         await body.read(reserved_nbytes)
         reserved_nbytes = limit_nbytes
     if resources is not None:
@@ -78,6 +79,8 @@ class _Body:
 
     async def read(self, reserved_nbytes: int) -> None:
         """Read until the body is complete, or longer than ``reserved_nbytes``."""
+        if (arrived := self._direct.get("arrived", _nothing)()) is not None:
+            return self._add(arrived, more=False)
         stall_s = self._direct.get("stall_s", _STALL_S)
         try:
             async with asyncio.timeout(stall_s) as deadline:
@@ -92,15 +95,18 @@ class _Body:
         message = await self._request.receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        self._chunks.append(message.get("body", b""))
-        self.nbytes += len(self._chunks[-1])
-        self.complete = not message.get("more_body", False)
-        _check_limit(self.nbytes, self._limit_nbytes)
+        self._add(message.get("body", b""), more=message.get("more_body", False))
         on_progress(self.nbytes)
         missing_nbytes = 0 if self._declared_nbytes is None else self._declared_nbytes - self.nbytes
         if missing_nbytes >= _DIRECT_MIN_NBYTES and (receive := self._direct.get("receive")):
             self._chunks = [await receive(self.joined(), self.nbytes + missing_nbytes, on_progress)]
             self.nbytes, self.complete = self.nbytes + missing_nbytes, True
+
+    def _add(self, chunk: bytes | bytearray, *, more: bool) -> None:
+        self._chunks.append(chunk)
+        self.nbytes += len(chunk)
+        self.complete = not more
+        _check_limit(self.nbytes, self._limit_nbytes)
 
     async def whole(self) -> bytes | bytearray:
         """The body in one piece. Copying a long one takes tens of milliseconds, without the interpreter's lock."""
@@ -110,6 +116,10 @@ class _Body:
 
     def joined(self) -> bytes | bytearray:
         return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+
+
+def _nothing() -> None:
+    """Where no connection tells what has arrived."""
 
 
 class _Progress:

@@ -1,7 +1,8 @@
-"""Notices that a client has disconnected while nothing is read from its connection.
+"""Ends what nobody waits for any more: when a connection is lost, or its client disconnects while nothing is read.
 
-The kernel reports it by epoll (EPOLLRDHUP). It cannot while earlier data from the client fills the socket's buffer: the
-end of the stream then waits behind that data on the client's machine. A reset is reported at once.
+While nothing is read, the kernel reports it by epoll (EPOLLRDHUP). It cannot while earlier data from the client fills
+the socket's buffer: the end of the stream then waits behind that data on the client's machine. A reset is reported at
+once.
 """
 
 from __future__ import annotations
@@ -11,11 +12,48 @@ import os
 import select
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from types import TracebackType
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Scope
 
 DISCONNECT = "mmserve.disconnect"
 """An ASGI extension: {"watch": function(on_disconnect)}, which is ``watch_disconnect`` of the request's connection."""
+LOST = "mmserve.lost"
+"""An ASGI extension: {"add": function(on_lost), "discard": function(on_lost)}. While it is added, the function
+``on_lost`` is called by the event loop when the connection is lost, soon if it is lost already. To wait for this in
+``receive()`` would take a task."""
+
+
+class WhileConnected:
+    """When the connection is lost: calls ``on_lost`` and cancels the body of the ``async with``, which ends without an
+    error."""
+
+    def __init__(self, scope: Scope, on_lost: Callable[[], None] = lambda: None) -> None:
+        self._connection = scope["extensions"][LOST]
+        self._on_lost = on_lost
+        self._task: asyncio.Task[Any] | None = None
+        self._lost = False
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._connection["add"](self._end)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._connection["discard"](self._end)
+        if not self._lost:
+            return False
+        assert self._task is not None
+        return self._task.uncancel() == 0 and kind is asyncio.CancelledError
+
+    def _end(self) -> None:
+        assert self._task is not None
+        self._lost = True
+        self._on_lost()
+        self._task.cancel()
 
 
 @asynccontextmanager

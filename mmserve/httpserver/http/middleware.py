@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -41,10 +41,11 @@ class _Access:
 
 
 class RequestMiddleware:
-    """Wraps an ASGI app. ``error_response`` renders an error of a request, given its scope, as a response.
-    ``takes_method``: whether the app has a route with the scope's path and method.
+    """Wraps an ASGI app, and answers an error that it raises before its response has begun.
 
-    The request's id is in the scope's state, as ``request_id``.
+    ``response_to`` renders the error of a request, given its scope; None: it is a bug, which uvicorn logs.
+    ``takes_method``: whether the app has a route with the scope's path and method. The request's id is in the scope's
+    state, as ``request_id``.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class RequestMiddleware:
         auth: ApiKeyAuth,
         browser_guard: BrowserGuard,
         metrics: MetricsClient,
-        error_response: Callable[[Scope, MmserveError], Response],
+        response_to: Callable[[Scope, Exception], Response | None],
         takes_method: Callable[[Scope], bool],
         access_log: bool = False,
     ) -> None:
@@ -61,7 +62,7 @@ class RequestMiddleware:
         self._auth = auth
         self._browser_guard = browser_guard
         self._metrics = metrics
-        self._error_response = error_response
+        self._response_to = response_to
         self._takes_method = takes_method
         self._access_level = logging.INFO if access_log else logging.DEBUG
 
@@ -71,26 +72,38 @@ class RequestMiddleware:
         headers = Headers(scope=scope)
         request_id = _request_id(headers.get("x-request-id"))
         scope.setdefault("state", {})["request_id"] = request_id
-        access = _Access(request_id)
+        access, id_header = _Access(request_id), request_id.encode()
 
         async def send_response(message: Message) -> None:
             if message["type"] == "http.response.start":
-                response_headers = MutableHeaders(scope=message)
-                response_headers["x-request-id"] = response_headers["request-id"] = request_id
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", id_header),
+                    (b"request-id", id_header),
+                ]
                 access.status = message["status"]
                 self._count(scope, access)
             access.nbytes += len(message.get("body", b""))
             await send(message)
 
         try:
-            try:
-                access.key = self._check(scope, headers)
-                scope["state"]["key"] = access.key or ""
-            except MmserveError as error:
-                return await self._error_response(scope, error)(scope, receive, send_response)
+            access.key = self._check(scope, headers)
+            scope["state"]["key"] = access.key or ""
             await self._app(scope, receive, send_response)
+        except Exception as error:  # the boundary of a request
+            if access.status:
+                raise
+            response = self._response_to(scope, error)
+            await (response or self._internal_error(scope))(scope, receive, send_response)
+            if response is None:
+                raise
         finally:
             self._log(scope, access)
+
+    def _internal_error(self, scope: Scope) -> Response:
+        response = self._response_to(scope, MmserveError("internal error"))
+        assert response is not None, "this error is no bug"
+        return response
 
     def _check(self, scope: Scope, headers: Headers) -> str | None:
         """The name of the request's API key. Raises what the checks raise."""

@@ -7,6 +7,7 @@ how much of a body is still read after its request was answered (413, 503). Read
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from mmserve.httpserver.http.body import DIRECT_BODY
 from mmserve.httpserver.http.body_receiver import BodyReceiver, OnProgress
 from mmserve.httpserver.http.connections import OpenConnections
-from mmserve.httpserver.http.disconnect import DISCONNECT, watch_disconnect
+from mmserve.httpserver.http.disconnect import DISCONNECT, LOST, watch_disconnect
+from mmserve.httpserver.http.joined_head import JoinedHead
 from mmserve.httpserver.http.parser import RequestParser
 from mmserve.httpserver.http.timeouts import ConnectionTimeouts, Wait
 
@@ -65,7 +67,7 @@ class HeadTooLarge(Exception):
 class LimitedHttpProtocol(HttpToolsProtocol):
     """Refuses a connection too many, and closes one whose client is too slow or sends too long a head or refused body.
 
-    Each request's scope has two extensions: DIRECT_BODY receives a large body, DISCONNECT reports the client's
+    Each request's scope has extensions: DIRECT_BODY receives a large body, DISCONNECT and LOST report the client's
     disconnect. ``connections`` has the limits; ``uvicorn`` are the arguments of uvicorn's protocol.
     """
 
@@ -79,6 +81,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def __init__(self, connections: OpenConnections, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._open_connections = connections
+        self._on_lost: set[Callable[[], None]] = set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if self._open_connections.full:
@@ -98,6 +101,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         # They refer to this object: without them a closed connection is freed at once, not by a garbage collection.
         self.cycle = self.scope = None  # type: ignore[assignment]
         del self._reader
+        self._tell_lost()
 
     @property
     def unsent_nbytes(self) -> int:
@@ -142,9 +146,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             raise HeadTooLarge
         self._in_head, self._in_body = False, True
         super().on_headers_complete()
+        if self.scope["method"] != "HEAD":
+            self.cycle.transport = JoinedHead(self.transport)  # type: ignore[assignment]
         self.scope["extensions"] = {
-            DIRECT_BODY: {"receive": self._receive_body, "stall_s": self._open_connections.limits.body_s},
+            DIRECT_BODY: {
+                "arrived": self._arrived_body,
+                "receive": self._receive_body,
+                "stall_s": self._open_connections.limits.body_s,
+            },
             DISCONNECT: {"watch": partial(watch_disconnect, self.transport)},
+            LOST: {"add": self._add_on_lost, "discard": self._on_lost.discard},
         }
 
     def on_body(self, body: bytes) -> None:
@@ -207,6 +218,25 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._discard_body = True
             self.data_received(part)
             self._discard_body = False
+
+    def _add_on_lost(self, on_lost: Callable[[], None]) -> None:
+        self._on_lost.add(on_lost)
+        if self.cycle is None:
+            self.loop.call_soon(self._tell_lost)
+        else:
+            self.flow.resume_reading()  # the end of a connection that is not read is not noticed
+
+    def _tell_lost(self) -> None:
+        while self._on_lost:
+            self._on_lost.pop()()
+
+    def _arrived_body(self) -> bytearray | None:
+        """Takes the body of the current request if all of it has arrived."""
+        cycle = self.cycle
+        if cycle is None or cycle.more_body or self.pipeline:  # with a pipeline, ``cycle`` is that of a later request
+            return None
+        body, cycle.body = cycle.body, bytearray()
+        return body
 
     async def _receive_body(self, prefix: bytes, nbytes: int, on_progress: OnProgress) -> bytearray:
         """Receive the body of the current request: ``nbytes`` in all, of which ``prefix`` was read already.

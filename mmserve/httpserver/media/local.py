@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import msgspec
 import pybase64
+from msgspec.structs import replace
 
 from mmserve.httpserver.call import GenerateCall, MediaRef
 from mmserve.httpserver.limits.media_budgets import RequestByteLimit

@@ -6,7 +6,8 @@ Control tokens and image placeholders come only from the chat template; user tex
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,10 @@ class PromptBuilder:
     def build(self, prompt: PromptInput, media: Sequence[MediaRef], leased: Sequence[LeasedItem]) -> Prompt:
         """``leased[i]`` is the lease of ``media[i]``. Raises InvalidRequest, ContextLengthExceeded."""
         if isinstance(prompt, WrittenPrompt):
-            return self._finished(self._written_ids(prompt), [], (), prompt.param)
+            ids = self._written_ids(prompt)
+            if not isinstance(prompt.content, str):
+                self._check_ids(ids, prompt.param)
+            return self._finished(ids, [], (), prompt.param)
         images = self._images_of(prompt, media)
         text, ids = self._encode(prompt)
         placed = [(index, leased[index]) for index in images]
@@ -157,9 +161,9 @@ class PromptBuilder:
 
         ``param``: the field to name if the prompt cannot be used. ``tail``: see Prompt.
         """
+        if self._tokenizer.largest_id >= self._vocab_size:
+            self._check_ids(ids, param)
         positions = self._placeholders(ids, [index for index, _ in images], media, param)
-        if not 0 <= min(ids, default=0) <= max(ids, default=0) < self._vocab_size:
-            raise InvalidRequest("the prompt holds a token that the model does not have", param=param)
         prompt, spans, copied = array("q"), [], 0
         for at, (index, item) in zip(positions, images, strict=True):
             prompt.extend(ids[copied:at])
@@ -175,13 +179,17 @@ class PromptBuilder:
 
     def _placeholders(self, ids: Sequence[int], images: list[int], media: Sequence[MediaRef], param: str) -> list[int]:
         """Positions of the image placeholders, as many as ``images``. Raises InvalidRequest."""
-        positions = [at for at, id in enumerate(ids) if id == self._image_token_id] if self._is_multimodal else []
+        positions = [*_places(ids, self._image_token_id)] if self._is_multimodal else []
         if len(positions) != len(images):
             raise InvalidRequest(
                 f"the prompt has places for {len(positions)} of {len(images)} images here",
                 param=media[images[0]].param if images else param,
             )
         return positions
+
+    def _check_ids(self, ids: Sequence[int], param: str) -> None:
+        if not 0 <= min(ids, default=0) <= max(ids, default=0) < self._vocab_size:
+            raise InvalidRequest("the prompt holds a token that the model does not have", param=param)
 
     def _check_text(self, text: str, param: str = "messages") -> None:
         """Before tokenizing a text that is too long in any case."""
@@ -196,6 +204,14 @@ class PromptBuilder:
             prompt_tokens=num_tokens,
             max_prompt_tokens=self.max_prompt_tokens,
         )
+
+
+def _places(ids: Sequence[int], wanted: int | None) -> Iterator[int]:
+    """Positions of ``wanted``, found without a step in Python for each id."""
+    at = -1
+    with suppress(ValueError):
+        while True:
+            yield (at := ids.index(wanted, at + 1))
 
 
 def _last_text(message: Message | None) -> str:

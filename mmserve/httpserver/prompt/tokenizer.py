@@ -62,10 +62,11 @@ class ChatTokenizer:
         self._special_around = self._find_special_around()
         self.longest_token = max(map(len, self.raw.get_vocab()), default=1)
         """Characters: a text of n characters has at least n / longest_token tokens."""
+        self.largest_id = max(self.raw.get_vocab().values(), default=-1)
 
     def encode(self, text: str) -> list[int]:
         """The ids of transformers with ``add_special_tokens=False``; control tokens in ``text`` are recognised."""
-        return list(self.raw.encode(text, add_special_tokens=False).ids)
+        return _fast_ids(self.raw, text)
 
     def encode_within(self, text: str) -> list[int]:
         """The ids of ``text`` where it follows other text. No control token in it is recognised.
@@ -86,7 +87,7 @@ class ChatTokenizer:
 
         A template may write ``<{{ name }}>``, so that the name ``image`` becomes a placeholder.
         """
-        if not text.isascii() or not self._edge_chars.isdisjoint(text):
+        if not text.isascii() or any(char in text for char in self._edge_chars):
             return True
         body = text.strip()
         return 0 < len(body) <= self._longest_control and body.lower() in self._contents
@@ -125,9 +126,9 @@ class ChatTokenizer:
 
     def _plain_ids(self, text: str, *, first: bool) -> list[int]:
         if first:
-            return list(self._plain.encode(text, add_special_tokens=False).ids)
+            return _fast_ids(self._plain, text)
         # SentencePiece treats the start of a text specially; the anchor token stands for the text before it.
-        return list(self._plain.encode(self._anchor + text, add_special_tokens=False).ids[1:])
+        return _fast_ids(self._plain, self._anchor + text)[1:]
 
     def _find_special_around(self) -> tuple[list[int], list[int]]:
         bare = self.encode("a")
@@ -135,6 +136,13 @@ class ChatTokenizer:
         starts = [at for at in range(len(framed) - len(bare) + 1) if framed[at : at + len(bare)] == bare]
         at = starts[0] if starts else 0
         return framed[:at], framed[at + len(bare) :]
+
+
+def _fast_ids(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+    """Without special tokens. The library's ``encode`` also finds the place of each token, and so takes half as long
+    again."""
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
 
 
 def _load(definition: dict[str, Any]) -> tokenizers.Tokenizer:

@@ -10,11 +10,11 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
 from mmserve.httpserver import stage_times
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaRef, Prompt, kept_nbytes
@@ -116,23 +116,23 @@ class RequestPath:
             ids_nbytes = sum(len(request.prompt_ids) for request in requests[:: call.n])
             resources.hold(kept_nbytes(call) + inline_nbytes + ids_nbytes + tools_nbytes)
             del prompts, prompt, echoed
-            async with asyncio.TaskGroup() as choices:
-                for index, request in enumerate(requests):
-                    of_prompt = index // call.n
-                    text = Detokenizer(
-                        self.vocabulary,
-                        index,
-                        call.stop,
-                        request.sampling,
-                        readings[of_prompt],
-                        contexts[of_prompt],
-                        call.view,
-                    )
-                    latencies = ChoiceMetrics(self.metrics, call)
-                    choice = Choice(
-                        call, alloc_path, items, request, text, deltas, latencies, self.dispatcher, self.metrics
-                    )
-                    choices.create_task(choice.generate())
+            choices = []
+            for index, request in enumerate(requests):
+                of_prompt = index // call.n
+                text = Detokenizer(
+                    self.vocabulary,
+                    index,
+                    call.stop,
+                    request.sampling,
+                    readings[of_prompt],
+                    contexts[of_prompt],
+                    call.view,
+                )
+                latencies = ChoiceMetrics(self.metrics, call)
+                choices.append(
+                    Choice(call, alloc_path, items, request, text, deltas, latencies, self.dispatcher, self.metrics)
+                )
+            await _generate_all(choices)
 
     def _with_tool_grammar(self, call: GenerateCall, *, in_reasoning: bool = False) -> GenerateCall:
         """``call`` with the grammar that its tools ask for, if they ask for one and it has no other."""
@@ -154,7 +154,7 @@ class RequestPath:
         for prompt in call.prompts:
             if isinstance(prompt, Conversation) and (grammar := self.answer_format.calls_or_answer(prompt, own)) != own:
                 await self.grammars.check(grammar, "tools")
-                return replace(call, sampling=msgspec.structs.replace(call.sampling, grammar=grammar))
+                return replace(call, sampling=replace(call.sampling, grammar=grammar))
         return call
 
     def _with_thought(self, call: GenerateCall) -> GenerateCall:
@@ -162,7 +162,7 @@ class RequestPath:
         if not call.sampling.grammar or call.grammar_param in _TOOL_PARAMS:
             return call
         grammar = self.answer_format.after_thought(call.sampling.grammar)
-        return replace(call, sampling=msgspec.structs.replace(call.sampling, grammar=grammar))
+        return replace(call, sampling=replace(call.sampling, grammar=grammar))
 
     async def _with_bad_words(self, call: GenerateCall) -> GenerateCall:
         """``call`` with the tokens of its bad words. Raises InvalidRequest for a word of too many tokens."""
@@ -173,7 +173,7 @@ class RequestPath:
             ids = await self.prompt_threads.run(lambda: self.prompts.bad_word_ids(words))
         else:
             ids = self.prompts.bad_word_ids(words)
-        return replace(call, sampling=msgspec.structs.replace(call.sampling, bad_words=ids), bad_words=())
+        return replace(call, sampling=replace(call.sampling, bad_words=ids), bad_words=())
 
     async def _check_grammar(self, call: GenerateCall) -> None:
         if call.sampling.grammar:
@@ -225,6 +225,15 @@ class RequestPath:
             return EchoedPrompt.of(prompt, next(built).ids, self.vocabulary)
 
         return tuple(await self._of_each_prompt(call, echoed))
+
+
+async def _generate_all(choices: Sequence[Choice]) -> None:
+    """All at once, each in a task of its own; the only one in the caller's."""
+    if len(choices) == 1:
+        return await choices[0].generate()
+    async with asyncio.TaskGroup() as group:
+        for choice in choices:
+            group.create_task(choice.generate())
 
 
 def _cost(prompt: PromptInput) -> int:

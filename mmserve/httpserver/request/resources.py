@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 
 from mmserve.httpserver.limits.admission import AdmissionControl
 from mmserve.httpserver.limits.reservations import Reservation, Reservations
@@ -28,7 +29,9 @@ class RequestResources:
         """Bodies up to this size never wait for memory."""
         return self._body_memory.short_nbytes
 
-    async def reserve_body(self, nbytes: int, until_disconnect: AbstractAsyncContextManager[None]) -> None:
+    async def reserve_body(
+        self, nbytes: int, until_disconnect: Callable[[], AbstractAsyncContextManager[None]]
+    ) -> None:
         """Reserve memory for a body of ``nbytes`` in all, in place of an earlier, smaller reservation.
 
         ``until_disconnect`` is entered only if there is something to wait for. Raises what it raises, and TooLarge or
@@ -38,7 +41,10 @@ class RequestResources:
         # budget could deadlock.
         if self._body is not None:
             self._body.release()
-        async with until_disconnect if self._body_memory.must_wait(nbytes) else nullcontext():
+        if self._body_memory.must_wait(nbytes):
+            async with until_disconnect():
+                reserved = await self._body_memory.reserve(nbytes)
+        else:
             reserved = await self._body_memory.reserve(nbytes)
         self._body = self._stack.enter_context(reserved)
 

@@ -11,8 +11,9 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from mmserve.httpserver import stage_times
 from mmserve.httpserver.call import GenerateCall

@@ -115,7 +115,7 @@ def test_a_response_dropped_before_it_is_sent_aborts_its_request() -> None:
         async with http_worker() as worker:
             worker.upstream.behave = say_then_hold("never")
             resources = worker.context.admit_request()
-            await resources.reserve_body(1000, nullcontext())
+            await resources.reserve_body(1000, nullcontext)
             call = generate_call(
                 Message("user", (MediaPart(0),)),
                 request_id="r",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from mmserve.httpserver.api.openai.fields import ExtensionFields
 from mmserve.httpserver.api.openai.structured_outputs import requested_grammar

@@ -53,21 +53,28 @@ def requested_grammar(fields: GrammarFields) -> tuple[str, str]:
 
 
 def _constraints(fields: GrammarFields) -> Iterator[_Constraint]:
-    new = fields.structured_outputs or StructuredOutputs()
-    for constraint in (
-        _Constraint("json", "structured_outputs.json", new.json),
-        _Constraint("regex", "structured_outputs.regex", new.regex),
-        _Constraint("choice", "structured_outputs.choice", new.choice),
-        _Constraint("grammar", "structured_outputs.grammar", new.grammar),
-        _Constraint("json_object", "structured_outputs.json_object", new.json_object or None),
-        _Constraint("structural_tag", "structured_outputs.structural_tag", new.structural_tag),
-        _Constraint("json", "guided_json", fields.guided_json),
-        _Constraint("regex", "guided_regex", fields.guided_regex),
-        _Constraint("choice", "guided_choice", fields.guided_choice),
-        _Constraint("grammar", "guided_grammar", fields.guided_grammar),
-    ):
-        if constraint.value is not None:
-            yield constraint
+    older = (
+        ("json", "guided_json", fields.guided_json),
+        ("regex", "guided_regex", fields.guided_regex),
+        ("choice", "guided_choice", fields.guided_choice),
+        ("grammar", "guided_grammar", fields.guided_grammar),
+    )
+    for kind, param, value in (*_structured_outputs(fields.structured_outputs), *older):
+        if value is not None:
+            yield _Constraint(kind, param, value)
+
+
+def _structured_outputs(new: StructuredOutputs | None) -> tuple[tuple[str, str, Any], ...]:
+    if new is None:
+        return ()
+    return (
+        ("json", "structured_outputs.json", new.json),
+        ("regex", "structured_outputs.regex", new.regex),
+        ("choice", "structured_outputs.choice", new.choice),
+        ("grammar", "structured_outputs.grammar", new.grammar),
+        ("json_object", "structured_outputs.json_object", new.json_object or None),
+        ("structural_tag", "structured_outputs.structural_tag", new.structural_tag),
+    )
 
 
 def _whitespace(fields: GrammarFields) -> tuple[str | None, str]:

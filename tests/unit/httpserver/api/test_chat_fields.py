@@ -47,7 +47,7 @@ class Parsed:
 
     def __init__(self, body: dict[str, Any]) -> None:
         parsed = parse_body(CHAT, json.dumps({"messages": [USER], "seed": 1} | body).encode(), MODEL, 0.0)
-        self.call: GenerateCall = replace(parsed.call, request_id="")
+        self.call: GenerateCall = msgspec.structs.replace(parsed.call, request_id="")
         self.answer = cast(ChatAnswer, parsed.send_answer)
 
     @property

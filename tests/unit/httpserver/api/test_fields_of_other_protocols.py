@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Parsed:
 
     @property
     def call(self) -> GenerateCall:
-        return replace(self.whole.call, request_id="")
+        return msgspec.structs.replace(self.whole.call, request_id="")
 
     @property
     def answer(self) -> Any:

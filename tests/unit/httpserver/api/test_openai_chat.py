@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from mmserve.httpserver.api.openai.fields import ChatRequest
 from mmserve.httpserver.call import GenerateCall, MediaRef

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from array import array
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from mmserve.grammar.sources import regex_grammar
 from mmserve.httpserver.api.openai.completions import COMPLETIONS, CompletionRequest

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import json
 from array import array
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from mmserve.httpserver.api.openai.embeddings import EMBEDDINGS, EmbeddingRequest, encode_vector
 from mmserve.httpserver.api.protocol import parse_body

@@ -63,7 +63,7 @@ def test_null_means_absent() -> None:
     names = [field.name for field in msgspec.structs.fields(ResponsesRequest)]
     nothing = dict.fromkeys(set(names) - {"input", "model", "seed"})
     assert len(nothing) > 30
-    assert replace(read(**nothing), request_id="") == replace(read(), request_id="")
+    assert msgspec.structs.replace(read(**nothing), request_id="") == msgspec.structs.replace(read(), request_id="")
 
 
 def test_items_become_turns() -> None:

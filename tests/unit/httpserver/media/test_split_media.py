@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 from collections.abc import Mapping
@@ -146,7 +145,7 @@ def outcome(body: bytes, *, cutting: bool) -> object:
             call = parse_chat(body, MODEL)
         except MmserveError as error:
             return type(error), error.param, error.message
-    return dataclasses.replace(call, request_id="", media=()), [(whole(ref), ref.param) for ref in call.media]
+    return msgspec.structs.replace(call, request_id="", media=()), [(whole(ref), ref.param) for ref in call.media]
 
 
 def whole(ref: Any) -> str:

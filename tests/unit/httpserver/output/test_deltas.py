@@ -23,6 +23,7 @@ from mmserve.messages.logprobs import pack
 from mmserve.messages.sampling import SamplingParams
 from mmserve.runtime.errors import MmserveError, Unavailable
 from tests.fakes.calls import generate_call
+from tests.fakes.connection import Connection
 from tests.fakes.http_services import byte_tokenizer
 
 TOP = 20
@@ -204,14 +205,12 @@ def test_rendering_stops_when_the_client_disconnects(stream: bool) -> None:
         _backlog(task.deltas, range(16))
         sent: list[Any] = []
 
-        async def receive() -> dict[str, str]:
-            return {"type": "http.disconnect"}
-
         async def send(message: Any) -> None:
             sent.append(message)
 
-        response = TaskResponse(task, ChatAnswer())  # type: ignore[arg-type]
-        await response({"type": "http"}, receive, send)
+        response, connection = TaskResponse(task, ChatAnswer()), Connection()  # type: ignore[arg-type]
+        connection.lose()
+        await response(connection.scope, connection.receive, send)
         assert task.aborted
         whole_nbytes = 16 * BACKLOG * (TOP + 1) * 60  # at least
         assert sum(len(message.get("body", b"")) for message in sent) < whole_nbytes / 50

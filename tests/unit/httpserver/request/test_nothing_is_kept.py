@@ -56,6 +56,7 @@ from mmserve.runtime.worker_threads import WorkerThreads
 from tests.fakes.alloc_paths import BothAllocPaths
 from tests.fakes.calls import generate_call
 from tests.fakes.chat_models import deployment_of, write_chat_model
+from tests.fakes.connection import Connection
 from tests.fakes.http_services import StubPrompts, byte_tokenizer
 from tests.fakes.media import png
 from tests.fakes.samples import Samples
@@ -142,7 +143,7 @@ class World:
         self.memory = Reservations("body", "--body-budget-mb", 1 << 24, self.samples, 1.0)
         self.reading, self.go_on_reading = threading.Event(), threading.Event()
         self.go_on_reading.set()
-        self.hang_up = asyncio.Event()
+        self.connection = Connection()
         self.sent = asyncio.Event()
         self.num_choices = 2
 
@@ -169,17 +170,13 @@ class World:
 
     async def _serve(self, response: TaskResponse) -> None:
         with suppress(MmserveError):
-            await response({}, self._receive, self._send)
-
-    async def _receive(self) -> Any:
-        await self.hang_up.wait()
-        return {"type": "http.disconnect"}
+            await response(self.connection.scope, self.connection.receive, self._send)
 
     async def _send(self, message: Any) -> None:
         self.sent.set()
 
     async def disconnect(self, serving: asyncio.Task[None]) -> None:
-        self.hang_up.set()
+        self.connection.lose()
         await serving
 
     async def ended(self) -> None:

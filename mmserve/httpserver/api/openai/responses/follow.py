@@ -18,7 +18,8 @@ from mmserve.httpserver.api.openai.responses.fold import Fold, lost, read_line, 
 from mmserve.httpserver.api.openai.responses.numbering import Numbering, parts_of
 from mmserve.httpserver.api.openai.responses.objects import ResponseObject
 from mmserve.httpserver.api.openai.responses.writer import Event
-from mmserve.httpserver.api.response import SSE_DONE, send_events, send_until_disconnect
+from mmserve.httpserver.api.response import SSE_DONE, send_events
+from mmserve.httpserver.http.disconnect import WhileConnected
 from mmserve.httpserver.limits.reservations import Reservation
 from mmserve.httpserver.response_store.run_table import Page
 from mmserve.httpserver.response_store.store import ResponseStore
@@ -124,7 +125,8 @@ class FollowedEvents(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await send_until_disconnect(send_events(send, self._follower.sent_events()), receive)
+            async with WhileConnected(scope):
+                await send_events(send, self._follower.sent_events())
         finally:
             self._follower.release()
             self._release()

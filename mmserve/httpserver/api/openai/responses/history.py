@@ -114,7 +114,8 @@ def _joined(parsed: ParsedResponses, items: Sequence[bytes]) -> GenerateCall:
     reader = ItemsReader(model.max_images, parsed.split_urls, model.max_model_len, len(items))
     messages = reader.read([*map(msgspec.json.decode, items), *own])
     instructions = prompt.messages[:1] if parsed.request.instructions else ()
-    return replace(call, prompts=(replace(prompt, messages=(*instructions, *messages)),), media=tuple(reader.media))
+    prompt = replace(prompt, messages=(*instructions, *messages))
+    return msgspec.structs.replace(call, prompts=(prompt,), media=tuple(reader.media))
 
 
 class _InputItems:

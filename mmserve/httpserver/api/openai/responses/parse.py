@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -64,7 +63,7 @@ def parse(
         cache_salt=request.cache_salt or "",
     )
     response = _response(request, call, fields)
-    call = replace(call, echo_nbytes=_ECHO_OBJECTS * len(msgspec.json.encode(response)))
+    call = msgspec.structs.replace(call, echo_nbytes=_ECHO_OBJECTS * len(msgspec.json.encode(response)))
     return ParsedResponses(call, ResponsesAnswer(response), request=request, split_urls=split_urls, model=model)
 
 

@@ -83,7 +83,7 @@ def stored_routes(context: WorkerContext) -> APIRouter:
         nbytes = await responses.size(owner, id)
         if nbytes is None:
             raise _not_found(id)
-        await resources.reserve_body(_READ_COPIES * nbytes, until_disconnect(request))
+        await resources.reserve_body(_READ_COPIES * nbytes, lambda: until_disconnect(request))
         return owner
 
     @router.get(
