@@ -44,22 +44,8 @@ faults: $(INSTALLED) ## Run the tests that kill or suspend processes of real ser
 	@echo "running the tests with faults"
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PARALLEL) -m faults $(ARGS) tests/e2e tests/integration/supervisor
 
-clients: $(INSTALLED) ## Run the tests of clients in .venv-clients and write the table in docs/clients.md; ARGS="-k litellm" only runs some
-	@test -x .venv-clients/bin/python || $(BIN)/python -m venv .venv-clients
-	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-		> "$$(.venv-clients/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/mmserve-venv.pth"
-	@echo "[1/3] installing the clients"
-	@.venv-clients/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints-cpu.txt \
-		--editable '.[clients]'
-	@echo "[2/3] downloading openai's source distribution"
-	@version=$$(.venv-clients/bin/python -c 'import openai; print(openai.__version__)'); \
-	test -f .venv-clients/sdist/openai-$$version.tar.gz || .venv-clients/bin/python -m pip download \
-		--disable-pip-version-check --quiet --no-deps --no-binary openai --dest .venv-clients/sdist openai==$$version
-	@echo "[3/3] running the tests"
-	@status=0; .venv-clients/bin/python -m pytest -p no:codspeed -o asyncio_mode=auto \
-		-o asyncio_default_fixture_loop_scope=session -o asyncio_default_test_loop_scope=session -W default \
-		-o junit_family=legacy --junitxml=.venv-clients/report.xml $(ARGS) tests/clients || status=$$?; \
-	test -n "$(ARGS)" || .venv-clients/bin/python -m docs.client_matrix .venv-clients/report.xml; exit $$status
+clients: $(INSTALLED) ## Test with every client, in .venv-clients, and write their table; ARGS="-k litellm" tests some
+	@$(BIN)/python -m tests.clients $(ARGS)
 
 mutants: $(INSTALLED) ## Mutation score of the pure modules, 15 minutes; ARGS="'*3'" tests a sample of an eighth
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints-cpu.txt --editable '.[mutation]'

@@ -1,6 +1,6 @@
-"""``python -m docs.client_matrix REPORT`` writes the table of tested clients into docs/clients.md (``make clients``).
+"""``python -m docs.client_matrix REPORT ...`` writes the table of tested clients into docs/clients.md.
 
-REPORT: the JUnit report of a run of tests/clients. A client that the run did not test is not in the table.
+``make clients`` does it. REPORT: a JUnit report of tests/clients. A client that no report tells of is not in the table.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Client:
         return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |\n"
 
 
-def clients(report: ElementTree.Element) -> list[Client]:
-    """The clients of a report, in the order of their tests."""
+def clients(reports: Iterable[ElementTree.Element]) -> list[Client]:
+    """The clients of these reports, in the order of their tests."""
     found: dict[str, Client] = {}
-    for suite in report.iter("testsuite"):
+    for suite in (suite for report in reports for suite in report.iter("testsuite")):
         date = suite.get("timestamp", "")[:10]
         for test in suite.iter("testcase"):
             said = _properties(test)
@@ -86,11 +86,16 @@ def written_into(page: str, text: str) -> str:
     return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
+def write(reports: Iterable[Path]) -> None:
+    """Write the table of these reports into the page."""
+    found = clients(ElementTree.parse(report).getroot() for report in reports)
+    PAGE.write_text(written_into(PAGE.read_text(), table(found)))
+    print(f"wrote the table of tested clients into {PAGE}")
+
+
 def _properties(test: ElementTree.Element) -> dict[str, str]:
     return {one.get("name", ""): one.get("value", "") for one in test.iter("property")}
 
 
 if __name__ == "__main__":
-    report = ElementTree.parse(sys.argv[1]).getroot()
-    PAGE.write_text(written_into(PAGE.read_text(), table(clients(report))))
-    print(f"wrote the table of tested clients into {PAGE}")
+    write(map(Path, sys.argv[1:]))

@@ -52,6 +52,13 @@ def test_schema_parsed(client: openai.OpenAI, stream: bool) -> None:
     assert isinstance(answer.choices[0].message.parsed, Shape)
 
 
+def test_parsed_answer_repeated(client: openai.OpenAI) -> None:
+    first = client.chat.completions.parse(model="tiny", messages=HELLO, response_format=Shape).choices[0].message
+    for message in (first, first.to_dict()):
+        answer = client.chat.completions.create(model="tiny", messages=[*HELLO, message, *HELLO])  # type: ignore[list-item]
+        assert answer.choices[0].message.content == GREETING
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", NAMED])
 def test_tools_forced_although_the_model_only_greets(client: openai.OpenAI, choice: Any, stream: bool) -> None:

@@ -27,7 +27,7 @@ def report() -> ElementTree.Element:
 
 
 def test_each_client_that_was_run_has_a_row_of_its_counts(report: ElementTree.Element) -> None:
-    lines = table(clients(report)).splitlines()
+    lines = table(clients([report])).splitlines()
     assert lines[2:] == [
         "| openai | 3 | 2026-11-24 | 2 | 1 | 1 | chat |",
         "| suite | 0.5 | 2026-11-24 | 8 |  | 1 | suite |",

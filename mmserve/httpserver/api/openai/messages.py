@@ -19,9 +19,11 @@ _ROLES = {
     "function": "tool",
 }
 _FIELDS = frozenset(
-    "role content name refusal annotations tool_calls tool_call_id function_call reasoning reasoning_content".split()
+    "role content name refusal annotations tool_calls tool_call_id function_call reasoning reasoning_content "
+    "parsed provider_specific_fields thinking_blocks".split()
 )
-"""Of a message. ``annotations`` and ``refusal`` come back with the answers that clients repeat."""
+"""Of a message. Some come back with the answers that clients repeat, and say nothing that the others do not:
+``annotations``, ``refusal``, the openai SDK's ``parsed``, LiteLLM's ``provider_specific_fields``, ``thinking_blocks``."""
 MAX_URL_CHARS = 8192
 MAX_NAME_CHARS = 256
 MAX_UUID_CHARS = 256

@@ -257,3 +257,12 @@ def test_more_messages_or_parts_than_context_tokens_are_refused(content: Any) ->
 def test_a_refusal_is_read_as_the_content_of_a_message_without_content() -> None:
     message = {"role": "assistant", "content": None, "refusal": "I cannot."}
     assert messages_of(read({"messages": [USER, message]}))[1].content == (TextPart("I cannot."),)
+
+
+@pytest.mark.parametrize("field", ["annotations", "parsed", "provider_specific_fields", "thinking_blocks"])
+def test_what_clients_add_to_an_answer_may_come_back_with_it(field: str) -> None:
+    answer = {"role": "assistant", "content": "hi"}
+    plain, repeated = (
+        messages_of(read({"messages": [USER, message]})) for message in (answer, answer | {field: [{"a": 1}]})
+    )
+    assert plain == repeated
