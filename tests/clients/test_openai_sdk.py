@@ -52,6 +52,7 @@ def test_schema_parsed(client: openai.OpenAI, stream: bool) -> None:
     assert isinstance(answer.choices[0].message.parsed, Shape)
 
 
+@pytest.mark.filterwarnings("ignore:Pydantic serializer")
 def test_parsed_answer_repeated(client: openai.OpenAI) -> None:
     first = client.chat.completions.parse(model="tiny", messages=HELLO, response_format=Shape).choices[0].message
     for message in (first, first.to_dict()):

@@ -23,7 +23,7 @@ _FIELDS = frozenset(
     "parsed provider_specific_fields thinking_blocks".split()
 )
 """Of a message. Some come back with the answers that clients repeat, and say nothing that the others do not:
-``annotations``, ``refusal``, the openai SDK's ``parsed``, LiteLLM's ``provider_specific_fields``, ``thinking_blocks``."""
+``annotations``, ``refusal``, ``parsed`` (openai SDK), ``provider_specific_fields``, ``thinking_blocks`` (LiteLLM)."""
 MAX_URL_CHARS = 8192
 MAX_NAME_CHARS = 256
 MAX_UUID_CHARS = 256
