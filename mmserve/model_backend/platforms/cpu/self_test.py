@@ -188,12 +188,14 @@ def _prompt() -> tuple[AttentionInput, StepLimits]:
 
 
 def _sample(kernels: ctypes.CDLL) -> bool:
-    logits = 3 * _random(6, 1100)
     free = Draw(temperature=0.8, top_k=0, top_p=1.0, min_p=0.0, uniform=0.7)
     cuts = (free, free._replace(temperature=0.0), free._replace(top_k=9), free._replace(top_p=0.8))
     draws = [*cuts, free._replace(min_p=0.1), free._replace(top_k=900, top_p=0.999)]
-    found = KernelSampling(kernels).choose(logits, draws, may_ban=False)
-    return torch.equal(found, TorchSampling().choose(logits, draws, may_ban=False))
+    found, expected = (
+        [each.choose(logits, draws, may_ban=False) for logits in (3 * _random(6, 1100), _random(6, 9000))]
+        for each in (KernelSampling(kernels), TorchSampling())
+    )
+    return all(map(torch.equal, found, expected))
 
 
 def _finite(kernels: ctypes.CDLL) -> bool:

@@ -6,14 +6,13 @@
 
 #include "aligned_memory.h"
 #include "selection.h"
+#include "split.h"
 #include "vectors.h"
 #include "weights.h"
 
 namespace sampling {
 
 using tile::f32x8, vectors::kBlock;
-
-constexpr int64_t kPadding = 16;  // whole vectors are written and read
 
 class Candidates {
 public:

@@ -9,6 +9,7 @@
 
 #include "aligned_memory.h"
 #include "candidates.h"
+#include "nucleus.h"
 #include "peak.h"
 #include "thread_pool.h"
 #include "tile.h"
@@ -20,7 +21,6 @@ namespace sampling {
 using tile::f32x8, tile::i32x8, vectors::kBlock;
 
 constexpr int64_t kNotFinite = -1, kNoTokenAllowed = -2;
-constexpr float kHeadWeight = 0x1p30f;  // 2^-12 of the largest: the candidates that are looked at first
 // A logit whose exponent is lower by this than that of a weight from kCertainWeight on weighs less, however both are
 // rounded: the exponents' and powers' errors are below 1e-5.
 constexpr double kMargin = 1e-3;
@@ -37,6 +37,7 @@ struct Scratch {
     memory::ReusableArray<int64_t> block_sums;
     memory::ReusableArray<float> tops, sorted;
     Candidates candidates;
+    Nucleus nucleus;
 };
 
 class Row {
@@ -52,42 +53,27 @@ public:
           candidates_(scratch.candidates) {
         top_k_ = draw.top_k < static_cast<double>(size) ? static_cast<int64_t>(draw.top_k) : 0;
         min_weight_ = std::max(1.f, static_cast<float>(draw.min_weight));
-        is_truncated_ = top_k_ || draw.top_p < 1 || draw.min_weight > 0;
-        if (is_truncated_) candidates_.start(size);
     }
 
     int64_t choose() {
-        if (!is_truncated_) return draw_from_all();
+        const bool is_cut = top_k_ || draw_.top_p < 1 || draw_.min_weight > 0;
+        if (!is_cut) return draw_from_all();
         if (const int64_t chosen = draw_from_largest(); chosen >= 0) return chosen;
-        const bool depends_on_row = top_k_ || draw_.top_p < 1;
-        for (const float floor : {depends_on_row ? kHeadWeight : min_weight_, 1.f}) {
-            const int64_t total = collect(floor);
-            if (const float cut = smallest_kept(total, floor == 1.f); cut > 0) return draw_from_candidates(cut);
-        }
-        __builtin_unreachable();
+        if (!top_k_)
+            return scratch_.nucleus.choose(logits_, size_, tops_, by_, draw_.top_p, min_weight_, draw_.uniform);
+        collect(kHeadWeight);
+        if (candidates_.count() < top_k_) collect(1.f);
+        return draw_from_top_k(candidates_.smallest_kept<false>(std::min(top_k_, candidates_.count())));
     }
 
 private:
-    int64_t target(int64_t total) const { return static_cast<int64_t>(static_cast<double>(total) * draw_.uniform); }
-
-    // The first token whose cumulated weight exceeds the target.
     int64_t draw_from_all() {
         int64_t* sums = scratch_.block_sums.at_least(size_ / kBlock + 1);
         int64_t total = 0;
         vectors::for_blocks(size_, [&](int64_t first, int64_t end) {
-            total += sums[first / kBlock] = weights::sum(logits_, first, end, by_);
+            total += sums[first / kBlock] = weights::Block(logits_ + first, end - first, by_).sum();
         });
-        int64_t left = target(total), block = 0;
-        while (left >= sums[block]) left -= sums[block++];
-        int64_t chosen = -1;
-        const int64_t first = block * kBlock, end = std::min(size_, first + kBlock);
-        weights::for_weights(logits_, first, end, by_, [&](f32x8 weights, int64_t from) {
-            for (int j = 0; j < 8 && chosen < 0; ++j) {
-                left -= static_cast<int64_t>(weights[j]);
-                if (left < 0) chosen = from + j;
-            }
-        });
-        return chosen;
+        return draw_token(logits_, size_, by_, {sums, 0.f}, share(total, draw_.uniform));
     }
 
     // With top-k, or min-p alone, the other tokens' weights do not matter. So logits are compared, and only those of
@@ -101,14 +87,9 @@ private:
         if (!(floor > kMinusInfinity) || weights::weigh_one(floor, by_) < kCertainWeight / 2) return -1;
         floor = static_cast<float>(floor - kMargin / draw_.scale);
         collect_logits(floor);
-        float cut = min_weight_;
-        if (top_k_) {
-            const float kth = candidates_.smallest_kept<false>(top_k_);
-            if (kth < kCertainWeight) return -1;
-            cut = std::max(cut, kth);
-            if (draw_.top_p < 1) cut = std::max(cut, nucleus(candidates_.sum(kth)));
-        }
-        return draw_from_candidates(cut);
+        if (!top_k_) return draw_from_candidates(min_weight_);
+        const float kth = candidates_.smallest_kept<false>(top_k_);
+        return kth < kCertainWeight ? -1 : draw_from_top_k(kth);
     }
 
     int64_t num_groups() const { return (size_ + kGroup - 1) / kGroup; }
@@ -122,6 +103,7 @@ private:
     }
 
     void collect_logits(float floor) {
+        candidates_.start(size_);
         for (int64_t group = 0; group < num_groups(); ++group) {
             if (tops_[group] < floor) continue;
             const int64_t end = std::min(size_, (group + 1) * kGroup);
@@ -133,42 +115,28 @@ private:
         candidates_.finish(by_);
     }
 
-    // Finds the tokens of at least this weight. Returns the sum of all weights.
-    int64_t collect(float floor) {
-        int64_t total = 0;
+    // Finds the tokens of at least this weight.
+    void collect(float floor) {
         candidates_.start(size_);
         vectors::for_blocks(size_, [&](int64_t first, int64_t end) {
-            total += weights::for_weights(logits_, first, end, by_, [&](f32x8 weights, int64_t i) {
-                candidates_.add(weights >= floor, weights, i);
-            });
+            const weights::Block block(logits_ + first, end - first, by_);
+            for (int64_t i = 0; i < block.size(); i += 8)
+                candidates_.add(block.eight(i) >= floor, block.eight(i), first + i);
         });
         candidates_.finish();
-        return total;
     }
 
-    // The smallest weight that top-k, top-p and min-p keep; 0 if the candidates are too few to tell. total: of the
-    // whole row. all: every token with a weight is a candidate.
-    float smallest_kept(int64_t total, bool all) {
-        float cut = min_weight_;
-        if (top_k_ && (candidates_.count() >= top_k_ || !all)) {
-            if (candidates_.count() < top_k_) return 0;
-            const float kth = candidates_.smallest_kept<false>(top_k_);
-            total = candidates_.sum(kth);
-            cut = std::max(cut, kth);
-        }
-        if (draw_.top_p < 1) {
-            if (!all && candidates_.sum(1) < share(total)) return 0;
-            cut = std::max(cut, nucleus(total));
-        }
-        return cut;
+    // kth: the smallest weight that top-k keeps; all tokens of at least this weight are candidates.
+    int64_t draw_from_top_k(float kth) {
+        float cut = std::max(min_weight_, kth);
+        if (draw_.top_p < 1)
+            cut = std::max(cut, candidates_.smallest_kept<true>(share(candidates_.sum(kth), draw_.top_p)));
+        return draw_from_candidates(cut);
     }
 
-    int64_t share(int64_t total) const { return static_cast<int64_t>(static_cast<double>(total) * draw_.top_p); }
-
-    // The smallest weight that top-p keeps of tokens with this total.
-    float nucleus(int64_t total) { return candidates_.smallest_kept<true>(share(total)); }
-
-    int64_t draw_from_candidates(float cut) { return candidates_.draw(cut, target(candidates_.sum(cut))); }
+    int64_t draw_from_candidates(float cut) {
+        return candidates_.draw(cut, share(candidates_.sum(cut), draw_.uniform));
+    }
 
     const float* logits_;
     int64_t size_;
@@ -179,7 +147,6 @@ private:
     Candidates& candidates_;
     int64_t top_k_;
     float min_weight_;
-    bool is_truncated_;
 };
 
 // chosen: a token id, or kNotFinite or kNoTokenAllowed. may_ban: -inf is a banned token, not a wrong number.

@@ -17,7 +17,7 @@ using tile::f32x8, tile::i32x8;
 typedef float f32x4 __attribute__((vector_size(16)));
 typedef double f64x4 __attribute__((vector_size(32)));
 
-constexpr int64_t kBlock = 1024;  // numbers that are added in double precision
+constexpr int64_t kBlock = 1024;  // numbers that may be added in double precision
 
 inline f64x4 widen(f32x4 numbers) {
 #if defined(__AVX2__)  // one instruction, where GCC 12 makes four of __builtin_convertvector
@@ -28,6 +28,22 @@ inline f64x4 widen(f32x4 numbers) {
 }
 
 // The sum of up to kBlock integers of at most 2^42: exact, and so equal in any order.
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+
+class BlockSum {
+public:
+    void add(f32x8 numbers) {
+        sum_ = _mm512_add_epi64(sum_, _mm512_cvtps_epi64(reinterpret_cast<__m256>(numbers)));
+    }
+
+    int64_t value() const { return _mm512_reduce_add_epi64(sum_); }
+
+private:
+    __m512i sum_ = {};
+};
+
+#else
+
 class BlockSum {
 public:
     void add(f32x8 numbers) {
@@ -44,6 +60,8 @@ public:
 private:
     f64x4 sums_[2] = {};
 };
+
+#endif
 
 // Zero where the lane of `mask` is zero; the other lanes of a mask are -1.
 inline f32x8 where(i32x8 mask, f32x8 numbers) {

@@ -22,8 +22,7 @@ struct Scale {
     float peak, scale;
 };
 
-// Each logit's weight before it is rounded to an integer.
-inline f32x8 power(f32x8 x, const Scale& by) {
+inline f32x8 weigh(f32x8 x, const Scale& by) {
     using tile::rounded;
     // The weight of 2^-64 is 0. Comparing keeps the product from being fused with the sum that follows.
     const f32x8 t = vectors::larger(rounded((x - by.peak) * by.scale), tile::broadcast(-64.f));
@@ -34,11 +33,8 @@ inline f32x8 power(f32x8 x, const Scale& by) {
 #pragma GCC unroll 8
     for (int i = 1; i < 7; ++i) y = rounded(y * r) + kCoefficients[i];
     // Multiplies with 2^(n + 42): y is within a factor of 2 of 1, and the other bits of `shifted` are shifted out.
-    return reinterpret_cast<f32x8>(reinterpret_cast<i32x8>(y) + (reinterpret_cast<i32x8>(shifted) << 23));
-}
-
-inline f32x8 weigh(f32x8 x, const Scale& by) {
-    return vectors::nearest_integer(power(x, by));
+    const i32x8 power = reinterpret_cast<i32x8>(y) + (reinterpret_cast<i32x8>(shifted) << 23);
+    return vectors::nearest_integer(reinterpret_cast<f32x8>(power));
 }
 
 inline float weigh_one(float x, const Scale& by) {
@@ -53,18 +49,6 @@ inline f32x8 load_some(const float* logits, int64_t first, int64_t end) {
     return values;
 }
 
-// Calls body(weights, index of the first) for eight logits at a time, up to kBlock. Returns the sum of the weights.
-template <class Body>
-int64_t for_weights(const float* logits, int64_t first, int64_t end, const Scale& by, const Body& body) {
-    vectors::BlockSum sum;
-    for (int64_t i = first; i < end; i += 8) {
-        const f32x8 weights = weigh(load_some(logits, i, end), by);
-        sum.add(weights);
-        body(weights, i);
-    }
-    return sum.value();
-}
-
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
 
 typedef float f32x16 __attribute__((vector_size(64)));
@@ -74,9 +58,10 @@ inline f32x16 rounded(f32x16 value) {
     return value;
 }
 
-// As power(), of 16 logits: n is added to the exponent by one instruction.
-inline f32x16 power(f32x16 x, const Scale& by) {
+// As weigh(), of 16 logits: n is added to the exponent by one instruction.
+inline __m512 weigh_16(const float* logits, const Scale& by) {
     const __m512 lowest = _mm512_set1_ps(-64.f);
+    const f32x16 x = tile::load<f32x16>(logits);
     const f32x16 t = reinterpret_cast<f32x16>(
         _mm512_max_ps(reinterpret_cast<__m512>(rounded((x - by.peak) * by.scale)), lowest));
     const __m512 n = _mm512_roundscale_ps(reinterpret_cast<__m512>(t), _MM_FROUND_TO_NEAREST_INT);
@@ -85,28 +70,40 @@ inline f32x16 power(f32x16 x, const Scale& by) {
     f32x16 y = f32x16{} + kCoefficients[0] * kUnit;
 #pragma GCC unroll 8
     for (int i = 1; i < 7; ++i) y = rounded(y * r) + kCoefficients[i] * kUnit;
-    return reinterpret_cast<f32x16>(_mm512_scalef_ps(reinterpret_cast<__m512>(y), n));
-}
-
-// The sum of the weights of up to kBlock logits. Converting to integers rounds.
-inline int64_t sum(const float* logits, int64_t first, int64_t end, const Scale& by) {
-    __m512i sums[2] = {};
-    int64_t i = first;
-    for (; i + 16 <= end; i += 16) {
-        const __m512 y = reinterpret_cast<__m512>(power(tile::load<f32x16>(logits + i), by));
-        sums[0] = _mm512_add_epi64(sums[0], _mm512_cvtps_epi64(_mm512_castps512_ps256(y)));
-        sums[1] = _mm512_add_epi64(sums[1], _mm512_cvtps_epi64(_mm512_extractf32x8_ps(y, 1)));
-    }
-    return _mm512_reduce_add_epi64(_mm512_add_epi64(sums[0], sums[1])) +
-           for_weights(logits, i, end, by, [](f32x8, int64_t) {});
-}
-
-#else
-
-inline int64_t sum(const float* logits, int64_t first, int64_t end, const Scale& by) {
-    return for_weights(logits, first, end, by, [](f32x8, int64_t) {});
+    return _mm512_roundscale_ps(_mm512_scalef_ps(reinterpret_cast<__m512>(y), n), _MM_FROUND_TO_NEAREST_INT);
 }
 
 #endif
+
+// The weights of up to kBlock logits, zeros behind them, and their sum.
+class Block {
+public:
+    Block(const float* logits, int64_t count, const Scale& by) {
+        int64_t i = 0;
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+        for (; i + 16 <= count; i += 16) _mm512_store_ps(weights_ + i, weigh_16(logits + i, by));
+#endif
+        for (; i < count; i += 8) tile::store(weights_ + i, weigh(load_some(logits, i, count), by));
+        if (i % kStep) tile::store(weights_ + i, f32x8{});
+        size_ = (i + kStep - 1) / kStep * kStep;
+    }
+
+    static constexpr int64_t kStep = 16;
+
+    // The number of weights and zeros: a multiple of kStep.
+    int64_t size() const { return size_; }
+    const float* begin() const { return weights_; }
+    f32x8 eight(int64_t first) const { return tile::load<f32x8>(weights_ + first); }
+
+    int64_t sum() const {
+        vectors::BlockSum sum;
+        for (int64_t i = 0; i < size_; i += 8) sum.add(eight(i));
+        return sum.value();
+    }
+
+private:
+    alignas(64) float weights_[kBlock];
+    int64_t size_;
+};
 
 }  // namespace weights

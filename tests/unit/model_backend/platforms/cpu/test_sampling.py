@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -70,6 +71,63 @@ def test_peaked_rows_of_a_large_vocabulary() -> None:
     free = Draw(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, uniform=0.999)
     cuts = [free, free._replace(top_p=0.9), free._replace(top_k=50), free._replace(min_p=0.01)]
     assert_equal_tokens(logits, [*cuts, free._replace(top_p=0.9999), free._replace(top_k=20_000, top_p=0.5)])
+
+
+_LARGE = 20_011
+"""Tokens of a row of which a sample is taken."""
+
+
+def _one_heavy_token(noise: torch.Tensor) -> torch.Tensor:
+    return torch.where(torch.arange(noise.shape[1]) == 7000, 12.0, 0.1 * noise)
+
+
+def _few_allowed(noise: torch.Tensor) -> torch.Tensor:
+    return noise.masked_fill(noise < 1.5, -math.inf)
+
+
+_SHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "flat": lambda noise: 0.01 * noise,
+    "normal": lambda noise: noise,
+    "wide": lambda noise: 5 * noise,
+    "peaked": lambda noise: noise - 1.5 * noise.argsort().argsort().flip(1).add(1).log(),
+    "ties": lambda noise: (4 * noise).round() / 4,
+    "equal": lambda noise: 0 * noise,
+    "two values": lambda noise: 3 * (noise > 0).float(),
+    "ramp": lambda noise: 5 * noise.sort().values,
+    "one heavy token": _one_heavy_token,
+    "half of the row": lambda noise: noise - 6 * (torch.arange(noise.shape[1]) % 2000 < 1000),
+    "few allowed": _few_allowed,
+}
+"""Kinds of rows, from normal random numbers."""
+
+
+@pytest.mark.parametrize("shape", _SHAPES)
+@given(draws=st.lists(a_draw, min_size=6, max_size=6), noise=st.integers(0, 2**31))
+@settings(max_examples=6)
+def test_large_rows_of_every_kind(shape: str, draws: list[Draw], noise: int) -> None:
+    assert_equal_tokens(_SHAPES[shape](random(len(draws), _LARGE, seed=noise)), draws, may_ban=True)
+
+
+@pytest.mark.parametrize("shape", _SHAPES)
+def test_top_p_of_large_rows(shape: str) -> None:
+    logits = _SHAPES[shape](random(24, _LARGE, seed=1))
+    free = Draw(temperature=0.8, top_k=0, top_p=0.9, min_p=0.0, uniform=0.0)
+    cuts = [free._replace(top_p=top_p) for top_p in (1e-9, 0.03, 0.5, 0.9, 0.99, math.nextafter(1, 0))]
+    cuts += [free._replace(min_p=min_p) for min_p in (1e-6, 0.9)]
+    assert_equal_tokens(
+        logits, [cut._replace(uniform=uniform) for cut in cuts for uniform in (0.0, 0.6, 1 - 2**-48)], may_ban=True
+    )
+
+
+@pytest.mark.parametrize("higher", [-2.0, -0.3, 0.3, 2.0])
+def test_top_p_where_a_sample_of_the_row_misleads(higher: float) -> None:
+    """Every fourth line of 16 logits differs from the others; the sample is one of four lines."""
+    logits = 0.01 * random(40, _LARGE)
+    for first in range(4):
+        differ = torch.arange(_LARGE) // 16 % 4 == first
+        logits[first * 10 : first * 10 + 10] += higher * differ
+    free = Draw(temperature=1.0, top_k=0, top_p=0.0, min_p=0.0, uniform=0.999)
+    assert_equal_tokens(logits, [free._replace(top_p=top_p / 10 + 0.05) for _ in range(4) for top_p in range(10)])
 
 
 def test_rows_may_be_part_of_wider_ones() -> None:
