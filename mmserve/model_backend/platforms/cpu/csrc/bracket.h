@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <utility>
 
 #include "aligned_memory.h"
 #include "peak.h"
@@ -15,16 +16,16 @@
 
 namespace sampling {
 
-constexpr int64_t kLine = 16;         // neighbouring logits that are taken together: a cache line
-constexpr int64_t kLines = 256;       // that are taken of a row, at least
-constexpr int64_t kPivots = 64;       // weights of the sample, and of the tops, among which the bracket's ends are
-constexpr double kDeviations = 3;     // of the estimate, on both sides of it
-constexpr int64_t kFewer = 64;        // a bracket goes down to where this part of the row lies above
-constexpr int64_t kFew = 16;          // and without an upper end if less than this part does
-constexpr float kHeadWeight = 0x1p30f;  // 2^-12 of the largest: the bracket of a row that is too short for a sample
+constexpr int64_t kLine = 16;           // neighbouring logits that are taken together: a cache line
+constexpr int64_t kLines = 256;         // that are taken of a row, at least
+constexpr int64_t kPivots = 64;         // weights of the sample, and of the tops, among which the bracket's ends are
+constexpr double kDeviations = 3;       // of the estimate, on both sides of it
+constexpr int64_t kFewer = 64;          // at least this part of the row is expected from the bracket's low end on
+constexpr int64_t kFew = 16;            // if it is less than this part, the bracket has no high end
+constexpr float kHeadWeight = 0x1p30f;  // 2^-12 of the largest: the low end for a row that is too short for a sample
 
-// The largest logit of each group, all of them, and a sample of the others, which stand for as many more. So the few
-// heavy tokens of a peaked row count once, and the many light tokens by their number.
+// The largest of each group, and a sample of the others: each of the sample stands for `stride` tokens. So the estimate
+// is good for peaked rows, where few tokens weigh most, and for flat ones. It decides the time only: the cut is exact.
 class RowSample {
 public:
     // tops: of the groups, from find_peak.
@@ -41,10 +42,10 @@ public:
         };
         const auto middle = first_with(needed, 0);
         const double margin = kDeviations * deviation(middle == pivots.end() ? 0.f : *middle, top_p);
-        const double rows = static_cast<double>(size);
-        const auto low = first_with(needed + margin, rows / kFewer);
+        const double tokens = static_cast<double>(size);
+        const auto low = first_with(needed + margin, tokens / kFewer);
         if (low == pivots.end()) return {0.f, kInfinity};
-        if (tally(*low).count < rows / kFew) return {*low, kInfinity};
+        if (tally(*low).count < tokens / kFew) return {*low, kInfinity};
         const auto high = first_with(needed - margin, 0);
         return {*low, high == pivots.begin() ? kInfinity : high[-1]};
     }
@@ -95,7 +96,7 @@ private:
 
     double mass(float least) const { return tally(least).mass; }
 
-    // In float: an estimate needs no more. Numbers behind the last, up to a multiple of 16, are zero.
+    // In float: an estimate needs no more. Numbers behind the last, up to a multiple of 16, are zero or less.
     static Tally tally(const float* numbers, int64_t count, float least) {
         f32x8 mass[2] = {};
         i32x8 found[2] = {};

@@ -1,4 +1,4 @@
-// Draws from the tokens of at least a certain weight: that of top-p, which follows from the sum of the row, or of min-p.
+// Draws from the tokens of at least a certain weight: that of top-p, which depends on the row's sum, or of min-p.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,7 @@ inline int64_t draw_token(const float* logits, int64_t size, const weights::Scal
     }
 }
 
-// Memory that a thread keeps from row to row.
+// Each pass over the row splits it by a bracket, until the bracket holds the cut. Keeps its memory from row to row.
 class Nucleus {
 public:
     // top_p 1: off. min_weight: at least 1.

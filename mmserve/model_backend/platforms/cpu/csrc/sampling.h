@@ -109,7 +109,7 @@ private:
             const int64_t end = std::min(size_, (group + 1) * kGroup);
             for (int64_t i = group * kGroup; i < end; i += 8) {
                 const f32x8 values = weights::load_some(logits_, i, end);
-                candidates_.add(values >= floor, values, i);
+                if (const i32x8 mask = values >= floor; vectors::any(mask)) candidates_.add(mask, values, i);
             }
         }
         candidates_.finish(by_);

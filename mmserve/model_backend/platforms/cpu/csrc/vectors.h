@@ -85,6 +85,11 @@ inline f32x8 nearest_integer(f32x8 x) {
         _mm256_round_ps(reinterpret_cast<__m256>(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
+// Whether a lane of the mask is -1.
+inline bool any(i32x8 mask) {
+    return _mm256_movemask_ps(reinterpret_cast<__m256>(mask)) != 0;
+}
+
 // For each set of lanes (a bit mask): its members in ascending order.
 constexpr auto kLanes = [] {
     std::array<std::array<int32_t, 8>, 256> lanes{};
@@ -95,10 +100,9 @@ constexpr auto kLanes = [] {
 }();
 
 // Stores the numbers whose lane of `mask` is -1 side by side; returns how many. Up to 8 numbers are written. With
-// `indices`, stores the numbers' indices too; lane 0 has index `first`.
+// `indices`, stores the numbers' indices too; lane 0 has index `first`. Without a branch: it would be mispredicted.
 inline int64_t store_some(i32x8 mask, f32x8 numbers, float* to, int64_t first = 0, int32_t* indices = nullptr) {
     const int set = _mm256_movemask_ps(reinterpret_cast<__m256>(mask));
-    if (!set) return 0;
     const __m256i lanes = tile::load<__m256i>(kLanes[set].data());
     _mm256_storeu_ps(to, _mm256_permutevar8x32_ps(reinterpret_cast<__m256>(numbers), lanes));
     if (indices) {
@@ -117,6 +121,12 @@ inline f32x8 larger(f32x8 a, f32x8 b) {
 // Of numbers from 0 on. From 2^23 on all floats are integers.
 inline f32x8 nearest_integer(f32x8 x) {
     return x < 0x1p23f ? tile::rounded(x + 0x1p23f) - 0x1p23f : x;
+}
+
+inline bool any(i32x8 mask) {
+    int32_t lanes = 0;
+    for (int lane = 0; lane < 8; ++lane) lanes |= mask[lane];
+    return lanes != 0;
 }
 
 inline int64_t store_some(i32x8 mask, f32x8 numbers, float* to, int64_t first = 0, int32_t* indices = nullptr) {
