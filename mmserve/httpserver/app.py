@@ -63,7 +63,7 @@ def make_app(context: WorkerContext) -> ASGIApp:
     for protocol in PROTOCOLS:
         direct[protocol.path] = protocol, (endpoint := _generate_endpoint(context, protocol))
         add_protocol_route(app, protocol, endpoint, "generate")
-    describe(app)
+    describe(app, context.model.name)
     for kind in (MmserveError, ClientDisconnect, OSError, MemoryError):
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)

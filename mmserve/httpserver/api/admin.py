@@ -41,7 +41,7 @@ def admin_routes(context: WorkerContext) -> APIRouter:
         "/admin/alloc",
         response_class=Response,
         responses=answers(AllocSettings, WITH_BODY),
-        openapi_extra={"requestBody": request_body(AllocSettings)},
+        openapi_extra={"requestBody": request_body(AllocSettings, "/admin/alloc")},
     )
     async def set_alloc(request: Request) -> Response:
         """Applies to every request that arrives after the response, at every worker."""

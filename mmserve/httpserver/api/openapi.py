@@ -13,6 +13,7 @@ from starlette.responses import Response
 from mmserve.httpserver.api.anthropic.errors import ErrorAnswer as AnthropicError
 from mmserve.httpserver.api.openai.errors import ErrorAnswer as OpenAiError
 from mmserve.httpserver.api.protocol import Parsed, Protocol
+from mmserve.httpserver.api.smallest_bodies import examples, name_model, with_smallest
 
 ANY_ROUTE = (400, 401, 403, 500, 503)
 """Statuses of errors that every route may answer with."""
@@ -58,12 +59,13 @@ def add_protocol_route(
         tags=[tag],
         response_class=Response,
         responses=answers(protocol.answer_type, WITH_BODY, streams=protocol.streams),
-        openapi_extra={"requestBody": request_body(protocol.body_type)},
+        openapi_extra={"requestBody": request_body(protocol.body_type, protocol.path)},
     )
 
 
-def describe(app: FastAPI) -> None:
-    """Make the app's document of its routes: without FastAPI's own errors of validation, with ways to send a key."""
+def describe(app: FastAPI, model_name: str) -> None:
+    """Make the app's document of its routes: without FastAPI's own errors of validation, with ways to send a key, and
+    with the name of the served model in its examples."""
     documented = app.openapi
 
     def document() -> dict[str, Any]:
@@ -72,6 +74,7 @@ def describe(app: FastAPI) -> None:
             for operations in made["paths"].values():
                 for operation in operations.values():
                     operation["responses"].pop("422", None)
+                    name_model(operation, model_name)
             made["components"] = {"securitySchemes": _KEYS}
             made["security"] = [{name: []} for name in _KEYS] + [{}]
         return app.openapi_schema or {}
@@ -79,9 +82,10 @@ def describe(app: FastAPI) -> None:
     app.openapi = document  # type: ignore[method-assign]
 
 
-def request_body(type_: Any) -> dict[str, Any]:
-    """A JSON body that is read as ``type_``."""
-    return {"required": True, "content": {"application/json": {"schema": schema_of(type_)}}}
+def request_body(type_: Any, path: str) -> dict[str, Any]:
+    """The JSON body of a path, which is read as ``type_``."""
+    content = {"schema": with_smallest(schema_of(type_), path), "examples": examples(path)}
+    return {"required": True, "content": {"application/json": content}}
 
 
 def query(**parameters: Any) -> dict[str, Any]:

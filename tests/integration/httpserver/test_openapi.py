@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx2
 import jsonschema
+import pytest
 
 from mmserve.httpserver.api.relevance import PATHS
 from tests.fakes.http_upstream import say
@@ -15,15 +16,21 @@ from tests.integration.httpserver.test_chat import HELLO
 from tests.integration.httpserver.test_embeddings import embed
 
 BODIES: dict[str, list[dict[str, Any]]] = {
-    "/v1/chat/completions": [{"messages": HELLO, "logprobs": True, "top_logprobs": 1, "n": 2}, {"messages": HELLO}],
-    "/v1/completions": [{"prompt": ["a", "b"], "logprobs": 1}, {"prompt": [97], "stop": ["l"]}],
+    "/v1/chat/completions": [
+        {"model": "stub", "messages": HELLO, "logprobs": True, "top_logprobs": 1, "n": 2},
+        {"model": "stub", "messages": HELLO},
+    ],
+    "/v1/completions": [
+        {"model": "stub", "prompt": ["a", "b"], "logprobs": 1},
+        {"model": "stub", "prompt": [97], "stop": ["l"]},
+    ],
     "/v1/embeddings": [{"input": "a"}, {"input": ["a"], "encoding_format": "base64"}],
     "/v1/messages": [{"model": "stub", "max_tokens": 9, "messages": HELLO}],
     "/v1/messages/count_tokens": [{"model": "stub", "messages": HELLO}],
     "/v1/responses": [{"model": "stub", "input": "hi"}],
     "/v1/responses/input_tokens": [{"model": "stub", "input": "hi"}],
     "/v1/responses/{id}/cancel": [{}],
-    "/tokenize": [{"prompt": "a"}, {"messages": HELLO, "return_token_strs": True}],
+    "/tokenize": [{"prompt": "a"}, {"model": "stub", "messages": HELLO, "return_token_strs": True}],
     "/detokenize": [{"tokens": [97]}],
     "/admin/alloc": [{"concurrent_alloc_fraction": 0.5}],
     **{path: [{}] for path in PATHS},
@@ -111,5 +118,26 @@ def test_a_method_that_a_path_does_not_take_is_405_with_those_that_it_takes() ->
                     answer = await http.request(method, name)
                     allowed = {one.lower() for one in answer.headers["allow"].split(", ")}
                     assert (answer.status_code, allowed - {"head"}) == (405, {*methods}), (method, path)
+
+    run(test)
+
+
+def test_the_examples_are_answered_and_nothing_in_them_can_be_left_out() -> None:
+    async def test() -> None:
+        async with http_worker() as worker, httpx2.AsyncClient(base_url=worker.url, timeout=20) as http:
+            document = (await http.get("/openapi.json")).json()
+            for path, _, operation in operations(document):
+                worker.upstream.behave = embed if path == "/v1/embeddings" else say("hello")
+                content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+                for example in content.get("examples", {}).values():
+                    body = example["value"]
+                    jsonschema.validate(body, content["schema"])
+                    assert (await http.post(path, json=body)).status_code == 200, path
+                    for field in body.keys() - {"model"}:
+                        less = {name: value for name, value in body.items() if name != field}
+                        refused = await http.post(path, json=less)
+                        assert refused.status_code == 400, (path, field)
+                        with pytest.raises(jsonschema.ValidationError):
+                            jsonschema.validate(less, content["schema"])
 
     run(test)
