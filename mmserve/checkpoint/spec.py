@@ -6,12 +6,13 @@ from typing import Literal
 
 import msgspec
 
-Family = Literal["llama", "llava"]
+Family = Literal["llama", "mistral", "ministral", "qwen2", "qwen3", "smollm3", "llava"]
 
 
-class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
-    """Scaling of rotary positions (Hugging Face's ``rope_scaling`` or ``rope_parameters``)."""
+class Rope(msgspec.Struct, frozen=True, kw_only=True):
+    """Rotary positions (Hugging Face's ``rope_parameters``, or ``rope_theta`` and ``rope_scaling``)."""
 
+    theta: float = 10_000.0
     kind: Literal["default", "linear", "llama3"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
@@ -19,25 +20,38 @@ class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
     original_max_position: int = 8192
 
 
+class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What may differ between the layers of one decoder."""
+
+    rope: Rope | None = Rope()
+    """None: attention knows no positions in this layer."""
+    window: int | None = None
+    """A token attends to itself and the ``window - 1`` tokens before it; None: to all tokens before it."""
+
+
 class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder of the Llama family."""
+    """A pre-norm decoder with RMSNorm, grouped-query attention and a gated MLP."""
 
     hidden_size: int
     intermediate_size: int
-    num_layers: int
+    layers: tuple[LayerSpec, ...]
     num_heads: int
     num_kv_heads: int
     head_dim: int
     vocab_size: int
     max_position: int
     rms_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling = RopeScaling()
     tie_embeddings: bool = False
     qkv_bias: bool = False
+    qk_norm: bool = False
+    """RMSNorm of each query and key head, before the rotation."""
     attention_out_bias: bool = False
     mlp_bias: bool = False
     activation: str = "silu"
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
 
 
 class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):

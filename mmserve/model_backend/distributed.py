@@ -12,11 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 _TIMEOUT = timedelta(minutes=10)
+
+
+class HeadShare(NamedTuple):
+    """Consecutive heads."""
+
+    first: int
+    num: int
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,14 @@ class TpGroup:
         """``total`` / ranks. ``total`` must be divisible."""
         assert total % self.size == 0, f"{total} does not divide by {self.size} ranks"
         return total // self.size
+
+    def heads(self, total: int) -> HeadShare:
+        """This rank's part of ``total`` heads. Where ranks are more than heads, each head is on several ranks."""
+        if total >= self.size:
+            count = self.share(total)
+            return HeadShare(self.rank * count, count)
+        assert self.size % total == 0, f"{self.size} ranks do not divide by {total} heads"
+        return HeadShare(self.rank * total // self.size, 1)
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over ranks, in place."""

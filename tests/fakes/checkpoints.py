@@ -56,12 +56,51 @@ def llama_config(**changes: Any) -> transformers.LlamaConfig:
     return transformers.LlamaConfig(**(settings | changes))
 
 
+_SHARED_SETTINGS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "initializer_range",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "tie_word_embeddings",
+)
+
+
 def make_llama(directory: Path, *, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> Path:
     """Write a random Llama with tokenizer; ``changes`` go into its LlamaConfig."""
     torch.manual_seed(seed)
     model = transformers.LlamaForCausalLM(llama_config(**changes))
     _randomise_small_parameters(model)
     model.to(dtype).save_pretrained(directory)
+    tokenizer().save_pretrained(directory)
+    return directory
+
+
+_TEXT_DETAILS: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 21, "head_dim": 16},
+    "ministral": {"sliding_window": 21, "head_dim": 16, "layer_types": ["sliding_attention", "full_attention"]},
+    "qwen2": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "qwen3": {"head_dim": 16},
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 1]},
+}
+"""By ``model_type``: what the family adds to Llama, so small that short texts show it."""
+
+
+def make_text(directory: Path, family: str, *, seed: int = 0, **changes: Any) -> Path:
+    """Write a random text model of a family, with tokenizer; ``changes`` go into its config."""
+    torch.manual_seed(seed)
+    shape = llama_config().to_dict()
+    shared = {name: shape[name] for name in _SHARED_SETTINGS}
+    config = transformers.AutoConfig.for_model(family, **(shared | _TEXT_DETAILS[family] | changes))
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    _randomise_small_parameters(model)
+    model.save_pretrained(directory)
     tokenizer().save_pretrained(directory)
     return directory
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from mmserve.checkpoint.spec import ModelSpec, TextSpec, VisionSpec
+from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec, VisionSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, Deployment
 from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef, Prompt
@@ -51,14 +51,13 @@ def make_deployment(run_dir: str, *, vision: bool = True, **config: object) -> D
     text = TextSpec(
         hidden_size=8,
         intermediate_size=8,
-        num_layers=1,
+        layers=(LayerSpec(),),
         num_heads=1,
         num_kv_heads=1,
         head_dim=8,
         vocab_size=VOCAB,
         max_position=512,
         rms_eps=1e-5,
-        rope_theta=1e4,
     )
     tower = VisionSpec(
         image_size=8,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mmserve.checkpoint.spec import ModelSpec, TextSpec, VisionSpec
+from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec, VisionSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process
@@ -73,14 +73,13 @@ def model_spec(path: Path, *, hidden_size: int = 8, vision: VisionSpec | None = 
     text = TextSpec(
         hidden_size=hidden_size,
         intermediate_size=16,
-        num_layers=1,
+        layers=(LayerSpec(),),
         num_heads=2,
         num_kv_heads=2,
         head_dim=hidden_size // 2,
         vocab_size=64,
         max_position=512,
         rms_eps=1e-5,
-        rope_theta=1e4,
     )
     return ModelSpec(family="llava", path=str(path), text=text, vision=vision or vision_spec(), image_token_id=3)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from mmserve.checkpoint.spec import ModelSpec, TextSpec
+from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
 from mmserve.cli import main as cli
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
@@ -32,14 +32,13 @@ from mmserve.supervisor.topology import Topology, topology
 TEXT = TextSpec(
     hidden_size=64,
     intermediate_size=128,
-    num_layers=2,
+    layers=(LayerSpec(),) * 2,
     num_heads=4,
     num_kv_heads=4,
     head_dim=16,
     vocab_size=100,
     max_position=256,
     rms_eps=1e-5,
-    rope_theta=1e4,
 )
 logger = logging.getLogger("mmserve.fake")
 FAKED = ("cache_server", "model_backend", "router", "httpserver")

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from mmserve.checkpoint.load import read_json
+from mmserve.checkpoint.files import read_json
 from mmserve.httpserver.conversation import Conversation, PromptInput, TextPart, Tool
 from mmserve.httpserver.output.parsing.formats import AUTO, Format, choose, starts_in_reasoning
 from mmserve.httpserver.output.parsing.grammar.tool_grammar import (

@@ -19,7 +19,7 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 
-from mmserve.checkpoint.load import read_json
+from mmserve.checkpoint.files import read_json
 from mmserve.httpserver.prompt.template_limits import TemplateContext, TemplateLimitExceeded
 from mmserve.httpserver.prompt.template_sandbox import LimitedEnvironment
 from mmserve.runtime.errors import InvalidRequest, StartupError

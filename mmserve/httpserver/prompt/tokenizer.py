@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import tokenizers
 
-from mmserve.checkpoint.load import read_json
+from mmserve.checkpoint.files import read_json
 from mmserve.runtime.errors import StartupError
 
 Interval = tuple[int, int]

@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mmserve.checkpoint.spec import TextSpec
 from mmserve.messages.step import BlockCopy
+from mmserve.model_backend.distributed import TpGroup
 
 Int64s = npt.NDArray[np.int64]
 M = TypeVar("M")
@@ -22,11 +24,19 @@ M_co = TypeVar("M_co", covariant=True)
 
 
 class AttentionSpec(NamedTuple):
-    """The heads of one layer on this rank."""
+    """The heads of one layer on this rank, and the windows of all layers."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    windows: tuple[int | None, ...] = (None,)
+    """The distinct ones. A row attends to itself and the ``window - 1`` tokens before it; None: to all before it."""
+
+    @classmethod
+    def of(cls, text: TextSpec, tp: TpGroup) -> AttentionSpec:
+        """This rank's heads of a model."""
+        windows = tuple(dict.fromkeys(layer.window for layer in text.layers))
+        return cls(tp.share(text.num_heads), tp.heads(text.num_kv_heads).num, text.head_dim, windows)
 
     @property
     def group_size(self) -> int:
@@ -96,11 +106,13 @@ class AttentionBackend(Protocol[M]):
 
     def builder(self, limits: StepLimits) -> MetadataBuilder[M]: ...
 
-    def forward(self, q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, metadata: M) -> torch.Tensor:
+    def forward(
+        self, q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, metadata: M, window: int | None = None
+    ) -> torch.Tensor:
         """Store the new K and V in ``layer_kv`` (of ``kv_shape``), then attend. Returns [T, heads, dim].
 
         q: [T, heads, dim]. kv: [T, 2, kv_heads, dim], K before V, so that one write stores both. Both are views into
-        one [T, width].
+        one [T, width]. window: one of ``AttentionSpec.windows``.
         """
         ...
 

@@ -7,7 +7,7 @@ neither K nor V: the query heads of a group become query rows (decode) or share 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,8 +29,8 @@ class DecodeGroup:
     rows: slice
     blocks: torch.Tensor
     """int64 [n * blocks per row]: block tables, padded with any valid block."""
-    mask: torch.Tensor
-    """[n, 1, 1, tokens]: 0 within the context, -inf beyond, in the dtype of the cache."""
+    masks: Mapping[int | None, torch.Tensor]
+    """By window: [n, 1, 1, tokens], 0 within the context, -inf beyond, in the dtype of the cache."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,9 @@ class PrefillChunk:
     rows: slice
     context: torch.Tensor | None
     """int64 slot mapping of all tokens up to the chunk's end; None when the chunk starts the sequence."""
-    mask: torch.Tensor | None
-    """[1, 1, chunk, context] as in DecodeGroup, causal; None when the chunk starts the sequence."""
+    masks: Mapping[int | None, torch.Tensor]
+    """By window: [1, 1, chunk, context] as in DecodeGroup, causal. None for a window that hides nothing of a chunk that
+    starts the sequence."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,15 @@ class SdpaAttention:
         return token_major_shape(self._spec, num_blocks, block_tokens)
 
     def builder(self, limits: StepLimits) -> SdpaMetadataBuilder:
-        return SdpaMetadataBuilder(limits.block_tokens, self._dtype, self._device)
+        return SdpaMetadataBuilder(limits.block_tokens, self._spec.windows, self._dtype, self._device)
 
     def forward(
-        self, q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, metadata: SdpaMetadata
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        layer_kv: torch.Tensor,
+        metadata: SdpaMetadata,
+        window: int | None = None,
     ) -> torch.Tensor:
         # Finite numbers only: a masked weight of 0 times inf or NaN of a neighbour's block would be NaN.
         kv.nan_to_num_(0.0, 0.0, 0.0)
@@ -77,10 +83,10 @@ class SdpaAttention:
         tokens.index_copy_(0, metadata.slot_mapping, kv)
         out = torch.empty_like(q)
         for group in metadata.decodes:
-            out[group.rows] = _decode(q[group.rows], layer_kv, group)
+            out[group.rows] = _decode(q[group.rows], layer_kv, group.blocks, group.masks[window])
         for chunk in metadata.chunks:
             context = kv[chunk.rows] if chunk.context is None else tokens.index_select(0, chunk.context)
-            out[chunk.rows] = _prefill(q[chunk.rows], context, chunk)
+            out[chunk.rows] = _prefill(q[chunk.rows], context, chunk.masks.get(window))
         return out
 
     def copy_tokens(self, kv_cache: torch.Tensor, copies: Sequence[BlockCopy]) -> None:
@@ -90,8 +96,10 @@ class SdpaAttention:
 class SdpaMetadataBuilder:
     """Makes new tensors for every step, since their shapes depend on the step."""
 
-    def __init__(self, block_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._block_tokens, self._dtype, self._device = block_tokens, dtype, device
+    def __init__(
+        self, block_tokens: int, windows: Sequence[int | None], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._block_tokens, self._windows, self._dtype, self._device = block_tokens, windows, dtype, device
 
     def build(self, step: AttentionInput) -> SdpaMetadata:
         return SdpaMetadata(self._tensor(step.slot_mapping), tuple(self._decodes(step)), tuple(self._chunks(step)))
@@ -105,11 +113,11 @@ class SdpaMetadataBuilder:
             widest = int(num_blocks[first])
             shortest = widest // 2 if widest > _SMALL_TABLE_BLOCKS else 0
             end = first + int(np.count_nonzero(num_blocks[first:] > shortest))
-            outside = np.arange(widest * self._block_tokens) >= lengths[first:end, None]
+            last = lengths[first:end, None] - 1
             yield DecodeGroup(
                 rows=slice(first, end),
                 blocks=self._tensor(step.block_tables[slots[first:end], :widest].reshape(-1)),
-                mask=self._mask(torch.from_numpy(outside)[:, None, None]),
+                masks={w: self._mask(last, widest * self._block_tokens, w)[:, None, None] for w in self._windows},
             )
             first = end
 
@@ -119,37 +127,48 @@ class SdpaMetadataBuilder:
             start, count = int(step.starts[index]), int(step.counts[index])
             rows = slice(first_row, first_row + count)
             first_row += count
-            if start == 0:
-                yield PrefillChunk(rows, None, None)
-                continue
             positions = np.arange(start + count)
             blocks = step.block_tables[step.slots[index], positions // self._block_tokens]
             context = blocks * self._block_tokens + positions % self._block_tokens
-            later = torch.ones(count, len(context), dtype=torch.bool).triu_(start + 1)
-            yield PrefillChunk(rows, context=self._tensor(context), mask=self._mask(later[None, None]))
+            own = positions[start:, None]
+            yield PrefillChunk(
+                rows,
+                context=self._tensor(context) if start else None,
+                masks={
+                    window: self._mask(own, start + count, window)[None, None]
+                    for window in self._windows
+                    if start or (window is not None and window < count)
+                },
+            )
 
-    def _mask(self, hidden: torch.Tensor) -> torch.Tensor:
+    def _mask(self, own: Int64s, num_tokens: int, window: int | None) -> torch.Tensor:
+        """[rows, tokens]. own: each row's position [rows, 1]."""
+        positions = np.arange(num_tokens)
+        hidden = positions > own
+        if window is not None:
+            hidden |= positions <= own - window
         zeros = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
-        return zeros.masked_fill_(hidden.to(self._device), float("-inf"))
+        return zeros.masked_fill_(torch.from_numpy(hidden).to(self._device), float("-inf"))
 
     def _tensor(self, values: Int64s) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device)
 
 
-def _decode(q: torch.Tensor, layer_kv: torch.Tensor, group: DecodeGroup) -> torch.Tensor:
+def _decode(q: torch.Tensor, layer_kv: torch.Tensor, blocks: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     n, heads, dim = q.shape
     kv_heads = layer_kv.shape[3]
-    pages = layer_kv.index_select(0, group.blocks)
+    pages = layer_kv.index_select(0, blocks)
     k, v = pages.view(n, -1, 2, kv_heads, dim).permute(2, 0, 3, 1, 4)  # each [n, kv_heads, tokens, dim]
     rows = q.reshape(n, kv_heads, heads // kv_heads, dim)
-    return F.scaled_dot_product_attention(rows, k, v, attn_mask=group.mask).reshape(n, heads, dim)
+    return F.scaled_dot_product_attention(rows, k, v, attn_mask=mask).reshape(n, heads, dim)
 
 
-def _prefill(q: torch.Tensor, kv: torch.Tensor, chunk: PrefillChunk) -> torch.Tensor:
+def _prefill(q: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Causal without a mask."""
     n, heads, dim = q.shape
     kv_heads = kv.shape[2]
     group = heads // kv_heads
     k, v = kv.permute(1, 2, 0, 3)[:, None].expand(2, group, kv_heads, -1, dim)
     rows = q.view(n, kv_heads, group, dim).permute(2, 1, 0, 3)  # [group, kv_heads, n, dim]
-    attended = F.scaled_dot_product_attention(rows, k, v, attn_mask=chunk.mask, is_causal=chunk.mask is None)
+    attended = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask, is_causal=mask is None)
     return attended.permute(2, 1, 0, 3).reshape(n, heads, dim)

@@ -1,4 +1,4 @@
-"""The attention block of Llama models: fused QKV, rotary embedding, paged attention, output projection."""
+"""The attention block: fused QKV, norms of heads, rotary embedding, paged attention, output projection."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from mmserve.checkpoint.spec import TextSpec
-from mmserve.model_backend.attention.interface import AttentionBackend
+from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec
 from mmserve.model_backend.layers.context import LayerContext
-from mmserve.model_backend.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
+from mmserve.model_backend.layers.norm import RmsNorm
 from mmserve.model_backend.layers.rotary import Angles
 from mmserve.model_backend.layers.target import Target
 
@@ -19,25 +20,45 @@ from mmserve.model_backend.layers.target import Target
 class SelfAttention(nn.Module):
     """``attend``, then ``out``. Each rank has its own heads; the output projection sums over the ranks."""
 
-    def __init__(self, spec: TextSpec, backend: AttentionBackend[Any], *, context: LayerContext) -> None:
+    def __init__(
+        self,
+        spec: TextSpec,
+        backend: AttentionBackend[Any],
+        *,
+        rope: int | None,
+        window: int | None,
+        context: LayerContext,
+    ) -> None:
+        """``rope``: which row of ``Angles`` turns its heads, if any. ``window``: see ``AttentionSpec.windows``."""
         super().__init__()
-        self._backend, self._ops = backend, context.ops
-        self._heads, self._kv_heads = context.tp.share(spec.num_heads), context.tp.share(spec.num_kv_heads)
-        self._dim = spec.head_dim
-        hidden = spec.hidden_size
-        q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        outs = [("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size)]
+        self._backend, self._ops, self.rope, self.window = backend, context.ops, rope, window
+        self._heads, self._kv_heads, self._dim, *_ = AttentionSpec.of(spec, context.tp)
+        hidden, dim, eps = spec.hidden_size, spec.head_dim, spec.rms_eps
+        kv = (Projection(name, spec.num_kv_heads, dim) for name in ("k_proj", "v_proj"))
+        outs = [Projection("q_proj", spec.num_heads, dim), *kv]
         self.qkv = ColumnParallelLinear(hidden, outs, bias=spec.qkv_bias, context=context)
-        self.out = RowParallelLinear("o_proj", q_size, hidden, bias=spec.attention_out_bias, context=context)
+        norms = [RmsNorm(name, dim, eps, context=context) if spec.qk_norm else None for name in ("q_norm", "k_norm")]
+        self.q_norm, self.k_norm = norms
+        self.out = RowParallelLinear(
+            "o_proj", spec.num_heads * dim, hidden, bias=spec.attention_out_bias, context=context
+        )
 
     def attend(self, x: torch.Tensor, angles: Angles, layer_kv: torch.Tensor, metadata: Any) -> torch.Tensor:
         """[T, hidden] -> [T, heads * dim], the input of ``out``. Stores K and V in ``layer_kv``."""
         heads = self.qkv(x).view(x.shape[0], self._heads + 2 * self._kv_heads, self._dim)
-        self._ops.rotary_(heads[:, : self._heads + self._kv_heads], *angles)
+        q, k = heads[:, : self._heads], heads[:, self._heads : self._heads + self._kv_heads]
+        if self.q_norm is not None and self.k_norm is not None:
+            self.q_norm.heads_(q)
+            self.k_norm.heads_(k)
+        if self.rope is not None:
+            cos, sin = angles
+            self._ops.rotary_(heads[:, : self._heads + self._kv_heads], cos[self.rope], sin[self.rope])
         # A row's K and V heads are adjacent, as the cache stores a token: one write for both.
         kv = heads[:, self._heads :].unflatten(1, (2, self._kv_heads))
-        return self._backend.forward(heads[:, : self._heads], kv, layer_kv, metadata).flatten(1)
+        return self._backend.forward(q, kv, layer_kv, metadata, self.window).flatten(1)
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         yield from self.qkv.targets()
+        for norm in (self.q_norm, self.k_norm):
+            yield from () if norm is None else norm.targets()
         yield from self.out.targets()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -47,18 +48,27 @@ class LayerFinisher:
                 layer.method.finish_loading()
 
 
-class ColumnParallelLinear(LinearLayer):
-    """Several projections of one input, fused: [T, in] -> [T, sum(outs) / ranks], each split by rows.
+class Projection(NamedTuple):
+    """One of the matrices that a layer fuses: [heads * width, in]. Heads are not cut."""
 
-    ``outs``: (checkpoint name, full output size) in the order of the result's columns.
+    name: str
+    """In the checkpoint."""
+    heads: int
+    width: int = 1
+
+
+class ColumnParallelLinear(LinearLayer):
+    """Several projections of one input, fused: [T, in] -> [T, this rank's part of each].
+
+    ``outs``: in the order of the result's columns. Each is split by heads (``TpGroup.heads``).
     """
 
-    def __init__(self, in_size: int, outs: Sequence[tuple[str, int]], *, bias: bool, context: LayerContext) -> None:
+    def __init__(self, in_size: int, outs: Sequence[Projection], *, bias: bool, context: LayerContext) -> None:
         super().__init__()
         self.in_size, self._tp = in_size, context.tp
-        self._outs = tuple((context.prefix + name, size) for name, size in outs)
-        rows = sum(context.tp.share(size) for _, size in outs)
-        self.method = context.linear_method(LinearShape.full(rows, in_size, tuple(name for name, _ in self._outs)))
+        self._outs = tuple(out._replace(name=context.prefix + out.name) for out in outs)
+        rows = sum(context.tp.heads(out.heads).num * out.width for out in outs)
+        self.method = context.linear_method(LinearShape.full(rows, in_size, tuple(out.name for out in self._outs)))
         self.bias = context.empty(rows) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -66,13 +76,14 @@ class ColumnParallelLinear(LinearLayer):
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         row = 0
-        for name, size in self._outs:
-            share = self._tp.share(size)
-            rows, start = slice(row, row + share), self._tp.rank * share
+        for name, heads, width in self._outs:
+            share = self._tp.heads(heads)
+            size, start, end = heads * width, share.first * width, row + share.num * width
+            rows = slice(row, end)
             yield from self.method.targets(LinearShard(name, (size, self.in_size), rows, dim=0, start=start))
             if self.bias is not None:
                 yield f"{name}.bias", Target(self.bias[rows], (size,), start=start)
-            row += share
+            row = end
 
 
 class RowParallelLinear(LinearLayer):

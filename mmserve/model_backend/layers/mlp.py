@@ -9,7 +9,7 @@ from torch import nn
 
 from mmserve.checkpoint.spec import TextSpec
 from mmserve.model_backend.layers.context import LayerContext
-from mmserve.model_backend.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from mmserve.model_backend.layers.target import Target
 
 
@@ -22,7 +22,7 @@ class GatedMlp(nn.Module):
         self._act_and_mul = context.ops.act_and_mul(spec.activation)
         self._max_rows = context.max_mlp_rows
         self.gate_up = ColumnParallelLinear(
-            hidden, [("gate_proj", inner), ("up_proj", inner)], bias=bias, context=context
+            hidden, [Projection("gate_proj", inner), Projection("up_proj", inner)], bias=bias, context=context
         )
         self.down = RowParallelLinear("down_proj", inner, hidden, bias=bias, context=context)
 

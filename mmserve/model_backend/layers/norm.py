@@ -22,6 +22,10 @@ class RmsNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._ops.rms_norm(x, self.weight, self._eps)
 
+    def heads_(self, x: torch.Tensor) -> None:
+        """[T, heads, size], each head by itself, in place."""
+        self._ops.head_norm_(x, self.weight, self._eps)
+
     def targets(self) -> Iterator[tuple[str, Target]]:
         yield f"{self._name}.weight", Target(self.weight, tuple(self.weight.shape))
 

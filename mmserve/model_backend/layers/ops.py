@@ -17,6 +17,10 @@ class Ops(Protocol):
         """[T, size]; statistics in float32."""
         ...
 
+    def head_norm_(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        """``rms_norm`` of each head of [T, heads, dim], in place. x's rows may have any stride."""
+        ...
+
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
         """Over the last dimension of [..., size]."""
         ...

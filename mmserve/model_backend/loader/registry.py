@@ -7,10 +7,12 @@ from importlib import import_module
 from mmserve.model_backend.loader.family import Family
 
 _PACKAGE = "mmserve.model_backend.loader.families"
-_MODULES = {"llama": "llama", "llava": "llava"}
+_TEXT = "text"
+_OWN_MODULES = {"llava": "llava"}
+"""Of families that are not text alone."""
 
 
 def family_of(name: str) -> Family:
-    family = import_module(f"{_PACKAGE}.{_MODULES[name]}").FAMILY
+    family = import_module(f"{_PACKAGE}.{_OWN_MODULES.get(name, _TEXT)}").FAMILY
     assert isinstance(family, Family)
     return family

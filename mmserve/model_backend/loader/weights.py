@@ -14,7 +14,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from mmserve.checkpoint.load import weight_files
+from mmserve.checkpoint.files import weight_files
 from mmserve.model_backend.layers.target import Target, Targets
 from mmserve.runtime.errors import StartupError
 

@@ -27,7 +27,7 @@ def sequential_positions(indices: Int64s, slots: Int64s, spans_of: Callable[[int
 
 
 class DecoderLayerWeights(NamedTuple):
-    """One layer of a pre-norm decoder; the norms' weights are [hidden]."""
+    """One layer of a pre-norm decoder; the norms' weights are [hidden], those of heads [dim]."""
 
     attention_norm: torch.Tensor
     mlp_norm: torch.Tensor
@@ -35,10 +35,16 @@ class DecoderLayerWeights(NamedTuple):
     out: LinearLayer
     gate_up: LinearLayer
     down: LinearLayer
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+    rope: int | None = 0
+    """Its row of ``Angles``, None if it rotates nothing."""
+    window: int | None = None
+    """See ``AttentionSpec.windows``."""
 
 
 class DecoderWeights(NamedTuple):
-    """A whole decoder of plain Llama layers on this rank: RMSNorm, rotary GQA, RMSNorm, gated MLP."""
+    """A whole decoder on this rank, of layers of RMSNorm, GQA, RMSNorm, gated MLP."""
 
     layers: Sequence[DecoderLayerWeights]
     hidden_size: int

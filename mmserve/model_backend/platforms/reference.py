@@ -48,6 +48,9 @@ class TorchOps:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return F.rms_norm(x, weight.shape, weight, eps)
 
+    def head_norm_(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        x.copy_(F.rms_norm(x, weight.shape, weight, eps))
+
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
         return F.layer_norm(x, weight.shape, weight, bias, eps)
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from mmserve.checkpoint.spec import VisionSpec
 from mmserve.model_backend.layers.context import LayerContext
-from mmserve.model_backend.layers.linear import ColumnParallelLinear, RowParallelLinear
+from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from mmserve.model_backend.layers.norm import LayerNorm
 from mmserve.model_backend.layers.target import Target
 
@@ -53,11 +53,11 @@ class EncoderLayer(nn.Module):
         self._act = context.ops.activation(spec.activation)
         attention, mlp = context.below("self_attn."), context.below("mlp.")
         self.attention_norm = LayerNorm("layer_norm1", size, spec.layer_norm_eps, context=context)
-        outs = [(name, size) for name in ("q_proj", "k_proj", "v_proj")]
+        outs = [Projection(name, size) for name in ("q_proj", "k_proj", "v_proj")]
         self.qkv = ColumnParallelLinear(size, outs, bias=True, context=attention)
         self.out = RowParallelLinear("out_proj", size, size, bias=True, context=attention)
         self.mlp_norm = LayerNorm("layer_norm2", size, spec.layer_norm_eps, context=context)
-        self.up = ColumnParallelLinear(size, [("fc1", inner)], bias=True, context=mlp)
+        self.up = ColumnParallelLinear(size, [Projection("fc1", inner)], bias=True, context=mlp)
         self.down = RowParallelLinear("fc2", inner, size, bias=True, context=mlp)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -77,8 +77,8 @@ class Projector(nn.Module):
         super().__init__()
         bias, text = spec.projector_bias, text_hidden_size
         self._act = context.ops.activation(spec.projector_activation)
-        self.first = ColumnParallelLinear(spec.hidden_size, [("linear_1", text)], bias=bias, context=context)
-        self.second = ColumnParallelLinear(text, [("linear_2", text)], bias=bias, context=context)
+        self.first = ColumnParallelLinear(spec.hidden_size, [Projection("linear_1", text)], bias=bias, context=context)
+        self.second = ColumnParallelLinear(text, [Projection("linear_2", text)], bias=bias, context=context)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return self.second(self._act(self.first(features)))  # type: ignore[no-any-return]

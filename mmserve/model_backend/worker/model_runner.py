@@ -67,8 +67,7 @@ class ModelRunner:
         spec = deployment.model
         check_tp(spec, tp.size)
         self._tp, self._platform, self._vocab_size = tp, platform, spec.text.vocab_size
-        heads = AttentionSpec(tp.share(spec.text.num_heads), tp.share(spec.text.num_kv_heads), spec.text.head_dim)
-        self._attention = platform.attention(heads, platform.dtype)
+        self._attention = platform.attention(AttentionSpec.of(spec.text, tp), platform.dtype)
         self.block_tokens = self._attention.block_sizes[0]
         quantization = deployment.config.quantization
         self._model = load_decoder(spec, platform, self._attention, tp, quantization, progress)

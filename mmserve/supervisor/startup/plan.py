@@ -11,7 +11,8 @@ from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Literal
 
-from mmserve.checkpoint.load import check_tp, weight_files
+from mmserve.checkpoint.files import weight_files
+from mmserve.checkpoint.load import check_tp
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import DTYPE_BYTES, Deployment
@@ -66,7 +67,7 @@ def _base_name(model: str) -> str:
 def kv_token_nbytes(model: ModelSpec, tp: int, element_nbytes: int) -> int:
     """Bytes of one token in the KV cache of one rank: its key and value in every layer."""
     text = model.text
-    return 2 * text.num_layers * (text.num_kv_heads // tp) * text.head_dim * element_nbytes
+    return 2 * text.num_layers * max(1, text.num_kv_heads // tp) * text.head_dim * element_nbytes
 
 
 def _device(config: Config, machine: Machine) -> Literal["cpu", "cuda"]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mmserve.checkpoint.spec import ModelSpec, TextSpec
+from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.health.heartbeat import Beat, read_beat
@@ -35,14 +35,13 @@ def _deployment(run_dir: Path, *, overlap: bool) -> Deployment:
     text = TextSpec(
         hidden_size=8,
         intermediate_size=8,
-        num_layers=1,
+        layers=(LayerSpec(),),
         num_heads=2,
         num_kv_heads=2,
         head_dim=4,
         vocab_size=64,
         max_position=512,
         rms_eps=1e-5,
-        rope_theta=1e4,
     )
     return Deployment(
         config=Config(

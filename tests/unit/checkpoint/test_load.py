@@ -1,13 +1,18 @@
 """Checkpoint directories are read into a ModelSpec, or refused with one line."""
 
 import json
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from mmserve.checkpoint.load import check_tp, load, weight_files
-from mmserve.checkpoint.spec import ModelSpec, RopeScaling
+from mmserve.checkpoint.files import weight_files
+from mmserve.checkpoint.load import check_tp, load
+from mmserve.checkpoint.registry import ARCHITECTURES
+from mmserve.checkpoint.spec import Family, ModelSpec, Rope
 from mmserve.runtime.errors import StartupError
 
 LLAVA_7B: dict[str, Any] = {
@@ -130,8 +135,9 @@ def test_configs_written_by_transformers_are_read(tmp_path: Path, number: int) -
     text = getattr(config, "text_config", config)
     assert spec.text.num_kv_heads == text.num_key_value_heads
     assert spec.text.head_dim == text.head_dim
-    assert spec.text.rope_theta == text.rope_parameters["rope_theta"]
-    assert spec.text.rope_scaling.kind == text.rope_parameters["rope_type"]
+    rope = spec.text.layers[0].rope
+    assert rope is not None
+    assert (rope.theta, rope.kind) == (text.rope_parameters["rope_theta"], text.rope_parameters["rope_type"])
     assert spec.text.tie_embeddings == text.tie_word_embeddings
     assert spec.text.max_position == text.max_position_embeddings
     assert spec.text.qkv_bias == spec.text.attention_out_bias == getattr(text, "attention_bias", False)
@@ -146,8 +152,7 @@ def test_rope_scaling_is_read_from_both_spellings(tmp_path: Path) -> None:
     old = load(checkpoint(tmp_path, llama(rope_theta=1e6, rope_scaling={"type": "linear", "factor": 2.0})))
     new = load(checkpoint(tmp_path, llama(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6})))
     assert old.text == new.text
-    assert old.text.rope_theta == 1e6
-    assert old.text.rope_scaling == RopeScaling(kind="linear", factor=2.0, original_max_position=2048)
+    assert old.text.layers[0].rope == Rope(theta=1e6, kind="linear", factor=2.0, original_max_position=2048)
 
 
 def test_eos_ids_of_generation_config_and_tokenizer(tmp_path: Path) -> None:
@@ -167,7 +172,14 @@ def test_eos_ids_of_generation_config_and_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"architectures": ["Qwen3ForCausalLM"]}, "LlamaForCausalLM, MistralForCausalLM"),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM is not supported; .* LlamaForCausalLM, Mis"),
+        ({"model_type": "qwen3_moe"}, "qwen3_moe is not supported"),
+        ({**LLAVA_7B, "text_config": {"model_type": "llava"}}, "text model 'llava'"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention", "linear_attention"] * 16}, "linear_attention"),
+        ({"model_type": "qwen3", "layer_types": ["full_attention"]}, "names 1 layers of 32"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no_rope_layers names 2 layers of 36"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 0}, "sliding_window 0"),
+        (llama(partial_rotary_factor=0.5), "unpartial"),
         ({**LLAVA_7B, "text_config": {"model_type": "gemma"}}, "gemma"),
         ({**LLAVA_7B, "vision_config": {"model_type": "siglip_vision_model"}}, "siglip"),
         ({**LLAVA_7B, "vision_feature_layer": [-2, -3]}, "vision_feature_layer"),
@@ -175,8 +187,7 @@ def test_eos_ids_of_generation_config_and_tokenizer(tmp_path: Path) -> None:
         (llama(rope_scaling={"rope_type": "yarn", "factor": 2.0}), "yarn"),
         (llama(hidden_size="big"), "hidden_size"),
         (llama(hidden_act="mish"), "mish"),
-        ({"architectures": ["MistralForCausalLM"]}, "sliding-window"),
-        ({}, "supported are"),
+        ({}, "architectures served are"),
     ],
 )
 def test_an_unsupported_model_is_refused_with_one_line(tmp_path: Path, config: dict[str, Any], says: str) -> None:
@@ -185,9 +196,33 @@ def test_an_unsupported_model_is_refused_with_one_line(tmp_path: Path, config: d
     assert "\n" not in str(caught.value)
 
 
-def test_a_sliding_window_as_long_as_the_context_is_accepted(tmp_path: Path) -> None:
-    config = {"architectures": ["MistralForCausalLM"], "sliding_window": 4096, "max_position_embeddings": 4096}
-    assert load(checkpoint(tmp_path, config)).text.num_kv_heads == 8
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        ({"model_type": "mistral"}, [4096] * 4),
+        ({"model_type": "mistral", "sliding_window": None}, [None] * 4),
+        ({"model_type": "mistral", "max_position_embeddings": 4096}, [None] * 4),
+        ({"model_type": "ministral", "layer_types": ["full_attention", "sliding_attention"] * 2}, [None, 4096] * 2),
+        ({"model_type": "qwen2", "max_window_layers": 2}, [None] * 4),
+        ({"model_type": "qwen2", "max_window_layers": 2, "use_sliding_window": True}, [None, None, 4096, 4096]),
+        ({"model_type": "smollm3"}, [None] * 4),
+        ({"model_type": "smollm3", "use_sliding_window": True, "sliding_window": 64}, [None, None, None, 64]),
+    ],
+)
+def test_windows_of_the_layers(tmp_path: Path, config: dict[str, Any], windows: list[int | None]) -> None:
+    text = load(checkpoint(tmp_path, {**config, "num_hidden_layers": 4})).text
+    assert [layer.window for layer in text.layers] == windows
+
+
+def test_a_family_is_imported_when_it_is_used() -> None:
+    code = "import sys, mmserve.checkpoint.load; print([m for m in sys.modules if 'checkpoint.families.' in m])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_every_architecture_has_a_module_for_its_file() -> None:
+    assert set(ARCHITECTURES.values()) == set(get_args(Family))
+    for family in ARCHITECTURES.values():
+        assert find_spec(f"mmserve.checkpoint.families.{family}")
 
 
 def test_missing_files_are_reported(tmp_path: Path) -> None:
@@ -216,6 +251,14 @@ def spec_with_heads(tmp_path: Path, heads: int, kv_heads: int) -> ModelSpec:
             llama(hidden_size=576, num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=1536),
         )
     )
+
+
+def test_a_kv_head_may_be_on_several_ranks(tmp_path: Path) -> None:
+    model = spec_with_heads(tmp_path, 12, 2)
+    check_tp(model, 4)
+    check_tp(model, 12)
+    with pytest.raises(StartupError, match=r"--tp 3 .* can be 1, 2, 4, 6, 12$"):
+        check_tp(model, 3)
 
 
 def test_tp_must_divide_the_heads(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmserve.checkpoint.spec import VisionSpec
 from mmserve.model_backend.layers.context import LayerContext
-from mmserve.model_backend.loader.families import llama
+from mmserve.model_backend.loader.families import text
 from mmserve.model_backend.loader.family import Family
 from mmserve.model_backend.vision.clip import VisionTower
 
@@ -21,7 +21,7 @@ _NAME_PREFIXES = (
     ("vision_tower.", "vision."),
     ("multi_modal_projector.", "projector."),
     # Last, because its "model." is a prefix of names above.
-    *llama.NAME_PREFIXES,
+    *text.NAME_PREFIXES,
 )
 
 
@@ -29,4 +29,4 @@ def tower(spec: VisionSpec, text_hidden_size: int, context: LayerContext) -> Vis
     return VisionTower(spec, text_hidden_size, context=context)
 
 
-FAMILY = Family(_NAME_PREFIXES, llama.decoder, tower)
+FAMILY = Family(_NAME_PREFIXES, text.decoder, tower)

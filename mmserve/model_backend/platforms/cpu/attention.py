@@ -54,7 +54,12 @@ class PagedCpuAttention:
         return PagedCpuMetadataBuilder(max(1, _MAX_TILE_ROWS // self._spec.group_size), limits.max_tokens)
 
     def forward(
-        self, q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, metadata: PagedCpuMetadata
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        layer_kv: torch.Tensor,
+        metadata: PagedCpuMetadata,
+        window: int | None = None,
     ) -> torch.Tensor:
         rows, heads, dim = q.shape
         out = torch.empty(rows, heads, dim)
@@ -73,6 +78,7 @@ class PagedCpuAttention:
             heads,
             kv.shape[2],
             dim,
+            window or 0,
         )
         return out
 

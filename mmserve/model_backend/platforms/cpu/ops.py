@@ -29,6 +29,11 @@ class KernelOps(TorchOps):
         self._kernels.mm_rms_norm(x.data_ptr(), weight.data_ptr(), eps, out.data_ptr(), *x.shape)
         return out
 
+    def head_norm_(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        if x.shape[-1] % _VECTOR:
+            return super().head_norm_(x, weight, eps)
+        self._kernels.mm_head_norm(x.data_ptr(), x.stride(0), weight.data_ptr(), eps, *x.shape)
+
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
         size = x.shape[-1]
         if size % _VECTOR:

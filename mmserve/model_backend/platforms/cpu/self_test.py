@@ -11,14 +11,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mmserve.checkpoint.spec import TextSpec
+from mmserve.checkpoint.spec import LayerSpec, Rope, TextSpec
 from mmserve.model_backend.attention.interface import AttentionInput, AttentionSpec, StepLimits
 from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import LayerFinisher
 from mmserve.model_backend.layers.rotary import Rotary
-from mmserve.model_backend.models.llama import Llama
+from mmserve.model_backend.models.decoder import Decoder
 from mmserve.model_backend.platforms.cpu import build, quantization
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.model_backend.platforms.cpu.decoder import compile_decoder
@@ -32,7 +32,8 @@ from mmserve.model_backend.platforms.sampling import Draw, TorchSampling
 _TOLERANCE = 1e-5
 _QUANTIZED_TOLERANCE = 1e-4
 """Relative to the largest result; for quantized weights, whose inputs are rounded to 16-bit integers."""
-_HEADS = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16)
+_WINDOW = 7
+_HEADS = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, windows=(None, _WINDOW))
 _HIDDEN = _HEADS.num_heads * _HEADS.head_dim
 _TOKENS, _BLOCK = 20, PagedCpuAttention.block_sizes[0]
 logger = logging.getLogger(__name__)
@@ -118,6 +119,12 @@ def _rotated(ops: TorchOps) -> torch.Tensor:
     return heads
 
 
+def _head_norm(ops: TorchOps) -> torch.Tensor:
+    heads = _random(_TOKENS, 3, 16)
+    ops.head_norm_(heads[:, 1:], _random(16, seed=1), 1e-5)
+    return heads
+
+
 def _attention(kernels: ctypes.CDLL) -> bool:
     step, limits = _prompt()
     qkv, results = _random(_TOKENS, 2 * _HEADS.num_heads, _HEADS.head_dim), []
@@ -128,8 +135,9 @@ def _attention(kernels: ctypes.CDLL) -> bool:
         cache, heads = torch.zeros(backend.kv_shape(limits.max_blocks, _BLOCK)), qkv.clone()
         kv = heads[:, _HEADS.num_heads :].view(_TOKENS, 2, _HEADS.num_kv_heads, _HEADS.head_dim)
         metadata = backend.builder(limits).build(step)
-        out = backend.forward(heads[:, : _HEADS.num_heads], kv, cache, metadata)  # type: ignore[arg-type]
-        results.append((out, cache))
+        q = heads[:, : _HEADS.num_heads]
+        outs = [backend.forward(q, kv, cache, metadata, window) for window in _HEADS.windows]  # type: ignore[arg-type]
+        results.append((torch.stack(outs), cache))
     (found, found_cache), (expected, expected_cache) = results
     return _close(found, expected) and torch.equal(found_cache, expected_cache)
 
@@ -137,7 +145,7 @@ def _attention(kernels: ctypes.CDLL) -> bool:
 def _decoder(kernels: ctypes.CDLL) -> bool:
     """All layers in one call give the bits of the layers one by one, whose operations the other checks compare."""
     backend = PagedCpuAttention(kernels, _HEADS)
-    model = _tiny_llama(kernels, backend)
+    model = _tiny_decoder(kernels, backend)
     weights = model.decoder_weights()
     compiled = None if weights is None else compile_decoder(kernels, weights)
     if compiled is None:
@@ -147,30 +155,32 @@ def _decoder(kernels: ctypes.CDLL) -> bool:
     positions, last = torch.arange(_TOKENS)[None], torch.tensor([_TOKENS - 1])
     results = []
     for executor in (compiled, model):
-        cache = torch.zeros(2, *backend.kv_shape(limits.max_blocks, _BLOCK))
+        cache = torch.zeros(len(weights.layers), *backend.kv_shape(limits.max_blocks, _BLOCK))
         hidden = _random(_TOKENS, _HIDDEN)
         results.append((executor.forward(hidden, positions, cache, metadata, last), cache))
     (found, found_cache), (expected, expected_cache) = results
     return torch.equal(found, expected) and torch.equal(found_cache, expected_cache)
 
 
-def _tiny_llama(kernels: ctypes.CDLL, backend: PagedCpuAttention) -> Llama:
+def _tiny_decoder(kernels: ctypes.CDLL, backend: PagedCpuAttention) -> Decoder:
     spec = TextSpec(
         hidden_size=_HIDDEN,
         intermediate_size=32,
-        num_layers=2,
+        layers=(LayerSpec(), LayerSpec(rope=None, window=_WINDOW), LayerSpec(rope=Rope(theta=1e6))),
         num_heads=_HEADS.num_heads,
         num_kv_heads=_HEADS.num_kv_heads,
         head_dim=_HEADS.head_dim,
         vocab_size=16,
         max_position=_TOKENS,
         rms_eps=1e-5,
-        rope_theta=1e4,
+        qkv_bias=True,
+        qk_norm=True,
     )
     float32, device = torch.float32, torch.device("cpu")
     make = partial(KernelLinear, kernels)
     context = LayerContext(KernelOps(kernels), make, make, float32, device, TpGroup())
-    model = Llama(spec, backend, Rotary(spec, float32, device), context=context)
+    rotary = Rotary(spec.layers, spec.head_dim, float32, device)
+    model = Decoder(spec, backend, rotary, context=context)
     finisher = LayerFinisher(model.modules())
     for seed, (name, target) in enumerate(model.targets().items()):
         if target is not None:
@@ -218,6 +228,7 @@ _CHECKS: dict[str, Callable[[ctypes.CDLL], bool]] = {
     "mm_linear": _linear,
     "mm_rows": _rows,
     "mm_rms_norm": partial(_same_operation, lambda ops: ops.rms_norm(_random(5, 32), _random(32, seed=1), 1e-5)),
+    "mm_head_norm": partial(_same_operation, _head_norm),
     "mm_layer_norm": partial(
         _same_operation, lambda ops: ops.layer_norm(_random(5, 32), _random(32, seed=1), _random(32, seed=2), 1e-5)
     ),

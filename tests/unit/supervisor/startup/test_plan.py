@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmserve.checkpoint.spec import ModelSpec, TextSpec, VisionSpec
+from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec, VisionSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.runtime.errors import StartupError
@@ -42,14 +42,13 @@ def model(tmp_path: Path) -> ModelSpec:
     text = TextSpec(
         hidden_size=4096,
         intermediate_size=11008,
-        num_layers=32,
+        layers=(LayerSpec(),) * 32,
         num_heads=32,
         num_kv_heads=8,
         head_dim=128,
         vocab_size=32000,
         max_position=4096,
         rms_eps=1e-5,
-        rope_theta=1e4,
     )
     return ModelSpec(family="llava", path=str(tmp_path), text=text, vision=VISION, checkpoint_dtype="float16")
 

@@ -27,6 +27,7 @@ struct Job {
     float* out;             // [T, heads, dim]
     int64_t q_stride, table_stride, heads, kv_heads, dim;
     bool causal = true;  // if false, a row attends up to the last position of its tile
+    int64_t window = 0;  // if not 0, a row attends to this many positions, the last of which is its own
 };
 
 // Keys and values of consecutive KV heads of one sequence. Tokens of a block are `stride` apart.
@@ -146,8 +147,13 @@ struct QueryTile {
     int64_t group;     // query heads of a KV head
     int64_t position;  // of the first token
     bool causal;
+    int64_t window;  // 0: none
     float *q, *out;  // [heads, rows, dim]
     float* scores;   // [heads, rows, kKeyTile]
+
+    // The first key tile that a row attends to. Tiles lie at multiples of kKeyTile, so that a row's sums do not depend
+    // on the rows computed with it.
+    int64_t first_token() const { return window ? std::max<int64_t>(0, position - window + 1) / kKeyTile * kKeyTile : 0; }
 
     // Scores of tokens [first, last) of a sequence of `end` tokens. Prefetches the next block's keys, and the values of
     // the first key tile; those of later ones are prefetched by add_key_tile.
@@ -156,14 +162,15 @@ struct QueryTile {
             for (int64_t h = 0; h < heads; ++h)
                 score_block(cache, q + h * rows * cache.dim, rows, cache.key(token, h),
                       token + kBlock < end ? cache.key(token + kBlock, h) : nullptr,
-                      first == 0 ? cache.value(token, h) : nullptr, scores + h * rows * kKeyTile + token - first);
+                      first == first_token() ? cache.value(token, h) : nullptr, scores + h * rows * kKeyTile + token - first);
     }
 
     void update_softmax(int64_t first, int64_t last, softmax::OnlineSoftmax* softmax) const {
         const int64_t scored = (last - first + kBlock - 1) / kBlock * kBlock;
         for (int64_t r = 0; r < rows * heads; ++r) {
             const int64_t end = causal ? position + r % rows / group + 1 : last;
-            softmax[r].update(scores + r * kKeyTile, end - first, scored, out + r * cache.dim, cache.dim);
+            const int64_t hidden = window ? end - window - first : 0;
+            softmax[r].update(scores + r * kKeyTile, hidden, end - first, scored, out + r * cache.dim, cache.dim);
         }
     }
 
@@ -186,11 +193,11 @@ inline void attend_tile(const Job& job, const int64_t* t, int64_t first_head, in
     float *out = q + heads * rows * dim, *scores = out + heads * rows * dim;
     const KvCache cache{job.layer_kv + first_head * dim, job.tables + t[3] * job.table_stride, 2 * job.kv_heads * dim,
                       job.kv_heads * dim, dim};
-    const QueryTile tile{cache, rows, heads, group, t[2], job.causal, q, out, scores};
+    const QueryTile tile{cache, rows, heads, group, t[2], job.causal, job.window, q, out, scores};
     softmax::OnlineSoftmax softmax[kMaxRows];
     for (int64_t h = 0; h < heads; ++h) gather_queries(job, t, first_head + h, q + h * rows * dim);
     std::fill(out, out + heads * rows * dim, 0.f);
-    for (int64_t first = 0; first < end; first += kKeyTile) {
+    for (int64_t first = tile.first_token(); first < end; first += kKeyTile) {
         const int64_t last = std::min(end, first + kKeyTile);
         tile.score_key_tile(first, last, end);
         tile.update_softmax(first, last, softmax);

@@ -1,4 +1,4 @@
-// All layers of a Llama decoder in one call. Intermediate results stay inside.
+// All layers of a decoder in one call. Intermediate results stay inside.
 #pragma once
 
 #include <algorithm>
@@ -19,6 +19,9 @@ struct Matrix {
 struct Layer {
     const float* attention_norm;
     const float* mlp_norm;
+    const float *q_norm, *k_norm;  // [dim], or both null
+    int64_t rope;                  // which of the step's ropes turns the heads; -1: none
+    int64_t window;                // as in mm_attention
     Matrix qkv, attention_out, gate_up, down;
 };
 
@@ -30,7 +33,7 @@ struct Shape {
 
 struct Step {
     float* hidden;                                 // [rows, hidden], in place
-    const float *cos, *sin;                        // [rows, dim / 2]
+    const float *cos, *sin;                        // [ropes, rows, dim / 2]
     float* kv;                                     // KV cache of layer 0; the next layer's is kv_stride further
     const int64_t *slot_mapping, *tables, *tiles;  // as in mm_attention
     const int64_t* logits_indices;  // ascending rows whose hidden states are computed; other rows only need K and V
@@ -58,8 +61,17 @@ void run(const Layer* layers, const Shape& shape, const Step& step) {
         const Layer& layer = layers[l];
         Ops::norm(hidden, layer.attention_norm, shape.eps, normed.get(), rows, size);
         Ops::multiply(layer.qkv, normed.get(), heads.get(), rows, false);
-        Ops::rotate(heads.get(), qkv, step.cos, step.sin, rows, shape.heads + shape.kv_heads, shape.dim);
-        Ops::attend(heads.get(), qkv, step.kv + l * step.kv_stride, shape, step, attended.get());
+        if (layer.q_norm) {
+            float* keys = heads.get() + shape.heads * shape.dim;
+            Ops::head_norm(heads.get(), qkv, layer.q_norm, shape.eps, rows, shape.heads, shape.dim);
+            Ops::head_norm(keys, qkv, layer.k_norm, shape.eps, rows, shape.kv_heads, shape.dim);
+        }
+        if (layer.rope >= 0) {
+            const int64_t angles = layer.rope * rows * (shape.dim / 2);
+            Ops::rotate(heads.get(), qkv, step.cos + angles, step.sin + angles, rows, shape.heads + shape.kv_heads,
+                        shape.dim);
+        }
+        Ops::attend(heads.get(), qkv, step.kv + l * step.kv_stride, layer.window, shape, step, attended.get());
         if (l + 1 == shape.layers) {
             gather(step, attended.get(), layer.attention_out.in);
             gather(step, hidden, size);

@@ -23,6 +23,16 @@ float sum_of(int64_t size, const Load& load) {
     return sum;
 }
 
+// out = x / sqrt(mean(x^2) + eps) * weight, of `size` numbers. out may be x.
+void rms_norm(const float* x, const float* weight, float eps, float* out, int64_t size) {
+    const float squares = sum_of(size, [=](int64_t i) {
+        const tile::f32x8 values = tile::load<tile::f32x8>(x + i);
+        return values * values;
+    });
+    const float scale = 1.f / std::sqrt(squares / static_cast<float>(size) + eps);
+    for (int64_t i = 0; i < size; ++i) out[i] = x[i] * scale * weight[i];
+}
+
 }  // namespace
 
 extern "C" {
@@ -65,13 +75,15 @@ void mm_rows(const void* panels, int weights, const int64_t* indices, float* out
 
 void mm_rms_norm(const float* x, const float* weight, float eps, float* out, int64_t rows, int64_t size) {
     pool::parallel_for_rows(rows, size, [=](int64_t row) {
-        const float* from = x + row * size;
-        const float squares = sum_of(size, [=](int64_t i) {
-            const tile::f32x8 values = tile::load<tile::f32x8>(from + i);
-            return values * values;
-        });
-        const float scale = 1.f / std::sqrt(squares / static_cast<float>(size) + eps);
-        for (int64_t i = 0; i < size; ++i) out[row * size + i] = from[i] * scale * weight[i];
+        rms_norm(x + row * size, weight, eps, out + row * size, size);
+    });
+}
+
+// RMSNorm of each of the first `heads` heads of each row, in place. weight: [dim].
+void mm_head_norm(float* x, int64_t stride, const float* weight, float eps, int64_t rows, int64_t heads, int64_t dim) {
+    pool::parallel_for_rows(rows, heads * dim, [=](int64_t row) {
+        for (float *head = x + row * stride, *end = head + heads * dim; head < end; head += dim)
+            rms_norm(head, weight, eps, head, dim);
     });
 }
 
@@ -128,15 +140,16 @@ void mm_quick_gelu(float* x, int64_t rows, int64_t size) {
 }
 
 // Writes each row's K and V into the cache at slot_mapping[row], then computes attention (see attention::Job).
-// kv: [rows, 2, kv_heads, dim], rows q_stride apart.
+// kv: [rows, 2, kv_heads, dim], rows q_stride apart. window: 0 for none.
 void mm_attention(const float* q, const float* kv, const int64_t* slot_mapping, float* layer_kv, const int64_t* tables,
                   const int64_t* tiles, float* out, int64_t rows, int64_t num_tiles, int64_t q_stride,
-                  int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t dim) {
+                  int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t dim, int64_t window) {
     const int64_t elements = 2 * kv_heads * dim;
     pool::parallel_for_rows(rows, elements, [=](int64_t row) {
         std::memcpy(layer_kv + slot_mapping[row] * elements, kv + row * q_stride, elements * sizeof(float));
     });
-    attention::run({q, layer_kv, tables, tiles, out, q_stride, table_stride, heads, kv_heads, dim}, num_tiles);
+    attention::run({q, layer_kv, tables, tiles, out, q_stride, table_stride, heads, kv_heads, dim, true, window},
+                   num_tiles);
 }
 
 // Attention without a mask. qkv: [sequences, tokens, 3, heads, dim], out: [sequences, tokens, heads, dim].
@@ -182,6 +195,7 @@ namespace {
 
 struct Ops {
     static constexpr auto norm = mm_rms_norm;
+    static constexpr auto head_norm = mm_head_norm;
     static constexpr auto rotate = mm_rotate;
     static constexpr auto silu_and_mul = mm_silu_gate;
 
@@ -190,10 +204,10 @@ struct Ops {
                   add);
     }
 
-    static void attend(const float* heads, int64_t stride, float* kv, const decoder::Shape& shape,
+    static void attend(const float* heads, int64_t stride, float* kv, int64_t window, const decoder::Shape& shape,
                        const decoder::Step& step, float* out) {
         mm_attention(heads, heads + shape.heads * shape.dim, step.slot_mapping, kv, step.tables, step.tiles, out,
-                     step.rows, step.num_tiles, stride, step.table_stride, shape.heads, shape.kv_heads, shape.dim);
+                     step.rows, step.num_tiles, stride, step.table_stride, shape.heads, shape.kv_heads, shape.dim, window);
     }
 };
 

@@ -1,6 +1,7 @@
 // Online softmax (Milakov and Gimelshein 2018), the exponential function, and the logistic function.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -38,8 +39,10 @@ struct OnlineSoftmax {
     tile::f32x8 sums{};
 
     // Turns the row's next scores into weights, in place, relative to the largest score so far. Rescales the sums and
-    // the row's output if that grew. Of `count` scores, a multiple of 16, only the first `visible` are used.
-    void update(float* scores, int64_t visible, int64_t count, float* out, int64_t dim) {
+    // the row's output if that grew. Of `count` scores, a multiple of 16, only those in [hidden, visible) are used.
+    void update(float* scores, int64_t hidden, int64_t visible, int64_t count, float* out, int64_t dim) {
+        if (hidden >= count) return std::fill(scores, scores + count, 0.f);
+        for (int64_t j = 0; j < hidden; ++j) scores[j] = kMinusInfinity;
         for (int64_t j = std::max<int64_t>(0, visible); j < count; ++j) scores[j] = kMinusInfinity;
         tile::f32x8 highest = tile::load<tile::f32x8>(scores);
         for (int64_t j = 8; j < count; j += 8) highest = tile::maximum(highest, tile::load<tile::f32x8>(scores + j));

@@ -41,11 +41,14 @@ def step_of(chunks: list[tuple[int, int]]) -> AttentionInput:
 @pytest.mark.parametrize(
     "chunks", [[(0, 1)], [(300, 1), (16, 1), (15, 1)], [(0, 100)], [(40, 1), (0, 17), (33, 90)]], ids=str
 )
-def test_results_and_stored_kv_equal_the_reference(chunks: list[tuple[int, int]], group: int) -> None:
+@pytest.mark.parametrize("window", [None, 1, 15, 64, 90])
+def test_results_and_stored_kv_equal_the_reference(
+    chunks: list[tuple[int, int]], group: int, window: int | None
+) -> None:
     step = step_of(chunks)
     qkv = random(len(step.slot_mapping), (group + 2) * 2, 32)
     backend = paged(group, 2, 32)
-    reference = SdpaAttention(AttentionSpec(group * 2, 2, 32), torch.float32, torch.device("cpu"))
+    reference = SdpaAttention(AttentionSpec(group * 2, 2, 32, (window,)), torch.float32, torch.device("cpu"))
     shape = backend.kv_shape(int(step.block_tables.max()) + 1, BLOCK)
     assert shape == reference.kv_shape(shape[0], BLOCK)
     cache = random(*shape, seed=1)
@@ -54,7 +57,7 @@ def test_results_and_stored_kv_equal_the_reference(chunks: list[tuple[int, int]]
         layer_kv, heads = cache.clone(), qkv.clone()
         kv = heads[:, 2 * group :].unflatten(1, (2, 2))
         metadata = attention.builder(LIMITS).build(step)
-        results.append(attention.forward(heads[:, : 2 * group], kv, layer_kv, metadata))  # type: ignore[arg-type]
+        results.append(attention.forward(heads[:, : 2 * group], kv, layer_kv, metadata, window))  # type: ignore[arg-type]
         caches.append(layer_kv)
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
     assert torch.equal(caches[0], caches[1])
@@ -62,7 +65,10 @@ def test_results_and_stored_kv_equal_the_reference(chunks: list[tuple[int, int]]
 
 @pytest.mark.parametrize("dim", [16, 48, 64])
 @pytest.mark.parametrize("length", [63, 64, 65, 150])
-def test_a_token_has_the_same_bits_in_a_prompt_in_a_chunk_alone_and_in_a_batch(length: int, dim: int) -> None:
+@pytest.mark.parametrize("window", [None, 20, 70])
+def test_a_token_has_the_same_bits_in_a_prompt_in_a_chunk_alone_and_in_a_batch(
+    length: int, dim: int, window: int | None
+) -> None:
     group, cut = 3, length - 30
     attention = paged(group, 2, dim)
     qkv = random(length, (group + 2) * 2, dim)
@@ -79,7 +85,7 @@ def test_a_token_has_the_same_bits_in_a_prompt_in_a_chunk_alone_and_in_a_batch(l
         )
         heads = qkv[tokens]
         kv = heads[:, 2 * group :].unflatten(1, (2, 2))
-        return attention.forward(heads[:, : 2 * group], kv, cache, builder.build(step))
+        return attention.forward(heads[:, : 2 * group], kv, cache, builder.build(step), window)
 
     expected = attend([(0, length)])
     assert torch.equal(attend([(cut, 30)]), expected[cut:])

@@ -42,6 +42,15 @@ def test_activations(ops: KernelOps, size: int) -> None:
     torch.testing.assert_close(ops.activation("quick_gelu")(fused.clone()), fused * torch.sigmoid(1.702 * fused))
 
 
+@pytest.mark.parametrize("size", [16, 12], ids=["whole vectors", "falls back to torch"])
+def test_norm_of_heads_changes_only_the_heads_it_is_given(ops: KernelOps, size: int) -> None:
+    heads, weight = random(40, 5, size), random(size, seed=1)
+    found = heads.clone()
+    ops.head_norm_(found[:, 1:3], weight, 1e-5)
+    torch.testing.assert_close(found[:, 1:3], F.rms_norm(heads[:, 1:3], (size,), weight, 1e-5))
+    assert torch.equal(found[:, [0, 3, 4]], heads[:, [0, 3, 4]])
+
+
 def test_rotary_turns_only_the_heads_it_is_given(ops: KernelOps) -> None:
     heads, angle = random(40, 5, 16), random(40, 8, seed=1)
     found, expected = heads.clone(), heads.clone().double()

@@ -1,4 +1,4 @@
-"""Llama and Mistral without a sliding window: text only."""
+"""Text models of ``models.decoder.Decoder``: Llama and its relatives. They name their tensors alike."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from mmserve.model_backend.attention.interface import AttentionBackend
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.loader.family import Family
-from mmserve.model_backend.models.llama import Llama
+from mmserve.model_backend.models.decoder import Decoder
 
 NAME_PREFIXES = (("model.", "text."), ("lm_head.", "text.lm_head."))
 
 
-def decoder(spec: TextSpec, attention: AttentionBackend[Any], context: LayerContext) -> Llama:
-    return Llama(spec, attention, Rotary(spec, context.dtype, context.device), context=context)
+def decoder(spec: TextSpec, attention: AttentionBackend[Any], context: LayerContext) -> Decoder:
+    return Decoder(spec, attention, Rotary(spec.layers, spec.head_dim, context.dtype, context.device), context=context)
 
 
 FAMILY = Family(NAME_PREFIXES, decoder)

@@ -1,4 +1,4 @@
-"""The Llama architecture (Touvron et al. 2023), which Mistral without a sliding window shares."""
+"""The decoder of Llama (Touvron et al. 2023) and its many relatives, with what they add as options of ``TextSpec``."""
 
 from __future__ import annotations
 
@@ -23,10 +23,19 @@ from mmserve.model_backend.models.interface import DecoderLayerWeights, DecoderW
 class DecoderLayer(nn.Module):
     """Attention and MLP, each behind a norm and added to the residual stream."""
 
-    def __init__(self, spec: TextSpec, backend: AttentionBackend[Any], *, context: LayerContext) -> None:
+    def __init__(
+        self,
+        spec: TextSpec,
+        backend: AttentionBackend[Any],
+        *,
+        rope: int | None,
+        window: int | None,
+        context: LayerContext,
+    ) -> None:
         super().__init__()
         self.attention_norm = RmsNorm("input_layernorm", spec.hidden_size, spec.rms_eps, context=context)
-        self.attention = SelfAttention(spec, backend, context=context.below("self_attn."))
+        below = context.below("self_attn.")
+        self.attention = SelfAttention(spec, backend, rope=rope, window=window, context=below)
         self.mlp_norm = RmsNorm("post_attention_layernorm", spec.hidden_size, spec.rms_eps, context=context)
         self.mlp = GatedMlp(spec, context=context.below("mlp."))
 
@@ -47,16 +56,26 @@ class DecoderLayer(nn.Module):
 
     def weights(self) -> DecoderLayerWeights:
         attention, mlp = self.attention, self.mlp
-        norms = (self.attention_norm.weight, self.mlp_norm.weight)
-        return DecoderLayerWeights(*norms, attention.qkv, attention.out, mlp.gate_up, mlp.down)
+        return DecoderLayerWeights(
+            attention_norm=self.attention_norm.weight,
+            mlp_norm=self.mlp_norm.weight,
+            qkv=attention.qkv,
+            out=attention.out,
+            gate_up=mlp.gate_up,
+            down=mlp.down,
+            q_norm=None if attention.q_norm is None else attention.q_norm.weight,
+            k_norm=None if attention.k_norm is None else attention.k_norm.weight,
+            rope=attention.rope,
+            window=attention.window,
+        )
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         for part in (self.attention_norm, self.attention, self.mlp_norm, self.mlp):
             yield from part.targets()
 
 
-class Llama(nn.Module):
-    """One rank's part of a Llama decoder. See ``interface.DecoderModel``."""
+class Decoder(nn.Module):
+    """One rank's part of a decoder. See ``interface.DecoderModel``."""
 
     def __init__(
         self, spec: TextSpec, backend: AttentionBackend[Any], rotary: Rotary, *, context: LayerContext
@@ -65,7 +84,8 @@ class Llama(nn.Module):
         context = context.below("text.")
         self.embedding = VocabParallelEmbedding("embed_tokens", spec.vocab_size, spec.hidden_size, context=context)
         self.layers = nn.ModuleList(
-            DecoderLayer(spec, backend, context=context.below(f"layers.{index}.")) for index in range(spec.num_layers)
+            DecoderLayer(spec, backend, rope=rope, window=layer.window, context=context.below(f"layers.{index}."))
+            for index, (layer, rope) in enumerate(zip(spec.layers, rotary.ropes, strict=True))
         )
         self.norm = RmsNorm("norm", spec.hidden_size, spec.rms_eps, context=context)
         self.head = self.embedding
@@ -103,7 +123,7 @@ class Llama(nn.Module):
             layers=[layer.weights() for layer in self.layers if isinstance(layer, DecoderLayer)],
             hidden_size=spec.hidden_size,
             intermediate_size=tp.share(spec.intermediate_size),
-            heads=AttentionSpec(tp.share(spec.num_heads), tp.share(spec.num_kv_heads), spec.head_dim),
+            heads=AttentionSpec.of(spec, tp),
             eps=spec.rms_eps,
             activation=spec.activation,
             tp_size=tp.size,

@@ -1,0 +1,134 @@
+"""config.json of a text model as a typed struct, which each family refines (``families/``).
+
+Defaults for missing keys are those of the config classes in transformers 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, TypeVar, cast
+
+import msgspec
+
+from mmserve.checkpoint.spec import LayerSpec, Rope, TextSpec
+from mmserve.runtime.errors import StartupError
+
+TokenIds = int | list[int] | None
+S = TypeVar("S")
+_ACTIVATIONS = frozenset({"silu", "gelu", "gelu_pytorch_tanh", "quick_gelu", "relu"})
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+class RopeJson(msgspec.Struct, kw_only=True):
+    """``rope_parameters`` (transformers 5) or ``rope_scaling`` (earlier versions, sometimes with ``type``)."""
+
+    rope_type: str | None = None
+    type: str | None = None
+    rope_theta: float | None = None
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int | None = None
+    partial_rotary_factor: float = 1.0
+
+
+class GenerationJson(msgspec.Struct, kw_only=True):
+    bos_token_id: int | None = None
+    eos_token_id: TokenIds = None
+
+
+class TextJson(msgspec.Struct, kw_only=True):
+    """What the families have in common. A family overrides defaults, ``layers`` and ``text_spec``."""
+
+    default_theta: ClassVar[float] = 10_000.0
+
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    rope_theta: float | None = None
+    rope_scaling: RopeJson | None = None
+    rope_parameters: RopeJson | None = None
+    partial_rotary_factor: float = 1.0
+    bos_token_id: int | None = None
+    eos_token_id: TokenIds = None
+    dtype: str | None = None
+    torch_dtype: str | None = None
+
+    def layers(self) -> Sequence[LayerSpec]:
+        return [LayerSpec(rope=self.rope())] * self.num_hidden_layers
+
+    def text_spec(self) -> TextSpec:
+        """Raises StartupError for what is not supported. ``tie_embeddings`` is as the config says."""
+        check_activation(self.hidden_act)
+        return TextSpec(
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            layers=tuple(self.layers()),
+            num_heads=self.num_attention_heads,
+            num_kv_heads=self.num_key_value_heads or self.num_attention_heads,
+            head_dim=self.head_dim or self.hidden_size // self.num_attention_heads,
+            vocab_size=self.vocab_size,
+            max_position=self.max_position_embeddings,
+            rms_eps=self.rms_norm_eps,
+            tie_embeddings=self.tie_word_embeddings,
+            activation=self.hidden_act,
+        )
+
+    def rope(self) -> Rope:
+        """Raises StartupError for a kind that is not supported."""
+        rope = self.rope_scaling or self.rope_parameters or RopeJson()
+        kind = rope.rope_type or rope.type or "default"
+        if kind not in ("default", "linear", "llama3") or (rope.partial_rotary_factor, self.partial_rotary_factor) != (
+            1.0,
+            1.0,
+        ):
+            raise StartupError(
+                f"rope type {kind!r} is not supported; supported are default, linear and llama3, unpartial"
+            )
+        return Rope(
+            theta=rope.rope_theta or self.rope_theta or self.default_theta,
+            kind=cast(Literal["default", "linear", "llama3"], kind),
+            factor=rope.factor,
+            low_freq_factor=rope.low_freq_factor,
+            high_freq_factor=rope.high_freq_factor,
+            original_max_position=rope.original_max_position_embeddings or self.max_position_embeddings,
+        )
+
+    def windowed(self, window: int | None, is_sliding: Sequence[bool]) -> list[LayerSpec]:
+        """Layers of which those that slide have this window, unless the whole context fits into it."""
+        if window is not None and window < 1:
+            raise StartupError(f"sliding_window {window} is not supported; it must be at least 1")
+        if window is None or window >= self.max_position_embeddings:
+            window = None
+        if len(is_sliding) != self.num_hidden_layers:
+            raise StartupError(f"layer_types names {len(is_sliding)} layers of {self.num_hidden_layers}")
+        return [LayerSpec(rope=self.rope(), window=window if sliding else None) for sliding in is_sliding]
+
+
+def sliding_types(layer_types: Sequence[str]) -> list[bool]:
+    """For each entry of ``layer_types``, if it slides. Raises StartupError for another kind of layer."""
+    if unknown := sorted(set(layer_types) - _LAYER_TYPES):
+        raise StartupError(f"layer type {unknown[0]!r} is not supported; supported are {', '.join(_LAYER_TYPES)}")
+    return [kind == "sliding_attention" for kind in layer_types]
+
+
+def check_activation(name: str) -> None:
+    """Raises StartupError for a function that is not supported."""
+    if name not in _ACTIVATIONS:
+        raise StartupError(f"activation {name!r} is not supported; supported are {', '.join(sorted(_ACTIVATIONS))}")
+
+
+def convert(raw: dict[str, Any], struct: type[S], file: str = "config.json") -> S:
+    """Raises StartupError that names the key whose value has the wrong type."""
+    try:
+        return msgspec.convert(raw, struct)
+    except msgspec.ValidationError as error:
+        raise StartupError(f"{file}: {error}") from None

@@ -1,0 +1,145 @@
+"""Every text family writes the greedy tokens of transformers in float32, however its texts are computed."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from mmserve.model_backend.platforms.reference import TorchPlatform
+from mmserve.model_backend.worker.model_runner import ModelRunner
+from tests.fakes.checkpoints import VOCAB, make_text
+from tests.fakes.engine import BLOCK_TOKENS, Driver, make_runner
+from tests.fakes.ranks_in_threads import RanksInThreads
+
+QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral": ("mistral", {}),
+    "mistral, no window": ("mistral", {"sliding_window": None}),
+    "mistral, narrow heads": ("mistral", {"head_dim": 8}),
+    "ministral": ("ministral", {}),
+    "qwen2": ("qwen2", {"hidden_size": 128}),
+    "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2, window": ("qwen2", {"hidden_size": 128, **QWEN_WINDOW}),
+    "qwen3": ("qwen3", {}),
+    "qwen3, tied, biased": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+    "qwen3, narrow heads": ("qwen3", {"head_dim": 12}),
+    "smollm3": ("smollm3", {"hidden_size": 128}),
+}
+FAMILIES = ["mistral", "ministral", "qwen2", "qwen3", "smollm3"]
+Checkpoints = Callable[[str], Path]
+NewRunner = Callable[..., ModelRunner]
+
+
+@pytest.fixture(scope="module", params=["cpu", "reference"])
+def new_runner(request: pytest.FixtureRequest) -> NewRunner:
+    reference = TorchPlatform(torch.device("cpu"), torch.float32)
+    return partial(make_runner, platform=reference) if request.param == "reference" else make_runner
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    def make(name: str) -> Path:
+        family, changes = MODELS[name]
+        return make_text(tmp_path_factory.mktemp(family), family, **changes)
+
+    return lru_cache(make)
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    draw = random.Random(7)
+    return [[draw.randrange(4, VOCAB) for _ in range(length)] for length in lengths]
+
+
+def expected(directory: Path, texts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
+    return [_generated(directory, tuple(text), num_tokens) for text in texts]
+
+
+@cache
+def _generated(directory: Path, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    ids = torch.tensor([prompt])
+    mask = torch.ones_like(ids)
+    out = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=num_tokens, eos_token_id=-1)
+    return out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("chunk", [1000, 20, 7, 1])
+@pytest.mark.parametrize("name", list(MODELS))
+def test_prompts_in_chunks(new_runner: NewRunner, checkpoints: Checkpoints, name: str, chunk: int) -> None:
+    directory, texts = checkpoints(name), prompts(1, 17, 70, 140)
+    driver = Driver(new_runner(directory), chunk=chunk)
+    sequences = [driver.add(slot, text) for slot, text in enumerate(texts)]
+    driver.run(16)
+    assert [s.output[:16] for s in sequences] == expected(directory, texts, 16)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_prefix_hit_and_preemption(new_runner: NewRunner, checkpoints: Checkpoints, name: str) -> None:
+    directory = checkpoints(name)
+    driver = Driver(new_runner(directory), chunk=30)
+    shared, tail, other_tail = prompts(41, 12, 7)
+    first = driver.add(0, shared + tail)
+    while len(first.output) < 5:
+        driver.step()
+    num_whole, num_copied = divmod(len(shared), BLOCK_TOKENS)
+    blocks, copied = tuple(first.blocks[:num_whole]), (first.blocks[num_whole], num_copied)
+    hit = driver.add(1, shared + other_tail, shared=blocks, copied=copied)
+    driver.step()
+    driver.drop(first)
+    driver.step()
+    resumed = driver.add(2, first.tokens, num_prompt=first.num_prompt)
+    driver.run(12)
+    texts = [shared + tail, shared + other_tail]
+    assert [resumed.output[:12], hit.output[:12]] == expected(directory, texts, 12)
+
+
+@pytest.mark.parametrize(("size", "kv_heads"), [(2, 4), (2, 1), (4, 2)], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ranks_with_kv_heads_replicated(tmp_path: Path, family: str, size: int, kv_heads: int) -> None:
+    directory = make_text(tmp_path, family, num_key_value_heads=kv_heads)
+    ranks = RanksInThreads(directory, size=size)
+    try:
+        driver, texts = Driver(ranks, chunk=20), prompts(5, 60)
+        sequences = [driver.add(slot, text) for slot, text in enumerate(texts)]
+        driver.run(8)
+    finally:
+        ranks.close()
+    assert [s.output[:8] for s in sequences] == expected(directory, texts, 8)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sharded_checkpoint_with_tied_head(tmp_path: Path, family: str) -> None:
+    directory = make_text(tmp_path / "whole", family, tie_word_embeddings=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory)
+    model.save_pretrained(tmp_path / "parts", max_shard_size="60KB")
+    assert len(list((tmp_path / "parts").glob("model-*.safetensors"))) > 1
+    texts = prompts(12)
+    driver = Driver(make_runner(tmp_path / "parts"))
+    sequence = driver.add(0, texts[0])
+    driver.run(6)
+    assert [sequence.output] == expected(directory, texts, 6)
+
+
+def test_config_as_published_before_transformers_5(tmp_path: Path) -> None:
+    """``rope_theta`` at the top, ``torch_dtype``, no ``layer_types``: Qwen2.5's file."""
+    rope = {"rope_type": "default", "rope_theta": 5e5}
+    directory = make_text(tmp_path / "new", "qwen2", rope_parameters=rope, tie_word_embeddings=True)
+    old = make_text(tmp_path / "old", "qwen2", rope_parameters=rope, tie_word_embeddings=True)
+    config = json.loads((old / "config.json").read_text())
+    for name in ("rope_parameters", "layer_types", "dtype"):
+        config.pop(name, None)
+    config |= {"rope_theta": 5e5, "torch_dtype": "float32", "use_sliding_window": False, "max_window_layers": 2}
+    (old / "config.json").write_text(json.dumps(config))
+    texts = prompts(30)
+    driver = Driver(make_runner(old))
+    sequence = driver.add(0, texts[0])
+    driver.run(8)
+    assert [sequence.output] == expected(directory, texts, 8)

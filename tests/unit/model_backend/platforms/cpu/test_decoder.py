@@ -1,0 +1,48 @@
+"""Every text family whose heads the kernels take is computed in one call of them, and gives the bits of its layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmserve.checkpoint.load import load
+from mmserve.model_backend.attention.interface import AttentionSpec, StepLimits
+from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.loader.load import load_decoder
+from mmserve.model_backend.models.interface import DecoderModel
+from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
+from mmserve.model_backend.platforms.cpu.decoder import CompiledDecoder
+from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
+from mmserve.model_backend.platforms.interface import ForwardExecutor
+from tests.fakes.checkpoints import make_text
+from tests.unit.model_backend.platforms.cpu.kernels import needs_compiler, random
+from tests.unit.model_backend.platforms.cpu.test_attention import BLOCK, step_of
+
+pytestmark = needs_compiler
+LIMITS = StepLimits(max_tokens=100, max_seqs=2, max_blocks=8, block_tokens=BLOCK)
+
+
+@pytest.mark.parametrize("family", ["mistral", "ministral", "qwen2", "qwen3", "smollm3"])
+@torch.inference_mode()
+def test_one_call_gives_the_bits_of_the_layers(tmp_path: Path, family: str) -> None:
+    spec = load(make_text(tmp_path, family, hidden_size=128))
+    platform = CpuPlatform(torch.float32)
+    attention = platform.attention(AttentionSpec.of(spec.text, TpGroup()), torch.float32)
+    assert isinstance(attention, PagedCpuAttention)
+    model = load_decoder(spec, platform, attention, TpGroup(), "none", lambda done, total, unit: None)
+    compiled = platform.executor(model, LIMITS)
+    assert isinstance(compiled, CompiledDecoder)
+    step = step_of([(40, 1), (0, 60)])
+    metadata = attention.builder(LIMITS).build(step)
+    positions, wanted = torch.tensor([[40, *range(60)]]), torch.tensor([0, 30, 60])
+    shape = attention.kv_shape(int(step.block_tables.max()) + 1, BLOCK)
+
+    def run(executor: ForwardExecutor | DecoderModel) -> tuple[torch.Tensor, torch.Tensor]:
+        cache = random(spec.text.num_layers, *shape, seed=1)
+        return executor.forward(random(61, 128), positions, cache, metadata, wanted).clone(), cache
+
+    (found, found_cache), (expected, expected_cache) = run(compiled), run(model)
+    assert torch.equal(found, expected)
+    assert torch.equal(found_cache, expected_cache)
