@@ -114,7 +114,7 @@ class AsyncReceiver(Generic[T]):
 
     ``limit``: how many messages of each sender may wait here, 0 for any number. Further ones wait at their sender.
 
-    Watches the socket's descriptor itself: a message through ``zmq.asyncio`` takes three times as long.
+    Watches the socket's descriptor itself, which takes half the time of ``zmq.asyncio`` if messages come one by one.
     """
 
     def __init__(self, endpoint: str, type_: Any, *, limit: int = 0) -> None:

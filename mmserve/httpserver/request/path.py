@@ -230,6 +230,8 @@ class RequestPath:
 async def _generate_all(choices: Sequence[Choice]) -> None:
     """All at once, each in a task of its own; the only one in the caller's."""
     if len(choices) == 1:
+        # Requests that came together have their prompts by then, and their messages wake the engine once.
+        await asyncio.sleep(0)
         return await choices[0].generate()
     async with asyncio.TaskGroup() as group:
         for choice in choices:
