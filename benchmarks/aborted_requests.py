@@ -137,7 +137,12 @@ class Bodies:
         self._padding = b"A" * max(0, int(mib * MIB) - len(self._image))
         self._numbers = itertools.count(random.getrandbits(32))
         content = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "@"}}]
-        request = {"messages": [{"role": "user", "content": content}], "stream": True, "ignore_eos": True}
+        request = {
+            "model": "llava",
+            "messages": [{"role": "user", "content": content}],
+            "stream": True,
+            "ignore_eos": True,
+        }
         head, _, self._tail = json.dumps(request | {"cache_salt": "benchmark"}).encode().partition(b"@")
         self._head = head + b"data:image/jpeg;base64,"
 

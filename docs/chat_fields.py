@@ -61,7 +61,7 @@ MEANINGS = {
     "request_id": "the answer's `id` ends with it; need not be unique",
     "messages": "roles system, developer, user, assistant, tool, function; content a text or parts (`text`, "
     "`image_url`). `uuid` of a picture: see [pictures by name](clients.md#pictures-by-name). `detail` changes nothing",
-    "model": "a name of the served model, or nothing; others: 404",
+    "model": "a name of the served model; none: 400, others: 404",
     "stream": "server-sent events",
     "stream_options": "`include_usage`: a last chunk with the usage; `continuous_usage_stats`: usage in every chunk; "
     "`include_obfuscation`: changes nothing",

@@ -58,6 +58,12 @@ class ServedModel:
         if name and name not in self.aliases:
             raise ModelNotFound(f"the model {quoted(name)} is not served here; {self.name!r} is", param="model")
 
+    def check_given_name(self, name: str | None) -> None:
+        """As ``check_name``, where the protocol wants a name. Raises InvalidRequest without one."""
+        if not name:
+            raise InvalidRequest("you must provide a model parameter", param="model")
+        self.check_name(name)
+
     def check_template_variable(self, name: str, param: str) -> None:
         """Raise InvalidRequest unless the chat template reads this variable and a client may set it."""
         if name not in self.template_variables:

@@ -18,8 +18,7 @@ _ANTHROPIC = ("--auth-header", "x-api-key", "--no-bearer", "-H", "anthropic-vers
 @pytest.mark.parametrize(
     ("format", "options", "optional"),
     [
-        # It wants a request without ``model`` refused: here the served model answers it.
-        ("openai-chat", (), {"chat-error-handling"}),
+        ("openai-chat", (), set()),
         ("anthropic", _ANTHROPIC, set()),
         # Compacting a conversation is optional; the last is for the names of OpenAI's reasoning models.
         ("open-responses", (), {"compact-response", "reasoning-summary"}),

@@ -36,6 +36,7 @@ _TEXT = {"type": "text", "text": "How many <image> are there? <|im_end|> \U0001f
 BODIES: tuple[dict[str, Any], ...] = (
     {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
     {
+        "model": "tiny",
         "messages": [
             {"role": "system", "content": [{"type": "text", "text": "be kind"}]},
             {"role": "user", "content": [_IMAGE, _TEXT, _IMAGE], "name": "ann"},

@@ -202,7 +202,7 @@ def test_a_disconnect_at_any_stage_releases_all_leases(stage: Stage, cached: boo
 
 async def _ask(port: int, n: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    body = json.dumps({"messages": MESSAGES, "stream": True, "n": n}).encode()
+    body = json.dumps({"model": "stub", "messages": MESSAGES, "stream": True, "n": n}).encode()
     writer.write(POST_CHAT + b"content-length: %d\r\n\r\n" % len(body) + body)
     await writer.drain()
     return reader, writer

@@ -124,7 +124,7 @@ def test_token_ids_of_prompt_and_answer_whole_and_streamed() -> None:
             assert "prompt_token_ids" not in plain
             assert "token_ids" not in plain["choices"][0]
             async with worker.client() as client:
-                fields = {"messages": PICTURE, "return_token_ids": True}
+                fields = {"model": "stub", "messages": PICTURE, "return_token_ids": True}
                 stream = await client.chat.completions.create(
                     model="stub", messages=HELLO, stream=True, extra_body=fields
                 )

@@ -22,7 +22,7 @@ async def _send(worker: Worker, method: str, path: str, **more: Any) -> httpx2.R
 
 
 def test_a_foreign_page_changes_nothing_and_generates_nothing() -> None:
-    chat = {"messages": HELLO}
+    chat = {"model": "stub", "messages": HELLO}
     forged: list[dict[str, Any]] = [
         {"headers": {"host": "evil.example"}},
         {"headers": {"host": "evil.example", "origin": EVIL}},
@@ -57,9 +57,13 @@ def test_with_a_key_host_and_origin_do_not_matter_and_json_still_does() -> None:
         async with http_worker(api_key="secret") as worker:
             worker.upstream.behave = say("fine")
             headers = {"host": "models.example", "origin": "app://desktop", "x-api-key": "secret"}
-            assert (await _send(worker, "POST", CHAT, json={"messages": HELLO}, headers=headers)).status_code == 200
+            assert (
+                await _send(worker, "POST", CHAT, json={"model": "stub", "messages": HELLO}, headers=headers)
+            ).status_code == 200
             headers["content-type"] = "text/plain"
-            assert (await _send(worker, "POST", CHAT, json={"messages": HELLO}, headers=headers)).status_code == 415
+            assert (
+                await _send(worker, "POST", CHAT, json={"model": "stub", "messages": HELLO}, headers=headers)
+            ).status_code == 415
 
     run(test)
 
@@ -80,7 +84,9 @@ def test_cors_headers_are_sent_to_listed_origins_alone() -> None:
             assert preflight.headers["access-control-allow-origin"] == own["origin"]
             assert "authorization" in preflight.headers["access-control-allow-headers"]
             for key, status in (("secret", 200), ("wrong", 401)):
-                answer = await _send(worker, "POST", CHAT, json={"messages": HELLO}, headers=own | {"x-api-key": key})
+                answer = await _send(
+                    worker, "POST", CHAT, json={"model": "stub", "messages": HELLO}, headers=own | {"x-api-key": key}
+                )
                 assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, own["origin"])
             assert (await _send(worker, "OPTIONS", CHAT, headers={"origin": EVIL} | asked)).status_code == 400
             foreign = await _send(worker, "GET", "/v1/models", headers={"origin": EVIL, "x-api-key": "secret"})

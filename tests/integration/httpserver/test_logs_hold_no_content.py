@@ -43,7 +43,7 @@ def test_a_bug_in_a_requests_task(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
     async def test() -> None:
         async with http_worker() as worker, _http(worker) as http:
-            assert (await http.post(CHAT, json={"messages": SAYS_IT})).status_code == 500
+            assert (await http.post(CHAT, json={"model": "stub", "messages": SAYS_IT})).status_code == 500
 
     monkeypatch.setattr(StubPrompts, "build", build)
     log.setup("httpserver 0", "info")
@@ -59,7 +59,7 @@ def test_a_bug_in_a_route(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
     async def test() -> None:
         async with http_worker() as worker, _http(worker) as http:
-            assert (await http.post(CHAT, json={"messages": SAYS_IT})).status_code == 500
+            assert (await http.post(CHAT, json={"model": "stub", "messages": SAYS_IT})).status_code == 500
 
     monkeypatch.setattr(app, "parse_request", parse)
     log.setup("httpserver 0", "info")
@@ -87,7 +87,7 @@ def test_failures_that_the_client_is_not_told(capsys: pytest.CaptureFixture[str]
 
     async def test() -> None:
         async with http_worker(media=_Refuses()) as worker, _http(worker) as http:
-            refused = await http.post(CHAT, json={"messages": [{"role": "user", "content": images}]})
+            refused = await http.post(CHAT, json={"model": "stub", "messages": [{"role": "user", "content": images}]})
             assert refused.status_code == 400
             assert SECRET in refused.text
 

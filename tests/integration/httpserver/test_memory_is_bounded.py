@@ -45,7 +45,7 @@ def _image(nbytes: int) -> dict[str, Any]:
 
 
 def _chat(*content: Any, **fields: Any) -> bytes:
-    return json.dumps({"messages": [{"role": "user", "content": list(content)}], **fields}).encode()
+    return json.dumps({"model": "stub", "messages": [{"role": "user", "content": list(content)}], **fields}).encode()
 
 
 def _text(text: str) -> dict[str, str]:
@@ -86,10 +86,11 @@ HELD = {
     "hundreds of messages": Attack(
         json.dumps(
             {
+                "model": "stub",
                 "messages": [
                     {"role": "user", "content": [_image(30)]},
                     *[{"role": "user", "content": str(n)} for n in range(500)],
-                ]
+                ],
             }
         ).encode()
     ),
@@ -108,7 +109,9 @@ REFUSED = {
     "a long stop string": _chat(SAY, stop="s" * 400_000),
     "thousands of stop strings": _chat(SAY, stop=["s"] * 10_000),
     "a huge model name": _chat(SAY, model="m" * 400_000),
-    "thousands of messages": json.dumps({"messages": [{"role": "user", "content": "hi"}] * 10_000}).encode(),
+    "thousands of messages": json.dumps(
+        {"model": "stub", "messages": [{"role": "user", "content": "hi"}] * 10_000}
+    ).encode(),
     "deep JSON": b'{"messages":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
     "deep JSON in a field that is ignored": b'{"zzz":' + b"[" * 200_000 + b"]" * 200_000 + b',"messages":[]}',
     "more text than any context": _chat(_text(" " * 1_000_000)),

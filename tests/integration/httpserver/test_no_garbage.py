@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.http_upstream import say_then_hold
 from tests.fakes.http_worker import Worker, http_worker, run
 
-BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True, "n": 2}).encode()
+BODY = json.dumps({"model": "stub", "messages": [{"role": "user", "content": "hi"}], "stream": True, "n": 2}).encode()
 HEAD = (
     "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     f"content-length: {len(BODY)}"

@@ -46,7 +46,7 @@ def test_while_loading_requests_get_503_with_the_phase() -> None:
                 response = await http.get(path)
                 assert (response.status_code, response.json()["phase"]) == (503, "loading")
             assert (await http.get("/live")).status_code == 200
-            refused = await http.post(CHAT, json={"messages": HELLO})
+            refused = await http.post(CHAT, json={"model": "stub", "messages": HELLO})
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
             assert _error(refused)["message"] == "the server is loading: weights"
             worker.upstream.say_phase()
@@ -99,11 +99,11 @@ def test_an_operator_changes_the_share_of_allocations_without_a_restart() -> Non
             async with _http(worker, authorization="Bearer secret") as http:
                 assert (await http.get(ALLOC)).json() == {FRACTION: 1.0}
                 worker.upstream.behave = say("fine")
-                await http.post(CHAT, json={"messages": PICTURE})
+                await http.post(CHAT, json={"model": "stub", "messages": PICTURE})
                 assert (await http.post(ALLOC, json={FRACTION: 0})).json() == {FRACTION: 0.0}
                 assert (await http.get(ALLOC)).json() == {FRACTION: 0.0}
-                await http.post(CHAT, json={"messages": PICTURE})
-                await http.post(CHAT, json={"messages": PICTURE})
+                await http.post(CHAT, json={"model": "stub", "messages": PICTURE})
+                await http.post(CHAT, json={"model": "stub", "messages": PICTURE})
                 assert (len(worker.leases.held), len(worker.v1_leases.held)) == (1, 2)
 
     run(test)
@@ -165,7 +165,7 @@ def test_a_valid_request_id_is_echoed() -> None:
         async with http_worker() as worker, _http(worker) as http:
             assert (await http.get("/live", headers={"x-request-id": "abc-1"})).headers["x-request-id"] == "abc-1"
             assert (await http.get("/live", headers={"x-request-id": "a" * 200})).headers["x-request-id"] != "a" * 200
-            answer = await http.post(CHAT, json={"messages": HELLO}, headers={"x-request-id": "mine"})
+            answer = await http.post(CHAT, json={"model": "stub", "messages": HELLO}, headers={"x-request-id": "mine"})
             assert answer.headers["x-request-id"] == "mine"
             assert "mine" not in worker.upstream.requests()[0].id
 
@@ -277,9 +277,11 @@ def test_requests_beyond_the_limit_get_429_with_retry_after() -> None:
     async def test() -> None:
         async with http_worker(max_queued_requests=2) as worker, _http(worker) as http:
             worker.upstream.behave = say_then_hold("", "done")
-            waiting = [asyncio.create_task(http.post(CHAT, json={"messages": HELLO})) for _ in range(2)]
+            waiting = [
+                asyncio.create_task(http.post(CHAT, json={"model": "stub", "messages": HELLO})) for _ in range(2)
+            ]
             await worker.upstream.until(lambda: len(worker.upstream.requests()) == 2)
-            refused = await http.post(CHAT, json={"messages": HELLO})
+            refused = await http.post(CHAT, json={"model": "stub", "messages": HELLO})
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
             assert _error(refused)["code"] == "overloaded"
             worker.upstream.release.set()
@@ -295,9 +297,9 @@ def test_retry_after_follows_the_rate_at_which_requests_end() -> None:
         """Retry-After of a request beside two others, which then are answered ``duration_s`` after they began."""
         worker.upstream.release.clear()
         so_far = len(worker.upstream.requests())
-        waiting = [asyncio.create_task(http.post(CHAT, json={"messages": HELLO})) for _ in range(2)]
+        waiting = [asyncio.create_task(http.post(CHAT, json={"model": "stub", "messages": HELLO})) for _ in range(2)]
         await worker.upstream.until(lambda: len(worker.upstream.requests()) == so_far + 2)
-        refused = await http.post(CHAT, json={"messages": HELLO})
+        refused = await http.post(CHAT, json={"model": "stub", "messages": HELLO})
         assert refused.status_code == 429
         clock[0] += duration_s
         worker.upstream.release.set()
@@ -325,7 +327,7 @@ def test_refusals_of_the_engine_carry_its_estimate(finish: str, status: int) -> 
     async def test() -> None:
         async with http_worker() as worker, _http(worker) as http:
             worker.upstream.behave = refuse
-            refused = await http.post(CHAT, json={"messages": PICTURE})
+            refused = await http.post(CHAT, json={"model": "stub", "messages": PICTURE})
             assert (refused.status_code, refused.headers["retry-after"]) == (status, "34")
 
     run(test)
@@ -344,7 +346,7 @@ def test_sigterm_lets_live_requests_end_and_refuses_new_ones_on_any_connection()
             os.kill(os.getpid(), signal.SIGTERM)
             await worker.until(lambda: not worker.context.admission.ready)
             for connection in (http, fresh):
-                refused = await connection.post(CHAT, json={"messages": HELLO})
+                refused = await connection.post(CHAT, json={"model": "stub", "messages": HELLO})
                 assert refused.status_code == 503
                 assert (await connection.get("/health")).json()["phase"] == "draining"
             worker.upstream.release.set()
@@ -371,9 +373,9 @@ def test_sigterm_lets_a_request_end_whose_body_is_still_arriving(nbytes: int) ->
     async def test() -> None:
         async with http_worker() as worker, _http(worker) as http:
             worker.upstream.behave = first_ends_first
-            first = asyncio.create_task(http.post(CHAT, json={"messages": HELLO}))
+            first = asyncio.create_task(http.post(CHAT, json={"model": "stub", "messages": HELLO}))
             await worker.upstream.until(lambda: len(worker.upstream.requests()) == 1)
-            body = json.dumps({"messages": HELLO, "metadata": {"a": "x" * nbytes}}).encode()
+            body = json.dumps({"model": "stub", "messages": HELLO, "metadata": {"a": "x" * nbytes}}).encode()
             reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
             writer.write(POST_CHAT + b"content-length: %d\r\n\r\n" % len(body))
             writer.write(body[: nbytes // 2])
@@ -512,10 +514,10 @@ def test_a_bug_in_one_request_is_a_500_and_the_next_is_served(caplog: pytest.Log
     async def test() -> None:
         async with http_worker() as worker, _http(worker) as http:
             worker.upstream.behave = behave
-            broken = await http.post(CHAT, json={"messages": HELLO})
+            broken = await http.post(CHAT, json={"model": "stub", "messages": HELLO})
             assert (broken.status_code, _error(broken)["type"]) == (500, "server_error")
             worker.upstream.behave = say("fine")
-            assert (await http.post(CHAT, json={"messages": HELLO})).status_code == 200
+            assert (await http.post(CHAT, json={"model": "stub", "messages": HELLO})).status_code == 200
             await worker.idle()
 
     run(test)

@@ -111,10 +111,10 @@ def test_failed_and_aborted_requests_are_marked_as_such() -> None:
         options = {"otlp_traces_endpoint": received.url + "/custom", "request_timeout": 0.05}
         async with http_worker(**options) as worker, _http(worker) as http:
             worker.upstream.behave = say_then_hold("a")
-            assert (await http.post(CHAT, json={"messages": HELLO})).status_code == 504
+            assert (await http.post(CHAT, json={"model": "stub", "messages": HELLO})).status_code == 504
         async with http_worker(otlp_traces_endpoint=received.url) as worker, _http(worker) as http:
             worker.upstream.behave = say_then_hold("a")
-            async with http.stream("POST", CHAT, json={"messages": HELLO, "stream": True}):
+            async with http.stream("POST", CHAT, json={"model": "stub", "messages": HELLO, "stream": True}):
                 pass  # leaves before the answer has ended
             await worker.idle()
 
@@ -132,7 +132,9 @@ def test_a_trace_that_the_client_does_not_sample_is_not_sent_and_a_malformed_one
     async def test(received: Receiver) -> None:
         async with http_worker(otlp_traces_endpoint=received.url) as worker, _http(worker) as http:
             for traceparent in (f"00-{TRACE_ID}-{SPAN_ID}-00", f"00-{TRACE_ID}-{SPAN_ID}-01" + 5000 * "0", "00-zz"):
-                answer = await http.post(CHAT, json={"messages": HELLO}, headers={"traceparent": traceparent})
+                answer = await http.post(
+                    CHAT, json={"model": "stub", "messages": HELLO}, headers={"traceparent": traceparent}
+                )
                 assert answer.status_code == 200
 
     with receiver() as received:
@@ -153,10 +155,10 @@ def test_a_receiver_that_hangs_delays_no_request_and_what_does_not_fit_is_counte
         received.gate.clear()
         async with http_worker(otlp_traces_endpoint=received.url) as worker, _http(worker) as http:
             worker.upstream.behave = say("done")
-            assert (await http.post(CHAT, json={"messages": HELLO})).status_code == 200
+            assert (await http.post(CHAT, json={"model": "stub", "messages": HELLO})).status_code == 200
             await worker.until(lambda: received.posts == 1)
             for _ in range(5):
-                assert (await http.post(CHAT, json={"messages": HELLO})).status_code == 200
+                assert (await http.post(CHAT, json={"model": "stub", "messages": HELLO})).status_code == 200
             await worker.until(lambda: _dropped(worker, "buffer_full") == 3)
             received.gate.set()
 
@@ -174,7 +176,7 @@ def test_traces_that_a_receiver_refuses_are_counted(
     async def test(received: Receiver) -> None:
         received.status = 400
         async with http_worker(otlp_traces_endpoint=received.url) as worker, _http(worker) as http:
-            assert (await http.post(CHAT, json={"messages": HELLO})).status_code == 200
+            assert (await http.post(CHAT, json={"model": "stub", "messages": HELLO})).status_code == 200
             await worker.until(lambda: _dropped(worker, "not_sent") == 1)
 
     with receiver() as received:
@@ -187,7 +189,7 @@ def test_a_worker_ends_though_its_receiver_hangs(monkeypatch: pytest.MonkeyPatch
     async def test(received: Receiver) -> None:
         received.gate.clear()
         async with http_worker(otlp_traces_endpoint=received.url) as worker, _http(worker) as http:
-            assert (await http.post(CHAT, json={"messages": HELLO})).status_code == 200
+            assert (await http.post(CHAT, json={"model": "stub", "messages": HELLO})).status_code == 200
 
     with receiver() as received:
         run(lambda: test(received))

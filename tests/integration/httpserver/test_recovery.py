@@ -25,7 +25,7 @@ async def _open(worker: Worker, *, stream: bool, messages: object = PICTURE) -> 
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", worker.port))
     reader, writer = await asyncio.open_connection(sock=connection, limit=1024)
-    body = json.dumps({"messages": messages, "stream": stream}).encode()
+    body = json.dumps({"model": "stub", "messages": messages, "stream": stream}).encode()
     head = POST_CHAT + b"content-length: %d\r\n\r\n" % len(body)
     writer.write(head + body)
     await writer.drain()

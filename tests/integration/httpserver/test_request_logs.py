@@ -34,7 +34,7 @@ def test_a_trace_has_every_stage_and_the_id_of_the_answer(caplog: pytest.LogCapt
     async def test() -> str:
         async with http_worker(trace_requests=True) as worker, _http(worker) as http:
             worker.upstream.behave = _reply_with_stage_times
-            answer = await http.post(CHAT, json={"messages": PICTURE, "stream": stream})
+            answer = await http.post(CHAT, json={"model": "stub", "messages": PICTURE, "stream": stream})
             await worker.until(lambda: bool(_fields(caplog, "mmserve.trace")))
             return answer.text
 
@@ -52,11 +52,11 @@ def test_traces_of_aborted_and_refused_requests_say_so(caplog: pytest.LogCapture
     async def test() -> None:
         async with http_worker(trace_requests=True, request_timeout=0.05) as worker, _http(worker) as http:
             worker.upstream.behave = say_then_hold("a")
-            assert (await http.post(CHAT, json={"messages": HELLO})).status_code == 504
+            assert (await http.post(CHAT, json={"model": "stub", "messages": HELLO})).status_code == 504
             await worker.until(lambda: len(_fields(caplog, "mmserve.trace")) == 1)
         async with http_worker(trace_requests=True) as worker, _http(worker) as http:
             worker.upstream.behave = say_then_hold("a")
-            async with http.stream("POST", CHAT, json={"messages": HELLO, "stream": True}):
+            async with http.stream("POST", CHAT, json={"model": "stub", "messages": HELLO, "stream": True}):
                 pass  # leaves before the answer has ended
             await worker.until(lambda: len(_fields(caplog, "mmserve.trace")) == 2)
 
@@ -70,7 +70,7 @@ def test_traces_of_aborted_and_refused_requests_say_so(caplog: pytest.LogCapture
 def test_without_the_option_nothing_is_traced(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with http_worker() as worker, _http(worker) as http:
-            assert (await http.post(CHAT, json={"messages": HELLO})).status_code == 200
+            assert (await http.post(CHAT, json={"model": "stub", "messages": HELLO})).status_code == 200
 
     caplog.set_level(logging.INFO, "mmserve")
     run(test)
@@ -81,8 +81,8 @@ def test_without_the_option_nothing_is_traced(caplog: pytest.LogCaptureFixture) 
 def test_the_access_log_has_a_line_for_every_response(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> int:
         async with http_worker(access_log=True) as worker, _http(worker) as http:
-            answer = await http.post(CHAT, json={"messages": HELLO}, headers={"x-request-id": "mine"})
-            await http.post(CHAT, json={"messages": HELLO, "temperature": -1})
+            answer = await http.post(CHAT, json={"model": "stub", "messages": HELLO}, headers={"x-request-id": "mine"})
+            await http.post(CHAT, json={"model": "stub", "messages": HELLO, "temperature": -1})
             await http.get("/nowhere/" + 500 * "x")
             return len(answer.content)
 

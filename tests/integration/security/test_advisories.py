@@ -64,7 +64,7 @@ def test_cve_2026_94627_requests_with_one_x_request_id_do_not_meet() -> None:
             headers = {"x-request-id": "same"}
             async with httpx2.AsyncClient(base_url=worker.url, headers=headers, timeout=20) as http:
                 texts = [f"tenant {number}" for number in range(16)]
-                bodies = [{"messages": [{"role": "user", "content": text}]} for text in texts]
+                bodies = [{"model": "stub", "messages": [{"role": "user", "content": text}]} for text in texts]
                 answers = await asyncio.gather(*(http.post(CHAT, json=body) for body in bodies))
             assert [each.json()["choices"][0]["message"]["content"] for each in answers] == texts
             assert {each.headers["x-request-id"] for each in answers} == {"same"}
@@ -76,8 +76,8 @@ def test_cve_2026_94627_requests_with_one_x_request_id_do_not_meet() -> None:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        (CHAT, {"messages": HELLO}),
-        ("/v1/completions", {"prompt": ["a text", "another"], "n": 2}),
+        (CHAT, {"model": "stub", "messages": HELLO}),
+        ("/v1/completions", {"model": "stub", "prompt": ["a text", "another"], "n": 2}),
         ("/v1/responses", {"model": "stub", "input": "a text", "store": False}),
         ("/v1/embeddings", {"input": "a text"}),
         ("/v1/messages", {"model": "stub", "messages": HELLO, "max_tokens": 8}),
@@ -118,7 +118,7 @@ def test_cve_2025_46570_a_salt_separates_prompts(path: str, body: dict[str, Any]
 def test_cve_2026_105754_forged_fields_are_refused_by_name(forged: dict[str, Any]) -> None:
     async def test() -> None:
         async with http_worker() as worker, httpx2.AsyncClient(base_url=worker.url, timeout=20) as http:
-            refused = await http.post(CHAT, json={"messages": HELLO} | forged)
+            refused = await http.post(CHAT, json={"model": "stub", "messages": HELLO} | forged)
             assert refused.status_code == 400
             assert refused.json()["error"]["param"].startswith(next(iter(forged)))
             assert not worker.upstream.requests()
@@ -139,7 +139,7 @@ def test_deep_json_is_400_and_the_worker_lives() -> None:
 
 def test_two_lengths_or_a_length_and_chunks_are_refused() -> None:
     """Request smuggling: a proxy in front could read the other of the two."""
-    body = json.dumps({"messages": HELLO}).encode()
+    body = json.dumps({"model": "stub", "messages": HELLO}).encode()
 
     async def test() -> None:
         async with http_worker() as worker:

@@ -184,7 +184,7 @@ def test_cve_2025_61620_a_request_brings_no_template_and_only_the_templates_own_
     model = replace(
         ServedModel.of(make_deployment("/nowhere")), template_variables=variables_read(source) - ALWAYS_GIVEN
     )
-    body = {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {name: 1}}
+    body = {"model": "stub", "messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {name: 1}}
     with pytest.raises(InvalidRequest) as refused:
         parse_chat(json.dumps(body).encode(), model)
     assert refused.value.param == f"chat_template_kwargs.{name}"

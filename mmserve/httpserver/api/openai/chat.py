@@ -29,7 +29,7 @@ def parse(
 ) -> ParsedRequest:
     """See ``protocol.Parse``."""
     request = decode(body, ChatRequest)
-    model.check_name(request.model)
+    model.check_given_name(request.model)
     refuse_unsupported(request)
     reader = ConversationReader(model.max_images, split_urls, model.max_model_len)
     messages = reader.read(request.messages)

@@ -60,7 +60,7 @@ def parse(
     if split_urls:
         raise UrlsLeft(split_urls)
     request = decode(body, CompletionRequest)
-    model.check_name(request.model)
+    model.check_given_name(request.model)
     _refuse_unsupported(request)
     prompts = read_written_prompts(request.prompt, "prompt", add_special_tokens=request.add_special_tokens is not False)
     n = request.n or 1

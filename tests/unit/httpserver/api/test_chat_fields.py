@@ -46,7 +46,9 @@ class Parsed:
     """What a body is parsed to."""
 
     def __init__(self, body: dict[str, Any]) -> None:
-        parsed = parse_body(CHAT, json.dumps({"messages": [USER], "seed": 1} | body).encode(), MODEL, 0.0)
+        parsed = parse_body(
+            CHAT, json.dumps({"model": "stub", "messages": [USER], "seed": 1} | body).encode(), MODEL, 0.0
+        )
         self.call: GenerateCall = msgspec.structs.replace(parsed.call, request_id="")
         self.answer = cast(ChatAnswer, parsed.send_answer)
 

@@ -38,7 +38,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> Parsed:
 
 
 def body_of(*parts: Any, **fields: Any) -> bytes:
-    return json.dumps({"messages": [{"role": "user", "content": list(parts)}], **fields}).encode()
+    return json.dumps({"model": "stub", "messages": [{"role": "user", "content": list(parts)}], **fields}).encode()
 
 
 @pytest.mark.parametrize(

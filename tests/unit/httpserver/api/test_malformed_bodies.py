@@ -134,5 +134,12 @@ def test_null_is_the_same_as_absent(name: str) -> None:
     parse_body(protocol, json.dumps(dict.fromkeys(fields) | good).encode(), MODEL, 0.0)
 
 
+@pytest.mark.parametrize("name", ["chat_completions", "completions", "responses"])
+@pytest.mark.parametrize("model", [{}, {"model": None}, {"model": ""}])
+def test_a_request_without_a_model_is_refused(name: str, model: dict[str, Any]) -> None:
+    error = refusal(ALL[name], GOOD[name] | model)
+    assert (error.status, error.param, error.message) == (400, "model", "you must provide a model parameter")
+
+
 def test_every_protocol_is_here() -> None:
     assert set(GOOD) == set(ALL)

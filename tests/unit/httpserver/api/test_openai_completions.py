@@ -22,7 +22,7 @@ from tests.fakes.http_services import make_deployment
 
 def read(body: dict[str, Any]) -> GenerateCall:
     model = ServedModel.of(make_deployment("/nowhere"))
-    return parse_body(COMPLETIONS, json.dumps({"prompt": "hi"} | body).encode(), model, 1.5).call
+    return parse_body(COMPLETIONS, json.dumps({"model": "stub", "prompt": "hi"} | body).encode(), model, 1.5).call
 
 
 def prompts(value: Any, **body: Any) -> list[tuple[object, str]]:
@@ -69,7 +69,9 @@ def test_defaults() -> None:
 
 
 def test_null_means_absent() -> None:
-    nothing = {field.name: None for field in msgspec.structs.fields(CompletionRequest) if field.name != "prompt"}
+    nothing = {
+        field.name: None for field in msgspec.structs.fields(CompletionRequest) if field.name not in ("prompt", "model")
+    }
     assert len(nothing) > 25
     assert replace(read(nothing | {"seed": 1}), request_id="") == replace(read({"seed": 1}), request_id="")
 

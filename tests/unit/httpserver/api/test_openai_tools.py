@@ -27,7 +27,7 @@ MODEL = replace(
 
 
 def read(body: dict[str, Any]) -> GenerateCall:
-    return parse_chat(json.dumps({"messages": [USER]} | body).encode(), MODEL)
+    return parse_chat(json.dumps({"model": "stub", "messages": [USER]} | body).encode(), MODEL)
 
 
 def conversation(body: dict[str, Any]) -> Conversation:
@@ -130,7 +130,10 @@ def test_every_refusal_names_its_field(body: dict[str, Any], param: str) -> None
 
 def test_a_model_whose_template_has_no_tools_refuses_them() -> None:
     with pytest.raises(InvalidRequest, match="takes no tools") as refused:
-        parse_chat(json.dumps({"messages": [USER], "tools": [TOOL]}).encode(), replace(MODEL, takes_tools=False))
+        parse_chat(
+            json.dumps({"model": "stub", "messages": [USER], "tools": [TOOL]}).encode(),
+            replace(MODEL, takes_tools=False),
+        )
     assert refused.value.param == "tools"
 
 

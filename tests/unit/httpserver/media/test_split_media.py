@@ -159,7 +159,9 @@ def test_a_request_parses_as_without_cutting(request: dict[str, Any], seed: int)
 
 
 def call_of(*parts: dict[str, Any], **fields: Any) -> GenerateCall:
-    return parse_chat(json.dumps({"messages": [{"role": "user", "content": list(parts)}], **fields}).encode(), MODEL)
+    return parse_chat(
+        json.dumps({"model": "stub", "messages": [{"role": "user", "content": list(parts)}], **fields}).encode(), MODEL
+    )
 
 
 def base64_values(body: bytes) -> list[bytes]:
@@ -221,13 +223,16 @@ def test_a_mark_sent_by_a_client_has_no_meaning() -> None:
 
 
 def test_the_last_of_duplicate_fields_counts() -> None:
-    body = b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"%b","url":"b"}}]}]}'
+    body = (
+        b'{"model":"stub",'
+        b'"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"%b","url":"b"}}]}]}'
+    )
     assert parse_chat(body % URL.encode(), MODEL).media[0].url == "b"
 
 
 @pytest.mark.parametrize("escape", ["\\/", "\\u002f", "%2F"])
 def test_escaped_base64_is_decoded(escape: str) -> None:
-    body = json.dumps({"messages": [{"role": "user", "content": [image(URL)]}]}).encode()
+    body = json.dumps({"model": "stub", "messages": [{"role": "user", "content": [image(URL)]}]}).encode()
     start = body.index(b"base64,") + 7
     media = parse_chat(body[:start] + body[start:].replace(b"/", escape.encode()), MODEL).media
     assert media[0].data is not None
@@ -236,7 +241,10 @@ def test_escaped_base64_is_decoded(escape: str) -> None:
 
 @pytest.mark.parametrize("inside", [b"\x00", b"\xff", b"\\q", b"\xc3\xbc", b"-_", b"=="])
 def test_invalid_base64_is_refused_with_its_field(inside: bytes) -> None:
-    body = b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":"data:;base64,QUJD%bQUJD"}]}]}'
+    body = (
+        b'{"model":"stub",'
+        b'"messages":[{"role":"user","content":[{"type":"image_url","image_url":"data:;base64,QUJD%bQUJD"}]}]}'
+    )
     media = parse_chat(body % inside, MODEL).media
     with pytest.raises(MmserveError, match="not valid base64"):
         read_data_url(media[0], RequestByteLimit(1 << 20))

@@ -71,8 +71,6 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
 
 def check_request(request: ResponsesRequest) -> None:
     """Raise InvalidRequest for values that need more than one field, or more than a range, to be checked."""
-    if not request.model:
-        raise InvalidRequest("model names the model that answers", param="model")
     for value in request.include or ():
         if value not in _INCLUDED:
             raise InvalidRequest(f"{quoted(value)} cannot be included, only {', '.join(_INCLUDED)}", param="include")

@@ -41,7 +41,7 @@ def parse(
 ) -> ParsedRequest:
     """See ``protocol.Parse``."""
     request = decode(body, ResponsesRequest)
-    model.check_name(request.model)
+    model.check_given_name(request.model)
     check_request(request)
     fields, tools = read_tools(request.tools)
     grammar, grammar_param = format_grammar(request.text.format if request.text else None)
