@@ -34,7 +34,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model: Annotated[str, _field("model", "packaged name (llava), checkpoint directory, or Hugging Face hub id")] = (
         "llava"
     )
-    served_model_name: Annotated[str | None, _field("model", "name clients use; default: --model's base name")] = None
+    served_model_name: Annotated[
+        tuple[str, ...],
+        _field("model", "names clients use, comma separated; the first is in answers; default: --model's base name"),
+    ] = ()
     device: Annotated[Device, _field("model", "where ranks and vision tower run")] = "auto"
     dtype: Annotated[Dtype, _field("model", "weights, KV cache and embeddings; auto: bfloat16 where it is fast")] = (
         "auto"

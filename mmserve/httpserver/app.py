@@ -125,13 +125,14 @@ def _generate_endpoint(context: WorkerContext, protocol: Protocol[ParsedRequest]
             body = await read_body(request, limit_nbytes, resources)
             parsed = await parse_request(protocol, body, context.model, arrival_s)
             del body
-            owner = request.scope["state"]["key"]
+            state = request.scope["state"]
+            owner = state["key"]
             if protocol.complete is not None:
                 parsed = await protocol.complete(parsed, context.responses, owner, resources)
             if parsed.drop is not None:
                 unowned.push_async_callback(parsed.drop)
             call, send_answer, respond = parsed.call, parsed.send_answer, parsed.respond
-            call = decode_small_images(replace(call, owner=owner))
+            call = decode_small_images(replace(call, owner=owner, http_request_id=state["request_id"]))
             del parsed
             if call.media:
                 resources.enter(context.shortages.images())

@@ -107,6 +107,8 @@ class GenerateCall(msgspec.Struct, frozen=True):
     """From arrival to the end of the answer; None: the client sets no limit."""
     cache_salt: str = ""
     """Requests with different salts share neither cached images nor cached KV blocks."""
+    http_request_id: str = ""
+    """The id in the headers of the response, which errors repeat."""
     owner: str = ""
     """Name of the client's API key. Names of images are known to their owner alone."""
     grammar_param: str = ""

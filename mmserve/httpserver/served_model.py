@@ -17,8 +17,10 @@ class ServedModel:
     """Made once, when the worker starts."""
 
     name: str
+    names: tuple[str, ...]
+    """All names that are listed; the first is ``name``."""
     aliases: frozenset[str]
-    """The served name, the model as it was given, the checkpoint's path and its base name."""
+    """These names, the model as it was given, the checkpoint's path and its base name."""
     max_model_len: int
     vocab_size: int
     hidden_size: int
@@ -38,9 +40,11 @@ class ServedModel:
     def of(cls, deployment: Deployment) -> ServedModel:
         model, config = deployment.model, deployment.config
         variables = variables_read(template_source(Path(model.path)) or "")
+        names = tuple(dict.fromkeys((deployment.served_name, *config.served_model_name)))
         return cls(
             name=deployment.served_name,
-            aliases=frozenset({deployment.served_name, config.model, model.path, Path(model.path).name}),
+            names=names,
+            aliases=frozenset({*names, config.model, model.path, Path(model.path).name}),
             max_model_len=deployment.max_model_len,
             vocab_size=model.text.vocab_size,
             hidden_size=model.text.hidden_size,
@@ -56,7 +60,12 @@ class ServedModel:
     def check_name(self, name: str | None) -> None:
         """Raise ModelNotFound unless ``name`` is one of the aliases, empty or None."""
         if name and name not in self.aliases:
-            raise ModelNotFound(f"the model {quoted(name)} is not served here; {self.name!r} is", param="model")
+            raise self.not_found(name)
+
+    def not_found(self, name: str) -> ModelNotFound:
+        """The error for another name than those served."""
+        served = f"{self.name!r} is" if len(self.names) == 1 else f"{', '.join(map(repr, self.names))} are"
+        return ModelNotFound(f"the model {quoted(name)} is not served here; {served}", param="model")
 
     def check_given_name(self, name: str | None) -> None:
         """As ``check_name``, where the protocol wants a name. Raises InvalidRequest without one."""

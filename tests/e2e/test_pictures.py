@@ -149,3 +149,24 @@ def test_broken_pictures_do_not_affect_later_requests(default_stack: Stack) -> N
                 ask(client, _messages(b"\xff\xd8\xff broken"))
             assert ask(client, sample.messages)
     assert default_stack.eventually("mm_leases", 0) == 0
+
+
+def test_a_picture_is_named_and_not_sent_again(default_stack: Stack) -> None:
+    _, messages, answer = _picture()
+    sent, named = _with_uuid(messages), _with_uuid(messages, image_url=None)
+    with default_stack.client() as client:
+        with pytest.raises(openai.BadRequestError) as unknown:
+            ask(client, named)
+        assert unknown.value.code == "media_not_stored"
+        assert ask(client, sent) == answer
+        for _ in range(4):  # at any HTTP worker
+            assert ask(client, named) == answer
+        with pytest.raises(openai.BadRequestError):
+            ask(client, named, extra_body={"cache_salt": "another"})
+
+
+def _with_uuid(messages: list[dict[str, object]], **changed: object) -> list[dict[str, object]]:
+    """The messages with a name for their picture."""
+    parts: list[dict[str, object]] = messages[0]["content"]  # type: ignore[assignment]
+    content = [part | {"uuid": "e2e-1"} | changed if part["type"] == "image_url" else part for part in parts]
+    return [messages[0] | {"content": content}]

@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from mmserve.httpserver.api.openapi import NAMED, answers
 from mmserve.httpserver.context import WorkerContext
-from mmserve.runtime.errors import ModelNotFound, quoted
 
 
 class ModelCard(msgspec.Struct):
@@ -44,34 +43,39 @@ class ModelList(msgspec.Struct):
 
 
 def model_routes(context: WorkerContext) -> APIRouter:
-    """Routes that list the served model and describe it by name."""
+    """Routes that list the served model, once for each of its names, and describe it by name."""
     router = APIRouter(tags=["models"])
     model, started = context.model, datetime.fromtimestamp(int(time.time()), UTC)
-    longest = model.max_model_len - 1  # a prompt leaves room for one token, and an answer follows at least one
-    card = ModelCard(
-        id=model.name,
-        created=int(started.timestamp()),
-        root=context.deployment.model.path,
-        max_model_len=model.max_model_len,
-        context_window=model.max_model_len,
-        max_input_tokens=longest,
-        max_tokens=longest,
-        display_name=model.name,
-        created_at=started,
-    )
+    cards = [_card(context, name, started) for name in model.names]
 
     @router.get("/v1/models", response_class=Response, responses=answers(ModelList))
     async def list_models() -> Response:
-        return _json(ModelList([card], card.id, card.id))
+        return _json(ModelList(cards, cards[0].id, cards[-1].id))
 
     @router.get("/v1/models/{model_id:path}", response_class=Response, responses=answers(ModelCard, NAMED))
     async def get_model(model_id: str) -> Response:
         # A model named by a path loses its leading slash in the URL.
         if not model_id or not {model_id, f"/{model_id}"} & model.aliases:
-            raise ModelNotFound(f"the model {quoted(model_id)} is not served here; {model.name!r} is", param="model")
-        return _json(card)
+            raise model.not_found(model_id)
+        return _json(next((card for card in cards if card.id == model_id), cards[0]))
 
     return router
+
+
+def _card(context: WorkerContext, name: str, started: datetime) -> ModelCard:
+    max_model_len = context.model.max_model_len
+    longest = max_model_len - 1  # a prompt leaves room for one token, and an answer follows at least one
+    return ModelCard(
+        id=name,
+        created=int(started.timestamp()),
+        root=context.deployment.model.path,
+        max_model_len=max_model_len,
+        context_window=max_model_len,
+        max_input_tokens=longest,
+        max_tokens=longest,
+        display_name=name,
+        created_at=started,
+    )
 
 
 def _json(body: object) -> Response:

@@ -43,7 +43,7 @@ def make(config: Config, model: ModelSpec, machine: Machine, *, run_dir: str, ur
     deployment = Deployment(
         config=config,
         model=model,
-        served_name=config.served_model_name or _base_name(config.model),
+        served_name=next(iter(config.served_model_name), _base_name(config.model)),
         device=device,
         dtype=dtype,
         cpu_threads=config.cpu_threads or machine.num_cores,

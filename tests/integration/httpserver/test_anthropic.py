@@ -361,3 +361,59 @@ def test_a_failed_count_gives_back_what_it_held() -> None:
             await worker.idle()
 
     run(test)
+
+
+def test_an_error_in_a_stream_has_the_requests_id() -> None:
+    async def behave(upstream: Upstream, request: GenerateRequest) -> None:
+        upstream.reply(request, b"one")
+        upstream.reply(request, finish="error", message="not finite")
+
+    async def test() -> None:
+        async with http_worker() as worker, _http(worker, **{"x-request-id": "mine"}) as http:
+            worker.upstream.behave = behave
+            answer = await http.post(PATH, json=BODY | {"stream": True})
+            assert answer.status_code == 200
+            *_, event = answer.text.strip().split("\n\n")
+            name, _, data = event.partition("\ndata: ")
+            assert name == "event: error"
+            assert json.loads(data)["request_id"] == answer.headers["request-id"] == "mine"
+
+    run(test)
+
+
+def test_every_name_of_the_model_is_listed_and_answered() -> None:
+    async def test() -> None:
+        async with http_worker(served_model_name=("stub", "claude-small")) as worker, _http(worker) as http:
+            for name in ("stub", "claude-small", "stub-7b"):
+                answer = await http.post(PATH, json=BODY | {"model": name})
+                assert (answer.status_code, answer.json()["model"]) == (200, "stub")
+            listed = (await http.get("/v1/models")).json()
+            assert [card["id"] for card in listed["data"]] == ["stub", "claude-small"]
+            assert (listed["first_id"], listed["last_id"]) == ("stub", "claude-small")
+            assert (await http.get("/v1/models/claude-small")).json()["id"] == "claude-small"
+            assert (await http.get("/v1/models/stub-7b")).json()["id"] == "stub"
+            unknown = await http.post(PATH, json=BODY | {"model": "claude-large"})
+            assert unknown.status_code == 404
+            assert "'stub', 'claude-small' are" in unknown.json()["error"]["message"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_says_how_many_tokens_were_thoughts(stream: bool) -> None:
+    template = "{{ messages }}{{ enable_thinking }}<think></think>"
+
+    async def test() -> None:
+        async with http_worker(template=template, reasoning_parser="think") as worker, _http(worker) as http:
+            worker.upstream.behave = say("<think>so</think>yes")
+            answer = await http.post(PATH, json=BODY | {"stream": stream, "max_tokens": 100})
+            if stream:
+                (data,) = [
+                    line for line in answer.text.splitlines() if line.startswith("data: ") and "message_delta" in line
+                ]
+                usage = json.loads(data.removeprefix("data: "))["usage"]
+            else:
+                usage = answer.json()["usage"]
+            assert 0 < usage["output_tokens_details"]["thinking_tokens"] < usage["output_tokens"] == 20
+
+    run(test)

@@ -30,6 +30,12 @@ PING_S = 10.0
 """Clients give up on a stream that is silent for about a minute. An image may take that long to enter the cache."""
 
 
+class OutputTokensDetails(msgspec.Struct):
+    """Null in ``message_start``, before there are any."""
+
+    thinking_tokens: int
+
+
 class WireUsage(msgspec.Struct):
     """Without the tokens found in the prefix cache, ``input_tokens`` and ``cache_read_input_tokens`` are the prompt."""
 
@@ -39,7 +45,7 @@ class WireUsage(msgspec.Struct):
     cache_creation_input_tokens: int = 0
     cache_creation: None = None
     inference_geo: None = None
-    output_tokens_details: None = None
+    output_tokens_details: OutputTokensDetails | None = None
     server_tool_use: None = None
     service_tier: str = "standard"
 
@@ -51,7 +57,7 @@ class DeltaUsage(msgspec.Struct):
     output_tokens: int
     cache_read_input_tokens: int
     cache_creation_input_tokens: int = 0
-    output_tokens_details: None = None
+    output_tokens_details: OutputTokensDetails | None = None
     server_tool_use: None = None
 
 
@@ -128,7 +134,9 @@ class MessageAnswer:
         usage = task.deltas.usage
         stop = _stop(task.call, last, writer, usage)
         uncached = usage.prompt_tokens - usage.cached_tokens
-        message = self._message(task.call, WireUsage(uncached, usage.completion_tokens, usage.cached_tokens))
+        wire_usage = WireUsage(uncached, usage.completion_tokens, usage.cached_tokens)
+        wire_usage.output_tokens_details = OutputTokensDetails(usage.reasoning_tokens)
+        message = self._message(task.call, wire_usage)
         message.content = fold.blocks()
         message.stop_reason, message.stop_sequence = stop.stop_reason, stop.stop_sequence
         return message
@@ -157,7 +165,7 @@ class MessageAnswer:
         except MmserveError as error:
             if not started:
                 raise
-            yield b"event: error\ndata: " + error_body(error) + b"\n\n"
+            yield b"event: error\ndata: " + error_body(error, call.http_request_id or None) + b"\n\n"
 
     def _writer(self, call: GenerateCall) -> ContentWriter:
         return ContentWriter(
@@ -171,7 +179,12 @@ class MessageAnswer:
     def _last(self, call: GenerateCall, last: AnswerDelta | None, writer: ContentWriter, usage: Usage) -> MessageDelta:
         return MessageDelta(
             _stop(call, last, writer, usage),
-            DeltaUsage(usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens, usage.cached_tokens),
+            DeltaUsage(
+                usage.prompt_tokens - usage.cached_tokens,
+                usage.completion_tokens,
+                usage.cached_tokens,
+                output_tokens_details=OutputTokensDetails(usage.reasoning_tokens),
+            ),
             AppliedEdits() if self.names_applied_edits else UNSET,
         )
 

@@ -103,7 +103,7 @@ def test_cuda_without_a_gpu_is_refused(model: ModelSpec) -> None:
 def test_clients_see_the_base_name(model_name: str, served: str, model: ModelSpec) -> None:
     place = {"run_dir": "/run/x", "url": "http://127.0.0.1:1"}
     assert plan.make(Config(model=model_name), model, LAPTOP, **place).served_name == served
-    named = Config(model=model_name, served_model_name="mine")
+    named = Config(model=model_name, served_model_name=("mine", "yours"))
     assert plan.make(named, model, LAPTOP, **place).served_name == "mine"
 
 
