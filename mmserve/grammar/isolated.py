@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +30,7 @@ _STACK_NBYTES = 1 << 20
 _WALK_TOKENS = 256
 """Length of the text that is generated at random to find errors that show only while a grammar is used."""
 _NUM_BYTES = 256
+_END = "\ufffe end".encode()
 _TOO_COMPLEX = "it is too complex"
 logger = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class IsolatedValidator:
 
 class _AddedToken(msgspec.Struct):
     content: str
+    id: int = 0
 
 
 class _TokenizerFile(msgspec.Struct):
@@ -67,19 +70,22 @@ class _TokenizerFile(msgspec.Struct):
 class ByteVocabulary:
     """A vocabulary of all bytes and the checkpoint's added tokens, which a Lark grammar may name.
 
-    It is made in a millisecond, and compiles what the real one compiles. What llguidance's TokenizerWrapper expects.
+    It is made in milliseconds, and compiles what the real one compiles. What llguidance's TokenizerWrapper expects.
     """
 
     bos_token_id = None
 
-    def __init__(self, added: list[str]) -> None:
+    def __init__(self, added: Mapping[int, str]) -> None:
+        """``added``: contents by id. They keep their ids, by which grammars may name them; bytes come behind them."""
+        self._first = max(added, default=-1) + 1
+        names = [added.get(id) or f"\ufffe {id}" for id in range(self._first)]
         # The last one ends texts: some token has to, and the name of a real one must keep its meaning.
-        self.tokens = [bytes([byte]) for byte in range(_NUM_BYTES)] + [text.encode() for text in (*added, "\ufffe end")]
-        self.special_token_ids = list(range(_NUM_BYTES, len(self.tokens)))
+        self.tokens = [name.encode() for name in names] + [bytes([byte]) for byte in range(_NUM_BYTES)] + [_END]
         self.eos_token_id = len(self.tokens) - 1
+        self.special_token_ids = [*range(self._first), self.eos_token_id]
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return list(text if isinstance(text, bytes) else text.encode())
+        return [self._first + byte for byte in (text if isinstance(text, bytes) else text.encode())]
 
 
 def byte_tokenizer(checkpoint: Path) -> LLTokenizer:
@@ -87,7 +93,7 @@ def byte_tokenizer(checkpoint: Path) -> LLTokenizer:
     added: list[_AddedToken] = []
     with suppress(OSError, msgspec.DecodeError):
         added = msgspec.json.decode((checkpoint / "tokenizer.json").read_bytes(), type=_TokenizerFile).added_tokens
-    return LLTokenizer(TokenizerWrapper(ByteVocabulary([token.content for token in added if token.content])))
+    return LLTokenizer(TokenizerWrapper(ByteVocabulary({token.id: token.content for token in added if token.content})))
 
 
 def error_of(grammar: str, tokenizer: LLTokenizer) -> str:
@@ -110,8 +116,9 @@ def error_of(grammar: str, tokenizer: LLTokenizer) -> str:
 
 
 def _draw(bits: int, drawn: random.Random) -> int:
-    """The index of a bit that is 1: the first one from a random position on."""
-    start = drawn.randrange(bits.bit_length())
+    """The index of a bit that is 1: the first one from a random position on, behind the lowest one."""
+    lowest = (bits & -bits).bit_length() - 1
+    start = drawn.randrange(lowest, bits.bit_length())
     high = bits >> start
     return start + (high & -high).bit_length() - 1
 
