@@ -6,10 +6,12 @@ look like those of a trained model would be taken for them.
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from mmserve.httpserver.api.openapi import WITH_BODY, errors
+from mmserve.httpserver.api.openapi import WITH_BODY, errors, request_body
 from mmserve.httpserver.context import WorkerContext
 from mmserve.runtime.errors import InvalidRequest
 
@@ -30,6 +32,12 @@ def relevance_routes(context: WorkerContext) -> APIRouter:
 
     for path in PATHS:
         router.add_api_route(
-            path, refuse, methods=["POST"], response_class=Response, status_code=400, responses=errors(WITH_BODY)
+            path,
+            refuse,
+            methods=["POST"],
+            response_class=Response,
+            status_code=400,
+            responses=errors(WITH_BODY),
+            openapi_extra={"requestBody": request_body(dict[str, Any], path)},
         )
     return router

@@ -9,7 +9,7 @@ MODEL = "MODEL"
 _MESSAGES = [{"role": "user", "content": "Hello"}]
 SMALLEST_BODIES: dict[str, tuple[dict[str, Any], ...]] = {
     "/v1/chat/completions": ({"model": MODEL, "messages": _MESSAGES},),
-    "/v1/completions": ({"model": MODEL},),
+    "/v1/completions": ({"model": MODEL, "prompt": "Hello"},),
     "/v1/embeddings": ({"input": "Hello"}, {"messages": _MESSAGES}),
     "/v1/messages": ({"model": MODEL, "max_tokens": 16, "messages": _MESSAGES},),
     "/v1/messages/count_tokens": ({"model": MODEL, "messages": _MESSAGES},),
@@ -18,7 +18,9 @@ SMALLEST_BODIES: dict[str, tuple[dict[str, Any], ...]] = {
     "/tokenize": ({"prompt": "Hello"}, {"model": MODEL, "messages": _MESSAGES}),
     "/detokenize": ({"tokens": [1]},),
 }
-"""Path -> one body, or alternatives. A path that is not here answers an empty object."""
+"""Path -> one body, or alternatives."""
+OPTIONAL = {"/v1/completions": {"prompt"}}
+"""Fields of these that may be left out. No prompt is the empty one, which is a prompt for some models only."""
 
 _OBJECTS = {"type": "array", "minItems": 1, "items": {"type": "object"}}
 _PARTS = {"type": "array", "items": {"type": "object", "required": ["type"]}}
@@ -37,7 +39,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 def with_smallest(schema: dict[str, Any], path: str) -> dict[str, Any]:
     """The schema of a path's body, which also says what its struct does not: shapes, and what a body must have."""
     properties = {name: value or SHAPES.get(name, value) for name, value in schema.get("properties", {}).items()}
-    needed = [{"required": list(body)} for body in SMALLEST_BODIES.get(path, ())]
+    bodies, optional = SMALLEST_BODIES.get(path, ()), OPTIONAL.get(path, set())
+    needed = [{"required": [name for name in body if name not in optional]} for body in bodies]
     alternatives = {"anyOf": needed} if len(needed) > 1 else needed[0] if needed else {}
     return {**schema, "properties": properties, **alternatives}
 
