@@ -28,6 +28,8 @@ MAX_TOP_K = 2**31 - 1
 """More than any vocabulary. Messages to the ranks cannot carry integers of more than 64 bits."""
 
 MAX_TIMEOUT_S = 86400
+MIN_REPETITION_PENALTY = 0.01
+"""Logits are divided by it: a much smaller one makes them infinite."""
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -64,7 +66,7 @@ class SamplingFields(Bookkeeping, frozen=True, kw_only=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=10)] | None = None
     logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     seed: int | None = None
     ignore_eos: bool | None = None
