@@ -10,6 +10,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -73,12 +74,12 @@ class _Observed(ModelRunner):
     def __init__(self, deployment: Deployment, platform: Platform) -> None:
         super().__init__(deployment, TpGroup(), None, platform, lambda done, total, what: None)
 
-    def _forward(self, batch: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor | None:
-        logits = super()._forward(batch, hidden)
-        assert logits is not None
+    def _forward(self, batch: ForwardBatch, hidden: torch.Tensor) -> Any:
+        computed = super()._forward(batch, hidden)
+        assert computed.logits is not None
         # Rows of equally long contexts are in the plan's order. Cloned because sampling edits logits in place.
-        self.logits = logits.clone()
-        return logits
+        self.logits = computed.logits.clone()
+        return computed
 
 
 def _step(texts: Sequence[Sequence[int]], position: int, block_tokens: int) -> StepPlan:

@@ -14,7 +14,8 @@ from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.supervisor.child_process import Child, InheritedFds, spawn
+from mmserve.supervisor.child.process import Child, InheritedFds, spawn
+from mmserve.supervisor.child.rendezvous import Rendezvous
 from mmserve.supervisor.run import arena_of, find_model
 from mmserve.supervisor.startup import machine, plan
 from mmserve.supervisor.startup.run_directory import run_directory
@@ -59,7 +60,7 @@ def _started(deployment: Deployment, arena: Arena) -> Iterator[Child]:
     parent_death_fd, ours = os.pipe2(os.O_CLOEXEC)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        child = spawn(member, 0, deployment, InheritedFds(parent_death_fd, arena.fd, {}))
+        child = spawn(member, 0, deployment, InheritedFds(parent_death_fd, arena.fd, Rendezvous(), {}))
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:

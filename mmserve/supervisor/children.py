@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from mmserve.messages.status import ProcessRow, ProcessTable
 from mmserve.runtime.errors import StartupError
-from mmserve.supervisor.child_process import Child
+from mmserve.supervisor.child.process import Child
 from mmserve.supervisor.topology import Member
 from mmserve.supervisor.watch import HANDLED, Watch
 

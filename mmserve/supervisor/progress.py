@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from mmserve.runtime.byte_budget import MIB
-from mmserve.supervisor.child_protocol import Progress
+from mmserve.supervisor.child.protocol import Progress
 
 logger = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from mmserve.ipc.arena import HUGE_PAGE_NBYTES, Arena, file_nbytes
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.runtime.errors import StartupError
 from mmserve.runtime.logs import log
-from mmserve.supervisor.child_process import Child, InheritedFds
+from mmserve.supervisor.child.process import Child, InheritedFds
+from mmserve.supervisor.child.rendezvous import Rendezvous
 from mmserve.supervisor.progress import say
-from mmserve.supervisor.rendezvous import Rendezvous
 from mmserve.supervisor.startup import machine, plan
 from mmserve.supervisor.startup.kernel_build import building
 from mmserve.supervisor.startup.listen import listen, url_of

@@ -14,8 +14,8 @@ from mmserve.config.deployment import Deployment
 from mmserve.config.process import RETIRE
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.runtime.errors import StartupError
-from mmserve.supervisor.child_process import Child, InheritedFds, spawn
-from mmserve.supervisor.child_protocol import Progress, Ready
+from mmserve.supervisor.child.process import Child, InheritedFds, spawn
+from mmserve.supervisor.child.protocol import Progress, Ready
 from mmserve.supervisor.children import Children
 from mmserve.supervisor.progress import WeightsBar
 from mmserve.supervisor.restarts import RestartLimit

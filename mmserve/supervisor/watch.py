@@ -8,8 +8,8 @@ import socket
 from dataclasses import dataclass
 from types import TracebackType
 
-from mmserve.supervisor.child_process import Child
-from mmserve.supervisor.child_protocol import Report
+from mmserve.supervisor.child.process import Child
+from mmserve.supervisor.child.protocol import Report
 
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

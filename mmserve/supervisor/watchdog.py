@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from mmserve.health.heartbeat import INTERVAL_S, read_beat
 from mmserve.health.stuck import Watched, stuck_processes
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.supervisor.child_process import Child
+from mmserve.supervisor.child.process import Child
 
 _STACKS_S = 0.5
 """How long processes get to print their stacks."""

@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 from mmserve.runtime.errors import StartupError
-from mmserve.supervisor.child_process import Child
-from mmserve.supervisor.child_protocol import Ready
+from mmserve.supervisor.child.process import Child
+from mmserve.supervisor.child.protocol import Ready
 from mmserve.supervisor.children import Children
 from mmserve.supervisor.topology import Member, Role
 from mmserve.supervisor.watch import HANDLED, Watch

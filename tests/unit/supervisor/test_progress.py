@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from mmserve.supervisor.child_protocol import Progress
+from mmserve.supervisor.child.protocol import Progress
 from mmserve.supervisor.progress import WeightsBar, say
 
 

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from mmserve.supervisor.rendezvous import Rendezvous
+from mmserve.supervisor.child.rendezvous import Rendezvous
 
 
 def test_the_ranks_of_one_start_share_a_file_and_the_next_start_has_an_empty_one() -> None:

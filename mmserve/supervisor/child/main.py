@@ -1,6 +1,6 @@
 """Main module of every server process: sets up title, log, signals, parent-death pipe and reports, then runs its role.
 
-Started by ``child_process.spawn``. The ChildSpec names the role's function.
+Started by ``process.spawn``. The ChildSpec names the role's function.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mmserve.runtime.errors import StartupError
 from mmserve.runtime.logs import log
 from mmserve.runtime.logs.exceptions import message_of
 from mmserve.runtime.memory.allocator import freeze_gc, keep_freed_memory
-from mmserve.supervisor.child_protocol import ChildSpec, Failed, Progress, Ready, Report, encode_report
+from mmserve.supervisor.child.protocol import ChildSpec, Failed, Progress, Ready, Report, encode_report
 
 _PROGRESS_INTERVAL_S = 0.05
 logger = logging.getLogger("mmserve.supervisor.child")

@@ -16,12 +16,12 @@ from pathlib import Path
 import msgspec
 
 from mmserve.config.deployment import Deployment
-from mmserve.supervisor.child_protocol import ChildSpec, Failed, Ready, Report, decode_report
-from mmserve.supervisor.rendezvous import Rendezvous
+from mmserve.supervisor.child.protocol import ChildSpec, Failed, Ready, Report, decode_report
+from mmserve.supervisor.child.rendezvous import Rendezvous
 from mmserve.supervisor.topology import Listens, Member
 
 _READ_NBYTES = 1 << 16
-_CHILD_MODULE = "mmserve.supervisor.child"
+_CHILD_MODULE = "mmserve.supervisor.child.main"
 _ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
 """Defaults for the environment. OpenMP threads spin briefly, then sleep: ranks and the vision tower share the cores,
 and a thread that spins for another one without a core delays both."""
