@@ -21,7 +21,7 @@ _HEAD = """\
 
 @dataclass
 class Client:
-    """What a run says of one client. ``notes``: what its tests say of themselves, such as what they leave out."""
+    """What a run says of one client. ``notes``: what its tests say of themselves. ``skipped``: names of tests."""
 
     name: str
     version: str
@@ -30,6 +30,7 @@ class Client:
     failed: int = 0
     not_run: int = 0
     what: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def add(self, test: ElementTree.Element) -> None:
@@ -40,16 +41,22 @@ class Client:
             self.failed += 1
             self.notes.append(f"failed: {name}")
             return
-        if (skipped := test.find("skipped")) is not None:
+        if test.find("skipped") is not None:
             self.not_run += 1
-            self.notes.append(f"not run: {name} ({skipped.get('message', '')})")
+            self.skipped.append(name)
             return
         self.passed += int(said.get("checks", "1"))
         self.not_run += int(said.get("not_run", "0"))
-        if name not in self.what:
-            self.what.append(name)
+        what = said.get("suite", name)
+        if what not in self.what:
+            self.what.append(what)
         if "note" in said:
             self.notes.append(said["note"])
+
+    def all_notes(self) -> list[str]:
+        """What failed, was left out or skipped, each once."""
+        skipped = [f"skipped: {', '.join(dict.fromkeys(self.skipped))}"] if self.skipped else []
+        return [*dict.fromkeys(self.notes), *skipped]
 
     def row(self) -> str:
         """The client's line of the table."""
@@ -73,7 +80,7 @@ def clients(reports: Iterable[ElementTree.Element]) -> list[Client]:
 def table(found: Iterable[Client]) -> str:
     """The table, and below it what did not pass or was left out."""
     found = list(found)
-    notes = [f"- {client.name}: {note}\n" for client in found for note in dict.fromkeys(client.notes)]
+    notes = [f"- {client.name}: {note}\n" for client in found for note in client.all_notes()]
     return _HEAD + "".join(client.row() for client in found) + ("\n" + "".join(notes) if notes else "")
 
 

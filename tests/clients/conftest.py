@@ -49,3 +49,5 @@ def _named(request: pytest.FixtureRequest, record_property: Callable[[str, objec
     name, distribution = marker.args
     record_property("client", name)
     record_property("version", version(distribution))
+    if "suite" in marker.kwargs:
+        record_property("suite", marker.kwargs["suite"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ pytest.importorskip("langchain_tests", reason="make clients installs langchain-t
 from langchain_anthropic import ChatAnthropic
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
+
+_SUITE = f"the standard suite of a chat model of langchain-tests {version('langchain-tests')}"
 
 
 class _Standard(ChatModelIntegrationTests):
@@ -26,8 +29,7 @@ class _Standard(ChatModelIntegrationTests):
         return {}
 
 
-@pytest.mark.client("langchain-openai, chat completions", "langchain-openai")
-class TestChatOpenAI(_Standard):
+class _OpenAI(_Standard):
     @property
     def chat_model_class(self) -> type[ChatOpenAI]:
         return ChatOpenAI
@@ -37,14 +39,19 @@ class TestChatOpenAI(_Standard):
         return {"model": "tiny", "base_url": f"{self.url}/v1", "api_key": "none", "stream_usage": True}
 
 
-@pytest.mark.client("langchain-openai, Responses", "langchain-openai")
-class TestChatOpenAIResponses(TestChatOpenAI):
+@pytest.mark.client("langchain-openai, chat completions", "langchain-openai", suite=_SUITE)
+class TestChatOpenAI(_OpenAI):
+    pass
+
+
+@pytest.mark.client("langchain-openai, Responses", "langchain-openai", suite=_SUITE)
+class TestChatOpenAIResponses(_OpenAI):
     @property
     def chat_model_params(self) -> dict[str, Any]:
         return {**super().chat_model_params, "use_responses_api": True, "output_version": "responses/v1"}
 
 
-@pytest.mark.client("langchain-anthropic", "langchain-anthropic")
+@pytest.mark.client("langchain-anthropic", "langchain-anthropic", suite=_SUITE)
 class TestChatAnthropic(_Standard):
     @property
     def chat_model_class(self) -> type[ChatAnthropic]:

@@ -11,7 +11,9 @@ import pytest
 
 pytest.importorskip("llm_comply")
 
-pytestmark = pytest.mark.client("llm-comply", "llm-comply")
+pytestmark = pytest.mark.client(
+    "llm-comply", "llm-comply", suite="its tests of chat completions, Responses and messages"
+)
 _ANTHROPIC = ("--auth-header", "x-api-key", "--no-bearer", "-H", "anthropic-version:2023-06-01")
 
 

@@ -17,7 +17,9 @@ import pytest
 
 from tests.clients.conftest import scripted_server
 
-pytestmark = pytest.mark.client("openai's own create tests", "openai")
+pytestmark = pytest.mark.client(
+    "openai's own tests", "openai", suite="the create tests of its source distribution, those of models, of counts"
+)
 _SERVED = frozenset(
     {"chat/test_completions", "test_completions", "test_embeddings", "test_models", "test_responses"}
     | {"responses/test_input_tokens"}

@@ -15,7 +15,11 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("schemathesis", reason="make install installs schemathesis")
-pytestmark = pytest.mark.client("schemathesis", "schemathesis")
+pytestmark = pytest.mark.client(
+    "schemathesis",
+    "schemathesis",
+    suite="bodies that fit the OpenAPI document and bodies that do not, to every operation",
+)
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 
 

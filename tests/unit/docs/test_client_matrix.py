@@ -15,6 +15,7 @@ REPORT = """<testsuites><testsuite timestamp="2026-11-24T03:00:00.1">
 <testcase name="test_old|new_fields">OF openai 3<failure message="x"/></testcase>
 <testcase name="test_images">OF openai 3<skipped message="no pictures"/></testcase>
 <testcase name="test_suite">OF suite 0.5<properties><property name="checks" value="8"/>
+  <property name="suite" value="all of it"/>
   <property name="note" value="one left out"/><property name="not_run" value="1"/></properties></testcase>
 <testcase name=""><skipped message="could not import 'other'"/></testcase>
 </testsuite></testsuites>"""
@@ -30,10 +31,10 @@ def test_each_client_that_was_run_has_a_row_of_its_counts(report: ElementTree.El
     lines = table(clients([report])).splitlines()
     assert lines[2:] == [
         "| openai | 3 | 2026-11-24 | 2 | 1 | 1 | chat |",
-        "| suite | 0.5 | 2026-11-24 | 8 |  | 1 | suite |",
+        "| suite | 0.5 | 2026-11-24 | 8 |  | 1 | all of it |",
         "",
         "- openai: failed: old|new fields",
-        "- openai: not run: images (no pictures)",
+        "- openai: skipped: images",
         "- suite: one left out",
     ]
 
