@@ -25,6 +25,7 @@ from mmserve.httpserver.api.models import model_routes
 from mmserve.httpserver.api.openai.chat import CHAT
 from mmserve.httpserver.api.openai.completions import COMPLETIONS
 from mmserve.httpserver.api.openai.embeddings import EMBEDDINGS
+from mmserve.httpserver.api.openai.responses.compact import COMPACT
 from mmserve.httpserver.api.openai.responses.parse import RESPONSES
 from mmserve.httpserver.api.openai.responses.routes import stored_routes
 from mmserve.httpserver.api.openapi import add_protocol_route, describe
@@ -44,7 +45,7 @@ from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import InvalidRequest, MmserveError, NotFound, shortened
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-PROTOCOLS = (CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES)
+PROTOCOLS = (CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, COMPACT)
 """Every route that generates an answer."""
 
 

@@ -145,6 +145,12 @@ class ResponseNotFound(NotFound):
     kind = "response_not_found"
 
 
+class ItemNotFound(NotFound):
+    """The item that an input refers to is not stored, or not by this client."""
+
+    kind = "item_not_found"
+
+
 class PreviousResponseNotFound(NotFound):
     """The response that a request continues is not stored, or not by this client."""
 

@@ -24,6 +24,10 @@ WITH RECURSIVE chain (id, previous, depth) AS (
     WHERE r.owner = :owner AND depth < :most
 )
 """
+_ITEM = """
+SELECT {} FROM items JOIN responses r ON r.id = response WHERE items.id = ? AND owner = ? AND body IS NOT NULL
+ORDER BY used_s DESC LIMIT 1
+"""
 
 
 @dataclass(frozen=True)
@@ -142,13 +146,14 @@ class ResponseDatabase:
         )
         return [bytes(json) for (json,) in rows]
 
+    def item_size(self, owner: str, id: str) -> int:
+        """Bytes of ``item``, 0 if there is none."""
+        row = self._connection.execute(_ITEM.format("LENGTH(json)"), (id, owner)).fetchone()
+        return int(row[0]) if row else 0
+
     def item(self, owner: str, id: str) -> bytes | None:
         """JSON of an item of any response that is found: of the one used last, if several have it."""
-        row = self._connection.execute(
-            "SELECT json FROM items JOIN responses r ON r.id = response "
-            "WHERE items.id = ? AND owner = ? AND body IS NOT NULL ORDER BY used_s DESC LIMIT 1",
-            (id, owner),
-        ).fetchone()
+        row = self._connection.execute(_ITEM.format("json"), (id, owner)).fetchone()
         return None if row is None else bytes(row[0])
 
     def chain_size(self, owner: str, id: str, most: int) -> ChainSize | None:

@@ -178,6 +178,12 @@ class ResponseStore:
             return [None] * len(ids)
         return await self._read(lambda db: [db.responses.item(owner, id) for id in ids])
 
+    async def item_sizes(self, owner: str, ids: Sequence[str]) -> list[int]:
+        """Bytes of each item, 0 for those that are not found. Raises Unavailable."""
+        if not self.is_enabled:
+            return [0] * len(ids)
+        return await self._read(lambda db: [db.responses.item_size(owner, id) for id in ids])
+
     async def chain_size(self, owner: str, id: str, most: int) -> ChainSize | None:
         """None if the response or one that it continues is not stored. Raises Unavailable."""
         return await self._read(lambda db: db.responses.chain_size(owner, id, most)) if self.is_enabled else None

@@ -29,6 +29,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/messages": [{"model": "stub", "max_tokens": 9, "messages": HELLO}],
     "/v1/messages/count_tokens": [{"model": "stub", "messages": HELLO}],
     "/v1/responses": [{"model": "stub", "input": "hi"}],
+    "/v1/responses/compact": [{"model": "stub", "input": "hi"}],
     "/v1/responses/input_tokens": [{"model": "stub", "input": "hi"}],
     "/v1/responses/{id}/cancel": [{}],
     "/tokenize": [{"prompt": "a"}, {"model": "stub", "messages": HELLO, "return_token_strs": True}],

@@ -13,6 +13,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from mmserve.httpserver.api.openai.responses.sealed import unsealed
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.http_upstream import TIMEOUT_S, Upstream, say
 from tests.fakes.http_worker import Worker, http_worker, run
@@ -167,6 +168,26 @@ def test_thoughts_text_and_calls_are_items_and_go_back_as_they_came(stream: bool
             items = [{"role": "user", "content": "hi"}, *(item.to_dict() for item in response.output), *outputs]
             last = await client.responses.create(model="stub", input=items, tools=[WEATHER])
             assert last.output_text == "It rains."
+
+    run(test)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_thoughts_are_also_in_the_encrypted_content_if_that_is_included(stream: bool) -> None:
+    async def test() -> None:
+        async with http_worker(template=HERMES) as worker, worker.client() as client:
+            worker.upstream.behave = say("<think>\nHm.\n</think>\n\nYes.")
+            request: dict[str, Any] = {"model": "stub", "include": ["reasoning.encrypted_content"]}
+            if stream:
+                async with client.responses.stream(input="hi", **request) as stream_:
+                    response = await stream_.get_final_response()
+            else:
+                response = await client.responses.create(input="hi", **request)
+            thoughts = response.output[0]
+            assert thoughts.content[0].text == "Hm."
+            assert unsealed(thoughts.encrypted_content) == "Hm."
+            plain = await client.responses.create(model="stub", input="hi")
+            assert "encrypted_content" not in plain.output[0].to_dict()
 
     run(test)
 

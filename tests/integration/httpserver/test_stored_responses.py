@@ -159,6 +159,86 @@ def test_a_call_is_answered_in_a_response_that_continues_it(tmp_path: Path) -> N
     run(test)
 
 
+def test_an_item_of_a_stored_response_is_referred_to(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("ann key-of-ann\nbob key-of-bob\n")
+    keys.chmod(0o600)
+
+    async def test() -> None:
+        async with (
+            worker_with(tmp_path / "responses.db", api_key_file=str(keys)) as worker,
+            worker.client("key-of-ann") as client,
+            worker.client("key-of-bob") as other,
+        ):
+            question = {"role": "user", "content": [{"type": "input_text", "text": "A"}, IMAGE], "id": "mine"}
+            made = await client.responses.create(model="stub", input=[question])
+            reference = {"type": "item_reference", "id": made.output[0].id}
+            end = {"role": "user", "content": "B"}
+            for items in ([reference, end], [{"id": made.output[0].id}, end]):
+                await client.responses.create(model="stub", input=items)
+                assert prompt_of(worker) == "helloB"
+            items = [{"type": "item_reference", "id": "mine"}, reference, end]
+            referring = await client.responses.create(model="stub", input=items)
+            assert prompt_of(worker) == "A????helloB"
+            # The items are stored themselves, so that they may be deleted where they were.
+            await client.responses.delete(made.id)
+            await client.responses.create(model="stub", input="C", previous_response_id=referring.id)
+            assert prompt_of(worker) == "A????helloBhelloC"
+            listed = [item async for item in client.responses.input_items.list(referring.id, order="asc")]
+            assert [item.id for item in listed[:2]] == ["mine", made.output[0].id]
+            for asking, id in ((client, "msg_none"), (other, "mine")):
+                with pytest.raises(openai.NotFoundError) as missing:
+                    await asking.responses.create(model="stub", input=[end, {"type": "item_reference", "id": id}])
+                assert (missing.value.param, missing.value.code) == ("input[1].id", "item_not_found")
+            await worker.idle()
+
+    run(test)
+
+
+def test_a_call_of_another_response_is_referred_to_and_answered(tmp_path: Path) -> None:
+    call = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}", "id": "fc_1"}
+    output = {"type": "function_call_output", "call_id": "call_1", "output": "O"}
+
+    async def test() -> None:
+        async with worker_with(tmp_path / "responses.db") as worker, worker.client() as client:
+            await client.responses.create(model="stub", input=[{"role": "user", "content": "A"}, call])
+            await client.responses.create(model="stub", input=[{"type": "item_reference", "id": "fc_1"}, output])
+            assert prompt_of(worker) == "O"
+            wrong = [{"type": "item_reference", "id": "fc_1"}, output | {"call_id": "call_2"}]
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.responses.create(model="stub", input=wrong)
+            assert refused.value.param == "input[1].call_id"
+            await worker.idle()
+
+    run(test)
+
+
+def test_a_conversation_is_compacted_and_goes_on(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with worker_with(tmp_path / "responses.db") as worker, worker.client() as client:
+            first = await client.responses.create(model="stub", input=[{"role": "user", "content": "A"}])
+            worker.upstream.behave = say("in short")
+            last = {"role": "user", "content": [{"type": "input_text", "text": "B"}, IMAGE]}
+            compact = await client.responses.compact(model="stub", input=[last], previous_response_id=first.id)
+            assert prompt_of(worker).startswith("AhelloB????Summarise")
+            assert compact.object == "response.compaction"
+            assert compact.usage.output_tokens == len("in short")
+            *messages, summary = [item.to_dict(warnings=False) for item in compact.output]
+            assert [message["content"][0]["text"] for message in messages] == ["A", "B"]
+            assert summary["type"] == "compaction"
+            worker.upstream.behave = say("x")
+            goes_on = [*messages, summary, {"role": "user", "content": "C"}]
+            await client.responses.create(model="stub", input=goes_on)
+            assert prompt_of(worker) == "AB????Summary of the conversation so far:\nin shortC"
+            for nothing, param in (({}, "input"), ({"input": [5]}, "input[0]")):
+                with pytest.raises(openai.BadRequestError) as refused:
+                    await client.responses.compact(model="stub", **nothing)
+                assert refused.value.param == param
+            await worker.idle()
+
+    run(test)
+
+
 def test_the_tokens_of_an_input_are_counted_with_those_before_it(tmp_path: Path) -> None:
     async def test() -> None:
         async with worker_with(tmp_path / "responses.db") as worker, worker.client() as client:

@@ -13,6 +13,7 @@ from mmserve.httpserver.api.openai.responses.answer import ResponsesAnswer
 from mmserve.httpserver.api.openai.responses.fields import ResponsesRequest
 from mmserve.httpserver.api.openai.responses.objects import ResponseObject
 from mmserve.httpserver.api.openai.responses.parse import RESPONSES
+from mmserve.httpserver.api.openai.responses.sealed import sealed
 from mmserve.httpserver.api.protocol import ParsedRequest, parse_body
 from mmserve.httpserver.call import GenerateCall, MediaRef
 from mmserve.httpserver.conversation import Conversation, MediaPart, Message, TextPart, Tool, ToolCall, ToolChoice
@@ -128,6 +129,14 @@ def test_a_schema_becomes_a_grammar() -> None:
     assert not read(text={"format": {"type": "text"}, "verbosity": "medium"}).sampling.grammar
 
 
+@pytest.mark.parametrize("encrypted", [sealed("Hm."), "gAAAAB", "mmserve.!", None])
+def test_thoughts_are_read_from_what_this_server_sealed(encrypted: str | None) -> None:
+    thoughts = {"type": "reasoning", "summary": [], "encrypted_content": encrypted}
+    items = [{"role": "user", "content": "hi"}, thoughts, {"role": "assistant", "content": "Yes."}]
+    message = messages_of(read(input=items))[-1]
+    assert (message.reasoning, message.content) == ("Hm." if encrypted == sealed("Hm.") else "", (TextPart("Yes."),))
+
+
 def test_reasoning_effort_reaches_the_template() -> None:
     kwargs = json.loads(conversation(reasoning={"effort": "low", "summary": "auto"}).template_kwargs)
     assert kwargs == {"enable_thinking": True, "reasoning_effort": "low"}
@@ -186,7 +195,9 @@ def test_the_response_repeats_the_request() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
         ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
         ({"input": [{"type": ["x"]}]}, "input[0].type"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].id"),
+        ({"input": [{"id": 5}]}, "input[0].id"),
+        ({"input": [{"type": "compaction", "encrypted_content": "gAAA"}]}, "input[0].encrypted_content"),
         ({"input": [CALL | {"name": ""}]}, "input[0].name"),
         ({"input": [CALL | {"call_id": None}]}, "input[0].call_id"),
         ({"input": [CALL | {"arguments": {}}]}, "input[0].arguments"),

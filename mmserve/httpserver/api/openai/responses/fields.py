@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,12 +15,13 @@ from mmserve.httpserver.api.openai.fields import (
     MAX_TIMEOUT_S,
     SamplingFields,
 )
+from mmserve.httpserver.api.openai.responses.fold import ENCRYPTED_THOUGHTS
 from mmserve.messages.logprobs import MAX_TOP
 from mmserve.runtime.errors import InvalidRequest, quoted
 
 LOGPROBS = "message.output_text.logprobs"
-_INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
-"""Thoughts are sent as plain text, which the client may send back. So the second asks for nothing more."""
+INCLUDED = (LOGPROBS, ENCRYPTED_THOUGHTS, "message.input_image.image_url")
+"""The last asks for what ``input_items`` always has."""
 MAX_METADATA = 16
 _MAX_METADATA_CHARS = (64, 512)
 """Of a name and of its value."""
@@ -71,9 +73,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
 
 def check_request(request: ResponsesRequest) -> None:
     """Raise InvalidRequest for values that need more than one field, or more than a range, to be checked."""
-    for value in request.include or ():
-        if value not in _INCLUDED:
-            raise InvalidRequest(f"{quoted(value)} cannot be included, only {', '.join(_INCLUDED)}", param="include")
+    check_included(request.include or ())
     if request.background and request.store is False:
         raise InvalidRequest("a response in the background must be stored, and store is false", param="background")
     metadata = request.metadata or {}
@@ -82,6 +82,13 @@ def check_request(request: ResponsesRequest) -> None:
     max_name, max_value = _MAX_METADATA_CHARS
     if any(len(name) > max_name or len(value) > max_value for name, value in metadata.items()):
         raise InvalidRequest(f"a name may have {max_name} characters and a value {max_value}", param="metadata")
+
+
+def check_included(values: Iterable[str]) -> None:
+    """Raises InvalidRequest for a value of ``include`` that this server cannot include."""
+    for value in values:
+        if value not in INCLUDED:
+            raise InvalidRequest(f"{quoted(value)} cannot be included, only {', '.join(INCLUDED)}", param="include")
 
 
 def requested_logprobs(request: ResponsesRequest) -> int | None:

@@ -31,6 +31,7 @@ from mmserve.httpserver.response_store.database import StoredItem, StoredOutput
 from mmserve.httpserver.response_store.run_table import MakeOutput
 
 ID_PREFIX = "resp_"
+ENCRYPTED_THOUGHTS = "reasoning.encrypted_content"
 _KINDS: tuple[type[Piece], ...] = (Text, Reasoning, CallStart, CallArguments, CallEnd)
 _MAKE: tuple[Callable[[int, str], Piece], ...] = (
     lambda _, text: Text(text),
@@ -70,7 +71,8 @@ class Fold:
 
     def __init__(self, response: ResponseObject) -> None:
         self.response = msgspec.structs.replace(response)
-        self._writer = OutputWriter(response.id.removeprefix(ID_PREFIX))
+        seals_thoughts = ENCRYPTED_THOUGHTS in (response.include or ())
+        self._writer = OutputWriter(response.id.removeprefix(ID_PREFIX), seals_thoughts=seals_thoughts)
 
     def begin(self) -> Iterator[Event]:
         yield self._lifecycle("created")

@@ -18,6 +18,7 @@ from mmserve.httpserver.api.openai.responses.fields import ResponsesRequest
 from mmserve.httpserver.api.openai.responses.follow import Follower
 from mmserve.httpserver.api.openai.responses.items import ItemsReader, as_items
 from mmserve.httpserver.api.openai.responses.objects import ResponseObject
+from mmserve.httpserver.api.openai.responses.references import references_in, stored_items
 from mmserve.httpserver.api.protocol import ParsedRequest
 from mmserve.httpserver.call import GenerateCall, kept_nbytes
 from mmserve.httpserver.conversation import Conversation
@@ -36,11 +37,12 @@ _RETRY_AFTER_S = 5.0
 
 @dataclass(frozen=True)
 class ParsedResponses(ParsedRequest):
-    """``request``: with marks in the place of ``split_urls``."""
+    """``request``: with marks in the place of ``split_urls``. ``before``: the items of the responses before it."""
 
     request: ResponsesRequest = field(kw_only=True)
     split_urls: Mapping[str, SplitUrl] = field(kw_only=True)
     model: ServedModel = field(kw_only=True)
+    before: Sequence[bytes] = ()
 
 
 async def complete(
@@ -54,7 +56,7 @@ async def complete(
         return await _in_background(parsed, response, responses, owner, resources)
     stored = None
     if request.store is not False:
-        input_items = _InputItems(parsed)
+        input_items = InputItems(parsed)
         if await responses.begin(
             owner, response.id, request.previous_response_id, input_items.stored, input_items.text_nbytes
         ):
@@ -74,7 +76,7 @@ async def _in_background(
     if not responses.is_enabled:
         raise InvalidRequest("this server stores no responses (--responses-store-mb)", param="background")
     response = msgspec.structs.replace(response, store=True)
-    items, previous = _InputItems(parsed), parsed.request.previous_response_id
+    items, previous = InputItems(parsed), parsed.request.previous_response_id
     body = msgspec.json.encode(response)
     if not await responses.begin_run(owner, response.id, previous, items.stored, items.text_nbytes, body):
         raise Unavailable("the response cannot be stored (--responses-store-mb)", retry_after_s=_RETRY_AFTER_S)
@@ -88,11 +90,34 @@ async def _in_background(
 async def with_history(
     parsed: ParsedRequest, responses: ResponseStore, owner: str, resources: RequestResources
 ) -> ParsedResponses:
-    """With the messages and images of the responses before it, if there are any. Raises what ``complete`` raises."""
+    """With the messages and images of the responses before it and of the items that it refers to, if there are any.
+    Raises what ``complete`` raises."""
     assert isinstance(parsed, ParsedResponses)
-    model, previous = parsed.model, parsed.request.previous_response_id
-    if previous is None:
+    request, held_nbytes = parsed.request, kept_nbytes(parsed.call)
+    references = references_in(request.input)
+    if request.previous_response_id is None and not references:
         return parsed
+    if references:
+        held_nbytes += _READ_COPIES * sum(await responses.item_sizes(owner, list(references.values())))
+        resources.hold(held_nbytes)
+        found = await stored_items(references, responses, owner, parsed.model.max_model_len)
+        own = [found.get(place, item) for place, item in enumerate(request.input)]
+        parsed = replace(parsed, request=msgspec.structs.replace(request, input=own))
+    items: Sequence[bytes] = ()
+    if (previous := request.previous_response_id) is not None:
+        items = await _items_before(previous, parsed.model, responses, owner, held_nbytes, resources)
+    return replace(parsed, call=await asyncio.to_thread(_joined, parsed, items), before=items)
+
+
+async def _items_before(
+    previous: str,
+    model: ServedModel,
+    responses: ResponseStore,
+    owner: str,
+    held_nbytes: int,
+    resources: RequestResources,
+) -> Sequence[bytes]:
+    """The items of a stored response and of those before it. ``held_nbytes``: what the request holds already."""
     size = await responses.chain_size(owner, previous, model.max_model_len)
     if size is None:
         raise PreviousResponseNotFound(f"no response {quoted(previous)} is stored", param=_FIELD)
@@ -102,9 +127,8 @@ async def with_history(
         raise ContextLengthExceeded(
             f"the responses before this one do not fit the context of {model.max_model_len} tokens", param=_FIELD
         )
-    resources.hold(kept_nbytes(parsed.call) + _READ_COPIES * size.nbytes)
-    items = await responses.chain_items(owner, previous, model.max_model_len)
-    return replace(parsed, call=await asyncio.to_thread(_joined, parsed, items))
+    resources.hold(held_nbytes + _READ_COPIES * size.nbytes)
+    return await responses.chain_items(owner, previous, model.max_model_len)
 
 
 def _joined(parsed: ParsedResponses, items: Sequence[bytes]) -> GenerateCall:
@@ -118,7 +142,7 @@ def _joined(parsed: ParsedResponses, items: Sequence[bytes]) -> GenerateCall:
     return msgspec.structs.replace(call, prompts=(prompt,), media=tuple(reader.media))
 
 
-class _InputItems:
+class InputItems:
     """The input of a request as it is stored: with an id for each item, and texts as parts."""
 
     def __init__(self, parsed: ParsedResponses) -> None:

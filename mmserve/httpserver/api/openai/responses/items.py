@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mmserve.httpserver.api.openai.fields import MAX_ID_CHARS
 from mmserve.httpserver.api.openai.messages import MAX_NAME_CHARS, ConversationReader, text_field
+from mmserve.httpserver.api.openai.responses.sealed import unsealed
 from mmserve.httpserver.conversation import MediaPart, Message, TextPart, ToolCall
 from mmserve.httpserver.media.split_media import SplitUrl, UrlsLeft
 from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, quoted
@@ -18,6 +20,7 @@ from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, quoted
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXT_FIELDS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 """Text part type -> its field with the text."""
+REFERENCE = "item_reference"
 _THOUGHT_TYPES = ("summary_text", "reasoning_text", "text")
 
 
@@ -33,6 +36,13 @@ class _Turn:
         return Message("assistant", self.content, reasoning=self.reasoning, tool_calls=tuple(self.calls))
 
 
+def type_of(item: Any) -> Any:
+    """An item without a type is a message, or a reference if it has nothing but an id."""
+    if not isinstance(item, dict):
+        return None
+    return item.get("type") or (REFERENCE if "id" in item and "role" not in item else "message")
+
+
 def as_items(given: Any) -> Any:
     """``input``, with a text as an item."""
     return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
@@ -41,8 +51,8 @@ def as_items(given: Any) -> Any:
 class ItemsReader(ConversationReader):
     """Reads one input. The further parameters are those of ConversationReader.
 
-    ``previous``: number of items at the beginning that are those of earlier responses; -1: they are not known yet, so
-    that an output may be of one of their calls.
+    ``previous``: number of items at the beginning that are those of earlier responses; -1: not all items are known yet,
+    so that an output may be of a call that is not among them.
     """
 
     def __init__(
@@ -58,7 +68,8 @@ class ItemsReader(ConversationReader):
             "function_call": self._read_call,
             "function_call_output": self._read_output,
             "reasoning": self._read_reasoning,
-            "item_reference": self._read_reference,
+            "compaction": self._read_compaction,
+            REFERENCE: self._read_reference,
         }
 
     def read(self, items: Any) -> tuple[Message, ...]:
@@ -82,7 +93,7 @@ class ItemsReader(ConversationReader):
     def _read_item(self, item: Any, at: str) -> None:
         if not isinstance(item, dict):
             raise InvalidRequest("an item must be an object", param=at)
-        type_ = item.get("type") or "message"
+        type_ = type_of(item)
         reader = self._readers.get(type_) if isinstance(type_, str) else None
         if reader is None:
             raise InvalidRequest(f"an item of the type {quoted(type_)} is not supported", param=f"{at}.type")
@@ -105,7 +116,8 @@ class ItemsReader(ConversationReader):
         if self._turn is not None and (self._turn.content or self._turn.calls):
             self._end_turn()
         # A summary stands for thoughts whose text was not sent.
-        text = self._thoughts(item, "content", at) or self._thoughts(item, "summary", at)
+        kept = unsealed(item.get("encrypted_content"))
+        text = self._thoughts(item, "content", at) or kept or self._thoughts(item, "summary", at)
         turn = self._open_turn()
         turn.reasoning = "\n".join(filter(None, (turn.reasoning, text)))
 
@@ -145,8 +157,19 @@ class ItemsReader(ConversationReader):
             raise InvalidRequest("call_id says which call it is", param=f"{at}.call_id")
         return id
 
+    def _read_compaction(self, item: dict[str, Any], at: str) -> None:
+        """What an earlier conversation was compacted to: a turn of the model that wrote it."""
+        summary = unsealed(item.get("encrypted_content"))
+        if summary is None:
+            raise InvalidRequest("this server did not write that", param=f"{at}.encrypted_content")
+        self._end_turn()
+        self._open_turn().content = (TextPart(f"Summary of the conversation so far:\n{summary}"),)
+        self._end_turn()
+
     def _read_reference(self, item: dict[str, Any], at: str) -> None:
-        raise InvalidRequest("references to items are not supported: send the item itself", param=f"{at}.type")
+        """The item itself is found in the store, and then read in place of this."""
+        if not text_field(item, "id", at, MAX_ID_CHARS):
+            raise InvalidRequest("id says which item it is", param=f"{at}.id")
 
     def _part(self, part: Any, at: str) -> TextPart | MediaPart:
         if not isinstance(part, dict):

@@ -42,6 +42,8 @@ class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
     summary: tuple[()] = ()
     content: list[ReasoningText] | UnsetType = UNSET
     """Left out rather than empty or null: clients refuse both."""
+    encrypted_content: str | UnsetType = UNSET
+    """The thoughts as ``sealed`` writes them, if the request includes that."""
 
 
 Item = MessageItem | CallItem | ReasoningItem
@@ -130,6 +132,8 @@ class ResponseObject(msgspec.Struct):
     user: str | None = None
     metadata: dict[str, str] = {}
     usage: ResponseUsage | None = None
+    include: list[str] | UnsetType = UNSET
+    """What the request includes that changes items. OpenAI's object has no such key."""
 
 
 class InputTokens(msgspec.Struct):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from mmserve.httpserver.api.openai.fields import decode
 from mmserve.httpserver.api.openai.responses.answer import ResponsesAnswer
@@ -17,10 +18,11 @@ from mmserve.httpserver.api.openai.responses.fields import (
     check_request,
     requested_logprobs,
 )
-from mmserve.httpserver.api.openai.responses.fold import ID_PREFIX
+from mmserve.httpserver.api.openai.responses.fold import ENCRYPTED_THOUGHTS, ID_PREFIX
 from mmserve.httpserver.api.openai.responses.history import ParsedResponses, complete
 from mmserve.httpserver.api.openai.responses.items import ItemsReader
 from mmserve.httpserver.api.openai.responses.objects import InputTokens, ReasoningEcho, ResponseObject, TextEcho
+from mmserve.httpserver.api.openai.responses.references import references_in
 from mmserve.httpserver.api.openai.responses.text_format import format_grammar
 from mmserve.httpserver.api.openai.responses.tools import FunctionTool, read_tool_choice, read_tools
 from mmserve.httpserver.api.openai.sampling import sampling_params
@@ -40,12 +42,19 @@ def parse(
     body: bytes | bytearray, split_urls: Mapping[str, SplitUrl], model: ServedModel, arrival_s: float
 ) -> ParsedRequest:
     """See ``protocol.Parse``."""
-    request = decode(body, ResponsesRequest)
+    return read_request(decode(body, ResponsesRequest), split_urls, model, arrival_s)
+
+
+def read_request(
+    request: ResponsesRequest, split_urls: Mapping[str, SplitUrl], model: ServedModel, arrival_s: float
+) -> ParsedResponses:
+    """The call of a request. Raises MmserveError naming the field."""
     model.check_given_name(request.model)
     check_request(request)
     fields, tools = read_tools(request.tools)
     grammar, grammar_param = format_grammar(request.text.format if request.text else None)
-    previous = 0 if request.previous_response_id is None else -1
+    knows_all = request.previous_response_id is None and not references_in(request.input)
+    previous = 0 if knows_all else -1
     reader = ItemsReader(model.max_images, split_urls, model.max_model_len, previous)
     sampling = sampling_params(
         request, model, max_tokens=request.max_output_tokens or 0, logprobs=requested_logprobs(request)
@@ -119,6 +128,7 @@ def _response(request: ResponsesRequest, call: GenerateCall, tools: list[Functio
         frequency_penalty=sampling.frequency_penalty,
         user=request.user,
         metadata=request.metadata or {},
+        include=[ENCRYPTED_THOUGHTS] if ENCRYPTED_THOUGHTS in (request.include or ()) else UNSET,
     )
 
 

@@ -25,12 +25,13 @@ from mmserve.httpserver.call import kept_nbytes
 from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.http.disconnect import until_disconnect
 from mmserve.httpserver.media.local import decode_small_images
-from mmserve.runtime.errors import InvalidRequest, NotFound, ResponseNotFound, quoted
+from mmserve.runtime.errors import InvalidRequest, ResponseNotFound, Unavailable, quoted
 
 _TAGS: list[str | Enum] = ["responses"]
 _MAX_ITEMS = 100
 _DEFAULT_ITEMS = 20
 _MAX_DIGITS = 9
+_RETRY_AFTER_S = 5.0
 _READ_COPIES = 3
 """Memory of a stored response while it is read and sent, as a multiple of its size."""
 
@@ -53,7 +54,8 @@ class _ItemId(msgspec.Struct):
     id: str
 
 
-class _Background(msgspec.Struct):
+class _State(msgspec.Struct):
+    status: str
     background: bool
 
 
@@ -154,14 +156,12 @@ def stored_routes(context: WorkerContext) -> APIRouter:
             body = await responses.body(owner, id, lost)
             if body is None:
                 raise _not_found(id)
-            if not msgspec.json.decode(body, type=_Background).background:
+            found = msgspec.json.decode(body, type=_State)
+            if not found.background:
                 raise InvalidRequest("only a response in the background can be cancelled", param="response_id")
+            if found.status in ("queued", "in_progress"):
+                raise Unavailable("the response cannot be cancelled now", retry_after_s=_RETRY_AFTER_S)
             return _StoredAnswer(body, held.pop_all())
-
-    @router.post("/v1/responses/compact", response_class=Response, include_in_schema=False)
-    async def compact(request: Request) -> Response:
-        """An optional part of the protocol. Without this it would be taken for the id of a response."""
-        raise NotFound("conversations are not compacted here")
 
     async def input_tokens(request: Request) -> Response:
         async with admitted(context, INPUT_TOKENS, request) as (parsed, resources):

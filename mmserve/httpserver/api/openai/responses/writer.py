@@ -20,6 +20,7 @@ from mmserve.httpserver.api.openai.responses.objects import (
     ReasoningItem,
     ReasoningText,
 )
+from mmserve.httpserver.api.openai.responses.sealed import sealed
 from mmserve.httpserver.output.parsing.pieces import CallArguments, CallEnd, CallStart, Piece, Reasoning, Text
 
 
@@ -43,6 +44,7 @@ class _OpenItem:
     item: Item
     place: int
     """Position in the output."""
+    seals_thoughts: bool
     texts: list[str] = field(default_factory=list)
     logprobs: list[msgspec.Raw] = field(default_factory=list)
 
@@ -86,6 +88,8 @@ class _OpenItem:
             item.content = [part]
         if isinstance(item, ReasoningItem) and isinstance(part, ReasoningText) and text:
             item.content = [part]
+            if self.seals_thoughts:
+                item.encrypted_content = sealed(text)
         if isinstance(item, MessageItem | CallItem):
             item.status = "completed" if complete else "incomplete"
         yield Event("response.output_item.done", {"output_index": self.place, "item": item})
@@ -103,10 +107,11 @@ class _OpenItem:
 class OutputWriter:
     """Turns the pieces of one answer into events. ``items``: those that have started, in order; the last may be open.
 
-    ``request_id``: what the ids of the items are made from.
+    ``request_id``: what the ids of the items are made from. ``seals_thoughts``: they are also in ``encrypted_content``.
     """
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, *, seals_thoughts: bool = False) -> None:
+        self._seals_thoughts = seals_thoughts
         self.items: list[Item] = []
         self._request_id = request_id
         self._open: _OpenItem | None = None
@@ -159,7 +164,7 @@ class OutputWriter:
     def _start(self, item: Item) -> Iterator[Event]:
         # A call that ends without CallEnd was cut short or is malformed.
         yield from self._end_item(self._open is not None and not isinstance(self._open.item, CallItem))
-        self._open = _OpenItem(item, len(self.items))
+        self._open = _OpenItem(item, len(self.items), self._seals_thoughts)
         self.items.append(item)
         yield from self._open.start()
 
