@@ -22,10 +22,13 @@ from tests.fakes.http_upstream import Upstream
 from tests.fakes.http_worker import Worker, http_worker
 from tests.fakes.scripted_model import ScriptedModel
 
+_EFFORT = "{% if reasoning_effort %}{% endif %}"
+"""A template that can be told how much to think, and makes nothing of it."""
+
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="test-mmserve-") as directory:
-        checkpoint = write_chat_model(Path(directory), template=HERMES)
+        checkpoint = write_chat_model(Path(directory), template=HERMES + _EFFORT)
 
         async def serve() -> None:
             async with http_worker(checkpoint=checkpoint, aliases=frozenset(sys.argv[1:])) as worker:

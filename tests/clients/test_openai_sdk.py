@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -129,6 +131,50 @@ def test_responses_continued_listed_and_deleted(client: openai.OpenAI) -> None:
     client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(first.id)
+
+
+def test_responses_in_the_background(client: openai.OpenAI) -> None:
+    response = client.responses.create(model="tiny", input="Hello", background=True)
+    assert response.status == "queued"
+    while response.status in ("queued", "in_progress"):
+        response = client.responses.retrieve(response.id)
+    assert (response.status, response.background) == ("completed", True)
+    assert response.output_text.startswith("Hello!")
+    assert client.responses.cancel(response.id).output_text == response.output_text
+
+
+def test_responses_in_the_background_left_and_resumed(client: openai.OpenAI) -> None:
+    request: dict[str, Any] = {"model": "tiny", "input": "Hello", "background": True, "stream": True}
+    with client.responses.create(**request) as stream:
+        events = [event for event, _ in zip(stream, range(5), strict=False)]
+    id = events[0].response.id
+    with client.responses.retrieve(id, stream=True, starting_after=events[-1].sequence_number) as rest:
+        events += rest
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    assert events[-1].response == client.responses.retrieve(id)
+    with client.responses.stream(response_id=id) as helper:
+        assert helper.get_final_response().output_text == events[-1].response.output_text
+    with client.responses.stream(model="tiny", input="Hello", background=True) as helper:
+        assert helper.get_final_response().status == "completed"
+
+
+def test_responses_with_a_picture_continued_referred_to_and_compacted(client: openai.OpenAI) -> None:
+    png = base64.b64encode(Path("examples/picture.png").read_bytes()).decode()
+    picture = {"type": "input_image", "image_url": f"data:image/png;base64,{png}", "detail": "auto"}
+    question: list[Any] = [{"role": "user", "content": [picture, {"type": "input_text", "text": "Hello"}]}]
+    first = client.responses.create(model="tiny", input=question)
+    second = client.responses.create(model="tiny", input="And now?", previous_response_id=first.id)
+    asked = client.responses.input_items.list(first.id).data[0]
+    items: list[Any] = [{"type": "item_reference", "id": one.id} for one in (asked, first.output[0])]
+    same = client.responses.create(model="tiny", input=[*items, {"role": "user", "content": "And now?"}])
+    assert first.usage is not None
+    assert second.usage is not None
+    assert same.usage is not None
+    assert second.usage.input_tokens == same.usage.input_tokens > first.usage.input_tokens
+    compact = client.responses.compact(model="tiny", previous_response_id=second.id)
+    assert [item.type for item in compact.output] == ["message", "message", "compaction"]
+    goes_on: list[Any] = [*(item.to_dict(warnings=False) for item in compact.output), *question]
+    assert client.responses.create(model="tiny", input=goes_on).output_text
 
 
 def test_completions_streamed(client: openai.OpenAI) -> None:

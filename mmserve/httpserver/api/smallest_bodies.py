@@ -14,13 +14,15 @@ SMALLEST_BODIES: dict[str, tuple[dict[str, Any], ...]] = {
     "/v1/messages": ({"model": MODEL, "max_tokens": 16, "messages": _MESSAGES},),
     "/v1/messages/count_tokens": ({"model": MODEL, "messages": _MESSAGES},),
     "/v1/responses": ({"model": MODEL, "input": "Hello"},),
+    "/v1/responses/compact": ({"model": MODEL, "input": "Hello"},),
     "/v1/responses/input_tokens": ({"model": MODEL, "input": "Hello"},),
     "/tokenize": ({"prompt": "Hello"}, {"model": MODEL, "messages": _MESSAGES}),
     "/detokenize": ({"tokens": [1]},),
 }
 """Path -> one body, or alternatives."""
-OPTIONAL = {"/v1/completions": {"prompt"}}
-"""Fields of these that may be left out. No prompt is the empty one, which is a prompt for some models only."""
+OPTIONAL = {"/v1/completions": {"prompt"}, "/v1/responses/compact": {"input"}}
+"""Fields of these that may be left out. No prompt is the empty one, which is a prompt for some models only. What is
+compacted may be a stored response."""
 
 _OBJECTS = {"type": "array", "minItems": 1, "items": {"type": "object"}}
 _PARTS = {"type": "array", "items": {"type": "object", "required": ["type"]}}

@@ -82,7 +82,7 @@ def test_the_input_of_a_response_can_be_listed(tmp_path: Path) -> None:
             listed = [item async for item in client.responses.input_items.list(made.id, order="asc", limit=1)]
             assert [item.content[0].type for item in listed] == ["input_text", "output_text", "input_image"]
             assert len({item.id for item in listed}) == 3
-            for wrong in ({"after": "none"}, {"limit": 0}, {"order": "up"}):
+            for wrong in ({"after": "none"}, {"limit": 0}, {"order": "up"}, {"include": ["web_search_call.results"]}):
                 with pytest.raises(openai.BadRequestError) as refused:
                     await client.responses.input_items.list(made.id, **wrong)
                 assert refused.value.param == next(iter(wrong))

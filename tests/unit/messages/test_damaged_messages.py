@@ -26,7 +26,7 @@ from mmserve.messages.cache import (
     SetEmbedRequest,
 )
 from mmserve.messages.media import Handle, MediaSpan
-from mmserve.messages.reply import HttpInbound, ServerPhase, TokenReply
+from mmserve.messages.reply import FollowResponse, HttpInbound, ServerPhase, TokenReply
 from mmserve.messages.request import EngineInbound, GenerateRequest
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.status import HealthInbound, ProcessRow, ProcessTable
@@ -42,6 +42,7 @@ LINKS: dict[str, tuple[object, object]] = {
     ),
     "http": (HttpInbound, TokenReply(id="a", token_ids=(1, 2), finish="stop")),
     "phase": (HttpInbound, ServerPhase(phase="ready", ready=True, engine_epoch=3)),
+    "follow": (HttpInbound, FollowResponse(id="resp_1", seen=3, worker=1)),
     "plan": (
         RankInbound,
         StepPlan(

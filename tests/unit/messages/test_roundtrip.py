@@ -11,7 +11,7 @@ from mmserve.ipc.codec import Codec
 from mmserve.messages.cache import AllocItem, AllocRequest, CacheRequest, Register, SetEmbedRequest
 from mmserve.messages.logprobs import pack, unpack
 from mmserve.messages.media import Handle, MediaSpan
-from mmserve.messages.reply import HttpInbound, ServerPhase, TokenReply
+from mmserve.messages.reply import FollowResponse, HttpInbound, ResponseChanged, ServerPhase, StopResponse, TokenReply
 from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, SlotFailure, StepPlan, StepResult
@@ -36,6 +36,9 @@ IDS = array("q", [1, 1 << 40, 5]).tobytes()
         (HttpInbound, TokenReply(id="a", token_ids=(1, 2), finish="stop")),
         (HttpInbound, TokenReply(id="a", token_ids=(5,), logprobs=(LOGPROBS,))),
         (HttpInbound, ServerPhase(phase="ready", ready=True, engine_epoch=3)),
+        (HttpInbound, FollowResponse(id="resp_1", seen=3, worker=1)),
+        (HttpInbound, ResponseChanged(id="resp_1")),
+        (HttpInbound, StopResponse(id="resp_1")),
         (
             StepResult,
             StepResult(step_id=1, tokens=((0, (5,)),), failures=(SlotFailure(slot=1, media_lost=True, message="x"),)),

@@ -98,7 +98,7 @@ class _Absent:
 
 
 ABSENT = _Absent()
-SEEDLESS = {"embeddings", "tokenize", "detokenize"}
+SEEDLESS = {"compact", "embeddings", "tokenize", "detokenize"}
 CHAT = {"messages": [USER]}
 TOOL = {"type": "function", "name": "f", "parameters": SCHEMA}
 NAMED = {"type": "function", "name": "f"}
@@ -339,10 +339,19 @@ DETOKENIZE: dict[str, Case] = {
     "model": MODEL_NAME,
     "tokens": Effect({"tokens": [1, 2]}, lambda p: p.whole, [1, 2]),
 }
+COMPACT: dict[str, Case] = {
+    "model": MODEL_NAME,
+    "timeout": TIMEOUT,
+    "input": Effect({"input": "x"}, lambda p: p.texts[:-1], ["x"]),
+    "instructions": Effect({"instructions": "be kind"}, lambda p: p.texts[:-1], ["be kind", "hi"]),
+    "previous_response_id": RESPONSES["previous_response_id"],
+    **nothing(*(name for name in chat.WITHOUT_EFFECT if "." not in name)),
+}
 TABLES = {
     "completions": COMPLETIONS,
     "responses": RESPONSES,
     "input_tokens": RESPONSES,
+    "compact": COMPACT,
     "messages": CLAUDE,
     "count_tokens": CLAUDE,
     "embeddings": EMBEDDINGS,

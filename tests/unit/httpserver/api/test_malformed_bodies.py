@@ -30,6 +30,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "embeddings": {"input": "hi"},
     "responses": {"input": "hi"},
     "input_tokens": {"input": "hi"},
+    "compact": {"input": "hi"},
     "messages": {"messages": HI, "max_tokens": 4},
     "count_tokens": {"messages": HI},
     "tokenize": {"prompt": "hi"},

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -109,6 +109,7 @@ def parse(
         instructions=request.instructions,
         previous_response_id=request.previous_response_id,
         timeout=request.timeout,
+        temperature=0.0,
         store=False,
     )
     return read_request(asked, split_urls, model, arrival_s)
@@ -122,7 +123,7 @@ async def complete(
     own = await asyncio.to_thread(InputItems(full).stored)
     items = (*full.before, *(item.json for item in own[:-1]))
     messages = tuple(item for item in items if _is_of_user(item))
-    call = replace(full.call, echo_nbytes=_KEPT_COPIES * sum(map(len, messages)))
+    call = msgspec.structs.replace(full.call, echo_nbytes=_KEPT_COPIES * sum(map(len, messages)))
     return ParsedRequest(call, CompactAnswer(messages))
 
 

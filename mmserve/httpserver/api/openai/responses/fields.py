@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -15,12 +15,12 @@ from mmserve.httpserver.api.openai.fields import (
     MAX_TIMEOUT_S,
     SamplingFields,
 )
-from mmserve.httpserver.api.openai.responses.fold import ENCRYPTED_THOUGHTS
 from mmserve.messages.logprobs import MAX_TOP
 from mmserve.runtime.errors import InvalidRequest, quoted
 
 LOGPROBS = "message.output_text.logprobs"
-INCLUDED = (LOGPROBS, ENCRYPTED_THOUGHTS, "message.input_image.image_url")
+Included = Literal["message.output_text.logprobs", "reasoning.encrypted_content", "message.input_image.image_url"]
+INCLUDED: tuple[str, ...] = get_args(Included)
 """The last asks for what ``input_items`` always has."""
 MAX_METADATA = 16
 _MAX_METADATA_CHARS = (64, 512)

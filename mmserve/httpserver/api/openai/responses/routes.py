@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from enum import Enum
-from typing import Annotated, Literal
 
 import msgspec
 from fastapi import APIRouter
-from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from mmserve.httpserver.api.openai.responses.fields import check_included
 from mmserve.httpserver.api.openai.responses.fold import cancelled, lost
 from mmserve.httpserver.api.openai.responses.follow import FollowedEvents, Follower
 from mmserve.httpserver.api.openai.responses.history import with_history
 from mmserve.httpserver.api.openai.responses.objects import InputTokens, ResponseObject
 from mmserve.httpserver.api.openai.responses.parse import INPUT_TOKENS
-from mmserve.httpserver.api.openapi import NAMED, WITH_BODY, add_protocol_route, answers, query
+from mmserve.httpserver.api.openai.responses.queries import (
+    ITEMS_QUERY,
+    RETRIEVE_QUERY,
+    after_number,
+    included,
+    item_limit,
+)
+from mmserve.httpserver.api.openapi import NAMED, WITH_BODY, add_protocol_route, answers
 from mmserve.httpserver.api.prompt_requests import admitted
 from mmserve.httpserver.api.response import send_json
 from mmserve.httpserver.call import kept_nbytes
@@ -28,9 +34,6 @@ from mmserve.httpserver.media.local import decode_small_images
 from mmserve.runtime.errors import InvalidRequest, ResponseNotFound, Unavailable, quoted
 
 _TAGS: list[str | Enum] = ["responses"]
-_MAX_ITEMS = 100
-_DEFAULT_ITEMS = 20
-_MAX_DIGITS = 9
 _RETRY_AFTER_S = 5.0
 _READ_COPIES = 3
 """Memory of a stored response while it is read and sent, as a multiple of its size."""
@@ -93,11 +96,12 @@ def stored_routes(context: WorkerContext) -> APIRouter:
         response_class=Response,
         tags=_TAGS,
         responses=answers(ResponseObject, NAMED, streams=True),
-        openapi_extra=query(stream=bool, starting_after=Annotated[int, Meta(ge=0, lt=10**_MAX_DIGITS)]),
+        openapi_extra=RETRIEVE_QUERY,
     )
     async def retrieve(request: Request, id: str) -> Response:
         """A stored response. With ``stream``, its events; with ``starting_after``, those after that number."""
-        after = _after(request)
+        check_included(included(request))
+        after = after_number(request)
         with ExitStack() as held:
             owner = await reserved(request, id, held)
             if after is not None:
@@ -127,11 +131,12 @@ def stored_routes(context: WorkerContext) -> APIRouter:
         response_class=Response,
         tags=_TAGS,
         responses=answers(ItemList, NAMED),
-        openapi_extra=query(limit=Annotated[int, Meta(ge=1, le=_MAX_ITEMS)], order=Literal["asc", "desc"], after=str),
+        openapi_extra=ITEMS_QUERY,
     )
     async def input_items(request: Request, id: str) -> Response:
         """The items of the request itself, newest first unless ``order`` is asc."""
-        limit, order = _limit(request), request.query_params.get("order", "desc")
+        check_included(included(request))
+        limit, order = item_limit(request), request.query_params.get("order", "desc")
         if order not in ("asc", "desc"):
             raise InvalidRequest("order must be asc or desc", param="order")
         with ExitStack() as held:
@@ -174,27 +179,6 @@ def stored_routes(context: WorkerContext) -> APIRouter:
 
     add_protocol_route(router, INPUT_TOKENS, input_tokens, "responses")
     return router
-
-
-def _after(request: Request) -> int | None:
-    """Number of the last event that the client has; None if it asks for no events."""
-    stream, after = request.query_params.get("stream", "false"), request.query_params.get("starting_after")
-    if stream not in ("true", "1", "false", "0"):
-        raise InvalidRequest("stream must be true or false", param="stream")
-    if after is None:
-        return -1 if stream in ("true", "1") else None
-    if not after.isdecimal() or len(after) > _MAX_DIGITS:
-        raise InvalidRequest("starting_after must be the number of an event", param="starting_after")
-    if stream in ("false", "0"):
-        raise InvalidRequest("starting_after needs stream=true", param="starting_after")
-    return int(after)
-
-
-def _limit(request: Request) -> int:
-    given = request.query_params.get("limit", str(_DEFAULT_ITEMS))
-    if not given.isdecimal() or not 1 <= int(given[:9]) <= _MAX_ITEMS:
-        raise InvalidRequest(f"limit must be from 1 to {_MAX_ITEMS}", param="limit")
-    return int(given)
 
 
 def _page(items: list[bytes], after: str | None, limit: int) -> ItemList:
