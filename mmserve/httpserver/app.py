@@ -86,7 +86,7 @@ def make_app(context: WorkerContext) -> ASGIApp:
 class _DirectRoutes:
     """Passes POST requests for an answer straight to their endpoints, and all others to ``app``.
 
-    The framework's routing took an eighth of the worker's time for a text of 1 KB. ``app`` has the same routes, for its
+    The framework's routing took a tenth of the worker's time for a text of 1 KB. ``app`` has the same routes, for its
     document and for other methods.
     """
 

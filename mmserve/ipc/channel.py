@@ -114,7 +114,8 @@ class AsyncReceiver(Generic[T]):
 
     ``limit``: how many messages of each sender may wait here, 0 for any number. Further ones wait at their sender.
 
-    Watches the socket's descriptor itself, which takes half the time of ``zmq.asyncio`` if messages come one by one.
+    Watches the socket's descriptor itself: with ``zmq.asyncio``, a process that answers each message at once took 1.4
+    times as long.
     """
 
     def __init__(self, endpoint: str, type_: Any, *, limit: int = 0) -> None:
