@@ -13,11 +13,17 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary positions (Hugging Face's ``rope_parameters``, or ``rope_theta`` and ``rope_scaling``)."""
 
     theta: float = 10_000.0
-    kind: Literal["default", "linear", "llama3"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    """Of yarn, as are the two before."""
+    amplitude: float = 1.0
+    """Of cosines and sines."""
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):

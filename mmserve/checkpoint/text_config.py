@@ -6,10 +6,11 @@ Defaults for missing keys are those of the config classes in transformers 5.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from mmserve.checkpoint.rope_config import RopeJson
 from mmserve.checkpoint.spec import LayerSpec, Rope, TextSpec
 from mmserve.runtime.errors import StartupError
 
@@ -17,19 +18,6 @@ TokenIds = int | list[int] | None
 S = TypeVar("S")
 _ACTIVATIONS = frozenset({"silu", "gelu", "gelu_pytorch_tanh", "quick_gelu", "relu"})
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
-
-
-class RopeJson(msgspec.Struct, kw_only=True):
-    """``rope_parameters`` (transformers 5) or ``rope_scaling`` (earlier versions, sometimes with ``type``)."""
-
-    rope_type: str | None = None
-    type: str | None = None
-    rope_theta: float | None = None
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int | None = None
-    partial_rotary_factor: float = 1.0
 
 
 class GenerationJson(msgspec.Struct, kw_only=True):
@@ -76,7 +64,7 @@ class TextJson(msgspec.Struct, kw_only=True):
             num_kv_heads=self.num_key_value_heads or self.num_attention_heads,
             head_dim=self.head_dim or self.hidden_size // self.num_attention_heads,
             vocab_size=self.vocab_size,
-            max_position=self.max_position_embeddings,
+            max_position=self.max_position(),
             rms_eps=self.rms_norm_eps,
             tie_embeddings=self.tie_word_embeddings,
             activation=self.hidden_act,
@@ -84,29 +72,22 @@ class TextJson(msgspec.Struct, kw_only=True):
 
     def rope(self) -> Rope:
         """Raises StartupError for a kind that is not supported."""
-        rope = self.rope_scaling or self.rope_parameters or RopeJson()
-        kind = rope.rope_type or rope.type or "default"
-        if kind not in ("default", "linear", "llama3") or (rope.partial_rotary_factor, self.partial_rotary_factor) != (
-            1.0,
-            1.0,
-        ):
-            raise StartupError(
-                f"rope type {kind!r} is not supported; supported are default, linear and llama3, unpartial"
-            )
-        return Rope(
-            theta=rope.rope_theta or self.rope_theta or self.default_theta,
-            kind=cast(Literal["default", "linear", "llama3"], kind),
-            factor=rope.factor,
-            low_freq_factor=rope.low_freq_factor,
-            high_freq_factor=rope.high_freq_factor,
-            original_max_position=rope.original_max_position_embeddings or self.max_position_embeddings,
-        )
+        if self.partial_rotary_factor != 1.0:
+            raise StartupError("a partial_rotary_factor other than 1 is not supported")
+        found = self.rope_scaling or self.rope_parameters or RopeJson()
+        return found.rope(self.rope_theta or self.default_theta, self.max_position_embeddings)
+
+    def max_position(self) -> int:
+        """Yarn's factor counts from the original context, which some files give as their longest."""
+        rope = self.rope()
+        stretched = int(rope.factor * rope.original_max_position) if rope.kind == "yarn" else 0
+        return max(self.max_position_embeddings, stretched)
 
     def windowed(self, window: int | None, is_sliding: Sequence[bool]) -> list[LayerSpec]:
         """Layers of which those that slide have this window, unless the whole context fits into it."""
         if window is not None and window < 1:
             raise StartupError(f"sliding_window {window} is not supported; it must be at least 1")
-        if window is None or window >= self.max_position_embeddings:
+        if window is None or window >= self.max_position():
             window = None
         if len(is_sliding) != self.num_hidden_layers:
             raise StartupError(f"layer_types names {len(is_sliding)} layers of {self.num_hidden_layers}")

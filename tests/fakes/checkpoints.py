@@ -83,6 +83,7 @@ def make_llama(directory: Path, *, dtype: torch.dtype = torch.float32, seed: int
 
 
 _TEXT_DETAILS: dict[str, dict[str, Any]] = {
+    "llama": {},
     "mistral": {"sliding_window": 21, "head_dim": 16},
     "ministral": {"sliding_window": 21, "head_dim": 16, "layer_types": ["sliding_attention", "full_attention"]},
     "qwen2": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},

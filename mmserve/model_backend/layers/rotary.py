@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021): frequencies with linear and llama3 scaling, and the angles of a step."""
+"""Rotary position embedding (Su et al. 2021): frequencies with their scalings, and the angles of a step."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 
 from mmserve.checkpoint.spec import LayerSpec, Rope
 
+_SHORTEST_RAMP = 0.001
+"""Where a ramp would begin and end at one index."""
 Angles = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines of a step's rows for each of the model's ropes, [ropes, T, head_dim / 2]."""
 
@@ -22,6 +24,8 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
             return frequencies / rope.factor
         case "llama3":
             return _llama3(frequencies, rope)
+        case "yarn":
+            return _yarn(frequencies, rope)
         case "default":
             return frequencies
 
@@ -34,6 +38,23 @@ def _llama3(frequencies: torch.Tensor, rope: Rope) -> torch.Tensor:
     return unscaled * frequencies + (1 - unscaled) * frequencies / rope.factor
 
 
+def _yarn(frequencies: torch.Tensor, rope: Rope) -> torch.Tensor:
+    """YaRN (Peng et al. 2023): pairs that turn often in the original context are kept, those that turn seldom are
+    divided by ``factor``, those between blended along a ramp over their indices."""
+    low, high = (_index_of(turns, rope, len(frequencies)) for turns in (rope.beta_fast, rope.beta_slow))
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * len(frequencies) - 1)
+    ramp = (torch.arange(len(frequencies), dtype=torch.float32) - low) / ((high - low) or _SHORTEST_RAMP)
+    scaled = ramp.clamp(0, 1)
+    return frequencies / rope.factor * scaled + frequencies * (1 - scaled)
+
+
+def _index_of(turns: float, rope: Rope, num_pairs: int) -> float:
+    """Index of the pair that turns so often in the original context."""
+    return num_pairs * math.log(rope.original_max_position / (turns * 2 * math.pi)) / math.log(rope.theta)
+
+
 class Rotary:
     """Makes the angles of one step, which all layers share. One position axis; a row for each distinct rope."""
 
@@ -44,10 +65,12 @@ class Rotary:
         )
         """Of each layer: its row of the angles, None if it rotates nothing."""
         frequencies = [inverse_frequencies(rope, head_dim) for rope in distinct]
-        self._frequencies = torch.stack(frequencies).to(device) if distinct else torch.empty(0, head_dim // 2)
+        self._frequencies = (torch.stack(frequencies) if distinct else torch.empty(0, head_dim // 2)).to(device)
+        self._amplitudes = torch.tensor([rope.amplitude for rope in distinct]).to(device)[:, None, None]
         self._dtype = dtype
 
     def angles(self, positions: torch.Tensor) -> Angles:
         """positions: int64 [1, T]."""
         radians = positions[0][:, None].float() * self._frequencies[:, None]
-        return radians.cos().to(self._dtype), radians.sin().to(self._dtype)
+        cos, sin = radians.cos() * self._amplitudes, radians.sin() * self._amplitudes
+        return cos.to(self._dtype), sin.to(self._dtype)

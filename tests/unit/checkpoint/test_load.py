@@ -155,6 +155,16 @@ def test_rope_scaling_is_read_from_both_spellings(tmp_path: Path) -> None:
     assert old.text.layers[0].rope == Rope(theta=1e6, kind="linear", factor=2.0, original_max_position=2048)
 
 
+def test_yarn_stretches_the_context(tmp_path: Path) -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    for longest in (32768, 131072):
+        config = {"model_type": "qwen2", "max_position_embeddings": longest, "rope_scaling": scaling}
+        text = load(checkpoint(tmp_path, config)).text
+        assert text.max_position == 131072
+        assert text.layers[0].rope is not None
+        assert text.layers[0].rope.amplitude == pytest.approx(1.138629)
+
+
 def test_eos_ids_of_generation_config_and_tokenizer(tmp_path: Path) -> None:
     spec = load(
         checkpoint(
@@ -179,12 +189,14 @@ def test_eos_ids_of_generation_config_and_tokenizer(tmp_path: Path) -> None:
         ({"model_type": "qwen3", "layer_types": ["full_attention"]}, "names 1 layers of 32"),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "no_rope_layers names 2 layers of 36"),
         ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 0}, "sliding_window 0"),
-        (llama(partial_rotary_factor=0.5), "unpartial"),
+        (llama(partial_rotary_factor=0.5), "partial_rotary_factor"),
         ({**LLAVA_7B, "text_config": {"model_type": "gemma"}}, "gemma"),
         ({**LLAVA_7B, "vision_config": {"model_type": "siglip_vision_model"}}, "siglip"),
         ({**LLAVA_7B, "vision_feature_layer": [-2, -3]}, "vision_feature_layer"),
         (llama(quantization_config={"bits": 4}), "quantised"),
-        (llama(rope_scaling={"rope_type": "yarn", "factor": 2.0}), "yarn"),
+        (llama(rope_scaling={"rope_type": "longrope", "factor": 2.0}), "longrope"),
+        (llama(rope_scaling={"rope_type": "yarn"}), "lacks its factor"),
+        (llama(rope_parameters={"partial_rotary_factor": 0.5}), "partial_rotary_factor"),
         (llama(hidden_size="big"), "hidden_size"),
         (llama(hidden_act="mish"), "mish"),
         ({}, "architectures served are"),

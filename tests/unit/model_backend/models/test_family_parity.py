@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from msgspec.structs import replace
 
+from mmserve.checkpoint.load import load
+from mmserve.checkpoint.spec import LayerSpec, ModelSpec, Rope
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.worker.model_runner import ModelRunner
 from tests.fakes.checkpoints import VOCAB, make_text
@@ -20,6 +23,8 @@ from tests.fakes.engine import BLOCK_TOKENS, Driver, make_runner
 from tests.fakes.ranks_in_threads import RanksInThreads
 
 QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 19, "max_window_layers": 1}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
+DEEPSEEK = {"mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 16, "beta_slow": 2, "truncate": False}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {}),
     "mistral, no window": ("mistral", {"sliding_window": None}),
@@ -27,6 +32,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral": ("ministral", {}),
     "qwen2": ("qwen2", {"hidden_size": 128}),
     "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2, yarn": ("qwen2", {"hidden_size": 128, "rope_parameters": YARN}),
+    "qwen3, yarn as DeepSeek writes it": ("qwen3", {"rope_parameters": YARN | DEEPSEEK}),
     "qwen2, window": ("qwen2", {"hidden_size": 128, **QWEN_WINDOW}),
     "qwen3": ("qwen3", {}),
     "qwen3, tied, biased": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
@@ -143,3 +150,53 @@ def test_config_as_published_before_transformers_5(tmp_path: Path) -> None:
     sequence = driver.add(0, texts[0])
     driver.run(8)
     assert [sequence.output] == expected(directory, texts, 8)
+
+
+def with_layers(model: ModelSpec, change: Callable[[LayerSpec], LayerSpec]) -> ModelSpec:
+    return replace(model, text=replace(model.text, layers=tuple(map(change, model.text.layers))))
+
+
+def with_rope(model: ModelSpec, **changes: Any) -> ModelSpec:
+    return with_layers(model, lambda layer: replace(layer, rope=replace(layer.rope or Rope(), **changes)))
+
+
+MUTATIONS: dict[str, tuple[str, Callable[[ModelSpec], ModelSpec]]] = {
+    "a window of one more": ("mistral", lambda model: with_layers(model, lambda _: LayerSpec(window=22))),
+    "a window of one less": ("mistral", lambda model: with_layers(model, lambda _: LayerSpec(window=20))),
+    "the window in the other layer": (
+        "ministral",
+        lambda model: replace(model, text=replace(model.text, layers=model.text.layers[::-1])),
+    ),
+    "rotation in all layers": ("smollm3", lambda model: with_rope(model)),
+    "another theta": ("qwen2", lambda model: with_rope(model, theta=9e5)),
+    "yarn's amplitude forgotten": ("qwen2, yarn", lambda model: with_rope(model, amplitude=1.0)),
+}
+
+
+@pytest.mark.parametrize("mutation", list(MUTATIONS))
+def test_the_texts_show_a_wrong_option(new_runner: NewRunner, checkpoints: Checkpoints, mutation: str) -> None:
+    """Otherwise the tests above could not see it either."""
+    name, mutate = MUTATIONS[mutation]
+    directory, texts = checkpoints(name), prompts(17, 70, 140)
+    driver = Driver(new_runner(directory, model=mutate(load(directory))))
+    sequences = [driver.add(slot, text) for slot, text in enumerate(texts)]
+    driver.run(16)
+    assert [s.output[:16] for s in sequences] != expected(directory, texts, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter"), [("qwen2", "qkv.bias"), ("qwen3", "q_norm.weight"), ("qwen3", "k_norm.weight")]
+)
+def test_the_texts_show_a_wrong_parameter(
+    new_runner: NewRunner, checkpoints: Checkpoints, name: str, parameter: str
+) -> None:
+    directory, texts = checkpoints(name), prompts(17, 70, 140)
+    runner = new_runner(directory)
+    attention = runner._model.layers[1].attention  # type: ignore[attr-defined]
+    part, field = parameter.split(".")
+    values = getattr(getattr(attention, part), field)
+    values.copy_(values.flip(0))
+    driver = Driver(runner)
+    sequences = [driver.add(slot, text) for slot, text in enumerate(texts)]
+    driver.run(16)
+    assert [s.output[:16] for s in sequences] != expected(directory, texts, 16)

@@ -12,7 +12,7 @@ import transformers
 from mmserve.config.config import Config
 from mmserve.model_backend.platforms.cpu import build
 from mmserve.runtime.errors import StartupError
-from tests.fakes.checkpoints import VOCAB, make_llama
+from tests.fakes.checkpoints import VOCAB, make_llama, make_text
 from tests.fakes.engine import Driver, make_runner
 from tests.fakes.quantized import dequantized
 
@@ -25,7 +25,7 @@ SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim":
 
 
 def expected(directory: Path, form: str, prompt: list[int], num_tokens: int) -> list[int]:
-    model = transformers.LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 2:
@@ -39,8 +39,9 @@ def expected(directory: Path, form: str, prompt: list[int], num_tokens: int) -> 
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
-def test_tokens_equal_transformers_with_the_rounded_weights(tmp_path: Path, form: Any) -> None:
-    directory = make_llama(tmp_path, tie_word_embeddings=True, **SHAPE)
+@pytest.mark.parametrize("family", ["llama", "mistral", "ministral", "qwen2", "qwen3", "smollm3"])
+def test_tokens_equal_transformers_with_the_rounded_weights(tmp_path: Path, family: str, form: Any) -> None:
+    directory = make_text(tmp_path, family, tie_word_embeddings=True, **SHAPE)
     config = Config(model=str(directory), max_num_seqs=8, quantization=form)
     driver = Driver(make_runner(directory, config=config), chunk=20)
     prompts = [[(7 * i + 11 * n) % (VOCAB - 4) + 4 for i in range(length)] for n, length in enumerate((1, 5, 33, 70))]
