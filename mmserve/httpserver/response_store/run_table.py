@@ -21,6 +21,8 @@ from mmserve.httpserver.response_store.file import StoreFile
 _ROW_NBYTES = 100
 """Of a row of a record in the file, besides its lines."""
 _PAGE_NBYTES = RECORD_ROW_NBYTES
+_STEP_NBYTES = 64 * 1024
+"""Room for a record is made in steps of this size: to count what is stored takes longer than to store a line."""
 MakeOutput = Callable[[bytes, bytes], StoredOutput]
 """make_output(body, record): how a response ends of which there is this much."""
 
@@ -59,11 +61,12 @@ class RunTable:
         or if there is no room."""
         nbytes = len(lines) + _ROW_NBYTES
         with self._file.transaction() as connection:
-            found = connection.execute(
-                "UPDATE responses SET record_nbytes = record_nbytes + ?, used_s = ? WHERE id = ? AND runner = ?",
+            rows = connection.execute(
+                "UPDATE responses SET record_nbytes = record_nbytes + ?, used_s = ? WHERE id = ? AND runner = ? "
+                "RETURNING record_nbytes",
                 (nbytes, self._file.now(), id, runner),
-            )
-            if not found.rowcount or not self._file.make_room(0, keep=id):
+            ).fetchall()
+            if not rows or (_is_step(rows[0][0], nbytes) and not self._file.make_room(0, keep=id)):
                 return False
             connection.execute("INSERT INTO records VALUES (?, ?, ?)", (id, place, lines))
         return True
@@ -140,3 +143,9 @@ class RunTable:
             lines += bytes(data).splitlines()[max(0, after - place) :]
             nbytes = sum(map(len, lines))
         return lines, False
+
+
+def _is_step(nbytes: int, more_nbytes: int) -> bool:
+    """True if a record of ``nbytes``, of which ``more_nbytes`` are new, has begun a step."""
+    before_nbytes = nbytes - more_nbytes
+    return not before_nbytes or nbytes // _STEP_NBYTES > before_nbytes // _STEP_NBYTES

@@ -31,7 +31,7 @@ class Tables:
 
 @pytest.fixture
 def tables(tmp_path: Path) -> Iterator[Tables]:
-    made = Tables(tmp_path / "responses.db", 10_000, 100)
+    made = Tables(tmp_path / "responses.db", 100_000, 100)
     yield made
     made.file.close()
 
@@ -105,15 +105,15 @@ def test_only_what_was_streamed_or_made_in_the_background_can_be_replayed(tables
 
 
 def test_a_response_under_way_stays_and_its_record_takes_the_place_of_others(tables: Tables) -> None:
-    tables.finish("old", 3000)
+    tables.finish("old", 60_000)
     tables.begin()
     tables.clock = 1000.0  # after the time to live
-    assert tables.runs.append("a", "0.x", 0, b"r" * 5000 + b"\n")
+    assert tables.runs.append("a", "0.x", 0, b"r" * 50_000 + b"\n")
     assert tables.responses.body("ann", "old") is None
-    assert not tables.finish("large", 6000)  # there is no room beside the record
-    assert tables.finish("small", 1000)
-    assert not tables.runs.append("a", "0.x", 1, b"r" * 5000 + b"\n")
-    assert not tables.runs.end("a", "0.x", lambda body, record: StoredOutput("completed", b"b" * 8000))
+    assert not tables.finish("large", 60_000)  # there is no room beside the record
+    assert tables.finish("small", 10_000)
+    assert not tables.runs.append("a", "0.x", 1, b"r" * 60_000 + b"\n")
+    assert not tables.runs.end("a", "0.x", lambda body, record: StoredOutput("completed", b"b" * 80_000))
     assert tables.runs.end("a", "0.x", lambda body, record: StoredOutput("failed", b"no room"))
     assert tables.responses.body("ann", "a") == b"no room"
     tables.clock = 2000.0
