@@ -20,6 +20,7 @@ from mmserve.httpserver.engine.dispatcher import Dispatcher
 from mmserve.httpserver.engine.links import EngineLinks
 from mmserve.httpserver.grammars import GrammarChecks
 from mmserve.httpserver.limits.admission import AdmissionControl
+from mmserve.httpserver.limits.idle_memory import return_memory_when_idle
 from mmserve.httpserver.limits.reservations import Reservations
 from mmserve.httpserver.limits.shortages import Shortages
 from mmserve.httpserver.loop_lag import sample_loop_lag
@@ -131,6 +132,7 @@ async def open_worker(
                 group.create_task(_read_inbox(inbox, dispatcher, context, process.fault_point())),
                 group.create_task(_send_heartbeats(process, (body_memory, fetch_memory), context.shortages)),
                 group.create_task(sample_loop_lag(metrics)),
+                group.create_task(return_memory_when_idle(context.admission)),
             ]
             yield context
             for task in background:

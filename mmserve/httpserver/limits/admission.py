@@ -27,7 +27,7 @@ class AdmissionControl:
         self._restarts = RestartTimes(now=now)
         self._turnover = Turnover(_RETRY_WHEN_FULL_S, now)
         self.in_flight = 0
-        self._idle = asyncio.Event()
+        self._idle, self._admitted = asyncio.Event(), asyncio.Event()
         self._idle.set()
 
     @property
@@ -61,6 +61,11 @@ class AdmissionControl:
         """Wait until no request is in flight."""
         await self._idle.wait()
 
+    async def admitted(self) -> None:
+        """Wait until a request has been admitted since the last call. For one caller."""
+        await self._admitted.wait()
+        self._admitted.clear()
+
     def check(self) -> None:
         """Raise Unavailable or Overloaded if ``admit`` would refuse a request now."""
         if not self.ready:
@@ -78,6 +83,7 @@ class AdmissionControl:
         """Count one request as in flight until the context ends. Raises Unavailable or Overloaded."""
         self.check()
         self._add_in_flight(1)
+        self._admitted.set()
         try:
             yield
         finally:

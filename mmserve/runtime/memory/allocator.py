@@ -70,13 +70,18 @@ def prefault_heap(nbytes: int) -> None:
     The memory is written once and freed; the heap keeps it. Free memory left over from loading is returned to the
     kernel first. Call ``keep_freed_memory`` before.
     """
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if malloc_trim is not None:
-        malloc_trim(0)
+    return_heap()
     step = _PREFAULT_BLOCK_NBYTES
     blocks = [bytes(min(step, nbytes - start)) for start in range(0, nbytes, step)]
     for block in blocks:
         ctypes.memset(ctypes.c_char_p(block), 0, len(block))
+
+
+def return_heap() -> None:
+    """Return all memory of the heap that is free now to the kernel. Does nothing without glibc."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
 
 
 def prefer_huge_pages(address: int, nbytes: int) -> None:
