@@ -3,8 +3,9 @@
 Starts ``mmserve serve``, sends --requests requests of --mib MiB each, and closes every connection early. One third of
 the connections is closed within the body, one third after it, one third after the first event of the answer. Prints the
 worker's resident memory (RSS) before the requests, between them and after them. --warm-up requests are sent before the
-first figure, since a new worker's heap grows to its working size. Each figure is
-taken after a pause, in which the worker returns what the heap has free. --url and --pid measure a running server instead; --pid is the server's first process.
+first figure, since a new worker's heap grows to its working size. Each figure is taken after a pause, in which the
+worker returns what its heap has free. --url and --pid measure a running server instead; --pid is the server's first
+process.
 
     python -m benchmarks.aborted_requests
     python -m benchmarks.aborted_requests --requests 200 --json aborted.json
