@@ -40,3 +40,12 @@ def test_pauses_add_up() -> None:
     for second in (60.0, 61.0, 111.0):
         attended.look(second)
     assert attended.elapsed_s(10.0, 111.0) <= 5
+
+
+def test_a_pause_before_the_first_look_does_not_count() -> None:
+    """The server is suspended when it has just become ready."""
+    attended = AttendedTime(interval_s=1.0)
+    attended.look(100.0)
+    assert attended.elapsed_s(5.0, 100.0) == 0
+    attended.look(101.0)
+    assert attended.elapsed_s(5.0, 101.0) == 1
