@@ -18,18 +18,15 @@ import pytest
 from tests.clients.conftest import scripted_server
 
 pytestmark = pytest.mark.client(
-    "openai's own tests", "openai", suite="the create tests of its source distribution, those of models, of counts"
+    "openai's own tests", "openai", suite="the create tests of its source distribution, and those of models"
 )
-_SERVED = frozenset(
-    {"chat/test_completions", "test_completions", "test_embeddings", "test_models", "test_responses"}
-    | {"responses/test_input_tokens"}
-)
+_SERVED = frozenset({"chat/test_completions", "test_completions", "test_embeddings", "test_models", "test_responses"})
 """Files of tests whose resource is served. A test elsewhere is not run, and counted."""
-_OF_INTEREST = re.compile(r"create|Models::.*(list|retrieve)|count")
+_OF_INTEREST = re.compile(r"create|Models::.*(list|retrieve)")
 _NOT_RUN = {
     "every field at once, refused ones among them": re.compile("with_all_params"),
     "refused by the SDK itself": re.compile("path_params"),
-    "Responses without model and input": re.compile(r"/test_(responses|input_tokens)\.py"),
+    "Responses without model and input": re.compile(r"/test_responses\.py"),
     "vectors in strict mode, which asks for base64 and takes only lists": re.compile(
         r"test_embeddings\.py.*\[(strict|aiohttp)\]"
     ),
