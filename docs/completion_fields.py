@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from docs.chat_fields import MEANINGS as CHAT_MEANINGS
 from docs.chat_fields import rows
-from mmserve.httpserver.api.openai.completions import CompletionRequest
+from mmserve.httpserver.api.openai.completions.request import CompletionRequest
 
 _HEAD = """\
 # Fields of a completion
 
-Made by `make docs` from `mmserve/httpserver/api/openai/completions.py`; do not edit.
+Made by `make docs` from `mmserve/httpserver/api/openai/completions/request.py`; do not edit.
 
 null means that a field is left out. A field that is not here, or a value out of range, is a 400 that names it.
 

@@ -22,8 +22,8 @@ from mmserve.httpserver.api.anthropic.messages import MESSAGES
 from mmserve.httpserver.api.errors import error_response, response_to
 from mmserve.httpserver.api.methods import allowed_methods, takes_method
 from mmserve.httpserver.api.models import model_routes
-from mmserve.httpserver.api.openai.chat import CHAT
-from mmserve.httpserver.api.openai.completions import COMPLETIONS
+from mmserve.httpserver.api.openai.chat.request import CHAT
+from mmserve.httpserver.api.openai.completions.request import COMPLETIONS
 from mmserve.httpserver.api.openai.embeddings import EMBEDDINGS
 from mmserve.httpserver.api.openai.responses.compact import COMPACT
 from mmserve.httpserver.api.openai.responses.parse import RESPONSES

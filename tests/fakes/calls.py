@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from mmserve.httpserver.api.openai.chat import CHAT
+from mmserve.httpserver.api.openai.chat.request import CHAT
 from mmserve.httpserver.api.protocol import parse_body
 from mmserve.httpserver.call import GenerateCall, LeasedItem, Prompt
 from mmserve.httpserver.conversation import Conversation, Message

@@ -19,7 +19,7 @@ from typing import Any
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.httpserver.api.anthropic.messages import MESSAGES
-from mmserve.httpserver.api.openai.chat import CHAT
+from mmserve.httpserver.api.openai.chat.request import CHAT
 from mmserve.httpserver.api.openai.responses.parse import RESPONSES
 from mmserve.httpserver.api.protocol import Protocol, parse_request
 from mmserve.httpserver.call import GenerateCall, LeasedItem

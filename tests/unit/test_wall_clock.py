@@ -16,8 +16,8 @@ WALL_CLOCK = {
 } | {(name, method) for name in ("datetime", "date") for method in ("now", "utcnow", "today")}
 SHOWN = {
     "httpserver/api/models.py",  # "created" of a model
-    "httpserver/api/openai/chat_answer.py",  # "created" of an answer
-    "httpserver/api/openai/completion_answer.py",
+    "httpserver/api/openai/chat/answer.py",  # "created" of an answer
+    "httpserver/api/openai/completions/answer.py",
     "httpserver/api/openai/responses/answer.py",  # "created_at" and "completed_at"
     "httpserver/api/openai/responses/parse.py",
     "httpserver/prompt/chat_template.py",  # templates may say today's date

@@ -12,10 +12,10 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mmserve.httpserver.api.openai.chat import conversation_of
+from mmserve.httpserver.api.openai.chat.messages import ConversationReader
+from mmserve.httpserver.api.openai.chat.request import conversation_of
+from mmserve.httpserver.api.openai.chat.tools import ToolList
 from mmserve.httpserver.api.openai.fields import MAX_MODEL_NAME_CHARS, ChatRequest, ReasoningEffort, decode
-from mmserve.httpserver.api.openai.messages import ConversationReader
-from mmserve.httpserver.api.openai.tools import ToolList
 from mmserve.httpserver.api.openapi import add_protocol_route
 from mmserve.httpserver.api.prompt_requests import admitted
 from mmserve.httpserver.api.protocol import Protocol

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from mmserve.httpserver.api.openai.chat.messages import ConversationReader
 from mmserve.httpserver.api.openai.fields import ChatRequest, decode
-from mmserve.httpserver.api.openai.messages import ConversationReader
 from mmserve.httpserver.api.openai.response_format import response_grammar
 from mmserve.httpserver.limits.media_budgets import RequestByteLimit
 from mmserve.httpserver.media.addresses import AddressPolicy

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from mmserve.httpserver.api.openai.messages import MAX_URL_CHARS
+from mmserve.httpserver.api.openai.chat.messages import MAX_URL_CHARS
 from mmserve.httpserver.call import MediaRef
 from mmserve.httpserver.conversation import MediaPart, Message, TextPart, ToolCall
 from mmserve.httpserver.media.split_media import SplitUrl, UrlsLeft

@@ -9,7 +9,7 @@ import msgspec
 
 from mmserve.httpserver.api.anthropic.blocks import check_fields, optional_string, string
 from mmserve.httpserver.api.anthropic.fields import ToolChoiceField
-from mmserve.httpserver.api.openai.tools import MAX_TOOLS_NBYTES
+from mmserve.httpserver.api.openai.chat.tools import MAX_TOOLS_NBYTES
 from mmserve.httpserver.conversation import Tool, ToolChoice
 from mmserve.runtime.errors import InvalidRequest, quoted
 

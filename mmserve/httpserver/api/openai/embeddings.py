@@ -16,7 +16,9 @@ import numpy as np
 from msgspec import Meta
 from starlette.types import Send
 
-from mmserve.httpserver.api.openai.chat import conversation_of
+from mmserve.httpserver.api.openai.chat.messages import ConversationReader
+from mmserve.httpserver.api.openai.chat.request import conversation_of
+from mmserve.httpserver.api.openai.completions.written_prompts import WrittenInput, read_written_prompts
 from mmserve.httpserver.api.openai.fields import (
     MAX_MODEL_NAME_CHARS,
     MAX_SALT_CHARS,
@@ -25,8 +27,6 @@ from mmserve.httpserver.api.openai.fields import (
     ChatRequest,
     decode,
 )
-from mmserve.httpserver.api.openai.messages import ConversationReader
-from mmserve.httpserver.api.openai.written_prompts import WrittenInput, read_written_prompts
 from mmserve.httpserver.api.protocol import ParsedRequest, Protocol
 from mmserve.httpserver.api.response import send_json
 from mmserve.httpserver.call import GenerateCall, MediaRef, new_request_id

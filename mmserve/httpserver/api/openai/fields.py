@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from mmserve.httpserver.api.openai.tools import MAX_TOOLS, FunctionFields, ToolList
+from mmserve.httpserver.api.openai.chat.tools import MAX_TOOLS, FunctionFields, ToolList
 from mmserve.messages.logprobs import MAX_TOP
 from mmserve.messages.request import MAX_PRIORITY
 from mmserve.messages.sampling import MAX_ALLOWED_TOKEN_IDS, MAX_BAD_WORDS, MAX_STOP_TOKEN_IDS

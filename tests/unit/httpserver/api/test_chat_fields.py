@@ -20,8 +20,8 @@ from mmserve.grammar.sources import (
     regex_grammar,
 )
 from mmserve.grammar.structural_tag import structural_tag_grammar
-from mmserve.httpserver.api.openai.chat import CHAT
-from mmserve.httpserver.api.openai.chat_answer import ChatAnswer
+from mmserve.httpserver.api.openai.chat.answer import ChatAnswer
+from mmserve.httpserver.api.openai.chat.request import CHAT
 from mmserve.httpserver.api.openai.fields import Bookkeeping, ChatRequest, StreamOptions, StructuredOutputs
 from mmserve.httpserver.api.protocol import parse_body
 from mmserve.httpserver.call import GenerateCall, MediaRef

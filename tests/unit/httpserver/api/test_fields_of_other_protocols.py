@@ -17,7 +17,7 @@ from docs.completion_fields import OWN_MEANINGS, page
 from mmserve.grammar.sources import json_schema_grammar
 from mmserve.httpserver.api.anthropic.fields import FormatField, OutputConfig, ThinkingField
 from mmserve.httpserver.api.anthropic.fields import ToolChoiceField as AnthropicChoice
-from mmserve.httpserver.api.openai.completions import CompletionRequest
+from mmserve.httpserver.api.openai.completions.request import CompletionRequest
 from mmserve.httpserver.api.openai.fields import ExtensionFields, SamplingFields, StructuredOutputs
 from mmserve.httpserver.api.openai.fields import StreamOptions as ChatStreamOptions
 from mmserve.httpserver.api.openai.responses.fields import ReasoningFields, StreamOptions, TextFields

@@ -11,7 +11,7 @@ import pytest
 
 from mmserve.httpserver.api import json_limits
 from mmserve.httpserver.api.json_limits import QUICK_NBYTES, max_json_nbytes
-from mmserve.httpserver.api.openai import chat
+from mmserve.httpserver.api.openai.chat import request as chat
 from mmserve.httpserver.api.protocol import parse_request
 from mmserve.httpserver.served_model import ServedModel
 from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, MmserveError

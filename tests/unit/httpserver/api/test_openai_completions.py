@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from mmserve.grammar.sources import regex_grammar
-from mmserve.httpserver.api.openai.completions import COMPLETIONS, CompletionRequest
+from mmserve.httpserver.api.openai.completions.request import COMPLETIONS, CompletionRequest
 from mmserve.httpserver.api.protocol import parse_body
 from mmserve.httpserver.call import GenerateCall, kept_nbytes
 from mmserve.httpserver.conversation import WrittenPrompt

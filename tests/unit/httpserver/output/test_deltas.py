@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.httpserver.api.openai.chat_answer import ChatAnswer
+from mmserve.httpserver.api.openai.chat.answer import ChatAnswer
 from mmserve.httpserver.api.response import TaskResponse
 from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.output.answer_delta import AnswerDelta

@@ -19,7 +19,7 @@ import pybase64
 import pytest
 
 from mmserve.config.deployment import Deployment
-from mmserve.httpserver.api.openai.chat_answer import ChatAnswer
+from mmserve.httpserver.api.openai.chat.answer import ChatAnswer
 from mmserve.httpserver.api.response import TaskResponse
 from mmserve.httpserver.call import (
     AllocVersion,

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from mmserve.httpserver.api.openai.chat_answer import ChatAnswer
+from mmserve.httpserver.api.openai.chat.answer import ChatAnswer
 from mmserve.httpserver.call import GenerateCall, MediaRef
 from mmserve.httpserver.output.answer_delta import AnswerDelta
 from mmserve.httpserver.output.deltas import DeltaStream

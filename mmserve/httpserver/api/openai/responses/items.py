@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mmserve.httpserver.api.openai.chat.messages import MAX_NAME_CHARS, ConversationReader, text_field
 from mmserve.httpserver.api.openai.fields import MAX_ID_CHARS
-from mmserve.httpserver.api.openai.messages import MAX_NAME_CHARS, ConversationReader, text_field
 from mmserve.httpserver.api.openai.responses.sealed import unsealed
 from mmserve.httpserver.conversation import MediaPart, Message, TextPart, ToolCall
 from mmserve.httpserver.media.split_media import SplitUrl, UrlsLeft

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from mmserve.httpserver.api.openai.tools import MAX_TOOLS, MAX_TOOLS_NBYTES, FunctionName
+from mmserve.httpserver.api.openai.chat.tools import MAX_TOOLS, MAX_TOOLS_NBYTES, FunctionName
 from mmserve.httpserver.conversation import Tool, ToolChoice
 from mmserve.runtime.errors import InvalidRequest, quoted, shortened
 

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.types import Send
 
-from mmserve.httpserver.api.openai.chat_objects import StopReason, TokenIds
-from mmserve.httpserver.api.openai.completion_logprobs import ListedLogprobs
+from mmserve.httpserver.api.openai.chat.objects import StopReason, TokenIds
+from mmserve.httpserver.api.openai.completions.logprobs import ListedLogprobs
 from mmserve.httpserver.api.openai.errors import error_body
 from mmserve.httpserver.api.openai.prompt_logprobs import RAW_NBYTES, encoded_prompt_logprobs
 from mmserve.httpserver.api.openai.usage import WireUsage, wire_usage

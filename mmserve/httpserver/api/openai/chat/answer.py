@@ -13,7 +13,7 @@ from starlette.types import Send
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.httpserver.api.call_ids import call_id
-from mmserve.httpserver.api.openai.chat_objects import (
+from mmserve.httpserver.api.openai.chat.objects import (
     AnswerChoice,
     AnswerMessage,
     Chunk,

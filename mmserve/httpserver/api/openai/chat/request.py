@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from mmserve.httpserver.api.openai.chat_answer import ChatAnswer
-from mmserve.httpserver.api.openai.chat_objects import Completion
+from mmserve.httpserver.api.openai.chat.answer import ChatAnswer
+from mmserve.httpserver.api.openai.chat.messages import ConversationReader
+from mmserve.httpserver.api.openai.chat.objects import Completion
+from mmserve.httpserver.api.openai.chat.tools import read_tool_choice, read_tools
 from mmserve.httpserver.api.openai.extensions import extended
 from mmserve.httpserver.api.openai.fields import ChatRequest, StreamOptions, decode, refuse_unsupported
-from mmserve.httpserver.api.openai.messages import ConversationReader
 from mmserve.httpserver.api.openai.sampling import requested_logprobs, sampling_params
-from mmserve.httpserver.api.openai.tools import read_tool_choice, read_tools
 from mmserve.httpserver.api.protocol import ParsedRequest, Protocol
 from mmserve.httpserver.call import GenerateCall, new_request_id
 from mmserve.httpserver.conversation import Conversation, Message, Tool

@@ -8,7 +8,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from mmserve.httpserver.api.openai.completion_answer import Completion, CompletionAnswer
+from mmserve.httpserver.api.openai.completions.answer import Completion, CompletionAnswer
+from mmserve.httpserver.api.openai.completions.written_prompts import WrittenInput, read_written_prompts
 from mmserve.httpserver.api.openai.extensions import extended
 from mmserve.httpserver.api.openai.fields import (
     MAX_CHOICES,
@@ -21,7 +22,6 @@ from mmserve.httpserver.api.openai.fields import (
     decode,
 )
 from mmserve.httpserver.api.openai.sampling import sampling_params
-from mmserve.httpserver.api.openai.written_prompts import WrittenInput, read_written_prompts
 from mmserve.httpserver.api.protocol import ParsedRequest, Protocol
 from mmserve.httpserver.call import GenerateCall, new_request_id
 from mmserve.httpserver.media.split_media import SplitUrl, UrlsLeft

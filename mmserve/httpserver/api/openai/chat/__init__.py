@@ -1,0 +1,1 @@
+"""Chat completions: the body, its messages and tools, the answer."""

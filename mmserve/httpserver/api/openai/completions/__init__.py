@@ -1,0 +1,1 @@
+"""Legacy completions: the body, its prompts, the answer."""
