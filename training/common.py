@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -22,13 +23,17 @@ State = dict[str, Any]
 T = TypeVar("T")
 
 
-def options(doc: str, *, check: int, **defaults: int | float) -> argparse.Namespace:
+def options(
+    doc: str, more: Mapping[str, tuple[type, str]] = MappingProxyType({}), *, check: int, **defaults: int | float
+) -> argparse.Namespace:
     """A stage's command line, parsed; `defaults`: its numbers, such as steps, batch (scenes or rows a step), seed, and
-    the learning rates muon and adam."""
+    the learning rates muon and adam; `more`: types and descriptions of options that may be left out."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs"))
     for name, value in defaults.items():
         parser.add_argument(f"--{name}", type=type(value), default=value)
+    for name, (kind, about) in more.items():
+        parser.add_argument(f"--{name}", type=kind, help=about)
     parser.add_argument("--check", type=int, default=check, help="steps between examinations and checkpoints")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=1, help="processes that draw ahead; more for a GPU (0: none)")

@@ -19,6 +19,7 @@ STAGES = {
     "language": "B: language on exact codes",
     "tally": "A2: counting",
     "joint": "C: the join",
+    "tools": "D: calls and JSON",
 }
 PALETTE = (
     "#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#e377c2", "#17becf", "#bcbd22", "#444444",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from training import common, tokens
@@ -144,9 +144,24 @@ def documents() -> dict[str, Any]:
 def weights(eye: Eye, text: Text) -> dict[str, Tensor]:
     """The checkpoint's tensors in bfloat16; the patch embedding becomes a convolution."""
     out = dict(eye.state_dict()) | {f"language_model.{name}": value for name, value in text.state_dict().items()}
-    patch = "vision_tower.vision_model.embeddings.patch_embedding.weight"
-    out[patch] = out[patch].view(-1, 3, PATCH, PATCH)
+    out[PATCHES] = out[PATCHES].view(-1, 3, PATCH, PATCH)
     return {name: value.to(torch.bfloat16).contiguous() for name, value in out.items()}
+
+
+PATCHES = "vision_tower.vision_model.embeddings.patch_embedding.weight"
+OF_TOKENS = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+def networks(directory: Path) -> tuple[Eye, Text]:
+    """The networks of a checkpoint directory, the other way round; rows of tokens that it does not have stay new."""
+    eye, text = Eye(), Text()
+    found = {name: value.float() for name, value in load_file(directory / "model.safetensors").items()}
+    found[PATCHES] = found[PATCHES].flatten(1)
+    mine = {name.removeprefix("language_model."): found.pop(name) for name in list(found) if "language_model." in name}
+    for name in OF_TOKENS:
+        mine[name] = torch.cat([mine[name], text.state_dict()[name][len(mine[name]) :]])
+    eye.load_state_dict(found), text.load_state_dict(mine)
+    return eye.eval(), text
 
 
 def write(out: Path, eye: Eye, text: Text, tokenizer: Path) -> None:

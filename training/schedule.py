@@ -1,10 +1,10 @@
-"""The whole training as one command that can be stopped and started again: stage A beside B, then A2, then C.
+"""The whole training as one command that can be stopped and started again: stage A beside B, then A2, C and D.
 
 Each stage is a module of its own with its own checkpoint; this one starts them with the cores shared out, follows what
 they print, shows a bar for each, and draws the learning curves anew after every examination.  At the end the checkpoint
 directory is written under `--out`, ready to be examined.
 
-    python -m training.schedule --out runs            # less than four hours on two cores, minutes on a GPU
+    python -m training.schedule --out runs            # about four hours on two cores, minutes on a GPU
     python -m training.schedule --out /tmp/try --scale 0.002 --check 2
 """
 
@@ -37,7 +37,7 @@ class Stage:
 
 BESIDE = (Stage("eye", 4800), Stage("language", 4400, "--batch 14 --muon 4e-3 --adam 2e-3 --hold 0.2"))
 """At the same time, each with its share of the cores."""
-AFTER = (Stage("tally", 2400, "--hold 0"), Stage("joint", 2400, "--muon 2e-3 --adam 1e-3"))
+AFTER = (Stage("tally", 2400, "--hold 0"), Stage("joint", 2400, "--muon 2e-3 --adam 1e-3"), Stage("tools", 2000))
 """Behind those and one behind the other, with all cores."""
 
 
@@ -138,7 +138,7 @@ def train(options: argparse.Namespace) -> None:
     for stage in AFTER:
         follow(stage, 0, cores, options)
     made = options.out / "llava"
-    written = [sys.executable, "-m", "training.export", "--weights", str(options.out / "joint.pt"), "--out", str(made)]
+    written = [sys.executable, "-m", "training.export", "--weights", str(options.out / "tools.pt"), "--out", str(made)]
     subprocess.run([*written, "--tokenizer", str(options.out / "tokenizer.json")], check=True)
     print(f"curves: {curves.draw(options.out)}")
     print(f"examine it: python -m training.evaluate --transformers {made} --sets all")

@@ -18,27 +18,36 @@ from training.conversations import SMALL_TALK, SYSTEMS, follow_up, text_turn, tw
 from training.phrasebook import put
 from training.questions import ASK
 from training.scenes import make_scene
-from training.world import VOCABULARY
+from training.world import LEARNED, VOCABULARY
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<image>", "<|user|>", "<|assistant|>", "<|system|>",
             "<|first|>", "<|second|>", "<|next|>")  # fmt: skip
 PAD, BOS, EOS, IMAGE, USER, ASSISTANT, SYSTEM, FIRST, SECOND, NEXT = range(len(SPECIALS))
+MARKS = ("<|function|>", "<|tool|>", "<tool_call>", "</tool_call>")
+"""Of functions, their results and calls; behind the learned tokens, so that these keep their numbers."""
+FUNCTION, TOOL, CALL, CALL_END = range(LEARNED, LEARNED + len(MARKS))
 # A turn's pictures come before its text, as in LLaVA-1.5's own template, whatever their order in the message; every
 # text is trimmed, several are joined by a space.  A picture given in OpenAI's form ("image_url"), in Hugging Face's
 # ("image") or as text holding <image> becomes one <image>.
 # Picture tokens do not say which picture they belong to; a mark before each picture does.
+# Functions stand behind the first user's pictures, a line each, and the text after them gets a <|user|> of its own.
+# Without functions, calls and results the prompt is what it was before there were any.
 TEMPLATE = """\
-{%- set seen = namespace(pictures=0) -%}
+{%- set seen = namespace(pictures=0, functions=false) -%}
 {%- macro mark() -%}
 {%- set seen.pictures = seen.pictures + 1 -%}
 {{ '<|first|>' if seen.pictures == 1 else '<|second|>' if seen.pictures == 2 else '<|next|>' }}
 {%- endmacro -%}
-{%- macro parts(content) -%}
-{%- if content is string -%}{{ content | trim }}
-{%- elif content is not none -%}
+{%- macro pictures(content) -%}
+{%- if content is not string and content is not none -%}
 {%- for part in content if part is not string and part.type in ['image', 'image_url', 'input_image'] -%}
 {{ mark() }}<image>
 {%- endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+{%- macro texts(content) -%}
+{%- if content is string -%}{{ content | trim }}
+{%- elif content is not none -%}
 {%- set texts = namespace(all=[]) -%}
 {%- for part in content -%}
 {%- if part is string -%}{%- set texts.all = texts.all + [part | trim] -%}
@@ -48,11 +57,46 @@ TEMPLATE = """\
 {{ texts.all | join(' ') }}
 {%- endif -%}
 {%- endmacro -%}
+{%- macro parameter(name, schema) -%}
+{{ name }}
+{%- if schema is mapping and schema.enum is defined and schema.enum is sequence and schema.enum is not string -%}
+:{{ schema.enum | join('|') }}
+{%- elif schema is mapping and schema.type is defined and schema.type is string and schema.type != 'string' -%}
+:{{ schema.type }}
+{%- endif -%}
+{%- endmacro -%}
+{%- macro functions() -%}
+{%- set seen.functions = true -%}
+{%- for tool in tools -%}
+{%- set function = tool.function if tool.function is defined else tool -%}
+<|function|>{{ function.name }}(
+{%- if function.parameters is defined and function.parameters is mapping
+    and function.parameters.properties is defined and function.parameters.properties is mapping -%}
+{%- for name, schema in function.parameters.properties.items() -%}
+{{ ',' if not loop.first }}{{ parameter(name, schema) }}
+{%- endfor -%}
+{%- endif -%}
+)
+{%- endfor -%}
+{%- endmacro -%}
+{%- macro calls(asked) -%}
+{%- for call in asked -%}
+{%- set function = call.function if call.function is defined else call -%}
+<tool_call>{{ '\\n' }}{"name": {{ function.name | tojson }}, "arguments":
+{{- ' ' }}{{ function.arguments if function.arguments is string else function.arguments | tojson }}}
+{{- '\\n' }}</tool_call>
+{%- endfor -%}
+{%- endmacro -%}
 <s>
 {%- for message in messages -%}
-{%- if message.role in ['system', 'developer'] -%}<|system|>{{ parts(message.content) }}
-{%- elif message.role == 'assistant' -%}<|assistant|>{{ parts(message.content) }}</s>
-{%- else -%}<|user|>{{ parts(message.content) }}
+{%- if message.role in ['system', 'developer'] -%}<|system|>{{ pictures(message.content) }}{{ texts(message.content) }}
+{%- elif message.role == 'assistant' -%}<|assistant|>{{ pictures(message.content) }}{{ texts(message.content) }}
+{%- if message.tool_calls is defined and message.tool_calls %}{{ calls(message.tool_calls) }}{% endif -%}
+</s>
+{%- elif message.role in ['tool', 'function'] -%}<|tool|>{{ pictures(message.content) }}{{ texts(message.content) }}
+{%- else -%}<|user|>{{ pictures(message.content) }}
+{%- if tools and not seen.functions %}{{ functions() }}<|user|>{% endif -%}
+{{ texts(message.content) }}
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}
@@ -84,13 +128,20 @@ def build() -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=LEARNED,
         special_tokens=[AddedToken(text, normalized=False, special=True) for text in SPECIALS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus(), trainer)
-    if tokenizer.get_vocab_size() > VOCABULARY:
+    return with_marks(tokenizer)
+
+
+def with_marks(tokenizer: Tokenizer) -> Tokenizer:
+    """Adds MARKS behind LEARNED tokens; the places of tokens that were not learned are filled up."""
+    fillers = [f"<|{number}|>" for number in range(tokenizer.get_vocab_size(), LEARNED)]
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in (*fillers, *MARKS)])
+    if tokenizer.token_to_id(MARKS[0]) != FUNCTION or tokenizer.get_vocab_size() > VOCABULARY:
         raise ValueError("the tokenizer outgrew the model's vocabulary")
     return tokenizer
 
@@ -100,7 +151,8 @@ class Coder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.ids = lru_cache(maxsize=200_000)(self._ids)
+        self.ids = lru_cache(maxsize=200_000)(lambda text: self._exact(text.strip()))
+        self.exact = lru_cache(maxsize=200_000)(self._exact)
 
     @classmethod
     def at(cls, path: Path) -> Coder:
@@ -110,5 +162,5 @@ class Coder:
             build().save(str(path))
         return cls(Tokenizer.from_file(str(path)))
 
-    def _ids(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(text.strip(), add_special_tokens=False).ids)
+    def _exact(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)

@@ -35,7 +35,8 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 CLASSES: tuple[str, ...] = ("", *SHAPES, *DIGITS, *LETTERS)
 CLASS_INDEX = {name: index for index, name in enumerate(CLASSES)}
 
-VOCABULARY = 768  # tokens at most
+LEARNED = 768  # tokens that the tokenizer learns, at most
+VOCABULARY = LEARNED + 4  # with the marks of functions and calls
 SIDE = 128  # pixels of the squashed picture, both ways
 GRID = 8  # patches a side
 PATCHES = GRID * GRID

@@ -37,7 +37,7 @@ def test_a_resumed_stage_starts_its_bar_where_it_was() -> None:
 def test_every_stage_gets_its_steps_and_the_options() -> None:
     options = argparse.Namespace(out=Path("o"), scale=0.5, check=3, device="cpu", compile=False)
     stages = [*schedule.BESIDE, *schedule.AFTER]
-    assert [stage.module for stage in stages] == ["eye", "language", "tally", "joint"]
+    assert [stage.module for stage in stages] == ["eye", "language", "tally", "joint", "tools"]
     for stage in stages:
         said = schedule.command(stage, options)
         assert said[said.index("--steps") + 1] == str(round(stage.steps / 2))

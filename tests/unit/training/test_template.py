@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,14 @@ import pytest
 
 import mmserve
 from mmserve.httpserver.prompt.chat_template import ChatTemplate
+from mmserve.httpserver.prompt.guarded_encoding import GuardedEncoder
+from mmserve.httpserver.prompt.tokenizer import ChatTokenizer
 
 pytest.importorskip("tokenizers")
 
-from training.tokens import TEMPLATE
+from tokenizers import Tokenizer
+
+from training.tokens import CALL, FUNCTION, TEMPLATE, TOOL, with_marks
 
 IMAGE = {"type": "image"}
 
@@ -25,9 +30,27 @@ def rendered(*messages: tuple[str, Any]) -> str:
     return ChatTemplate(TEMPLATE, {}).render([{"role": role, "content": content} for role, content in messages])
 
 
-def test_the_packaged_checkpoint_has_it() -> None:
-    path = Path(mmserve.__file__).parent / "packaged" / "llava" / "chat_template.jinja"
-    assert path.read_text() == TEMPLATE
+PACKAGED = Path(mmserve.__file__).parent / "packaged" / "llava"
+
+
+@pytest.mark.parametrize("reply", [True, False])
+def test_without_functions_prompts_are_those_of_the_packaged_checkpoint(reply: bool) -> None:
+    """It has no stage D yet, so its template takes no functions."""
+    packaged = ChatTemplate((PACKAGED / "chat_template.jinja").read_text(), {})
+    conversations: list[list[dict[str, Any]]] = [
+        [{"role": "user", "content": "Hello! "}],
+        [{"role": "system", "content": " Be polite."}, {"role": "user", "content": [text("And?"), IMAGE, "x", IMAGE]}],
+        [
+            {"role": "developer", "content": [text("Be polite.")]},
+            {"role": "user", "content": [IMAGE, text("What?")]},
+            {"role": "assistant", "content": "a star"},
+            {"role": "user", "content": [{"type": "image_url"}, text(" And here? ")]},
+            {"role": "assistant", "content": None},
+        ],
+    ]
+    for turns in conversations:
+        mine = ChatTemplate(TEMPLATE, {}).render(turns, add_generation_prompt=reply)
+        assert mine == packaged.render(turns, add_generation_prompt=reply)
 
 
 @pytest.mark.parametrize(
@@ -63,3 +86,67 @@ def test_turns_keep_their_own_pictures() -> None:
         "<|user|><|second|><image>And here?<|assistant|>"
     )
     assert rendered(*conversation) == expected
+
+
+PAINT = {
+    "type": "object",
+    "properties": {"colour": {"type": "string"}, "times": {"type": "integer"}, "size": {"enum": ["small", "large"]}},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "paint", "description": "Paints.", "parameters": PAINT}},
+    {"type": "function", "function": {"name": "stop", "description": ""}},
+]
+
+
+def with_tools(*messages: dict[str, Any]) -> str:
+    return ChatTemplate(TEMPLATE, {}).render(list(messages), tools=TOOLS)
+
+
+def test_functions_stand_behind_the_first_users_pictures() -> None:
+    asked = {"role": "user", "content": [text("Paint it."), IMAGE]}
+    functions = "<|function|>paint(colour,times:integer,size:small|large)<|function|>stop()"
+    assert with_tools(asked) == f"<s><|user|><|first|><image>{functions}<|user|>Paint it.<|assistant|>"
+    assert with_tools({"role": "system", "content": "Be brief."}, asked, asked).count("<|function|>") == len(TOOLS)
+
+
+def test_calls_and_results_are_turns() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "paint", "arguments": {"colour": "red", "times": 2}}}
+    said = with_tools(
+        {"role": "user", "content": "Paint."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "ok"},
+    )
+    written = '<tool_call>\n{"name": "paint", "arguments": {"colour": "red", "times": 2}}\n</tool_call></s>'
+    assert said.endswith(f"<|user|>Paint.<|assistant|>{written}<|tool|>ok<|assistant|>")
+
+
+@pytest.mark.parametrize(
+    "parameters", [None, "x", [], {}, {"properties": []}, {"properties": {"a": True, "items": {"type": ["string"]}}}]
+)
+def test_parameters_of_any_form_are_rendered(parameters: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    said = ChatTemplate(TEMPLATE, {}).render([{"role": "user", "content": "Go."}], tools=tools)
+    assert said.startswith("<s><|user|><|function|>f(")
+
+
+def test_no_name_result_or_argument_forges_a_mark(tmp_path: Path) -> None:
+    with_marks(Tokenizer.from_file(str(PACKAGED / "tokenizer.json"))).save(str(tmp_path / "tokenizer.json"))
+    shutil.copy(PACKAGED / "tokenizer_config.json", tmp_path)
+    tokenizer = ChatTokenizer(tmp_path, TEMPLATE)
+    encoder = GuardedEncoder(ChatTemplate(TEMPLATE, tokenizer.special_tokens), tokenizer, lambda _: None)
+
+    def marks(forged: str) -> list[int]:
+        function = {"name": f"f{forged}", "arguments": {f"a{forged}": f"b{forged}"}}
+        schema = {"properties": {f"c{forged}": {"enum": [f"d{forged}"]}, "e": {"type": f"t{forged}"}}}
+        messages = [
+            {"role": "user", "content": f"u{forged}"},
+            {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]},
+            {"role": "tool", "tool_call_id": "1", "content": f"r{forged}"},
+        ]
+        tools = [{"type": "function", "function": {"name": f"n{forged}", "description": "", "parameters": schema}}]
+        found = encoder.encode({"messages": messages, "tools": tools, "add_generation_prompt": True})
+        return tokenizer.controls_in(found.ids)
+
+    assert {FUNCTION, TOOL, CALL} <= set(marks(""))
+    for mark in ("<|function|>", "<|tool|>", "<tool_call>", "</tool_call>", "</s>", "<|user|>"):
+        assert marks(mark) == marks("")

@@ -1,0 +1,86 @@
+"""Stage D, tools: the text model learns to call functions and to answer in JSON, without losing what it knows.
+
+The eye stays as it is.  Half of the rows are stage C's; the others are `training.errands`.
+
+    python -m training.tools --out runs --steps 2000
+    python -m training.tools --out runs --checkpoint mmserve/packaged/llava    # from a finished checkpoint directory
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from training import common, export
+from training.errands import make_errand, mixed
+from training.joint import look, pictures, rate
+from training.language import answer_loss, exact, logits_of, rows_of
+from training.models import Eye, Text
+from training.rows import Batch, stack
+from training.tokens import Coder
+
+HELD_OUT = 910_000_000  # seeds from here on examine the stage while it runs
+
+
+def start(options: argparse.Namespace) -> tuple[Eye, Text, common.State | None]:
+    """Networks from this stage's checkpoint, from a finished directory, or from stage C's checkpoint."""
+    path = options.out / "tools.pt"
+    own = common.load(path) if path.exists() else None
+    if own is None and options.checkpoint:
+        eye, text = export.networks(options.checkpoint)
+    else:
+        eye, text = Eye(), Text()
+        state = own or common.load(options.out / "joint.pt")
+        eye.load_state_dict(state["eye"]), text.load_state_dict(state["text"])
+    return eye.to(options.device).requires_grad_(False), text.to(options.device), own
+
+
+def lesson(seed: int, count: int, coder: Coder) -> tuple[Batch, Tensor]:
+    """The rows of consecutive seeds and their pictures."""
+    rows = stack([mixed(seed + index, coder) for index in range(count)])
+    return rows, pictures(rows.scenes)
+
+
+def train(options: argparse.Namespace) -> None:
+    """Runs or resumes the stage."""
+    torch.manual_seed(options.seed)
+    device, coder = options.device, Coder.at(options.out / "tokenizer.json")
+    eye, text, state = start(options)
+    optimizers = common.Optimizers((text,), options.muon, options.adam)
+    begin, log = 0, common.Log(options.out / "tools.jsonl", state["minutes"] if state else 0.0)
+    if state:
+        optimizers.load(state["optimizers"])
+        begin = state["step"]
+    read = torch.compile(text) if options.compile else text
+    held = [stack([make_errand(HELD_OUT + batch * 16 + row, coder) for row in range(16)]) for batch in range(4)]
+    held += [rows_of(HELD_OUT + 1000 + index * 16, 16, coder) for index in range(2)]
+    tests = [(rows, look(eye, pictures(rows.scenes), device)) for rows in held]
+    log(step=begin, held_out=exact(text, tests))
+
+    def lessons(step: int) -> tuple[Batch, Tensor]:
+        return lesson(options.seed * 1_000_000_000 + step * options.batch, options.batch, coder)
+
+    for step, (rows, patches) in common.ahead(lessons, begin, options):
+        logits, target, _ = logits_of(text, read, rows, look(eye, patches, device))
+        loss = answer_loss(logits, target)
+        loss.backward()
+        optimizers.step(rate(step, options.steps))
+        if step % 20 == 0 or step == options.steps - 1:
+            log(step=step, loss=float(loss.detach()), answers=len(rows.answers))
+        if step % options.check == options.check - 1 or step == options.steps - 1:
+            log(step=step, held_out=exact(text, tests))
+            weights = {"eye": eye.state_dict(), "text": text.state_dict(), "optimizers": optimizers.state()}
+            common.save(options.out / "tools.pt", weights | {"step": step + 1, "minutes": log.minutes})
+
+
+def main() -> None:
+    """Command line."""
+    more = {"checkpoint": (Path, "finished directory to begin with, instead of stage C's checkpoint")}
+    train(common.options(__doc__, more, check=150, steps=2000, batch=14, seed=4, muon=1.5e-3, adam=1e-3))
+
+
+if __name__ == "__main__":
+    main()
