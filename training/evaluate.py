@@ -26,8 +26,8 @@ BLOCK = 64  # questions drawn, then asked
 
 
 def question_of(sample: Sample) -> str:
-    """The last turn's text."""
-    content = sample.messages[-1]["content"]
+    """The text of the user's last turn."""
+    content = next(message["content"] for message in reversed(sample.messages) if message["role"] == "user")
     return content if isinstance(content, str) else next(part["text"] for part in content if part["type"] == "text")
 
 
@@ -94,15 +94,28 @@ def ways_of(options: argparse.Namespace) -> dict[str, ask.Ask]:
     return ways
 
 
+def ways_of_set(asked: ExamSet, ways: dict[str, ask.Ask], options: argparse.Namespace) -> dict[str, ask.Ask]:
+    """How one set is asked: calls and schemas through every protocol of the server, all else in the ways given."""
+    if not asked.through_all:
+        return ways
+    if not options.base_url:
+        return {}
+    from training.exam import protocols
+
+    return protocols.ways(options.base_url, options.model, options.api_key, options.concurrency)
+
+
 def main() -> None:
     """Examines set by set; results so far are kept when it is stopped."""
     options = parse()
-    ways = ways_of(options)
+    usual = ways_of(options)
     names = list(SETS) if "all" in options.sets else options.sets
     found: dict[str, Any] = {}
     for name in names:
-        rows = examine(name, SETS[name], ways, options)
+        ways = ways_of_set(SETS[name], usual, options)
+        rows = examine(name, SETS[name], ways, options) if ways else []
         if not rows:
+            print(f"{name}: {'no question of these kinds' if ways else 'needs a server (--base-url)'}")
             continue
         print(f"\n{name}: {SETS[name].about}" + (f", {photographs.source()}" if name == "brush" else ""))
         print(report.table(rows, list(ways)))

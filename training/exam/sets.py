@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 from training import sample
-from training.exam import brush, endings, formats, heldout, honesty, phrasings
+from training.exam import brush, endings, errands, formats, heldout, honesty, phrasings
 from training.sample import FIRST_SEED, Sample
 
 
@@ -25,7 +26,8 @@ Judge = Callable[[Sample, Answer], bool]
 @dataclass(frozen=True)
 class ExamSet:
     """One set.  `make(count, seed)` draws its questions; `overall` and `each` are the shares to be reached in all and
-    for every kind; `about` is its line in the list of sets."""
+    for every kind; `about` is its line in the list of sets.  `through_all`: it is asked through every protocol of a
+    server, streamed and not, and its samples are `errands.Errand`s."""
 
     about: str
     count: int
@@ -33,11 +35,20 @@ class ExamSet:
     right: Judge
     overall: float
     each: float = 0.0
+    through_all: bool = False
 
 
 def exact(asked: Sample, answer: Answer) -> bool:
     """The expected text, nothing more, and an end."""
     return answer.ended and answer.text.strip() == asked.answer
+
+
+def same_value(asked: Sample, answer: Answer) -> bool:
+    """JSON of the expected value, and an end."""
+    try:
+        return answer.ended and errands.said(json.loads(answer.text)) == asked.answer
+    except ValueError:
+        return False
 
 
 def honest(asked: Sample, answer: Answer) -> bool:
@@ -74,5 +85,10 @@ SETS: dict[str, ExamSet] = {
     "phrasings": ExamSet("fifty phrasings never trained", 1000, partial(numbered, 3, phrasings.samples), exact, 0.85),
     "honesty": ExamSet("questions that have no answer", 200, partial(numbered, 4, honesty.samples), honest, 0.9),
     "formats": ExamSet("file formats, sizes, aspect ratios", 3200, partial(numbered, 5, formats.variants), exact, 0.0),
+    "paint": ExamSet(
+        '"Call paint with the colour of the circle."', 200, partial(numbered, 9, errands.paint), exact, 0.9, 0.0, True
+    ),
+    "tools": ExamSet("calls of all kinds", 200, partial(numbered, 7, errands.calls), exact, 0.9, 0.0, True),
+    "json": ExamSet("JSON for a schema", 200, partial(numbered, 8, errands.objects), same_value, 0.9, 0.0, True),
     "endings": ExamSet("every answer ends by itself", 5000, partial(numbered, 6, endings.samples), ends, 1.0),
 }
