@@ -18,7 +18,8 @@ SHOWN = {
     "httpserver/api/models.py",  # "created" of a model
     "httpserver/api/openai/chat/answer.py",  # "created" of an answer
     "httpserver/api/openai/completions/answer.py",
-    "httpserver/api/openai/responses/answer.py",  # "created_at" and "completed_at"
+    "httpserver/api/openai/responses/compact.py",  # "created_at"
+    "httpserver/api/openai/responses/fold.py",  # "completed_at"
     "httpserver/api/openai/responses/parse.py",
     "httpserver/prompt/chat_template.py",  # templates may say today's date
     "httpserver/request/otlp_export.py",  # when a span began
