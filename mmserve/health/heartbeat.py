@@ -18,7 +18,9 @@ from mmserve.runtime.memory.mapped_file import map_file
 
 INTERVAL_S = 1.0
 _RECORD = struct.Struct("@qddqq")
-"""pid, beat_s, progress_s, progress, busy. Aligned, so that each field is written at once."""
+"""pid, beat_s, progress_s, progress, busy. Each field has 8 bytes at a multiple of 8, so it is written at once."""
+_PID, _BEAT_S, _PROGRESS_S, _PROGRESS, _BUSY = range(5)
+_MAX_READS = 100
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class HeartbeatSender:
         """Raises OSError if the disk is full."""
         self._file = map_file(endpoints.heartbeat(process), _RECORD.size)
         self._file[:] = bytes(_RECORD.size)  # a predecessor's heartbeat is not this process's
+        self._whole_numbers = memoryview(self._file).cast("q")
+        self._times = memoryview(self._file).cast("d")
         self._pid = os.getpid()
         self._progress = 0
         self._progress_s = 0.0
@@ -55,9 +59,15 @@ class HeartbeatSender:
         if progressed or not (busy and self._busy):
             self._progress_s = now_s
         self._busy = busy
-        _RECORD.pack_into(self._file, 0, self._pid, now_s, self._progress_s, self._progress, busy)
+        # Field by field: Struct.pack_into writes zeros first, and a reader would take the process for silent. In this
+        # order whatever a frozen writer has left is a heartbeat too, and nobody is busy with the progress of long ago.
+        self._times[_PROGRESS_S], self._whole_numbers[_PROGRESS] = self._progress_s, self._progress
+        self._whole_numbers[_BUSY], self._times[_BEAT_S] = busy, now_s
+        self._whole_numbers[_PID] = self._pid
 
     def close(self) -> None:
+        self._whole_numbers.release()
+        self._times.release()
         self._file.close()
 
 
@@ -67,8 +77,18 @@ def read_beat(path: Path) -> Beat | None:
     Raises OSError if the file cannot be read, for instance for want of descriptors.
     """
     with contextlib.suppress(FileNotFoundError):
-        record = path.read_bytes()
+        record = _steady_bytes(path)
         if len(record) == _RECORD.size:
             pid, beat_s, progress_s, progress, busy = _RECORD.unpack(record)
             return Beat(pid, beat_s, progress_s, progress, bool(busy)) if pid else None
     return None
+
+
+def _steady_bytes(path: Path) -> bytes:
+    """The file's bytes, read until two reads in a row are equal: one alone may have met the writer half-way."""
+    record = path.read_bytes()
+    for _ in range(_MAX_READS):
+        if record == (again := path.read_bytes()):
+            break
+        record = again
+    return record
