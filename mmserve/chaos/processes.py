@@ -94,11 +94,11 @@ class ServerProcesses:
         return total
 
     def cpu_seconds(self) -> float:
-        """CPU time that the supervisor and all its live processes have used."""
+        """CPU time that the supervisor and all its processes have used."""
         total = 0.0
         for process in (self._supervisor, *self._supervisor.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
-                total += sum(process.cpu_times()[:2])
+                total += sum(process.cpu_times()[:4])  # with those of children that have ended
         return total
 
     @property
