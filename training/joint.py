@@ -8,6 +8,8 @@ The eye stays as it is.  The rate falls in a straight line to nothing, so the la
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -51,38 +53,68 @@ def start(options: argparse.Namespace) -> tuple[Eye, Text, common.State | None]:
     return eye.to(options.device).requires_grad_(False), text.to(options.device), own
 
 
+@dataclass(frozen=True)
+class Stage:
+    """A stage that trains the text model on real pictures.
+
+    ``name``: of its checkpoint and log. ``counted``: what the log calls the answers of a step.
+    """
+
+    name: str
+    eye: Eye
+    text: Text
+    state: common.State | None
+    counted: str
+
+    def learn(
+        self,
+        options: argparse.Namespace,
+        lessons: Callable[[int], tuple[Batch, Tensor]],
+        tests: list[tuple[Batch, Tensor]],
+        first_log: Callable[[], dict[str, object]],
+    ) -> None:
+        """From the checkpoint, or step 0, to the last step.
+
+        ``lessons(step)``: rows and their pictures; ``tests``: held-out rows and what the eye says of them.
+        """
+        text, state = self.text, self.state
+        optimizers = common.Optimizers((text,), options.muon, options.adam)
+        log = common.Log(options.out / f"{self.name}.jsonl", state["minutes"] if state else 0.0)
+        begin = state["step"] if state else 0
+        if state:
+            optimizers.load(state["optimizers"])
+        read = torch.compile(text) if options.compile else text
+        log(step=begin, **first_log())
+        for step, (rows, patches) in common.ahead(lessons, begin, options):
+            logits, target, _ = logits_of(text, read, rows, look(self.eye, patches, options.device))
+            loss = answer_loss(logits, target)
+            loss.backward()
+            optimizers.step(rate(step, options.steps))
+            is_last = step == options.steps - 1
+            if step % 20 == 0 or is_last:
+                log(step=step, loss=float(loss.detach()), **{self.counted: len(rows.answers)})
+            if step % options.check == options.check - 1 or is_last:
+                log(step=step, held_out=exact(text, tests))
+                weights = {"eye": self.eye.state_dict(), "text": text.state_dict(), "optimizers": optimizers.state()}
+                common.save(options.out / f"{self.name}.pt", weights | {"step": step + 1, "minutes": log.minutes})
+
+
 def train(options: argparse.Namespace) -> None:
     """Runs or resumes the stage."""
     torch.manual_seed(options.seed)
     device, coder = options.device, Coder.at(options.out / "tokenizer.json")
     eye, text, state = start(options)
-    optimizers = common.Optimizers((text,), options.muon, options.adam)
-    begin, log = 0, common.Log(options.out / "joint.jsonl", state["minutes"] if state else 0.0)
-    if state:
-        optimizers.load(state["optimizers"])
-        begin = state["step"]
-    read = torch.compile(text) if options.compile else text
     held = [rows_of(900_000_000 + index * 16, 16, coder) for index in range(10)]
     tests = [(rows, look(eye, pictures(rows.scenes), device)) for rows in held]
     scenes = [scene for rows in held for scene in rows.scenes]
-    log(step=begin, eye=measure(eye.cpu(), torch.from_numpy(labels.basis()), batch(scenes)))
+    measured = measure(eye.cpu(), torch.from_numpy(labels.basis()), batch(scenes))
     eye.to(device)
 
     def lessons(step: int) -> tuple[Batch, Tensor]:
         rows = rows_of(options.seed * 1_000_000_000 + step * options.batch, options.batch, coder, loose=0.5)
         return rows, pictures(rows.scenes)
 
-    for step, (rows, patches) in common.ahead(lessons, begin, options):
-        logits, target, _ = logits_of(text, read, rows, look(eye, patches, device))
-        loss = answer_loss(logits, target)
-        loss.backward()
-        optimizers.step(rate(step, options.steps))
-        if step % 20 == 0 or step == options.steps - 1:
-            log(step=step, loss=float(loss.detach()), questions=len(rows.answers))
-        if step % options.check == options.check - 1 or step == options.steps - 1:
-            log(step=step, held_out=exact(text, tests))
-            weights = {"eye": eye.state_dict(), "text": text.state_dict(), "optimizers": optimizers.state()}
-            common.save(options.out / "joint.pt", weights | {"step": step + 1, "minutes": log.minutes})
+    Stage("joint", eye, text, state, "questions").learn(options, lessons, tests, lambda: {"eye": measured})
 
 
 def main() -> None:

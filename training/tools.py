@@ -16,8 +16,8 @@ from torch import Tensor
 
 from training import common, export
 from training.errands import make_errand, mixed
-from training.joint import look, pictures, rate
-from training.language import answer_loss, exact, logits_of, rows_of
+from training.joint import Stage, look, pictures
+from training.language import exact, rows_of
 from training.models import Eye, Text
 from training.rows import Batch, stack
 from training.tokens import Coder
@@ -49,31 +49,15 @@ def train(options: argparse.Namespace) -> None:
     torch.manual_seed(options.seed)
     device, coder = options.device, Coder.at(options.out / "tokenizer.json")
     eye, text, state = start(options)
-    optimizers = common.Optimizers((text,), options.muon, options.adam)
-    begin, log = 0, common.Log(options.out / "tools.jsonl", state["minutes"] if state else 0.0)
-    if state:
-        optimizers.load(state["optimizers"])
-        begin = state["step"]
-    read = torch.compile(text) if options.compile else text
     held = [stack([make_errand(HELD_OUT + batch * 16 + row, coder) for row in range(16)]) for batch in range(4)]
     held += [rows_of(HELD_OUT + 1000 + index * 16, 16, coder) for index in range(2)]
     tests = [(rows, look(eye, pictures(rows.scenes), device)) for rows in held]
-    log(step=begin, held_out=exact(text, tests))
 
     def lessons(step: int) -> tuple[Batch, Tensor]:
         return lesson(options.seed * 1_000_000_000 + step * options.batch, options.batch, coder)
 
-    for step, (rows, patches) in common.ahead(lessons, begin, options):
-        logits, target, _ = logits_of(text, read, rows, look(eye, patches, device))
-        loss = answer_loss(logits, target)
-        loss.backward()
-        optimizers.step(rate(step, options.steps))
-        if step % 20 == 0 or step == options.steps - 1:
-            log(step=step, loss=float(loss.detach()), answers=len(rows.answers))
-        if step % options.check == options.check - 1 or step == options.steps - 1:
-            log(step=step, held_out=exact(text, tests))
-            weights = {"eye": eye.state_dict(), "text": text.state_dict(), "optimizers": optimizers.state()}
-            common.save(options.out / "tools.pt", weights | {"step": step + 1, "minutes": log.minutes})
+    stage = Stage("tools", eye, text, state, "answers")
+    stage.learn(options, lessons, tests, lambda: {"held_out": exact(text, tests)})
 
 
 def main() -> None:

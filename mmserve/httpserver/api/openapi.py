@@ -121,7 +121,7 @@ def schema_of(type_: Any) -> dict[str, Any]:
 def _any_value(type_: type) -> dict[str, Any]:
     """msgspec has no schema for ``object``, which stands for any value."""
     if type_ is not object:
-        raise NotImplementedError
+        raise NotImplementedError  # tells msgspec that this hook does not know the type either
     return {"description": "any value"}
 
 

@@ -88,7 +88,7 @@ class StoreFile:
         self.connection.execute("BEGIN IMMEDIATE")
         try:
             yield self.connection
-        except BaseException:
+        except BaseException:  # a cancelled or interrupted transaction must be rolled back too; it is raised again
             if self.connection.in_transaction:  # a full disk has rolled it back already
                 self.connection.execute("ROLLBACK")
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,15 +14,15 @@ from mmserve.model_backend.layers.linear_method import LinearMethod, LinearShape
 from mmserve.model_backend.layers.target import LinearShard, Target
 
 
-class LinearLayer(nn.Module):
+class LinearLayer(nn.Module, ABC):
     """A layer with a weight matrix, which its ``method`` owns, and perhaps a bias [out]."""
 
     method: LinearMethod
     bias: torch.Tensor | None = None
 
+    @abstractmethod
     def targets(self) -> Iterator[tuple[str, Target]]:
         """(canonical name, target) of each checkpoint tensor of the layer."""
-        raise NotImplementedError
 
 
 class LayerFinisher:

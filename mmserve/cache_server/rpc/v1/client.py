@@ -145,6 +145,7 @@ class ItemwiseCalls:
         except Unavailable:
             raise
         except Exception:
+            # Boundary of one call: rpyc raises the server's exception here, whatever its type is.
             logger.exception("the cache server could not carry out %s; trying once more", method)
             return self._pool.call(method, *args, wait_s=wait_s)
 
