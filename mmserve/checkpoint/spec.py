@@ -24,6 +24,13 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     """Of yarn, as are the two before."""
     amplitude: float = 1.0
     """Of cosines and sines."""
+    fraction: float = 1.0
+    """Part of each head that turns: its first numbers. The same in all layers of a model."""
+    sections: tuple[int, ...] = ()
+    """How many pairs of a head turn with the time, the row and the column of an image's token. Empty: tokens have one
+    position."""
+    interleaved: bool = False
+    """The pairs of the sections alternate, instead of following each other."""
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):

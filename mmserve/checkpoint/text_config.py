@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from mmserve.checkpoint.rope_config import RopeJson
+from mmserve.checkpoint.rope_config import RopeJson, check_rope
 from mmserve.checkpoint.spec import LayerSpec, Rope, TextSpec
 from mmserve.runtime.errors import StartupError
 
@@ -29,6 +30,8 @@ class TextJson(msgspec.Struct, kw_only=True):
     """What the families have in common. A family overrides defaults, ``layers`` and ``text_spec``."""
 
     default_theta: ClassVar[float] = 10_000.0
+    partial_rotation: ClassVar[bool] = False
+    """The family may turn a part of each head only."""
 
     vocab_size: int = 32000
     hidden_size: int = 4096
@@ -62,7 +65,7 @@ class TextJson(msgspec.Struct, kw_only=True):
             layers=tuple(self.layers()),
             num_heads=self.num_attention_heads,
             num_kv_heads=self.num_key_value_heads or self.num_attention_heads,
-            head_dim=self.head_dim or self.hidden_size // self.num_attention_heads,
+            head_dim=self.head_size(),
             vocab_size=self.vocab_size,
             max_position=self.max_position(),
             rms_eps=self.rms_norm_eps,
@@ -72,10 +75,17 @@ class TextJson(msgspec.Struct, kw_only=True):
 
     def rope(self) -> Rope:
         """Raises StartupError for a kind that is not supported."""
-        if self.partial_rotary_factor != 1.0:
-            raise StartupError("a partial_rotary_factor other than 1 is not supported")
         found = self.rope_scaling or self.rope_parameters or RopeJson()
-        return found.rope(self.rope_theta or self.default_theta, self.max_position_embeddings)
+        rope = found.rope(self.rope_theta or self.default_theta, self.max_position_embeddings)
+        if self.partial_rotary_factor != 1.0:
+            rope = replace(rope, fraction=self.partial_rotary_factor)
+        if rope.fraction != 1.0 and not self.partial_rotation:
+            raise StartupError("a partial_rotary_factor other than 1 is not supported")
+        check_rope(rope, self.head_size())
+        return rope
+
+    def head_size(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
 
     def max_position(self) -> int:
         """Yarn's factor counts from the original context, which some files give as their longest."""

@@ -29,3 +29,7 @@ class MediaSpan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="s
     """Index among the request's images, for error messages."""
     decoded_nbytes: int = 0
     """Estimated memory for decoding, from the image size in the header."""
+    first_row: int = 0
+    """The row of the item at which this span begins; one item may have several spans."""
+    grid: tuple[int, int, int] = (1, 1, 1)
+    """(times, rows, columns) of the span's tokens in the picture, for rotary positions with several axes."""

@@ -26,7 +26,10 @@ class Ops(Protocol):
         ...
 
     def rotary_(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        """Rotate [T, heads, dim] in place, half-split layout. x's rows may have any stride; cos, sin: [T, dim / 2]."""
+        """Rotate the first ``size`` numbers of each head of [T, heads, dim] in place, half-split layout.
+
+        x's rows may have any stride. cos, sin: [T, size / 2].
+        """
         ...
 
     def activation(self, name: str) -> Activation:

@@ -12,12 +12,12 @@ from mmserve.checkpoint.spec import LayerSpec, Rope
 _SHORTEST_RAMP = 0.001
 """Where a ramp would begin and end at one index."""
 Angles = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines of a step's rows for each of the model's ropes, [ropes, T, head_dim / 2]."""
+"""Cosines and sines of a step's rows for each of the model's ropes, [ropes, T, pairs of a head]."""
 
 
-def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
-    """float32 [head_dim / 2]: radians per position of each pair, scaling applied."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+def inverse_frequencies(rope: Rope, size: int) -> torch.Tensor:
+    """float32 [size / 2]: radians per position of each pair of the ``size`` numbers that turn, scaling applied."""
+    exponents = torch.arange(0, size, 2, dtype=torch.int64).float() / size
     frequencies = 1.0 / (rope.theta**exponents)
     match rope.kind:
         case "linear":
@@ -55,8 +55,21 @@ def _index_of(turns: float, rope: Rope, num_pairs: int) -> float:
     return num_pairs * math.log(rope.original_max_position / (turns * 2 * math.pi)) / math.log(rope.theta)
 
 
+def position_axes(rope: Rope, num_pairs: int) -> torch.Tensor:
+    """int64 [num_pairs]: the position axis of each pair, from the rope's sections."""
+    if not rope.sections:
+        return torch.zeros(num_pairs, dtype=torch.int64)
+    axes = torch.arange(len(rope.sections))
+    if not rope.interleaved:
+        return axes.repeat_interleave(torch.tensor(rope.sections))
+    # Qwen3-VL: every third pair belongs to an axis, as far as its section reaches; axis 0 has the others.
+    turns = torch.arange(num_pairs).remainder(len(axes))
+    ends = torch.tensor(rope.sections)[turns] * len(axes)
+    return turns.where(torch.arange(num_pairs) < ends, 0)
+
+
 class Rotary:
-    """Makes the angles of one step, which all layers share. One position axis; a row for each distinct rope."""
+    """Makes the angles of one step, which all layers share. A row for each distinct rope."""
 
     def __init__(self, layers: Sequence[LayerSpec], head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
         distinct = list(dict.fromkeys(layer.rope for layer in layers if layer.rope is not None))
@@ -64,13 +77,22 @@ class Rotary:
             None if layer.rope is None else distinct.index(layer.rope) for layer in layers
         )
         """Of each layer: its row of the angles, None if it rotates nothing."""
-        frequencies = [inverse_frequencies(rope, head_dim) for rope in distinct]
-        self._frequencies = (torch.stack(frequencies) if distinct else torch.empty(0, head_dim // 2)).to(device)
+        self.size = int(head_dim * distinct[0].fraction) if distinct else head_dim
+        """How many numbers of each head turn, its first."""
+        frequencies = [inverse_frequencies(rope, self.size) for rope in distinct]
+        self._frequencies = (torch.stack(frequencies) if distinct else torch.empty(0, self.size // 2)).to(device)
+        axes = [position_axes(rope, self.size // 2) for rope in distinct]
+        self._axes = torch.stack(axes).to(device) if any(rope.sections for rope in distinct) else None
+        """[ropes, pairs]: the axis of each pair. None: all turn with the first."""
         self._amplitudes = torch.tensor([rope.amplitude for rope in distinct]).to(device)[:, None, None]
         self._dtype = dtype
 
     def angles(self, positions: torch.Tensor) -> Angles:
-        """positions: int64 [1, T]."""
-        radians = positions[0][:, None].float() * self._frequencies[:, None]
+        """positions: int64 [axes, T], or [1, T] where all axes agree."""
+        if self._axes is None or len(positions) == 1:
+            of_pairs = positions[0][:, None].float()
+        else:
+            of_pairs = positions.float()[self._axes].transpose(1, 2).contiguous()
+        radians = of_pairs * self._frequencies[:, None]
         cos, sin = radians.cos() * self._amplitudes, radians.sin() * self._amplitudes
         return cos.to(self._dtype), sin.to(self._dtype)

@@ -9,7 +9,8 @@ from typing import Any
 from mmserve.checkpoint.spec import TextSpec, VisionSpec
 from mmserve.model_backend.attention.interface import AttentionBackend
 from mmserve.model_backend.layers.context import LayerContext
-from mmserve.model_backend.models.interface import DecoderModel, PositionFunction, sequential_positions
+from mmserve.model_backend.models.interface import DecoderModel
+from mmserve.model_backend.models.positions import PositionFunction, sequential_positions
 from mmserve.model_backend.vision.clip import VisionTower
 
 _STORED_CONSTANTS = (".rotary_emb.inv_freq", ".position_ids")

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
-from mmserve.messages.media import MediaSpan
-from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, Int64s
+from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec
 from mmserve.model_backend.layers.linear import LinearLayer
 from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.layers.target import Targets
-
-PositionFunction = Callable[[Int64s, Int64s, Callable[[int], Sequence[MediaSpan]]], Int64s]
-"""(index of each row in its sequence [T], slot of each row [T], a slot's image spans) -> rotary positions [axes, T].
-
-Positions follow from a sequence's index and the spans before it, so that a resumed sequence gets the same ones.
-"""
-
-
-def sequential_positions(indices: Int64s, slots: Int64s, spans_of: Callable[[int], Sequence[MediaSpan]]) -> Int64s:
-    """One axis: a token's position is its index. See ``PositionFunction``."""
-    return indices[None]
 
 
 class DecoderLayerWeights(NamedTuple):
@@ -72,8 +60,9 @@ class DecoderModel(Protocol):
         metadata: Any,
         logits_indices: torch.Tensor,
     ) -> torch.Tensor:
-        """[T, hidden] at positions int64 [axes, T] -> [S, hidden] of the rows whose logits are needed.
+        """[T, hidden] -> [S, hidden] of the rows whose logits are needed.
 
+        positions: int64 [axes, T], or [1, T] where all axes agree.
         kv_cache: [layers, *kv_shape]. metadata: of the attention backend. logits_indices: int64 [S], ascending.
         Overwrites ``hidden``.
         """

@@ -56,7 +56,7 @@ class TorchOps:
 
     def rotary_(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
         cos, sin = cos[:, None], sin[:, None]
-        first, second = x.chunk(2, dim=-1)
+        first, second = x[..., : 2 * cos.shape[-1]].chunk(2, dim=-1)
         rotated = (first * cos).addcmul_(second, sin, value=-1)
         second.mul_(cos).addcmul_(first, sin)
         first.copy_(rotated)

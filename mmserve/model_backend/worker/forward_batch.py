@@ -15,7 +15,6 @@ import torch
 
 from mmserve.messages.step import SequenceStep
 from mmserve.model_backend.attention.interface import AttentionInput, MetadataBuilder
-from mmserve.model_backend.models.interface import PositionFunction
 from mmserve.model_backend.worker.input_batch import InputBatch, Int64s
 from mmserve.model_backend.worker.prompt_outputs import PromptOutputs, select_outputs
 
@@ -30,7 +29,7 @@ class ForwardBatch:
     token_ids: torch.Tensor
     """int64 [T]; 0 in place of virtual ids."""
     positions: torch.Tensor
-    """int64 [axes, T], for rotary embedding."""
+    """int64 [axes, T] or [1, T], for rotary embedding."""
     metadata: Any
     """The attention backend's, for all layers."""
     sample_slots: tuple[int, ...]
@@ -46,7 +45,6 @@ def build_forward_batch(
     last_token: torch.Tensor,
     vocab_size: int,
     builder: MetadataBuilder[Any],
-    rotary_positions: PositionFunction,
 ) -> ForwardBatch:
     """Tensors on the device of ``last_token``: int64 [slots], the token that each slot sampled last.
 
@@ -60,11 +58,10 @@ def build_forward_batch(
     slots = np.array([step.slot for step in ordered])
     ends = counts.cumsum()
     first_rows = ends - counts
-    positions = np.arange(ends[-1]) + np.repeat(starts - first_rows, counts)
+    indices = np.arange(ends[-1]) + np.repeat(starts - first_rows, counts)
     sampling = [index for index, step in enumerate(ordered) if step.sample]
-    row_slots = np.repeat(slots, counts)
-    slot_mapping = input_batch.slot_mapping(row_slots, positions)
-    rotary = rotary_positions(positions, row_slots, lambda slot: input_batch[slot].spans)
+    slot_mapping = input_batch.slot_mapping(np.repeat(slots, counts), indices)
+    rotary = input_batch.rotary_positions.of_rows(slots, starts, counts, indices)
     output_rows, prompt_outputs = select_outputs(
         input_batch, ordered, first_rows, ends[sampling] - 1, vocab_size, last_token.device
     )

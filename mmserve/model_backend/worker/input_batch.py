@@ -17,6 +17,7 @@ from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep, StepPlan
+from mmserve.model_backend.models.positions import PositionFunction, SlotPositions, sequential_positions
 
 Int64s = npt.NDArray[np.int64]
 
@@ -55,7 +56,13 @@ class InputBatch:
     """
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, num_blocks: int, block_tokens: int, vocab_size: int
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        num_blocks: int,
+        block_tokens: int,
+        vocab_size: int,
+        positions_of: PositionFunction = sequential_positions,
     ) -> None:
         self.blocks: Int64s = np.zeros((max_num_seqs, -(-max_model_len // block_tokens) + 1), dtype=np.int64)
         self._num_blocks = num_blocks
@@ -63,6 +70,7 @@ class InputBatch:
         self._vocab_size = vocab_size
         self._slots: dict[int, Slot] = {}
         self.asking: set[int] = set()
+        self.rotary_positions = SlotPositions(positions_of, max_num_seqs)
 
     def __getitem__(self, slot: int) -> Slot:
         return self._slots[slot]
@@ -96,6 +104,10 @@ class InputBatch:
         tokens = array("q")
         if not 0 <= new.slot < len(self.blocks) or len(new.token_ids) % tokens.itemsize:
             return new.slot, "malformed sequence"
+        try:
+            self.rotary_positions.enter(new.slot, new.spans)
+        except ValueError as error:
+            return new.slot, f"malformed sequence: {error}"
         tokens.frombytes(new.token_ids)
         self._slots[new.slot] = Slot(
             tokens,

@@ -79,6 +79,7 @@ class ModelRunner:
             self.num_blocks,
             self.block_tokens,
             self._vocab_size,
+            family_of(spec.family).positions,
         )
         config, max_blocks = deployment.config, self._input_batch.blocks.shape[1]
         self._max_step_s = config.max_step_ms / 1e3
@@ -88,7 +89,6 @@ class ModelRunner:
         limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs, max_blocks, self.block_tokens)
         self._metadata_builder = self._attention.builder(limits)
         self._executor = platform.executor(self._model, limits)
-        self._positions = family_of(spec.family).positions
         self._image_writer = ImageEmbeddingWriter(arena, spec.text.hidden_size, tp, platform)
         self._errors = StepErrors(tp, platform)
         sampler = _sampler(deployment, platform) if tp.rank == 0 else None
@@ -204,7 +204,6 @@ class ModelRunner:
             self._sampling.last_token,
             self._vocab_size,
             self._metadata_builder,
-            self._positions,
         )
 
     def _compute(self, batch: ForwardBatch) -> _Computed:

@@ -197,6 +197,7 @@ def test_eos_ids_of_generation_config_and_tokenizer(tmp_path: Path) -> None:
         (llama(rope_scaling={"rope_type": "longrope", "factor": 2.0}), "longrope"),
         (llama(rope_scaling={"rope_type": "yarn"}), "lacks its factor"),
         (llama(rope_parameters={"partial_rotary_factor": 0.5}), "partial_rotary_factor"),
+        (llama(rope_parameters={"type": "mrope", "mrope_section": [16, 24, 23]}), "mrope_section .* sum 4"),
         (llama(hidden_size="big"), "hidden_size"),
         (llama(hidden_act="mish"), "mish"),
         ({}, "architectures served are"),

@@ -55,7 +55,7 @@ class _Layer(ctypes.Structure):
 
 class _Shape(ctypes.Structure):
     _fields_ = (
-        *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "dim", "mlp_rows")),
+        *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "dim", "rotary", "mlp_rows")),
         ("eps", c_float),
     )
 
@@ -79,9 +79,8 @@ class CompiledDecoder:
         self._weights, self._rotary = weights, weights.rotary
         self._layers = (_Layer * len(weights.layers))(*map(_Layer.of, weights.layers))
         heads, kv_heads, dim, _ = weights.heads
-        self._shape = ctypes.byref(
-            _Shape(len(weights.layers), weights.hidden_size, heads, kv_heads, dim, MAX_MLP_ROWS, weights.eps)
-        )
+        sizes = (len(weights.layers), weights.hidden_size, heads, kv_heads, dim, self._rotary.size, MAX_MLP_ROWS)
+        self._shape = ctypes.byref(_Shape(*sizes, weights.eps))
 
     def forward(
         self,

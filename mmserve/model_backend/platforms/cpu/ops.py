@@ -45,7 +45,8 @@ class KernelOps(TorchOps):
         return out
 
     def rotary_(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        self._kernels.mm_rotate(x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), *x.shape)
+        size = 2 * cos.shape[-1]
+        self._kernels.mm_rotate(x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), *x.shape, size)
 
     def activation(self, name: str) -> Activation:
         return self._quick_gelu if name == "quick_gelu" else super().activation(name)

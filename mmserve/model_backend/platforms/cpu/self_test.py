@@ -10,6 +10,7 @@ from functools import cache, partial
 import numpy as np
 import torch
 import torch.nn.functional as F
+from msgspec.structs import replace
 
 from mmserve.checkpoint.spec import LayerSpec, Rope, TextSpec
 from mmserve.model_backend.attention.interface import AttentionInput, AttentionSpec, StepLimits
@@ -116,6 +117,8 @@ def _same_operation(compute: Callable[[TorchOps], torch.Tensor], kernels: ctypes
 def _rotated(ops: TorchOps) -> torch.Tensor:
     heads, angles = _random(_TOKENS, 3, 16), _random(_TOKENS, 8, seed=1)
     ops.rotary_(heads[:, :2], angles.cos(), angles.sin())
+    part = angles[:, :3].contiguous()
+    ops.rotary_(heads[:, 1:], part.cos(), part.sin())
     return heads
 
 
@@ -163,10 +166,11 @@ def _decoder(kernels: ctypes.CDLL) -> bool:
 
 
 def _tiny_decoder(kernels: ctypes.CDLL, backend: PagedCpuAttention) -> Decoder:
+    near = Rope(fraction=0.5)
     spec = TextSpec(
         hidden_size=_HIDDEN,
         intermediate_size=32,
-        layers=(LayerSpec(), LayerSpec(rope=None, window=_WINDOW), LayerSpec(rope=Rope(theta=1e6))),
+        layers=(LayerSpec(rope=near), LayerSpec(rope=None, window=_WINDOW), LayerSpec(rope=replace(near, theta=1e6))),
         num_heads=_HEADS.num_heads,
         num_kv_heads=_HEADS.num_kv_heads,
         head_dim=_HEADS.head_dim,

@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen2Config
+from transformers import Phi3Config, Qwen2Config, Qwen2VLTextConfig, Qwen3VLTextConfig
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
 from mmserve.checkpoint.families import qwen2
 from mmserve.checkpoint.spec import LayerSpec, Rope
 from mmserve.checkpoint.text_config import convert
 from mmserve.model_backend.layers.rotary import Rotary
+from mmserve.model_backend.platforms.reference import TorchOps
 
 CPU = torch.device("cpu")
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -54,6 +58,39 @@ def test_angles_equal_those_of_transformers(name: str) -> None:
     found = Rotary([LayerSpec(rope=convert(raw, qwen2.Config).rope())], 128, torch.float32, CPU).angles(positions)
     for mine, theirs in zip(found, (cos, sin), strict=True):
         torch.testing.assert_close(mine[0], theirs[0, :, :64], rtol=1e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("sections", [[16, 24, 24], [24, 20, 20], [6, 29, 29]], ids=str)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_angles_of_three_axes_equal_those_of_transformers(sections: list[int], interleaved: bool) -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections, "mrope_interleaved": interleaved}
+    raw = {"hidden_size": 256, "num_attention_heads": 2, "head_dim": 128, "rope_parameters": rope}
+    positions = torch.stack([torch.arange(50), torch.arange(50) * 3 % 37, torch.arange(50) * 5 % 41])
+    config, embedding = (
+        (Qwen3VLTextConfig(**raw), Qwen3VLTextRotaryEmbedding)
+        if interleaved
+        else (Qwen2VLTextConfig(**raw), Qwen2VLRotaryEmbedding)
+    )
+    expected = embedding(config)(torch.empty(1), positions[:, None])
+    rotary = Rotary([LayerSpec(rope=convert(raw, qwen2.Config).rope())], 128, torch.float32, CPU)
+    for mine, theirs in zip(rotary.angles(positions), expected, strict=True):
+        torch.testing.assert_close(mine[0], theirs[0, :, :64])
+        assert mine.is_contiguous()
+    same = positions[:1].expand(3, -1)
+    assert torch.equal(rotary.angles(same)[0], rotary.angles(positions[:1])[0])
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.75])
+def test_a_part_of_each_head_turns_as_in_transformers(fraction: float) -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": fraction}
+    config = Phi3Config(hidden_size=64, num_attention_heads=2, rope_parameters=rope, pad_token_id=0)
+    positions, heads = torch.arange(9), torch.randn(9, 2, 32)
+    cos, sin = Phi3RotaryEmbedding(config)(torch.empty(1), positions[None])
+    expected, _ = apply_rotary_pos_emb(heads.transpose(0, 1)[None], heads.transpose(0, 1)[None], cos, sin)
+    rotary = Rotary([LayerSpec(rope=Rope(fraction=fraction))], 32, torch.float32, CPU)
+    angles = rotary.angles(positions[None])
+    TorchOps().rotary_(heads, angles[0][0], angles[1][0])
+    torch.testing.assert_close(heads, expected[0].transpose(0, 1))
 
 
 def test_layers_name_their_rows_of_the_angles() -> None:

@@ -27,13 +27,14 @@ struct Layer {
 
 struct Shape {
     int64_t layers, hidden, heads, kv_heads, dim;
+    int64_t rotary;    // numbers of each head that turn, its first
     int64_t mlp_rows;  // rows of an MLP computed at one time, as its intermediate results are wide
     float eps;
 };
 
 struct Step {
     float* hidden;                                 // [rows, hidden], in place
-    const float *cos, *sin;                        // [ropes, rows, dim / 2]
+    const float *cos, *sin;                        // [ropes, rows, rotary / 2]
     float* kv;                                     // KV cache of layer 0; the next layer's is kv_stride further
     const int64_t *slot_mapping, *tables, *tiles;  // as in mm_attention
     const int64_t* logits_indices;  // ascending rows whose hidden states are computed; other rows only need K and V
@@ -67,9 +68,9 @@ void run(const Layer* layers, const Shape& shape, const Step& step) {
             Ops::head_norm(keys, qkv, layer.k_norm, shape.eps, rows, shape.kv_heads, shape.dim);
         }
         if (layer.rope >= 0) {
-            const int64_t angles = layer.rope * rows * (shape.dim / 2);
+            const int64_t angles = layer.rope * rows * (shape.rotary / 2);
             Ops::rotate(heads.get(), qkv, step.cos + angles, step.sin + angles, rows, shape.heads + shape.kv_heads,
-                        shape.dim);
+                        shape.dim, shape.rotary);
         }
         Ops::attend(heads.get(), qkv, step.kv + l * step.kv_stride, layer.window, shape, step, attended.get());
         if (l + 1 == shape.layers) {

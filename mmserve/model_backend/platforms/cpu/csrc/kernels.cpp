@@ -102,10 +102,12 @@ void mm_layer_norm(const float* x, const float* weight, const float* bias, float
     });
 }
 
-// Rotary embedding of the first `heads` heads of each row, in place. cos and sin: [rows, dim / 2].
-void mm_rotate(float* x, int64_t stride, const float* cos, const float* sin, int64_t rows, int64_t heads, int64_t dim) {
-    const int64_t half = dim / 2;
-    pool::parallel_for_rows(rows, heads * dim, [=](int64_t row) {
+// Rotary embedding of the first `size` numbers of each of the first `heads` heads of each row, in place. cos and sin:
+// [rows, size / 2].
+void mm_rotate(float* x, int64_t stride, const float* cos, const float* sin, int64_t rows, int64_t heads, int64_t dim,
+               int64_t size) {
+    const int64_t half = size / 2;
+    pool::parallel_for_rows(rows, heads * size, [=](int64_t row) {
         const float *c = cos + row * half, *s = sin + row * half;
         for (int64_t head = 0; head < heads; ++head) {
             float *first = x + row * stride + head * dim, *second = first + half;

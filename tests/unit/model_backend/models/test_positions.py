@@ -1,0 +1,120 @@
+"""Positions with three axes are those of transformers, whole and in chunks, for prompts of several images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from msgspec.structs import replace
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
+
+from mmserve.messages.media import Handle, MediaSpan
+from mmserve.model_backend.models.positions import INDICES, SlotPositions, grid_positions, sequential_positions
+
+Grid = tuple[int, int, int]
+PROMPTS: list[list[int | Grid]] = [
+    [5],
+    [3, (1, 2, 3), 4],
+    [(1, 1, 1), 2],
+    [2, (1, 5, 2), 1, (1, 3, 3)],
+    [1, (1, 2, 2), 3, (1, 1, 7), 1, (1, 6, 1), 2, (1, 4, 4), 9],
+]
+"""Lengths of texts, and grids of images."""
+
+
+def spans_of(prompt: Sequence[int | Grid]) -> tuple[list[MediaSpan], int]:
+    """The prompt's spans and its length."""
+    spans, length = [], 0
+    for index, part in enumerate(prompt):
+        if isinstance(part, int):
+            length += part
+            continue
+        tokens = part[0] * part[1] * part[2]
+        spans.append(
+            MediaSpan(
+                start=length,
+                num_tokens=tokens,
+                item_id=index,
+                data=None,
+                embed=Handle(1, 0, 0),
+                media_index=index,
+                grid=part,
+            )
+        )
+        length += tokens
+    return spans, length
+
+
+def positions_of(spans: Sequence[MediaSpan], chunks: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
+    """[3, T] of the chunks (start, count) of one sequence."""
+    slots = SlotPositions(grid_positions, 4)
+    slots.enter(2, spans)
+    starts, counts = (np.array(values) for values in zip(*chunks, strict=True))
+    indices = np.concatenate([np.arange(start, start + count) for start, count in chunks])
+    found = slots.of_rows(np.full(len(chunks), 2), starts, counts, indices)
+    return np.broadcast_to(found, (3, found.shape[1]))
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=str)
+@pytest.mark.parametrize("model", [Qwen2VLModel, Qwen3VLModel])
+def test_positions_equal_those_of_transformers(model: Any, prompt: list[int | Grid]) -> None:
+    spans, length = spans_of(prompt)
+    kinds = torch.zeros(1, length, dtype=torch.int64)
+    for span in spans:
+        kinds[0, span.start : span.start + span.num_tokens] = 1
+    merged = SimpleNamespace(config=SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2)))
+    merged.get_vision_position_ids = lambda *args, **kwargs: model.get_vision_position_ids(merged, *args, **kwargs)
+    grids = torch.tensor([[1, 2 * span.grid[1], 2 * span.grid[2]] for span in spans]).reshape(-1, 3)
+    expected, shift = model.get_rope_index(merged, kinds, kinds, grids)
+    found = positions_of(spans, [(0, length), (length, 1), (length + 7, 1)])
+    assert found[:, :length].tolist() == expected[:, 0].tolist()
+    assert found[:, length:].tolist() == [[length + int(shift), length + 7 + int(shift)]] * 3
+
+
+@pytest.mark.parametrize("size", [1, 4, 7])
+def test_chunks_have_the_positions_of_the_whole_prompt(size: int) -> None:
+    spans, length = spans_of(PROMPTS[-1])
+    whole = positions_of(spans, [(0, length)])
+    for start in range(0, length, size):
+        count = min(size, length - start)
+        assert positions_of(spans, [(start, count)]).tolist() == whole[:, start : start + count].tolist()
+
+
+def test_a_video_advances_by_the_larger_side_of_its_frames() -> None:
+    spans, length = spans_of([1, (3, 1, 2), 1])
+    found = positions_of(spans, [(0, length)])
+    assert found[0].tolist() == [0, 1, 1, 2, 2, 3, 3, 3]
+    assert found[2].tolist() == [0, 1, 2, 1, 2, 1, 2, 3]
+
+
+def test_a_step_has_rows_of_several_sequences_and_three_axes_only_if_one_is_within_images() -> None:
+    slots = SlotPositions(grid_positions, 3)
+    spans, length = spans_of([2, (1, 2, 2), 1])
+    slots.enter(0, spans)
+    slots.enter(1, [])
+    slots.enter(2, spans)
+    decoding = slots.of_rows(np.array([2, 1]), np.array([length, 4]), np.array([1, 1]), np.array([length, 4]))
+    assert decoding.tolist() == [[length - 2, 4]]
+    starts, counts = np.array([4, length, 3]), np.array([1, 1, 3])
+    mixed = slots.of_rows(np.array([1, 2, 0]), starts, counts, np.array([4, length, 3, 4, 5]))
+    assert mixed.tolist() == [[4, length - 2, 2, 2, 2], [4, length - 2, 2, 3, 3], [4, length - 2, 3, 2, 3]]
+    slots.enter(0, [])
+    assert slots.of_rows(np.array([0]), np.array([3]), np.array([2]), np.array([3, 4])).tolist() == [[3, 4]]
+
+
+def test_one_axis_counts_tokens() -> None:
+    spans, _ = spans_of(PROMPTS[-1])
+    assert sequential_positions(spans) is INDICES
+
+
+@pytest.mark.parametrize("grid", [(1, 2, 3), (0, 2, 2), (-1, -2, 2)])
+def test_a_grid_that_is_not_that_of_the_tokens_is_refused(grid: Grid) -> None:
+    spans, _ = spans_of([1, (1, 2, 2)])
+    with pytest.raises(ValueError, match="grid"):
+        grid_positions([replace(spans[0], grid=grid)])
