@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -43,6 +43,9 @@ class Ops(Protocol):
         """[T, 2 * size] -> act(first half) * second half, [T, size]. Raises StartupError for an unknown name."""
         ...
 
-    def encoder_attention(self, qkv: torch.Tensor, num_heads: int) -> torch.Tensor:
-        """[batch, tokens, 3 * heads * dim] -> [batch, tokens, heads * dim], without a mask."""
+    def encoder_attention(self, qkv: torch.Tensor, num_heads: int, lengths: Sequence[int]) -> torch.Tensor:
+        """[T, 3 * heads * dim] -> [T, heads * dim], without a mask.
+
+        The rows are sequences of these lengths, one behind the other; each attends to itself alone.
+        """
         ...

@@ -69,7 +69,7 @@ class _Part:
         window = tuple(
             slice(start, start + into.shape[axis]) if axis == dim else slice(None) for axis in range(into.dim())
         )
-        into.copy_(self.slice[window])
+        into.copy_(self.slice[window].reshape(into.shape))
 
 
 def _parts(
@@ -97,8 +97,13 @@ def _parts(
 
 def _part(canonical_name: str, name: str, stored: Any, target: Target) -> _Part:
     shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
-    if shape != target.shape:
+    if shape != target.shape and _as_matrix(shape) != target.shape:
         raise StartupError(f"tensor {name} has shape {list(shape)}, config.json says {list(target.shape)}")
     if dtype not in _ITEM_BYTES:
         raise StartupError(f"tensor {name} has dtype {dtype}; only unquantized floating point weights are supported")
     return _Part(canonical_name, stored, target, math.prod(target.into.shape) * _ITEM_BYTES[dtype])
+
+
+def _as_matrix(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Weights of a convolution that steps by whole patches, such as [out, 3, height, width], are a matrix [out, in]."""
+    return (shape[0], math.prod(shape[1:])) if len(shape) > 2 else shape

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import psutil
@@ -69,10 +70,16 @@ class TorchOps:
     def act_and_mul(self, name: str) -> Activation:
         return partial(_act_and_mul, self.activation(name))
 
-    def encoder_attention(self, qkv: torch.Tensor, num_heads: int) -> torch.Tensor:
-        batch, tokens, _ = qkv.shape
-        q, k, v = qkv.view(batch, tokens, 3, num_heads, -1).permute(2, 0, 3, 1, 4)
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    def encoder_attention(self, qkv: torch.Tensor, num_heads: int, lengths: Sequence[int]) -> torch.Tensor:
+        """Neighbouring sequences of one length are computed together."""
+        outs, start = [], 0
+        for length, alike in groupby(lengths):
+            end = start + length * len(list(alike))
+            heads = (3, num_heads, qkv.shape[1] // 3 // num_heads)
+            q, k, v = qkv[start:end].view(-1, length, *heads).permute(2, 0, 3, 1, 4)
+            outs.append(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1).flatten(1))
+            start = end
+        return torch.cat(outs)
 
 
 def _act_and_mul(act: Activation, x: torch.Tensor) -> torch.Tensor:

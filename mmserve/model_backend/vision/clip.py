@@ -13,9 +13,10 @@ from torch import nn
 
 from mmserve.checkpoint.spec import VisionSpec
 from mmserve.model_backend.layers.context import LayerContext
-from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
+from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection
 from mmserve.model_backend.layers.norm import LayerNorm
 from mmserve.model_backend.layers.target import Target
+from mmserve.model_backend.vision.encoder_layer import EncoderLayer
 
 
 class PatchEmbedding(nn.Module):
@@ -41,33 +42,6 @@ class PatchEmbedding(nn.Module):
             ("position_embedding.weight", self.positions),
         ):
             yield self._prefix + name, Target(parameter, tuple(parameter.shape))
-
-
-class EncoderLayer(nn.Module):
-    """Bidirectional attention and MLP, each behind a norm and added to the residual stream."""
-
-    def __init__(self, spec: VisionSpec, *, context: LayerContext) -> None:
-        super().__init__()
-        size, inner = spec.hidden_size, spec.intermediate_size
-        self._num_heads, self._ops = spec.num_heads, context.ops
-        self._act = context.ops.activation(spec.activation)
-        attention, mlp = context.below("self_attn."), context.below("mlp.")
-        self.attention_norm = LayerNorm("layer_norm1", size, spec.layer_norm_eps, context=context)
-        outs = [Projection(name, size) for name in ("q_proj", "k_proj", "v_proj")]
-        self.qkv = ColumnParallelLinear(size, outs, bias=True, context=attention)
-        self.out = RowParallelLinear("out_proj", size, size, bias=True, context=attention)
-        self.mlp_norm = LayerNorm("layer_norm2", size, spec.layer_norm_eps, context=context)
-        self.up = ColumnParallelLinear(size, [Projection("fc1", inner)], bias=True, context=mlp)
-        self.down = RowParallelLinear("fc2", inner, size, bias=True, context=mlp)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, patches, hidden], in place."""
-        self.out(self._ops.encoder_attention(self.qkv(self.attention_norm(x)), self._num_heads), x)
-        return self.down(self._act(self.up(self.mlp_norm(x))), x)  # type: ignore[no-any-return]
-
-    def targets(self) -> Iterator[tuple[str, Target]]:
-        for part in (self.attention_norm, self.qkv, self.out, self.mlp_norm, self.up, self.down):
-            yield from part.targets()
 
 
 class Projector(nn.Module):
@@ -109,8 +83,9 @@ class VisionTower(nn.Module):
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """Normalised pixels [B, 3, image_size, image_size], any float dtype -> rows [B, num_image_tokens, hidden]."""
         x = self.pre_norm(self.embedding(pixels.to(self.device, self.embedding.positions.dtype)))
+        batch, tokens, _ = x.shape
         for layer in self.layers:
-            x = layer(x)
+            layer(x.view(batch * tokens, -1), [tokens] * batch)
         if self._spec.select_strategy == "default":
             x = x[:, 1:]
         return self.projector(x)  # type: ignore[no-any-return]

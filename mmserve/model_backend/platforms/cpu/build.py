@@ -65,7 +65,7 @@ _SIGNATURES = {
     "mm_quick_gelu": (_POINTER, *(_SIZE,) * 2),
     "mm_silu_gate": (_POINTER, _POINTER, _SIZE, _SIZE),
     "mm_attention": (*(_POINTER,) * 7, *(_SIZE,) * 8),
-    "mm_encoder_attention": (_POINTER, _POINTER, *(_SIZE,) * 4),
+    "mm_encoder_attention": (*(_POINTER,) * 3, *(_SIZE,) * 3),
     "mm_sample": (_POINTER, *(_SIZE,) * 3, _POINTER, c_int, _POINTER),
     "mm_ban": (_POINTER, *(_SIZE,) * 2, _POINTER, _SIZE, _POINTER, _SIZE),
     "mm_finite": (_POINTER, *(_SIZE,) * 3, _POINTER),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 
 from mmserve.model_backend.layers.ops import Activation
-from mmserve.model_backend.platforms.cpu.packed_weights import PANEL
 from mmserve.model_backend.platforms.reference import TorchOps, quick_gelu
 
 _VECTOR = 8
@@ -54,15 +54,14 @@ class KernelOps(TorchOps):
     def act_and_mul(self, name: str) -> Activation:
         return self._silu_and_mul if name in SILU_NAMES else super().act_and_mul(name)
 
-    def encoder_attention(self, qkv: torch.Tensor, num_heads: int) -> torch.Tensor:
-        sequences, tokens, width = qkv.shape
+    def encoder_attention(self, qkv: torch.Tensor, num_heads: int, lengths: Sequence[int]) -> torch.Tensor:
+        rows, width = qkv.shape
         size = width // 3
-        if size // num_heads % PANEL:
-            return super().encoder_attention(qkv, num_heads)
-        out = torch.empty(sequences, tokens, size)
-        self._kernels.mm_encoder_attention(
-            qkv.data_ptr(), out.data_ptr(), sequences, tokens, num_heads, size // num_heads
-        )
+        if size // num_heads % _VECTOR:
+            return super().encoder_attention(qkv, num_heads, lengths)
+        qkv, out, counts = qkv.contiguous(), torch.empty(rows, size), torch.tensor(lengths)
+        addresses = (qkv.data_ptr(), out.data_ptr(), counts.data_ptr())
+        self._kernels.mm_encoder_attention(*addresses, len(counts), num_heads, size // num_heads)
         return out
 
     def _quick_gelu(self, x: torch.Tensor) -> torch.Tensor:

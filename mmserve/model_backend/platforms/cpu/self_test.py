@@ -240,7 +240,9 @@ _CHECKS: dict[str, Callable[[ctypes.CDLL], bool]] = {
     "mm_quick_gelu": partial(_same_operation, lambda ops: ops.activation("quick_gelu")(_random(5, 32))),
     "mm_silu_gate": partial(_same_operation, lambda ops: ops.act_and_mul("silu")(_random(5, 32))),
     "mm_attention": _attention,
-    "mm_encoder_attention": partial(_same_operation, lambda ops: ops.encoder_attention(_random(2, 70, 96), 2)),
+    "mm_encoder_attention": partial(
+        _same_operation, lambda ops: ops.encoder_attention(_random(140, 144), 2, (70, 17, 53))
+    ),
     "mm_decoder": _decoder,
     "mm_sample": _sample,
     "mm_finite": _finite,

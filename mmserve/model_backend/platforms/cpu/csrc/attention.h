@@ -40,6 +40,8 @@ struct KvCache {
         return keys + table[token / kBlock] * kBlock * stride + head * dim;
     }
     const float* value(int64_t token, int64_t head) const { return key(token, head) + to_values; }
+    // Columns of a row of results: whole panels. Where `dim` is no multiple of 16, 8 numbers behind each head are read.
+    int64_t columns() const { return (dim + tile::kColumns - 1) / tile::kColumns * tile::kColumns; }
 };
 
 inline void gather_queries(const Job& job, const int64_t* t, int64_t kv_head, float* rows) {
@@ -115,15 +117,16 @@ inline void score_block(const KvCache& cache, const float* q, int64_t rows, cons
     }
 }
 
-// out += weights values, of M rows; P x 16 columns at a time.
+// out += weights values, of M rows; P x 16 columns at a time. Columns of `out` behind the last of a head are not used.
 template <int M, int P>
 inline void add_values(const KvCache& cache, const float* weights, const float* values, int64_t tokens, float* out) {
+    const int64_t columns = cache.columns();
     int64_t i = 0;
-    for (; i + P * 16 <= cache.dim; i += P * 16)
-        tile::product<M, P, false>(tokens, weights, kKeyTile, values + i, cache.stride, out + i, cache.dim,
+    for (; i + P * 16 <= columns; i += P * 16)
+        tile::product<M, P, false>(tokens, weights, kKeyTile, values + i, cache.stride, out + i, columns,
                                     {nullptr, true});
-    for (; i < cache.dim; i += 16)
-        tile::product<M, 1, false>(tokens, weights, kKeyTile, values + i, cache.stride, out + i, cache.dim,
+    for (; i < columns; i += 16)
+        tile::product<M, 1, false>(tokens, weights, kKeyTile, values + i, cache.stride, out + i, columns,
                                     {nullptr, true});
 }
 
@@ -131,7 +134,7 @@ inline void add_values(const KvCache& cache, const float* weights, int64_t rows,
                        float* out) {
     for (int64_t r = 0; r < rows; r += tile::kMaxRows) {
         const float* from = weights + r * kKeyTile;
-        float* to = out + r * cache.dim;
+        float* to = out + r * cache.columns();
         tile::dispatch_rows(rows - r, [&](auto m) {
             constexpr int kPanels = m == 1 ? 4 : m <= 3 ? 2 : 1;  // as many sums as fit the registers
             add_values<m, kPanels>(cache, from, values, tokens, to);
@@ -148,7 +151,8 @@ struct QueryTile {
     int64_t position;  // of the first token
     bool causal;
     int64_t window;  // 0: none
-    float *q, *out;  // [heads, rows, dim]
+    float* q;        // [heads, rows, dim]
+    float* out;      // [heads, rows, cache.columns()]
     float* scores;   // [heads, rows, kKeyTile]
 
     // The first key tile that a row attends to. Tiles lie at multiples of kKeyTile, so that a row's sums do not depend
@@ -170,7 +174,8 @@ struct QueryTile {
         for (int64_t r = 0; r < rows * heads; ++r) {
             const int64_t end = causal ? position + r % rows / group + 1 : last;
             const int64_t hidden = window ? end - window - first : 0;
-            softmax[r].update(scores + r * kKeyTile, hidden, end - first, scored, out + r * cache.dim, cache.dim);
+            softmax[r].update(scores + r * kKeyTile, hidden, end - first, scored, out + r * cache.columns(),
+                              cache.columns());
         }
     }
 
@@ -181,22 +186,23 @@ struct QueryTile {
             for (int64_t h = 0; h < heads; ++h) {
                 if (token + kKeyTile < end) prefetch(cache, cache.value(token + kKeyTile, h), kBlock);
                 add_values(cache, scores + h * rows * kKeyTile + token - first, rows, cache.value(token, h),
-                           std::min(kBlock, last - token), out + h * rows * cache.dim);
+                           std::min(kBlock, last - token), out + h * rows * cache.columns());
             }
     }
 };
 
 inline void attend_tile(const Job& job, const int64_t* t, int64_t first_head, int64_t heads) {
     const int64_t group = job.heads / job.kv_heads, rows = t[1] * group, dim = job.dim, end = t[2] + t[1];
-    static thread_local memory::ReusableArray<float> buffer;
-    float* q = buffer.at_least(heads * rows * (2 * dim + kKeyTile));
-    float *out = q + heads * rows * dim, *scores = out + heads * rows * dim;
     const KvCache cache{job.layer_kv + first_head * dim, job.tables + t[3] * job.table_stride, 2 * job.kv_heads * dim,
                       job.kv_heads * dim, dim};
+    const int64_t columns = cache.columns();
+    static thread_local memory::ReusableArray<float> buffer;
+    float* q = buffer.at_least(heads * rows * (dim + columns + kKeyTile));
+    float *out = q + heads * rows * dim, *scores = out + heads * rows * columns;
     const QueryTile tile{cache, rows, heads, group, t[2], job.causal, job.window, q, out, scores};
     softmax::OnlineSoftmax softmax[kMaxRows];
     for (int64_t h = 0; h < heads; ++h) gather_queries(job, t, first_head + h, q + h * rows * dim);
-    std::fill(out, out + heads * rows * dim, 0.f);
+    std::fill(out, out + heads * rows * columns, 0.f);
     for (int64_t first = tile.first_token(); first < end; first += kKeyTile) {
         const int64_t last = std::min(end, first + kKeyTile);
         tile.score_key_tile(first, last, end);
@@ -207,7 +213,7 @@ inline void attend_tile(const Job& job, const int64_t* t, int64_t first_head, in
         const int64_t row = r % rows, head = (first_head + r / rows) * group + row % group;
         float* to = job.out + ((t[0] + row / group) * job.heads + head) * dim;
         const float sum = softmax[r].sum();
-        for (int64_t i = 0; i < dim; ++i) to[i] = out[r * dim + i] / sum;
+        for (int64_t i = 0; i < dim; ++i) to[i] = out[r * columns + i] / sum;
     }
 }
 

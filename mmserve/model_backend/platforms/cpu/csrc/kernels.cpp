@@ -154,24 +154,31 @@ void mm_attention(const float* q, const float* kv, const int64_t* slot_mapping, 
                    num_tiles);
 }
 
-// Attention without a mask. qkv: [sequences, tokens, 3, heads, dim], out: [sequences, tokens, heads, dim].
-void mm_encoder_attention(const float* qkv, float* out, int64_t sequences, int64_t tokens, int64_t heads, int64_t dim) {
+// Attention without a mask within each of some sequences, whose rows follow each other. qkv: [rows, 3, heads, dim],
+// out: [rows, heads, dim]. dim: a multiple of 8.
+void mm_encoder_attention(const float* qkv, float* out, const int64_t* lengths, int64_t sequences, int64_t heads,
+                          int64_t dim) {
     using attention::kBlock, attention::kMaxRows;
-    const int64_t width = heads * dim, blocks = (tokens + kBlock - 1) / kBlock;
-    const int64_t parts = (tokens + kMaxRows - 1) / kMaxRows;
-    const auto kv = memory::allocate<float>(sequences * blocks * kBlock * 2 * width);
-    pool::parallel_for_rows(sequences * tokens, 2 * width, [&](int64_t row) {
-        const int64_t slot = row / tokens * blocks * kBlock + row % tokens;
-        std::memcpy(kv.get() + slot * 2 * width, qkv + row * 3 * width + width, 2 * width * sizeof(float));
-    });
-    std::vector<int64_t> tables(sequences * blocks), tiles;
-    std::iota(tables.begin(), tables.end(), 0);
-    for (int64_t i = 0; i < sequences * parts; ++i) {
-        const int64_t first = tokens * (i % parts) / parts, rows = tokens * (i % parts + 1) / parts - first;
-        tiles.insert(tiles.end(), {i / parts * tokens + first, rows, tokens - rows, i / parts});
+    const int64_t width = heads * dim;
+    std::vector<int64_t> slots, tiles;
+    int64_t blocks = 0;
+    for (const int64_t *length = lengths, *end = lengths + sequences; length < end; ++length) {
+        const int64_t first_row = slots.size(), parts = (*length + kMaxRows - 1) / kMaxRows;
+        for (int64_t i = 0; i < *length; ++i) slots.push_back(blocks * kBlock + i);
+        for (int64_t part = 0; part < parts; ++part) {
+            const int64_t first = *length * part / parts, rows = *length * (part + 1) / parts - first;
+            tiles.insert(tiles.end(), {first_row + first, rows, *length - rows, blocks});
+        }
+        blocks += (*length + kBlock - 1) / kBlock;
     }
-    attention::run({qkv, kv.get(), tables.data(), tiles.data(), out, 3 * width, blocks, heads, heads, dim, false},
-                   sequences * parts);
+    const auto kv = memory::allocate<float>(blocks * kBlock * 2 * width + tile::kColumns);
+    pool::parallel_for_rows(slots.size(), 2 * width, [&](int64_t row) {
+        std::memcpy(kv.get() + slots[row] * 2 * width, qkv + row * 3 * width + width, 2 * width * sizeof(float));
+    });
+    std::vector<int64_t> table(blocks);  // of all sequences; each begins at its first block
+    std::iota(table.begin(), table.end(), 0);
+    attention::run({qkv, kv.get(), table.data(), tiles.data(), out, 3 * width, 1, heads, heads, dim, false},
+                   tiles.size() / 4);
 }
 
 // See sampling::run. Rows are `stride` numbers apart.

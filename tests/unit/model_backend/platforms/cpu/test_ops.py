@@ -61,11 +61,24 @@ def test_rotary_turns_only_the_heads_it_is_given(ops: KernelOps) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sequences", "tokens", "heads", "dim"),
-    [(1, 1, 2, 16), (2, 65, 4, 48), (3, 257, 6, 64), (1, 48, 1, 32), (2, 9, 2, 8)],
+    ("lengths", "heads", "dim"),
+    [((1,), 2, 16), ((65, 65), 4, 48), ((257, 3, 48), 6, 64), ((48,), 1, 32), ((70, 5), 3, 24), ((9, 9), 2, 12)],
+    ids=str,
 )
-def test_encoder_attention(ops: KernelOps, sequences: int, tokens: int, heads: int, dim: int) -> None:
-    qkv = random(sequences, tokens, 3 * heads * dim)
-    q, k, v = qkv.view(sequences, tokens, 3, heads, dim).permute(2, 0, 3, 1, 4)
-    expected = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-    torch.testing.assert_close(ops.encoder_attention(qkv, heads), expected, rtol=1e-4, atol=1e-5)
+def test_encoder_attention(ops: KernelOps, lengths: tuple[int, ...], heads: int, dim: int) -> None:
+    qkv = random(sum(lengths), 3 * heads * dim)
+    expected = []
+    for part in qkv.split(lengths):
+        q, k, v = part.view(-1, 3, heads, dim).permute(1, 2, 0, 3)
+        expected.append(F.scaled_dot_product_attention(q[None], k[None], v[None])[0].transpose(0, 1).flatten(1))
+    for implementation in (ops, TorchOps()):
+        found = implementation.encoder_attention(qkv, heads, lengths)
+        torch.testing.assert_close(found, torch.cat(expected), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dim", [64, 72])
+def test_encoder_attention_of_a_sequence_does_not_depend_on_its_batch(ops: KernelOps, dim: int) -> None:
+    lengths, heads = (40, 65, 7), 3
+    qkv = random(sum(lengths), 3 * heads * dim)
+    alone = [ops.encoder_attention(part, heads, (len(part),)) for part in qkv.split(lengths)]
+    assert torch.equal(ops.encoder_attention(qkv, heads, lengths), torch.cat(alone))

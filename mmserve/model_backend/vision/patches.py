@@ -1,0 +1,15 @@
+"""Pixels as rows of patches."""
+
+from __future__ import annotations
+
+import torch
+
+
+def patches_of(tiles: torch.Tensor, size: int) -> torch.Tensor:
+    """[B, 3, height, width] -> [B * patches, 3 * size * size]: row by row, each in the order of a kernel's weights.
+
+    A convolution that steps by whole patches is the product of these rows and its weights.
+    """
+    batch, channels, height, width = tiles.shape
+    blocks = tiles.reshape(batch, channels, height // size, size, width // size, size)
+    return blocks.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(0, 2)
