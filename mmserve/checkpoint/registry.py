@@ -4,31 +4,33 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
-from mmserve.checkpoint.spec import Family, ModelSpec
+from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.stop_tokens import ends_of_text
 from mmserve.checkpoint.text_config import TextJson, convert
 from mmserve.runtime.errors import StartupError
 
-ARCHITECTURES: dict[str, Family] = {
+TEXT = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "MinistralForCausalLM": "ministral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "SmolLM3ForCausalLM": "smollm3",
-    "LlavaForConditionalGeneration": "llava",
 }
 """A family is also the ``model_type`` of its config.json."""
-_VISION: frozenset[Family] = frozenset({"llava"})
+VISION = {
+    "LlavaForConditionalGeneration": "llava",
+}
+ARCHITECTURES = TEXT | VISION
 SERVED = ", ".join(ARCHITECTURES)
 
 
 def read_model(directory: Path, config: dict[str, Any]) -> ModelSpec:
     """Raises StartupError if the architecture, or a part of it, is not supported."""
     family = _family(config)
-    if family in _VISION:
+    if family in VISION.values():
         return cast(ModelSpec, _module(family).model(directory, config))
     text = text_config(config, default=family)
     bos_id, eos_ids = ends_of_text(directory, text)
@@ -42,19 +44,19 @@ def read_model(directory: Path, config: dict[str, Any]) -> ModelSpec:
     )
 
 
-def text_config(raw: dict[str, Any], *, default: Family) -> TextJson:
+def text_config(raw: dict[str, Any], *, default: str) -> TextJson:
     """A text model's config.json, or the ``text_config`` of one. ``default``: its family without ``model_type``."""
     name = str(raw.get("model_type", default))
-    if name not in get_args(Family) or name in _VISION:
+    if name not in TEXT.values():
         raise StartupError(f"text model {name!r} is not supported; architectures served are {SERVED}")
     return cast(TextJson, convert(raw, _module(name).Config))
 
 
-def _family(config: dict[str, Any]) -> Family:
+def _family(config: dict[str, Any]) -> str:
     """By architecture, or by ``model_type`` where none is named."""
     names, kind = config.get("architectures") or [], config.get("model_type")
-    if not names and kind in get_args(Family):
-        return cast(Family, kind)
+    if not names and kind in ARCHITECTURES.values():
+        return str(kind)
     name = str(names[0]) if names else f"{kind or 'an unnamed architecture'}"
     if name not in ARCHITECTURES:
         raise StartupError(f"{name} is not supported; architectures served are {SERVED}")

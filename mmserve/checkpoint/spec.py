@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-Family = Literal["llama", "mistral", "ministral", "qwen2", "qwen3", "smollm3", "llava"]
+from mmserve.checkpoint.vision.clip import ClipVision
+
+VisionSpec = ClipVision
+"""Of any vision tower."""
 
 
 class Rope(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,34 +70,21 @@ class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.layers)
 
 
-class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A CLIP vision tower with LLaVA's projector."""
-
-    image_size: int
-    patch_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    layer_norm_eps: float
-    activation: str
-    feature_layer: int
-    select_strategy: Literal["default", "full"]
-    projector_activation: str
-    projector_bias: bool
-    num_image_tokens: int
-
-
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A model as processes know it before weights are loaded."""
 
-    family: Family
+    family: str
+    """A family of ``checkpoint.registry``."""
     path: str
     """Checkpoint directory, resolved."""
     text: TextSpec
     vision: VisionSpec | None = None
     image_token_id: int | None = None
-    """Placeholder token that the chat template writes once per image."""
+    """The token that stands for rows of a picture in a tokenized prompt."""
+    image_token: str = "<image>"
+    """Its text."""
+    processor_options: dict[str, Any] = {}
+    """Settings of the image processor that the user has changed (--mm-processor-kwargs)."""
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     checkpoint_dtype: str = "float32"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mmserve.checkpoint.added_tokens import added_tokens
 from mmserve.checkpoint.files import read_json
 from mmserve.checkpoint.text_config import GenerationJson, TextJson, TokenIds, convert
 
@@ -27,5 +28,4 @@ def _as_list(ids: TokenIds) -> list[int]:
 def _tokenizer_eos(directory: Path) -> list[int]:
     eos_token = (read_json(directory / "tokenizer_config.json") or {}).get("eos_token")
     text = eos_token.get("content") if isinstance(eos_token, dict) else eos_token
-    added = (read_json(directory / "tokenizer.json") or {}).get("added_tokens") or []
-    return [int(token["id"]) for token in added if text is not None and token.get("content") == text]
+    return [id for id, content in added_tokens(directory).items() if text is not None and content == text]

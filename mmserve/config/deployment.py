@@ -33,6 +33,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int | None
     """Tokens in the KV cache of each rank, which rounds down to whole blocks. None: the rank measures its GPU."""
     arena_nbytes: int
+    max_image_rows: int = 0
+    """Rows of the image that has the most, as the image processor is set; 0 for a text model."""
     run_dir: str
     hash_seed: int
     """Random per start, so that content keys of different servers differ."""

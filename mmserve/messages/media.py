@@ -15,21 +15,25 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class MediaSpan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="span"):
-    """One image of a prompt: the position of its tokens, and its bytes and embedding rows in the arena."""
+    """Consecutive rows of an image in a prompt: their position, and the image's bytes and rows in the arena.
+
+    An image of several runs has a span for each, with the same item.
+    """
 
     start: int
-    """Prompt index of the first image token."""
+    """Prompt index of the first row."""
     num_tokens: int
+    """Rows of this span."""
     item_id: int
     data: Handle | None
     """Compressed bytes as the client sent them. None if the embedding was ready at allocation."""
     embed: Handle
-    """Embedding rows [num_tokens, hidden_size] in the deployment's dtype."""
+    """All embedding rows [rows, streams * hidden_size] of the image, in the deployment's dtype."""
     media_index: int
     """Index among the request's images, for error messages."""
     decoded_nbytes: int = 0
     """Estimated memory for decoding, from the image size in the header."""
     first_row: int = 0
-    """The row of the item at which this span begins; one item may have several spans."""
+    """Row of the image at which the span begins."""
     grid: tuple[int, int, int] = (1, 1, 1)
-    """(times, rows, columns) of the span's tokens in the picture, for rotary positions with several axes."""
+    """(t, h, w) of the span's rows, for rotary positions; (1, 1, rows) in a family without a grid."""

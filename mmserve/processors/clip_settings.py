@@ -1,16 +1,12 @@
-"""Settings of transformers' CLIP image processor, and the sizes that follow from them.
-
-The settings come from the checkpoint: preprocessor_config.json, or ``image_processor`` in processor_config.json.
-"""
+"""Settings of transformers' CLIP image processor, and the sizes that follow from them."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
 
 import msgspec
 from PIL import Image
 
+from mmserve.checkpoint.spec import ModelSpec
+from mmserve.processors import settings
 from mmserve.runtime.errors import MediaError, StartupError
 
 MAX_WORKING_PIXELS = 64_000_000
@@ -46,30 +42,15 @@ class ClipSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.do_pad and self.image_processor_type.startswith("LlavaImageProcessor")
 
 
-def load_settings(checkpoint: Path, image_size: int) -> ClipSettings:
-    """Read a checkpoint's settings, or CLIP's defaults for ``image_size`` if it has none. Raises StartupError."""
-    try:
-        settings = msgspec.convert(_read_json(checkpoint, image_size), ClipSettings, strict=False)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise StartupError(f"the image processor settings in {checkpoint} cannot be used: {error}") from error
-    if (made := output_size(settings)) != (image_size, image_size):
+def load_settings(model: ModelSpec, image_size: int) -> ClipSettings:
+    """A checkpoint's settings, or CLIP's defaults for ``image_size`` if it has none. Raises StartupError."""
+    crop = {"height": image_size, "width": image_size}
+    found = settings.load_settings(model, ClipSettings, {"size": {"shortest_edge": image_size}, "crop_size": crop})
+    if (made := output_size(found)) != (image_size, image_size):
         raise StartupError(
-            f"{checkpoint}: the image processor makes {made} pixels, the vision tower takes {image_size}"
+            f"{model.path}: the image processor makes {made} pixels, the vision tower takes {image_size}"
         )
-    return settings
-
-
-def _read_json(checkpoint: Path, image_size: int) -> dict[str, Any]:
-    preprocessor, processor = checkpoint / "preprocessor_config.json", checkpoint / "processor_config.json"
-    found: dict[str, Any] | None = None
-    if preprocessor.is_file():
-        found = msgspec.json.decode(preprocessor.read_bytes())
-    elif processor.is_file():
-        found = msgspec.json.decode(processor.read_bytes()).get("image_processor")
-    if found is None:
-        return {"size": {"shortest_edge": image_size}, "crop_size": {"height": image_size, "width": image_size}}
-    # transformers writes every field; null means the default.
-    return {name: value for name, value in found.items() if value is not None}
+    return found
 
 
 def output_size(settings: ClipSettings) -> tuple[int, int] | None:

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import logging
-import struct
+import math
 from collections.abc import Callable
 
 import msgspec
 import numpy as np
 
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.processors.clip_pixels import Pixels
+from mmserve.processors.interface import Views
 from mmserve.processors.picture import header
 from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import MediaError
@@ -25,8 +25,7 @@ DEADLINE_S = 20.0
 """For one picture. Less than the default of --stuck-timeout, so that the parent is not taken for stuck meanwhile."""
 _SPARE_NBYTES = 256 << 20
 """Address space beyond the estimate: libraries, thread stacks, and what the allocator reserves."""
-_SHAPE = struct.Struct("<3Q")
-_PIXELS, _MEDIA_ERROR, _FAILED = b"P", b"E", b"F"
+_VIEWS, _MEDIA_ERROR, _FAILED = b"V", b"E", b"F"
 _MAX_PIXELS = 1 << 40
 """The HTTP worker has checked the real limit."""
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -44,8 +43,8 @@ class IsolatedDecoder:
         self.num_killed = 0
         """Pictures that ended the child."""
 
-    def pixels(self, data: bytes | memoryview) -> Pixels:
-        """Like ``ImageProcessor.pixels``. Raises MediaError also for a picture that ends the child.
+    def views(self, data: bytes | memoryview) -> Views:
+        """Like ``ImageProcessor.views``. Raises MediaError also for a picture that ends the child.
 
         Raises RuntimeError or OSError if the child cannot be started or fails for another reason.
         """
@@ -58,7 +57,7 @@ class IsolatedDecoder:
             raise MediaError(str(body, "utf-8"))
         if kind == _FAILED:
             raise RuntimeError(f"the decoder process failed: {str(body, 'utf-8')}")
-        return np.frombuffer(body[_SHAPE.size :], np.float32).reshape(_SHAPE.unpack_from(body)).copy()
+        return _unpacked(body)
 
     def end_idle(self) -> None:
         """End the child unless it decodes a picture now. Harmless without a child."""
@@ -80,19 +79,32 @@ def _set_up(model: bytes) -> Answer:
     processor = processor_for(msgspec.msgpack.decode(model, type=ModelSpec))
     assert processor is not None, "a text model has no pictures"
 
-    def pixels(data: bytes) -> Pixels:
+    def views(data: bytes) -> Views:
         found = header(data, _MAX_PIXELS)
         estimate = processor.decoded_nbytes(found.width, found.height, found.loading_nbytes)
         limit_memory(used_address_space() + estimate + _SPARE_NBYTES)
-        return processor.pixels(data)
+        return processor.views(data)
 
-    return lambda data: _answer(pixels, data)
+    return lambda data: _answer(views, data)
 
 
-def _answer(pixels: Callable[[bytes], Pixels], data: bytes) -> bytes:
+def _packed(views: Views) -> bytes:
+    """The shapes of both arrays, the grids, the values."""
+    shapes = msgspec.msgpack.encode([each.shape for each in views])
+    return b"".join((bytes([len(shapes)]), shapes, views.grids.data, views.values.data))
+
+
+def _unpacked(packed: memoryview) -> Views:
+    shapes_end = 1 + packed[0]
+    values_shape, grids_shape = msgspec.msgpack.decode(packed[1:shapes_end], type=list[list[int]])
+    grids = np.frombuffer(packed, np.int32, math.prod(grids_shape), shapes_end)
+    values = np.frombuffer(packed, np.float32, offset=shapes_end + grids.nbytes)
+    return Views(values.reshape(values_shape).copy(), grids.reshape(grids_shape).copy())
+
+
+def _answer(views: Callable[[bytes], Views], data: bytes) -> bytes:
     try:
-        result = pixels(data)
-        return b"".join((_PIXELS, _SHAPE.pack(*result.shape), result.data))
+        return _VIEWS + _packed(views(data))
     except MediaError as error:
         return _MEDIA_ERROR + error.message.encode()
     except MemoryError:

@@ -12,13 +12,14 @@ import torch
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.model_backend.platforms.device import is_fatal_device_error
+from mmserve.model_backend.vision.interface import ViewTensors
 from mmserve.runtime.errors import Shortage, Unavailable
 from mmserve.visualserver.image_decode import DecodedBatch
 from mmserve.visualserver.images import ENCODED, INTERNAL, LOST, NOT_FINITE, Image, Outcome, item_ids
 from mmserve.visualserver.work_journal import WorkJournal
 
-Tower = Callable[[torch.Tensor], torch.Tensor]
-"""float32 [B, 3, H, W] -> rows [B, num_image_tokens, hidden]."""
+ComputeRows = Callable[[Sequence[ViewTensors]], list[torch.Tensor]]
+"""A vision tower: the rows [rows, streams * hidden] of each picture."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,17 +38,17 @@ class EncodeResult:
 
 @dataclass(frozen=True)
 class EncoderBatch:
-    """Images and their pixels, float32 [B, 3, H, W]. Holds the only reference to the pixels."""
+    """Images and the views of each. Holds the only reference to the views."""
 
     images: Sequence[Image]
-    pixels: torch.Tensor
+    views: Sequence[ViewTensors]
 
 
 class Encoder:
     """Runs the tower. ``encode`` is not thread-safe and blocks, so never call it on the event loop."""
 
     def __init__(
-        self, tower: Tower, dtype: torch.dtype, arena: Arena, cache: MediaCacheClient, journal: WorkJournal
+        self, tower: ComputeRows, dtype: torch.dtype, arena: Arena, cache: MediaCacheClient, journal: WorkJournal
     ) -> None:
         self._tower = tower
         self._dtype = dtype
@@ -56,13 +57,13 @@ class Encoder:
         self._journal = journal
 
     def take(self, decoded: DecodedBatch) -> EncoderBatch:
-        """Move the pixels out of ``decoded``, without a copy."""
-        pixels, decoded.pixels = decoded.pixels, None
-        assert pixels is not None, "nothing was decoded, or the pixels were taken before"
-        return EncoderBatch(decoded.images, torch.from_numpy(pixels))
+        """Move the views out of ``decoded``, without a copy."""
+        views, decoded.views = decoded.views, []
+        assert len(views) == len(decoded.images), "the views were taken before"
+        return EncoderBatch(decoded.images, [ViewTensors(*map(torch.from_numpy, each)) for each in views])
 
     def encode(self, batches: list[EncoderBatch]) -> EncodeResult:
-        """Encode all batches in one call of the tower. Clears the list, so that the pixels are freed with this call.
+        """Encode all batches in one call of the tower. Clears the list, so that the views are freed with this call.
 
         After an error (out of memory, for example) each image is encoded alone, and only those fail that fail again.
         If this server has died during the work on one of them, each is encoded alone too, to find out which one it is.
@@ -70,45 +71,48 @@ class Encoder:
         """
         started_s = time.monotonic()
         images = [image for batch in batches for image in batch.images]
-        pixels = batches[0].pixels if len(batches) == 1 else torch.cat([batch.pixels for batch in batches])
+        views = [each for batch in batches for each in batch.views]
         batches.clear()
-        outcomes = self._encode_all(images, pixels)
+        outcomes = self._encode_all(images, views)
         written_nbytes = sum(image.embed.nbytes for image in images if outcomes[image.item_id] is ENCODED)
         return EncodeResult(self._report(outcomes), time.monotonic() - started_s, written_nbytes)
 
-    def _encode_all(self, images: Sequence[Image], pixels: torch.Tensor) -> dict[int, Outcome]:
+    def _encode_all(self, images: Sequence[Image], views: Sequence[ViewTensors]) -> dict[int, Outcome]:
         if not any(self._journal.num_deaths(image.item_id) for image in images):
             try:
-                return self._encode(images, pixels)
+                return self._encode(images, views)
             except Exception as error:  # the boundary of one batch
                 if is_fatal_device_error(error):
                     raise
                 logger.exception("a batch of %d images failed, trying them one by one", len(images))
         outcomes: dict[int, Outcome] = {}
-        for index, image in enumerate(images):
-            outcomes |= self._encode_alone(image, pixels[index : index + 1])
+        for image, each in zip(images, views, strict=True):
+            outcomes |= self._encode_alone(image, each)
             self._journal.clear([image.item_id])
         return outcomes
 
-    def _encode_alone(self, image: Image, pixels: torch.Tensor) -> dict[int, Outcome]:
+    def _encode_alone(self, image: Image, views: ViewTensors) -> dict[int, Outcome]:
         try:
-            return self._encode([image], pixels)
+            return self._encode([image], [views])
         except Exception as error:  # the boundary of one image
             if is_fatal_device_error(error):
                 raise
             logger.exception("image %d could not be encoded", image.item_id)
             return {image.item_id: INTERNAL}
 
-    def _encode(self, images: Sequence[Image], pixels: torch.Tensor) -> dict[int, Outcome]:
+    def _encode(self, images: Sequence[Image], views: Sequence[ViewTensors]) -> dict[int, Outcome]:
         with self._journal.working(item_ids(images), ends_process=is_fatal_device_error):
-            rows = self._tower(pixels).to(self._dtype)
+            rows = [each.to(self._dtype) for each in self._tower(views)]
             return {
-                image.item_id: self._write(image, rows[index]) if finite else NOT_FINITE
-                for index, (image, finite) in enumerate(zip(images, _finite(rows), strict=True))
+                image.item_id: self._write(image, each) if finite else NOT_FINITE
+                for image, each, finite in zip(images, rows, _finite(rows), strict=True)
             }
 
     def _write(self, image: Image, rows: torch.Tensor) -> Outcome:
-        """Copy rows [num_image_tokens, hidden] in the deployment's dtype from the device into the extent."""
+        """Copy rows [rows, streams * hidden] in the deployment's dtype from the device into the extent.
+
+        Raises an error if they are not as many as the extent has room for.
+        """
         try:
             with self._arena.writing(image.embed) as payload:
                 torch.frombuffer(payload, dtype=self._dtype).view(rows.shape).copy_(rows)
@@ -132,9 +136,9 @@ class Encoder:
         }
 
 
-def _finite(rows: torch.Tensor) -> list[bool]:
-    """Whether all numbers of each image are finite, for rows [B, num_image_tokens, hidden].
+def _finite(rows: Sequence[torch.Tensor]) -> list[bool]:
+    """Whether all numbers of each image's rows are finite.
 
     A sum is NaN or infinite if one of its numbers is. It takes a fifteenth of the time of ``isfinite`` on each number.
     """
-    return rows.flatten(1).sum(dim=1, dtype=torch.float32).isfinite().tolist()
+    return torch.stack([each.sum(dtype=torch.float32) for each in rows]).isfinite().tolist()

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from mmserve.processors.clip_pixels import Pixels
-from mmserve.processors.registry import ImageProcessor
+from mmserve.processors.interface import ImageProcessor, Views
 from mmserve.runtime.errors import MmserveError
 from mmserve.visualserver.work_journal import MAX_DEATHS, WorkJournal
 
@@ -30,7 +29,7 @@ class Isolated(Protocol):
 
     num_killed: int
 
-    def pixels(self, data: bytes | memoryview) -> Pixels: ...
+    def views(self, data: bytes | memoryview) -> Views: ...
     def end_idle(self) -> None: ...
     def close(self) -> None: ...
 
@@ -55,7 +54,7 @@ class GuardedDecoder:
         if journal.suspects:
             logger.warning("images during whose work this server died, by number of deaths: %s", journal.suspects)
 
-    def pixels(self, item_id: int, data: bytes | memoryview) -> Pixels:
+    def views(self, item_id: int, data: bytes | memoryview) -> Views:
         """Decode one image. Raises MediaError (it cannot be decoded, or ends its decoder) or MmserveError (this server
         died MAX_DEATHS times while it worked on the image)."""
         num_deaths = self._journal.num_deaths(item_id)
@@ -68,7 +67,7 @@ class GuardedDecoder:
                 return self._isolate(data)
             self._isolated.end_idle()
             with self._journal.working([item_id], decoding=True):
-                return self._processor.pixels(data)
+                return self._processor.views(data)
         finally:
             del self._started_s[item_id]
 
@@ -81,10 +80,10 @@ class GuardedDecoder:
         """True if a picture has been decoded for longer than OVERDUE_S."""
         return self._now() - min(list(self._started_s.values()), default=self._now()) > OVERDUE_S
 
-    def _isolate(self, data: bytes | memoryview) -> Pixels:
+    def _isolate(self, data: bytes | memoryview) -> Views:
         num_killed = self._isolated.num_killed
         try:
-            return self._isolated.pixels(data)
+            return self._isolated.views(data)
         finally:
             if self._isolated.num_killed > num_killed:
                 self._isolated_until_s = self._now() + ISOLATION_S

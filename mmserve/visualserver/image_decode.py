@@ -1,4 +1,4 @@
-"""Decodes the images of a batch from the arena to pixels, in a thread pool. Skips images that are encoded already.
+"""Decodes the images of a batch from the arena to views, in a thread pool. Skips images that are encoded already.
 
 Compressed bytes are read in the arena, without a copy; the handle's generation is checked again after decoding.
 Pillow and numpy release the GIL, so decoding runs in parallel with the vision tower and the event loop.
@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena, StaleHandle
-from mmserve.processors.clip_pixels import Pixels
+from mmserve.processors.interface import Views
 from mmserve.runtime.errors import MediaError, MmserveError, Shortage, Unavailable
 from mmserve.runtime.shortage import shortage_of
 from mmserve.visualserver.guarded_decode import GuardedDecoder
@@ -31,8 +29,8 @@ class DecodedBatch:
 
     images: list[Image] = field(default_factory=list)
     """Images to encode."""
-    pixels: Pixels | None = None
-    """float32 [len(images), 3, H, W]; None if there are no images, or once the encoder has taken the pixels."""
+    views: list[Views] = field(default_factory=list)
+    """Of each image; none once the encoder has taken them."""
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     """Item id -> outcome, for images that are not to be encoded."""
     seconds: list[float] = field(default_factory=list)
@@ -82,19 +80,16 @@ class ImageDecoder:
 
     def _decode(self, images: Sequence[Image], decoded: DecodedBatch) -> None:
         # A single image is decoded in this thread: on busy cores, waking another thread costs more than it gains.
-        results = self._pool.map(self._pixels, images) if len(images) > 1 else map(self._pixels, images)
-        pixels: list[Pixels] = []
+        results = self._pool.map(self._views, images) if len(images) > 1 else map(self._views, images)
         for image, (result, seconds) in zip(images, results, strict=True):
             decoded.seconds.append(seconds)
             if isinstance(result, Outcome):
                 decoded.outcomes[image.item_id] = result
             else:
                 decoded.images.append(image)
-                pixels.append(result)
-        if pixels:
-            decoded.pixels = np.stack(pixels) if len(pixels) > 1 else pixels[0][None]
+                decoded.views.append(result)
 
-    def _pixels(self, image: Image) -> tuple[Pixels | Outcome, float]:
+    def _views(self, image: Image) -> tuple[Views | Outcome, float]:
         started_s = time.monotonic()
         try:
             result = self._process(image.item_id, self._arena.readable(image.data))
@@ -103,9 +98,9 @@ class ImageDecoder:
             result = LOST
         return result, time.monotonic() - started_s
 
-    def _process(self, item_id: int, data: memoryview) -> Pixels | Outcome:
+    def _process(self, item_id: int, data: memoryview) -> Views | Outcome:
         try:
-            return self._pictures.pixels(item_id, data)
+            return self._pictures.views(item_id, data)
         except MediaError as error:
             return Outcome("media_error", error.message)
         except MmserveError as error:

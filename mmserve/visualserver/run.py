@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -21,13 +21,14 @@ from mmserve.metrics.client import MetricsClient
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import DTYPES, platform_for
 from mmserve.model_backend.platforms.interface import Platform
+from mmserve.model_backend.vision.interface import ViewTensors
 from mmserve.processors.isolated import IsolatedDecoder
 from mmserve.processors.registry import processor_for
 from mmserve.runtime.cpu.compute_progress import ComputeProgress
 from mmserve.runtime.cpu.core_usage import BusyCores
 from mmserve.runtime.memory import allocator
 from mmserve.visualserver.batch_queue import BatchQueue
-from mmserve.visualserver.encode import Encoder, Tower
+from mmserve.visualserver.encode import ComputeRows, Encoder
 from mmserve.visualserver.guarded_decode import GuardedDecoder
 from mmserve.visualserver.image_decode import ImageDecoder
 from mmserve.visualserver.permits import PermitClient
@@ -57,7 +58,7 @@ def run(process: Process) -> None:
     serve(process, _sharing_cores(tower, process, platform, busy_towers))
 
 
-def serve(process: Process, tower: Tower) -> None:
+def serve(process: Process, tower: ComputeRows) -> None:
     """Serve with this tower until SIGTERM. A SIGTERM before the event loop handles it raises Stop."""
     cache = connect(process.endpoints, process.name, batched=process.deployment.config.enable_concurrent_alloc)
     decode_threads = min(_MAX_DECODE_THREADS, _threads(process.deployment))
@@ -68,7 +69,7 @@ def serve(process: Process, tower: Tower) -> None:
             cache.close()
 
 
-def _sharing_cores(tower: Tower, process: Process, platform: Platform, busy_towers: BusyCores) -> Tower:
+def _sharing_cores(tower: ComputeRows, process: Process, platform: Platform, busy_towers: BusyCores) -> ComputeRows:
     """The tower, announcing to ranks the cores on which it computes. The CPU kernels also use cores of idle ranks."""
     deployment = process.deployment
     share = _threads(deployment)
@@ -79,10 +80,10 @@ def _sharing_cores(tower: Tower, process: Process, platform: Platform, busy_towe
 
     faults = process.fault_point()
 
-    def compute(pixels: torch.Tensor) -> torch.Tensor:
+    def compute(pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
         faults.pass_through()
         with busy_towers.computing(process.index, share):
-            return tower(pixels)
+            return tower(pictures)
 
     return compute
 
@@ -96,7 +97,7 @@ def _batch_images(deployment: Deployment) -> int:
     return deployment.config.visual_batch_size or _BATCH_IMAGES[deployment.device]
 
 
-async def _serve(process: Process, tower: Tower, cache: MediaCacheClient, pool: ThreadPoolExecutor) -> None:
+async def _serve(process: Process, tower: ComputeRows, cache: MediaCacheClient, pool: ThreadPoolExecutor) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     inbox: AsyncReceiver[EngineInbound] = AsyncReceiver(process.endpoints.visual(process.index), EngineInbound)
@@ -121,7 +122,7 @@ async def _serve(process: Process, tower: Tower, cache: MediaCacheClient, pool: 
 
 def _pipeline(
     process: Process,
-    tower: Tower,
+    tower: ComputeRows,
     cache: MediaCacheClient,
     pool: ThreadPoolExecutor,
     metrics: MetricsClient,

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mmserve.processors.llava import LlavaProcessor
 from mmserve.processors.picture import header
-from tests.fakes.media import encoded, vision_spec, write_preprocessor
+from tests.fakes.media import encoded, llava_processor, write_preprocessor
 
 WIDTH, HEIGHT = 1200, 800
 _MODES = {
@@ -83,13 +82,13 @@ def _status(field: str) -> int:
 
 
 def main() -> None:
-    processor = LlavaProcessor(write_preprocessor(Path(sys.argv[1])), vision_spec())
+    processor = llava_processor(write_preprocessor(Path(sys.argv[1])))
     for name, data in pictures():
         found = header(data, 64_000_000)
         estimate = processor.decoded_nbytes(found.width, found.height, found.loading_nbytes)
-        peak = measured(lambda data=data: processor.pixels(data))  # type: ignore[misc]
+        peak = measured(lambda data=data: processor.views(data))  # type: ignore[misc]
         if peak > estimate:  # the first of a format loads its library
-            peak = measured(lambda data=data: processor.pixels(data))  # type: ignore[misc]
+            peak = measured(lambda data=data: processor.views(data))  # type: ignore[misc]
         print(json.dumps([name, peak, estimate]), flush=True)
 
 

@@ -9,6 +9,12 @@ import torch
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.ipc.arena import Arena, extent_nbytes
 from mmserve.messages.media import Handle, MediaSpan
+from mmserve.model_backend.vision.interface import ViewTensors
+
+
+def tiles(pixels: torch.Tensor) -> list[ViewTensors]:
+    """A tower's input: pictures of one tile each, from pixels [B, 3, H, W]."""
+    return [ViewTensors(each[None], torch.ones(1, 3, dtype=torch.int32)) for each in pixels]
 
 
 def put_rows(arena: Arena, rows: torch.Tensor, offset: int, generation: int = 77) -> tuple[Handle, int]:

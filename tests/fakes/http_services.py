@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec, VisionSpec
+from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
+from mmserve.checkpoint.vision.clip import ClipVision
 from mmserve.config.config import Config
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN, Deployment
 from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef, Prompt
@@ -59,7 +60,7 @@ def make_deployment(run_dir: str, *, vision: bool = True, **config: object) -> D
         max_position=512,
         rms_eps=1e-5,
     )
-    tower = VisionSpec(
+    tower = ClipVision(
         image_size=8,
         patch_size=4,
         hidden_size=8,
@@ -72,7 +73,6 @@ def make_deployment(run_dir: str, *, vision: bool = True, **config: object) -> D
         select_strategy="default",
         projector_activation="gelu",
         projector_bias=True,
-        num_image_tokens=IMAGE_TOKENS,
     )
     return Deployment(
         config=Config(**({"shutdown_timeout": 5.0} | config)),  # type: ignore[arg-type]

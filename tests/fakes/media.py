@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
-from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec, VisionSpec
+from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
+from mmserve.checkpoint.vision.clip import ClipVision
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process
 from mmserve.ipc.arena import Arena
+from mmserve.processors.families.llava import LlavaProcessor
+from mmserve.processors.interface import Views
 
 IMAGE_SIZE = 28
 
@@ -49,9 +53,9 @@ def truncated(data: bytes) -> bytes:
     return data[: len(data) * 2 // 3]
 
 
-def vision_spec(image_size: int = IMAGE_SIZE, num_image_tokens: int = 4) -> VisionSpec:
+def vision_spec(image_size: int = IMAGE_SIZE) -> ClipVision:
     """The spec of a tiny CLIP tower."""
-    return VisionSpec(
+    return ClipVision(
         image_size=image_size,
         patch_size=14,
         hidden_size=8,
@@ -64,11 +68,10 @@ def vision_spec(image_size: int = IMAGE_SIZE, num_image_tokens: int = 4) -> Visi
         select_strategy="default",
         projector_activation="gelu",
         projector_bias=True,
-        num_image_tokens=num_image_tokens,
     )
 
 
-def model_spec(path: Path, *, hidden_size: int = 8, vision: VisionSpec | None = None) -> ModelSpec:
+def model_spec(path: Path, *, hidden_size: int = 8, vision: ClipVision | None = None) -> ModelSpec:
     """The spec of a tiny LLaVA without weights."""
     text = TextSpec(
         hidden_size=hidden_size,
@@ -82,6 +85,16 @@ def model_spec(path: Path, *, hidden_size: int = 8, vision: VisionSpec | None = 
         rms_eps=1e-5,
     )
     return ModelSpec(family="llava", path=str(path), text=text, vision=vision or vision_spec(), image_token_id=3)
+
+
+def one_tile(pixels: npt.NDArray[np.float32]) -> Views:
+    """The views of a picture whose tower reads one tile: ``pixels`` [3, H, W]."""
+    return Views(pixels[None], np.ones((1, 3), np.int32))
+
+
+def llava_processor(directory: Path) -> LlavaProcessor:
+    """Of the tiny LLaVA, with the settings in ``directory``."""
+    return LlavaProcessor(model_spec(directory))
 
 
 def write_preprocessor(directory: Path, image_size: int = IMAGE_SIZE, **changes: Any) -> Path:

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from PIL import Image
 
-from mmserve.processors.llava import LlavaProcessor
+from mmserve.processors.families.llava import LlavaProcessor
 from mmserve.processors.picture import FORMATS, header
 from mmserve.runtime.errors import MediaError
 from tests.fakes.decode_peaks import measured, source
-from tests.fakes.media import vision_spec, write_preprocessor
+from tests.fakes.media import llava_processor, write_preprocessor
 
 MAX_PIXELS = 64_000_000
 """The default of --max-image-pixels."""
@@ -118,7 +118,7 @@ def attempt(processor: LlavaProcessor, data: bytes) -> str:
 
     def decode() -> None:
         try:
-            processor.pixels(data)
+            processor.views(data)
             outcomes.append("decoded")
         except MediaError:
             outcomes.append("refused by its decoder")
@@ -133,7 +133,7 @@ def check(format: str, count: int) -> Counter[str]:
     outcomes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's, about the damage
-        processor = LlavaProcessor(write_preprocessor(Path(directory)), vision_spec())
+        processor = llava_processor(write_preprocessor(Path(directory)))
         for number, data in enumerate(damaged(format, count)):
             started_s = time.thread_time()
             try:

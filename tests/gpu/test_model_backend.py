@@ -21,7 +21,7 @@ from mmserve.model_backend.platforms.cuda.pinned import pin
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.sampling import TorchSampling
 from tests.fakes.checkpoints import IMAGE, VOCAB, make_llama, make_llava
-from tests.fakes.embeddings import prompt_with_images, put_rows
+from tests.fakes.embeddings import prompt_with_images, put_rows, tiles
 from tests.fakes.engine import Driver, make_runner
 from tests.fakes.logprobs import check_logprobs
 
@@ -77,7 +77,7 @@ def test_image_rows_and_spliced_tokens(tmp_path: Path, arena: Arena) -> None:
     directory = make_llava(tmp_path)
     model = transformers.LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).cuda()
     pixels = torch.randn(2, 3, 28, 28, generator=torch.manual_seed(1))
-    rows = load_tower(load(directory), platform_for("cuda", "float32"), lambda *_: None)(pixels)
+    rows = torch.stack(load_tower(load(directory), platform_for("cuda", "float32"), lambda *_: None)(tiles(pixels)))
     with torch.inference_mode():
         features = torch.stack(list(model.get_image_features(pixels.cuda()).pooler_output))
     torch.testing.assert_close(rows, features, rtol=1e-3, atol=1e-3)

@@ -7,10 +7,12 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from mmserve.checkpoint.added_tokens import added_tokens
 from mmserve.checkpoint.registry import text_config
-from mmserve.checkpoint.spec import ModelSpec, VisionSpec
+from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.stop_tokens import ends_of_text
 from mmserve.checkpoint.text_config import check_activation, convert
+from mmserve.checkpoint.vision.clip import ClipVision
 from mmserve.runtime.errors import StartupError
 
 _IMAGE_TOKEN = 32000
@@ -70,13 +72,14 @@ def model(directory: Path, raw: dict[str, Any]) -> ModelSpec:
         text=msgspec.structs.replace(spec, tie_embeddings=spec.tie_embeddings or config.tie_word_embeddings),
         vision=_vision_spec(config, config.vision_config or _DEFAULT_VISION),
         image_token_id=token,
+        image_token=added_tokens(directory).get(token, "<image>"),
         eos_token_ids=eos_ids,
         bos_token_id=bos_id,
         checkpoint_dtype=next((dtype for dtype in dtypes if dtype), "float32"),
     )
 
 
-def _vision_spec(config: LlavaJson, vision: ClipVisionJson) -> VisionSpec:
+def _vision_spec(config: LlavaJson, vision: ClipVisionJson) -> ClipVision:
     strategy = config.vision_feature_select_strategy
     if vision.model_type not in ("clip_vision_model", "clip") or vision.num_channels != 3:
         raise StartupError(f"vision tower {vision.model_type!r} is not supported; supported is CLIP's with 3 channels")
@@ -84,8 +87,7 @@ def _vision_spec(config: LlavaJson, vision: ClipVisionJson) -> VisionSpec:
         raise StartupError("only one vision_feature_layer, and strategy 'default' or 'full', are supported")
     for activation in (vision.hidden_act, config.projector_hidden_act):
         check_activation(activation)
-    patches = (vision.image_size // vision.patch_size) ** 2
-    return VisionSpec(
+    spec = ClipVision(
         image_size=vision.image_size,
         patch_size=vision.patch_size,
         hidden_size=vision.hidden_size,
@@ -98,6 +100,7 @@ def _vision_spec(config: LlavaJson, vision: ClipVisionJson) -> VisionSpec:
         select_strategy=cast(Literal["default", "full"], strategy),
         projector_activation=config.projector_hidden_act,
         projector_bias=config.multimodal_projector_bias,
-        # "default" drops the class token; "full" keeps it.
-        num_image_tokens=patches + (strategy == "full"),
     )
+    if not 0 <= spec.num_layers_needed <= spec.num_layers:
+        raise StartupError(f"vision_feature_layer {spec.feature_layer} is not within {spec.num_layers} layers")
+    return spec

@@ -1,1 +1,1 @@
-"""Vision towers that several families use: how config.json describes them, and what is read from it."""
+"""Vision towers as plain data, one module an architecture. ``checkpoint.spec.VisionSpec`` is any of them."""

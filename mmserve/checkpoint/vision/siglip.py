@@ -5,20 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from mmserve.checkpoint.text_config import check_activation
+from mmserve.checkpoint.vision.tower import TowerSpec
 from mmserve.runtime.errors import StartupError
 
 
-class SiglipSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Square tiles of ``image_size`` pixels in square patches, without a class token."""
+class SiglipSpec(TowerSpec, frozen=True, kw_only=True):
+    """Square tiles of ``image_size`` pixels in square patches, without a class token. Families refine it."""
 
     image_size: int
-    patch_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    layer_norm_eps: float
-    activation: str
 
     @property
     def patches_per_side(self) -> int:

@@ -60,7 +60,7 @@ class MediaReader:
         policy = policy or AddressPolicy(config.allowed_media_domains)
         self._fetcher = Fetcher(policy, timeout_s=config.media_fetch_timeout)
         model, processor = deployment.model, processor_for(deployment.model)
-        settings = processor.settings_digest() if processor else b""
+        settings = processor.settings_digest(1) if processor else b""
         self._keys = ContentKeys(config.mm_hash, seed=deployment.hash_seed, model=model.path, settings=settings)
         self._takes_images = processor is not None
 

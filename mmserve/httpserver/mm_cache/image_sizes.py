@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from mmserve.config.deployment import Deployment
 from mmserve.httpserver.call import MediaItem
 from mmserve.messages.cache import AllocItem
-from mmserve.processors.registry import ImageProcessor, processor_for
+from mmserve.processors.interface import ImageProcessor
+from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import MmserveError
 
 
@@ -20,7 +21,7 @@ class ImageSizes:
 
     def num_tokens(self, items: Sequence[MediaItem]) -> list[int]:
         """Tokens of each image in a prompt. Raises MediaError."""
-        return [self._num_tokens(item) for item in items]
+        return [self._num_tokens(item, index, len(items)) for index, item in enumerate(items)]
 
     def alloc_items(self, items: Sequence[MediaItem]) -> list[AllocItem]:
         """What the cache server has to find room for. Raises MediaError."""
@@ -33,9 +34,9 @@ class ImageSizes:
         """Estimated memory for decoding each image."""
         return [self._processor.decoded_nbytes(item.width, item.height, item.loading_nbytes) for item in items]
 
-    def _num_tokens(self, item: MediaItem) -> int:
+    def _num_tokens(self, item: MediaItem, index: int, count: int) -> int:
         try:
-            return self._processor.num_tokens(item.width, item.height)
+            return self._processor.expand(item.width, item.height, index=index, count=count).num_rows
         except MmserveError as error:
             error.param = item.param
             raise

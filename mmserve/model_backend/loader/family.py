@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmserve.checkpoint.spec import TextSpec, VisionSpec
+from mmserve.checkpoint.spec import TextSpec
 from mmserve.model_backend.attention.interface import AttentionBackend
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.models.interface import DecoderModel
 from mmserve.model_backend.models.positions import PositionFunction, sequential_positions
-from mmserve.model_backend.vision.clip import VisionTower
+from mmserve.model_backend.vision.interface import Tower
 
 _STORED_CONSTANTS = (".rotary_emb.inv_freq", ".position_ids")
 """Suffixes of constants that old checkpoints store although they follow from the config."""
@@ -24,8 +24,8 @@ class Family:
     name_prefixes: Sequence[tuple[str, str]]
     """(prefix of a stored tensor name, prefix used here), first match wins. Used here: text., vision., projector."""
     decoder: Callable[[TextSpec, AttentionBackend[Any], LayerContext], DecoderModel]
-    tower: Callable[[VisionSpec, int, LayerContext], VisionTower] | None = None
-    """The second argument is the text model's hidden size."""
+    tower: Callable[[Any, int, LayerContext], Tower] | None = None
+    """The first argument is the family's ``ModelSpec.vision``, the second the text model's hidden size."""
     positions: PositionFunction = sequential_positions
 
     def canonical_name(self, stored: str) -> str | None:

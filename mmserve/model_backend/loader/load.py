@@ -14,7 +14,7 @@ from mmserve.model_backend.loader.registry import family_of
 from mmserve.model_backend.loader.weights import Progress
 from mmserve.model_backend.models.interface import DecoderModel
 from mmserve.model_backend.platforms.interface import Platform
-from mmserve.model_backend.vision.clip import VisionTower, num_layers_needed
+from mmserve.model_backend.vision.interface import Tower
 from mmserve.runtime.errors import StartupError
 
 
@@ -34,13 +34,11 @@ def load_decoder(
     return decoder
 
 
-def load_tower(model: ModelSpec, platform: Platform, progress: Progress) -> VisionTower:
+def load_tower(model: ModelSpec, platform: Platform, progress: Progress) -> Tower:
     """The model's tower and projector. Raises StartupError (no vision, or a tensor that is wrong)."""
     spec, family = model.vision, family_of(model.family)
     if spec is None or family.tower is None:
         raise StartupError(f"{model.path} is a text model: it has no vision tower")
-    if not 0 <= num_layers_needed(spec) <= spec.num_layers:
-        raise StartupError(f"vision_feature_layer {spec.feature_layer} is not within {spec.num_layers} layers")
     tower = family.tower(spec, model.text.hidden_size, platform.layer_context(TpGroup()))
     finisher = LayerFinisher(tower.modules())
     namespaces = ("vision.", "projector.")

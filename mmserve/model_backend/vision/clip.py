@@ -5,24 +5,25 @@ Every process that uses it holds all of it: towers are not sharded over ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mmserve.checkpoint.spec import VisionSpec
+from mmserve.checkpoint.vision.clip import ClipVision
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection
 from mmserve.model_backend.layers.norm import LayerNorm
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.vision.encoder_layer import EncoderLayer
+from mmserve.model_backend.vision.interface import ViewTensors, joined
 
 
 class PatchEmbedding(nn.Module):
     """Pixels [B, 3, H, W] -> [B, 1 + patches, hidden]: class token, patches row by row, learned positions."""
 
-    def __init__(self, spec: VisionSpec, *, context: LayerContext) -> None:
+    def __init__(self, spec: ClipVision, *, context: LayerContext) -> None:
         super().__init__()
         num_patches = (spec.image_size // spec.patch_size) ** 2
         self._stride, self._prefix = spec.patch_size, context.prefix
@@ -47,7 +48,7 @@ class PatchEmbedding(nn.Module):
 class Projector(nn.Module):
     """LLaVA-1.5's two-layer MLP: vision features -> the language model's embedding space."""
 
-    def __init__(self, spec: VisionSpec, text_hidden_size: int, *, context: LayerContext) -> None:
+    def __init__(self, spec: ClipVision, text_hidden_size: int, *, context: LayerContext) -> None:
         super().__init__()
         bias, text = spec.projector_bias, text_hidden_size
         self._act = context.ops.activation(spec.projector_activation)
@@ -65,13 +66,13 @@ class Projector(nn.Module):
 class VisionTower(nn.Module):
     """Tower and projector; only the layers up to the feature layer exist. ``context`` is that of one rank alone."""
 
-    def __init__(self, spec: VisionSpec, text_hidden_size: int, *, context: LayerContext) -> None:
+    def __init__(self, spec: ClipVision, text_hidden_size: int, *, context: LayerContext) -> None:
         super().__init__()
         self._spec, self._context = spec, context
         self.embedding = PatchEmbedding(spec, context=context.below("vision.embeddings."))
         self.pre_norm = LayerNorm("vision.pre_layrnorm", spec.hidden_size, spec.layer_norm_eps, context=context)
         self.layers = nn.ModuleList(
-            EncoderLayer(spec, context=context.below(_layer_prefix(index))) for index in range(num_layers_needed(spec))
+            EncoderLayer(spec, context=context.below(_layer_prefix(index))) for index in range(spec.num_layers_needed)
         )
         self.projector = Projector(spec, text_hidden_size, context=context.below("projector."))
 
@@ -80,15 +81,16 @@ class VisionTower(nn.Module):
         return self.embedding.positions.device
 
     @torch.inference_mode()
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Normalised pixels [B, 3, image_size, image_size], any float dtype -> rows [B, num_image_tokens, hidden]."""
+    def forward(self, pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
+        """Pictures of one tile [1, 3, image_size, image_size], any float dtype -> rows [num_rows, hidden] of each."""
+        pixels, _ = joined(pictures)
         x = self.pre_norm(self.embedding(pixels.to(self.device, self.embedding.positions.dtype)))
         batch, tokens, _ = x.shape
         for layer in self.layers:
             layer(x.view(batch * tokens, -1), [tokens] * batch)
         if self._spec.select_strategy == "default":
             x = x[:, 1:]
-        return self.projector(x)  # type: ignore[no-any-return]
+        return list(self.projector(x))
 
     def targets(self) -> dict[str, Target | None]:
         """Canonical tensor name -> parameter; None for tensors behind the feature layer, which are not needed."""
@@ -110,8 +112,3 @@ class VisionTower(nn.Module):
 
 def _layer_prefix(index: int) -> str:
     return f"vision.encoder.layers.{index}."
-
-
-def num_layers_needed(spec: VisionSpec) -> int:
-    """Layers before the feature layer's output, which counts the embeddings as entry 0 and may count from the end."""
-    return spec.feature_layer if spec.feature_layer >= 0 else spec.num_layers + 1 + spec.feature_layer

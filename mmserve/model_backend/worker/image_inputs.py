@@ -99,12 +99,12 @@ class ImageEmbeddingWriter:
 
     def _rows(self, span: MediaSpan, first: int, end: int) -> torch.Tensor:
         """View of the elements of rows [first, end) of a span's embedding. Raises StaleHandle."""
-        if self._arena is None or span.embed.nbytes != span.num_tokens * self._row_nbytes:
+        if self._arena is None or span.embed.nbytes < (span.first_row + span.num_tokens) * self._row_nbytes:
             raise StaleHandle("no arena, or an embedding of another shape")
         self._arena.check(span.embed)
         # torch.frombuffer warns about memory that is read-only.
-        extent = self._arena.view(span.embed)
-        return torch.frombuffer(extent[first * self._row_nbytes : end * self._row_nbytes], dtype=self._platform.dtype)
+        first, end = (span.first_row + first) * self._row_nbytes, (span.first_row + end) * self._row_nbytes
+        return torch.frombuffer(self._arena.view(span.embed)[first:end], dtype=self._platform.dtype)
 
     def _is_valid(self, spans: Sequence[MediaSpan]) -> bool:
         try:

@@ -32,12 +32,17 @@ _SPARE_KV_TOKENS = 31
 _SMALLEST_IMAGE_NBYTES = 64 << 10
 
 
-def make(config: Config, model: ModelSpec, machine: Machine, *, run_dir: str, url: str) -> Deployment:
-    """Decide device, dtype, context, KV cache and arena; check that it all fits."""
+def make(
+    config: Config, model: ModelSpec, machine: Machine, *, run_dir: str, url: str, max_image_rows: int = 0
+) -> Deployment:
+    """Decide device, dtype, context, KV cache and arena; check that it all fits.
+
+    ``max_image_rows``: of the model's image processor; 0 for a text model.
+    """
     check_tp(model, config.tp)
     device = _device(config, machine)
     dtype = _dtype(config, device, machine)
-    max_model_len = _context(config, model)
+    max_model_len = _context(config, model, max_image_rows)
     element_nbytes = DTYPE_BYTES[dtype]
     token_nbytes = kv_token_nbytes(model, config.tp, element_nbytes)
     deployment = Deployment(
@@ -49,7 +54,8 @@ def make(config: Config, model: ModelSpec, machine: Machine, *, run_dir: str, ur
         cpu_threads=config.cpu_threads or machine.num_cores,
         max_model_len=max_model_len,
         kv_tokens=_kv_tokens(config, device, max_model_len, token_nbytes, machine),
-        arena_nbytes=_arena_nbytes(config, model, element_nbytes),
+        arena_nbytes=_arena_nbytes(config, model, max_image_rows, element_nbytes),
+        max_image_rows=max_image_rows,
         run_dir=run_dir,
         hash_seed=secrets.randbits(63),
         url=url,
@@ -93,14 +99,15 @@ def _dtype(config: Config, device: str, machine: Machine) -> Literal["float32", 
     return config.dtype
 
 
-def _context(config: Config, model: ModelSpec) -> int:
+def _context(config: Config, model: ModelSpec, max_image_rows: int) -> int:
     longest = model.text.max_position
     length = config.max_model_len or longest
     if length > longest:
         raise StartupError(f"--max-model-len {length} is more than the model's {longest} positions: lower it")
-    if model.vision is not None and model.vision.num_image_tokens >= length:
+    if max_image_rows >= length:
         raise StartupError(
-            f"--max-model-len {length} has no room for one image ({model.vision.num_image_tokens} tokens): raise it"
+            f"--max-model-len {length} has no room for one image, which may take {max_image_rows} tokens: raise it, "
+            "or lower the size of images with --mm-processor-kwargs"
         )
     return length
 
@@ -122,11 +129,11 @@ def _kv_tokens(config: Config, device: str, max_model_len: int, token_nbytes: in
     return max(one_context, min(affordable, one_context * config.max_num_seqs))
 
 
-def _arena_nbytes(config: Config, model: ModelSpec, element_nbytes: int) -> int:
+def _arena_nbytes(config: Config, model: ModelSpec, max_image_rows: int, element_nbytes: int) -> int:
     if model.vision is None:
         return _TEXT_ARENA_NBYTES
     nbytes = int(config.mm_cache_gb * GIB) // 4096 * 4096
-    rows_nbytes = model.vision.num_image_tokens * model.text.hidden_size * element_nbytes
+    rows_nbytes = max_image_rows * model.vision.streams * model.text.hidden_size * element_nbytes
     needed = extent_nbytes(rows_nbytes) + extent_nbytes(_SMALLEST_IMAGE_NBYTES)
     if 0 < nbytes < needed:
         raise StartupError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,7 +27,8 @@ from mmserve.messages.request import AbortRequest, EngineInbound, GenerateReques
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
-from mmserve.visualserver.encode import Tower
+from mmserve.model_backend.vision.interface import ViewTensors
+from mmserve.visualserver.encode import ComputeRows
 from mmserve.visualserver.run import _serve
 from tests.fakes.cache import serving_cache
 from tests.fakes.media import fake_process, model_spec, write_preprocessor
@@ -46,11 +47,11 @@ class FakeTower:
         self.entered = threading.Event()
         self.batches: list[int] = []
 
-    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        self.batches.append(pixels.shape[0])
+    def __call__(self, pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
+        self.batches.append(len(pictures))
         self.entered.set()
         assert self.gate.wait(TIMEOUT_S)
-        return pixels.mean((1, 2, 3)).view(-1, 1, 1).expand(-1, TOKENS, HIDDEN)
+        return [picture.values.mean().expand(TOKENS, HIDDEN) for picture in pictures]
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Stack:
     def num_tokens(self) -> int:
         vision = self.process.deployment.model.vision
         assert vision is not None
-        return vision.num_image_tokens
+        return vision.num_rows
 
     def request(self, name: str, *pictures: bytes) -> GenerateRequest:
         """Allocate and write the pictures, as an HTTP worker does before it sends the request."""
@@ -130,7 +131,7 @@ class Stack:
         return torch.frombuffer(data, dtype=torch.float32).view(self.num_tokens, -1)
 
 
-def _real_tower(process: Process) -> Tower:
+def _real_tower(process: Process) -> ComputeRows:
     deployment = process.deployment
     platform = platform_for(deployment.device, deployment.dtype, process.index)
     return load_tower(deployment.model, platform, process.progress)

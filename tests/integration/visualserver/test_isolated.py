@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from mmserve.processors.isolated import IsolatedDecoder
-from mmserve.processors.llava import LlavaProcessor
 from mmserve.runtime.errors import MediaError
 from tests.fakes.deadly_pictures import deadly_png, make_deadly
-from tests.fakes.media import model_spec, png, truncated, vision_spec, write_preprocessor
+from tests.fakes.media import llava_processor, model_spec, png, truncated, vision_spec, write_preprocessor
 
 
 @pytest.fixture
@@ -24,14 +23,15 @@ def decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Isolate
 
 
 def test_a_child_decodes_alike_and_survives_broken_pictures(tmp_path: Path, decoder: IsolatedDecoder) -> None:
-    processor = LlavaProcessor(write_preprocessor(tmp_path), vision_spec())
+    processor = llava_processor(write_preprocessor(tmp_path))
     for seed in range(2):
-        assert np.array_equal(decoder.pixels(memoryview(png(seed))), processor.pixels(png(seed)))
+        for there, here in zip(decoder.views(memoryview(png(seed))), processor.views(png(seed)), strict=True):
+            assert np.array_equal(there, here)
         for data in (truncated(png(seed)), b"", b"no picture"):
             with pytest.raises(MediaError):
-                decoder.pixels(data)
+                decoder.views(data)
     with pytest.raises(MediaError, match="more memory"):
-        decoder.pixels(deadly_png("memory"))
+        decoder.views(deadly_png("memory"))
     assert decoder.num_killed == 0
 
 
@@ -39,15 +39,15 @@ def test_deadly_pictures_are_refused_and_the_next_one_is_decoded(decoder: Isolat
     causes = {"segfault": "SIGSEGV", "exit": "exit code 3", "loop": "longer than 1 s"}
     for killed, (what, said) in enumerate(causes.items()):
         with pytest.raises(MediaError, match=said):
-            decoder.pixels(deadly_png(what))
+            decoder.views(deadly_png(what))
         assert decoder.num_killed == killed + 1
-    assert decoder.pixels(png()).shape == (3, 28, 28)
+    assert decoder.views(png()).values.shape == (1, 3, 28, 28)
     decoder.end_idle()
-    assert decoder.pixels(png()).shape == (3, 28, 28)
+    assert decoder.views(png()).values.shape == (1, 3, 28, 28)
 
 
 def test_a_child_that_does_not_start_is_no_fault_of_the_picture(tmp_path: Path) -> None:
     decoder = IsolatedDecoder(model_spec(write_preprocessor(tmp_path), vision=vision_spec(image_size=30)))
     with pytest.raises(RuntimeError, match="did not start"):
-        decoder.pixels(png())
+        decoder.views(png())
     decoder.close()

@@ -8,13 +8,15 @@ import threading
 import weakref
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.messages.cache import PermitRequest
 from mmserve.messages.request import AbortRequest
-from mmserve.processors.clip_pixels import Pixels
-from mmserve.processors.llava import LlavaProcessor
+from mmserve.processors.families.llava import LlavaProcessor
+from mmserve.processors.interface import Views
 from mmserve.visualserver.batch_queue import BatchQueue, ImageBatch
 from mmserve.visualserver.pipeline import Pipeline
 from tests.fakes.cache import until
@@ -27,14 +29,14 @@ class BlockedDecoder:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gate, self.entered = threading.Event(), threading.Event()
-        original = LlavaProcessor.pixels
+        original = LlavaProcessor.views
 
-        def pixels(processor: LlavaProcessor, data: bytes) -> Pixels:
+        def views(processor: LlavaProcessor, data: bytes) -> Views:
             self.entered.set()
             assert self.gate.wait(TIMEOUT_S)
             return original(processor, data)
 
-        monkeypatch.setattr(LlavaProcessor, "pixels", pixels)
+        monkeypatch.setattr(LlavaProcessor, "views", views)
 
     async def block(self, stack: Stack, request_id: str) -> None:
         """Send a request with one picture and wait until its decoding is blocked."""
@@ -236,10 +238,10 @@ def test_a_request_aborted_while_waiting_for_a_permit_leaves_the_queue(
 
 
 def test_a_picture_whose_decoding_fails_gives_its_permit_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(processor: LlavaProcessor, data: bytes) -> Pixels:
+    def broken(processor: LlavaProcessor, data: bytes) -> Views:
         raise RuntimeError("a bug in a decoder")
 
-    monkeypatch.setattr(LlavaProcessor, "pixels", broken)
+    monkeypatch.setattr(LlavaProcessor, "views", broken)
 
     async def scenario(stack: Stack) -> None:
         for number in range(3):
@@ -271,26 +273,26 @@ def test_waiting_is_bounded_in_number_and_time(tmp_path: Path, monkeypatch: pyte
     play(tmp_path, scenario, max_mm_preprocess_concurrency=1, max_queued_mm_requests=2, mm_queue_timeout=0.3)
 
 
-def test_decoded_pixels_are_freed_when_the_encoder_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded: list[weakref.ref[Pixels]] = []
-    original = LlavaProcessor.pixels
+def test_decoded_pixels_are_freed_when_they_are_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[weakref.ref[npt.NDArray[np.float32]]] = []
+    original = LlavaProcessor.views
 
-    def pixels(processor: LlavaProcessor, data: bytes) -> Pixels:
+    def views(processor: LlavaProcessor, data: bytes) -> Views:
         result = original(processor, data)
-        decoded.append(weakref.ref(result))
+        decoded.append(weakref.ref(result.values))
         return result
 
-    monkeypatch.setattr(LlavaProcessor, "pixels", pixels)
+    monkeypatch.setattr(LlavaProcessor, "views", views)
 
     async def scenario(stack: Stack) -> None:
         stack.tower.gate.clear()
         stack.send("r", png(0), png(1))
         await stack.encoding()
         await _until_permits(stack, 0, 0)
-        gc.collect()
-        assert [reference() for reference in decoded] == [None, None]
         stack.tower.gate.set()
         assert await stack.received(1) == stack.sent
+        gc.collect()
+        assert [reference() is None for reference in decoded] == [True, True]
 
     play(tmp_path, scenario)
 
@@ -358,11 +360,11 @@ def test_a_batch_behind_another_is_not_decoded_when_its_requests_are_aborted(
 ) -> None:
     decoder = BlockedDecoder(monkeypatch)
     decoded, num_batches, second_batch = [], 0, threading.Event()
-    blocked_pixels, next_batch = LlavaProcessor.pixels, BatchQueue.next_batch
+    blocked_views, next_batch = LlavaProcessor.views, BatchQueue.next_batch
 
-    def pixels(processor: LlavaProcessor, data: bytes) -> Pixels:
+    def views(processor: LlavaProcessor, data: bytes) -> Views:
         decoded.append(bytes(data))
-        return blocked_pixels(processor, data)
+        return blocked_views(processor, data)
 
     def counted(queue: BatchQueue, *, promised_only: bool) -> ImageBatch | None:
         nonlocal num_batches
@@ -372,7 +374,7 @@ def test_a_batch_behind_another_is_not_decoded_when_its_requests_are_aborted(
                 second_batch.set()
         return batch
 
-    monkeypatch.setattr(LlavaProcessor, "pixels", pixels)
+    monkeypatch.setattr(LlavaProcessor, "views", views)
     monkeypatch.setattr(BatchQueue, "next_batch", counted)
 
     async def scenario(stack: Stack) -> None:

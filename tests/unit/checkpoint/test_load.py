@@ -5,14 +5,14 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from mmserve.checkpoint.files import weight_files
 from mmserve.checkpoint.load import check_tp, load
 from mmserve.checkpoint.registry import ARCHITECTURES
-from mmserve.checkpoint.spec import Family, ModelSpec, Rope
+from mmserve.checkpoint.spec import ModelSpec, Rope
 from mmserve.runtime.errors import StartupError
 
 LLAVA_7B: dict[str, Any] = {
@@ -79,7 +79,7 @@ def test_omitted_keys_have_the_values_of_llava_7b(tmp_path: Path) -> None:
     )
     assert (spec.text.vocab_size, spec.text.max_position, spec.text.rms_eps) == (32064, 4096, 1e-5)
     assert spec.vision is not None
-    assert spec.vision.num_image_tokens == 576
+    assert spec.vision.num_rows == 576
     assert spec.vision.activation == "quick_gelu"
     assert spec.eos_token_ids == (2,)
     assert spec.bos_token_id == 1
@@ -88,14 +88,14 @@ def test_omitted_keys_have_the_values_of_llava_7b(tmp_path: Path) -> None:
 def test_llava_without_sub_configs_is_the_7b(tmp_path: Path) -> None:
     spec = load(checkpoint(tmp_path, {"model_type": "llava"}))
     assert spec.vision is not None
-    assert (spec.vision.image_size, spec.vision.num_layers, spec.vision.num_image_tokens) == (336, 24, 576)
+    assert (spec.vision.image_size, spec.vision.num_layers, spec.vision.num_rows) == (336, 24, 576)
     assert spec.text.hidden_size == 4096
 
 
 def test_full_strategy_keeps_the_class_token(tmp_path: Path) -> None:
     spec = load(checkpoint(tmp_path, {**LLAVA_7B, "vision_feature_select_strategy": "full"}))
     assert spec.vision is not None
-    assert spec.vision.num_image_tokens == 577
+    assert spec.vision.num_rows == 577
 
 
 def transformers_specs() -> list[Any]:
@@ -144,7 +144,7 @@ def test_configs_written_by_transformers_are_read(tmp_path: Path, number: int) -
     if spec.family == "llava":
         assert spec.image_token_id == 7
         assert spec.vision is not None
-        assert spec.vision.num_image_tokens == 4
+        assert spec.vision.num_rows == 4
         assert spec.vision.layer_norm_eps == config.vision_config.layer_norm_eps
 
 
@@ -233,7 +233,6 @@ def test_a_family_is_imported_when_it_is_used() -> None:
 
 
 def test_every_architecture_has_a_module_for_its_file() -> None:
-    assert set(ARCHITECTURES.values()) == set(get_args(Family))
     for family in ARCHITECTURES.values():
         assert find_spec(f"mmserve.checkpoint.families.{family}")
 

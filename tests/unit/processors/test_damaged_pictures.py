@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mmserve.processors.llava import LlavaProcessor
+from mmserve.processors.families.llava import LlavaProcessor
 from mmserve.processors.picture import FORMATS
 from tests.fuzz import pictures
 
@@ -21,7 +21,7 @@ def test_an_error_of_another_kind_is_reported_with_its_number(monkeypatch: pytes
     def broken(*args: Any) -> None:
         raise ValueError("x")
 
-    monkeypatch.setattr(LlavaProcessor, "pixels", broken)
+    monkeypatch.setattr(LlavaProcessor, "views", broken)
     with pytest.raises(AssertionError, match=r"BMP \d+: ValueError: x"):
         pictures.check("BMP", 60)
 

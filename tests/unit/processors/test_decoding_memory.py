@@ -14,10 +14,9 @@ from PIL import Image
 
 from mmserve.processors import clip_pixels
 from mmserve.processors.jpeg_header import jpeg_header
-from mmserve.processors.llava import LlavaProcessor
 from mmserve.processors.picture import decode, header
 from mmserve.runtime.errors import MediaError
-from tests.fakes.media import encoded, picture, png, vision_spec, write_preprocessor
+from tests.fakes.media import encoded, llava_processor, picture, png, write_preprocessor
 
 LIMIT = 64_000_000
 MIB = 1 << 20
@@ -30,13 +29,13 @@ def test_pixels_do_not_depend_on_the_bands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, turn: int, family: str
 ) -> None:
     write_preprocessor(tmp_path, do_pad=True, image_processor_type=family)
-    processor = LlavaProcessor(tmp_path, vision_spec())
+    processor = llava_processor(tmp_path)
     exif = Image.Exif()
     exif[0x0112] = turn
     data = encoded(picture(61, 44, mode), "TIFF" if mode == "CMYK" else "PNG", exif=exif)
-    whole = processor.pixels(data)
+    whole = processor.views(data).values
     monkeypatch.setattr(clip_pixels, "BAND_PIXELS", 61 * 3)
-    assert np.array_equal(processor.pixels(data), whole)
+    assert np.array_equal(processor.views(data).values, whole)
 
 
 def _gif(width: int, height: int, before_frame: bytes = b"") -> bytes:

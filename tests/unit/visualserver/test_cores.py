@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import torch
 
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.platforms.device import platform_for
+from mmserve.model_backend.vision.interface import ViewTensors
 from mmserve.runtime.cpu.core_usage import BusyCores
 from mmserve.visualserver.run import _sharing_cores
+from tests.fakes.embeddings import tiles
 from tests.fakes.media import fake_process, model_spec, write_preprocessor
 
 
@@ -23,14 +26,14 @@ def test_the_tower_announces_half_of_the_cores_only_while_it_computes(tmp_path: 
     path = process.endpoints.busy_cores("visualserver")
     rank, seen = BusyCores(path, 1), []
 
-    def tower(pixels: torch.Tensor) -> torch.Tensor:
+    def tower(pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
         seen.extend(rank.counts)
-        return pixels
+        return [pictures[0].values]
 
     shared = _sharing_cores(
         tower, replace(process, deployment=deployment), platform_for("cpu", "bfloat16"), BusyCores(path, 1)
     )
     assert list(rank.counts) == [0]
-    shared(torch.zeros(1))
+    shared(tiles(torch.zeros(1, 3, 2, 2)))
     assert (seen, list(rank.counts)) == ([4], [0])
     arena.close()

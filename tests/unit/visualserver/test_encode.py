@@ -15,11 +15,14 @@ from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.messages.cache import EmbedState
 from mmserve.messages.media import Handle
+from mmserve.model_backend.vision.interface import ViewTensors
+from mmserve.processors.interface import Views
 from mmserve.runtime.errors import Shortage, Unavailable
 from mmserve.visualserver.encode import Encoder, EncoderBatch
 from mmserve.visualserver.image_decode import DecodedBatch
 from mmserve.visualserver.images import ENCODED, INTERNAL, LOST, NOT_FINITE, Image, Outcome
 from mmserve.visualserver.work_journal import WorkJournal
+from tests.fakes.media import one_tile
 
 TOKENS, HIDDEN = 3, 4
 
@@ -38,11 +41,11 @@ class _Cache:
         )
 
 
-def _tower(pixels: torch.Tensor) -> torch.Tensor:
+def _tower(pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
     """Rows filled with the image's first value. Out of memory for more than two images, or for a value of 13."""
-    if pixels.shape[0] > 2 or (pixels == 13).any():
+    if len(pictures) > 2 or any((picture.values == 13).any() for picture in pictures):
         raise torch.OutOfMemoryError("out of memory")
-    return pixels[:, :1, :1, :1].reshape(-1, 1, 1).expand(-1, TOKENS, HIDDEN).to(torch.float32)
+    return [picture.values[0, 0, 0, 0].expand(len(picture.values) * TOKENS, HIDDEN) for picture in pictures]
 
 
 @pytest.fixture
@@ -54,7 +57,7 @@ def arena() -> Iterator[Arena]:
 
 def _decoded(*values: int) -> DecodedBatch:
     images = [Image(v, Handle(v, 0, 1), Handle(100 + v, 512 * n, TOKENS * HIDDEN * 2)) for n, v in enumerate(values)]
-    return DecodedBatch(images=images, pixels=np.stack([np.full((3, 2, 2), value, np.float32) for value in values]))
+    return DecodedBatch(images, [one_tile(np.full((3, 2, 2), value, np.float32)) for value in values])
 
 
 def _journal() -> WorkJournal:
@@ -68,7 +71,7 @@ def _encoder(arena: Arena, cache: _Cache) -> Encoder:
 
 def _encode(encoder: Encoder, decoded: DecodedBatch) -> dict[int, Outcome]:
     batch = _take(encoder, decoded)
-    assert decoded.pixels is None, "moved to the encoder"
+    assert not decoded.views, "moved to the encoder"
     return encoder.encode([batch]).outcomes
 
 
@@ -90,6 +93,21 @@ def test_rows_are_written_and_sealed_in_the_deployments_dtype(arena: Arena) -> N
     assert cache.calls == [{5: True, 6: True}]
 
 
+def test_images_of_different_sizes_share_a_batch(arena: Arena) -> None:
+    decoded = _decoded(5, 6)
+    large = Handle(106, 512, 3 * TOKENS * HIDDEN * 2)
+    decoded.images[1] = Image(6, Handle(6, 0, 1), large)
+    decoded.views[1] = Views(np.full((3, 3, 2, 2), 6, np.float32), np.ones((1, 3), np.int32))
+    assert _encode(_encoder(arena, _Cache()), decoded) == {5: ENCODED, 6: ENCODED}
+    assert [_rows(arena, image.embed) for image in decoded.images] == [[5.0] * 12, [6.0] * 36]
+
+
+def test_rows_that_are_not_as_many_as_announced_fail_alone(arena: Arena) -> None:
+    decoded = _decoded(5, 6)
+    decoded.views[0] = Views(np.full((2, 3, 2, 2), 5, np.float32), np.ones((1, 3), np.int32))
+    assert _encode(_encoder(arena, _Cache()), decoded) == {5: INTERNAL, 6: ENCODED}
+
+
 def test_images_of_a_failed_batch_are_encoded_one_by_one(arena: Arena) -> None:
     cache, decoded = _Cache(), _decoded(5, 13, 7)
     assert _encode(_encoder(arena, cache), decoded) == {5: ENCODED, 13: INTERNAL, 7: ENCODED}
@@ -102,10 +120,9 @@ def test_images_of_a_failed_batch_are_encoded_one_by_one(arena: Arena) -> None:
 def test_rows_that_are_not_finite_are_never_ready(arena: Arena, bad: float, dtype: torch.dtype) -> None:
     """The image at fault fails. It is not sealed, so that no rank can read it; the other image is not affected."""
 
-    def tower(pixels: torch.Tensor) -> torch.Tensor:
-        rows = _tower(pixels)
-        rows = rows.clone()
-        rows[0, -1, -1] = bad
+    def tower(pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
+        rows = [each.clone() for each in _tower(pictures)]
+        rows[0][-1, -1] = bad
         return rows
 
     cache, decoded = _Cache(), _decoded(5, 6)
@@ -121,14 +138,16 @@ def test_rows_that_are_not_finite_are_never_ready(arena: Arena, bad: float, dtyp
 
 def test_rows_too_large_for_the_deployments_dtype_are_not_finite(arena: Arena) -> None:
     cache = cast(MediaCacheClient, _Cache())
-    encoder = Encoder(lambda pixels: _tower(pixels) * 1e6, torch.float16, arena, cache, _journal())
+    encoder = Encoder(
+        lambda pictures: [each * 1e6 for each in _tower(pictures)], torch.float16, arena, cache, _journal()
+    )
     assert _encode(encoder, _decoded(5)) == {5: NOT_FINITE}
 
 
 def test_a_lost_device_ends_the_process(arena: Arena) -> None:
     """Every later call of the device would fail as well."""
 
-    def broken(pixels: torch.Tensor) -> torch.Tensor:
+    def broken(pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     encoder = Encoder(broken, torch.bfloat16, arena, cast(MediaCacheClient, _Cache()), _journal())
@@ -160,10 +179,10 @@ def test_rows_for_a_handle_from_before_a_cache_server_restart_are_lost(arena: Ar
 def test_an_image_that_ends_the_device_is_found_among_those_of_its_batch(arena: Arena, tmp_path: Path) -> None:
     """Each start of the server encodes suspects alone. The one that ends it each time is entered three times."""
 
-    def tower(pixels: torch.Tensor) -> torch.Tensor:
-        if (pixels == 6).any():
+    def tower(pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
+        if any((picture.values == 6).any() for picture in pictures):
             raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-        return _tower(pixels)
+        return _tower(pictures)
 
     for deaths in ({}, {5: 1, 6: 1}, {6: 2}):
         journal = WorkJournal(tmp_path / "work", 8)

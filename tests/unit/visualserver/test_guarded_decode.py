@@ -8,10 +8,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from mmserve.processors.registry import ImageProcessor
+from mmserve.processors.interface import ImageProcessor, Views
 from mmserve.runtime.errors import MediaError, MmserveError
 from mmserve.visualserver.guarded_decode import ISOLATION_S, OVERDUE_S, GuardedDecoder
 from mmserve.visualserver.work_journal import MAX_DEATHS, WorkJournal
+from tests.fakes.media import one_tile
 
 
 class _Decoder:
@@ -22,13 +23,13 @@ class _Decoder:
         self.num_killed = 0
         self.work: Any = lambda: None
 
-    def pixels(self, data: bytes) -> np.ndarray[Any, Any]:
+    def views(self, data: bytes) -> Views:
         self.decoded.append(data)
         self.work()
         if data == b"deadly":
             self.num_killed += 1
             raise MediaError("it ends its decoder")
-        return np.zeros((3, 1, 1), np.float32)
+        return one_tile(np.zeros((3, 1, 1), np.float32))
 
     def end_idle(self) -> None: ...
 
@@ -48,23 +49,23 @@ def _killed_while_decoding(path: Path, item_id: int) -> _Server:
     """The successor of a server that died while it decoded the image."""
     first, successors = _Server(path), []
     first.here.work = lambda: successors.append(_Server(path))
-    first.decoder.pixels(item_id, b"x")
+    first.decoder.views(item_id, b"x")
     return successors[0]
 
 
 def test_pictures_are_decoded_here_as_long_as_nothing_happens(tmp_path: Path) -> None:
     server = _Server(tmp_path)
-    server.decoder.pixels(1, b"a")
+    server.decoder.views(1, b"a")
     assert (server.here.decoded, server.child.decoded) == ([b"a"], [])
     assert _Server(tmp_path).journal.suspects == {}
 
 
 def test_after_a_death_a_suspect_is_isolated_and_so_are_all_for_a_while(tmp_path: Path) -> None:
     server = _killed_while_decoding(tmp_path, 7)
-    server.decoder.pixels(8, b"another")
+    server.decoder.views(8, b"another")
     server.now_s += ISOLATION_S
-    server.decoder.pixels(8, b"later")
-    server.decoder.pixels(7, b"the suspect")
+    server.decoder.views(8, b"later")
+    server.decoder.views(7, b"the suspect")
     assert server.child.decoded == [b"another", b"the suspect"]
     assert server.here.decoded == [b"later"]
 
@@ -73,12 +74,12 @@ def test_a_death_of_the_child_prolongs_the_isolation(tmp_path: Path) -> None:
     server = _killed_while_decoding(tmp_path, 7)
     server.now_s += ISOLATION_S - 1
     with pytest.raises(MediaError):
-        server.decoder.pixels(7, b"deadly")
+        server.decoder.views(7, b"deadly")
     server.now_s += ISOLATION_S - 1
-    server.decoder.pixels(8, b"another")
+    server.decoder.views(8, b"another")
     assert server.here.decoded == []
     server.now_s += 2
-    server.decoder.pixels(8, b"later")
+    server.decoder.views(8, b"later")
     assert server.here.decoded == [b"later"]
 
 
@@ -88,7 +89,7 @@ def test_an_image_during_whose_work_the_server_dies_again_and_again_is_refused(t
         with _Server(tmp_path).journal.working([7]):
             server = _Server(tmp_path)
     with pytest.raises(MmserveError, match=f"died {MAX_DEATHS} times"):
-        server.decoder.pixels(7, b"x")
+        server.decoder.views(7, b"x")
     assert server.here.decoded == server.child.decoded == []
 
 
@@ -101,5 +102,5 @@ def test_a_picture_is_overdue_after_a_time(tmp_path: Path) -> None:
         seen.append(server.decoder.is_overdue)
 
     server.here.work = work
-    server.decoder.pixels(1, b"a")
+    server.decoder.views(1, b"a")
     assert [*seen, server.decoder.is_overdue] == [False, True, False]

@@ -14,22 +14,24 @@ from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena
 from mmserve.messages.cache import EmbedState
 from mmserve.messages.media import Handle
+from mmserve.processors.interface import Views
 from mmserve.runtime.errors import MediaError, MmserveError, Shortage, Unavailable
 from mmserve.visualserver.image_decode import ImageDecoder
 from mmserve.visualserver.images import ENCODED, LOST, Image, Outcome
+from tests.fakes.media import one_tile
 
 
 class _Processor:
-    """Pixels filled with the first byte; the bytes "bad", "deadly" and "bug" raise."""
+    """Views filled with the first byte; the bytes "bad", "deadly" and "bug" raise."""
 
-    def pixels(self, data: bytes) -> np.ndarray[Any, Any]:
+    def views(self, data: bytes) -> Views:
         if data == b"bad":
             raise MediaError("it is broken")
         if data == b"deadly":
             raise MmserveError("it killed the server three times")
         if data == b"bug":
             raise RuntimeError("ours")
-        return np.full((3, 2, 2), data[0], np.float32)
+        return one_tile(np.full((3, 2, 2), data[0], np.float32))
 
 
 class _Cache:
@@ -72,8 +74,8 @@ class _Guarded:
     def __init__(self, processor: _Processor) -> None:
         self._processor = processor
 
-    def pixels(self, item_id: int, data: bytes) -> np.ndarray[Any, Any]:
-        return self._processor.pixels(data)
+    def views(self, item_id: int, data: bytes) -> Views:
+        return self._processor.views(data)
 
 
 def _decode(arena: Arena, cache: _Cache, images: list[Image], processor: _Processor | None = None) -> Any:
@@ -89,8 +91,7 @@ def test_a_failing_image_does_not_affect_the_others(arena: Arena) -> None:
     cache = _Cache({})
     decoded = _decode(arena, cache, images)
     assert [image.item_id for image in decoded.images] == [0, 4]
-    assert decoded.pixels is not None
-    assert decoded.pixels[:, 0, 0, 0].tolist() == [5, 7]
+    assert [each.values[0, 0, 0, 0] for each in decoded.views] == [5, 7]
     reasons = {item_id: outcome.state for item_id, outcome in decoded.outcomes.items()}
     assert reasons == {1: "media_error", 2: "internal_error", 3: "media_lost", 5: "internal_error"}
     assert decoded.outcomes[1].message == "it is broken"
@@ -103,7 +104,7 @@ def test_an_image_for_which_the_machine_lacks_something_is_neither_broken_nor_a_
     arena: Arena, error: Exception
 ) -> None:
     class Processor(_Processor):
-        def pixels(self, data: bytes) -> np.ndarray[Any, Any]:
+        def views(self, data: bytes) -> Views:
             raise error
 
     outcome = _decode(arena, _Cache({}), [_image(arena, 1, b"a picture")], Processor()).outcomes[1]
@@ -117,33 +118,32 @@ def test_bytes_are_read_in_the_arena_without_a_copy(arena: Arena) -> None:
     image = _image(arena, 1, b"\x05abc")
 
     class Processor(_Processor):
-        def pixels(self, data: memoryview) -> np.ndarray[Any, Any]:  # type: ignore[override]
+        def views(self, data: memoryview) -> Views:  # type: ignore[override]
             arena.view(image.data)[1:2] = b"\x06"
             seen.append(data)
-            return super().pixels(data[1:])  # type: ignore[arg-type]
+            return super().views(data[1:])  # type: ignore[arg-type]
 
     decoded = _decode(arena, _Cache({}), [image], Processor())
-    assert decoded.pixels is not None
-    assert decoded.pixels[0, 0, 0, 0] == 6
+    assert [each.values[0, 0, 0, 0] for each in decoded.views] == [6]
     assert seen[0].readonly
 
 
-@pytest.mark.parametrize("ends", ["pixels", "error", "bug"])
+@pytest.mark.parametrize("ends", ["views", "error", "bug"])
 def test_an_image_overwritten_while_it_is_decoded_is_lost(arena: Arena, ends: str) -> None:
     """The pixels, or the error, of the overwritten bytes are discarded."""
     image = _image(arena, 1, b"\x05abc")
 
     class Processor(_Processor):
-        def pixels(self, data: memoryview) -> np.ndarray[Any, Any]:  # type: ignore[override]
+        def views(self, data: memoryview) -> Views:  # type: ignore[override]
             reused = Handle(2, image.data.offset, 1)
             arena.open(reused)
             arena.write(reused, b"\x09")
-            return super().pixels({"pixels": b"\x05", "error": b"bad", "bug": b"bug"}[ends])
+            return super().views({"pixels": b"\x05", "error": b"bad", "bug": b"bug"}[ends])
 
     cache = _Cache({})
     decoded = _decode(arena, cache, [image], Processor())
     assert decoded.outcomes == {1: LOST}
-    assert decoded.pixels is None
+    assert not decoded.views
     assert cache.failed == [1]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmserve.checkpoint.spec import VisionSpec
+from mmserve.checkpoint.vision.clip import ClipVision
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.loader.families import text
 from mmserve.model_backend.loader.family import Family
@@ -25,7 +25,7 @@ _NAME_PREFIXES = (
 )
 
 
-def tower(spec: VisionSpec, text_hidden_size: int, context: LayerContext) -> VisionTower:
+def tower(spec: ClipVision, text_hidden_size: int, context: LayerContext) -> VisionTower:
     return VisionTower(spec, text_hidden_size, context=context)
 
 

@@ -6,6 +6,8 @@ from mmserve.config.deployment import DTYPE_BYTES, Deployment
 
 MAX_MLP_ROWS = 512
 """Rows of an MLP computed at once. Its inner activations are several times as wide as a row."""
+_MAX_PATCHES = 4096
+"""Of one image; more are allocated when they come."""
 _PICTURE_NBYTES = 32 << 20
 """A picture of 8 megapixels, as Pillow keeps it; larger ones are allocated when they come."""
 
@@ -25,6 +27,6 @@ def images_nbytes(deployment: Deployment, max_images: int) -> int:
     """Of a batch of images in the vision tower, and of one picture being decoded."""
     vision = deployment.model.vision
     assert vision is not None, "a text model has no vision tower"
-    patches = (vision.image_size // vision.patch_size) ** 2
+    patches = min(_MAX_PATCHES, deployment.max_image_rows * vision.patches_per_row)
     elements = max_images * patches * (4 * vision.hidden_size + vision.intermediate_size)
     return elements * DTYPE_BYTES[deployment.dtype] + _PICTURE_NBYTES

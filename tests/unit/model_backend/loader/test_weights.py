@@ -20,9 +20,11 @@ from mmserve.model_backend.loader.registry import family_of
 from mmserve.model_backend.platforms.cpu.packing import Int4Linear, Int8Linear, KernelLinear
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.reference import PlainLinear, TorchPlatform
+from mmserve.model_backend.vision.clip import VisionTower
 from mmserve.model_backend.worker.model_runner import ModelRunner
 from mmserve.runtime.errors import StartupError
 from tests.fakes.checkpoints import make_llama, make_llava
+from tests.fakes.embeddings import tiles
 from tests.fakes.engine import deployment, make_runner
 from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler
 
@@ -130,8 +132,9 @@ def test_layers_behind_the_feature_layer_may_be_missing(tmp_path: Path) -> None:
     edit(make_llava(tmp_path), lambda t: [t.pop(name) for name in list(t) if name.startswith(behind)])
     model = load(tmp_path)
     tower = load_tower(model, platform_for("cpu", "bfloat16"), lambda *_: None)
+    assert isinstance(tower, VisionTower)
     assert len(tower.layers) == 2
-    assert tower(torch.zeros(2, 3, 28, 28)).dtype == torch.bfloat16
+    assert tower(tiles(torch.zeros(2, 3, 28, 28)))[1].dtype == torch.bfloat16
 
 
 def test_a_text_model_has_no_tower(tmp_path: Path) -> None:

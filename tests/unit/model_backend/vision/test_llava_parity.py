@@ -16,9 +16,9 @@ from mmserve.checkpoint.load import load
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
-from mmserve.model_backend.vision.clip import VisionTower
+from mmserve.model_backend.vision.interface import Tower
 from tests.fakes.checkpoints import IMAGE, make_llava, rename_weights
-from tests.fakes.embeddings import prompt_with_images, put_rows
+from tests.fakes.embeddings import prompt_with_images, put_rows, tiles
 from tests.fakes.engine import Driver, make_runner
 
 SIZES = ((28, 28), (64, 31), (20, 90))
@@ -43,7 +43,7 @@ def picture(index: int) -> Image.Image:
     return Image.fromarray(values)
 
 
-def tower_of(directory: Path) -> VisionTower:
+def tower_of(directory: Path) -> Tower:
     return load_tower(load(directory), platform_for("cpu", "float32"), lambda done, total, unit: None)
 
 
@@ -56,8 +56,8 @@ def test_rows_equal_the_image_features_of_transformers(tmp_path: Path, settings:
     model = transformers.LlavaForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32)
     with torch.inference_mode():
         features = torch.stack(list(model.get_image_features(pixels).pooler_output))
-    rows = tower_of(tmp_path)(pixels)
-    assert rows.shape[1] == load(tmp_path).vision.num_image_tokens  # type: ignore[union-attr]
+    rows = torch.stack(tower_of(tmp_path)(tiles(pixels)))
+    assert rows.shape[1] == load(tmp_path).vision.num_rows  # type: ignore[union-attr]
     torch.testing.assert_close(rows, features, rtol=1e-4, atol=1e-4)
 
 
@@ -75,7 +75,7 @@ def test_tokens_equal_transformers_with_images_of_several_sizes(directory: Path,
         expected.append(out[0, inputs["input_ids"].shape[1] :].tolist())
         handles = []
         for pixels in inputs["pixel_values"] if pictures else ():
-            handle, offset = put_rows(arena, tower(pixels[None])[0], offset)
+            handle, offset = put_rows(arena, tower(tiles(pixels[None]))[0], offset)
             handles.append(handle)
         prompt, spans = prompt_with_images(inputs["input_ids"][0].tolist(), handles, image_id=IMAGE, num_tokens=16)
         sequences.append(driver.add(slot, prompt, spans=spans))
@@ -98,5 +98,5 @@ def test_checkpoints_with_every_naming_of_weights_load(tmp_path: Path) -> None:
     for name, prefixes in namings.items():
         renamed = make_llava(tmp_path / name)
         rename_weights(renamed, *prefixes)
-        torch.testing.assert_close(tower_of(renamed)(pixels), plain(pixels))
+        torch.testing.assert_close(tower_of(renamed)(tiles(pixels)), plain(tiles(pixels)))
         make_runner(renamed).warm_up()

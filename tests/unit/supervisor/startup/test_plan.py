@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec, VisionSpec
+from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
+from mmserve.checkpoint.vision.clip import ClipVision
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.runtime.errors import StartupError
@@ -19,7 +20,7 @@ GIB = plan.GIB
 LAPTOP = Machine(memory_bytes=8 * GIB, limited_by="this machine", has_cuda=False, fast_bfloat16=False)
 XEON = Machine(memory_bytes=8 * GIB, limited_by="this machine", has_cuda=False, fast_bfloat16=True)
 GPU = Machine(memory_bytes=8 * GIB, limited_by="this machine", has_cuda=True, fast_bfloat16=False)
-VISION = VisionSpec(
+VISION = ClipVision(
     image_size=336,
     patch_size=14,
     hidden_size=1024,
@@ -32,7 +33,6 @@ VISION = VisionSpec(
     select_strategy="default",
     projector_activation="gelu",
     projector_bias=True,
-    num_image_tokens=576,
 )
 
 
@@ -54,7 +54,8 @@ def model(tmp_path: Path) -> ModelSpec:
 
 
 def _make(model: ModelSpec, machine: Machine = LAPTOP, **options: object) -> Deployment:
-    return plan.make(Config(**options), model, machine, run_dir="/run/x", url="http://127.0.0.1:1")  # type: ignore[arg-type]
+    config, rows = Config(**options), VISION.num_rows if model.vision is not None else 0  # type: ignore[arg-type]
+    return plan.make(config, model, machine, run_dir="/run/x", url="http://127.0.0.1:1", max_image_rows=rows)
 
 
 def _refused(model: ModelSpec, machine: Machine = LAPTOP, **options: object) -> str:

@@ -12,10 +12,9 @@ import pytest
 import transformers
 from PIL import Image
 
-from mmserve.processors.llava import LlavaProcessor
 from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import MediaError, StartupError
-from tests.fakes.media import IMAGE_SIZE, encoded, model_spec, picture, png, vision_spec, write_preprocessor
+from tests.fakes.media import IMAGE_SIZE, encoded, llava_processor, model_spec, picture, png, write_preprocessor
 
 SIZES = [(40, 30), (30, 41), (28, 28), (1, 1), (3, 200), (500, 377), (29, 1000)]
 
@@ -28,7 +27,7 @@ def _reference(directory: Path, data: bytes, family: str = "CLIPImageProcessorPi
 @pytest.mark.parametrize("size", SIZES)
 def test_pixels_equal_transformers_at_every_size(tmp_path: Path, size: tuple[int, int]) -> None:
     data = png(1, *size)
-    pixels = LlavaProcessor(write_preprocessor(tmp_path), vision_spec()).pixels(data)
+    pixels = llava_processor(write_preprocessor(tmp_path)).views(data).values[0]
     assert pixels.dtype == np.float32
     assert pixels.shape == (3, IMAGE_SIZE, IMAGE_SIZE)
     assert pixels.flags.c_contiguous
@@ -38,7 +37,7 @@ def test_pixels_equal_transformers_at_every_size(tmp_path: Path, size: tuple[int
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "LA", "1"])
 def test_pixels_equal_transformers_in_every_mode(tmp_path: Path, mode: str) -> None:
     data = encoded(picture(60, 45, mode))
-    pixels = LlavaProcessor(write_preprocessor(tmp_path), vision_spec()).pixels(data)
+    pixels = llava_processor(write_preprocessor(tmp_path)).views(data).values[0]
     assert np.array_equal(pixels, _reference(tmp_path, data))
 
 
@@ -55,7 +54,7 @@ def test_pixels_equal_transformers_in_every_mode(tmp_path: Path, mode: str) -> N
 )
 def test_pixels_follow_the_checkpoints_settings(tmp_path: Path, changes: dict[str, Any]) -> None:
     data = png(2, 61, 44)
-    pixels = LlavaProcessor(write_preprocessor(tmp_path, **changes), vision_spec()).pixels(data)
+    pixels = llava_processor(write_preprocessor(tmp_path, **changes)).views(data).values[0]
     assert np.array_equal(pixels, _reference(tmp_path, data))
 
 
@@ -63,40 +62,42 @@ def test_pixels_follow_the_checkpoints_settings(tmp_path: Path, changes: dict[st
 def test_llavas_pad_to_square(tmp_path: Path, size: tuple[int, int]) -> None:
     data = png(3, *size)
     write_preprocessor(tmp_path, do_pad=True, image_processor_type="LlavaImageProcessor")
-    pixels = LlavaProcessor(tmp_path, vision_spec()).pixels(data)
+    pixels = llava_processor(tmp_path).views(data).values[0]
     assert np.array_equal(pixels, _reference(tmp_path, data, "LlavaImageProcessorPil"))
 
 
 def test_settings_are_read_from_processor_config_too(tmp_path: Path) -> None:
     data = png(4)
-    expected = LlavaProcessor(write_preprocessor(tmp_path, resample=2), vision_spec()).pixels(data)
+    expected = llava_processor(write_preprocessor(tmp_path, resample=2)).views(data).values[0]
     old = tmp_path / "preprocessor_config.json"
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": json.loads(old.read_text())}))
     old.unlink()
-    assert np.array_equal(LlavaProcessor(tmp_path, vision_spec()).pixels(data), expected)
+    assert np.array_equal(llava_processor(tmp_path).views(data).values[0], expected)
 
 
 def test_token_count_is_fixed_and_extreme_proportions_are_refused(tmp_path: Path) -> None:
-    processor = LlavaProcessor(write_preprocessor(tmp_path), vision_spec(num_image_tokens=4))
-    assert processor.num_tokens(1, 1) == processor.num_tokens(4000, 30) == 4
+    processor = llava_processor(write_preprocessor(tmp_path))
+    for width, height in ((1, 1), (4000, 30)):
+        expansion = processor.expand(width, height, index=0, count=1)
+        assert (expansion.text, expansion.num_rows, processor.max_rows) == ("<image>", 4, 4)
     with pytest.raises(MediaError, match="thin"):
-        processor.num_tokens(1, 10_000_000)
+        processor.expand(1, 10_000_000, index=0, count=1)
 
 
 def test_different_settings_have_different_digests(tmp_path: Path) -> None:
-    first = LlavaProcessor(write_preprocessor(tmp_path), vision_spec()).settings_digest()
-    assert LlavaProcessor(write_preprocessor(tmp_path), vision_spec()).settings_digest() == first
-    assert LlavaProcessor(write_preprocessor(tmp_path, resample=2), vision_spec()).settings_digest() != first
+    first = llava_processor(write_preprocessor(tmp_path)).settings_digest(1)
+    assert llava_processor(write_preprocessor(tmp_path)).settings_digest(1) == first
+    assert llava_processor(write_preprocessor(tmp_path, resample=2)).settings_digest(1) != first
 
 
 @pytest.mark.parametrize("changes", [{"crop_size": {"height": 30, "width": 30}}, {"size": {"longest_edge": 28}}])
 def test_settings_that_do_not_match_the_tower_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(StartupError):
-        LlavaProcessor(write_preprocessor(tmp_path, **changes), vision_spec())
+        llava_processor(write_preprocessor(tmp_path, **changes))
 
 
 def test_the_registry_has_a_processor_for_vision_models_only(tmp_path: Path) -> None:
     write_preprocessor(tmp_path)
     processor = processor_for(model_spec(tmp_path))
     assert processor is not None
-    assert processor.num_tokens(10, 10) == 4
+    assert processor.max_rows == 4

@@ -1,0 +1,45 @@
+"""What the visual server may ask of a vision tower."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from mmserve.model_backend.layers.target import Target
+
+
+class ViewTensors(NamedTuple):
+    """What the tower reads of one picture: ``processors.interface.Views`` as tensors."""
+
+    values: torch.Tensor
+    """float32: patches [n, d] or tiles [k, 3, S, S]."""
+    grids: torch.Tensor
+    """int32 [views, 3], on the CPU."""
+
+
+class Tower(Protocol):
+    """A vision tower with its projector, an ``nn.Module``. Every process that uses it holds all of it."""
+
+    def __call__(self, pictures: Sequence[ViewTensors], /) -> list[torch.Tensor]:
+        """The rows [rows, streams * text hidden size] of each picture, which may have different sizes."""
+        ...
+
+    def targets(self) -> dict[str, Target | None]:
+        """Canonical tensor name -> parameter; None for a stored tensor that is not needed."""
+        ...
+
+    def modules(self) -> Iterator[nn.Module]:
+        """All layers, nested ones included, as ``nn.Module`` has it."""
+        ...
+
+
+def joined(pictures: Sequence[ViewTensors]) -> tuple[torch.Tensor, list[int]]:
+    """The values of all pictures in one tensor, and how many of its first dimension are of each picture.
+
+    Those of a single picture are not copied.
+    """
+    values = [picture.values for picture in pictures]
+    return values[0] if len(values) == 1 else torch.cat(values), [len(each) for each in values]

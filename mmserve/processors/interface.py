@@ -1,0 +1,82 @@
+"""What a model family says about its pictures: their rows in the prompt, and what its vision tower reads of them.
+
+HTTP workers ask for expansions, estimates of memory and digests; visual servers ask for views. No torch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Grid = tuple[int, int, int]
+"""(t, h, w): frames, rows and columns."""
+
+
+class Run(NamedTuple):
+    """Consecutive embedding rows of a picture in the prompt."""
+
+    rows: int
+    grid: Grid
+    """Of the rows, for rotary positions: t * h * w = rows. (1, 1, rows) where the family has no grid."""
+
+
+class Expansion(NamedTuple):
+    """What a picture becomes in the prompt."""
+
+    text: str
+    """Stands in the place of the template's placeholder. It holds the row token once for each run."""
+    runs: tuple[Run, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(run.rows for run in self.runs)
+
+
+class Views(NamedTuple):
+    """What the vision tower reads of one picture."""
+
+    values: npt.NDArray[np.float32]
+    """Patches [n, d] or tiles [k, 3, S, S], C-contiguous."""
+    grids: npt.NDArray[np.int32]
+    """[views, 3]. Of a patch tower: (t, h, w) of each view in patches. Of a tile tower: one (1, rows, columns) of its
+    tiles, without the view of the whole picture."""
+
+
+class ImageProcessor(Protocol):
+    """Image processing of one model. Made by ``registry.processor_for``."""
+
+    @property
+    def placeholder(self) -> str:
+        """What the chat template writes for a picture."""
+        ...
+
+    @property
+    def row_token(self) -> str:
+        """The token that stands for a run in ``Expansion.text``. Its id is ``ModelSpec.image_token_id``."""
+        ...
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of the picture that has the most."""
+        ...
+
+    def expand(self, width: int, height: int, *, index: int, count: int) -> Expansion:
+        """For an upright picture of this size, the one at ``index`` of the request's ``count``. Raises MediaError."""
+        ...
+
+    def views(self, data: bytes | memoryview) -> Views:
+        """Decode and process a compressed picture. Raises MediaError."""
+        ...
+
+    def decoded_nbytes(self, width: int, height: int, loading_nbytes: int) -> int:
+        """Estimated peak memory of ``views`` for a picture of this size, the result included. Raises MediaError.
+
+        ``loading_nbytes``: of its decoder, from ``picture.Header``.
+        """
+        ...
+
+    def settings_digest(self, count: int) -> bytes:
+        """Differs if the same bytes would give different views or rows. ``count``: pictures of the request."""
+        ...
