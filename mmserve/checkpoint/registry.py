@@ -22,6 +22,9 @@ TEXT = {
 """A family is also the ``model_type`` of its config.json."""
 VISION = {
     "LlavaForConditionalGeneration": "llava",
+    "Qwen2VLForConditionalGeneration": "qwen2_vl",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
+    "Qwen3VLForConditionalGeneration": "qwen3_vl",
 }
 ARCHITECTURES = TEXT | VISION
 SERVED = ", ".join(ARCHITECTURES)

@@ -7,8 +7,9 @@ from typing import Any, Literal
 import msgspec
 
 from mmserve.checkpoint.vision.clip import ClipVision
+from mmserve.checkpoint.vision.qwen_vl import Qwen2Vision, Qwen3Vision, Qwen25Vision
 
-VisionSpec = ClipVision
+VisionSpec = ClipVision | Qwen2Vision | Qwen25Vision | Qwen3Vision
 """Of any vision tower."""
 
 

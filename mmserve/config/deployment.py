@@ -44,7 +44,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def embed_row_nbytes(self) -> int:
         """Bytes of one image token's embedding in the arena."""
-        return self.model.text.hidden_size * DTYPE_BYTES[self.dtype]
+        streams = 1 if self.model.vision is None else self.model.vision.streams
+        return streams * self.model.text.hidden_size * DTYPE_BYTES[self.dtype]
 
     @property
     def budgets(self) -> Budgets:

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from torch import nn
 
-from mmserve.checkpoint.spec import TextSpec
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from mmserve.model_backend.layers.target import Target
 
 
+class MlpSpec(Protocol):
+    """The part of a model's spec that the block needs: a ``TextSpec``, or that of a vision tower."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def intermediate_size(self) -> int: ...
+
+    @property
+    def mlp_bias(self) -> bool: ...
+
+    @property
+    def activation(self) -> str: ...
+
+
 class GatedMlp(nn.Module):
     """[T, hidden] -> added to a residual [T, hidden]."""
 
-    def __init__(self, spec: TextSpec, *, context: LayerContext) -> None:
+    def __init__(self, spec: MlpSpec, *, context: LayerContext) -> None:
         super().__init__()
         hidden, inner, bias = spec.hidden_size, spec.intermediate_size, spec.mlp_bias
         self._act_and_mul = context.ops.act_and_mul(spec.activation)

@@ -8,7 +8,7 @@ from mmserve.model_backend.loader.family import Family
 
 _PACKAGE = "mmserve.model_backend.loader.families"
 _TEXT = "text"
-_OWN_MODULES = {"llava": "llava"}
+_OWN_MODULES = {name: name for name in ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")}
 """Of families that are not text alone."""
 
 

@@ -1,0 +1,82 @@
+"""Tiny random checkpoints of Qwen's vision-language families, made with transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from mmserve.checkpoint.spec import ModelSpec
+from mmserve.checkpoint.vision.qwen_vl import Qwen2Vision
+from mmserve.model_backend.vision.interface import ViewTensors
+
+VOCAB = 128
+IMAGE, VIDEO, VISION_START, VISION_END = range(120, 124)
+_TEXT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_CHUNKED = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+_INTERLEAVED = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
+_QWEN3 = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 16}
+_DEEPSTACK = {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 36, "out_hidden_size": 64}
+_QWEN25 = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
+CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "qwen2_vl": (
+        {"rope_parameters": _CHUNKED},
+        {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2},
+    ),
+    "qwen2_5_vl": (
+        {"rope_parameters": _CHUNKED},
+        _QWEN25 | {"window_size": 56, "fullatt_block_indexes": [1]},
+    ),
+    "qwen3_vl": (
+        {"rope_parameters": _INTERLEAVED, "num_hidden_layers": 4, "head_dim": 32},
+        _QWEN3 | _DEEPSTACK,
+    ),
+}
+"""By ``model_type``: what ``text_config`` has besides, and ``vision_config``."""
+
+
+def make_qwen_vl(directory: Path, family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
+    """Write a random model of a family, without a tokenizer."""
+    torch.manual_seed(seed)
+    text, vision = CONFIGS[family]
+    config = transformers.AutoConfig.for_model(
+        family,
+        text_config=_TEXT | text,
+        vision_config=vision | {"initializer_range": 0.2},
+        image_token_id=IMAGE,
+        video_token_id=VIDEO,
+        vision_start_token_id=VISION_START,
+        vision_end_token_id=VISION_END,
+    )
+    model = transformers.AutoModelForImageTextToText.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    model.to(dtype).save_pretrained(directory)
+    return directory
+
+
+def random_pictures(model: ModelSpec, grids: Sequence[tuple[int, int, int]]) -> list[ViewTensors]:
+    """Patches of pictures of these grids."""
+    vision, generator = model.vision, torch.manual_seed(3)
+    assert isinstance(vision, Qwen2Vision)
+    return [
+        ViewTensors(torch.randn(prod(grid), vision.patch_nums, generator=generator), torch.tensor([grid]).int())
+        for grid in grids
+    ]
