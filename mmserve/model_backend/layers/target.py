@@ -16,6 +16,8 @@ class Target:
     shape: tuple[int, ...]
     dim: int = 0
     start: int = 0
+    offset: float = 0.0
+    """Added to the numbers."""
 
 
 Targets = Mapping[str, Target | None]

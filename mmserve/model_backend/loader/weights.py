@@ -15,7 +15,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from mmserve.checkpoint.files import weight_files
-from mmserve.model_backend.layers.target import Target, Targets
+from mmserve.model_backend.layers.target import Targets
+from mmserve.model_backend.loader.stored_parts import StoredPart, stored_parts
 from mmserve.runtime.errors import StartupError
 
 Progress = Callable[[int, int, str], None]
@@ -57,19 +58,21 @@ def load(
 
 @dataclass(frozen=True)
 class _Part:
-    """One tensor of an open file and its target."""
+    """A parameter and the tensor of an open file that holds it."""
 
-    canonical_name: str
     slice: Any
-    target: Target
+    stored: StoredPart
     nbytes: int
 
+    @property
+    def canonical_name(self) -> str:
+        return self.stored.name
+
     def copy(self) -> None:
-        into, dim, start = self.target.into, self.target.dim, self.target.start
-        window = tuple(
-            slice(start, start + into.shape[axis]) if axis == dim else slice(None) for axis in range(into.dim())
-        )
-        into.copy_(self.slice[window].reshape(into.shape))
+        target = self.stored.target
+        target.into.copy_(self.stored.read(self.slice))
+        if target.offset:
+            target.into.add_(target.offset)
 
 
 def _parts(
@@ -85,25 +88,19 @@ def _parts(
             name = canonical_name(stored_name)
             if name is None or not name.startswith(namespaces):
                 continue
-            if name not in targets:
-                raise StartupError(f"unexpected tensor {stored_name} in {path}: its model is not supported as it is")
-            missing.discard(name)
-            if (target := targets[name]) is not None:
-                yield _part(name, stored_name, file.get_slice(stored_name), target)
+            stored = file.get_slice(stored_name)
+            for part in stored_parts(stored_name, name, tuple(stored.get_shape()), targets):
+                missing.discard(part.name)
+                yield _part(stored_name, stored, part)
     if missing:
         shown = ", ".join(sorted(missing)[:_NAMES_SHOWN])
         raise StartupError(f"{directory} lacks {len(missing)} tensors of its model: {shown}")
 
 
-def _part(canonical_name: str, name: str, stored: Any, target: Target) -> _Part:
-    shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
-    if shape != target.shape and _as_matrix(shape) != target.shape:
-        raise StartupError(f"tensor {name} has shape {list(shape)}, config.json says {list(target.shape)}")
+def _part(stored_name: str, stored: Any, part: StoredPart) -> _Part:
+    dtype = stored.get_dtype()
     if dtype not in _ITEM_BYTES:
-        raise StartupError(f"tensor {name} has dtype {dtype}; only unquantized floating point weights are supported")
-    return _Part(canonical_name, stored, target, math.prod(target.into.shape) * _ITEM_BYTES[dtype])
-
-
-def _as_matrix(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Weights of a convolution that steps by whole patches, such as [out, 3, height, width], are a matrix [out, in]."""
-    return (shape[0], math.prod(shape[1:])) if len(shape) > 2 else shape
+        raise StartupError(
+            f"tensor {stored_name} has dtype {dtype}; only unquantized floating point weights are supported"
+        )
+    return _Part(stored, part, math.prod(part.target.into.shape) * _ITEM_BYTES[dtype])

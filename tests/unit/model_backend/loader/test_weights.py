@@ -98,8 +98,8 @@ def test_each_layer_is_packed_when_its_tensors_are_loaded(tmp_path: Path, monkey
 
     def read(part: weights._Part) -> None:
         nonlocal unpacked, most
-        if part.target.into.dim() == 2:
-            unpacked += part.target.into.numel()
+        if part.stored.target.into.dim() == 2:
+            unpacked += part.stored.target.into.numel()
             most = max(most, unpacked)
 
     def pack(method: PlainLinear) -> None:
