@@ -40,13 +40,14 @@ def check_tp(spec: ModelSpec, tp: int) -> None:
         return
     text = spec.text
     valid = [str(size) for size in range(1, text.num_heads + 1) if _divides(spec, size)]
+    inner = " and ".join(map(str, text.intermediate_sizes))
     raise StartupError(
         f"--tp {tp} does not divide the model's {text.num_heads} query heads, {text.num_kv_heads} KV heads and "
-        f"intermediate size {text.intermediate_size}; --tp can be {', '.join(valid)}"
+        f"intermediate size {inner}; --tp can be {', '.join(valid)}"
     )
 
 
 def _divides(spec: ModelSpec, tp: int) -> bool:
     text = spec.text
     kv_heads_fit = text.num_kv_heads % tp == 0 or tp % text.num_kv_heads == 0
-    return text.num_heads % tp == 0 and text.intermediate_size % tp == 0 and kv_heads_fit
+    return text.num_heads % tp == 0 and kv_heads_fit and all(size % tp == 0 for size in text.intermediate_sizes)

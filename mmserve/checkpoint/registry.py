@@ -17,7 +17,9 @@ TEXT = {
     "MinistralForCausalLM": "ministral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
     "SmolLM3ForCausalLM": "smollm3",
+    "Gemma3ForCausalLM": "gemma3_text",
 }
 """A family is also the ``model_type`` of its config.json."""
 VISION = {

@@ -44,10 +44,24 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """None: attention knows no positions in this layer."""
     window: int | None = None
     """A token attends to itself and the ``window - 1`` tokens before it; None: to all tokens before it."""
+    experts: bool = False
+    """Its MLP is a mixture of experts (``TextSpec.moe``)."""
+
+
+class MoeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A mixture of experts, which are gated MLPs without biases."""
+
+    num_experts: int
+    top_k: int
+    """Experts that compute a token."""
+    intermediate_size: int
+    """Of each expert."""
+    renormalize: bool
+    """The weights of a token's experts sum to 1; otherwise they are the router's probabilities."""
 
 
 class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A pre-norm decoder with RMSNorm, grouped-query attention and a gated MLP."""
+    """A decoder with RMSNorm, grouped-query attention and a gated MLP."""
 
     hidden_size: int
     intermediate_size: int
@@ -65,10 +79,34 @@ class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
     attention_out_bias: bool = False
     mlp_bias: bool = False
     activation: str = "silu"
+    norm_offset: float = 0.0
+    """Added to the weights of all norms."""
+    sandwich_norms: bool = False
+    """Norms after attention and after the MLP too, before their results are added to the residual stream."""
+    embedding_scale: float | None = None
+    """Token embeddings are multiplied with it, rounded to the dtype of the computation."""
+    attention_scale: float | None = None
+    """Of the products of queries and keys; None: 1 / sqrt(head_dim)."""
+    moe: MoeSpec | None = None
+    """Of the layers that have experts."""
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def intermediate_sizes(self) -> tuple[int, ...]:
+        """Of the MLPs that the layers have: dense ones, experts, or both."""
+        of_experts = () if self.moe is None else (self.moe.intermediate_size,)
+        dense = not all(layer.experts for layer in self.layers)
+        return ((self.intermediate_size,) if dense else ()) + of_experts
+
+    @property
+    def num_mlp_weights(self) -> int:
+        """Of all dense MLPs and experts, without the routers."""
+        with_experts = sum(layer.experts for layer in self.layers)
+        experts = 0 if self.moe is None else with_experts * self.moe.num_experts * self.moe.intermediate_size
+        return 3 * self.hidden_size * ((self.num_layers - with_experts) * self.intermediate_size + experts)
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):

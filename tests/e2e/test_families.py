@@ -52,7 +52,7 @@ async def answers(stack: Stack) -> list[tuple[str, str]]:
         return await asyncio.gather(*map(ask, QUESTIONS))
 
 
-@pytest.mark.parametrize("family", ["mistral", "ministral", "qwen2", "qwen3", "smollm3"])
+@pytest.mark.parametrize("family", ["mistral", "ministral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "gemma3_text"])
 def test_answers_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     directory = make_text(tmp_path, family, hidden_size=128)
     generation = {"eos_token_id": [EOS, *STOPS], "bos_token_id": 1}

@@ -88,7 +88,27 @@ _TEXT_DETAILS: dict[str, dict[str, Any]] = {
     "ministral": {"sliding_window": 21, "head_dim": 16, "layer_types": ["sliding_attention", "full_attention"]},
     "qwen2": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
     "qwen3": {"head_dim": 16},
+    "qwen3_moe": {
+        "num_hidden_layers": 3,
+        "head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 1]},
+    "gemma3_text": {
+        "num_hidden_layers": 3,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 4,
+        "sliding_window": 21,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
 }
 """By ``model_type``: what the family adds to Llama, so small that short texts show it."""
 

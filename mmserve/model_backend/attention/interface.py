@@ -24,19 +24,27 @@ M_co = TypeVar("M_co", covariant=True)
 
 
 class AttentionSpec(NamedTuple):
-    """The heads of one layer on this rank, and the windows of all layers."""
+    """The heads of one layer on this rank, their scale, and the windows of all layers."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     windows: tuple[int | None, ...] = (None,)
     """The distinct ones. A row attends to itself and the ``window - 1`` tokens before it; None: to all before it."""
+    attention_scale: float | None = None
+    """See ``TextSpec.attention_scale``."""
 
     @classmethod
     def of(cls, text: TextSpec, tp: TpGroup) -> AttentionSpec:
         """This rank's heads of a model."""
         windows = tuple(dict.fromkeys(layer.window for layer in text.layers))
-        return cls(tp.share(text.num_heads), tp.heads(text.num_kv_heads).num, text.head_dim, windows)
+        heads, kv_heads = tp.share(text.num_heads), tp.heads(text.num_kv_heads).num
+        return cls(heads, kv_heads, text.head_dim, windows, text.attention_scale)
+
+    @property
+    def scale(self) -> float:
+        """Of the products of queries and keys."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
     @property
     def group_size(self) -> int:

@@ -81,12 +81,12 @@ class SdpaAttention:
         kv.nan_to_num_(0.0, 0.0, 0.0)
         tokens = layer_kv.flatten(0, 1)
         tokens.index_copy_(0, metadata.slot_mapping, kv)
-        out = torch.empty_like(q)
+        out, scale = torch.empty_like(q), self._spec.scale
         for group in metadata.decodes:
-            out[group.rows] = _decode(q[group.rows], layer_kv, group.blocks, group.masks[window])
+            out[group.rows] = _decode(q[group.rows], layer_kv, group.blocks, group.masks[window], scale)
         for chunk in metadata.chunks:
             context = kv[chunk.rows] if chunk.context is None else tokens.index_select(0, chunk.context)
-            out[chunk.rows] = _prefill(q[chunk.rows], context, chunk.masks.get(window))
+            out[chunk.rows] = _prefill(q[chunk.rows], context, chunk.masks.get(window), scale)
         return out
 
     def copy_tokens(self, kv_cache: torch.Tensor, copies: Sequence[BlockCopy]) -> None:
@@ -154,21 +154,23 @@ class SdpaMetadataBuilder:
         return torch.from_numpy(values).to(self._device)
 
 
-def _decode(q: torch.Tensor, layer_kv: torch.Tensor, blocks: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _decode(
+    q: torch.Tensor, layer_kv: torch.Tensor, blocks: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
     n, heads, dim = q.shape
     kv_heads = layer_kv.shape[3]
     pages = layer_kv.index_select(0, blocks)
     k, v = pages.view(n, -1, 2, kv_heads, dim).permute(2, 0, 3, 1, 4)  # each [n, kv_heads, tokens, dim]
     rows = q.reshape(n, kv_heads, heads // kv_heads, dim)
-    return F.scaled_dot_product_attention(rows, k, v, attn_mask=mask).reshape(n, heads, dim)
+    return F.scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=scale).reshape(n, heads, dim)
 
 
-def _prefill(q: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+def _prefill(q: torch.Tensor, kv: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
     """Causal without a mask."""
     n, heads, dim = q.shape
     kv_heads = kv.shape[2]
     group = heads // kv_heads
     k, v = kv.permute(1, 2, 0, 3)[:, None].expand(2, group, kv_heads, -1, dim)
     rows = q.view(n, kv_heads, group, dim).permute(2, 1, 0, 3)  # [group, kv_heads, n, dim]
-    attended = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask, is_causal=mask is None)
+    attended = F.scaled_dot_product_attention(rows, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
     return attended.permute(2, 1, 0, 3).reshape(n, heads, dim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,12 +34,14 @@ class SelfAttention(nn.Module):
         super().__init__()
         self._backend, self._ops, self.rope, self.window = backend, context.ops, rope, window
         self._heads, self._kv_heads, self._dim, *_ = AttentionSpec.of(spec, context.tp)
-        hidden, dim, eps = spec.hidden_size, spec.head_dim, spec.rms_eps
+        hidden, dim = spec.hidden_size, spec.head_dim
         kv = (Projection(name, spec.num_kv_heads, dim) for name in ("k_proj", "v_proj"))
         outs = [Projection("q_proj", spec.num_heads, dim), *kv]
         self.qkv = ColumnParallelLinear(hidden, outs, bias=spec.qkv_bias, context=context)
-        norms = [RmsNorm(name, dim, eps, context=context) if spec.qk_norm else None for name in ("q_norm", "k_norm")]
-        self.q_norm, self.k_norm = norms
+        self.q_norm = self.k_norm = None
+        if spec.qk_norm:
+            norm = partial(RmsNorm, size=dim, eps=spec.rms_eps, offset=spec.norm_offset, context=context)
+            self.q_norm, self.k_norm = norm("q_norm"), norm("k_norm")
         self.out = RowParallelLinear(
             "o_proj", spec.num_heads * dim, hidden, bias=spec.attention_out_bias, context=context
         )

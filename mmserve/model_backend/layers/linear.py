@@ -87,6 +87,21 @@ class ColumnParallelLinear(LinearLayer):
             row = end
 
 
+class ReplicatedLinear(LinearLayer):
+    """[T, in] -> [T, out], the same on every rank. Never quantized: for small matrices whose results decide much."""
+
+    def __init__(self, name: str, in_size: int, out_size: int, *, context: LayerContext) -> None:
+        super().__init__()
+        self._name, self._shape = context.prefix + name, (out_size, in_size)
+        self.method = context.linear_method(LinearShape.full(*self._shape, (self._name,), quantizable=False))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.method.apply(x)
+
+    def targets(self) -> Iterator[tuple[str, Target]]:
+        yield from self.method.targets(LinearShard(self._name, self._shape, slice(0, self._shape[0]), dim=0, start=0))
+
+
 class RowParallelLinear(LinearLayer):
     """[T, in / ranks] -> added to a residual [T, out], summed over ranks; the bias is added once, after the sum."""
 
@@ -103,6 +118,10 @@ class RowParallelLinear(LinearLayer):
             return self.method.apply(x, self.bias, residual)
         residual.add_(self._tp.sum(self.method.apply(x)))
         return residual if self.bias is None else residual.add_(self.bias)
+
+    def summand(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, in / ranks] -> [T, out], which the ranks must add up; without the bias."""
+        return self.method.apply(x)
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         rows, start = slice(0, self._shape[0]), self._tp.rank * self.in_size

@@ -22,11 +22,12 @@ class LinearShape(NamedTuple):
     names: tuple[str, ...] = ()
     """Canonical names of the checkpoint's matrices that it holds: one, or several that are fused. A platform needs them
     for quantized checkpoints that leave some modules unconverted."""
+    quantizable: bool = True
 
     @classmethod
-    def full(cls, out_size: int, in_size: int, names: tuple[str, ...] = ()) -> LinearShape:
+    def full(cls, out_size: int, in_size: int, names: tuple[str, ...] = (), *, quantizable: bool = True) -> LinearShape:
         """Without padding."""
-        return cls(out_size, in_size, out_size, names)
+        return cls(out_size, in_size, out_size, names, quantizable)
 
 
 class LinearMethod(Protocol):

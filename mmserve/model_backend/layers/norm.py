@@ -12,12 +12,16 @@ from mmserve.model_backend.layers.target import Target
 
 
 class RmsNorm(nn.Module):
-    """[T, size] -> [T, size]; statistics in float32."""
+    """[T, size] -> [T, size]; statistics in float32.
 
-    def __init__(self, name: str, size: int, eps: float, *, context: LayerContext) -> None:
+    ``offset`` is added to the weights when they are loaded. The sums are float32, because in 16 bits they would lose
+    the last bits of the weights.
+    """
+
+    def __init__(self, name: str, size: int, eps: float, *, context: LayerContext, offset: float = 0.0) -> None:
         super().__init__()
-        self._name, self._ops, self._eps = context.prefix + name, context.ops, eps
-        self.weight = context.empty(size)
+        self._name, self._ops, self._eps, self._offset = context.prefix + name, context.ops, eps, offset
+        self.weight = context.empty(size).float() if offset else context.empty(size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._ops.rms_norm(x, self.weight, self._eps)
@@ -27,7 +31,7 @@ class RmsNorm(nn.Module):
         self._ops.head_norm_(x, self.weight, self._eps)
 
     def targets(self) -> Iterator[tuple[str, Target]]:
-        yield f"{self._name}.weight", Target(self.weight, tuple(self.weight.shape))
+        yield f"{self._name}.weight", Target(self.weight, tuple(self.weight.shape), offset=self._offset)
 
 
 class LayerNorm(nn.Module):

@@ -14,7 +14,7 @@ class Ops(Protocol):
     """``platforms.reference.TorchOps`` defines the results; other implementations compute the same faster."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """[T, size]; statistics in float32."""
+        """[T, size]; statistics in float32. Weights may be float32 where x is not."""
         ...
 
     def head_norm_(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:

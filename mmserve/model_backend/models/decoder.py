@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from mmserve.checkpoint.spec import TextSpec
+from mmserve.checkpoint.spec import LayerSpec, TextSpec
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec
 from mmserve.model_backend.layers.attention import SelfAttention
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.embedding import VocabParallelEmbedding
 from mmserve.model_backend.layers.mlp import GatedMlp
+from mmserve.model_backend.layers.moe import MoeMlp
 from mmserve.model_backend.layers.norm import RmsNorm
 from mmserve.model_backend.layers.rotary import Angles, Rotary
 from mmserve.model_backend.layers.target import Target
@@ -21,23 +23,26 @@ from mmserve.model_backend.models.interface import DecoderLayerWeights, DecoderW
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each behind a norm and added to the residual stream."""
+    """Attention and MLP, each behind a norm and added to the residual stream, perhaps through another norm."""
 
     def __init__(
         self,
         spec: TextSpec,
         backend: AttentionBackend[Any],
         *,
+        layer: LayerSpec,
         rope: int | None,
-        window: int | None,
         context: LayerContext,
     ) -> None:
         super().__init__()
-        self.attention_norm = RmsNorm("input_layernorm", spec.hidden_size, spec.rms_eps, context=context)
+        norm = partial(_norm, spec=spec, context=context)
+        self.attention_norm = norm("input_layernorm")
         below = context.below("self_attn.")
-        self.attention = SelfAttention(spec, backend, rope=rope, window=window, context=below)
-        self.mlp_norm = RmsNorm("post_attention_layernorm", spec.hidden_size, spec.rms_eps, context=context)
-        self.mlp = GatedMlp(spec, context=context.below("mlp."))
+        self.attention = SelfAttention(spec, backend, rope=rope, window=layer.window, context=below)
+        self.after_attention_norm = norm("post_attention_layernorm") if spec.sandwich_norms else None
+        self.mlp_norm = norm("pre_feedforward_layernorm" if spec.sandwich_norms else "post_attention_layernorm")
+        self.mlp = _mlp(spec, layer, context.below("mlp."))
+        self.after_mlp_norm = norm("post_feedforward_layernorm") if spec.sandwich_norms else None
 
     def forward(
         self,
@@ -51,11 +56,14 @@ class DecoderLayer(nn.Module):
         attended = self.attention.attend(self.attention_norm(hidden), angles, layer_kv, metadata)
         if logits_indices is not None:
             attended, hidden = attended[logits_indices], hidden[logits_indices]
-        hidden = self.attention.out(attended, hidden)
-        return self.mlp(self.mlp_norm(hidden), hidden)  # type: ignore[no-any-return]
+        hidden = _add(self.attention.out, attended, self.after_attention_norm, hidden)
+        return _add(self.mlp, self.mlp_norm(hidden), self.after_mlp_norm, hidden)
 
-    def weights(self) -> DecoderLayerWeights:
+    def weights(self) -> DecoderLayerWeights | None:
+        """None for a layer with experts."""
         attention, mlp = self.attention, self.mlp
+        if not isinstance(mlp, GatedMlp):
+            return None
         return DecoderLayerWeights(
             attention_norm=self.attention_norm.weight,
             mlp_norm=self.mlp_norm.weight,
@@ -65,13 +73,35 @@ class DecoderLayer(nn.Module):
             down=mlp.down,
             q_norm=None if attention.q_norm is None else attention.q_norm.weight,
             k_norm=None if attention.k_norm is None else attention.k_norm.weight,
+            after_attention_norm=None if self.after_attention_norm is None else self.after_attention_norm.weight,
+            after_mlp_norm=None if self.after_mlp_norm is None else self.after_mlp_norm.weight,
             rope=attention.rope,
             window=attention.window,
         )
 
     def targets(self) -> Iterator[tuple[str, Target]]:
-        for part in (self.attention_norm, self.attention, self.mlp_norm, self.mlp):
-            yield from part.targets()
+        parts = (self.attention_norm, self.attention, self.after_attention_norm)
+        for part in (*parts, self.mlp_norm, self.mlp, self.after_mlp_norm):
+            yield from () if part is None else part.targets()
+
+
+def _mlp(spec: TextSpec, layer: LayerSpec, context: LayerContext) -> GatedMlp | MoeMlp:
+    if not layer.experts:
+        return GatedMlp(spec, context=context)
+    assert spec.moe is not None, "experts of unknown size"
+    return MoeMlp(spec, spec.moe, context=context)
+
+
+def _norm(name: str, spec: TextSpec, context: LayerContext) -> RmsNorm:
+    """Of hidden states."""
+    return RmsNorm(name, spec.hidden_size, spec.rms_eps, offset=spec.norm_offset, context=context)
+
+
+def _add(block: nn.Module, x: torch.Tensor, norm: RmsNorm | None, hidden: torch.Tensor) -> torch.Tensor:
+    """``hidden``, to which the block's result, or its norm, was added in place."""
+    if norm is None:
+        return block(x, hidden)  # type: ignore[no-any-return]
+    return hidden.add_(norm(block(x, torch.zeros_like(hidden))))
 
 
 class Decoder(nn.Module):
@@ -84,17 +114,18 @@ class Decoder(nn.Module):
         context = context.below("text.")
         self.embedding = VocabParallelEmbedding("embed_tokens", spec.vocab_size, spec.hidden_size, context=context)
         self.layers = nn.ModuleList(
-            DecoderLayer(spec, backend, rope=rope, window=layer.window, context=context.below(f"layers.{index}."))
+            DecoderLayer(spec, backend, layer=layer, rope=rope, context=context.below(f"layers.{index}."))
             for index, (layer, rope) in enumerate(zip(spec.layers, rotary.ropes, strict=True))
         )
-        self.norm = RmsNorm("norm", spec.hidden_size, spec.rms_eps, context=context)
+        self.norm = _norm("norm", spec, context)
         self.head = self.embedding
         if not spec.tie_embeddings:
             self.head = VocabParallelEmbedding("lm_head", spec.vocab_size, spec.hidden_size, context=context)
         self._spec, self._tp, self._backend, self._rotary = spec, context.tp, backend, rotary
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return self.embedding.embed(token_ids)
+        rows, scale = self.embedding.embed(token_ids), self._spec.embedding_scale
+        return rows if scale is None else rows.mul_(torch.tensor(scale, dtype=rows.dtype))
 
     def forward(
         self,
@@ -117,10 +148,14 @@ class Decoder(nn.Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         return self.head.logits(self.normalized(hidden))
 
-    def decoder_weights(self) -> DecoderWeights:
+    def decoder_weights(self) -> DecoderWeights | None:
         spec, tp = self._spec, self._tp
+        found = (layer.weights() for layer in self.layers if isinstance(layer, DecoderLayer))
+        layers = [layer for layer in found if layer is not None]
+        if len(layers) < len(self.layers):
+            return None
         return DecoderWeights(
-            layers=[layer.weights() for layer in self.layers if isinstance(layer, DecoderLayer)],
+            layers=layers,
             hidden_size=spec.hidden_size,
             intermediate_size=tp.share(spec.intermediate_size),
             heads=AttentionSpec.of(spec, tp),

@@ -15,7 +15,7 @@ from mmserve.model_backend.layers.target import Targets
 
 
 class DecoderLayerWeights(NamedTuple):
-    """One layer of a pre-norm decoder; the norms' weights are [hidden], those of heads [dim]."""
+    """One layer of a decoder; the norms' weights are [hidden], those of heads [dim]."""
 
     attention_norm: torch.Tensor
     mlp_norm: torch.Tensor
@@ -25,6 +25,9 @@ class DecoderLayerWeights(NamedTuple):
     down: LinearLayer
     q_norm: torch.Tensor | None = None
     k_norm: torch.Tensor | None = None
+    after_attention_norm: torch.Tensor | None = None
+    after_mlp_norm: torch.Tensor | None = None
+    """See ``TextSpec.sandwich_norms``."""
     rope: int | None = 0
     """Its row of ``Angles``, None if it rotates nothing."""
     window: int | None = None
@@ -32,7 +35,7 @@ class DecoderLayerWeights(NamedTuple):
 
 
 class DecoderWeights(NamedTuple):
-    """A whole decoder on this rank, of layers of RMSNorm, GQA, RMSNorm, gated MLP."""
+    """A whole decoder on this rank, of layers of RMSNorm, GQA, RMSNorm, gated MLP, with two more norms or without."""
 
     layers: Sequence[DecoderLayerWeights]
     hidden_size: int

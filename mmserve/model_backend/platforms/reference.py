@@ -47,10 +47,10 @@ class TorchOps:
     """See ``layers.ops.Ops``."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return F.rms_norm(x, weight.shape, weight, eps)
+        return F.rms_norm(x.to(weight.dtype), weight.shape, weight, eps).to(x.dtype)
 
     def head_norm_(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-        x.copy_(F.rms_norm(x, weight.shape, weight, eps))
+        x.copy_(self.rms_norm(x, weight, eps))
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
         return F.layer_norm(x, weight.shape, weight, bias, eps)

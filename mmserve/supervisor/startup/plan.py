@@ -169,11 +169,11 @@ def _weights_nbytes(deployment: Deployment) -> int:
         return num_stored * element_nbytes
     text = model.text
     heads = (2 * text.num_heads + 2 * text.num_kv_heads) * text.head_dim
-    layers = text.num_layers * text.hidden_size * (heads + 3 * text.intermediate_size)
+    layers = text.num_layers * text.hidden_size * heads + text.num_mlp_weights
     embedding = text.vocab_size * text.hidden_size
     tables = embedding if text.tie_embeddings else 2 * embedding
     quantized = layers * _QUANTIZED_BITS[quantization] + tables * _QUANTIZED_BITS["int8"]
-    largest = max(embedding, 2 * text.intermediate_size * text.hidden_size)  # in float32 until it is quantized
+    largest = max(embedding, 2 * max(text.intermediate_sizes) * text.hidden_size)  # in float32 until it is quantized
     return int(quantized / 8) + (max(0, num_stored - layers - tables) + largest) * element_nbytes
 
 

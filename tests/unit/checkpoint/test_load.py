@@ -182,8 +182,11 @@ def test_eos_ids_of_generation_config_and_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM is not supported; .* LlamaForCausalLM, Mis"),
-        ({"model_type": "qwen3_moe"}, "qwen3_moe is not supported"),
+        ({"architectures": ["Qwen2MoeForCausalLM"]}, "Qwen2MoeForCausalLM is not supported; .* LlamaForCausalLM, Mis"),
+        ({"model_type": "qwen2_moe"}, "qwen2_moe is not supported"),
+        ({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok 5 of 4"),
+        ({"model_type": "gemma3_text", "final_logit_softcapping": 30.0}, "soft cap"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "encoder"),
         ({**LLAVA_7B, "text_config": {"model_type": "llava"}}, "text model 'llava'"),
         ({"model_type": "qwen2", "layer_types": ["full_attention", "linear_attention"] * 16}, "linear_attention"),
         ({"model_type": "qwen3", "layer_types": ["full_attention"]}, "names 1 layers of 32"),
@@ -220,11 +223,46 @@ def test_an_unsupported_model_is_refused_with_one_line(tmp_path: Path, config: d
         ({"model_type": "qwen2", "max_window_layers": 2, "use_sliding_window": True}, [None, None, 4096, 4096]),
         ({"model_type": "smollm3"}, [None] * 4),
         ({"model_type": "smollm3", "use_sliding_window": True, "sliding_window": 64}, [None, None, None, 64]),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 3}, [4096, 4096, None, 4096]),
+        ({"model_type": "qwen3_moe", "use_sliding_window": True}, [4096] * 4),
     ],
 )
 def test_windows_of_the_layers(tmp_path: Path, config: dict[str, Any], windows: list[int | None]) -> None:
     text = load(checkpoint(tmp_path, {**config, "num_hidden_layers": 4})).text
     assert [layer.window for layer in text.layers] == windows
+
+
+def test_gemma_3_as_published_before_transformers_5(tmp_path: Path) -> None:
+    """``rope_theta`` and ``rope_scaling`` are those of the layers without a window."""
+    config = {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 2,
+        "sliding_window_pattern": 2,
+        "rope_theta": 1_000_000,
+        "rope_local_base_freq": 20_000,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    }
+    text = load(checkpoint(tmp_path, config)).text
+    local, whole = text.layers
+    assert local.rope == Rope(theta=2e4, original_max_position=131072)
+    assert whole.rope == Rope(theta=1e6, kind="linear", factor=8.0, original_max_position=131072)
+    assert (text.attention_scale, text.embedding_scale, text.activation) == (1 / 16, 48.0, "gelu_pytorch_tanh")
+
+
+@pytest.mark.parametrize(
+    ("config", "experts"),
+    [
+        ({}, [True] * 4),
+        ({"decoder_sparse_step": 2}, [False, True, False, True]),
+        ({"mlp_only_layers": [0, 3]}, [False, True, True, False]),
+    ],
+)
+def test_layers_with_experts(tmp_path: Path, config: dict[str, Any], experts: list[bool]) -> None:
+    text = load(checkpoint(tmp_path, {"model_type": "qwen3_moe", "num_hidden_layers": 4, **config})).text
+    assert [layer.experts for layer in text.layers] == experts
+    assert text.intermediate_sizes == ((768,) if all(experts) else (6144, 768))
+    assert text.num_mlp_weights == 3 * 2048 * (experts.count(False) * 6144 + experts.count(True) * 128 * 768)
 
 
 def test_a_family_is_imported_when_it_is_used() -> None:

@@ -79,6 +79,7 @@ class PagedCpuAttention:
             kv.shape[2],
             dim,
             window or 0,
+            self._spec.scale,
         )
         return out
 

@@ -11,8 +11,12 @@ from mmserve.model_backend.layers.linear import LinearLayer
 from mmserve.model_backend.models.interface import DecoderLayerWeights, DecoderWeights
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention, PagedCpuMetadata
 from mmserve.model_backend.platforms.cpu.memory import MAX_MLP_ROWS
-from mmserve.model_backend.platforms.cpu.ops import SILU_NAMES
+from mmserve.model_backend.platforms.cpu.ops import GATES
 from mmserve.model_backend.platforms.cpu.packing import KernelLinear
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 class _Matrix(ctypes.Structure):
@@ -22,8 +26,7 @@ class _Matrix(ctypes.Structure):
     def of(cls, layer: LinearLayer) -> _Matrix:
         method = layer.method
         assert isinstance(method, KernelLinear)
-        bias = None if layer.bias is None else layer.bias.data_ptr()
-        return cls(method.packed.data_ptr(), bias, method.format, method.in_size, method.out_size)
+        return cls(method.packed.data_ptr(), _address(layer.bias), method.format, method.in_size, method.out_size)
 
 
 class _Layer(ctypes.Structure):
@@ -32,6 +35,8 @@ class _Layer(ctypes.Structure):
         ("mlp_norm", c_void_p),
         ("q_norm", c_void_p),
         ("k_norm", c_void_p),
+        ("after_attention_norm", c_void_p),
+        ("after_mlp_norm", c_void_p),
         ("rope", c_int64),
         ("window", c_int64),
         *((name, _Matrix) for name in ("qkv", "out", "gate_up", "down")),
@@ -42,8 +47,10 @@ class _Layer(ctypes.Structure):
         return cls(
             attention_norm=layer.attention_norm.data_ptr(),
             mlp_norm=layer.mlp_norm.data_ptr(),
-            q_norm=None if layer.q_norm is None else layer.q_norm.data_ptr(),
-            k_norm=None if layer.k_norm is None else layer.k_norm.data_ptr(),
+            q_norm=_address(layer.q_norm),
+            k_norm=_address(layer.k_norm),
+            after_attention_norm=_address(layer.after_attention_norm),
+            after_mlp_norm=_address(layer.after_mlp_norm),
             rope=-1 if layer.rope is None else layer.rope,
             window=layer.window or 0,
             qkv=_Matrix.of(layer.qkv),
@@ -55,8 +62,9 @@ class _Layer(ctypes.Structure):
 
 class _Shape(ctypes.Structure):
     _fields_ = (
-        *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "dim", "rotary", "mlp_rows")),
-        ("eps", c_float),
+        *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "dim", "rotary")),
+        *((name, c_int64) for name in ("mlp_rows", "activation")),
+        *((name, c_float) for name in ("eps", "attention_scale")),
     )
 
 
@@ -78,9 +86,9 @@ class CompiledDecoder:
         self._decode = kernels.mm_decoder
         self._weights, self._rotary = weights, weights.rotary
         self._layers = (_Layer * len(weights.layers))(*map(_Layer.of, weights.layers))
-        heads, kv_heads, dim, _ = weights.heads
+        heads, kv_heads, dim, *_ = weights.heads
         sizes = (len(weights.layers), weights.hidden_size, heads, kv_heads, dim, self._rotary.size, MAX_MLP_ROWS)
-        self._shape = ctypes.byref(_Shape(*sizes, weights.eps))
+        self._shape = ctypes.byref(_Shape(*sizes, GATES[weights.activation], weights.eps, weights.heads.scale))
 
     def forward(
         self,
@@ -106,7 +114,7 @@ def compile_decoder(kernels: ctypes.CDLL, weights: DecoderWeights) -> CompiledDe
     compilable = (
         weights.tp_size == 1
         and isinstance(weights.attention, PagedCpuAttention)
-        and weights.activation in SILU_NAMES
+        and weights.activation in GATES
         and weights.hidden_size % 8 == weights.intermediate_size % 8 == 0
         and all(isinstance(linear.method, KernelLinear) for linear in linears)
     )

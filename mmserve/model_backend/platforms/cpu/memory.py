@@ -19,7 +19,7 @@ def step_nbytes(deployment: Deployment) -> int:
     allocator.
     """
     text, tokens = deployment.model.text, deployment.config.max_num_batched_tokens
-    mlp = min(tokens, MAX_MLP_ROWS) * (5 * text.intermediate_size // deployment.config.tp)
+    mlp = min(tokens, MAX_MLP_ROWS) * (5 * max(text.intermediate_sizes) // deployment.config.tp)
     return (tokens * 6 * text.hidden_size + mlp) * DTYPE_BYTES[deployment.dtype]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -12,7 +13,8 @@ from mmserve.model_backend.platforms.reference import TorchOps, quick_gelu
 
 _VECTOR = 8
 """Numbers in a vector of the kernels, which compute whole vectors only."""
-SILU_NAMES = frozenset({"silu", "swish"})
+GATES = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1}
+"""Activations of a gate that the kernels compute, with the kernels' numbers for them."""
 
 
 class KernelOps(TorchOps):
@@ -52,7 +54,7 @@ class KernelOps(TorchOps):
         return self._quick_gelu if name == "quick_gelu" else super().activation(name)
 
     def act_and_mul(self, name: str) -> Activation:
-        return self._silu_and_mul if name in SILU_NAMES else super().act_and_mul(name)
+        return partial(self._act_and_mul, name) if name in GATES else super().act_and_mul(name)
 
     def encoder_attention(self, qkv: torch.Tensor, num_heads: int, lengths: Sequence[int]) -> torch.Tensor:
         rows, width = qkv.shape
@@ -71,10 +73,10 @@ class KernelOps(TorchOps):
         self._kernels.mm_quick_gelu(x.data_ptr(), x.numel() // x.shape[-1], x.shape[-1])
         return x
 
-    def _silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+    def _act_and_mul(self, name: str, x: torch.Tensor) -> torch.Tensor:
         rows, width = x.shape
         if width % (2 * _VECTOR):
-            return super().act_and_mul("silu")(x)
+            return super().act_and_mul(name)(x)
         out = torch.empty(rows, width // 2)
-        self._kernels.mm_silu_gate(x.data_ptr(), out.data_ptr(), rows, width // 2)
+        self._kernels.mm_act_and_mul(x.data_ptr(), out.data_ptr(), rows, width // 2, GATES[name])
         return out

@@ -42,6 +42,7 @@ class CpuPlatform(TorchPlatform):
         return super().ops() if self.kernels is None else KernelOps(self.kernels)
 
     def linear_method(self, quantization: Quantization, shape: LinearShape) -> LinearMethod:
+        quantization = quantization if shape.quantizable else "none"
         if quantization == "int4" and self.kernels is not None:
             return Int4Linear(self.kernels, shape)
         if quantization == "none" and not self._packs(shape) and onednn_works(self.dtype):

@@ -150,8 +150,7 @@ def _decoder(kernels: ctypes.CDLL) -> bool:
     backend = PagedCpuAttention(kernels, _HEADS)
     model = _tiny_decoder(kernels, backend)
     weights = model.decoder_weights()
-    compiled = None if weights is None else compile_decoder(kernels, weights)
-    if compiled is None:
+    if weights is None or (compiled := compile_decoder(kernels, weights)) is None:
         return False
     step, limits = _prompt()
     metadata = backend.builder(limits).build(step)
@@ -238,7 +237,10 @@ _CHECKS: dict[str, Callable[[ctypes.CDLL], bool]] = {
     ),
     "mm_rotate": partial(_same_operation, _rotated),
     "mm_quick_gelu": partial(_same_operation, lambda ops: ops.activation("quick_gelu")(_random(5, 32))),
-    "mm_silu_gate": partial(_same_operation, lambda ops: ops.act_and_mul("silu")(_random(5, 32))),
+    "mm_act_and_mul": partial(
+        _same_operation,
+        lambda ops: torch.cat([ops.act_and_mul(name)(_random(5, 32)) for name in ("silu", "gelu_pytorch_tanh")]),
+    ),
     "mm_attention": _attention,
     "mm_encoder_attention": partial(
         _same_operation, lambda ops: ops.encoder_attention(_random(140, 144), 2, (70, 17, 53))

@@ -39,8 +39,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3, tied, biased": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
     "qwen3, narrow heads": ("qwen3", {"head_dim": 12}),
     "smollm3": ("smollm3", {"hidden_size": 128}),
+    "qwen3_moe": ("qwen3_moe", {}),
+    "qwen3 moe, router's weights, window": (
+        "qwen3_moe",
+        {"norm_topk_prob": False, "use_sliding_window": True, "sliding_window": 19, "num_experts_per_tok": 3},
+    ),
+    "gemma3_text": ("gemma3_text", {}),
+    "gemma3, narrow heads, tied": ("gemma3_text", {"head_dim": 12, "tie_word_embeddings": True}),
 }
-FAMILIES = ["mistral", "ministral", "qwen2", "qwen3", "smollm3"]
+FAMILIES = ["mistral", "ministral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "gemma3_text"]
 Checkpoints = Callable[[str], Path]
 NewRunner = Callable[..., ModelRunner]
 
@@ -153,7 +160,16 @@ def test_config_as_published_before_transformers_5(tmp_path: Path) -> None:
 
 
 def with_layers(model: ModelSpec, change: Callable[[LayerSpec], LayerSpec]) -> ModelSpec:
-    return replace(model, text=replace(model.text, layers=tuple(map(change, model.text.layers))))
+    return with_text(model, layers=tuple(map(change, model.text.layers)))
+
+
+def with_text(model: ModelSpec, **changes: Any) -> ModelSpec:
+    return replace(model, text=replace(model.text, **changes))
+
+
+def with_moe(model: ModelSpec, **changes: Any) -> ModelSpec:
+    assert model.text.moe is not None
+    return with_text(model, moe=replace(model.text.moe, **changes))
 
 
 def with_rope(model: ModelSpec, **changes: Any) -> ModelSpec:
@@ -170,6 +186,13 @@ MUTATIONS: dict[str, tuple[str, Callable[[ModelSpec], ModelSpec]]] = {
     "rotation in all layers": ("smollm3", lambda model: with_rope(model)),
     "another theta": ("qwen2", lambda model: with_rope(model, theta=9e5)),
     "yarn's amplitude forgotten": ("qwen2, yarn", lambda model: with_rope(model, amplitude=1.0)),
+    "one rope for all layers": ("gemma3_text", lambda model: with_rope(model, theta=1e6, kind="linear", factor=8.0)),
+    "the usual attention scale": ("gemma3_text", lambda model: with_text(model, attention_scale=None)),
+    "embeddings as they are stored": ("gemma3_text", lambda model: with_text(model, embedding_scale=None)),
+    "norms without an offset": ("gemma3_text", lambda model: with_text(model, norm_offset=0.0)),
+    "silu": ("gemma3_text", lambda model: with_text(model, activation="silu")),
+    "probabilities as weights of experts": ("qwen3_moe", lambda model: with_moe(model, renormalize=False)),
+    "one expert less": ("qwen3_moe", lambda model: with_moe(model, top_k=1)),
 }
 
 

@@ -26,6 +26,7 @@ struct Job {
     const int64_t* tiles;   // [tiles, 4]: first token, number of tokens, position of the first, block table
     float* out;             // [T, heads, dim]
     int64_t q_stride, table_stride, heads, kv_heads, dim;
+    float scale;         // of the products of queries and keys
     bool causal = true;  // if false, a row attends up to the last position of its tile
     int64_t window = 0;  // if not 0, a row attends to this many positions, the last of which is its own
 };
@@ -46,10 +47,9 @@ struct KvCache {
 
 inline void gather_queries(const Job& job, const int64_t* t, int64_t kv_head, float* rows) {
     const int64_t group = job.heads / job.kv_heads;
-    const float scale = 1.f / std::sqrt(static_cast<float>(job.dim));
     for (int64_t token = 0; token < t[1]; ++token) {
         const float* from = job.q + (t[0] + token) * job.q_stride + kv_head * group * job.dim;
-        for (int64_t i = 0; i < group * job.dim; ++i) rows[token * group * job.dim + i] = from[i] * scale;
+        for (int64_t i = 0; i < group * job.dim; ++i) rows[token * group * job.dim + i] = from[i] * job.scale;
     }
 }
 

@@ -19,17 +19,19 @@ struct Matrix {
 struct Layer {
     const float* attention_norm;
     const float* mlp_norm;
-    const float *q_norm, *k_norm;  // [dim], or both null
-    int64_t rope;                  // which of the step's ropes turns the heads; -1: none
-    int64_t window;                // as in mm_attention
+    const float *q_norm, *k_norm;                         // [dim], or both null
+    const float *after_attention_norm, *after_mlp_norm;  // or both null
+    int64_t rope;                                         // which of the step's ropes turns the heads; -1: none
+    int64_t window;                                       // as in mm_attention
     Matrix qkv, attention_out, gate_up, down;
 };
 
 struct Shape {
     int64_t layers, hidden, heads, kv_heads, dim;
-    int64_t rotary;    // numbers of each head that turn, its first
-    int64_t mlp_rows;  // rows of an MLP computed at one time, as its intermediate results are wide
-    float eps;
+    int64_t rotary;      // numbers of each head that turn, its first
+    int64_t mlp_rows;    // rows of an MLP computed at one time, as its intermediate results are wide
+    int64_t activation;  // as in mm_act_and_mul
+    float eps, attention_scale;
 };
 
 struct Step {
@@ -78,13 +80,26 @@ void run(const Layer* layers, const Shape& shape, const Step& step) {
             gather(step, hidden, size);
             rows = step.num_logits;
         }
-        Ops::multiply(layer.attention_out, attended.get(), hidden, rows, true);
+        if (layer.after_attention_norm) {
+            Ops::multiply(layer.attention_out, attended.get(), normed.get(), rows, false);
+            Ops::norm(normed.get(), layer.after_attention_norm, shape.eps, normed.get(), rows, size);
+            Ops::add(normed.get(), hidden, rows, size);
+        } else {
+            Ops::multiply(layer.attention_out, attended.get(), hidden, rows, true);
+        }
         Ops::norm(hidden, layer.mlp_norm, shape.eps, normed.get(), rows, size);
         for (int64_t first = 0; first < rows; first += mlp_rows) {
             const int64_t count = std::min(mlp_rows, rows - first);
             Ops::multiply(layer.gate_up, normed.get() + first * size, gate_up.get(), count, false);
-            Ops::silu_and_mul(gate_up.get(), gated.get(), count, inner);
-            Ops::multiply(layer.down, gated.get(), hidden + first * size, count, true);
+            Ops::act_and_mul(gate_up.get(), gated.get(), count, inner, shape.activation);
+            float *to = hidden + first * size, *result = normed.get() + first * size;
+            if (layer.after_mlp_norm) {
+                Ops::multiply(layer.down, gated.get(), result, count, false);
+                Ops::norm(result, layer.after_mlp_norm, shape.eps, result, count, size);
+                Ops::add(result, to, count, size);
+            } else {
+                Ops::multiply(layer.down, gated.get(), to, count, true);
+            }
         }
     }
 }

@@ -33,6 +33,22 @@ void rms_norm(const float* x, const float* weight, float eps, float* out, int64_
     for (int64_t i = 0; i < size; ++i) out[i] = x[i] * scale * weight[i];
 }
 
+// x (1 + tanh(z)) / 2 = x sigmoid(2 z), with z = sqrt(2 / pi) (x + 0.044715 x^3).
+inline tile::f32x8 gelu_tanh(tile::f32x8 x) {
+    return x * softmax::sigmoid(1.5957691216f * (x + 0.044715f * x * x * x));
+}
+
+// act maps 8 numbers.
+template <class Act>
+void act_and_mul(const float* x, float* out, int64_t rows, int64_t size, const Act& act) {
+    pool::parallel_for_rows(rows, 4 * size, [=](int64_t row) {
+        const float *gate = x + row * 2 * size, *up = gate + size;
+        for (int64_t i = 0; i < size; i += 8)
+            tile::store(out + row * size + i,
+                        act(tile::load<tile::f32x8>(gate + i)) * tile::load<tile::f32x8>(up + i));
+    });
+}
+
 }  // namespace
 
 extern "C" {
@@ -120,15 +136,12 @@ void mm_rotate(float* x, int64_t stride, const float* cos, const float* sin, int
     });
 }
 
-// x [rows, 2 * size]: gate, then up. out = silu(gate) * up: [rows, size].
-void mm_silu_gate(const float* x, float* out, int64_t rows, int64_t size) {
-    pool::parallel_for_rows(rows, 4 * size, [=](int64_t row) {
-        const float *gate = x + row * 2 * size, *up = gate + size;
-        for (int64_t i = 0; i < size; i += 8) {
-            const tile::f32x8 g = tile::load<tile::f32x8>(gate + i);
-            tile::store(out + row * size + i, g * softmax::sigmoid(g) * tile::load<tile::f32x8>(up + i));
-        }
-    });
+// x [rows, 2 * size]: gate, then up. out = act(gate) * up: [rows, size]. activation: 0 silu, 1 gelu, tanh form.
+void mm_act_and_mul(const float* x, float* out, int64_t rows, int64_t size, int64_t activation) {
+    if (activation == 0)
+        act_and_mul(x, out, rows, size, [](tile::f32x8 gate) { return gate * softmax::sigmoid(gate); });
+    else
+        act_and_mul(x, out, rows, size, gelu_tanh);
 }
 
 // x = x * sigmoid(1.702 x), in place: [rows, size].
@@ -145,12 +158,12 @@ void mm_quick_gelu(float* x, int64_t rows, int64_t size) {
 // kv: [rows, 2, kv_heads, dim], rows q_stride apart. window: 0 for none.
 void mm_attention(const float* q, const float* kv, const int64_t* slot_mapping, float* layer_kv, const int64_t* tables,
                   const int64_t* tiles, float* out, int64_t rows, int64_t num_tiles, int64_t q_stride,
-                  int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t dim, int64_t window) {
+                  int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t dim, int64_t window, float scale) {
     const int64_t elements = 2 * kv_heads * dim;
     pool::parallel_for_rows(rows, elements, [=](int64_t row) {
         std::memcpy(layer_kv + slot_mapping[row] * elements, kv + row * q_stride, elements * sizeof(float));
     });
-    attention::run({q, layer_kv, tables, tiles, out, q_stride, table_stride, heads, kv_heads, dim, true, window},
+    attention::run({q, layer_kv, tables, tiles, out, q_stride, table_stride, heads, kv_heads, dim, scale, true, window},
                    num_tiles);
 }
 
@@ -177,7 +190,8 @@ void mm_encoder_attention(const float* qkv, float* out, const int64_t* lengths, 
     });
     std::vector<int64_t> table(blocks);  // of all sequences; each begins at its first block
     std::iota(table.begin(), table.end(), 0);
-    attention::run({qkv, kv.get(), table.data(), tiles.data(), out, 3 * width, 1, heads, heads, dim, false},
+    const float scale = 1.f / std::sqrt(static_cast<float>(dim));
+    attention::run({qkv, kv.get(), table.data(), tiles.data(), out, 3 * width, 1, heads, heads, dim, scale, false},
                    tiles.size() / 4);
 }
 
@@ -206,17 +220,24 @@ struct Ops {
     static constexpr auto norm = mm_rms_norm;
     static constexpr auto head_norm = mm_head_norm;
     static constexpr auto rotate = mm_rotate;
-    static constexpr auto silu_and_mul = mm_silu_gate;
+    static constexpr auto act_and_mul = mm_act_and_mul;
 
     static void multiply(const decoder::Matrix& matrix, const float* x, float* out, int64_t rows, bool add) {
         mm_linear(x, matrix.panels, static_cast<int>(matrix.weights), matrix.bias, out, rows, matrix.in, matrix.out,
                   add);
     }
 
+    static void add(const float* x, float* to, int64_t rows, int64_t size) {
+        pool::parallel_for_rows(rows, size, [=](int64_t row) {
+            for (int64_t i = row * size; i < (row + 1) * size; ++i) to[i] += x[i];
+        });
+    }
+
     static void attend(const float* heads, int64_t stride, float* kv, int64_t window, const decoder::Shape& shape,
                        const decoder::Step& step, float* out) {
         mm_attention(heads, heads + shape.heads * shape.dim, step.slot_mapping, kv, step.tables, step.tiles, out,
-                     step.rows, step.num_tiles, stride, step.table_stride, shape.heads, shape.kv_heads, shape.dim, window);
+                     step.rows, step.num_tiles, stride, step.table_stride, shape.heads, shape.kv_heads, shape.dim,
+                     window, shape.attention_scale);
     }
 };
 

@@ -24,7 +24,7 @@ pytestmark = needs_compiler
 LIMITS = StepLimits(max_tokens=100, max_seqs=2, max_blocks=8, block_tokens=BLOCK)
 
 
-@pytest.mark.parametrize("family", ["mistral", "ministral", "qwen2", "qwen3", "smollm3"])
+@pytest.mark.parametrize("family", ["mistral", "ministral", "qwen2", "qwen3", "smollm3", "gemma3_text"])
 @torch.inference_mode()
 def test_one_call_gives_the_bits_of_the_layers(tmp_path: Path, family: str) -> None:
     spec = load(make_text(tmp_path, family, hidden_size=128))
