@@ -19,7 +19,7 @@ from mmserve.model_backend.layers.moe import MoeMlp
 from mmserve.model_backend.layers.norm import RmsNorm
 from mmserve.model_backend.layers.rotary import Angles, Rotary
 from mmserve.model_backend.layers.target import Target
-from mmserve.model_backend.models.interface import DecoderLayerWeights, DecoderWeights
+from mmserve.model_backend.models.interface import DecoderLayerWeights, DecoderWeights, DeepStackRows
 
 
 class DecoderLayer(nn.Module):
@@ -134,12 +134,15 @@ class Decoder(nn.Module):
         kv_cache: torch.Tensor,
         metadata: Any,
         logits_indices: torch.Tensor,
+        deepstack: DeepStackRows | None = None,
     ) -> torch.Tensor:
         """The last layer computes K and V for all rows, and the rest for the rows whose logits are needed."""
         angles = self._rotary.angles(positions)
         *others, (last, last_kv) = zip(self.layers, kv_cache, strict=True)
-        for layer, layer_kv in others:
+        for index, (layer, layer_kv) in enumerate(others):
             hidden = layer(hidden, angles, layer_kv, metadata)
+            if deepstack is not None and index < len(deepstack.values):
+                hidden.index_add_(0, deepstack.rows, deepstack.values[index])
         return last(hidden, angles, last_kv, metadata, logits_indices)  # type: ignore[no-any-return]
 
     def normalized(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -48,6 +48,15 @@ class DecoderWeights(NamedTuple):
     attention: AttentionBackend[Any]
 
 
+class DeepStackRows(NamedTuple):
+    """What is added to the hidden states of image tokens after the first layers (DeepStack, Meng et al. 2024)."""
+
+    rows: torch.Tensor
+    """int64 [n], each at most once."""
+    values: torch.Tensor
+    """[layers, n, hidden]: the first is added after layer 0. Fewer layers than the model has."""
+
+
 class DecoderModel(Protocol):
     """One rank's part of a language model."""
 
@@ -62,6 +71,7 @@ class DecoderModel(Protocol):
         kv_cache: torch.Tensor,
         metadata: Any,
         logits_indices: torch.Tensor,
+        deepstack: DeepStackRows | None = None,
     ) -> torch.Tensor:
         """[T, hidden] -> [S, hidden] of the rows whose logits are needed.
 

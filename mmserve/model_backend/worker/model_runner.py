@@ -24,6 +24,7 @@ from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.loader.load import load_decoder
 from mmserve.model_backend.loader.registry import family_of
 from mmserve.model_backend.loader.weights import Progress
+from mmserve.model_backend.models.interface import DeepStackRows
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker import kv_cache
 from mmserve.model_backend.worker.forward_batch import ForwardBatch, build_forward_batch
@@ -209,12 +210,13 @@ class ModelRunner:
     def _compute(self, batch: ForwardBatch) -> _Computed:
         """The forward pass, or the steps that every rank must leave out because images could not be read."""
         hidden = self._model.embed(batch.token_ids)
-        if unread := self._image_writer.scatter(self._input_batch, batch, hidden):
-            return _Computed(unread)
-        return self._forward(batch, hidden)
+        unread, deepstack = self._image_writer.scatter(self._input_batch, batch, hidden)
+        return _Computed(unread) if unread else self._forward(batch, hidden, deepstack)
 
-    def _forward(self, batch: ForwardBatch, hidden: torch.Tensor) -> _Computed:
-        outputs = self._executor.forward(hidden, batch.positions, self._kv, batch.metadata, batch.logits_indices)
+    def _forward(self, batch: ForwardBatch, hidden: torch.Tensor, deepstack: DeepStackRows | None) -> _Computed:
+        outputs = self._executor.forward(
+            hidden, batch.positions, self._kv, batch.metadata, batch.logits_indices, deepstack
+        )
         prompts = None
         if (wanted := batch.prompt_outputs) is not None:
             prompts = compute_prompt_results(self._model, outputs, wanted, self._vocab_size, self._tp.rank)

@@ -8,7 +8,7 @@ from ctypes import c_float, c_int64, c_void_p
 import torch
 
 from mmserve.model_backend.layers.linear import LinearLayer
-from mmserve.model_backend.models.interface import DecoderLayerWeights, DecoderWeights
+from mmserve.model_backend.models.interface import DecoderLayerWeights, DecoderWeights, DeepStackRows
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention, PagedCpuMetadata
 from mmserve.model_backend.platforms.cpu.memory import MAX_MLP_ROWS
 from mmserve.model_backend.platforms.cpu.ops import GATES
@@ -73,6 +73,8 @@ class _Step(ctypes.Structure):
         *((name, c_void_p) for name in ("hidden", "cos", "sin", "kv")),
         *((name, c_void_p) for name in ("slot_mapping", "block_tables", "tiles", "logits_indices")),
         *((name, c_int64) for name in ("rows", "num_tiles", "num_logits", "table_stride", "kv_stride")),
+        *((name, c_void_p) for name in ("added", "added_rows")),
+        *((name, c_int64) for name in ("num_added", "layers_with_added")),
     )
 
 
@@ -97,6 +99,7 @@ class CompiledDecoder:
         kv_cache: torch.Tensor,
         metadata: PagedCpuMetadata,
         logits_indices: torch.Tensor,
+        deepstack: DeepStackRows | None = None,
     ) -> torch.Tensor:
         """See ``DecoderModel.forward``. Returns a view of ``hidden``."""
         cos, sin = self._rotary.angles(positions)
@@ -104,6 +107,9 @@ class CompiledDecoder:
         tensors = (hidden, cos, sin, kv_cache, slot_mapping, block_tables, tiles, logits_indices)
         sizes = (len(hidden), len(tiles), len(logits_indices), block_tables.shape[1], kv_cache.stride(0))
         step = _Step(*(tensor.data_ptr() for tensor in tensors), *sizes)
+        if deepstack is not None:
+            step.added, step.added_rows = deepstack.values.data_ptr(), deepstack.rows.data_ptr()
+            step.layers_with_added, step.num_added, _ = deepstack.values.shape
         self._decode(self._layers, self._shape, ctypes.byref(step))
         return hidden[: len(logits_indices)]
 

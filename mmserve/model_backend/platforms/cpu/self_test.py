@@ -20,6 +20,7 @@ from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import LayerFinisher
 from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.models.decoder import Decoder
+from mmserve.model_backend.models.interface import DeepStackRows
 from mmserve.model_backend.platforms.cpu import build, quantization
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.model_backend.platforms.cpu.decoder import compile_decoder
@@ -155,11 +156,12 @@ def _decoder(kernels: ctypes.CDLL) -> bool:
     step, limits = _prompt()
     metadata = backend.builder(limits).build(step)
     positions, last = torch.arange(_TOKENS)[None], torch.tensor([_TOKENS - 1])
+    deepstack = DeepStackRows(torch.tensor([3, 0, _TOKENS - 1]), _random(2, 3, _HIDDEN, seed=1))
     results = []
     for executor in (compiled, model):
         cache = torch.zeros(len(weights.layers), *backend.kv_shape(limits.max_blocks, _BLOCK))
         hidden = _random(_TOKENS, _HIDDEN)
-        results.append((executor.forward(hidden, positions, cache, metadata, last), cache))
+        results.append((executor.forward(hidden, positions, cache, metadata, last, deepstack), cache))
     (found, found_cache), (expected, expected_cache) = results
     return torch.equal(found, expected) and torch.equal(found_cache, expected_cache)
 

@@ -41,6 +41,9 @@ struct Step {
     const int64_t *slot_mapping, *tables, *tiles;  // as in mm_attention
     const int64_t* logits_indices;  // ascending rows whose hidden states are computed; other rows only need K and V
     int64_t rows, num_tiles, num_logits, table_stride, kv_stride;
+    const float* added;         // [layers_with_added, num_added, hidden]: added to rows after the first layers (DeepStack)
+    const int64_t* added_rows;  // [num_added]: the rows
+    int64_t num_added, layers_with_added;
 };
 
 // Moves the rows of logits_indices to the front, in place. Since these ascend, no row is overwritten before it moves.
@@ -101,6 +104,8 @@ void run(const Layer* layers, const Shape& shape, const Step& step) {
                 Ops::multiply(layer.down, gated.get(), to, count, true);
             }
         }
+        if (l < step.layers_with_added)
+            Ops::add_rows(step.added + l * step.num_added * size, step.added_rows, hidden, step.num_added, size);
     }
 }
 

@@ -222,6 +222,13 @@ struct Ops {
     static constexpr auto rotate = mm_rotate;
     static constexpr auto act_and_mul = mm_act_and_mul;
 
+    // to[indices[i]] += from[i], of rows of `size` numbers.
+    static void add_rows(const float* from, const int64_t* indices, float* to, int64_t rows, int64_t size) {
+        pool::parallel_for_rows(rows, size, [=](int64_t row) {
+            for (int64_t i = 0; i < size; ++i) to[indices[row] * size + i] += from[row * size + i];
+        });
+    }
+
     static void multiply(const decoder::Matrix& matrix, const float* x, float* out, int64_t rows, bool add) {
         mm_linear(x, matrix.panels, static_cast<int>(matrix.weights), matrix.bias, out, rows, matrix.in, matrix.out,
                   add);
