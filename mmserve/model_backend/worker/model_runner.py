@@ -81,6 +81,7 @@ class ModelRunner:
             self.block_tokens,
             self._vocab_size,
             family_of(spec.family).positions,
+            whole_images=spec.text.attends_whole_images,
         )
         config, max_blocks = deployment.config, self._input_batch.blocks.shape[1]
         self._max_step_s = config.max_step_ms / 1e3
@@ -159,7 +160,7 @@ class ModelRunner:
         """Issue the steps, if need be in parts; what comes of them is noted in ``in_flight``. At least one step."""
         # Decoding has no errors of its own before the first collective that would be worth a collective in every step.
         in_flight.agrees = self._tp.size > 1 and any(step.num_tokens > 1 for step in steps)
-        failed, errors = compute_in_parts(steps, partial(self._attempt, in_flight))
+        failed, errors = compute_in_parts(steps, partial(self._attempt, in_flight), self._input_batch.cut)
         for slot, message in failed.items():
             in_flight.add_failure(slot, message)
         in_flight.in_parts = bool(errors)
