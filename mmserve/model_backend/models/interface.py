@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec
+from mmserve.model_backend.attention.interface import CAUSAL, AttentionBackend, AttentionSpec, Mask
 from mmserve.model_backend.layers.linear import LinearLayer
 from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.layers.target import Targets
@@ -30,8 +30,7 @@ class DecoderLayerWeights(NamedTuple):
     """See ``TextSpec.sandwich_norms``."""
     rope: int | None = 0
     """Its row of ``Angles``, None if it rotates nothing."""
-    window: int | None = None
-    """See ``AttentionSpec.windows``."""
+    mask: Mask = CAUSAL
 
 
 class DecoderWeights(NamedTuple):

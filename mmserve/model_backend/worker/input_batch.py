@@ -71,7 +71,7 @@ class InputBatch:
         self._num_blocks = num_blocks
         self._block_tokens = block_tokens
         self._vocab_size = vocab_size
-        self._whole_images = whole_images
+        self.whole_images = whole_images
         self._slots: dict[int, Slot] = {}
         self.asking: set[int] = set()
         self.rotary_positions = SlotPositions(positions_of, max_num_seqs)
@@ -99,7 +99,7 @@ class InputBatch:
 
     def cut(self, step: SequenceStep, num_tokens: int) -> int:
         """After how many tokens the step may be cut instead of after ``num_tokens``; 0 or all: not here."""
-        if not self._whole_images:
+        if not self.whole_images:
             return num_tokens
         end = step.start + num_tokens
         return end_beside_images(self[step.slot].spans, step.start, end) - step.start if num_tokens else 0
@@ -160,7 +160,7 @@ class InputBatch:
             return f"the chunk [{step.start}, {end}) is not within its {slot.length} tokens"
         if step.sample and end != slot.length:
             return "the step samples, but its chunk does not end at the sequence's last token"
-        if self._whole_images and end_beside_images(slot.spans, step.start, end) != end:
+        if self.whole_images and end_beside_images(slot.spans, step.start, end) != end:
             return f"the chunk [{step.start}, {end}) ends inside an image"
         if end > slot.num_blocks * self._block_tokens:
             return f"the chunk ends at {end}, beyond its {slot.num_blocks} KV blocks"

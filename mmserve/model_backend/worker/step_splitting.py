@@ -70,7 +70,7 @@ def _halves_of_tokens(part: Sequence[SequenceStep], cut: Cut) -> list[Sequence[S
     for index, step in enumerate(part):
         if step.num_tokens > num_tokens:
             head, tail = _cut(step, cut(step, num_tokens))
-            parts = [[*first, *head], [*tail, *part[index + 1 :]]]
+            parts: list[Sequence[SequenceStep]] = [[*first, *head], [*tail, *part[index + 1 :]]]
             return parts if all(parts) else _halves(part)
         first.append(step)
         num_tokens -= step.num_tokens
