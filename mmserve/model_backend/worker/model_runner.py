@@ -91,7 +91,8 @@ class ModelRunner:
         limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs, max_blocks, self.block_tokens)
         self._metadata_builder = self._attention.builder(limits)
         self._executor = platform.executor(self._model, limits)
-        self._image_writer = ImageEmbeddingWriter(arena, spec.text.hidden_size, tp, platform)
+        streams = 1 if spec.vision is None else spec.vision.streams
+        self._image_writer = ImageEmbeddingWriter(arena, spec.text.hidden_size, tp, platform, streams)
         self._errors = StepErrors(tp, platform)
         sampler = _sampler(deployment, platform) if tp.rank == 0 else None
         self._sampling = TokenSampling(sampler, tp, self._errors, platform.device, config.max_num_seqs)
