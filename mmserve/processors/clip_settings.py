@@ -7,10 +7,9 @@ from PIL import Image
 
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.processors import settings
-from mmserve.runtime.errors import MediaError, StartupError
-
-MAX_WORKING_PIXELS = 64_000_000
-"""Limit for the padded or resized picture. Without it, a picture of 1 x 100000 would be resized to gigabytes."""
+from mmserve.processors.pixels.resizing import check_working_pixels
+from mmserve.processors.pixels.values import ValueSettings
+from mmserve.runtime.errors import StartupError
 
 
 class EdgeSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -21,19 +20,14 @@ class EdgeSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shortest_edge: int | None = None
 
 
-class ClipSettings(msgspec.Struct, frozen=True, kw_only=True):
+class ClipSettings(ValueSettings, frozen=True, kw_only=True):
     """Fields and defaults of transformers' CLIPImageProcessor. Only LlavaImageProcessor uses ``do_pad``."""
 
     do_resize: bool = True
     size: EdgeSize | int = EdgeSize(shortest_edge=224)
-    resample: int = int(Image.Resampling.BICUBIC)
+    resample: Image.Resampling = Image.Resampling.BICUBIC
     do_center_crop: bool = True
     crop_size: EdgeSize | int = EdgeSize(height=224, width=224)
-    do_rescale: bool = True
-    rescale_factor: float = 1 / 255
-    do_normalize: bool = True
-    image_mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073)
-    image_std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711)
     do_pad: bool = False
     image_processor_type: str = "CLIPImageProcessor"
 
@@ -76,17 +70,12 @@ def resized_size(settings: ClipSettings, width: int, height: int) -> tuple[int, 
     """(width, height) after padding and resizing. Raises MediaError if that exceeds MAX_WORKING_PIXELS."""
     if settings.pads_to_square:
         width = height = max(width, height)
-        _check_working_pixels(width, height)
+        check_working_pixels((width, height))
     if settings.do_resize:
         if edge := _shortest_edge(settings.size):
             long = int(edge * max(width, height) / min(width, height))
             width, height = (edge, long) if width <= height else (long, edge)
         elif sides := both_sides(settings.size):
             height, width = sides
-        _check_working_pixels(width, height)
+        check_working_pixels((width, height))
     return width, height
-
-
-def _check_working_pixels(width: int, height: int) -> None:
-    if width * height > MAX_WORKING_PIXELS:
-        raise MediaError("the image is too long and thin to be resized for this model")

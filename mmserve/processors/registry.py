@@ -8,7 +8,19 @@ from typing import cast
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.processors.interface import ImageProcessor
 
-_MODULES = {"llava": "llava"}
+_MODULES = {
+    "gemma3": "gemma3",
+    "internvl": "internvl",
+    "llava": "llava",
+    "llava_next": "llava_next",
+    "llava_onevision": "llava_onevision",
+    "mistral3": "mistral3",
+    "paddleocr_vl": "paddleocr_vl",
+    "qwen2_5_vl": "qwen_vl",
+    "qwen2_vl": "qwen_vl",
+    "qwen3_vl": "qwen_vl",
+    "qwen3_vl_moe": "qwen_vl",
+}
 """Family (``ModelSpec.family``) -> its module in ``processors.families``."""
 
 

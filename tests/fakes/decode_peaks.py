@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from mmserve.processors.interface import ImageProcessor
 from mmserve.processors.picture import header
+from tests.fakes.image_processors import FAMILIES, family_processor
 from tests.fakes.media import encoded, llava_processor, write_preprocessor
 
 WIDTH, HEIGHT = 1200, 800
@@ -82,14 +84,30 @@ def _status(field: str) -> int:
 
 
 def main() -> None:
-    processor = llava_processor(write_preprocessor(Path(sys.argv[1])))
+    scratch = Path(sys.argv[1])
+    llava = llava_processor(write_preprocessor(scratch))
     for name, data in pictures():
-        found = header(data, 64_000_000)
-        estimate = processor.decoded_nbytes(found.width, found.height, found.loading_nbytes)
-        peak = measured(lambda data=data: processor.views(data))  # type: ignore[misc]
-        if peak > estimate:  # the first of a format loads its library
-            peak = measured(lambda data=data: processor.views(data))  # type: ignore[misc]
-        print(json.dumps([name, peak, estimate]), flush=True)
+        _measure(f"llava {name}", llava, data)
+    some = [
+        encoded(source("RGB"), "JPEG"),
+        encoded(source("RGBA", 300, 1600)),
+        encoded(source("L", 2400, 800)),
+        encoded(source("RGB"), "WEBP", method=0),
+    ]
+    for family in FAMILIES:
+        processor = family_processor(family, scratch)
+        for index, data in enumerate(some):
+            _measure(f"{family} {index}", processor, data)
+
+
+def _measure(name: str, processor: ImageProcessor, data: bytes) -> None:
+    """Print a name, the peak and the estimate."""
+    found = header(data, 64_000_000)
+    estimate = processor.decoded_nbytes(found.width, found.height, found.loading_nbytes)
+    peak = measured(lambda: processor.views(data))
+    if peak > estimate:  # the first of a format loads its library
+        peak = measured(lambda: processor.views(data))
+    print(json.dumps([name, peak, estimate]), flush=True)
 
 
 if __name__ == "__main__":

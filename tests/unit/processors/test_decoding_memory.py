@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmserve.processors import clip_pixels
 from mmserve.processors.jpeg_header import jpeg_header
 from mmserve.processors.picture import decode, header
+from mmserve.processors.pixels import resizing
 from mmserve.runtime.errors import MediaError
 from tests.fakes.media import encoded, llava_processor, picture, png, write_preprocessor
 
@@ -34,7 +34,7 @@ def test_pixels_do_not_depend_on_the_bands(
     exif[0x0112] = turn
     data = encoded(picture(61, 44, mode), "TIFF" if mode == "CMYK" else "PNG", exif=exif)
     whole = processor.views(data).values
-    monkeypatch.setattr(clip_pixels, "BAND_PIXELS", 61 * 3)
+    monkeypatch.setattr(resizing, "BAND_PIXELS", 61 * 3)
     assert np.array_equal(processor.views(data).values, whole)
 
 

@@ -1,0 +1,142 @@
+"""Image processor of InternVL 3 and 3.5: a grid of square tiles with nearly the picture's proportions, and a thumbnail.
+
+Repositories in transformers' format (``-hf``) have the settings of GotOcr2ImageProcessor. Native ones have them in
+config.json, and write another placeholder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from mmserve.checkpoint.files import read_json
+from mmserve.checkpoint.spec import ModelSpec
+from mmserve.checkpoint.text_config import convert
+from mmserve.processors.interface import Expansion, Run
+from mmserve.processors.pixels.patch_processor import ResizeSettings
+from mmserve.processors.pixels.tile_processor import Part, TileProcessor, TileSize, tower_of
+from mmserve.processors.settings import changed_settings, load_settings
+
+_BEGIN, _END = "<img>", "</img>"
+_NATIVE_PLACEHOLDER = "<image>"
+_UNUSED = ("crop_to_patches",)
+"""transformers' processor always asks for tiles, whatever the stored setting says."""
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Of native repositories, whose code does not read preprocessor_config.json."""
+
+
+class InternVlSettings(ResizeSettings, frozen=True, kw_only=True):
+    """Fields of GotOcr2ImageProcessor, and ``use_thumbnail`` of native repositories."""
+
+    size: TileSize = TileSize(height=384, width=384)
+    crop_to_patches: bool = True
+    min_patches: int = 1
+    max_patches: int = 12
+    use_thumbnail: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.min_patches <= self.max_patches:
+            raise ValueError("min_patches and max_patches make no sense")
+
+    @property
+    def most_tiles(self) -> int:
+        """Without the thumbnail."""
+        return self.max_patches if self.crop_to_patches else 1
+
+
+class NativeConfig(msgspec.Struct, kw_only=True):
+    """What config.json of a native repository says about pictures."""
+
+    force_image_size: int = 448
+    dynamic_image_size: bool = True
+    use_thumbnail: bool = True
+    min_dynamic_patch: int = 1
+    max_dynamic_patch: int = 12
+
+
+def processor(model: ModelSpec) -> InternVlProcessor:
+    """Raises StartupError for settings that are unknown or do not fit the vision tower."""
+    config = read_json(Path(model.path) / "config.json") or {}
+    if "llm_config" not in config:
+        return InternVlProcessor(model, load_settings(model, InternVlSettings, unused=_UNUSED), model.image_token)
+    return InternVlProcessor(model, _native_settings(model, config), _NATIVE_PLACEHOLDER)
+
+
+class InternVlProcessor(TileProcessor):
+    def __init__(self, model: ModelSpec, settings: InternVlSettings, placeholder: str) -> None:
+        """Raises StartupError for tiles that are not those of the vision tower."""
+        side = settings.size.side
+        tower = tower_of(model, side)
+        most, thumbnail = settings.most_tiles, settings.use_thumbnail
+        self._tile_rows = (side // tower.patch_size) ** 2 // tower.patches_per_row
+        self._min_tiles, self._max_tiles, self._thumbnail = settings.min_patches, most, thumbnail
+        self._grids = _grids(min(settings.min_patches, most), most)
+        super().__init__(
+            settings,
+            side=side,
+            placeholder=placeholder,
+            row_token=model.image_token,
+            max_rows=self._tile_rows * (most + (thumbnail and most > 1)),
+        )
+
+    def parts(self, width: int, height: int) -> Sequence[Part]:
+        """The tiles, then the thumbnail."""
+        grid, side = best_grid(width, height, self._grids, self._side), self._side
+        tiles = Part((side * grid.columns, side * grid.rows), grid.columns, grid.rows)
+        return (tiles, Part((side, side))) if self._thumbnail and tiles.num_tiles > 1 else (tiles,)
+
+    def grids(self, width: int, height: int) -> Sequence[tuple[int, int, int]]:
+        """One: of the tiles without the thumbnail."""
+        tiles = self.parts(width, height)[0]
+        return ((1, tiles.rows, tiles.columns),)
+
+    def expand(self, width: int, height: int, *, index: int, count: int) -> Expansion:
+        """One run between two tokens."""
+        rows = self._tile_rows * sum(part.num_tiles for part in self.parts(width, height))
+        return Expansion(f"{_BEGIN}{self.row_token}{_END}", (Run(rows, (1, 1, rows)),))
+
+
+class TileGrid(NamedTuple):
+    columns: int
+    rows: int
+
+
+def best_grid(width: int, height: int, grids: Sequence[TileGrid], side: int) -> TileGrid:
+    """The grid whose proportions are nearest to the picture's.
+
+    Of equally near ones, the last that the picture fills by more than half. As ``get_optimal_tiled_canvas`` of
+    transformers.
+    """
+    best, nearest = TileGrid(1, 1), float("inf")
+    for grid in grids:
+        distance = abs(width / height - grid.columns / grid.rows)
+        fills = width * height > 0.5 * side * side * grid.columns * grid.rows
+        if distance < nearest or (distance == nearest and fills):
+            best, nearest = grid, distance
+    return best
+
+
+def _grids(fewest: int, most: int) -> list[TileGrid]:
+    """All grids of so many tiles, smaller ones first."""
+    sides = range(1, most + 1)
+    grids = [TileGrid(columns, rows) for columns in sides for rows in sides if fewest <= columns * rows <= most]
+    return sorted(grids, key=lambda grid: grid.columns * grid.rows)
+
+
+def _native_settings(model: ModelSpec, config: dict[str, object]) -> InternVlSettings:
+    native = convert(config, NativeConfig)
+    side = native.force_image_size
+    stored = {
+        "size": {"height": side, "width": side},
+        "crop_to_patches": native.dynamic_image_size,
+        "min_patches": native.min_dynamic_patch,
+        "max_patches": native.max_dynamic_patch,
+        "use_thumbnail": native.use_thumbnail,
+        "image_mean": _IMAGENET_MEAN,
+        "image_std": _IMAGENET_STD,
+    }
+    return changed_settings(model, InternVlSettings, stored)

@@ -1,0 +1,97 @@
+"""Image processing for towers that read a picture as patches, in a number that depends on its size."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from PIL import Image
+
+from mmserve.processors.interface import Expansion, Run, Views
+from mmserve.processors.picture import decode
+from mmserve.processors.pixels.resizing import peak_nbytes, resized
+from mmserve.processors.pixels.sources import Size, Source
+from mmserve.processors.pixels.values import ValueSettings, channel_values, fill_patches
+
+_VALUE_NBYTES = 12
+"""Of a pixel's three channels as float32."""
+
+
+class ResizeSettings(ValueSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of processors that resize every picture."""
+
+    do_resize: bool = True
+    resample: Image.Resampling = Image.Resampling.BICUBIC
+
+    def __post_init__(self) -> None:
+        if not self.do_resize:
+            raise ValueError("do_resize must be true")
+
+
+class Patches(NamedTuple):
+    """How a resized picture becomes patches."""
+
+    side: int
+    """Pixels."""
+    merge: int
+    """merge x merge patches become one row of the language model."""
+    in_blocks: bool
+    """True: the patches of a row stand together. False: patches stand line by line."""
+    frames: int = 1
+    """Copies of the picture in each patch."""
+
+    @property
+    def row_side(self) -> int:
+        """Side of the square of pixels that becomes one row."""
+        return self.side * self.merge
+
+
+class PatchProcessor(ABC):
+    """Resizes a picture to whole rows and cuts it into patches. A family says to which size, and what the text is."""
+
+    def __init__(self, settings: ResizeSettings, patches: Patches, *, row_token: str, max_rows: int) -> None:
+        self.placeholder = self.row_token = row_token
+        self.max_rows = max_rows
+        self._settings = settings
+        self._patches = patches
+        self._values = channel_values(settings)
+
+    @abstractmethod
+    def resized_size(self, width: int, height: int) -> Size:
+        """Multiples of ``row_side``. Raises MediaError if the picture's proportions cannot be processed."""
+
+    def expand(self, width: int, height: int, *, index: int, count: int) -> Expansion:
+        """One run over the grid of rows. Raises MediaError."""
+        columns, rows = self.grid(width, height)
+        return Expansion(self.row_token, (Run(rows * columns, (1, rows, columns)),))
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """(columns, rows) of embeddings. Raises MediaError."""
+        resized_width, resized_height = self.resized_size(width, height)
+        return resized_width // self._patches.row_side, resized_height // self._patches.row_side
+
+    def views(self, data: bytes | memoryview) -> Views:
+        """Patches [n, 3 * frames * side * side] and the grid (1, lines, columns) of patches. Raises MediaError."""
+        image = self._resized(decode(data))
+        side, merge, in_blocks, frames = self._patches
+        columns, lines = image.width // side, image.height // side
+        patches = np.empty((lines * columns, 3 * frames * side * side), np.float32)
+        fill_patches(patches, image, self._values, side=side, block=merge if in_blocks else 1, frames=frames)
+        return Views(patches, np.array([(1, lines, columns)], np.int32))
+
+    def decoded_nbytes(self, width: int, height: int, loading_nbytes: int) -> int:
+        """See ``ImageProcessor``. Raises MediaError."""
+        target = self.resized_size(width, height)
+        output_nbytes = self._patches.frames * _VALUE_NBYTES * target[0] * target[1]
+        return peak_nbytes(loading_nbytes, [((width, height), target)], output_nbytes)
+
+    def settings_digest(self, count: int) -> bytes:
+        """32 bytes, the same for any ``count``."""
+        name = f"{type(self).__name__}-1 {self._patches}\0"
+        return hashlib.sha256(name.encode() + msgspec.json.encode(self._settings)).digest()
+
+    def _resized(self, picture: Source) -> Image.Image:
+        return resized(picture, self.resized_size(*picture.size), self._settings.resample)

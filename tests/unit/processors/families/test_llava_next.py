@@ -1,0 +1,121 @@
+"""Tiles of LLaVA-NeXT and LLaVA-OneVision equal those of transformers, and so do their counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mmserve.processors.families import llava_next, llava_onevision
+from mmserve.processors.families.llava_next import LlavaNextProcessor
+from mmserve.runtime.errors import MediaError, StartupError
+from tests.fakes.image_processors import SIZES, model_with, reference, replacement, unusual_pictures
+from tests.fakes.media import png
+
+PINPOINTS = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]
+NEXT = {
+    "image_processor_type": "LlavaNextImageProcessor",
+    "aspect_ratio_setting": "anyres",
+    "do_pad": True,
+    "size": {"shortest_edge": 28},
+    "crop_size": {"height": 28, "width": 28},
+    "image_grid_pinpoints": PINPOINTS,
+}
+ONEVISION = {
+    "image_processor_type": "LlavaOnevisionImageProcessor",
+    "size": {"height": 28, "width": 28},
+    "image_grid_pinpoints": [[28 * rows, 28 * columns] for rows in range(1, 5) for columns in range(1, 5)],
+}
+
+
+def _next(directory: Path, **changes: Any) -> LlavaNextProcessor:
+    return llava_next.processor(model_with(directory, {**NEXT, **changes}, patch_size=7))
+
+
+def _onevision(directory: Path, ratio: str = "anyres_max_9") -> LlavaNextProcessor:
+    (directory / "config.json").write_text(json.dumps({"vision_aspect_ratio": ratio}))
+    return llava_onevision.processor(model_with(directory, ONEVISION, patch_size=7))
+
+
+def _attributes(name: str, directory: Path) -> dict[str, Any]:
+    """Of transformers' processor of this name, for a tower of 4 x 4 features a tile."""
+    pinpoints = getattr(transformers, name).from_pretrained(directory).image_grid_pinpoints
+    return {
+        "image_processor": SimpleNamespace(image_grid_pinpoints=pinpoints),
+        "image_token": "<image>",
+        "vision_feature_select_strategy": "full",
+        "patch_size": 7,
+        "num_additional_image_tokens": 0,
+        "num_image_tokens": 16,
+        "vision_aspect_ratio": "anyres_max_3",
+    }
+
+
+@pytest.mark.parametrize("name", ["LlavaNextImageProcessorPil", "LlavaOnevisionImageProcessorPil"])
+def test_tiles_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    ours = _next(tmp_path) if name.startswith("LlavaNext") else _onevision(tmp_path)
+    for data in [*(png(1, *size) for size in [*SIZES, (1, 4000)]), *unusual_pictures().values()]:
+        views = ours.views(data)
+        assert np.array_equal(views.values, reference(name, tmp_path, data)["pixel_values"][0])
+        assert len(views.values) == 1 + views.grids[0].prod()
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[LlavaNextProcessor, Any]]:
+    """Our processor, and transformers' text for a size, of each of the two families."""
+    families = []
+    for family, name in (("llava_next", "LlavaNext"), ("llava_onevision", "LlavaOnevision")):
+        directory = tmp_path_factory.mktemp(family)
+        ours = _next(directory) if name == "LlavaNext" else _onevision(directory, "anyres_max_3")
+        attributes = _attributes(f"{name}ImageProcessorPil", directory)
+
+        def text(
+            size: tuple[int, int], family: str = family, name: str = name, attributes: dict[str, Any] = attributes
+        ) -> str:
+            inputs = {
+                "image_sizes": [size[::-1]],
+                "pixel_values": np.zeros((1, 1, 3, 28, 28), np.float32),
+                "batch_num_images": [1],
+            }
+            return replacement(family, f"{name}Processor", inputs, **attributes)
+
+        families.append((ours, text))
+    return families
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(size=st.tuples(st.integers(1, 400), st.integers(1, 400)))
+def test_rows_are_those_of_transformers_and_within_the_bound(
+    both: list[tuple[LlavaNextProcessor, Any]], size: tuple[int, int]
+) -> None:
+    for ours, text in both:
+        expansion = ours.expand(*size, index=0, count=1)
+        assert expansion.text * expansion.num_rows == text(size)
+        assert expansion.num_rows <= ours.max_rows
+
+
+def test_several_pictures_are_refused_by_onevision_alone(tmp_path: Path) -> None:
+    assert _next(tmp_path).expand(10, 10, index=1, count=2).num_rows
+    with pytest.raises(MediaError, match="one image"):
+        _onevision(tmp_path).expand(10, 10, index=1, count=2)
+
+
+def test_settings_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    for changes, message in (
+        ({"crop_size": {"height": 56, "width": 56}}, "the same square"),
+        ({"image_grid_pinpoints": [[28, 50]]}, "multiples of 28"),
+        ({"image_grid_pinpoints": []}, "is empty"),
+        ({"size": 56, "crop_size": 56, "image_grid_pinpoints": [[56, 56]]}, "tiles of 56"),
+        ({"zoom": 3}, "zoom"),
+    ):
+        with pytest.raises(StartupError, match=message):
+            _next(tmp_path, **changes)
+    with pytest.raises(StartupError, match="vision_aspect_ratio 'square'"):
+        _onevision(tmp_path, "square")
