@@ -44,6 +44,8 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """None: attention knows no positions in this layer."""
     window: int | None = None
     """A token attends to itself and the ``window - 1`` tokens before it; None: to all tokens before it."""
+    whole_images: bool = False
+    """A token of an image attends to the image's tokens after it, too."""
     experts: bool = False
     """Its MLP is a mixture of experts (``TextSpec.moe``)."""
 
@@ -93,6 +95,11 @@ class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def attends_whole_images(self) -> bool:
+        """An image must be computed in one step, as attention reads all of it."""
+        return any(layer.whole_images for layer in self.layers)
 
     @property
     def intermediate_sizes(self) -> tuple[int, ...]:

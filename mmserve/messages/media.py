@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 
@@ -37,3 +39,13 @@ class MediaSpan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="s
     """Row of the image at which the span begins."""
     grid: tuple[int, int, int] = (1, 1, 1)
     """(t, h, w) of the span's rows, for rotary positions; (1, 1, rows) in a family without a grid."""
+
+
+def end_beside_images(spans: Iterable[MediaSpan], start: int, end: int) -> int:
+    """Where a chunk [start, end) of a prompt ends if it may not end inside a span: before that span, or after it if the
+    chunk begins inside it or where it begins."""
+    for span in spans:
+        after = span.start + span.num_tokens
+        if span.start < end < after:
+            return span.start if span.start > start else after
+    return end

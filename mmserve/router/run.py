@@ -87,6 +87,7 @@ def _scheduler(deployment: Deployment, ready: RankReady, metrics: MetricsClient)
         max_num_batched_tokens=deployment.config.max_num_batched_tokens,
         max_model_len=deployment.max_model_len,
         max_step_s=deployment.config.max_step_ms / 1e3,
+        whole_images=deployment.model.text.attends_whole_images,
     )
     scheduler = Scheduler(
         config,

@@ -14,7 +14,7 @@ from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.messages.logprobs import unpack
-from mmserve.messages.media import MediaSpan
+from mmserve.messages.media import MediaSpan, end_beside_images
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep, StepPlan, StepResult
 from mmserve.model_backend.distributed import TpGroup
@@ -97,10 +97,13 @@ class Engine(Protocol):
 
 
 class Driver:
-    """Plans steps for the sequences that are added to it, of up to ``chunk`` tokens of each."""
+    """Plans steps for the sequences that are added to it, of up to ``chunk`` tokens of each.
 
-    def __init__(self, engine: Engine, chunk: int = 1000) -> None:
-        self._engine, self.chunk = engine, chunk
+    ``whole_images``: no chunk ends inside an image.
+    """
+
+    def __init__(self, engine: Engine, chunk: int = 1000, *, whole_images: bool = False) -> None:
+        self._engine, self.chunk, self._whole_images = engine, chunk, whole_images
         self._new_blocks = itertools.count()
         self._step_id = 0
         self.running: list[Running] = []
@@ -171,6 +174,8 @@ class Driver:
     def _advance(self, sequence: Running) -> SequenceStep:
         start = sequence.computed
         num_tokens = min(self.chunk, len(sequence.tokens) - start)
+        if self._whole_images:
+            num_tokens = end_beside_images(sequence.spans, start, start + num_tokens) - start
         end = start + num_tokens
         fresh = list(sequence.shared) if not sequence.known else []
         sequence.blocks += fresh

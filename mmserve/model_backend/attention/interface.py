@@ -23,23 +23,35 @@ M = TypeVar("M")
 M_co = TypeVar("M_co", covariant=True)
 
 
+class Mask(NamedTuple):
+    """Which tokens of its sequence a row attends to: itself and all before it, with two exceptions."""
+
+    window: int | None = None
+    """Of those before it, only the last ``window - 1``."""
+    whole_images: bool = False
+    """A row of an image also attends to those after it in the image (``AttentionInput.image_ends``)."""
+
+
+CAUSAL = Mask()
+
+
 class AttentionSpec(NamedTuple):
-    """The heads of one layer on this rank, their scale, and the windows of all layers."""
+    """The heads of one layer on this rank, their scale, and the masks of all layers."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    windows: tuple[int | None, ...] = (None,)
-    """The distinct ones. A row attends to itself and the ``window - 1`` tokens before it; None: to all before it."""
+    masks: tuple[Mask, ...] = (CAUSAL,)
+    """The distinct ones."""
     attention_scale: float | None = None
     """See ``TextSpec.attention_scale``."""
 
     @classmethod
     def of(cls, text: TextSpec, tp: TpGroup) -> AttentionSpec:
         """This rank's heads of a model."""
-        windows = tuple(dict.fromkeys(layer.window for layer in text.layers))
+        masks = tuple(dict.fromkeys(Mask(layer.window, layer.whole_images) for layer in text.layers))
         heads, kv_heads = tp.share(text.num_heads), tp.heads(text.num_kv_heads).num
-        return cls(heads, kv_heads, text.head_dim, windows, text.attention_scale)
+        return cls(heads, kv_heads, text.head_dim, masks, text.attention_scale)
 
     @property
     def scale(self) -> float:
@@ -79,6 +91,9 @@ class AttentionInput:
     """
     slot_mapping: Int64s
     """[T]: where the K and V of each row are stored: block * tokens per block + offset."""
+    image_ends: Int64s | None = None
+    """[T]: the position after each row's image, or after the row itself where it is of none. For masks with
+    ``whole_images``; None: no row attends beyond itself."""
 
     @property
     def num_decodes(self) -> int:
@@ -115,12 +130,12 @@ class AttentionBackend(Protocol[M]):
     def builder(self, limits: StepLimits) -> MetadataBuilder[M]: ...
 
     def forward(
-        self, q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, metadata: M, window: int | None = None
+        self, q: torch.Tensor, kv: torch.Tensor, layer_kv: torch.Tensor, metadata: M, mask: Mask = CAUSAL
     ) -> torch.Tensor:
         """Store the new K and V in ``layer_kv`` (of ``kv_shape``), then attend. Returns [T, heads, dim].
 
         q: [T, heads, dim]. kv: [T, 2, kv_heads, dim], K before V, so that one write stores both. Both are views into
-        one [T, width]. window: one of ``AttentionSpec.windows``.
+        one [T, width]. mask: one of ``AttentionSpec.masks``.
         """
         ...
 

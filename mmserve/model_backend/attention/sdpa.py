@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from mmserve.messages.step import BlockCopy
-from mmserve.model_backend.attention.interface import AttentionInput, AttentionSpec, Int64s, StepLimits
+from mmserve.model_backend.attention.interface import CAUSAL, AttentionInput, AttentionSpec, Int64s, Mask, StepLimits
 from mmserve.model_backend.attention.kv_layout import copy_leading_tokens, token_major_shape
 
 _SMALL_TABLE_BLOCKS = 16
@@ -29,8 +29,8 @@ class DecodeGroup:
     rows: slice
     blocks: torch.Tensor
     """int64 [n * blocks per row]: block tables, padded with any valid block."""
-    masks: Mapping[int | None, torch.Tensor]
-    """By window: [n, 1, 1, tokens], 0 within the context, -inf beyond, in the dtype of the cache."""
+    masks: Mapping[Mask, torch.Tensor]
+    """[n, 1, 1, tokens]: 0 for tokens that a row attends to, -inf for others, in the dtype of the cache."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,8 @@ class PrefillChunk:
     rows: slice
     context: torch.Tensor | None
     """int64 slot mapping of all tokens up to the chunk's end; None when the chunk starts the sequence."""
-    masks: Mapping[int | None, torch.Tensor]
-    """By window: [1, 1, chunk, context] as in DecodeGroup, causal. None for a window that hides nothing of a chunk that
-    starts the sequence."""
+    masks: Mapping[Mask, torch.Tensor]
+    """[1, 1, chunk, context] as in DecodeGroup. None where a chunk that starts the sequence needs only a causal one."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class SdpaAttention:
         return token_major_shape(self._spec, num_blocks, block_tokens)
 
     def builder(self, limits: StepLimits) -> SdpaMetadataBuilder:
-        return SdpaMetadataBuilder(limits.block_tokens, self._spec.windows, self._dtype, self._device)
+        return SdpaMetadataBuilder(limits.block_tokens, self._spec.masks, self._dtype, self._device)
 
     def forward(
         self,
@@ -75,7 +74,7 @@ class SdpaAttention:
         kv: torch.Tensor,
         layer_kv: torch.Tensor,
         metadata: SdpaMetadata,
-        window: int | None = None,
+        mask: Mask = CAUSAL,
     ) -> torch.Tensor:
         # Finite numbers only: a masked weight of 0 times inf or NaN of a neighbour's block would be NaN.
         kv.nan_to_num_(0.0, 0.0, 0.0)
@@ -83,10 +82,10 @@ class SdpaAttention:
         tokens.index_copy_(0, metadata.slot_mapping, kv)
         out, scale = torch.empty_like(q), self._spec.scale
         for group in metadata.decodes:
-            out[group.rows] = _decode(q[group.rows], layer_kv, group.blocks, group.masks[window], scale)
+            out[group.rows] = _decode(q[group.rows], layer_kv, group.blocks, group.masks[mask], scale)
         for chunk in metadata.chunks:
             context = kv[chunk.rows] if chunk.context is None else tokens.index_select(0, chunk.context)
-            out[chunk.rows] = _prefill(q[chunk.rows], context, chunk.masks.get(window), scale)
+            out[chunk.rows] = _prefill(q[chunk.rows], context, chunk.masks.get(mask), scale)
         return out
 
     def copy_tokens(self, kv_cache: torch.Tensor, copies: Sequence[BlockCopy]) -> None:
@@ -96,10 +95,8 @@ class SdpaAttention:
 class SdpaMetadataBuilder:
     """Makes new tensors for every step, since their shapes depend on the step."""
 
-    def __init__(
-        self, block_tokens: int, windows: Sequence[int | None], dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._block_tokens, self._windows, self._dtype, self._device = block_tokens, windows, dtype, device
+    def __init__(self, block_tokens: int, masks: Sequence[Mask], dtype: torch.dtype, device: torch.device) -> None:
+        self._block_tokens, self._masks, self._dtype, self._device = block_tokens, masks, dtype, device
 
     def build(self, step: AttentionInput) -> SdpaMetadata:
         return SdpaMetadata(self._tensor(step.slot_mapping), tuple(self._decodes(step)), tuple(self._chunks(step)))
@@ -113,11 +110,11 @@ class SdpaMetadataBuilder:
             widest = int(num_blocks[first])
             shortest = widest // 2 if widest > _SMALL_TABLE_BLOCKS else 0
             end = first + int(np.count_nonzero(num_blocks[first:] > shortest))
-            last = lengths[first:end, None] - 1
+            own, num_tokens = lengths[first:end, None] - 1, widest * self._block_tokens
             yield DecodeGroup(
                 rows=slice(first, end),
                 blocks=self._tensor(step.block_tables[slots[first:end], :widest].reshape(-1)),
-                masks={w: self._mask(last, widest * self._block_tokens, w)[:, None, None] for w in self._windows},
+                masks={m: self._tensor_of(own, own + 1, num_tokens, m)[:, None, None] for m in self._masks},
             )
             first = end
 
@@ -131,22 +128,24 @@ class SdpaMetadataBuilder:
             blocks = step.block_tables[step.slots[index], positions // self._block_tokens]
             context = blocks * self._block_tokens + positions % self._block_tokens
             own = positions[start:, None]
+            image_ends = own + 1 if step.image_ends is None else step.image_ends[rows, None]
+            reads_ahead = bool((image_ends > own + 1).any())
             yield PrefillChunk(
                 rows,
                 context=self._tensor(context) if start else None,
                 masks={
-                    window: self._mask(own, start + count, window)[None, None]
-                    for window in self._windows
-                    if start or (window is not None and window < count)
+                    mask: self._tensor_of(own, image_ends, start + count, mask)[None, None]
+                    for mask in self._masks
+                    if start or (mask.window or count) < count or (mask.whole_images and reads_ahead)
                 },
             )
 
-    def _mask(self, own: Int64s, num_tokens: int, window: int | None) -> torch.Tensor:
-        """[rows, tokens]. own: each row's position [rows, 1]."""
+    def _tensor_of(self, own: Int64s, image_ends: Int64s, num_tokens: int, mask: Mask) -> torch.Tensor:
+        """[rows, tokens]. own, image_ends: each row's position, and the one after its image [rows, 1]."""
         positions = np.arange(num_tokens)
-        hidden = positions > own
-        if window is not None:
-            hidden |= positions <= own - window
+        hidden = positions >= (image_ends if mask.whole_images else own + 1)
+        if mask.window is not None:
+            hidden |= positions <= own - mask.window
         zeros = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
         return zeros.masked_fill_(torch.from_numpy(hidden).to(self._device), float("-inf"))
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mmserve.checkpoint.spec import TextSpec
-from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec
+from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, Mask
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from mmserve.model_backend.layers.norm import RmsNorm
@@ -27,12 +27,12 @@ class SelfAttention(nn.Module):
         backend: AttentionBackend[Any],
         *,
         rope: int | None,
-        window: int | None,
+        mask: Mask,
         context: LayerContext,
     ) -> None:
-        """``rope``: which row of ``Angles`` turns its heads, if any. ``window``: see ``AttentionSpec.windows``."""
+        """``rope``: which row of ``Angles`` turns its heads, if any. ``mask``: one of ``AttentionSpec.masks``."""
         super().__init__()
-        self._backend, self._ops, self.rope, self.window = backend, context.ops, rope, window
+        self._backend, self._ops, self.rope, self.mask = backend, context.ops, rope, mask
         self._heads, self._kv_heads, self._dim, *_ = AttentionSpec.of(spec, context.tp)
         hidden, dim = spec.hidden_size, spec.head_dim
         kv = (Projection(name, spec.num_kv_heads, dim) for name in ("k_proj", "v_proj"))
@@ -58,7 +58,7 @@ class SelfAttention(nn.Module):
             self._ops.rotary_(heads[:, : self._heads + self._kv_heads], cos[self.rope], sin[self.rope])
         # A row's K and V heads are adjacent, as the cache stores a token: one write for both.
         kv = heads[:, self._heads :].unflatten(1, (2, self._kv_heads))
-        return self._backend.forward(q, kv, layer_kv, metadata, self.window).flatten(1)
+        return self._backend.forward(q, kv, layer_kv, metadata, self.mask).flatten(1)
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         yield from self.qkv.targets()

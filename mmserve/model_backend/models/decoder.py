@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mmserve.checkpoint.spec import LayerSpec, TextSpec
-from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec
+from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, Mask
 from mmserve.model_backend.layers.attention import SelfAttention
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.embedding import VocabParallelEmbedding
@@ -19,7 +19,7 @@ from mmserve.model_backend.layers.moe import MoeMlp
 from mmserve.model_backend.layers.norm import RmsNorm
 from mmserve.model_backend.layers.rotary import Angles, Rotary
 from mmserve.model_backend.layers.target import Target
-from mmserve.model_backend.models.interface import DecoderLayerWeights, DecoderWeights
+from mmserve.model_backend.models.interface import DecoderLayerWeights, DecoderWeights, DeepStackRows
 
 
 class DecoderLayer(nn.Module):
@@ -38,7 +38,8 @@ class DecoderLayer(nn.Module):
         norm = partial(_norm, spec=spec, context=context)
         self.attention_norm = norm("input_layernorm")
         below = context.below("self_attn.")
-        self.attention = SelfAttention(spec, backend, rope=rope, window=layer.window, context=below)
+        mask = Mask(layer.window, layer.whole_images)
+        self.attention = SelfAttention(spec, backend, rope=rope, mask=mask, context=below)
         self.after_attention_norm = norm("post_attention_layernorm") if spec.sandwich_norms else None
         self.mlp_norm = norm("pre_feedforward_layernorm" if spec.sandwich_norms else "post_attention_layernorm")
         self.mlp = _mlp(spec, layer, context.below("mlp."))
@@ -76,7 +77,7 @@ class DecoderLayer(nn.Module):
             after_attention_norm=None if self.after_attention_norm is None else self.after_attention_norm.weight,
             after_mlp_norm=None if self.after_mlp_norm is None else self.after_mlp_norm.weight,
             rope=attention.rope,
-            window=attention.window,
+            mask=attention.mask,
         )
 
     def targets(self) -> Iterator[tuple[str, Target]]:
@@ -134,12 +135,15 @@ class Decoder(nn.Module):
         kv_cache: torch.Tensor,
         metadata: Any,
         logits_indices: torch.Tensor,
+        deepstack: DeepStackRows | None = None,
     ) -> torch.Tensor:
         """The last layer computes K and V for all rows, and the rest for the rows whose logits are needed."""
         angles = self._rotary.angles(positions)
         *others, (last, last_kv) = zip(self.layers, kv_cache, strict=True)
-        for layer, layer_kv in others:
+        for index, (layer, layer_kv) in enumerate(others):
             hidden = layer(hidden, angles, layer_kv, metadata)
+            if deepstack is not None and index < len(deepstack.values):
+                hidden.index_add_(0, deepstack.rows, deepstack.values[index])
         return last(hidden, angles, last_kv, metadata, logits_indices)  # type: ignore[no-any-return]
 
     def normalized(self, hidden: torch.Tensor) -> torch.Tensor:

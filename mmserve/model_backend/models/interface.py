@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec
+from mmserve.model_backend.attention.interface import CAUSAL, AttentionBackend, AttentionSpec, Mask
 from mmserve.model_backend.layers.linear import LinearLayer
 from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.layers.target import Targets
@@ -30,8 +30,7 @@ class DecoderLayerWeights(NamedTuple):
     """See ``TextSpec.sandwich_norms``."""
     rope: int | None = 0
     """Its row of ``Angles``, None if it rotates nothing."""
-    window: int | None = None
-    """See ``AttentionSpec.windows``."""
+    mask: Mask = CAUSAL
 
 
 class DecoderWeights(NamedTuple):
@@ -48,6 +47,15 @@ class DecoderWeights(NamedTuple):
     attention: AttentionBackend[Any]
 
 
+class DeepStackRows(NamedTuple):
+    """What is added to the hidden states of image tokens after the first layers (DeepStack, Meng et al. 2024)."""
+
+    rows: torch.Tensor
+    """int64 [n], each at most once."""
+    values: torch.Tensor
+    """[layers, n, hidden]: the first is added after layer 0. Fewer layers than the model has."""
+
+
 class DecoderModel(Protocol):
     """One rank's part of a language model."""
 
@@ -62,6 +70,7 @@ class DecoderModel(Protocol):
         kv_cache: torch.Tensor,
         metadata: Any,
         logits_indices: torch.Tensor,
+        deepstack: DeepStackRows | None = None,
     ) -> torch.Tensor:
         """[T, hidden] -> [S, hidden] of the rows whose logits are needed.
 

@@ -18,7 +18,7 @@ from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape
 from mmserve.model_backend.layers.ops import Ops
-from mmserve.model_backend.models.interface import DecoderModel
+from mmserve.model_backend.models.interface import DecoderModel, DeepStackRows
 from mmserve.model_backend.platforms.sampling import TokenSampling
 
 
@@ -32,6 +32,7 @@ class ForwardExecutor(Protocol):
         kv_cache: torch.Tensor,
         metadata: Any,
         logits_indices: torch.Tensor,
+        deepstack: DeepStackRows | None = None,
     ) -> torch.Tensor:
         """As ``DecoderModel.forward``, to the bit."""
         ...

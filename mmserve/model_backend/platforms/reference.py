@@ -22,7 +22,7 @@ from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape
 from mmserve.model_backend.layers.ops import Activation, Ops
 from mmserve.model_backend.layers.target import LinearShard, Target
-from mmserve.model_backend.models.interface import DecoderModel
+from mmserve.model_backend.models.interface import DecoderModel, DeepStackRows
 from mmserve.model_backend.platforms.interface import ForwardExecutor
 from mmserve.model_backend.platforms.sampling import TokenSampling, TorchSampling
 from mmserve.runtime.errors import StartupError
@@ -123,8 +123,9 @@ class EagerExecutor:
         kv_cache: torch.Tensor,
         metadata: Any,
         logits_indices: torch.Tensor,
+        deepstack: DeepStackRows | None = None,
     ) -> torch.Tensor:
-        return self._model.forward(hidden, positions, kv_cache, metadata, logits_indices)
+        return self._model.forward(hidden, positions, kv_cache, metadata, logits_indices, deepstack)
 
 
 class TorchPlatform:

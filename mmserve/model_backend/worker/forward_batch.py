@@ -61,6 +61,7 @@ def build_forward_batch(
     indices = np.arange(ends[-1]) + np.repeat(starts - first_rows, counts)
     sampling = [index for index, step in enumerate(ordered) if step.sample]
     slot_mapping = input_batch.slot_mapping(np.repeat(slots, counts), indices)
+    image_ends = _image_ends(input_batch, ordered, first_rows, indices) if input_batch.whole_images else None
     rotary = input_batch.rotary_positions.of_rows(slots, starts, counts, indices)
     output_rows, prompt_outputs = select_outputs(
         input_batch, ordered, first_rows, ends[sampling] - 1, vocab_size, last_token.device
@@ -71,11 +72,27 @@ def build_forward_batch(
         first_rows=tuple(first_rows.tolist()),
         token_ids=_token_ids(input_batch, ordered, last_token, vocab_size),
         positions=positions_,
-        metadata=builder.build(AttentionInput(slots, starts, counts, input_batch.blocks, slot_mapping)),
+        metadata=builder.build(AttentionInput(slots, starts, counts, input_batch.blocks, slot_mapping, image_ends)),
         sample_slots=tuple(ordered[index].slot for index in sampling),
         logits_indices=logits_indices,
         prompt_outputs=prompt_outputs,
     )
+
+
+def _image_ends(
+    input_batch: InputBatch, steps: Sequence[SequenceStep], first_rows: Int64s, indices: Int64s
+) -> Int64s | None:
+    """See ``AttentionInput``. No chunk ends inside an image, so one row alone attends to nothing after it."""
+    ends = None
+    for step, first_row in zip(steps, first_rows.tolist(), strict=True):
+        if step.num_tokens == 1:
+            continue
+        for span in input_batch[step.slot].spans_within(step.start, step.num_tokens):
+            ends = indices + 1 if ends is None else ends
+            end = span.start + span.num_tokens
+            row = first_row - step.start
+            ends[row + max(span.start, step.start) : row + end] = end
+    return ends
 
 
 def _token_ids(

@@ -18,6 +18,7 @@ from mmserve.ipc.arena import Arena, StaleHandle
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.step import SequenceStep, SlotFailure
 from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.models.interface import DeepStackRows
 from mmserve.model_backend.platforms.device import is_fatal_device_error
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker.forward_batch import ForwardBatch
@@ -34,59 +35,93 @@ _MESSAGES = {
 logger = logging.getLogger(__name__)
 
 
+class _Piece(NamedTuple):
+    """Rows [first, end) of a span, which a step computes."""
+
+    span: MediaSpan
+    first: int
+    end: int
+    row: int
+    """Index of the first one in the batch."""
+    offset: int
+    """Of the first one among all image rows of the batch."""
+
+
 class _ChunkWithImages(NamedTuple):
-    """A step that computes image tokens, and the index of its first row in the batch."""
+    """A step that computes image tokens."""
 
     step: SequenceStep
-    first_row: int
-    spans: Sequence[MediaSpan]
+    pieces: Sequence[_Piece]
+
+
+def _chunks_with_images(input_batch: InputBatch, batch: ForwardBatch) -> list[_ChunkWithImages]:
+    chunks, num_rows = [], 0
+    for step, first_row in zip(batch.steps, batch.first_rows, strict=True):
+        pieces = []
+        for span in input_batch[step.slot].spans_within(step.start, step.num_tokens):
+            first = max(step.start, span.start) - span.start
+            end = min(step.start + step.num_tokens - span.start, span.num_tokens)
+            pieces.append(_Piece(span, first, end, first_row + span.start + first - step.start, num_rows))
+            num_rows += end - first
+        if pieces:
+            chunks.append(_ChunkWithImages(step, pieces))
+    return chunks
 
 
 class ImageEmbeddingWriter:
-    """Copies embedding rows, in the platform's dtype, to the platform's device."""
+    """Copies embedding rows, in the platform's dtype, to the platform's device.
 
-    def __init__(self, arena: Arena | None, hidden_size: int, tp: TpGroup, platform: Platform) -> None:
-        self._arena, self._tp, self._platform = arena, tp, platform
-        self._row_nbytes = hidden_size * platform.dtype.itemsize
+    A row is ``streams`` times the hidden size wide: the token's embedding, then what is added after the first layers.
+    """
+
+    def __init__(
+        self, arena: Arena | None, hidden_size: int, tp: TpGroup, platform: Platform, streams: int = 1
+    ) -> None:
+        self._arena, self._tp, self._platform, self._streams = arena, tp, platform, streams
+        self._row_nbytes = streams * hidden_size * platform.dtype.itemsize
         if arena is not None:
             platform.pin(arena)
 
-    def scatter(self, input_batch: InputBatch, batch: ForwardBatch, hidden: torch.Tensor) -> list[SlotFailure]:
+    def scatter(
+        self, input_batch: InputBatch, batch: ForwardBatch, hidden: torch.Tensor
+    ) -> tuple[list[SlotFailure], DeepStackRows | None]:
         """Overwrite the token embeddings [T, hidden] of image tokens.
 
-        Returns a failure for each step whose embeddings some rank could not read. The arena is not read any more when
-        this returns: in a step with images it waits for its copies.
+        Returns a failure for each step whose embeddings some rank could not read, and the rows' further streams. The
+        arena is not read any more when this returns: in a step with images it waits for its copies.
         """
-        chunks = [
-            _ChunkWithImages(step, first_row, spans)
-            for step, first_row in zip(batch.steps, batch.first_rows, strict=True)
-            if (spans := input_batch[step.slot].spans_within(step.start, step.num_tokens))
-        ]
+        chunks = _chunks_with_images(input_batch, batch)
         if not chunks:
-            return []
-        statuses = torch.stack([self._scatter_chunk(chunk, hidden) for chunk in chunks])
+            return [], None
+        deepstack = self._deepstack_rows(chunks, hidden) if self._streams > 1 else None
+        statuses = torch.stack([self._scatter_chunk(chunk, hidden, deepstack) for chunk in chunks])
         # The leases end once the step's result is sent: no copy may be under way then.
         self._platform.wait_for_copies()
         for index, chunk in enumerate(chunks):
-            if not self._is_valid(chunk.spans):
+            if not self._is_valid(chunk):
                 statuses[index] = _LOST
-        return [
+        failures = [
             SlotFailure(slot=chunk.step.slot, media_lost=status == _LOST, message=_MESSAGES[status])
             for chunk, status in zip(chunks, self._tp.max(statuses).tolist(), strict=True)
             if status != _READ
         ]
+        return failures, deepstack
 
-    def _scatter_chunk(self, chunk: _ChunkWithImages, hidden: torch.Tensor) -> torch.Tensor:
+    def _deepstack_rows(self, chunks: Sequence[_ChunkWithImages], hidden: torch.Tensor) -> DeepStackRows:
+        """Of all image rows of the batch, with values that are still to be written."""
+        pieces = [piece for chunk in chunks for piece in chunk.pieces]
+        rows = torch.cat([torch.arange(piece.row, piece.row + piece.end - piece.first) for piece in pieces])
+        values = hidden.new_empty(self._streams - 1, len(rows), hidden.shape[1])
+        return DeepStackRows(rows.to(hidden.device), values)
+
+    def _scatter_chunk(
+        self, chunk: _ChunkWithImages, hidden: torch.Tensor, deepstack: DeepStackRows | None
+    ) -> torch.Tensor:
         """Status, int64 [], as far as it is known before the copies are done."""
-        step, status = chunk.step, torch.tensor(_READ, device=hidden.device)
+        status = torch.tensor(_READ, device=hidden.device)
         try:
-            for span in chunk.spans:
-                first = max(step.start, span.start)
-                end = min(step.start + step.num_tokens, span.start + span.num_tokens)
-                row = chunk.first_row + first - step.start
-                rows = hidden[row : row + end - first]
-                rows.copy_(self._rows(span, first - span.start, end - span.start).view_as(rows), non_blocking=True)
-                status = torch.where(torch.isfinite(rows).all(), status, _BROKEN)
+            for piece in chunk.pieces:
+                status = torch.where(self._scatter_piece(piece, hidden, deepstack), status, _BROKEN)
         except StaleHandle:
             status = torch.tensor(_LOST, device=hidden.device)
         except Exception as error:  # the boundary of one sequence
@@ -97,6 +132,19 @@ class ImageEmbeddingWriter:
             status = torch.tensor(_FAILED, device=hidden.device)
         return status
 
+    def _scatter_piece(self, piece: _Piece, hidden: torch.Tensor, deepstack: DeepStackRows | None) -> torch.Tensor:
+        """Bool []: all numbers are finite. Raises StaleHandle."""
+        count = piece.end - piece.first
+        target = hidden[piece.row : piece.row + count]
+        rows = self._rows(piece.span, piece.first, piece.end)
+        if deepstack is None:
+            target.copy_(rows.view_as(target), non_blocking=True)
+            return torch.isfinite(target).all()
+        wide = rows.to(hidden.device, non_blocking=True).view(count, self._streams, -1)
+        target.copy_(wide[:, 0])
+        deepstack.values[:, piece.offset : piece.offset + count] = wide[:, 1:].transpose(0, 1)
+        return torch.isfinite(wide).all()
+
     def _rows(self, span: MediaSpan, first: int, end: int) -> torch.Tensor:
         """View of the elements of rows [first, end) of a span's embedding. Raises StaleHandle."""
         if self._arena is None or span.embed.nbytes < (span.first_row + span.num_tokens) * self._row_nbytes:
@@ -106,11 +154,11 @@ class ImageEmbeddingWriter:
         first, end = (span.first_row + first) * self._row_nbytes, (span.first_row + end) * self._row_nbytes
         return torch.frombuffer(self._arena.view(span.embed)[first:end], dtype=self._platform.dtype)
 
-    def _is_valid(self, spans: Sequence[MediaSpan]) -> bool:
+    def _is_valid(self, chunk: _ChunkWithImages) -> bool:
         try:
-            for span in spans:
+            for piece in chunk.pieces:
                 if self._arena is not None:
-                    self._arena.check(span.embed)
+                    self._arena.check(piece.span.embed)
         except StaleHandle:
             return False
         return True

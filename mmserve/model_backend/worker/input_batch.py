@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
-from mmserve.messages.media import MediaSpan
+from mmserve.messages.media import MediaSpan, end_beside_images
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep, StepPlan
 from mmserve.model_backend.models.positions import PositionFunction, SlotPositions, sequential_positions
@@ -63,11 +63,15 @@ class InputBatch:
         block_tokens: int,
         vocab_size: int,
         positions_of: PositionFunction = sequential_positions,
+        *,
+        whole_images: bool = False,
     ) -> None:
+        """``whole_images``: a chunk that ends inside an image is refused, because attention in it reads the rest."""
         self.blocks: Int64s = np.zeros((max_num_seqs, -(-max_model_len // block_tokens) + 1), dtype=np.int64)
         self._num_blocks = num_blocks
         self._block_tokens = block_tokens
         self._vocab_size = vocab_size
+        self.whole_images = whole_images
         self._slots: dict[int, Slot] = {}
         self.asking: set[int] = set()
         self.rotary_positions = SlotPositions(positions_of, max_num_seqs)
@@ -92,6 +96,13 @@ class InputBatch:
     def valid_copies(self, plan: StepPlan) -> list[BlockCopy]:
         """The plan's copies without those that are out of range; ``apply`` refuses the steps that need the latter."""
         return [copy for copy in plan.copies if self._is_valid(copy)]
+
+    def cut(self, step: SequenceStep, num_tokens: int) -> int:
+        """After how many tokens the step may be cut instead of after ``num_tokens``; 0 or all: not here."""
+        if not self.whole_images:
+            return num_tokens
+        end = step.start + num_tokens
+        return end_beside_images(self[step.slot].spans, step.start, end) - step.start if num_tokens else 0
 
     def slot_mapping(self, slots: Int64s, positions: Int64s) -> Int64s:
         """Where the K and V of each (slot, position) are stored: block * tokens per block + offset."""
@@ -149,6 +160,8 @@ class InputBatch:
             return f"the chunk [{step.start}, {end}) is not within its {slot.length} tokens"
         if step.sample and end != slot.length:
             return "the step samples, but its chunk does not end at the sequence's last token"
+        if self.whole_images and end_beside_images(slot.spans, step.start, end) != end:
+            return f"the chunk [{step.start}, {end}) ends inside an image"
         if end > slot.num_blocks * self._block_tokens:
             return f"the chunk ends at {end}, beyond its {slot.num_blocks} KV blocks"
         if step.num_tokens == 1 and step.start >= slot.num_given:

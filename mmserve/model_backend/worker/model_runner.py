@@ -24,6 +24,7 @@ from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.loader.load import load_decoder
 from mmserve.model_backend.loader.registry import family_of
 from mmserve.model_backend.loader.weights import Progress
+from mmserve.model_backend.models.interface import DeepStackRows
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker import kv_cache
 from mmserve.model_backend.worker.forward_batch import ForwardBatch, build_forward_batch
@@ -80,6 +81,7 @@ class ModelRunner:
             self.block_tokens,
             self._vocab_size,
             family_of(spec.family).positions,
+            whole_images=spec.text.attends_whole_images,
         )
         config, max_blocks = deployment.config, self._input_batch.blocks.shape[1]
         self._max_step_s = config.max_step_ms / 1e3
@@ -89,7 +91,8 @@ class ModelRunner:
         limits = StepLimits(config.max_num_batched_tokens, config.max_num_seqs, max_blocks, self.block_tokens)
         self._metadata_builder = self._attention.builder(limits)
         self._executor = platform.executor(self._model, limits)
-        self._image_writer = ImageEmbeddingWriter(arena, spec.text.hidden_size, tp, platform)
+        streams = 1 if spec.vision is None else spec.vision.streams
+        self._image_writer = ImageEmbeddingWriter(arena, spec.text.hidden_size, tp, platform, streams)
         self._errors = StepErrors(tp, platform)
         sampler = _sampler(deployment, platform) if tp.rank == 0 else None
         self._sampling = TokenSampling(sampler, tp, self._errors, platform.device, config.max_num_seqs)
@@ -158,7 +161,7 @@ class ModelRunner:
         """Issue the steps, if need be in parts; what comes of them is noted in ``in_flight``. At least one step."""
         # Decoding has no errors of its own before the first collective that would be worth a collective in every step.
         in_flight.agrees = self._tp.size > 1 and any(step.num_tokens > 1 for step in steps)
-        failed, errors = compute_in_parts(steps, partial(self._attempt, in_flight))
+        failed, errors = compute_in_parts(steps, partial(self._attempt, in_flight), self._input_batch.cut)
         for slot, message in failed.items():
             in_flight.add_failure(slot, message)
         in_flight.in_parts = bool(errors)
@@ -209,12 +212,13 @@ class ModelRunner:
     def _compute(self, batch: ForwardBatch) -> _Computed:
         """The forward pass, or the steps that every rank must leave out because images could not be read."""
         hidden = self._model.embed(batch.token_ids)
-        if unread := self._image_writer.scatter(self._input_batch, batch, hidden):
-            return _Computed(unread)
-        return self._forward(batch, hidden)
+        unread, deepstack = self._image_writer.scatter(self._input_batch, batch, hidden)
+        return _Computed(unread) if unread else self._forward(batch, hidden, deepstack)
 
-    def _forward(self, batch: ForwardBatch, hidden: torch.Tensor) -> _Computed:
-        outputs = self._executor.forward(hidden, batch.positions, self._kv, batch.metadata, batch.logits_indices)
+    def _forward(self, batch: ForwardBatch, hidden: torch.Tensor, deepstack: DeepStackRows | None) -> _Computed:
+        outputs = self._executor.forward(
+            hidden, batch.positions, self._kv, batch.metadata, batch.logits_indices, deepstack
+        )
         prompts = None
         if (wanted := batch.prompt_outputs) is not None:
             prompts = compute_prompt_results(self._model, outputs, wanted, self._vocab_size, self._tp.rank)

@@ -24,12 +24,13 @@ from mmserve.router.scheduler.step_planner import StepPlanner
 @dataclass(frozen=True)
 class SchedulerConfig:
     """``max_num_seqs``: slots. ``max_num_batched_tokens``: of one step. ``max_model_len``: prompt plus output.
-    ``max_step_s``: see StepTimeModel."""
+    ``max_step_s``: see StepTimeModel. ``whole_images``: no chunk of a prompt ends inside an image."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     max_step_s: float = 0.0
+    whole_images: bool = False
 
 
 class Scheduler:
@@ -46,6 +47,8 @@ class Scheduler:
         self.kv = KvCacheManager(num_blocks, block_tokens)
         # A sequence that fills the cache alone has reached the end of its context.
         self._context_tokens = min(config.max_model_len, num_blocks * block_tokens)
+        # Room in every step beside one token for each of the other slots.
+        self._image_room = config.max_num_batched_tokens - config.max_num_seqs + 1 if config.whole_images else None
         self._running = RunningSet(config.max_num_seqs)
         self._waiting = WaitingQueue()
         self._admission = Admission(self._waiting, self._running, self.kv)
@@ -61,6 +64,7 @@ class Scheduler:
             record,
             max_step_tokens=config.max_num_batched_tokens,
             max_step_s=config.max_step_s,
+            whole_images=config.whole_images,
         )
         self._results = StepResults(
             self.kv, self._running, self._waiting, self._admission, self._timings, self._replies
@@ -125,6 +129,9 @@ class Scheduler:
         if sequence.num_prompt_tokens + (not sequence.prompt_only) > self._context_tokens:
             too_long = f"a prompt of {sequence.num_prompt_tokens} tokens leaves no room in {self._context_tokens}"
             self._replies.add_finish(request, "error", f"{too_long} (context length or KV cache)")
+        elif self._image_room is not None and sequence.largest_image_tokens > self._image_room:
+            too_large = f"an image of {sequence.largest_image_tokens} tokens does not fit a step"
+            self._replies.add_finish(request, "error", f"{too_large}, which has {self._image_room} for one")
         elif sequence.num_output_tokens and (finish := sequence.finish_reason()):
             self._replies.add_finish(request, finish)
         else:

@@ -38,6 +38,7 @@ class Sequence:
         "block_table",
         "ending_token_ids",
         "first_token_s",
+        "largest_image_tokens",
         "length",
         "max_length",
         "num_cached_tokens",
@@ -85,6 +86,7 @@ class Sequence:
             self.max_length = self.num_prompt_tokens + 1
         self.num_prompt_logprobs = request.num_prompt_logprobs
         """Rows of prompt log-probabilities that were sent, in this attempt or before."""
+        self.largest_image_tokens = max((span.num_tokens for span in request.spans), default=0)
         ending = request.sampling.ending_token_ids
         self.ending_token_ids = ending if len(ending) <= _FEW_ENDING_TOKENS else frozenset(ending)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from math import ceil
 
+from mmserve.messages.media import end_beside_images
 from mmserve.router.scheduler.sequence import Sequence
 
 MIN_CHUNK_TOKENS = 16
@@ -110,22 +111,37 @@ class StepBudget:
     """Prompt tokens that the step being planned can still compute.
 
     ``beside_text``: sequences without images run or wait, so prompts with images get a part of the tokens only.
+    ``image_room``: chunks may not end inside an image. An image that does not fit the tokens is computed all the same,
+    within so many tokens of the step. None: chunks may end anywhere.
     """
 
-    def __init__(self, num_tokens: int, *, beside_text: bool) -> None:
+    def __init__(self, num_tokens: int, *, beside_text: bool, image_room: int | None = None) -> None:
         self.num_tokens = num_tokens
         self._num_media_tokens = ceil(_MEDIA_SHARE_BESIDE_TEXT * num_tokens) if beside_text else num_tokens
+        self._image_room = image_room
 
     def room(self, sequence: Sequence) -> int:
-        """Tokens of the sequence's prompt that fit the step."""
-        return min(self.num_tokens, self._num_media_tokens) if sequence.request.spans else self.num_tokens
+        """Tokens of the sequence's prompt that fit the step; its next chunk is a little longer if it has to end after
+        an image. 0: the step has no chunk for it.
+
+        Once an image does not fit, no later prompt does.
+        """
+        if not sequence.request.spans:
+            return self.num_tokens
+        if self._image_room is not None and sequence.largest_image_tokens > self._image_room:
+            self.num_tokens = 0  # or later prompts could take the image's room in every step
+        return min(self.num_tokens, self._num_media_tokens)
 
     def take(self, sequence: Sequence) -> int:
         """Takes as many of the sequence's remaining tokens as fit, and returns their number."""
         num_tokens = min(sequence.num_remaining_tokens, self.room(sequence))
-        self.num_tokens -= num_tokens
+        if self._image_room is not None and num_tokens:
+            start = sequence.num_computed_tokens
+            num_tokens = end_beside_images(sequence.request.spans, start, start + num_tokens) - start
+            self._image_room -= num_tokens
+        self.num_tokens = max(0, self.num_tokens - num_tokens)
         if sequence.request.spans:
-            self._num_media_tokens -= num_tokens
+            self._num_media_tokens = max(0, self._num_media_tokens - num_tokens)
         return num_tokens
 
 

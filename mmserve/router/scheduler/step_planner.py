@@ -21,7 +21,7 @@ from mmserve.router.scheduler.suspects import Suspects
 class StepPlanner:
     """Plans steps over the sequences of ``running`` and ``waiting``. Owns how many prompt tokens a step may have.
 
-    ``max_step_tokens``: of one step. ``max_step_s``: see StepTimeModel.
+    ``max_step_tokens``: of one step. ``max_step_s``: see StepTimeModel. ``whole_images``: no chunk ends inside one.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class StepPlanner:
         *,
         max_step_tokens: int,
         max_step_s: float,
+        whole_images: bool,
     ) -> None:
         self.suspects = Suspects()
         self._kv = kv
@@ -44,6 +45,7 @@ class StepPlanner:
         self._timings = timings
         self._record = record
         self._max_step_tokens = max_step_tokens
+        self._whole_images = whole_images
         self._step_times = StepTimeModel(max_step_s)
         self._chunk_limit = ChunkLimit(max_step_tokens)
 
@@ -78,9 +80,9 @@ class StepPlanner:
 
     def _budget(self, decoding: list[Sequence], prefilling: list[Sequence]) -> StepBudget:
         has_text = self._waiting.has_text or not all(each.request.spans for each in chain(decoding, prefilling))
-        room = min(self._max_step_tokens - len(decoding), self._chunk_limit.num_tokens)
-        num_tokens = self._step_times.chunk_budget(len(decoding), room)
-        return StepBudget(num_tokens, beside_text=has_text)
+        room = self._max_step_tokens - len(decoding)
+        num_tokens = self._step_times.chunk_budget(len(decoding), min(room, self._chunk_limit.num_tokens))
+        return StepBudget(num_tokens, beside_text=has_text, image_room=room if self._whole_images else None)
 
     def _plan_decoding(self, decoding: list[Sequence], step: StepBuilder) -> bool:
         """One token for each sequence, oldest first. True if sequences had to be preempted."""

@@ -43,6 +43,8 @@ def make(
     device = _device(config, machine)
     dtype = _dtype(config, device, machine)
     max_model_len = _context(config, model, max_image_rows)
+    if model.text.attends_whole_images:
+        _check_step(config, max_image_rows)
     element_nbytes = DTYPE_BYTES[dtype]
     token_nbytes = kv_token_nbytes(model, config.tp, element_nbytes)
     deployment = Deployment(
@@ -110,6 +112,16 @@ def _context(config: Config, model: ModelSpec, max_image_rows: int) -> int:
             "or lower the size of images with --mm-processor-kwargs"
         )
     return length
+
+
+def _check_step(config: Config, max_image_rows: int) -> None:
+    """A step must have room for the largest image and a token of every other running sequence."""
+    needed = max_image_rows + config.max_num_seqs - 1
+    if config.max_num_batched_tokens < needed:
+        raise StartupError(
+            f"--max-num-batched-tokens {config.max_num_batched_tokens} has no room for one image, which this model "
+            f"computes in one step: raise it to {needed}, or lower --max-num-seqs"
+        )
 
 
 def _kv_tokens(config: Config, device: str, max_model_len: int, token_nbytes: int, machine: Machine) -> int | None:

@@ -92,6 +92,7 @@ class Engine:
         depth: int = 1,
         block_tokens: int = BLOCK_TOKENS,
         max_new_tokens: int = 1,
+        whole_images: bool = False,
     ) -> None:
         """``expects_short``: many short answers were observed, so long ones are underestimated and lead to preemption.
         ``token_s``: the forward time that the rank reports for a token. ``max_new_tokens``: most tokens of one
@@ -103,7 +104,7 @@ class Engine:
         self.metrics: dict[str, list[float]] = defaultdict(list)
         self.rank = FakeRank(num_blocks, max_num_seqs, max_num_batched_tokens, token_s, block_tokens, max_new_tokens)
         self.scheduler = Scheduler(
-            SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, max_step_s),
+            SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, max_step_s, whole_images),
             num_blocks=num_blocks,
             block_tokens=block_tokens,
             now=lambda: self.clock_s,

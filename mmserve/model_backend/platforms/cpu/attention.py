@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mmserve.messages.step import BlockCopy
-from mmserve.model_backend.attention.interface import AttentionInput, AttentionSpec, StepLimits
+from mmserve.model_backend.attention.interface import CAUSAL, AttentionInput, AttentionSpec, Mask, StepLimits
 from mmserve.model_backend.attention.kv_layout import copy_leading_tokens, token_major_shape
 from mmserve.model_backend.platforms.cpu.packed_weights import PANEL
 
@@ -27,6 +27,8 @@ class PagedCpuMetadata(NamedTuple):
     """int64 [slots, blocks]."""
     slot_mapping: torch.Tensor
     """int64 [T]."""
+    image_ends: torch.Tensor | None
+    """int64 [T], see ``AttentionInput.image_ends``."""
 
 
 class PagedCpuAttention:
@@ -59,10 +61,11 @@ class PagedCpuAttention:
         kv: torch.Tensor,
         layer_kv: torch.Tensor,
         metadata: PagedCpuMetadata,
-        window: int | None = None,
+        mask: Mask = CAUSAL,
     ) -> torch.Tensor:
         rows, heads, dim = q.shape
         out = torch.empty(rows, heads, dim)
+        image_ends = metadata.image_ends if mask.whole_images else None
         self._kernels.mm_attention(
             q.data_ptr(),
             kv.data_ptr(),
@@ -78,7 +81,8 @@ class PagedCpuAttention:
             heads,
             kv.shape[2],
             dim,
-            window or 0,
+            mask.window or 0,
+            None if image_ends is None else image_ends.data_ptr(),
             self._spec.scale,
         )
         return out
@@ -107,4 +111,6 @@ class PagedCpuMetadataBuilder:
         tiles[:, 1] = np.minimum(self._tile_tokens, step.counts[chunk] - skipped)
         tiles[:, 2] = step.starts[chunk] + skipped
         tiles[:, 3] = step.slots[chunk]
-        return PagedCpuMetadata(*map(torch.from_numpy, (tiles, step.block_tables, step.slot_mapping)))
+        image_ends = None if step.image_ends is None else torch.from_numpy(step.image_ends)
+        tables, slot_mapping = torch.from_numpy(step.block_tables), torch.from_numpy(step.slot_mapping)
+        return PagedCpuMetadata(torch.from_numpy(tiles), tables, slot_mapping, image_ends)

@@ -8,7 +8,7 @@ from ctypes import c_float, c_int64, c_void_p
 import torch
 
 from mmserve.model_backend.layers.linear import LinearLayer
-from mmserve.model_backend.models.interface import DecoderLayerWeights, DecoderWeights
+from mmserve.model_backend.models.interface import DecoderLayerWeights, DecoderWeights, DeepStackRows
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention, PagedCpuMetadata
 from mmserve.model_backend.platforms.cpu.memory import MAX_MLP_ROWS
 from mmserve.model_backend.platforms.cpu.ops import GATES
@@ -39,6 +39,7 @@ class _Layer(ctypes.Structure):
         ("after_mlp_norm", c_void_p),
         ("rope", c_int64),
         ("window", c_int64),
+        ("whole_images", c_int64),
         *((name, _Matrix) for name in ("qkv", "out", "gate_up", "down")),
     )
 
@@ -52,7 +53,8 @@ class _Layer(ctypes.Structure):
             after_attention_norm=_address(layer.after_attention_norm),
             after_mlp_norm=_address(layer.after_mlp_norm),
             rope=-1 if layer.rope is None else layer.rope,
-            window=layer.window or 0,
+            window=layer.mask.window or 0,
+            whole_images=layer.mask.whole_images,
             qkv=_Matrix.of(layer.qkv),
             out=_Matrix.of(layer.out),
             gate_up=_Matrix.of(layer.gate_up),
@@ -73,6 +75,8 @@ class _Step(ctypes.Structure):
         *((name, c_void_p) for name in ("hidden", "cos", "sin", "kv")),
         *((name, c_void_p) for name in ("slot_mapping", "block_tables", "tiles", "logits_indices")),
         *((name, c_int64) for name in ("rows", "num_tiles", "num_logits", "table_stride", "kv_stride")),
+        *((name, c_void_p) for name in ("image_ends", "added", "added_rows")),
+        *((name, c_int64) for name in ("num_added", "layers_with_added")),
     )
 
 
@@ -97,13 +101,19 @@ class CompiledDecoder:
         kv_cache: torch.Tensor,
         metadata: PagedCpuMetadata,
         logits_indices: torch.Tensor,
+        deepstack: DeepStackRows | None = None,
     ) -> torch.Tensor:
         """See ``DecoderModel.forward``. Returns a view of ``hidden``."""
         cos, sin = self._rotary.angles(positions)
-        tiles, block_tables, slot_mapping = metadata
+        tiles, block_tables, slot_mapping, image_ends = metadata
         tensors = (hidden, cos, sin, kv_cache, slot_mapping, block_tables, tiles, logits_indices)
         sizes = (len(hidden), len(tiles), len(logits_indices), block_tables.shape[1], kv_cache.stride(0))
         step = _Step(*(tensor.data_ptr() for tensor in tensors), *sizes)
+        if image_ends is not None:
+            step.image_ends = image_ends.data_ptr()
+        if deepstack is not None:
+            step.added, step.added_rows = deepstack.values.data_ptr(), deepstack.rows.data_ptr()
+            step.layers_with_added, step.num_added, _ = deepstack.values.shape
         self._decode(self._layers, self._shape, ctypes.byref(step))
         return hidden[: len(logits_indices)]
 

@@ -13,14 +13,17 @@ _PICTURE_NBYTES = 32 << 20
 
 
 def step_nbytes(deployment: Deployment) -> int:
-    """Of the largest step of a rank: for each token the residual, and the input and output of attention.
+    """Of the largest step of a rank: for each token the residual, the input and output of attention, and an image's
+    further streams.
 
     For ``MAX_MLP_ROWS`` tokens also the inner activations of the MLP. The factors include measured losses of the
     allocator.
     """
     text, tokens = deployment.model.text, deployment.config.max_num_batched_tokens
     mlp = min(tokens, MAX_MLP_ROWS) * (5 * max(text.intermediate_sizes) // deployment.config.tp)
-    return (tokens * 6 * text.hidden_size + mlp) * DTYPE_BYTES[deployment.dtype]
+    vision = deployment.model.vision
+    widths = 6 if vision is None else 5 + vision.streams
+    return (tokens * widths * text.hidden_size + mlp) * DTYPE_BYTES[deployment.dtype]
 
 
 def images_nbytes(deployment: Deployment, max_images: int) -> int:

@@ -13,13 +13,14 @@ import torch.nn.functional as F
 from msgspec.structs import replace
 
 from mmserve.checkpoint.spec import LayerSpec, Rope, TextSpec
-from mmserve.model_backend.attention.interface import AttentionInput, AttentionSpec, StepLimits
+from mmserve.model_backend.attention.interface import CAUSAL, AttentionInput, AttentionSpec, Mask, StepLimits
 from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import LayerFinisher
 from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.models.decoder import Decoder
+from mmserve.model_backend.models.interface import DeepStackRows
 from mmserve.model_backend.platforms.cpu import build, quantization
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.model_backend.platforms.cpu.decoder import compile_decoder
@@ -34,7 +35,8 @@ _TOLERANCE = 1e-5
 _QUANTIZED_TOLERANCE = 1e-4
 """Relative to the largest result; for quantized weights, whose inputs are rounded to 16-bit integers."""
 _WINDOW = 7
-_HEADS = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, windows=(None, _WINDOW))
+_MASKS = (CAUSAL, Mask(window=_WINDOW), Mask(whole_images=True), Mask(window=_WINDOW, whole_images=True))
+_HEADS = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, masks=_MASKS)
 _HIDDEN = _HEADS.num_heads * _HEADS.head_dim
 _TOKENS, _BLOCK = 20, PagedCpuAttention.block_sizes[0]
 logger = logging.getLogger(__name__)
@@ -139,7 +141,7 @@ def _attention(kernels: ctypes.CDLL) -> bool:
         kv = heads[:, _HEADS.num_heads :].view(_TOKENS, 2, _HEADS.num_kv_heads, _HEADS.head_dim)
         metadata = backend.builder(limits).build(step)
         q = heads[:, : _HEADS.num_heads]
-        outs = [backend.forward(q, kv, cache, metadata, window) for window in _HEADS.windows]  # type: ignore[arg-type]
+        outs = [backend.forward(q, kv, cache, metadata, mask) for mask in _MASKS]  # type: ignore[arg-type]
         results.append((torch.stack(outs), cache))
     (found, found_cache), (expected, expected_cache) = results
     return _close(found, expected) and torch.equal(found_cache, expected_cache)
@@ -155,11 +157,12 @@ def _decoder(kernels: ctypes.CDLL) -> bool:
     step, limits = _prompt()
     metadata = backend.builder(limits).build(step)
     positions, last = torch.arange(_TOKENS)[None], torch.tensor([_TOKENS - 1])
+    deepstack = DeepStackRows(torch.tensor([3, 0, _TOKENS - 1]), _random(2, 3, _HIDDEN, seed=1))
     results = []
     for executor in (compiled, model):
         cache = torch.zeros(len(weights.layers), *backend.kv_shape(limits.max_blocks, _BLOCK))
         hidden = _random(_TOKENS, _HIDDEN)
-        results.append((executor.forward(hidden, positions, cache, metadata, last), cache))
+        results.append((executor.forward(hidden, positions, cache, metadata, last, deepstack), cache))
     (found, found_cache), (expected, expected_cache) = results
     return torch.equal(found, expected) and torch.equal(found_cache, expected_cache)
 
@@ -169,7 +172,11 @@ def _tiny_decoder(kernels: ctypes.CDLL, backend: PagedCpuAttention) -> Decoder:
     spec = TextSpec(
         hidden_size=_HIDDEN,
         intermediate_size=32,
-        layers=(LayerSpec(rope=near), LayerSpec(rope=None, window=_WINDOW), LayerSpec(rope=replace(near, theta=1e6))),
+        layers=(
+            LayerSpec(rope=near),
+            LayerSpec(rope=None, window=_WINDOW, whole_images=True),
+            LayerSpec(rope=replace(near, theta=1e6)),
+        ),
         num_heads=_HEADS.num_heads,
         num_kv_heads=_HEADS.num_kv_heads,
         head_dim=_HEADS.head_dim,
@@ -193,11 +200,12 @@ def _tiny_decoder(kernels: ctypes.CDLL, backend: PagedCpuAttention) -> Decoder:
 
 
 def _prompt() -> tuple[AttentionInput, StepLimits]:
-    """One sequence of ``_TOKENS``, in blocks that are not in order."""
+    """One sequence of ``_TOKENS`` with an image, in blocks that are not in order."""
     tables, positions = np.array([[1, 0]]), np.arange(_TOKENS)
     slot_mapping = tables[0, positions // _BLOCK] * _BLOCK + positions % _BLOCK
     one, zero = np.array([_TOKENS]), np.array([0])
-    return AttentionInput(zero, zero, one, tables, slot_mapping), StepLimits(_TOKENS, 1, 2, _BLOCK)
+    image_ends = np.where((positions >= 3) & (positions < 18), 18, positions + 1)
+    return AttentionInput(zero, zero, one, tables, slot_mapping, image_ends), StepLimits(_TOKENS, 1, 2, _BLOCK)
 
 
 def _sample(kernels: ctypes.CDLL) -> bool:

@@ -240,9 +240,9 @@ def fail_on_bad_sequences(runner: ModelRunner, stage: str, monkeypatch: pytest.M
         assert not bad_in(batch), "as it happens"
         return batch
 
-    def forward_batch(batch: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor | None:
+    def forward_batch(batch: ForwardBatch, *arguments: Any) -> torch.Tensor | None:
         assert not bad_in(batch), "as it happens"
-        return forward(batch, hidden)
+        return forward(batch, *arguments)
 
     def sample_rows(logits: torch.Tensor, rows: list[SampleRow]) -> torch.Tensor:
         logits += 1  # a processor may have changed logits before another one failed
@@ -308,10 +308,10 @@ def test_a_step_that_does_not_fit_the_memory_is_computed_in_parts(
     runner = make_runner(directory)
     forward = runner._forward
 
-    def limited(batch: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor | None:
+    def limited(batch: ForwardBatch, hidden: torch.Tensor, *others: Any) -> torch.Tensor | None:
         if len(hidden) > 7:
             raise error("as it happens")
-        return forward(batch, hidden)
+        return forward(batch, hidden, *others)
 
     monkeypatch.setattr(runner, "_forward", limited)
     driver = Driver(runner)

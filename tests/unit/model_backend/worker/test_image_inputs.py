@@ -13,13 +13,15 @@ from torch.overrides import TorchFunctionMode
 
 from mmserve.ipc.arena import ALIGNMENT, Arena
 from mmserve.messages.media import Handle, MediaSpan
+from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.platforms.cuda.pinned import pin
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.worker.image_inputs import ImageEmbeddingWriter
+from mmserve.model_backend.worker.input_batch import InputBatch
 from tests.fakes.checkpoints import IMAGE, make_llava
 from tests.fakes.embeddings import prompt_with_images, put_rows
-from tests.fakes.engine import Driver, make_runner
+from tests.fakes.engine import GREEDY, Driver, make_runner
 
 HIDDEN = 64
 CPU = torch.device("cpu")
@@ -61,6 +63,37 @@ def test_only_rows_of_the_chunk_are_read(tmp_path: Path, arena: Arena, monkeypat
     driver.add(0, prompt, spans=spans)
     driver.run(3)
     assert read == [(0, 9), (9, 16)], "rows of the first chunk, of the second, and none for later tokens"
+
+
+def test_rows_of_several_streams_are_split(arena: Arena) -> None:
+    """Two sequences, each with a chunk that begins and ends within its image."""
+    streams, tokens = 3, 16
+    rows = torch.randn(2, tokens, streams, HIDDEN)
+    first, offset = put_rows(arena, rows[0].flatten(1), 0)
+    second, _ = put_rows(arena, rows[1].flatten(1), offset)
+    input_batch = InputBatch(3, 32, 9, 16, 100)
+    spans = ((span_of(first),), (span_of(second),), ())
+    sequences = [
+        NewSequence(slot=slot, token_ids=bytes(8 * 20), num_prompt_tokens=20, spans=each, sampling=GREEDY)
+        for slot, each in enumerate(spans)
+    ]
+    input_batch.apply(StepPlan(step_id=1, new=tuple(sequences)))
+    steps = [SequenceStep(2, 0, 1, (), True), SequenceStep(0, 3, 5, (), False), SequenceStep(1, 0, 9, (), False)]
+    batch = SimpleNamespace(steps=steps, first_rows=[0, 1, 6])
+    hidden = torch.zeros(15, HIDDEN)
+    writer = ImageEmbeddingWriter(arena, HIDDEN, TpGroup(), platform_for("cpu", "float32"), streams)
+    failures, deepstack = writer.scatter(input_batch, batch, hidden)  # type: ignore[arg-type]
+    read = torch.cat([rows[0, 2:7], rows[1, :8]])
+    assert not failures
+    assert deepstack is not None
+    assert deepstack.rows.tolist() == [*range(1, 6), *range(7, 15)]
+    assert torch.equal(deepstack.values, read[:, 1:].transpose(0, 1))
+    assert torch.equal(hidden[deepstack.rows], read[:, 0])
+    assert not hidden[[0, 6]].any()
+    rows[1, 3, 2, 5] = float("nan")
+    put_rows(arena, rows[1].flatten(1), offset)
+    failures, _ = writer.scatter(input_batch, batch, hidden)  # type: ignore[arg-type]
+    assert [(failure.slot, failure.message) for failure in failures] == [(1, "an image's embedding is not finite")]
 
 
 class _Restarting(Arena):

@@ -33,3 +33,21 @@ def test_a_sequence_whose_grid_is_not_that_of_its_tokens_is_refused() -> None:
     refused = batch.apply(StepPlan(step_id=1, new=sequences, steps=steps))
     assert list(refused) == [1]
     assert "grid" in refused[1]
+
+
+def test_a_chunk_that_ends_inside_an_image_is_refused_where_attention_reads_whole_images() -> None:
+    ends = (4, 5, 10, 11, 3)
+    steps = tuple(SequenceStep(slot, 0, end, (slot,), end == 11) for slot, end in enumerate(ends))
+    sequences = tuple(new(slot, 11, span(4, 6, (1, 2, 3))) for slot in range(len(ends)))
+    plan = StepPlan(step_id=1, new=sequences, steps=steps)
+    assert list(InputBatch(5, 64, 8, BLOCK, VOCAB, whole_images=True).apply(plan)) == [1]
+    assert not InputBatch(5, 64, 8, BLOCK, VOCAB).apply(plan)
+
+
+def test_a_step_is_cut_beside_images() -> None:
+    batch = InputBatch(1, 64, 8, BLOCK, VOCAB, whole_images=True)
+    whole = SequenceStep(0, 0, 11, (0,), True)
+    batch.apply(StepPlan(step_id=1, new=(new(0, 11, span(4, 6, (1, 2, 3))),), steps=(whole,)))
+    assert [batch.cut(whole, count) for count in (0, 3, 4, 5, 9, 10)] == [0, 3, 4, 4, 4, 10]
+    assert [batch.cut(SequenceStep(0, 4, 7, (), True), count) for count in (0, 3, 6)] == [0, 6, 6]
+    assert InputBatch(1, 64, 8, BLOCK, VOCAB).cut(whole, 5) == 5

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from mmserve.messages.step import SequenceStep
-from mmserve.model_backend.worker.step_splitting import StepError, compute_in_parts
+from mmserve.model_backend.worker.step_splitting import Cut, StepError, compute_in_parts
 
 ERROR, MEMORY = StepError("broken"), StepError("no memory", out_of_memory=True)
 Fails = Callable[[Sequence[SequenceStep]], StepError | None]
@@ -18,7 +18,7 @@ def decodes(count: int) -> list[SequenceStep]:
 
 
 def compute(
-    steps: Sequence[SequenceStep], fails: Fails
+    steps: Sequence[SequenceStep], fails: Fails, cut: Cut = lambda step, num_tokens: num_tokens
 ) -> tuple[dict[int, str], list[StepError], list[Sequence[SequenceStep]]]:
     """Failures, errors, and the parts that were computed."""
     parts: list[Sequence[SequenceStep]] = []
@@ -29,7 +29,7 @@ def compute(
             parts.append(part)
         return error
 
-    return *compute_in_parts(steps, attempt), parts
+    return *compute_in_parts(steps, attempt, cut), parts
 
 
 def test_steps_without_an_error_are_computed_at_once() -> None:
@@ -74,3 +74,22 @@ def test_a_sequence_of_which_one_token_is_too_much_fails_and_the_rest_of_its_chu
     failed, _, parts = compute(steps, lambda part: MEMORY if part[0].slot == 0 else None)
     assert failed == {0: "no memory"}
     assert [step.slot for part in parts for step in part] == [1, 2]
+
+
+@pytest.mark.parametrize("limit", [8, 20])
+def test_chunks_are_cut_only_where_they_may_be(limit: int) -> None:
+    """Here after multiples of ten tokens; a part of ten that is still too large fails alone."""
+
+    def cut(step: SequenceStep, num_tokens: int) -> int:
+        return num_tokens // 10 * 10
+
+    def fails(part: Sequence[SequenceStep]) -> StepError | None:
+        return MEMORY if sum(step.num_tokens for step in part) > limit else None
+
+    steps = [*decodes(2), SequenceStep(2, 0, 40, (1,), True), SequenceStep(3, 0, 10, (2,), True)]
+    failed, _, parts = compute(steps, fails, cut)
+    computed = [(step.slot, step.start, step.num_tokens) for part in parts for step in part]
+    assert list(failed) == ([] if limit == 20 else [2, 3])
+    assert computed[:2] == [(0, 10, 1), (1, 10, 1)]
+    assert all(start % 10 == 0 and count % 10 == 0 for _, start, count in computed[2:])
+    assert sum(count for _, _, count in computed[2:]) == (50 if limit == 20 else 0)

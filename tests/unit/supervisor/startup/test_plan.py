@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
 from mmserve.checkpoint.vision.clip import ClipVision
@@ -115,6 +116,15 @@ def test_the_context_is_the_models_or_less(model: ModelSpec) -> None:
 
 def test_a_context_without_room_for_an_image_is_refused(model: ModelSpec) -> None:
     assert "--max-model-len 576" in _refused(model, max_model_len=576)
+
+
+def test_a_step_without_room_for_an_image_is_refused_where_it_is_computed_in_one(model: ModelSpec) -> None:
+    options = {"max_num_batched_tokens": 583, "max_num_seqs": 9}
+    assert _make(model, **options)
+    layers = (LayerSpec(), LayerSpec(whole_images=True))
+    whole = structs.replace(model, text=structs.replace(model.text, layers=layers))
+    assert "raise it to 584" in _refused(whole, **options)
+    assert _make(whole, max_num_batched_tokens=584, max_num_seqs=9)
 
 
 def test_tp_must_divide_the_heads(model: ModelSpec) -> None:

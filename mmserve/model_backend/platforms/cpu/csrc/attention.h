@@ -28,7 +28,8 @@ struct Job {
     int64_t q_stride, table_stride, heads, kv_heads, dim;
     float scale;         // of the products of queries and keys
     bool causal = true;  // if false, a row attends up to the last position of its tile
-    int64_t window = 0;  // if not 0, a row attends to this many positions, the last of which is its own
+    int64_t window = 0;  // if not 0, a row attends to this many positions up to its own, and to none before them
+    const int64_t* ends = nullptr;  // if not null: of each token, the position after the last that it attends to
 };
 
 // Keys and values of consecutive KV heads of one sequence. Tokens of a block are `stride` apart.
@@ -150,7 +151,8 @@ struct QueryTile {
     int64_t group;     // query heads of a KV head
     int64_t position;  // of the first token
     bool causal;
-    int64_t window;  // 0: none
+    int64_t window;       // 0: none
+    const int64_t* ends;  // of each token, or null
     float* q;        // [heads, rows, dim]
     float* out;      // [heads, rows, cache.columns()]
     float* scores;   // [heads, rows, kKeyTile]
@@ -172,8 +174,9 @@ struct QueryTile {
     void update_softmax(int64_t first, int64_t last, softmax::OnlineSoftmax* softmax) const {
         const int64_t scored = (last - first + kBlock - 1) / kBlock * kBlock;
         for (int64_t r = 0; r < rows * heads; ++r) {
-            const int64_t end = causal ? position + r % rows / group + 1 : last;
-            const int64_t hidden = window ? end - window - first : 0;
+            const int64_t token = r % rows / group, after = position + token + 1;
+            const int64_t end = ends ? ends[token] : causal ? after : last;
+            const int64_t hidden = window ? after - window - first : 0;
             softmax[r].update(scores + r * kKeyTile, hidden, end - first, scored, out + r * cache.columns(),
                               cache.columns());
         }
@@ -192,14 +195,16 @@ struct QueryTile {
 };
 
 inline void attend_tile(const Job& job, const int64_t* t, int64_t first_head, int64_t heads) {
-    const int64_t group = job.heads / job.kv_heads, rows = t[1] * group, dim = job.dim, end = t[2] + t[1];
+    const int64_t group = job.heads / job.kv_heads, rows = t[1] * group, dim = job.dim;
+    const int64_t* ends = job.ends ? job.ends + t[0] : nullptr;
+    const int64_t end = ends ? ends[t[1] - 1] : t[2] + t[1];  // of the last token, which attends furthest
     const KvCache cache{job.layer_kv + first_head * dim, job.tables + t[3] * job.table_stride, 2 * job.kv_heads * dim,
                       job.kv_heads * dim, dim};
     const int64_t columns = cache.columns();
     static thread_local memory::ReusableArray<float> buffer;
     float* q = buffer.at_least(heads * rows * (dim + columns + kKeyTile));
     float *out = q + heads * rows * dim, *scores = out + heads * rows * columns;
-    const QueryTile tile{cache, rows, heads, group, t[2], job.causal, job.window, q, out, scores};
+    const QueryTile tile{cache, rows, heads, group, t[2], job.causal, job.window, ends, q, out, scores};
     softmax::OnlineSoftmax softmax[kMaxRows];
     for (int64_t h = 0; h < heads; ++h) gather_queries(job, t, first_head + h, q + h * rows * dim);
     std::fill(out, out + heads * rows * columns, 0.f);

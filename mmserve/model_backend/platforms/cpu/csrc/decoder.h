@@ -23,6 +23,7 @@ struct Layer {
     const float *after_attention_norm, *after_mlp_norm;  // or both null
     int64_t rope;                                         // which of the step's ropes turns the heads; -1: none
     int64_t window;                                       // as in mm_attention
+    int64_t whole_images;                                 // if not 0, attention reads image_ends
     Matrix qkv, attention_out, gate_up, down;
 };
 
@@ -41,6 +42,10 @@ struct Step {
     const int64_t *slot_mapping, *tables, *tiles;  // as in mm_attention
     const int64_t* logits_indices;  // ascending rows whose hidden states are computed; other rows only need K and V
     int64_t rows, num_tiles, num_logits, table_stride, kv_stride;
+    const int64_t* image_ends;  // as in mm_attention, or null
+    const float* added;         // [layers_with_added, num_added, hidden]: added to rows after the first layers (DeepStack)
+    const int64_t* added_rows;  // [num_added]: the rows
+    int64_t num_added, layers_with_added;
 };
 
 // Moves the rows of logits_indices to the front, in place. Since these ascend, no row is overwritten before it moves.
@@ -74,7 +79,7 @@ void run(const Layer* layers, const Shape& shape, const Step& step) {
             Ops::rotate(heads.get(), qkv, step.cos + angles, step.sin + angles, rows, shape.heads + shape.kv_heads,
                         shape.dim, shape.rotary);
         }
-        Ops::attend(heads.get(), qkv, step.kv + l * step.kv_stride, layer.window, shape, step, attended.get());
+        Ops::attend(heads.get(), qkv, step.kv + l * step.kv_stride, layer, shape, step, attended.get());
         if (l + 1 == shape.layers) {
             gather(step, attended.get(), layer.attention_out.in);
             gather(step, hidden, size);
@@ -101,6 +106,8 @@ void run(const Layer* layers, const Shape& shape, const Step& step) {
                 Ops::multiply(layer.down, gated.get(), to, count, true);
             }
         }
+        if (l < step.layers_with_added)
+            Ops::add_rows(step.added + l * step.num_added * size, step.added_rows, hidden, step.num_added, size);
     }
 }
 

@@ -155,16 +155,18 @@ void mm_quick_gelu(float* x, int64_t rows, int64_t size) {
 }
 
 // Writes each row's K and V into the cache at slot_mapping[row], then computes attention (see attention::Job).
-// kv: [rows, 2, kv_heads, dim], rows q_stride apart. window: 0 for none.
+// kv: [rows, 2, kv_heads, dim], rows q_stride apart. window: 0 for none. ends: [rows] or null.
 void mm_attention(const float* q, const float* kv, const int64_t* slot_mapping, float* layer_kv, const int64_t* tables,
                   const int64_t* tiles, float* out, int64_t rows, int64_t num_tiles, int64_t q_stride,
-                  int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t dim, int64_t window, float scale) {
+                  int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t dim, int64_t window, const int64_t* ends,
+                  float scale) {
     const int64_t elements = 2 * kv_heads * dim;
     pool::parallel_for_rows(rows, elements, [=](int64_t row) {
         std::memcpy(layer_kv + slot_mapping[row] * elements, kv + row * q_stride, elements * sizeof(float));
     });
-    attention::run({q, layer_kv, tables, tiles, out, q_stride, table_stride, heads, kv_heads, dim, scale, true, window},
-                   num_tiles);
+    attention::run(
+        {q, layer_kv, tables, tiles, out, q_stride, table_stride, heads, kv_heads, dim, scale, true, window, ends},
+        num_tiles);
 }
 
 // Attention without a mask within each of some sequences, whose rows follow each other. qkv: [rows, 3, heads, dim],
@@ -222,6 +224,13 @@ struct Ops {
     static constexpr auto rotate = mm_rotate;
     static constexpr auto act_and_mul = mm_act_and_mul;
 
+    // to[indices[i]] += from[i], of rows of `size` numbers.
+    static void add_rows(const float* from, const int64_t* indices, float* to, int64_t rows, int64_t size) {
+        pool::parallel_for_rows(rows, size, [=](int64_t row) {
+            for (int64_t i = 0; i < size; ++i) to[indices[row] * size + i] += from[row * size + i];
+        });
+    }
+
     static void multiply(const decoder::Matrix& matrix, const float* x, float* out, int64_t rows, bool add) {
         mm_linear(x, matrix.panels, static_cast<int>(matrix.weights), matrix.bias, out, rows, matrix.in, matrix.out,
                   add);
@@ -233,11 +242,11 @@ struct Ops {
         });
     }
 
-    static void attend(const float* heads, int64_t stride, float* kv, int64_t window, const decoder::Shape& shape,
-                       const decoder::Step& step, float* out) {
+    static void attend(const float* heads, int64_t stride, float* kv, const decoder::Layer& layer,
+                       const decoder::Shape& shape, const decoder::Step& step, float* out) {
         mm_attention(heads, heads + shape.heads * shape.dim, step.slot_mapping, kv, step.tables, step.tiles, out,
                      step.rows, step.num_tiles, stride, step.table_stride, shape.heads, shape.kv_heads, shape.dim,
-                     window, shape.attention_scale);
+                     layer.window, layer.whole_images ? step.image_ends : nullptr, shape.attention_scale);
     }
 };
 

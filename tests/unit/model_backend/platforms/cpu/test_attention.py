@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from mmserve.model_backend.attention.interface import AttentionInput, AttentionSpec, StepLimits
+from mmserve.model_backend.attention.interface import AttentionInput, AttentionSpec, Mask, StepLimits
 from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
@@ -48,7 +49,7 @@ def test_results_and_stored_kv_equal_the_reference(
     step = step_of(chunks)
     qkv = random(len(step.slot_mapping), (group + 2) * 2, 32)
     backend = paged(group, 2, 32)
-    reference = SdpaAttention(AttentionSpec(group * 2, 2, 32, (window,)), torch.float32, torch.device("cpu"))
+    reference = SdpaAttention(AttentionSpec(group * 2, 2, 32, (Mask(window),)), torch.float32, torch.device("cpu"))
     shape = backend.kv_shape(int(step.block_tables.max()) + 1, BLOCK)
     assert shape == reference.kv_shape(shape[0], BLOCK)
     cache = random(*shape, seed=1)
@@ -57,7 +58,7 @@ def test_results_and_stored_kv_equal_the_reference(
         layer_kv, heads = cache.clone(), qkv.clone()
         kv = heads[:, 2 * group :].unflatten(1, (2, 2))
         metadata = attention.builder(LIMITS).build(step)
-        results.append(attention.forward(heads[:, : 2 * group], kv, layer_kv, metadata, window))  # type: ignore[arg-type]
+        results.append(attention.forward(heads[:, : 2 * group], kv, layer_kv, metadata, Mask(window)))  # type: ignore[arg-type]
         caches.append(layer_kv)
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
     assert torch.equal(caches[0], caches[1])
@@ -85,13 +86,62 @@ def test_a_token_has_the_same_bits_in_a_prompt_in_a_chunk_alone_and_in_a_batch(
         )
         heads = qkv[tokens]
         kv = heads[:, 2 * group :].unflatten(1, (2, 2))
-        return attention.forward(heads[:, : 2 * group], kv, cache, builder.build(step), window)
+        return attention.forward(heads[:, : 2 * group], kv, cache, builder.build(step), Mask(window))
 
     expected = attend([(0, length)])
     assert torch.equal(attend([(cut, 30)]), expected[cut:])
     assert torch.equal(attend([(length - 1, 1)])[0], expected[-1])
     for result in attend([(length - 1, 1)] * 4):
         assert torch.equal(result, expected[-1])
+
+
+IMAGES = ((3, 40), (41, 42), (60, 77))
+LENGTH = 80
+
+
+def image_ends(positions: np.ndarray) -> np.ndarray:
+    ends = positions + 1
+    for start, end in IMAGES:
+        ends[(positions >= start) & (positions < end)] = end
+    return ends
+
+
+def attend_densely(qkv: torch.Tensor, group: int, mask: Mask) -> torch.Tensor:
+    """[T, heads, dim] of one sequence, with the mask as a matrix."""
+    own, ends = torch.arange(LENGTH), torch.from_numpy(image_ends(np.arange(LENGTH)))
+    visible = own < (ends if mask.whole_images else own + 1)[:, None]
+    if mask.window:
+        visible &= own > own[:, None] - mask.window
+    q, k, v = qkv.transpose(0, 1).split([2 * group, 2, 2])
+    scores = q @ k.repeat_interleave(group, 0).transpose(1, 2) * qkv.shape[-1] ** -0.5
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    return (weights @ v.repeat_interleave(group, 0)).transpose(0, 1)
+
+
+@pytest.mark.parametrize("window", [None, 1, 8, 30, 64])
+@pytest.mark.parametrize("group", [1, 7])
+def test_rows_of_an_image_attend_to_all_of_it_within_the_window(window: int | None, group: int) -> None:
+    """Whole, and behind prefixes that end at, inside and before images. Windows are smaller and larger than images."""
+    masks = (Mask(window, whole_images=True), Mask(window))
+    spec = AttentionSpec(2 * group, 2, 32, masks)
+    qkv, whole = random(LENGTH, (group + 2) * 2, 32), step_of([(0, LENGTH)])
+    for backend in (PagedCpuAttention(kernels(), spec), SdpaAttention(spec, torch.float32, torch.device("cpu"))):
+        builder = backend.builder(LIMITS)
+        caches = [torch.zeros(backend.kv_shape(int(whole.block_tables.max()) + 1, BLOCK)) for _ in masks]
+        for start in (0, 2, 3, 20, 39, 60, 76, LENGTH - 1):
+            heads = qkv[start:].clone()
+            step = replace(
+                step_of([(start, LENGTH - start)]),
+                block_tables=whole.block_tables,
+                slot_mapping=whole.slot_mapping[start:],
+                image_ends=image_ends(np.arange(start, LENGTH)),
+            )
+            metadata: Any = builder.build(step)
+            for mask, cache in zip(masks, caches, strict=True):
+                kv = heads[:, 2 * group :].unflatten(1, (2, 2))
+                found = backend.forward(heads[:, : 2 * group], kv, cache, metadata, mask)
+                expected = attend_densely(qkv, group, mask)[start:]
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_attention_never_reads_beyond_its_own_context() -> None:
