@@ -6,6 +6,7 @@ Weights are not read, except to compare a tied output head with the embedding (`
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -16,17 +17,22 @@ from mmserve.checkpoint.tied_head import has_own_head
 from mmserve.runtime.errors import StartupError
 
 
-def load(directory: Path) -> ModelSpec:
-    """Read a checkpoint directory. Raises StartupError if it is unreadable, unsupported, quantised or lacks weights."""
-    directory = directory.resolve()
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json. Raises StartupError if it is unreadable or of a quantised checkpoint, or if weights are missing."""
     config = read_json(directory / "config.json")
     if config is None:
         raise StartupError(f"{directory} holds no config.json, so it is not a checkpoint directory")
     if "quantization_config" in config or "compression_config" in config:
         raise StartupError(f"{directory} is a quantised checkpoint; mmserve serves unquantised safetensors")
-    files = weight_files(directory)
-    model = read_model(directory, config)
-    if not (model.text.tie_embeddings and has_own_head(files)):
+    weight_files(directory)
+    return config
+
+
+def load(directory: Path) -> ModelSpec:
+    """Read a checkpoint directory. Raises StartupError if it is unreadable, unsupported, quantised or lacks weights."""
+    directory = directory.resolve()
+    model = read_model(directory, read_config(directory))
+    if not (model.text.tie_embeddings and has_own_head(weight_files(directory))):
         return model
     return replace(model, text=replace(model.text, tie_embeddings=False))
 

@@ -49,6 +49,12 @@ def read_model(directory: Path, config: dict[str, Any]) -> ModelSpec:
     )
 
 
+def is_served(config: dict[str, Any]) -> bool:
+    """Whether the architecture of this config.json is in the table."""
+    names = config.get("architectures") or []
+    return str(names[0]) in ARCHITECTURES if names else config.get("model_type") in ARCHITECTURES.values()
+
+
 def text_config(raw: dict[str, Any], *, default: str) -> TextJson:
     """A text model's config.json, or the ``text_config`` of one. ``default``: its family without ``model_type``."""
     name = str(raw.get("model_type", default))

@@ -120,7 +120,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A model as processes know it before weights are loaded."""
 
     family: str
-    """A family of ``checkpoint.registry``."""
+    """A family of ``checkpoint.registry``, or ``transformers``: computed by its modules."""
     path: str
     """Checkpoint directory, resolved."""
     text: TextSpec

@@ -14,6 +14,7 @@ from msgspec import Meta
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Quantization = Literal["none", "int8", "int4"]
+ModelImpl = Literal["auto", "mmserve", "transformers"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 MmHash = Literal["xxh3", "blake3", "sha256"]
@@ -46,6 +47,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Quantization,
         _field("model", "language model's weights in 8 or 4 bits, 32 to a scale, on a CPU; the rest in float32"),
     ] = "none"
+    model_impl: Annotated[
+        ModelImpl,
+        _field("model", "code that computes the model; auto: mmserve's own where there is some, else transformers'"),
+    ] = "auto"
     tp: Annotated[int, _field("model", "tensor-parallel ranks, one process each", ge=1, le=64)] = 1
     cpu_threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,

@@ -16,8 +16,6 @@ from typing import NoReturn
 
 import setproctitle
 
-from mmserve.checkpoint.load import load
-from mmserve.checkpoint.locate import locate
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
@@ -30,6 +28,7 @@ from mmserve.supervisor.child.process import Child, InheritedFds
 from mmserve.supervisor.child.rendezvous import Rendezvous
 from mmserve.supervisor.progress import say
 from mmserve.supervisor.startup import machine, plan
+from mmserve.supervisor.startup.find_model import find_model
 from mmserve.supervisor.startup.kernel_build import building
 from mmserve.supervisor.startup.listen import listen, url_of
 from mmserve.supervisor.startup.run_directory import run_directory
@@ -39,11 +38,6 @@ from mmserve.supervisor.topology import Topology, render, topology
 from mmserve.supervisor.watch import Watch
 
 logger = logging.getLogger(__name__)
-
-
-def find_model(config: Config) -> ModelSpec:
-    """The model that ``--model`` names; may download it."""
-    return load(locate(config.model))
 
 
 def serve(

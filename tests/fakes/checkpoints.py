@@ -109,6 +109,15 @@ _TEXT_DETAILS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     },
+    # Without a family of mmserve: computed by transformers' modules.
+    "gpt_neox": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 2.0,
+    },
+    "cohere2": {"sliding_window": 21, "layer_types": ["sliding_attention", "full_attention"], "logit_scale": 0.5},
 }
 """By ``model_type``: what the family adds to Llama, so small that short texts show it."""
 

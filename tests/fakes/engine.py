@@ -32,7 +32,7 @@ def deployment(directory: Path, **changes: Any) -> Deployment:
     config = changes.pop("config", Config(model=str(directory), max_num_seqs=8))
     settings: dict[str, Any] = {
         "config": config,
-        "model": load(directory),
+        "model": changes.get("model") or load(directory),
         "served_name": "tiny",
         "device": "cpu",
         "dtype": "float32",

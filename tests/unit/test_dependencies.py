@@ -12,8 +12,8 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-OPTIONAL = {"blake3", "opentelemetry"}
-"""Modules imported only where an option asks for them; declared as extras."""
+OPTIONAL = {"blake3", "opentelemetry", "transformers"}
+"""Modules imported only where an option or a model asks for them; declared as extras."""
 
 
 def test_every_imported_package_is_declared() -> None:

@@ -27,6 +27,11 @@ def load_decoder(
     progress: Progress,
 ) -> DecoderModel:
     """This rank's part of the language model. Raises StartupError (a tensor that is wrong, a shape not supported)."""
+    if model.family == "transformers":
+        # Imported here: transformers is an optional package, and slow to import.
+        from mmserve.model_backend.models.generic import load as generic
+
+        return generic.load(model, attention, platform.dtype, platform.device, progress)
     family = family_of(model.family)
     decoder = family.decoder(model.text, attention, platform.layer_context(tp, quantization))
     finisher = LayerFinisher(decoder.modules())

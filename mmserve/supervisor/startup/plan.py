@@ -40,6 +40,7 @@ def make(
     ``max_image_rows``: of the model's image processor; 0 for a text model.
     """
     check_tp(model, config.tp)
+    _check_impl(config, model)
     device = _device(config, machine)
     dtype = _dtype(config, device, machine)
     max_model_len = _context(config, model, max_image_rows)
@@ -65,6 +66,14 @@ def make(
     )
     _check_memory(deployment, token_nbytes, machine)
     return deployment
+
+
+def _check_impl(config: Config, model: ModelSpec) -> None:
+    if model.family != "transformers":
+        return
+    for option, is_set in ((f"--tp {config.tp}", config.tp > 1), ("--quantization", config.quantization != "none")):
+        if is_set:
+            raise StartupError(f"{option} does not go with a model that transformers' modules compute: leave it out")
 
 
 def _base_name(model: str) -> str:

@@ -31,6 +31,7 @@ SHOWN_BY = {
     "dtype": f"{PLAN}::test_given_options_are_kept",
     "quantization": "unit/model_backend/platforms/cpu/test_quantization.py"
     "::test_tokens_equal_transformers_with_the_rounded_weights",
+    "model_impl": "unit/supervisor/startup/test_find_model.py::test_transformers_describes_the_model",
     "tp": f"{LIFE}::test_the_ready_line_names_the_model_settings_and_address",
     "cpu_threads": f"{PLAN}::test_threads_default_to_the_number_of_cores",
     "max_model_len": f"{PLAN}::test_given_options_are_kept",

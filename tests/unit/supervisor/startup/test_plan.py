@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -226,3 +227,10 @@ def test_quantized_weights_are_computed_in_float32_on_a_cpu(model: ModelSpec) ->
     assert _make(model, XEON, quantization="int8").dtype == "float32"
     assert "leave out" in _refused(model, GPU, quantization="int8")
     assert "leave out" in _refused(model, XEON, quantization="int8", dtype="bfloat16")
+
+
+@pytest.mark.parametrize("options", [{"tp": 2}, {"quantization": "int8"}], ids=str)
+def test_options_that_transformers_modules_do_not_have(model: ModelSpec, options: dict[str, object]) -> None:
+    generic = msgspec.structs.replace(model, family="transformers", vision=None)
+    assert _make(generic).model is generic
+    assert "transformers' modules" in _refused(generic, **options)
