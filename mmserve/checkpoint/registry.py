@@ -27,6 +27,13 @@ VISION = {
     "Qwen2VLForConditionalGeneration": "qwen2_vl",
     "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
     "Qwen3VLForConditionalGeneration": "qwen3_vl",
+    "LlavaNextForConditionalGeneration": "llava_next",
+    "LlavaOnevisionForConditionalGeneration": "llava_onevision",
+    "InternVLForConditionalGeneration": "internvl",
+    "InternVLChatModel": "internvl_chat",
+    "Mistral3ForConditionalGeneration": "mistral3",
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "PaddleOCRVLForConditionalGeneration": "paddleocr_vl",
 }
 ARCHITECTURES = TEXT | VISION
 SERVED = ", ".join(ARCHITECTURES)

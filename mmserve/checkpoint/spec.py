@@ -6,10 +6,26 @@ from typing import Any, Literal
 
 import msgspec
 
+from mmserve.checkpoint.vision.anyres import LlavaNextVision, LlavaOnevisionVision
 from mmserve.checkpoint.vision.clip import ClipVision
+from mmserve.checkpoint.vision.gemma3 import Gemma3Vision
+from mmserve.checkpoint.vision.internvit import InternVit
+from mmserve.checkpoint.vision.paddleocr_vl import PaddleOcrVision
+from mmserve.checkpoint.vision.pixtral import Pixtral
 from mmserve.checkpoint.vision.qwen_vl import Qwen2Vision, Qwen3Vision, Qwen25Vision
 
-VisionSpec = ClipVision | Qwen2Vision | Qwen25Vision | Qwen3Vision
+VisionSpec = (
+    ClipVision
+    | Gemma3Vision
+    | InternVit
+    | LlavaNextVision
+    | LlavaOnevisionVision
+    | PaddleOcrVision
+    | Pixtral
+    | Qwen2Vision
+    | Qwen25Vision
+    | Qwen3Vision
+)
 """Of any vision tower."""
 
 

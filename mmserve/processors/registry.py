@@ -11,11 +11,13 @@ from mmserve.processors.interface import ImageProcessor
 _MODULES = {
     "gemma3": "gemma3",
     "internvl": "internvl",
+    "internvl_chat": "internvl",
     "llava": "llava",
     "llava_next": "llava_next",
     "llava_onevision": "llava_onevision",
     "mistral3": "mistral3",
     "paddleocr_vl": "paddleocr_vl",
+    "pixtral": "mistral3",
     "qwen2_5_vl": "qwen_vl",
     "qwen2_vl": "qwen_vl",
     "qwen3_vl": "qwen_vl",

@@ -1,4 +1,4 @@
-"""CLIP's vision tower with LLaVA's projector."""
+"""CLIP's vision transformer (Radford et al. 2021) with LLaVA's projector."""
 
 from __future__ import annotations
 

@@ -8,7 +8,20 @@ from mmserve.model_backend.loader.family import Family
 
 _PACKAGE = "mmserve.model_backend.loader.families"
 _TEXT = "text"
-_OWN_MODULES = {name: name for name in ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")}
+_OWN_MODULES = {
+    "llava": "llava",
+    "llava_next": "llava_next",
+    "llava_onevision": "llava_onevision",
+    "qwen2_vl": "qwen2_vl",
+    "qwen2_5_vl": "qwen2_5_vl",
+    "qwen3_vl": "qwen3_vl",
+    "internvl": "internvl",
+    "internvl_chat": "internvl_chat",
+    "mistral3": "mistral3",
+    "pixtral": "mistral3",
+    "gemma3": "gemma3",
+    "paddleocr_vl": "paddleocr_vl",
+}
 """Of families that are not text alone."""
 
 

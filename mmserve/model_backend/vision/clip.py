@@ -13,11 +13,12 @@ from torch import nn
 
 from mmserve.checkpoint.vision.clip import ClipVision
 from mmserve.model_backend.layers.context import LayerContext
-from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection
 from mmserve.model_backend.layers.norm import LayerNorm
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.vision.encoder_layer import EncoderLayer
-from mmserve.model_backend.vision.interface import ViewTensors, joined
+from mmserve.model_backend.vision.interface import ViewTensors
+from mmserve.model_backend.vision.projector import Projector
+from mmserve.model_backend.vision.tiles import encode_tiles
 
 
 class PatchEmbedding(nn.Module):
@@ -45,24 +46,6 @@ class PatchEmbedding(nn.Module):
             yield self._prefix + name, Target(parameter, tuple(parameter.shape))
 
 
-class Projector(nn.Module):
-    """LLaVA-1.5's two-layer MLP: vision features -> the language model's embedding space."""
-
-    def __init__(self, spec: ClipVision, text_hidden_size: int, *, context: LayerContext) -> None:
-        super().__init__()
-        bias, text = spec.projector_bias, text_hidden_size
-        self._act = context.ops.activation(spec.projector_activation)
-        self.first = ColumnParallelLinear(spec.hidden_size, [Projection("linear_1", text)], bias=bias, context=context)
-        self.second = ColumnParallelLinear(text, [Projection("linear_2", text)], bias=bias, context=context)
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.second(self._act(self.first(features)))  # type: ignore[no-any-return]
-
-    def targets(self) -> Iterator[tuple[str, Target]]:
-        yield from self.first.targets()
-        yield from self.second.targets()
-
-
 class VisionTower(nn.Module):
     """Tower and projector; only the layers up to the feature layer exist. ``context`` is that of one rank alone."""
 
@@ -74,7 +57,14 @@ class VisionTower(nn.Module):
         self.layers = nn.ModuleList(
             EncoderLayer(spec, context=context.below(_layer_prefix(index))) for index in range(spec.num_layers_needed)
         )
-        self.projector = Projector(spec, text_hidden_size, context=context.below("projector."))
+        self.projector = Projector(
+            spec.hidden_size,
+            text_hidden_size,
+            text_hidden_size,
+            activation=spec.projector_activation,
+            bias=spec.projector_bias,
+            context=context.below("projector."),
+        )
 
     @property
     def device(self) -> torch.device:
@@ -82,15 +72,17 @@ class VisionTower(nn.Module):
 
     @torch.inference_mode()
     def forward(self, pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
-        """Pictures of one tile [1, 3, image_size, image_size], any float dtype -> rows [num_rows, hidden] of each."""
-        pixels, _ = joined(pictures)
+        """Pictures of tiles [k, 3, image_size, image_size], any float dtype -> rows [k * num_rows, hidden] of each."""
+        return encode_tiles(pictures, self._encode)
+
+    def _encode(self, pixels: torch.Tensor) -> torch.Tensor:
         x = self.pre_norm(self.embedding(pixels.to(self.device, self.embedding.positions.dtype)))
         batch, tokens, _ = x.shape
         for layer in self.layers:
             layer(x.view(batch * tokens, -1), [tokens] * batch)
         if self._spec.select_strategy == "default":
             x = x[:, 1:]
-        return list(self.projector(x))
+        return self.projector(x)  # type: ignore[no-any-return]
 
     def targets(self) -> dict[str, Target | None]:
         """Canonical tensor name -> parameter; None for tensors behind the feature layer, which are not needed."""

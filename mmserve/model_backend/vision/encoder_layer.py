@@ -12,9 +12,7 @@ from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from mmserve.model_backend.layers.norm import LayerNorm
 from mmserve.model_backend.layers.target import Target
-
-Angles = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines of rotary positions, [T, head_dim / 2]."""
+from mmserve.model_backend.vision.patch_grids import Angles
 
 
 class EncoderSizes(Protocol):

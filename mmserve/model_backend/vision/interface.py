@@ -43,3 +43,8 @@ def joined(pictures: Sequence[ViewTensors]) -> tuple[torch.Tensor, list[int]]:
     """
     values = [picture.values for picture in pictures]
     return values[0] if len(values) == 1 else torch.cat(values), [len(each) for each in values]
+
+
+def grids_of(pictures: Sequence[ViewTensors]) -> list[tuple[int, int, int]]:
+    """The grids of all views."""
+    return [(frames, rows, columns) for picture in pictures for frames, rows, columns in picture.grids.tolist()]

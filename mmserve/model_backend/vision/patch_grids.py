@@ -38,6 +38,13 @@ def axial_angles(positions: torch.Tensor, head_dim: int, theta: float) -> Angles
     return radians.cos(), radians.sin()
 
 
+def interleaved_angles(positions: torch.Tensor, head_dim: int, theta: float) -> Angles:
+    """As ``axial_angles``, but rows have every second frequency of a whole head, and columns the others."""
+    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+    radians = positions[:, :, None].float() * frequencies.view(-1, 2).t()
+    return radians.flatten(1).cos(), radians.flatten(1).sin()
+
+
 def window_order(grids: Sequence[Grid], side: int) -> tuple[torch.Tensor, list[int]]:
     """The numbers of the cells of all grids, window by window, and the number of cells in each window.
 

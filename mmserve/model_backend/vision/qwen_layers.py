@@ -13,7 +13,7 @@ from mmserve.model_backend.layers.linear import ColumnParallelLinear, LinearLaye
 from mmserve.model_backend.layers.mlp import GatedMlp
 from mmserve.model_backend.layers.norm import LayerNorm, RmsNorm
 from mmserve.model_backend.layers.target import Target
-from mmserve.model_backend.vision.interface import ViewTensors, joined
+from mmserve.model_backend.vision.interface import ViewTensors, grids_of, joined
 from mmserve.model_backend.vision.patch_grids import Angles, Grid
 
 Norm = type[LayerNorm] | type[RmsNorm]
@@ -108,7 +108,7 @@ def patch_embedding(spec: Qwen2Vision, *, bias: bool, context: LayerContext) -> 
 def joined_patches(pictures: Sequence[ViewTensors], spec: Qwen2Vision) -> tuple[torch.Tensor, list[Grid], list[int]]:
     """The patches of all pictures, their grids, and how many rows each picture becomes."""
     patches, counts = joined(pictures)
-    grids = [(t, h, w) for picture in pictures for t, h, w in picture.grids.tolist()]
+    grids = grids_of(pictures)
     return patches, grids, [count // spec.patches_per_row for count in counts]
 
 

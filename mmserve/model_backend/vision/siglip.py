@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -13,15 +13,27 @@ from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection
 from mmserve.model_backend.layers.norm import LayerNorm
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.vision.encoder_layer import EncoderLayer
+from mmserve.model_backend.vision.patch_grids import Angles
 from mmserve.model_backend.vision.patches import patches_of
+
+_HEAD = ("attention.in_proj_", "attention.out_proj.", "layernorm.", "mlp.fc1.", "mlp.fc2.")
+_UNUSED = (
+    "head.probe",
+    *(f"head.{part}{kind}" for part in _HEAD for kind in ("weight", "bias")),
+    "embeddings.packing_position_embedding.weight",
+)
+"""Tensors that checkpoints may store although nothing here uses them."""
 
 
 class SiglipEncoder(nn.Module):
-    """Tiles -> the features of their patches. ``context``: of one rank alone; tensor names begin with its prefix."""
+    """Tiles -> the features of their patches. ``context``: of one rank alone; tensor names begin with its prefix.
 
-    def __init__(self, spec: SiglipSpec, *, context: LayerContext) -> None:
+    ``has_last_norm``: false if the features are the last layer's output.
+    """
+
+    def __init__(self, spec: SiglipSpec, *, has_last_norm: bool = True, context: LayerContext) -> None:
         super().__init__()
-        self._spec, size = spec, spec.hidden_size
+        self._spec, self._prefix, size = spec, context.prefix, spec.hidden_size
         embeddings = context.below("embeddings.")
         outs = [Projection("patch_embedding", size)]
         self.patch_embedding = ColumnParallelLinear(3 * spec.patch_size**2, outs, bias=True, context=embeddings)
@@ -30,21 +42,32 @@ class SiglipEncoder(nn.Module):
         self.layers = nn.ModuleList(
             EncoderLayer(spec, context=context.below(f"encoder.layers.{index}.")) for index in range(spec.num_layers)
         )
-        self.last_norm = LayerNorm("post_layernorm", size, spec.layer_norm_eps, context=context)
+        self.last_norm = None
+        if has_last_norm:
+            self.last_norm = LayerNorm("post_layernorm", size, spec.layer_norm_eps, context=context)
 
     def forward(self, tiles: torch.Tensor) -> torch.Tensor:
         """Normalised pixels [B, 3, image_size, image_size] -> [B, patches, hidden], row by row."""
-        patches = patches_of(tiles.to(self.positions), self._spec.patch_size)
-        x = self.patch_embedding(patches).view(len(tiles), *self.positions.shape) + self.positions
-        batch, tokens, _ = x.shape
-        for layer in self.layers:
-            layer(x.view(batch * tokens, -1), [tokens] * batch)
-        return self.last_norm(x)  # type: ignore[no-any-return]
+        batch, (tokens, hidden) = len(tiles), self.positions.shape
+        patches = self.patch_embedding(patches_of(tiles.to(self.positions), self._spec.patch_size))
+        x = patches.view(batch, tokens, hidden) + self.positions
+        return self.encode(x.flatten(0, 1), [tokens] * batch).view(batch, tokens, hidden)
 
-    def targets(self) -> Iterator[tuple[str, Target]]:
+    def encode(self, x: torch.Tensor, lengths: Sequence[int], angles: Angles | None = None) -> torch.Tensor:
+        """Embedded patches with their positions [T, hidden] -> features [T, hidden]. See ``EncoderLayer``."""
+        for layer in self.layers:
+            layer(x, lengths, angles)
+        return x if self.last_norm is None else self.last_norm(x)
+
+    def targets(self) -> Iterator[tuple[str, Target | None]]:
         yield from self.patch_embedding.targets()
         yield self._positions_name, Target(self.positions, tuple(self.positions.shape))
         for layer in self.layers:
             assert isinstance(layer, EncoderLayer)
             yield from layer.targets()
-        yield from self.last_norm.targets()
+        unused = [*_UNUSED]
+        if self.last_norm is None:
+            unused += ["post_layernorm.weight", "post_layernorm.bias"]
+        else:
+            yield from self.last_norm.targets()
+        yield from ((self._prefix + name, None) for name in unused)

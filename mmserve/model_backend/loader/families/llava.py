@@ -8,7 +8,7 @@ from mmserve.model_backend.loader.families import text
 from mmserve.model_backend.loader.family import Family
 from mmserve.model_backend.vision.clip import VisionTower
 
-_NAME_PREFIXES = (
+NAME_PREFIXES = (
     # As transformers 5 saves it.
     ("model.language_model.", "text."),
     ("model.vision_tower.vision_model.", "vision."),
@@ -20,6 +20,9 @@ _NAME_PREFIXES = (
     ("vision_tower.vision_model.", "vision."),
     ("vision_tower.", "vision."),
     ("multi_modal_projector.", "projector."),
+    # The row that ends a line of LLaVA-NeXT and LLaVA-OneVision.
+    ("model.image_newline", "projector.image_newline"),
+    ("image_newline", "projector.image_newline"),
     # Last, because its "model." is a prefix of names above.
     *text.NAME_PREFIXES,
 )
@@ -29,4 +32,4 @@ def tower(spec: ClipVision, text_hidden_size: int, context: LayerContext) -> Vis
     return VisionTower(spec, text_hidden_size, context=context)
 
 
-FAMILY = Family(_NAME_PREFIXES, text.decoder, tower)
+FAMILY = Family(NAME_PREFIXES, text.decoder, tower)

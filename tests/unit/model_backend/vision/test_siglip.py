@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from mmserve.checkpoint.text_config import convert
-from mmserve.checkpoint.vision.siglip import SiglipJson
+from mmserve.checkpoint.vision.siglip import SiglipSpec
+from mmserve.checkpoint.vision_config.siglip import SiglipJson
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.linear import LayerFinisher
 from mmserve.model_backend.loader import weights
@@ -43,7 +44,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def encoder(directory: Path, dtype: str) -> SiglipEncoder:
     context = platform_for("cpu", dtype).layer_context(TpGroup())  # type: ignore[arg-type]
-    made = SiglipEncoder(convert(SIZES, SiglipJson).spec(), context=context.below("vision."))
+    made = SiglipEncoder(SiglipSpec(**convert(SIZES, SiglipJson).fields()), context=context.below("vision."))
     finisher = LayerFinisher(made.modules())
     names = ("vision_model.", "vision.")
     weights.load(
@@ -76,4 +77,4 @@ def test_a_tile_has_the_same_features_to_the_bit_in_any_batch(directory: Path) -
 @pytest.mark.parametrize("change", [{"hidden_act": "mish"}, {"num_channels": 1}, {"num_attention_heads": 5}])
 def test_what_is_not_supported_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(StartupError):
-        convert(SIZES | change, SiglipJson).spec()
+        convert(SIZES | change, SiglipJson).fields()

@@ -1,0 +1,12 @@
+"""SigLIP with Gemma 3's projector."""
+
+from __future__ import annotations
+
+from mmserve.checkpoint.vision.siglip import SiglipSpec
+
+
+class Gemma3Vision(SiglipSpec, frozen=True, kw_only=True, tag="gemma3"):
+    """Each row is the mean of a square of patches, normed and projected."""
+
+    rows_per_side: int
+    """Of a tile."""

@@ -1,0 +1,48 @@
+"""Gemma 3's vision tower: SigLIP, then the mean of each square of patches, an RMSNorm and a projection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from mmserve.checkpoint.vision.gemma3 import Gemma3Vision
+from mmserve.model_backend.layers.context import LayerContext
+from mmserve.model_backend.layers.target import Target
+from mmserve.model_backend.vision.interface import ViewTensors
+from mmserve.model_backend.vision.siglip import SiglipEncoder
+from mmserve.model_backend.vision.tiles import encode_tiles
+
+
+class Gemma3Tower(nn.Module):
+    """Tower and projector. ``context`` is that of one rank alone."""
+
+    def __init__(self, spec: Gemma3Vision, text_hidden_size: int, *, context: LayerContext) -> None:
+        super().__init__()
+        self._spec, self._ops = spec, context.ops
+        self.encoder = SiglipEncoder(spec, context=context.below("vision."))
+        self.norm_weight = context.empty(spec.hidden_size)
+        self.projection = context.empty(spec.hidden_size, text_hidden_size)
+
+    @torch.inference_mode()
+    def forward(self, pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
+        """Pictures of views [k, 3, image_size, image_size] -> rows [k * rows_per_side^2, text hidden] of each."""
+        return encode_tiles(pictures, self._encode)
+
+    def _encode(self, tiles: torch.Tensor) -> torch.Tensor:
+        features, rows = self.encoder(tiles), self._spec.rows_per_side
+        size = self._spec.patches_per_side // rows
+        means = features.view(len(tiles), rows, size, rows, size, -1).mean(dim=(2, 4)).flatten(0, 2)
+        # As in Gemma's language model, the norm's weight is stored minus 1 and applied in float32.
+        normed = self._ops.rms_norm(means.float(), 1.0 + self.norm_weight.float(), self._spec.layer_norm_eps)
+        return (normed.to(means.dtype) @ self.projection).view(len(tiles), rows * rows, -1)
+
+    def targets(self) -> dict[str, Target | None]:
+        found = dict(self.encoder.targets())
+        for name, parameter in (
+            ("projector.mm_soft_emb_norm.weight", self.norm_weight),
+            ("projector.mm_input_projection_weight", self.projection),
+        ):
+            found[name] = Target(parameter, tuple(parameter.shape))
+        return found
