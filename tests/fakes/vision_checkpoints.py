@@ -159,9 +159,8 @@ def _gemma3(vocab_size: int, **changes: Any) -> transformers.PreTrainedConfig:
     )
     tokens = {"image_token_index": IMAGE, "boi_token_index": IMAGE + 1, "eoi_token_index": IMAGE + 2}
     vision = _SIGLIP | {"model_type": "siglip_vision_model"}
-    return transformers.Gemma3Config(
-        vision_config=vision, text_config=text, mm_tokens_per_image=4, **(tokens | changes)
-    )
+    shape = {"mm_tokens_per_image": 4} | tokens | changes
+    return transformers.Gemma3Config(vision_config=vision, text_config=text, **shape)
 
 
 def _paddleocr_vl(vocab_size: int, **changes: Any) -> transformers.PreTrainedConfig:
