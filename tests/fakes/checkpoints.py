@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,20 @@ CHAT_TEMPLATE = (
 )
 
 
-def tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """One token per byte after the special tokens."""
-    vocab = {token: index for index, token in enumerate(SPECIAL)}
+def tokenizer(special: Sequence[str] = SPECIAL, template: str = CHAT_TEMPLATE) -> transformers.PreTrainedTokenizerFast:
+    """One token per byte after the special tokens, the first of which are those of padding, begin and end."""
+    vocab = {token: index for index, token in enumerate(special)}
     for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()):
         vocab[symbol] = len(vocab)
     bpe = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
-    bpe.add_special_tokens(list(SPECIAL))
+    bpe.add_special_tokens(list(special))
+    pad, bos, eos, *others = special
     fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=bpe, pad_token="<pad>", bos_token="<s>", eos_token="</s>", extra_special_tokens=["<image>"]
+        tokenizer_object=bpe, pad_token=pad, bos_token=bos, eos_token=eos, extra_special_tokens=others
     )
-    fast.chat_template = CHAT_TEMPLATE
+    fast.chat_template = template
     return fast
 
 

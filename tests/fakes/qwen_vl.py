@@ -13,9 +13,30 @@ import transformers
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.vision.qwen_vl import Qwen2Vision
 from mmserve.model_backend.vision.interface import ViewTensors
+from tests.fakes.checkpoints import tokenizer
 
-VOCAB = 128
-IMAGE, VIDEO, VISION_START, VISION_END = range(120, 124)
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+PAD, _, EOS, VISION_START, VISION_END, IMAGE, VIDEO = range(len(SPECIAL))
+VOCAB = len(SPECIAL) + 256
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if loop.first and message.role != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>' + message.role + '\n' }}"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""As Qwen's templates write it, without tools."""
 _TEXT = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -25,13 +46,15 @@ _TEXT = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 2048,
     "initializer_range": 0.2,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    "bos_token_id": PAD,
+    "eos_token_id": EOS,
+    "pad_token_id": PAD,
 }
 _CHUNKED = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 _INTERLEAVED = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
 _QWEN3 = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 16}
 _DEEPSTACK = {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 36, "out_hidden_size": 64}
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _QWEN25 = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
 CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": (
@@ -46,12 +69,16 @@ CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"rope_parameters": _INTERLEAVED, "num_hidden_layers": 4, "head_dim": 32},
         _QWEN3 | _DEEPSTACK,
     ),
+    "qwen3_vl_moe": (
+        {"rope_parameters": _INTERLEAVED, "num_hidden_layers": 3, "head_dim": 32, **_MOE},
+        _QWEN3 | _DEEPSTACK,
+    ),
 }
 """By ``model_type``: what ``text_config`` has besides, and ``vision_config``."""
 
 
 def make_qwen_vl(directory: Path, family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
-    """Write a random model of a family, without a tokenizer."""
+    """Write a random model of a family, with tokenizer and image processor."""
     torch.manual_seed(seed)
     text, vision = CONFIGS[family]
     config = transformers.AutoConfig.for_model(
@@ -69,7 +96,16 @@ def make_qwen_vl(directory: Path, family: str, *, seed: int = 0, dtype: torch.dt
             if parameter.dim() == 1:
                 parameter.add_(0.2 * torch.randn_like(parameter))
     model.to(dtype).save_pretrained(directory)
+    tokenizer(SPECIAL, CHAT_TEMPLATE).save_pretrained(directory)
+    image_processor(family).save_pretrained(directory)
     return directory
+
+
+def image_processor(family: str) -> transformers.Qwen2VLImageProcessorPil:
+    """Pictures become 4 to 40 rows."""
+    patch_size = CONFIGS[family][1].get("patch_size", 14)
+    limits = {"shortest_edge": 4 * (2 * patch_size) ** 2, "longest_edge": 40 * (2 * patch_size) ** 2}
+    return transformers.Qwen2VLImageProcessorPil(size=limits, patch_size=patch_size)
 
 
 def random_pictures(model: ModelSpec, grids: Sequence[tuple[int, int, int]]) -> list[ViewTensors]:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from mmserve.checkpoint.families import qwen2_vl, qwen3
 from mmserve.checkpoint.spec import ModelSpec, Rope
-from mmserve.checkpoint.text_config import convert
+from mmserve.checkpoint.text_config import TextJson, convert
 from mmserve.checkpoint.vision.qwen_vl import Qwen3Vision
 from mmserve.runtime.errors import StartupError
 
@@ -60,8 +60,13 @@ class VisionJson(qwen2_vl.PatchJson, kw_only=True):
 
 def model(directory: Path, raw: dict[str, Any]) -> ModelSpec:
     """Raises StartupError for what is not supported."""
+    return read(directory, raw, "qwen3_vl", Config)
+
+
+def read(directory: Path, raw: dict[str, Any], family: str, text_struct: type[TextJson]) -> ModelSpec:
+    """Raises StartupError for what is not supported."""
     spec = qwen2_vl.read(
-        directory, raw, "qwen3_vl", Config, lambda vision, size: convert(vision, VisionJson).spec(size)
+        directory, raw, family, text_struct, lambda vision, size: convert(vision, VisionJson).spec(size)
     )
     assert spec.vision is not None
     if spec.vision.streams > spec.text.num_layers:

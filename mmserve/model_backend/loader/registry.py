@@ -15,6 +15,7 @@ _OWN_MODULES = {
     "qwen2_vl": "qwen2_vl",
     "qwen2_5_vl": "qwen2_5_vl",
     "qwen3_vl": "qwen3_vl",
+    "qwen3_vl_moe": "qwen3_vl",
     "internvl": "internvl",
     "internvl_chat": "internvl_chat",
     "mistral3": "mistral3",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmserve.checkpoint.load import load
-from mmserve.checkpoint.spec import ModelSpec
+from mmserve.checkpoint.spec import ModelSpec, MoeSpec
 from mmserve.checkpoint.vision.qwen_vl import Qwen2Vision, Qwen3Vision, Qwen25Vision
 from mmserve.runtime.errors import StartupError
 
@@ -151,6 +151,18 @@ def test_qwen3_vl_as_published(tmp_path: Path) -> None:
     vision = model.vision
     assert isinstance(vision, Qwen3Vision)
     assert (vision.positions_per_side, vision.deepstack_layers, vision.streams) == (48, (5, 11, 17), 4)
+
+
+def test_qwen3_vl_with_experts_as_published(tmp_path: Path) -> None:
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "mlp_only_layers": []}
+    config = QWEN3_VL_2B | {
+        "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+        "model_type": "qwen3_vl_moe",
+        "text_config": QWEN3_VL_2B["text_config"] | experts | {"model_type": "qwen3_vl_moe_text"},
+    }
+    text = spec(tmp_path, config).text
+    assert text.moe == MoeSpec(num_experts=128, top_k=8, intermediate_size=768, renormalize=True)
+    assert all(layer.experts for layer in text.layers)
 
 
 @pytest.mark.parametrize(
