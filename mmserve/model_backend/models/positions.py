@@ -11,6 +11,7 @@ import numpy.typing as npt
 from mmserve.messages.media import MediaSpan
 
 Int64s = npt.NDArray[np.int64]
+Table = npt.NDArray[np.int32]
 _AXES = 3
 """Time, row and column."""
 
@@ -18,7 +19,7 @@ _AXES = 3
 class SequencePositions(NamedTuple):
     """Positions of the tokens of one sequence. From the end of its last image on, they are index + ``shift``."""
 
-    until_last_image: Int64s
+    until_last_image: Table
     """[axes, tokens up to the end of the last image]."""
     shift: int
 
@@ -28,7 +29,7 @@ PositionFunction = Callable[[Sequence[MediaSpan]], SequencePositions]
 
 Positions up to a token depend on nothing after it, so prefixes of different sequences may share cached keys.
 """
-INDICES = SequencePositions(np.empty((1, 0), dtype=np.int64), 0)
+INDICES = SequencePositions(np.empty((1, 0), dtype=np.int32), 0)
 """A token's position is its index."""
 
 
@@ -55,7 +56,9 @@ def grid_positions(spans: Sequence[MediaSpan]) -> SequencePositions:
         parts.append(np.indices(span.grid).reshape(_AXES, -1) + position)
         position += max(rows, columns)
         index = span.start + span.num_tokens
-    return SequencePositions(np.concatenate(parts, axis=1), position - index) if parts else INDICES
+    if not parts:
+        return INDICES
+    return SequencePositions(np.concatenate(parts, axis=1, dtype=np.int32), position - index)
 
 
 class SlotPositions:
@@ -63,7 +66,7 @@ class SlotPositions:
 
     def __init__(self, positions_of: PositionFunction, num_slots: int) -> None:
         self._positions_of = positions_of
-        self._until_last_image: list[Int64s] = [INDICES.until_last_image] * num_slots
+        self._until_last_image: list[Table] = [INDICES.until_last_image] * num_slots
         self._ends: Int64s = np.zeros(num_slots, dtype=np.int64)
         """Index after each slot's last image."""
         self._shifts: Int64s = np.zeros(num_slots, dtype=np.int64)
