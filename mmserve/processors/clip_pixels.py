@@ -19,8 +19,9 @@ def decoded_nbytes(settings: ClipSettings, width: int, height: int, loading_nbyt
 
     ``loading_nbytes``: of its decoder, the decoded picture included.
     """
-    upright = {(width, height), (height, width)}  # only the EXIF data say which
-    return max(_upright_nbytes(settings, size, loading_nbytes) for size in upright)
+    target = resized_size(settings, width, height)
+    rows, columns = output_size(settings) or target[::-1]
+    return peak_nbytes(loading_nbytes, [(_canvas(settings, width, height), target)], 12 * rows * columns)
 
 
 def pixels(settings: ClipSettings, picture: UprightPicture) -> Pixels:
@@ -47,9 +48,3 @@ def _canvas(settings: ClipSettings, width: int, height: int) -> Size:
     """(width, height) after padding."""
     side = max(width, height)
     return (side, side) if settings.pads_to_square else (width, height)
-
-
-def _upright_nbytes(settings: ClipSettings, size: Size, loading_nbytes: int) -> int:
-    target = resized_size(settings, *size)
-    height, width = output_size(settings) or target[::-1]
-    return peak_nbytes(loading_nbytes, [(_canvas(settings, *size), target)], 12 * height * width)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from mmserve.processors.orientation import orientation_of
 from mmserve.runtime.errors import MediaError
 
 MAX_SEGMENTS = 10_000
@@ -24,6 +25,8 @@ _FRAME_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """SOF0 to SOF15, without three markers of that range that are tables (ITU-T T.81, table B.1)."""
 _PROGRESSIVE_MARKERS = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
 _SCAN_MARKER = 0xDA
+_METADATA_MARKER = 0xE1
+_EXIF_START, _XMP_START = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 _FILL = 0xFF
 _BARE_MARKERS = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})
 """Markers without a length field."""
@@ -33,13 +36,14 @@ _COEFFICIENT_NBYTES = 2
 
 
 class JpegHeader(NamedTuple):
-    """Size as stored and Pillow mode. ``coefficient_nbytes``: what the decoder holds beside the pixels, 0 if the file
-    has one scan."""
+    """Size as stored, Pillow mode and EXIF orientation. ``coefficient_nbytes``: what the decoder holds beside the
+    pixels, 0 if the file has one scan."""
 
     width: int
     height: int
     mode: str
     coefficient_nbytes: int
+    orientation: int = 1
 
 
 def jpeg_header(data: bytes) -> JpegHeader | None:
@@ -50,6 +54,7 @@ def jpeg_header(data: bytes) -> JpegHeader | None:
     if not data.startswith(_START):
         return None
     frame, usual, position = None, True, 2
+    metadata: dict[str, bytes] = {}
     try:
         for _ in range(MAX_SEGMENTS):
             lead, marker = data[position], data[position + 1]
@@ -62,7 +67,9 @@ def jpeg_header(data: bytes) -> JpegHeader | None:
             nbytes = _SEGMENT.unpack_from(data, position)[2]
             if marker == _SCAN_MARKER:
                 scanned = data[position + _SEGMENT.size]
-                return _with_scans(frame, scanned, data) if frame is not None and usual else None
+                return _with_scans(frame, scanned, data, metadata) if frame is not None and usual else None
+            if marker == _METADATA_MARKER:
+                _add_metadata(metadata, data[position + _SEGMENT.size : position + 2 + nbytes])
             if marker in _FRAME_MARKERS:
                 usual = usual and frame is None
                 frame = _Frame.read(data, marker, position)
@@ -90,7 +97,15 @@ class _Frame(NamedTuple):
         return cls(width, height, precision, marker in _PROGRESSIVE_MARKERS, samplings)
 
 
-def _with_scans(frame: _Frame, scanned: int, data: bytes) -> JpegHeader | None:
+def _add_metadata(metadata: dict[str, bytes], segment: bytes) -> None:
+    """Keep a segment's EXIF or XMP data under the name that Pillow gives them."""
+    if segment.startswith(_EXIF_START):
+        metadata["exif"] = metadata["exif"] + segment[len(_EXIF_START) :] if "exif" in metadata else segment
+    elif segment.startswith(_XMP_START):
+        metadata["xmp"] = segment[len(_XMP_START) :]
+
+
+def _with_scans(frame: _Frame, scanned: int, data: bytes, metadata: dict[str, bytes]) -> JpegHeader | None:
     """``scanned``: components in the first scan. With more scans, the decoder holds all coefficients until the last."""
     components = len(frame.samplings)
     if frame.precision != 8 or components not in _MODES or not all(h and v for h, v in frame.samplings):
@@ -101,7 +116,7 @@ def _with_scans(frame: _Frame, scanned: int, data: bytes) -> JpegHeader | None:
         if data.count(b"\xff\xda") > max(_MIN_SCANS, _MAX_SCANNED_PIXELS // pixels):
             raise MediaError("the JPEG has too many scans for its size")
         coefficient_nbytes = _COEFFICIENT_NBYTES * _num_coefficients(frame)
-    return JpegHeader(frame.width, frame.height, _MODES[components], coefficient_nbytes)
+    return JpegHeader(frame.width, frame.height, _MODES[components], coefficient_nbytes, orientation_of(metadata))
 
 
 def _num_coefficients(frame: _Frame) -> int:

@@ -6,14 +6,14 @@ Uses only Pillow's raster decoders of common formats. Messages of MediaError are
 from __future__ import annotations
 
 import warnings
-from contextlib import suppress
 from typing import IO, NamedTuple, cast
 
 from PIL import Image, PngImagePlugin
 
 from mmserve.processors.jpeg_header import jpeg_header
 from mmserve.processors.loading_memory import image_nbytes, is_run_length_encoded, loading_nbytes
-from mmserve.processors.segments import check_png_chunks, gif_header
+from mmserve.processors.orientation import orientation, upright_size
+from mmserve.processors.segments import gif_header, png_exif
 from mmserve.processors.upright import UprightPicture
 from mmserve.processors.view_file import ViewFile
 from mmserve.runtime.errors import MediaError
@@ -32,7 +32,7 @@ warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 
 class Header(NamedTuple):
-    """Size of the picture as stored, before its EXIF orientation is applied, and its Pillow mode."""
+    """Size of the picture after it is turned upright, and its Pillow mode."""
 
     width: int
     height: int
@@ -60,7 +60,8 @@ def _jpeg(data: bytes) -> Header | None:
     if (jpeg := jpeg_header(data)) is None:
         return None
     pixel_nbytes = image_nbytes(jpeg.mode, jpeg.width * jpeg.height)
-    return Header(jpeg.width, jpeg.height, jpeg.mode, pixel_nbytes + jpeg.coefficient_nbytes)
+    size = upright_size(jpeg.width, jpeg.height, jpeg.orientation)
+    return Header(*size, jpeg.mode, pixel_nbytes + jpeg.coefficient_nbytes)
 
 
 def _gif(data: bytes) -> Header | None:
@@ -72,12 +73,13 @@ def _gif(data: bytes) -> Header | None:
 
 
 def _other(data: bytes, max_pixels: int) -> Header:
-    check_png_chunks(data)
+    png_exif(data)  # raises MediaError for a PNG that would take long to open
     # Pillow refuses more than twice this number, before it allocates anything. The value is the same in all threads.
     Image.MAX_IMAGE_PIXELS = (max_pixels + 1) // 2
     with _open(data) as image:
         _check_rle(image)
-        return Header(*image.size, image.mode, loading_nbytes(image, len(data)))
+        size = upright_size(*image.size, orientation(image, data))
+        return Header(*size, image.mode, loading_nbytes(image, len(data)))
 
 
 def decode(data: bytes | memoryview) -> UprightPicture:
@@ -85,8 +87,10 @@ def decode(data: bytes | memoryview) -> UprightPicture:
     with _open(data) as image:
         _check_rle(image)
         try:
+            turn = orientation(image, data)
             image.load()
-            return UprightPicture(image, _orientation(image))
+            # Pillow turns TIFF files upright itself.
+            return UprightPicture(image, 1 if image.format == "TIFF" else turn)
         except MemoryError:
             raise
         except Exception as error:  # decoders raise exceptions of any type for broken files
@@ -117,11 +121,3 @@ def _raise_shortage(error: Exception) -> None:
 def _check_rle(image: Image.Image) -> None:
     if is_run_length_encoded(image) and image.width * image.height > _MAX_RLE_PIXELS:
         raise MediaError(f"run-length encoded BMP files of more than {_MAX_RLE_PIXELS} pixels are not supported")
-
-
-def _orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8. A picture with unreadable metadata is used as it is stored."""
-    with suppress(SyntaxError, ValueError, TypeError, KeyError, OSError):
-        found = image.getexif().get(0x0112, 1)
-        return found if found in range(1, 9) else 1
-    return 1

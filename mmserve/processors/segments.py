@@ -22,15 +22,21 @@ _GIF_FRAME = struct.Struct("<HHHHB")
 _HAS_PALETTE = 0x80
 
 
-def check_png_chunks(data: bytes) -> None:
-    """Raise MediaError if the file is a PNG with too many chunks."""
-    if not data.startswith(_PNG_START):
-        return
-    position = len(_PNG_START)
+def png_exif(data: bytes | memoryview) -> bytes | None:
+    """The EXIF data of a PNG, also if they stand behind the pixels; None without any, and for another format.
+
+    Raises MediaError for a PNG with too many chunks.
+    """
+    if data[: len(_PNG_START)] != _PNG_START:
+        return None
+    found, position = None, len(_PNG_START)
     for _ in range(MAX_SEGMENTS):
         if position + _PNG_CHUNK_OVERHEAD > len(data):
-            return
-        position += _PNG_CHUNK_OVERHEAD + int.from_bytes(data[position : position + 4], "big")
+            return found
+        nbytes = int.from_bytes(data[position : position + 4], "big")
+        if data[position + 4 : position + 8] == b"eXIf":
+            found = b"Exif\0\0" + data[position + 8 : position + 8 + nbytes]
+        position += _PNG_CHUNK_OVERHEAD + nbytes
     raise MediaError(f"the PNG has more than {MAX_SEGMENTS} chunks")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
+from mmserve.processors.orientation import SWAPS_AXES, upright_size
 from mmserve.runtime.errors import MediaError
 
 _TURNS = {
@@ -20,8 +21,6 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_SWAPS_AXES = 5
-"""From this EXIF orientation on, upright rows are stored columns."""
 _FROM_RIGHT = frozenset({2, 3, 7, 8})
 _FROM_BOTTOM = frozenset({3, 4, 6, 7})
 """Orientations whose first upright column or row comes from the stored picture's right or lower edge."""
@@ -33,8 +32,7 @@ class UprightPicture:
     def __init__(self, image: Image.Image, orientation: int = 1) -> None:
         self._image = image
         self._orientation = orientation
-        width, height = image.size
-        self.size = (height, width) if orientation >= _SWAPS_AXES else (width, height)
+        self.size = upright_size(*image.size, orientation)
 
     @property
     def plain(self) -> Image.Image | None:
@@ -44,7 +42,7 @@ class UprightPicture:
 
     def rgb(self, left: int, top: int, right: int, bottom: int) -> Image.Image:
         """A part in upright coordinates, mode RGB, transparency composited onto white. Raises MediaError."""
-        if self._orientation >= _SWAPS_AXES:
+        if self._orientation >= SWAPS_AXES:
             left, top, right, bottom = top, left, bottom, right
         width, height = self._image.size
         if self._orientation in _FROM_RIGHT:

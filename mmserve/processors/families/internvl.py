@@ -17,7 +17,7 @@ from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.text_config import convert
 from mmserve.processors.interface import Expansion, Run
 from mmserve.processors.pixels.patch_processor import ResizeSettings
-from mmserve.processors.pixels.tile_processor import Part, TileProcessor, TileSize, tower_of
+from mmserve.processors.pixels.tile_processor import Part, TileProcessor, TileSize, image_size, tower_of
 from mmserve.processors.settings import changed_settings, load_settings
 
 _BEGIN, _END = "<img>", "</img>"
@@ -51,7 +51,6 @@ class InternVlSettings(ResizeSettings, frozen=True, kw_only=True):
 class NativeConfig(msgspec.Struct, kw_only=True):
     """What config.json of a native repository says about pictures."""
 
-    force_image_size: int = 448
     dynamic_image_size: bool = True
     use_thumbnail: bool = True
     min_dynamic_patch: int = 1
@@ -60,10 +59,9 @@ class NativeConfig(msgspec.Struct, kw_only=True):
 
 def processor(model: ModelSpec) -> InternVlProcessor:
     """Raises StartupError for settings that are unknown or do not fit the vision tower."""
-    config = read_json(Path(model.path) / "config.json") or {}
-    if "llm_config" not in config:
-        return InternVlProcessor(model, load_settings(model, InternVlSettings, unused=_UNUSED), model.image_token)
-    return InternVlProcessor(model, _native_settings(model, config), _NATIVE_PLACEHOLDER)
+    if model.family == "internvl_chat":
+        return InternVlProcessor(model, _native_settings(model), _NATIVE_PLACEHOLDER)
+    return InternVlProcessor(model, load_settings(model, InternVlSettings, unused=_UNUSED), model.image_token)
 
 
 class InternVlProcessor(TileProcessor):
@@ -127,11 +125,10 @@ def _grids(fewest: int, most: int) -> list[TileGrid]:
     return sorted(grids, key=lambda grid: grid.columns * grid.rows)
 
 
-def _native_settings(model: ModelSpec, config: dict[str, object]) -> InternVlSettings:
-    native = convert(config, NativeConfig)
-    side = native.force_image_size
+def _native_settings(model: ModelSpec) -> InternVlSettings:
+    native = convert(read_json(Path(model.path) / "config.json") or {}, NativeConfig)
     stored = {
-        "size": {"height": side, "width": side},
+        "size": {"shortest_edge": image_size(model)},
         "crop_to_patches": native.dynamic_image_size,
         "min_patches": native.min_dynamic_patch,
         "max_patches": native.max_dynamic_patch,

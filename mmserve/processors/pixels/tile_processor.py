@@ -115,11 +115,15 @@ class TileProcessor(ABC):
             fill_planes(tile, image, self._values, left=self._side * column - left, top=self._side * row - top)
 
 
+def image_size(model: ModelSpec) -> int:
+    """Side in pixels of the tiles that the vision tower takes; 0 for one that takes pictures of any size."""
+    return getattr(model.vision, "image_size", 0)
+
+
 def tower_of(model: ModelSpec, side: int) -> TowerSpec:
     """The vision tower. Raises StartupError if it does not take tiles of ``side`` pixels."""
     assert model.vision is not None
-    taken = getattr(model.vision, "image_size", 0)
-    if side != taken:
+    if side != (taken := image_size(model)):
         raise StartupError(
             f"{model.path}: the image processor makes tiles of {side} pixels, the vision tower takes {taken}"
         )

@@ -57,13 +57,15 @@ def test_rows_of_known_sizes(tmp_path: Path) -> None:
 
 def test_a_native_repository_has_its_settings_in_its_config(tmp_path: Path) -> None:
     def native(**config: Any) -> InternVlProcessor:
-        (tmp_path / "config.json").write_text(json.dumps({"llm_config": {}, "force_image_size": 56, **config}))
-        return _processor(tmp_path, 56, size=448, crop_size=448)
+        (tmp_path / "config.json").write_text(json.dumps({"llm_config": {}, **config}))
+        settings = {"crop_size": 448, "feature_extractor_type": "CLIPFeatureExtractor"}
+        model = model_with(tmp_path, settings, image_token=TOKEN, image_size=56, patch_size=14, patches_per_row=4)
+        return processor(msgspec.structs.replace(model, family="internvl_chat"))
 
     ours = native(max_dynamic_patch=6)
     assert (ours.placeholder, ours.row_token, ours.max_rows) == ("<image>", TOKEN, 4 * 7)
     values = ours.views(png(1, 56, 56)).values
-    _processor(tmp_path, 56, image_mean=[0.485, 0.456, 0.406], image_std=[0.229, 0.224, 0.225], size=56)
+    _processor(tmp_path, 56, image_mean=[0.485, 0.456, 0.406], image_std=[0.229, 0.224, 0.225])
     assert np.array_equal(values, reference("GotOcr2ImageProcessorPil", tmp_path, png(1, 56, 56))["pixel_values"])
     assert native(dynamic_image_size=False).max_rows == 4
     assert native(use_thumbnail=False).max_rows == 4 * 12
