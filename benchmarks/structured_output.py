@@ -1,4 +1,5 @@
-"""What a JSON schema costs: tokens/s of 16 choices that must fit one of 5 KB, beside 16 free ones, on one server.
+"""What a JSON schema costs: tokens/s of 16 choices that must fit one of 5 KB, beside 16 free ones, on one server; and
+what it saves to compute the text that a schema forces in one step (``--jump-forward``).
 
     python -m benchmarks.structured_output [--model DIR] [--choices 16] [--tokens 128] [--rounds 3] [--json FILE]
 
@@ -8,6 +9,9 @@ next plan. Then a whole server: a request asks for 16 choices of the same length
 alternate. No text that fits the schema is that short, so no choice ends earlier. Each constrained request has a schema
 of its own, so its validation and compilation are in the figure. The cost is the median of the pairs' ratios; the first
 pair is not counted. CPU time is that of all processes of the server.
+
+Last, the same request with a schema of long names and short values, as in extraction, alternately to two servers: one
+with and one without ``--jump-forward``.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import json
 import os
 import statistics
 import time
+import urllib.request
 from typing import Any, NamedTuple
 
 import openai
@@ -58,6 +63,13 @@ def schema(number: int) -> dict[str, Any]:
     return {"type": "array", "items": item, "minItems": 50}
 
 
+def records(number: int) -> dict[str, Any]:
+    """Long names, short values. Different for each number."""
+    fields = {f"attribute_{index}_of_record_{number}": _KINDS[index % 2 + 1] for index in range(8)}
+    item = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    return {"type": "array", "items": item, "minItems": 50}
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -92,7 +104,40 @@ def main() -> None:
         }
     ]
     print(table(rows))
-    write_json(arguments.json, [of_a_rank, *rows])
+    jumps = _jumps(arguments)
+    print(table([jumps]))
+    write_json(arguments.json, [of_a_rank, *rows, jumps])
+
+
+def _jumps(arguments: argparse.Namespace) -> Row:
+    """Medians of two servers, with and without ``--jump-forward``, and the share of tokens that are forced."""
+    rounds: dict[str, list[_Round]] = {"--jump-forward": [], "--no-jump-forward": []}
+    with contextlib.ExitStack() as stack:
+        targets = {
+            option: stack.enter_context(serve("--max-num-seqs", str(arguments.choices), option, model=arguments.model))
+            for option in rounds
+        }
+        for number in range(arguments.rounds + 1):
+            for option, target in targets.items():
+                client = openai.OpenAI(base_url=f"{target.url}/v1", api_key="none", max_retries=0, timeout=600)
+                rounds[option].append(_measure(client, psutil.Process(target.pid), arguments, records(number)))
+        num_forced = _counter(targets["--jump-forward"].url, "forced_tokens_total")
+    jumping, stepwise = (measured[1:] for measured in rounds.values())
+    return {
+        "choices": arguments.choices,
+        "forced %": 100 * num_forced / (arguments.choices * arguments.tokens * (arguments.rounds + 1)),
+        "jump tokens/s": _medians(jumping).tokens_per_s,
+        "no jump tokens/s": _medians(stepwise).tokens_per_s,
+        "factor": statistics.median(
+            jump.tokens_per_s / step.tokens_per_s for jump, step in zip(jumping, stepwise, strict=True)
+        ),
+    }
+
+
+def _counter(url: str, name: str) -> float:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"mmserve:{name}"))
 
 
 def _steps(arguments: argparse.Namespace) -> Row:

@@ -144,6 +144,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     overlap_scheduling: Annotated[
         bool, _field("scheduling", "plan each step while the ranks still compute the one before it")
     ] = False
+    jump_forward: Annotated[
+        bool,
+        _field("scheduling", "compute text that an answer's grammar forces in one step, not one token a step"),
+    ] = True
     kv_cache_gb: Annotated[
         Annotated[float, Meta(gt=0, le=_MAX_GB)] | None,
         _field("scheduling", "KV cache of each rank, GiB; default: what fits"),

@@ -39,7 +39,8 @@ class BlockCopy(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class SequenceStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Compute ``num_tokens`` tokens of a slot from position ``start`` on; in decoding, the token sampled last."""
+    """Compute ``num_tokens`` tokens of a slot from position ``start`` on; in decoding, the token sampled last, or a
+    chunk of tokens that the router knows (``StepResult.forced``)."""
 
     slot: int
     start: int
@@ -48,6 +49,9 @@ class SequenceStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Appended to the slot's block table before the step. The first step of a sequence includes its prefix hit."""
     sample: bool
     """True if the chunk ends at the sequence's last token and the step samples the next one."""
+    token_ids: tuple[int, ...] = ()
+    """The chunk's last tokens, if the ranks do not have them yet: neither given with the sequence nor sampled by a plan
+    before this one."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="plan"):
@@ -88,6 +92,12 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     All but the last of a slot's tokens have their keys and values computed, in blocks that the slot had already. More
     than one is allowed only when no later plan with a step for the slot has been sent.
+    """
+    forced: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """(slot, token ids that follow those of ``tokens``), for slots in ``tokens`` whose grammar allows nothing else.
+
+    Their keys and values are not computed, and the ranks do not have them as the slot's tokens: a plan brings them
+    (``SequenceStep.token_ids``). If a plan that was already sent samples the first of them, it samples the same token.
     """
     failures: tuple[SlotFailure, ...] = ()
     deferred: tuple[int, ...] = ()

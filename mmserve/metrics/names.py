@@ -112,6 +112,7 @@ METRICS: dict[str, Metric] = {
     "request_prefill_time_seconds": _seconds("From the first step to the first token"),
     "request_decode_time_seconds": _seconds("From the first to the last token"),
     "request_inference_time_seconds": _seconds("From the first step to the last token"),
+    "forced_tokens": Metric("counter", "Tokens that the grammars of answers forced and that were not sampled"),
     "iteration_tokens": Metric("histogram", "Tokens in one step", (), TOKENS),
     "step_seconds": _stage("One step: plan, forward, result; with --overlap-scheduling, from result to result"),
     "schedule_seconds": _stage("Planning one step"),

@@ -120,6 +120,8 @@ class _Slot:
         """Rows of prompt log-probabilities that were returned."""
         self.blocks: list[int] = []
         self.computed = 0
+        self.num_known = 0
+        """Tokens of the sequence and those that must follow, as reported."""
         self.has_failed = False
         self.is_deferred = False
 
@@ -133,6 +135,8 @@ class FakeRank:
 
     ``token_s``: the forward time that it reports for each token. ``max_new_tokens``: most tokens of one slot in one
     result; more than one, as with speculation, where the slot's blocks have room for their keys and values.
+    ``max_forced_tokens``: most tokens that follow them without keys and values, as with grammars; how many these are
+    differs from token to token.
     """
 
     def __init__(
@@ -143,6 +147,7 @@ class FakeRank:
         token_s: float = 0.0,
         block_tokens: int = BLOCK_TOKENS,
         max_new_tokens: int = 1,
+        max_forced_tokens: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
@@ -161,6 +166,7 @@ class FakeRank:
         self._num_slots = num_slots
         self._max_tokens = max_tokens
         self._max_new_tokens = max_new_tokens
+        self._max_forced_tokens = max_forced_tokens
 
     @property
     def num_used_slots(self) -> int:
@@ -179,13 +185,15 @@ class FakeRank:
         for copy, cells in zip(plan.copies, copied, strict=True):
             start = copy.target * self.block_tokens
             self.cells[start : start + copy.num_tokens] = cells
-        tokens, logprobs, failures, deferred = [], [], [], []
+        tokens, forced, logprobs, failures, deferred = [], [], [], [], []
         self._prompt_rows: dict[int, bytes] = {}
         self._embeddings: dict[int, bytes] = {}
         for step in plan.steps:
             slot = self._slots[step.slot]
             slot.blocks += step.new_blocks
             assert len(set(slot.blocks)) == len(slot.blocks)
+            slot.tokens.extend(step.token_ids)
+            assert not step.token_ids or slot.has_failed or len(slot.tokens) == step.start + step.num_tokens
         for index, step in enumerate(plan.steps):
             outcome = self._compute(step, {later.slot for later in plan.steps[index + 1 :]})
             assert self._has_read_what_was_written(step) or failures or self._failed_last, (
@@ -198,11 +206,14 @@ class FakeRank:
             elif outcome is not None:
                 token_ids, packed = outcome
                 tokens.append((step.slot, token_ids))
+                if following := self._forced(self._slots[step.slot]):
+                    forced.append((step.slot, following))
                 logprobs += [(step.slot, packed)] if packed else []
         self._failed_last = bool(failures)
         return StepResult(
             step_id=plan.step_id,
             tokens=tuple(tokens),
+            forced=tuple(forced),
             logprobs=tuple(logprobs),
             failures=tuple(failures),
             deferred=tuple(deferred),
@@ -232,7 +243,8 @@ class FakeRank:
             return SlotFailure(slot=step.slot, media_lost=False, message="beyond its tokens")
         assert step.start == slot.computed or not slot.computed, "computed tokens are not computed again"
         assert end <= min(len(slot.tokens), len(slot.blocks) * self.block_tokens)
-        assert step.sample == (end == len(slot.tokens) and not slot.prompt_only)
+        is_last = end == len(slot.tokens) and not slot.prompt_only
+        assert step.sample == is_last or (is_last and end < slot.num_known), "only forced tokens may be still to come"
         written = slot.blocks[step.start // self.block_tokens : (end - 1) // self.block_tokens + 1]
         self._check_unread(step.slot, written, later)
         slot.computed = end
@@ -279,6 +291,20 @@ class FakeRank:
             self.cells[self._address(slot, position)] = cell
             state = _absorb(state, cell)
             slot.computed += 1
+
+    def _forced(self, slot: _Slot) -> tuple[int, ...]:
+        """Some of the tokens that the slot would sample next. They are not computed."""
+        if not self._max_forced_tokens or slot.sampling.logprobs is not None:
+            return ()
+        state, tokens = 0, slot.tokens[:]
+        for cell in cells_of(tokens):
+            state = _absorb(state, cell)
+        for _ in range(state % (self._max_forced_tokens + 1)):
+            token_id = _sample(state, slot.sampling, len(tokens) - slot.num_prompt_tokens)
+            state = _absorb(state, _cell(token_id, len(tokens), state))
+            tokens.append(token_id)
+        slot.num_known = max(slot.num_known, len(tokens))
+        return tuple(tokens[len(slot.tokens) :])
 
     def _check_unread(self, writer: int, blocks: list[int], later: set[int]) -> None:
         """Asserts that only the writer, and sequences that start later in this step, have the written blocks."""

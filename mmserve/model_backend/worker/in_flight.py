@@ -43,6 +43,8 @@ class InFlight:
     """One for each forward pass that samples; more than one if the plan had to be computed in parts."""
     prompts: list[PromptResults] = field(default_factory=list)
     """On rank 0, one for each forward pass that computed something wanted of prompts."""
+    forced: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    """(slot, tokens that must follow the sampled one), on rank 0."""
     agrees: bool = False
     """The ranks agree on errors before the model's first collective."""
     in_parts: bool = False
@@ -84,6 +86,7 @@ class InFlight:
         return StepResult(
             step_id=self.step_id,
             tokens=tuple(tokens),
+            forced=tuple(self.forced),
             failures=tuple(failures),
             deferred=tuple(deferred),
             logprobs=tuple(logprobs),

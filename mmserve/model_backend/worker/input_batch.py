@@ -31,7 +31,8 @@ class Slot:
     spans: tuple[MediaSpan, ...]
     sampling: SamplingParams
     num_given: int
-    """Tokens that came with the sequence. Later ones were sampled here: decode rows read them on the device."""
+    """The first so many tokens are read from ``tokens``: those that came with the sequence, and up to the last one that
+    a plan brought. Later ones were sampled here: decode rows read them on the device."""
     num_prompt_logprobs: int
     """Rows of prompt log-probabilities that were returned before the sequence entered the slot."""
     pooling: bool
@@ -80,14 +81,20 @@ class InputBatch:
         return self._slots[slot]
 
     def apply(self, plan: StepPlan) -> dict[int, str]:
-        """Free slots, add new sequences, append new blocks, in this order. Returns slot -> why its step is refused."""
+        """Free slots, add new sequences, append new blocks and tokens, in this order. Returns slot -> why its step is
+        refused.
+
+        The tokens of all plans before must be known if the plan brings tokens.
+        """
         for slot in plan.free:
             self._slots.pop(slot, None)
             self.asking.discard(slot)
         refused = dict(filter(None, map(self._add, plan.new)))
         invalid_targets = {copy.target for copy in plan.copies if not self._is_valid(copy)}
         for step in plan.steps:
-            if step.slot not in refused and (problem := self._append_blocks(step) or self._check(step)):
+            if step.slot in refused:
+                continue
+            if problem := self._append_blocks(step) or self._append_tokens(step) or self._check(step):
                 refused[step.slot] = problem
             elif not invalid_targets.isdisjoint(step.new_blocks):
                 refused[step.slot] = "a copy to one of its KV blocks is out of range"
@@ -150,6 +157,19 @@ class InputBatch:
             return "its KV blocks are out of range"
         self.blocks[step.slot, slot.num_blocks : end] = step.new_blocks
         slot.num_blocks = end
+        return ""
+
+    def _append_tokens(self, step: SequenceStep) -> str:
+        """Append the tokens that the step brings; a reason if they do not end with its chunk."""
+        if not step.token_ids:
+            return ""
+        slot, end = self._slots[step.slot], step.start + step.num_tokens
+        if len(slot.tokens) + len(step.token_ids) != end:
+            return f"a chunk that ends at {end} brings {len(step.token_ids)} tokens for {len(slot.tokens)}"
+        if not all(0 <= token_id < self._vocab_size for token_id in step.token_ids):
+            return "a token id is not in the vocabulary"
+        slot.tokens.extend(step.token_ids)
+        slot.num_given = slot.length = end
         return ""
 
     def _check(self, step: SequenceStep) -> str:

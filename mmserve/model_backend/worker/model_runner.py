@@ -116,11 +116,14 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> InFlight:
         """Apply the plan's changes and issue its steps, without waiting for the result of an earlier plan.
 
-        Steps read tokens that earlier plans sampled from ``last_token`` on the device. Two exceptions read the device:
-        a step with images waits for its copies, and a step whose logits processors count tokens waits until the tokens
-        of earlier plans are known. Plans must be collected in the order in which they were launched.
+        Steps read tokens that earlier plans sampled from ``last_token`` on the device. Three exceptions read the
+        device: a step with images waits for its copies; a step whose logits processors count tokens, and a plan that
+        brings tokens, wait until the tokens of earlier plans are known. Plans must be collected in the order in which
+        they were launched.
         """
         in_flight = InFlight(plan.step_id, time.perf_counter())
+        if any(step.token_ids for step in plan.steps):
+            self._sampling.read_tokens()
         refused = self._input_batch.apply(plan)
         self._sampling.update(plan, refused)
         refused |= self._copy_tokens(plan)
@@ -228,5 +231,11 @@ class ModelRunner:
 
 def _sampler(deployment: Deployment, platform: Platform) -> Sampler:
     vocab_size, sampling = deployment.model.text.vocab_size, platform.sampling()
-    grammars = GrammarMasks(GrammarCompiler(deployment.model), vocab_size, sampling, deployment.cpu_threads)
+    grammars = GrammarMasks(
+        GrammarCompiler(deployment.model),
+        vocab_size,
+        sampling,
+        deployment.cpu_threads,
+        jumps=deployment.config.jump_forward,
+    )
     return Sampler(vocab_size, platform.device, sampling, grammars)

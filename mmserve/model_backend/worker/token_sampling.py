@@ -37,7 +37,7 @@ class TokenSampling:
         self._uncollected: deque[InFlight] = deque()
 
     def update(self, plan: StepPlan, refused: Container[int]) -> None:
-        """Apply the plan's changes of slots, but for new ones in ``refused``."""
+        """Apply the plan's changes of slots, and the tokens that it brings, but for slots in ``refused``."""
         if self._sampler is None:
             return
         for slot in plan.free:
@@ -54,6 +54,9 @@ class TokenSampling:
                         raise
                     logger.exception("a logits processor failed")
                     self._sampler.fail_slot(new.slot)
+        for step in plan.steps:
+            if step.token_ids and step.slot not in refused:
+                _update_processors(self._sampler, step.slot, step.token_ids)
 
     def sample(
         self, slots: Sequence[int], sequences: Sequence[Slot], logits: torch.Tensor | None, in_flight: InFlight
@@ -83,10 +86,20 @@ class TokenSampling:
         self._uncollected.append(in_flight)
 
     def collect(self, in_flight: InFlight) -> None:
-        """Wait for the tokens of the oldest plan that is not collected."""
+        """Wait for the tokens of the oldest plan that is not collected, and find those that are forced after them."""
         oldest = self._uncollected.popleft()
         assert oldest is in_flight, "plans are collected in the order in which they were launched"
         self._record(in_flight)
+        if self._sampler is None or any(rows.known_tokens for later in self._uncollected for rows in later.sampled):
+            return  # a later plan's tokens are known: what follows these is not news
+        for rows in in_flight.sampled:
+            tokens = zip(rows.slots, rows.known_tokens or (), strict=True)
+            in_flight.forced += self._sampler.forced_tokens(slot for slot, token_id in tokens if token_id >= 0)
+
+    def read_tokens(self) -> None:
+        """Wait for the tokens of all launched plans."""
+        for in_flight in self._uncollected:
+            self._record(in_flight)
 
     def prepare(self) -> None:
         """Work for the next step that need not wait for its plan."""
@@ -98,8 +111,7 @@ class TokenSampling:
     ) -> tuple[torch.Tensor, ModelLogprobs]:
         """What ``Sampler.sample`` returns, and the log-probabilities of the tokens."""
         if any(map(sampler.needs_update, slots)):
-            for earlier in self._uncollected:
-                self._record(earlier)
+            self.read_tokens()
         rows = [
             SampleRow(slot, sequence.sampling, sequence.length) for slot, sequence in zip(slots, sequences, strict=True)
         ]
@@ -116,12 +128,12 @@ class TokenSampling:
                 for slot, sequence, token_id in zip(rows.slots, rows.sequences, rows.known_tokens, strict=True):
                     sequence.tokens.append(max(token_id, 0))
                     if self._sampler is not None and token_id >= 0:
-                        _update_processors(self._sampler, slot, token_id)
+                        _update_processors(self._sampler, slot, (token_id,))
 
 
-def _update_processors(sampler: Sampler, slot: int, token_id: int) -> None:
+def _update_processors(sampler: Sampler, slot: int, token_ids: Sequence[int]) -> None:
     try:
-        sampler.update(slot, (token_id,))
+        sampler.update(slot, token_ids)
     except Exception as error:  # the boundary of one sequence, as in TokenSampling.update
         if is_fatal_device_error(error):
             raise

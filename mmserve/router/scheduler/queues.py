@@ -173,19 +173,20 @@ class RunningSet:
         return slots
 
     def partition(self) -> tuple[list[Sequence], list[Sequence]]:
-        """(decoding, prefilling): running sequences that compute their last token, and those with more to compute.
+        """(decoding, prefilling): running sequences that compute their last token or the last ones, which came with a
+        result, and those that compute their prompt.
 
         A sequence that ends with its prompt never decodes. Leaves out sequences that need no more steps: not running,
         or complete once the plans in flight are done.
         """
         running = SequenceStatus.RUNNING
         active = [each for each in self.sequences if each.status is running and each.length < each.max_length]
-        decoding = [each for each in active if each.length - each.num_computed_tokens == 1]
+        decoding = [each for each in active if each.length - each.num_computed_tokens == 1 or each.num_unsent]
         if self._num_prompt_only:
             decoding = [each for each in decoding if not each.prompt_only]
         if len(decoding) == len(active):
             return decoding, []
-        return decoding, [each for each in active if each.length - each.num_computed_tokens != 1 or each.prompt_only]
+        return decoding, [each for each in active if not _decodes(each)]
 
     def add(self, sequence: Sequence, block_table: BlockTable) -> None:
         """Starts the sequence in a free slot (at least one exists)."""
@@ -199,6 +200,10 @@ class RunningSet:
         self._num_prompt_only -= sequence.prompt_only
         self._free_slots.append(sequence.slot)
         self._freed_slots.append(sequence.slot)
+
+
+def _decodes(sequence: Sequence) -> bool:
+    return (sequence.num_remaining_tokens == 1 or sequence.num_unsent > 0) and not sequence.prompt_only
 
 
 def _number(sequence: Sequence) -> int:

@@ -13,7 +13,7 @@ from mmserve.messages.step import SlotFailure, StepPlan, StepResult
 from mmserve.router.kv_cache.manager import KvCacheManager
 from mmserve.router.scheduler.admission import Admission
 from mmserve.router.scheduler.queues import RunningSet, WaitingQueue
-from mmserve.router.scheduler.requests import OutputBuffer, RequestTimings
+from mmserve.router.scheduler.requests import OutputBuffer, Record, RequestTimings
 from mmserve.router.scheduler.sequence import Sequence, SequenceStatus
 from mmserve.router.scheduler.step_builder import StepBuilder
 
@@ -34,6 +34,7 @@ class StepResults:
         admission: Admission,
         timings: RequestTimings,
         replies: OutputBuffer,
+        record: Record,
     ) -> None:
         self._kv = kv
         self._running = running
@@ -41,6 +42,7 @@ class StepResults:
         self._admission = admission
         self._timings = timings
         self._replies = replies
+        self._record = record
         self.in_flight: deque[StepBuilder] = deque()
         """Steps whose plans were made and whose results were not applied, oldest first."""
         self._retained: list[Sequence] = []
@@ -49,7 +51,7 @@ class StepResults:
     def apply(self, plan: StepPlan, result: StepResult) -> StepBuilder:
         """Takes in the result of ``plan``, the oldest one in flight. Returns its step."""
         done = self.in_flight.popleft()
-        sampled, logprobs = dict(result.tokens), dict(result.logprobs)
+        sampled, forced, logprobs = dict(result.tokens), dict(result.forced), dict(result.logprobs)
         if failures := done.failures(result, sampled):
             self._fail_slots(failures, done)
         if result.prompt_logprobs:
@@ -62,7 +64,9 @@ class StepResults:
                 if slot not in sampled:
                     deferred.append(sequence)
                     continue
-                self._append(sequence, sampled[slot], logprobs.get(slot, none) if logprobs else none)
+                end = step.start + step.num_tokens
+                following = forced.get(slot, none) if forced else none
+                self._append(sequence, end, sampled[slot], following, logprobs.get(slot, none) if logprobs else none)
         for sequence in reversed(deferred):
             self._requeue(sequence)  # what it has computed is in the prefix cache
         for sequence in done.prompt_ends:
@@ -96,18 +100,32 @@ class StepResults:
             if sequence.slot in failures:
                 self._kv.discard_computed(sequence.block_table)
 
-    def _append(self, sequence: Sequence, token_ids: tuple[int, ...], logprobs: tuple[bytes, ...]) -> None:
-        """Adds the tokens of a result and replies with them; those after the end of the sequence are dropped."""
+    def _append(
+        self,
+        sequence: Sequence,
+        position: int,
+        token_ids: tuple[int, ...],
+        forced: tuple[int, ...],
+        logprobs: tuple[bytes, ...],
+    ) -> None:
+        """Adds the tokens of a result, the first at ``position``, and replies with those that no earlier result has
+        brought. Those after the end of the sequence are dropped."""
         assert sequence.block_table is not None
-        tokens = sequence.tokens
+        tokens, block_tokens = sequence.tokens, self._kv.block_tokens
         num_before = len(tokens)
-        finish = sequence.append(token_ids)
-        num_added = len(tokens) - num_before
-        if (num_before - 1) % self._kv.block_tokens + num_added >= self._kv.block_tokens:  # a block is full
-            self._kv.cache_full_blocks(sequence.block_table, tokens, num_before + num_added - 1)
+        finish = sequence.append(position, token_ids, forced)
+        if (position - 1) % block_tokens + len(token_ids) >= block_tokens:  # a block is full
+            num_computed = min(position + len(token_ids), len(tokens)) - 1
+            self._kv.cache_full_blocks(sequence.block_table, tokens, num_computed)
+        if forced or num_before > position:
+            self._record("forced_tokens", max(0, len(tokens) - max(num_before, position + len(token_ids))))
+            token_ids = tuple(tokens[num_before:])
+            if not token_ids:
+                return
         if finish is None and not logprobs and sequence.first_token_s is not None:  # the common case
             self._replies.add_token_ids(sequence.request, token_ids)
             return
+        num_added = len(tokens) - num_before
         if num_added < len(token_ids):
             token_ids, logprobs = token_ids[:num_added], logprobs[:num_added]
         num_cached = 0

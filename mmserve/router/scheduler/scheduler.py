@@ -48,7 +48,7 @@ class Scheduler:
         # A sequence that fills the cache alone has reached the end of its context.
         self._context_tokens = min(config.max_model_len, num_blocks * block_tokens)
         # Room in every step beside one token for each of the other slots.
-        self._image_room = config.max_num_batched_tokens - config.max_num_seqs + 1 if config.whole_images else None
+        self._largest_image = config.max_num_batched_tokens - config.max_num_seqs + 1 if config.whole_images else None
         self._running = RunningSet(config.max_num_seqs)
         self._waiting = WaitingQueue()
         self._admission = Admission(self._waiting, self._running, self.kv)
@@ -64,10 +64,10 @@ class Scheduler:
             record,
             max_step_tokens=config.max_num_batched_tokens,
             max_step_s=config.max_step_s,
-            whole_images=config.whole_images,
+            largest_image=self._largest_image,
         )
         self._results = StepResults(
-            self.kv, self._running, self._waiting, self._admission, self._timings, self._replies
+            self.kv, self._running, self._waiting, self._admission, self._timings, self._replies, record
         )
         self._now = now
         self._num_received = 0
@@ -129,9 +129,9 @@ class Scheduler:
         if sequence.num_prompt_tokens + (not sequence.prompt_only) > self._context_tokens:
             too_long = f"a prompt of {sequence.num_prompt_tokens} tokens leaves no room in {self._context_tokens}"
             self._replies.add_finish(request, "error", f"{too_long} (context length or KV cache)")
-        elif self._image_room is not None and sequence.largest_image_tokens > self._image_room:
+        elif self._largest_image is not None and sequence.largest_image_tokens > self._largest_image:
             too_large = f"an image of {sequence.largest_image_tokens} tokens does not fit a step"
-            self._replies.add_finish(request, "error", f"{too_large}, which has {self._image_room} for one")
+            self._replies.add_finish(request, "error", f"{too_large}, which has {self._largest_image} for one")
         elif sequence.num_output_tokens and (finish := sequence.finish_reason()):
             self._replies.add_finish(request, finish)
         else:

@@ -7,7 +7,8 @@ A plan names slots, not tokens, so the next plan can be made before the tokens o
 
     tokens               known tokens
     length               number of tokens once all plans in flight are done: one more for each that samples
-    num_computed_tokens  tokens with K and V in the blocks then; length - 1 while the sequence decodes
+    num_computed_tokens  tokens with K and V in the blocks then; length - 1 while the sequence decodes one by one
+    num_unsent           the last of ``tokens`` that no plan has given to the ranks or sampled
 
 Pure: no clock, no I/O.
 """
@@ -46,6 +47,7 @@ class Sequence:
         "num_frees_when_refused",
         "num_prompt_logprobs",
         "num_prompt_tokens",
+        "num_unsent",
         "number",
         "prompt_only",
         "received_s",
@@ -95,6 +97,9 @@ class Sequence:
         self.block_table: BlockTable | None = None
         self.num_computed_tokens = 0
         """Tokens whose keys and values are in the blocks once all plans in flight are done."""
+        self.num_unsent = 0
+        """Tokens of a result that were not computed with it (``StepResult.forced``) and that no plan has brought to the
+        ranks. While there are any, ``length`` is the number of known tokens."""
         self.times_bypassed = 0
         self.num_frees_when_refused = -1
         """``KvCacheManager.num_frees`` when the sequence last failed to fit; -1: never."""
@@ -122,7 +127,7 @@ class Sequence:
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Tokens to plan before the next one can be sampled; 1 while decoding."""
+        """Tokens to plan before the next one can be sampled; 1 while decoding one by one."""
         return self.length - self.num_computed_tokens
 
     @property
@@ -165,25 +170,38 @@ class Sequence:
         self.length += 1
         return position
 
-    def append(self, token_ids: tuple[int, ...]) -> FinishReason | None:
+    def take_unsent(self, num_tokens: int) -> tuple[int, ...]:
+        """Those of the next ``num_tokens`` tokens to compute that the ranks do not have. The plan brings them."""
+        end = self.num_computed_tokens + num_tokens
+        start = max(self.num_computed_tokens, self.length - self.num_unsent)
+        if start >= end:
+            return ()
+        self.num_unsent = self.length - end
+        return tuple(self.tokens[start:end])
+
+    def append(self, position: int, token_ids: tuple[int, ...], forced: tuple[int, ...] = ()) -> FinishReason | None:
         """Adds the tokens of a result, up to the one that ends the sequence. Returns why it ends; None: it goes on.
 
-        All but the last token are computed beyond the plan (speculation).
+        ``position``: of the first of ``token_ids``; those that an earlier result has brought are left out. All but the
+        last of ``token_ids`` are computed beyond the plan (speculation); ``forced``, which follow, are not computed.
         """
-        if len(token_ids) == 1:  # the common case: no further calls while the sequence goes on
-            tokens, token_id = self.tokens, token_ids[0]
+        tokens = self.tokens
+        if len(token_ids) == 1 and not forced and position == len(tokens):  # the common case: few further calls
+            token_id = token_ids[0]
             tokens.append(token_id)
             if len(tokens) < self.max_length and token_id not in self.ending_token_ids:
                 return None
             return self.finish_reason()
-        finish, num_added = None, 0
-        for token_id in token_ids:
-            self.tokens.append(token_id)
-            num_added += 1
+        num_before, finish = len(tokens), None
+        for token_id in (*token_ids, *forced)[num_before - position :]:
+            tokens.append(token_id)
             if finish := self.finish_reason():
                 break
-        self.num_computed_tokens += num_added - 1
-        self.length += num_added - 1
+        if (num_added := len(tokens) - num_before) > 0:
+            self.num_computed_tokens += min(num_added, len(token_ids)) - 1
+        num_sent = max(self.length - self.num_unsent, position + len(token_ids))
+        self.length = max(self.length, len(tokens))
+        self.num_unsent = max(0, self.length - num_sent)
         return finish
 
     def requeue(self) -> None:
@@ -201,5 +219,5 @@ class Sequence:
         assert self.status is not SequenceStatus.RUNNING
         self.slot = -1
         self.block_table = None
-        self.num_computed_tokens = 0
+        self.num_computed_tokens = self.num_unsent = 0
         self.length = len(self.tokens)

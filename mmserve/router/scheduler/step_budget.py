@@ -112,13 +112,17 @@ class StepBudget:
 
     ``beside_text``: sequences without images run or wait, so prompts with images get a part of the tokens only.
     ``image_room``: chunks may not end inside an image. An image that does not fit the tokens is computed all the same,
-    within so many tokens of the step. None: chunks may end anywhere.
+    within so many tokens of the step. None: chunks may end anywhere. ``largest_image``: tokens that any image may have
+    then.
     """
 
-    def __init__(self, num_tokens: int, *, beside_text: bool, image_room: int | None = None) -> None:
+    def __init__(
+        self, num_tokens: int, *, beside_text: bool, image_room: int | None = None, largest_image: int = 0
+    ) -> None:
         self.num_tokens = num_tokens
         self._num_media_tokens = ceil(_MEDIA_SHARE_BESIDE_TEXT * num_tokens) if beside_text else num_tokens
         self._image_room = image_room
+        self._largest_image = largest_image
 
     def room(self, sequence: Sequence) -> int:
         """Tokens of the sequence's prompt that fit the step; its next chunk is a little longer if it has to end after
@@ -142,6 +146,17 @@ class StepBudget:
         self.num_tokens = max(0, self.num_tokens - num_tokens)
         if sequence.request.spans:
             self._num_media_tokens = max(0, self._num_media_tokens - num_tokens)
+        return num_tokens
+
+    def take_known(self, wanted: int) -> int:
+        """Takes as many of the ``wanted`` tokens of a decoding sequence as fit, and returns their number. They leave
+        room for any image that must be computed whole, so that no image waits for them in step after step."""
+        num_tokens = min(wanted, self.num_tokens)
+        if self._image_room is not None:
+            num_tokens = max(0, min(num_tokens, self._image_room - self._largest_image))
+            self._image_room -= num_tokens
+        self.num_tokens -= num_tokens
+        self._num_media_tokens = min(self._num_media_tokens, self.num_tokens)
         return num_tokens
 
 

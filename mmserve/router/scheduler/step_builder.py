@@ -19,11 +19,12 @@ class StepBuilder:
     steps: list[SequenceStep] = field(default_factory=list)
     cached_nodes: dict[int, Node] = field(default_factory=dict)
     """Slot -> first block that the slot's step fills and that is in the prefix cache already."""
-    num_chunks: int = 0
+    num_prompt_chunks: int = 0
     """Steps that compute a prompt; the others decode."""
-    num_sampling_chunks: int = 0
-    """Chunks after which a token is sampled; decode steps always sample one."""
+    num_without_sample: int = 0
+    """Steps after which no token is sampled."""
     num_prompt_tokens: int = 0
+    """Tokens of prompts, and those of decoding sequences beyond one for each."""
     prompt_ends: list[Sequence] = field(default_factory=list)
     """Sequences that end with their prompt, which this step completes."""
     _new: list[NewSequence] = field(default_factory=list)
@@ -51,22 +52,32 @@ class StepBuilder:
 
     def add_chunk(self, sequence: Sequence, num_tokens: int, new_blocks: tuple[int, ...]) -> None:
         """Computes the next ``num_tokens`` tokens of a prompt."""
+        self.num_prompt_chunks += 1
+        self.num_prompt_tokens += num_tokens
         start = sequence.num_computed_tokens
         is_last = sequence.plan_chunk(num_tokens)
         sample = is_last and not sequence.prompt_only
         if is_last and not sample:
             self.prompt_ends.append(sequence)
-        self.num_chunks += 1
-        self.num_sampling_chunks += sample
-        self.num_prompt_tokens += num_tokens
-        self.sequences.append(sequence)
-        self.steps.append(SequenceStep(sequence.slot, start, num_tokens, new_blocks, sample))
+        self._add(sequence, SequenceStep(sequence.slot, start, num_tokens, new_blocks, sample))
+
+    def add_known(self, sequence: Sequence, num_tokens: int, new_blocks: tuple[int, ...]) -> None:
+        """Computes the next ``num_tokens`` tokens of a decoding sequence, which the router knows."""
+        self.num_prompt_tokens += num_tokens - 1
+        start, token_ids = sequence.num_computed_tokens, sequence.take_unsent(num_tokens)
+        sample = sequence.plan_chunk(num_tokens)
+        self._add(sequence, SequenceStep(sequence.slot, start, num_tokens, new_blocks, sample, token_ids))
 
     def add_decode(self, sequence: Sequence, new_blocks: tuple[int, ...]) -> None:
         """Computes the last token of a sequence and samples the next one."""
         position = sequence.plan_decode()
         self.sequences.append(sequence)
         self.steps.append(SequenceStep(sequence.slot, position, 1, new_blocks, True))
+
+    def _add(self, sequence: Sequence, step: SequenceStep) -> None:
+        self.num_without_sample += not step.sample
+        self.sequences.append(sequence)
+        self.steps.append(step)
 
     def build(self, step_id: int, freed_slots: tuple[int, ...]) -> StepPlan:
         """The plan to send. ``freed_slots``: slots that the ranks clear first."""
@@ -84,7 +95,7 @@ class StepBuilder:
         ``sampled_slots``: slots with tokens in the result, all of which should have sampled (see EngineClient).
         """
         num_answered = len(sampled_slots) + len(result.deferred)
-        if not result.failures and num_answered == len(self.steps) - self.num_chunks + self.num_sampling_chunks:
+        if not result.failures and num_answered == len(self.steps) - self.num_without_sample:
             return {}
         answered = {*sampled_slots, *result.deferred}
         missing = [step.slot for step in self.steps if step.sample and step.slot not in answered]

@@ -1,4 +1,5 @@
-"""Chooses what one step computes: a token for each decoding sequence, chunks of running prompts, then new sequences.
+"""Chooses what one step computes: a token for each decoding sequence, or several where they are known, chunks of
+running prompts, then new sequences.
 
 Pure: the clock is passed in, no I/O.
 """
@@ -21,7 +22,8 @@ from mmserve.router.scheduler.suspects import Suspects
 class StepPlanner:
     """Plans steps over the sequences of ``running`` and ``waiting``. Owns how many prompt tokens a step may have.
 
-    ``max_step_tokens``: of one step. ``max_step_s``: see StepTimeModel. ``whole_images``: no chunk ends inside one.
+    ``max_step_tokens``: of one step. ``max_step_s``: see StepTimeModel. ``largest_image``: tokens that
+    an image may have if no chunk may end inside one; None: chunks may.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class StepPlanner:
         *,
         max_step_tokens: int,
         max_step_s: float,
-        whole_images: bool,
+        largest_image: int | None,
     ) -> None:
         self.suspects = Suspects()
         self._kv = kv
@@ -45,7 +47,7 @@ class StepPlanner:
         self._timings = timings
         self._record = record
         self._max_step_tokens = max_step_tokens
-        self._whole_images = whole_images
+        self._largest_image = largest_image
         self._step_times = StepTimeModel(max_step_s)
         self._chunk_limit = ChunkLimit(max_step_tokens)
 
@@ -55,7 +57,7 @@ class StepPlanner:
 
     def observe(self, done: StepBuilder, result: StepResult) -> None:
         """The ranks have computed this step."""
-        self._step_times.observe(len(done.steps) - done.num_chunks, done.num_prompt_tokens, result.forward_s)
+        self._step_times.observe(len(done.steps) - done.num_prompt_chunks, done.num_prompt_tokens, result.forward_s)
         self._chunk_limit.observe(done.num_prompt_tokens, out_of_memory=result.out_of_memory)
 
     def plan(self, *, may_preempt: bool) -> StepBuilder | None:
@@ -68,7 +70,7 @@ class StepPlanner:
         if not may_preempt and self._kv.num_available < self._num_blocks_needed(decoding):
             return None  # the next result may also end a sequence and free blocks
         step, budget = StepBuilder(), self._budget(decoding, prefilling)
-        has_preempted = self._plan_decoding(decoding, step)
+        has_preempted = self._plan_decoding(decoding, step, budget)
         self._plan_prefilling(prefilling, step, budget)
         if not has_preempted:
             self._plan_waiting(step, budget)
@@ -76,25 +78,41 @@ class StepPlanner:
 
     def _num_blocks_needed(self, decoding: list[Sequence]) -> int:
         block_tokens = self._kv.block_tokens
-        return sum(sequence.num_computed_tokens % block_tokens == 0 for sequence in decoding)
+        return sum(
+            self._num_missing_blocks(each) if each.num_unsent else each.num_computed_tokens % block_tokens == 0
+            for each in decoding
+        )
+
+    def _num_missing_blocks(self, sequence: Sequence) -> int:
+        assert sequence.block_table is not None
+        return max(0, self._kv.blocks_for(sequence.length) - len(sequence.block_table.blocks))
 
     def _budget(self, decoding: list[Sequence], prefilling: list[Sequence]) -> StepBudget:
         has_text = self._waiting.has_text or not all(each.request.spans for each in chain(decoding, prefilling))
         room = self._max_step_tokens - len(decoding)
         num_tokens = self._step_times.chunk_budget(len(decoding), min(room, self._chunk_limit.num_tokens))
-        return StepBudget(num_tokens, beside_text=has_text, image_room=room if self._whole_images else None)
+        if self._largest_image is None:
+            return StepBudget(num_tokens, beside_text=has_text)
+        return StepBudget(num_tokens, beside_text=has_text, image_room=room, largest_image=self._largest_image)
 
-    def _plan_decoding(self, decoding: list[Sequence], step: StepBuilder) -> bool:
-        """One token for each sequence, oldest first. True if sequences had to be preempted."""
+    def _plan_decoding(self, decoding: list[Sequence], step: StepBuilder, budget: StepBudget) -> bool:
+        """One token for each sequence, oldest first, and more of those that know theirs, as far as the budget goes.
+
+        True if sequences had to be preempted.
+        """
         block_tokens, last_offset = self._kv.block_tokens, self._kv.block_tokens - 1
         running, num_running = SequenceStatus.RUNNING, len(self._running.sequences)
         for sequence in decoding:
             if sequence.status is not running:
                 break  # preempted for an older sequence, like all after it
             offset = sequence.num_computed_tokens % block_tokens
-            new_blocks = () if offset else self._extend(sequence)
+            new_blocks = () if offset and not sequence.num_unsent else self._extend(sequence)
             if new_blocks is None:
                 break
+            if sequence.num_unsent:
+                step.add_known(sequence, 1 + budget.take_known(sequence.num_remaining_tokens - 1), new_blocks)
+                self._cache_full_blocks(sequence, step)
+                continue
             step.add_decode(sequence, new_blocks)
             if offset == last_offset:
                 self._cache_full_blocks(sequence, step)

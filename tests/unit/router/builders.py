@@ -93,16 +93,25 @@ class Engine:
         block_tokens: int = BLOCK_TOKENS,
         max_new_tokens: int = 1,
         whole_images: bool = False,
+        max_forced_tokens: int = 0,
     ) -> None:
         """``expects_short``: many short answers were observed, so long ones are underestimated and lead to preemption.
         ``token_s``: the forward time that the rank reports for a token. ``max_new_tokens``: most tokens of one
-        sequence in one result."""
+        sequence in one result; ``max_forced_tokens``: most that follow them without keys and values."""
         self.depth = depth
         self.in_flight: deque[StepPlan] = deque()
         self.context_tokens = min(max_model_len, num_blocks * block_tokens)
         self.clock_s = 0.0
         self.metrics: dict[str, list[float]] = defaultdict(list)
-        self.rank = FakeRank(num_blocks, max_num_seqs, max_num_batched_tokens, token_s, block_tokens, max_new_tokens)
+        self.rank = FakeRank(
+            num_blocks,
+            max_num_seqs,
+            max_num_batched_tokens,
+            token_s,
+            block_tokens,
+            max_new_tokens,
+            max_forced_tokens,
+        )
         self.scheduler = Scheduler(
             SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, max_step_s, whole_images),
             num_blocks=num_blocks,

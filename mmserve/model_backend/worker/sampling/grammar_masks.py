@@ -1,4 +1,5 @@
-"""Keeps the output of sequences within their grammars: bans the tokens that a grammar does not allow next.
+"""Keeps the output of sequences within their grammars: bans the tokens that a grammar does not allow next, and finds
+those that it forces.
 
 A grammar is compiled in a thread from the moment its sequence arrives. If a row is sampled before that is done, it gets
 GRAMMAR_PENDING in place of a token and the router starts the sequence again, so that other sequences never wait.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field
@@ -34,7 +36,11 @@ class _Slot:
     matcher: LLMatcher | None = None
     """Once it is compiled."""
     new_tokens: list[int] = field(default_factory=list)
-    """Sampled, but not yet consumed by the matcher."""
+    """Tokens of the sequence that the matcher has not consumed yet."""
+    may_force: bool = False
+    """The sequence may be given forced tokens."""
+    forced: deque[int] = field(default_factory=deque)
+    """Given by ``force``, and not yet tokens of the sequence."""
     has_mask: bool = False
     """True: the slot's row of the masks is that of the next token."""
     lost: int = 0
@@ -44,11 +50,21 @@ class _Slot:
 class GrammarMasks:
     """The matchers of a rank's slots and the masks of their next tokens. Costs nothing while no slot has a grammar."""
 
-    def __init__(self, compiler: GrammarCompiler, vocab_size: int, sampling: TokenSampling, threads: int = 1) -> None:
+    def __init__(
+        self,
+        compiler: GrammarCompiler,
+        vocab_size: int,
+        sampling: TokenSampling,
+        threads: int = 1,
+        *,
+        jumps: bool = True,
+    ) -> None:
+        """``jumps``: ``force`` may return tokens."""
         self._compiler = compiler
         self._vocab_size = vocab_size
         self._sampling = sampling
         self._threads = threads
+        self._jumps = jumps
         self._executor: LLExecutor | None = None
         self._slots: dict[int, _Slot] = {}
         self._masks = bitmasks.allocate_token_bitmask(0, vocab_size)
@@ -59,9 +75,12 @@ class GrammarMasks:
         """Some slot has a grammar."""
         return bool(self._slots)
 
-    def add_slot(self, slot: int, grammar: str, output: Sequence[int]) -> None:
-        """A sequence with a grammar enters a free slot, with the output that it has already."""
-        self._slots[slot] = _Slot(self._compiler.start(grammar, output))
+    def add_slot(self, slot: int, grammar: str, output: Sequence[int], *, may_force: bool = False) -> None:
+        """A sequence with a grammar enters a free slot, with the output that it has already.
+
+        ``may_force``: ``force`` may return tokens for it.
+        """
+        self._slots[slot] = _Slot(self._compiler.start(grammar, output), may_force=may_force and self._jumps)
         if slot >= len(self._masks):
             masks = bitmasks.allocate_token_bitmask(2 * slot + 1, self._vocab_size)
             masks[: len(self._masks)] = self._masks
@@ -81,6 +100,19 @@ class GrammarMasks:
         if (state := self._slots.get(slot)) is not None:
             state.new_tokens.extend(token_ids)
             state.has_mask = False
+            for _ in range(min(len(token_ids), len(state.forced))):
+                state.forced.popleft()
+
+    def force(self, slot: int) -> tuple[int, ...]:
+        """The next tokens of the slot, if its grammar allows no others: the tokenizer's own for the text to come.
+
+        Empty if there are none, or if the last ones that were returned are not all tokens of the sequence yet.
+        """
+        state = self._slots.get(slot)
+        if state is None or not state.may_force or state.forced or (matcher := _advanced(state)) is None:
+            return ()
+        state.forced.extend(matcher.compute_ff_tokens())
+        return tuple(state.forced)
 
     def prepare(self) -> None:
         """Make the masks of the next tokens, so far as they are known. ``apply`` then has little left to do."""
@@ -112,7 +144,11 @@ class GrammarMasks:
         return {row: state.lost for row, state in zip(rows, states, strict=True) if state.lost}
 
     def _make_masks(self, slots: Iterable[int]) -> None:
-        stale = [(matcher, slot) for slot in slots if (matcher := _advanced(self._slots[slot])) is not None]
+        stale = [
+            (matcher, slot)
+            for slot in slots
+            if not (state := self._slots[slot]).has_mask and (matcher := _advanced(state)) is not None
+        ]
         if len(stale) >= _MIN_PARALLEL_MASKS and self._threads > 1:
             self._executor = self._executor or LLExecutor(self._threads)
             bitmasks.fill_next_token_bitmask_par(self._executor, stale, self._masks)
@@ -133,8 +169,8 @@ def _wait(states: Sequence[_Slot]) -> None:
 
 
 def _advanced(state: _Slot) -> LLMatcher | None:
-    """The slot's matcher, after all tokens, if its mask has to be made."""
-    if state.lost or state.has_mask or (matcher := _compiled(state)) is None:
+    """The slot's matcher, after all tokens of the sequence; None if it has none yet or has failed."""
+    if state.lost or (matcher := _compiled(state)) is None:
         return None
     tokens, state.new_tokens = state.new_tokens, []
     for token_id in tokens:

@@ -6,7 +6,7 @@ row's token depends only on its logits, parameters, seed and position.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -60,7 +60,7 @@ class Sampler:
         if updated := [each for each in self._processors if each.add_slot(slot, sampling, prompt, output)]:
             self._to_update[slot] = updated
         if sampling.grammar and self._grammars is not None:
-            self._grammars.add_slot(slot, sampling.grammar, output.tolist())
+            self._grammars.add_slot(slot, sampling.grammar, output.tolist(), may_force=_may_force(sampling))
 
     def fail_slot(self, slot: int) -> None:
         """``add_slot`` has raised: the slot gets PROCESSOR_FAILED in place of every token, until it is removed."""
@@ -86,6 +86,12 @@ class Sampler:
     def needs_update(self, slot: int) -> bool:
         """True if ``update`` must be called with the slot's last tokens before it is sampled again."""
         return slot in self._to_update or (self._grammars is not None and self._grammars.has(slot))
+
+    def forced_tokens(self, slots: Iterable[int]) -> list[tuple[int, tuple[int, ...]]]:
+        """(slot, the tokens that must come next) for those of ``slots`` that have more than they were told before."""
+        if self._grammars is None or not self._grammars.active:
+            return []
+        return [(slot, token_ids) for slot in slots if (token_ids := self._grammars.force(slot))]
 
     def prepare(self) -> None:
         """Do what the next ``sample`` needs and what depends only on tokens that are known already."""
@@ -117,6 +123,12 @@ class Sampler:
         if self._failed:
             chosen[[index for index, slot in enumerate(slots) if slot in self._failed]] = PROCESSOR_FAILED
         return chosen
+
+
+def _may_force(sampling: SamplingParams) -> bool:
+    """True if a sequence with a grammar may skip sampling where the grammar leaves one choice: nothing is reported of
+    the logits, and no other parameter can ban that choice, which is an error."""
+    return sampling.logprobs is None and not sampling.allowed_token_ids and not sampling.bad_words
 
 
 def _draw_of(row: SampleRow) -> Draw:

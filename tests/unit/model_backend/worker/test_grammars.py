@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from mmserve.grammar.sources import regex_grammar
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan, StepResult
 from mmserve.model_backend.worker.model_runner import InFlight, ModelRunner
-from tests.fakes.checkpoints import EOS, make_llama
+from tests.fakes.checkpoints import EOS, VOCAB, make_llama
 from tests.fakes.engine import Driver, Running, make_runner
 from tests.fakes.grammars import JSON, SCHEMA, decode, encode
 from tests.fakes.ranks_in_threads import RanksInThreads
@@ -112,6 +114,41 @@ def test_a_sequence_with_a_plan_in_flight_is_deferred_until_it_starts_again(dire
     results = run(runner, plans(DRAWN, 3), depth=2)
     assert [result.deferred for result in results] == [(0,)] * 3
     assert not any(result.tokens or result.failures or result.forward_s for result in results)
+
+
+def test_forced_tokens_are_computed_in_one_chunk_beside_a_plan_in_flight(directory: Path) -> None:
+    """A router that knows them plans the chunk after the plan that computes the token before them."""
+    runner, prompt = make_runner(directory), PROMPTS[0]
+    sampling = msgspec.structs.replace(GREEDY, grammar=regex_grammar("fixed text, then [0-9]{3}", "x"))
+    expected = generate(Driver(runner), 7, prompt, sampling, []).output
+    runner.step(StepPlan(step_id=0, free=(7,)))
+    first, second, *_ = plans(sampling, 2)
+    started = runner.collect(runner.launch(first))
+    (_, sampled), (_, forced) = started.tokens[0], started.forced[0]
+    assert [*sampled, *forced] == expected[: len(forced) + 1] == encode("fixed text, then ")
+    start = len(prompt) + 1
+    chunk = SequenceStep(0, start, len(forced), (), True, forced[1:])
+    in_flight = [runner.launch(plan) for plan in (second, StepPlan(step_id=2, steps=(chunk,)))]
+    results = [runner.collect(each) for each in in_flight]
+    assert [result.tokens[0][1] for result in results] == [forced[:1], (expected[len(forced) + 1],)]
+    assert not any(result.forced or result.failures for result in results)
+    last = SequenceStep(0, start + len(forced), 1, (), True)
+    result = runner.step(StepPlan(step_id=3, steps=(last,)))
+    assert result.tokens[0][1] == (expected[len(forced) + 2],)
+
+
+@pytest.mark.parametrize("token_ids", [(5, 5), (5, 5, 5, 5), (5, 5, VOCAB), (5, 5, -1)])
+def test_a_chunk_whose_tokens_do_not_continue_the_sequence_fails_alone(
+    directory: Path, token_ids: tuple[int, ...]
+) -> None:
+    runner = make_runner(directory)
+    first, *_ = plans(FREE, 1)
+    runner.step(first)
+    chunk = SequenceStep(0, len(PROMPTS[0]), 4, (), True, token_ids)
+    failure = runner.step(StepPlan(step_id=1, steps=(chunk,))).failures[0]
+    assert failure.slot == 0
+    driver = Driver(runner)
+    assert generate(driver, 1, PROMPTS[0], GREEDY, [])
 
 
 def plans(sampling: SamplingParams, count: int) -> list[StepPlan]:

@@ -232,11 +232,16 @@ def tokens_of(data: bytes) -> list[int]:
     return array("q", data).tolist()
 
 
-@pytest.mark.parametrize(("depth", "max_new_tokens"), [(1, 1), (2, 1), (1, 4)])
+@pytest.mark.parametrize(
+    ("depth", "max_new_tokens", "max_forced_tokens"), [(1, 1, 0), (2, 1, 0), (1, 4, 0), (1, 4, 20), (2, 1, 20)]
+)
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(engines, events)
-def test_random_traffic(depth: int, max_new_tokens: int, options: dict[str, int], traffic: list[tuple]) -> None:
-    clients = Traffic(options | {"depth": depth, "max_new_tokens": max_new_tokens})
+def test_random_traffic(
+    depth: int, max_new_tokens: int, max_forced_tokens: int, options: dict[str, int], traffic: list[tuple]
+) -> None:
+    tokens = {"max_new_tokens": max_new_tokens, "max_forced_tokens": max_forced_tokens}
+    clients = Traffic(options | {"depth": depth} | tokens)
     for event in traffic:
         clients.apply(event)
     engine = clients.engine

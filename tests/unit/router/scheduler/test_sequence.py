@@ -59,6 +59,6 @@ def test_the_model_and_the_client_each_have_stop_tokens(num_stop_ids: int) -> No
     message = msgspec.structs.replace(message, sampling=msgspec.structs.replace(message.sampling, eos_token_ids=(3,)))
     for last in (3, stop_ids[-1]):
         sequence = Sequence(message, 0, 0.0, 100)
-        assert sequence.append((last,)) is None, "before min_tokens"
-        assert sequence.append((7,)) is None
-        assert sequence.append((last,)) == "stop"
+        assert sequence.append(1, (last,)) is None, "before min_tokens"
+        assert sequence.append(2, (7,)) is None
+        assert sequence.append(3, (last,)) == "stop"

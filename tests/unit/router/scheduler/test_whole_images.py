@@ -30,6 +30,7 @@ engines = st.builds(
     token_s=st.sampled_from([0.0, 0.001]),
     block_tokens=st.sampled_from([16, 8]),
     depth=st.integers(1, 2),
+    max_forced_tokens=st.sampled_from([0, 20]),
 )
 
 

@@ -42,8 +42,10 @@ def masks(model: ModelSpec) -> GrammarMasks:
     return GrammarMasks(GrammarCompiler(model), VOCAB, TorchSampling())
 
 
-def add(masks: GrammarMasks, slot: int, grammar: str, output: list[int] | None = None) -> None:
-    masks.add_slot(slot, grammar, output or [])
+def add(
+    masks: GrammarMasks, slot: int, grammar: str, output: list[int] | None = None, *, may_force: bool = False
+) -> None:
+    masks.add_slot(slot, grammar, output or [], may_force=may_force)
     wait(masks, slot)
 
 
@@ -97,6 +99,32 @@ def test_any_draw_spells_a_text_of_the_grammar(masks: GrammarMasks, grammar: str
     assert ended
     for output in ended:
         assert re.fullmatch(pattern, decode(output)), decode(output)
+
+
+def test_forced_tokens_are_those_that_the_masks_leave(masks: GrammarMasks) -> None:
+    """They are named once; more follow when all of them are tokens of the sequence."""
+    add(masks, 0, regex_grammar("one fixed text, then [ab] and the rest", "x"), may_force=True)
+    forced = masks.force(0)
+    assert decode(forced) == "one fixed text, then "
+    for token in forced:
+        assert masks.force(0) == ()
+        assert allowed(masks, 0) == {token}
+        masks.update(0, [token])
+    assert masks.force(0) == ()
+    masks.update(0, encode("a"))
+    rest = masks.force(0)
+    assert decode(rest) == " and the rest"
+    masks.update(0, rest)
+    assert allowed(masks, 0) == {EOS}
+    assert masks.force(0) == ()
+
+
+def test_no_tokens_are_forced_on_a_sequence_that_may_not_have_them(masks: GrammarMasks, model: ModelSpec) -> None:
+    grammar = regex_grammar("fixed", "x")
+    add(masks, 0, grammar)
+    stepwise = GrammarMasks(GrammarCompiler(model), VOCAB, TorchSampling(), jumps=False)
+    add(stepwise, 0, grammar, may_force=True)
+    assert masks.force(0) == stepwise.force(0) == masks.force(1) == ()
 
 
 def params(grammar: str = JSON, **changes: object) -> SamplingParams:
