@@ -8,7 +8,7 @@ slows both alike. "prepare" is the time in which the next masks are made; a rank
 next plan. Then a whole server: a request asks for 16 choices of the same length; free and constrained requests
 alternate. No text that fits the schema is that short, so no choice ends earlier. Each constrained request has a schema
 of its own, so its validation and compilation are in the figure. The cost is the median of the pairs' ratios; the first
-pair is not counted. CPU time is that of all processes of the server.
+pair is not counted. CPU time is that of all processes of the server. All of this is without ``--jump-forward``.
 
 Last, the same request with a schema of long names and short values, as in extraction, alternately to two servers: one
 with and one without ``--jump-forward``.
@@ -83,7 +83,7 @@ def main() -> None:
     print(table([of_a_rank]))
     free: list[_Round] = []
     constrained: list[_Round] = []
-    with serve("--max-num-seqs", str(arguments.choices), model=arguments.model) as target:
+    with serve("--max-num-seqs", str(arguments.choices), "--no-jump-forward", model=arguments.model) as target:
         client = openai.OpenAI(base_url=f"{target.url}/v1", api_key="none", max_retries=0, timeout=600)
         server = psutil.Process(target.pid)
         for number in range(arguments.rounds + 1):
@@ -143,7 +143,7 @@ def _counter(url: str, name: str) -> float:
 def _steps(arguments: argparse.Namespace) -> Row:
     """Medians of a rank's steps with all sequences free, and with all of them constrained."""
     count, model = arguments.choices, locate(arguments.model)
-    config = Config(model=str(model), max_num_seqs=2 * count)
+    config = Config(model=str(model), max_num_seqs=2 * count, jump_forward=False)
     cores = len(os.sched_getaffinity(0))
     runner = make_runner(model, config=config, cpu_threads=cores, max_model_len=512, kv_tokens=2 * count * 512)
     platform_for("cpu", "float32").set_threads(cores)
