@@ -104,6 +104,12 @@ def test_an_image_without_room_is_computed_in_the_next_step_and_nothing_overtake
     assert StepBudget(40, beside_text=True, image_room=40).take(image) == 30
 
 
+def test_known_tokens_of_decoding_sequences_leave_room_for_an_image() -> None:
+    budget = StepBudget(40, beside_text=False, image_room=60, largest_image=30)
+    assert [budget.take_known(20), budget.take_known(20), budget.take_known(20)] == [20, 10, 0]
+    assert StepBudget(40, beside_text=False).take_known(50) == 40
+
+
 def test_an_image_that_fits_no_step_is_refused() -> None:
     engine = Engine(max_num_batched_tokens=32, max_num_seqs=4, whole_images=True)
     for name, item in (("large", 3), ("small", 2)):
