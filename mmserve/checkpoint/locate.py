@@ -14,8 +14,10 @@ _SKIPPED = ["*/*", "consolidated*"]
 """Some hub repositories also have the same weights in another layout."""
 
 
-def locate(model: str) -> Path:
+def locate(model: str, *, download: bool = True) -> Path:
     """The checkpoint directory, downloaded if necessary. Raises StartupError with a message of one line.
+
+    Without ``download`` a hub id must have been downloaded before.
 
     A packaged name takes precedence over a directory of that name; ``./name`` selects the directory.
     """
@@ -25,7 +27,7 @@ def locate(model: str) -> Path:
     if path.is_dir():
         return path.resolve()
     if _HUB_ID.fullmatch(model) and not model.startswith("."):
-        return _download(model)
+        return _of_hub(model, download=download)
     raise StartupError(
         f"--model {model}: no such directory, no hub id (owner/name), and not one of the packaged models "
         f"({', '.join(packaged_names()) or 'none'})"
@@ -37,18 +39,23 @@ def packaged_names() -> list[str]:
     return sorted(file.parent.name for file in _PACKAGED.glob("*/config.json"))
 
 
-def _download(hub_id: str) -> Path:
+def _of_hub(hub_id: str, *, download: bool) -> Path:
     # Imported lazily: the import takes a tenth of a second, and local models do not need it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=_DOWNLOADED, ignore_patterns=_SKIPPED))
+        found = snapshot_download(
+            hub_id, local_files_only=not download, allow_patterns=_DOWNLOADED, ignore_patterns=_SKIPPED
+        )
+        return Path(found)
     except GatedRepoError:
         raise StartupError(f"--model {hub_id}: access is restricted; accept its terms and set HF_TOKEN") from None
     except RepositoryNotFoundError:
         raise StartupError(f"--model {hub_id}: no such directory here, and no such model on the hub") from None
     except Exception as error:  # noqa: BLE001 - the error types depend on the hub client's version
+        if not download:
+            raise StartupError(f"{hub_id} is no directory here, and not on this disk as a model of the hub") from None
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise StartupError(
             f"--model {hub_id}: no such directory here, and fetching it from the hub failed: {reason}"

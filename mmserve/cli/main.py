@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from mmserve.cli.bench import add_bench, bench
 from mmserve.cli.chaos import add_chaos, chaos
+from mmserve.cli.models import add_models, models
 from mmserve.cli.serve import add_serve, serve
 from mmserve.cli.status import add_status, status
 from mmserve.config.options import OptionError
@@ -47,6 +48,8 @@ def _run(argv: Sequence[str]) -> int:
         return USAGE_ERROR
     if arguments.command == "chaos" and not unknown:
         return chaos(arguments)
+    if arguments.command == "models" and not unknown:
+        return models(arguments)
     if arguments.command == "status" and not unknown:
         return status(arguments)
     return serve(arguments, unknown)
@@ -58,6 +61,7 @@ def _parser() -> _Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     add_serve(commands)
     add_bench(commands)
+    add_models(commands)
     add_chaos(commands)
     add_status(commands)
     return parser

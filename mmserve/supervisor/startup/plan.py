@@ -180,11 +180,16 @@ def _check_memory(deployment: Deployment, token_nbytes: int, machine: Machine) -
         )
 
 
+def num_stored_weights(model: ModelSpec) -> int:
+    """Numbers in the checkpoint's files, which store each in the dtype that config.json names."""
+    stored_nbytes = sum(file.stat().st_size for file in weight_files(Path(model.path)))
+    return stored_nbytes // DTYPE_BYTES.get(model.checkpoint_dtype, 2)
+
+
 def _weights_nbytes(deployment: Deployment) -> int:
     """Of all processes together, when the weights are loaded."""
     model, element_nbytes = deployment.model, DTYPE_BYTES[deployment.dtype]
-    stored = sum(file.stat().st_size for file in weight_files(Path(model.path)))
-    num_stored = stored // DTYPE_BYTES.get(model.checkpoint_dtype, 2)
+    num_stored = num_stored_weights(model)
     quantization = deployment.config.quantization
     if quantization == "none":
         return num_stored * element_nbytes

@@ -1,0 +1,99 @@
+"""``mmserve models``: the architectures that are served, or what one checkpoint is and what it needs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mmserve.config.options import OPTIONS
+from mmserve.runtime.errors import StartupError
+
+if TYPE_CHECKING:
+    from mmserve.supervisor.startup.model_report import ModelReport
+
+_KIB = 1 << 10
+_OTHERS = (
+    "Other text models are computed by transformers' modules where these fit: pip install 'mmserve[transformers]'. "
+    "docs/models.md says more."
+)
+
+
+def add_models(commands: Any) -> None:
+    """Add the command and its flags."""
+    parser = commands.add_parser(
+        "models",
+        help="list the models that are served, or say what a checkpoint needs",
+        description="List the architectures that are served. With a model: what it is, what memory it needs, or why "
+        "it cannot be served.",
+    )
+    parser.add_argument("model", nargs="?", help="packaged name, checkpoint directory, or hub id that is on this disk")
+    parser.add_argument(
+        "--model-impl", choices=OPTIONS["model_impl"].choices, default="auto", help="as in mmserve serve"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def models(arguments: argparse.Namespace) -> int:
+    """Run the command; 1 if the model cannot be served."""
+    if arguments.model is None:
+        print(_listing(as_json=arguments.json))
+        return 0
+    return _report(arguments.model, arguments)
+
+
+def _listing(*, as_json: bool) -> str:
+    # Imported here, as below: these would slow down --help.
+    from mmserve.checkpoint.catalogue import entries
+
+    found = entries()
+    if as_json:
+        return json.dumps([entry._asdict() for entry in found])
+    rows = [("architecture", "models", "what it adds to Llama"), *found]
+    return "\n".join([*_table(rows), "", _OTHERS])
+
+
+def _report(name: str, arguments: argparse.Namespace) -> int:
+    import msgspec
+
+    from mmserve.checkpoint.locate import locate
+    from mmserve.supervisor.startup.model_report import report
+
+    try:
+        found = report(locate(name, download=False), arguments.model_impl)
+    except StartupError as error:
+        print(json.dumps({"model": name, "problem": str(error)}) if arguments.json else f"{name}: {error}")
+        return 1
+    print(json.dumps({"model": name, **msgspec.to_builtins(found)}) if arguments.json else render(name, found))
+    return 0
+
+
+def render(name: str, found: ModelReport) -> str:
+    """The report as text for a terminal."""
+    own = "mmserve's own code" if found.computed_by == "mmserve" else "transformers' modules, slower (docs/models.md)"
+    token, weights = found.kv_bytes_per_token, found.weights_bytes
+    rows = [
+        ("model", f"{name}: {found.architecture}, computed by {own}"),
+        ("context", f"{found.context} tokens; {found.layers} layers of {found.kv_heads} KV heads of {found.head_dim}"),
+        ("weights", f"{_size(weights.bfloat16)} in bfloat16, {_size(weights.float32)} in float32"),
+        ("KV cache", f"{_size(token.bfloat16)} a token in bfloat16, {_size(token.float32)} in float32"),
+        ("", f"{_size(token.bfloat16 * found.context)} and {_size(token.float32 * found.context)} a whole context"),
+        ("pictures", "none" if found.picture_rows is None else f"at most {found.picture_rows} tokens each"),
+    ]
+    return "\n".join(_table(rows))
+
+
+def _size(nbytes: int) -> str:
+    """In the largest unit of which it is at least one."""
+    size = nbytes / _KIB
+    for unit in ("KiB", "MiB"):
+        if size < _KIB:
+            return f"{size:.4g} {unit}"
+        size /= _KIB
+    return f"{size:.1f} GiB"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
