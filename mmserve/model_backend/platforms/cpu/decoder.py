@@ -11,7 +11,7 @@ from mmserve.model_backend.layers.linear import LinearLayer
 from mmserve.model_backend.models.interface import DecoderLayerWeights, DecoderWeights, DeepStackRows
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention, PagedCpuMetadata
 from mmserve.model_backend.platforms.cpu.memory import MAX_MLP_ROWS
-from mmserve.model_backend.platforms.cpu.ops import GATES
+from mmserve.model_backend.platforms.cpu.ops import ACTIVATIONS
 from mmserve.model_backend.platforms.cpu.packing import KernelLinear
 
 
@@ -92,7 +92,7 @@ class CompiledDecoder:
         self._layers = (_Layer * len(weights.layers))(*map(_Layer.of, weights.layers))
         heads, kv_heads, dim, *_ = weights.heads
         sizes = (len(weights.layers), weights.hidden_size, heads, kv_heads, dim, self._rotary.size, MAX_MLP_ROWS)
-        self._shape = ctypes.byref(_Shape(*sizes, GATES[weights.activation], weights.eps, weights.heads.scale))
+        self._shape = ctypes.byref(_Shape(*sizes, ACTIVATIONS[weights.activation], weights.eps, weights.heads.scale))
 
     def forward(
         self,
@@ -124,7 +124,7 @@ def compile_decoder(kernels: ctypes.CDLL, weights: DecoderWeights) -> CompiledDe
     compilable = (
         weights.tp_size == 1
         and isinstance(weights.attention, PagedCpuAttention)
-        and weights.activation in GATES
+        and weights.activation in ACTIVATIONS
         and weights.hidden_size % 8 == weights.intermediate_size % 8 == 0
         and all(isinstance(linear.method, KernelLinear) for linear in linears)
     )

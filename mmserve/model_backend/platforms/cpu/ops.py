@@ -9,12 +9,12 @@ from functools import partial
 import torch
 
 from mmserve.model_backend.layers.ops import Activation
-from mmserve.model_backend.platforms.reference import TorchOps, quick_gelu
+from mmserve.model_backend.platforms.reference import TorchOps
 
 _VECTOR = 8
 """Numbers in a vector of the kernels, which compute whole vectors only."""
-GATES = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1}
-"""Activations of a gate that the kernels compute, with the kernels' numbers for them."""
+ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2, "quick_gelu": 3}
+"""Activations that the kernels compute, with the kernels' numbers for them."""
 
 
 class KernelOps(TorchOps):
@@ -51,10 +51,10 @@ class KernelOps(TorchOps):
         self._kernels.mm_rotate(x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), *x.shape, size)
 
     def activation(self, name: str) -> Activation:
-        return self._quick_gelu if name == "quick_gelu" else super().activation(name)
+        return partial(self._activate, name) if name in ACTIVATIONS else super().activation(name)
 
     def act_and_mul(self, name: str) -> Activation:
-        return partial(self._act_and_mul, name) if name in GATES else super().act_and_mul(name)
+        return partial(self._act_and_mul, name) if name in ACTIVATIONS else super().act_and_mul(name)
 
     def encoder_attention(self, qkv: torch.Tensor, num_heads: int, lengths: Sequence[int]) -> torch.Tensor:
         rows, width = qkv.shape
@@ -66,11 +66,12 @@ class KernelOps(TorchOps):
         self._kernels.mm_encoder_attention(*addresses, len(counts), num_heads, size // num_heads)
         return out
 
-    def _quick_gelu(self, x: torch.Tensor) -> torch.Tensor:
+    def _activate(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """In place where the kernels compute it."""
-        if x.shape[-1] % _VECTOR or not x.is_contiguous():
-            return quick_gelu(x)
-        self._kernels.mm_quick_gelu(x.data_ptr(), x.numel() // x.shape[-1], x.shape[-1])
+        size = x.shape[-1]
+        if size % _VECTOR or not x.is_contiguous():
+            return super().activation(name)(x)
+        self._kernels.mm_activation(x.data_ptr(), x.numel() // size, size, ACTIVATIONS[name])
         return x
 
     def _act_and_mul(self, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -78,5 +79,5 @@ class KernelOps(TorchOps):
         if width % (2 * _VECTOR):
             return super().act_and_mul(name)(x)
         out = torch.empty(rows, width // 2)
-        self._kernels.mm_act_and_mul(x.data_ptr(), out.data_ptr(), rows, width // 2, GATES[name])
+        self._kernels.mm_act_and_mul(x.data_ptr(), out.data_ptr(), rows, width // 2, ACTIVATIONS[name])
         return out

@@ -18,13 +18,14 @@ from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import LayerFinisher
+from mmserve.model_backend.layers.ops import Activation
 from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.models.decoder import Decoder
 from mmserve.model_backend.models.interface import DeepStackRows
 from mmserve.model_backend.platforms.cpu import build, quantization
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.model_backend.platforms.cpu.decoder import compile_decoder
-from mmserve.model_backend.platforms.cpu.ops import KernelOps
+from mmserve.model_backend.platforms.cpu.ops import ACTIVATIONS, KernelOps
 from mmserve.model_backend.platforms.cpu.packed_weights import format_of, pack
 from mmserve.model_backend.platforms.cpu.packing import KernelLinear
 from mmserve.model_backend.platforms.cpu.sampling import KernelSampling
@@ -122,6 +123,10 @@ def _rotated(ops: TorchOps) -> torch.Tensor:
     part = angles[:, :3].contiguous()
     ops.rotary_(heads[:, 1:], part.cos(), part.sin())
     return heads
+
+
+def _activated(function_of: Callable[[str], Activation]) -> torch.Tensor:
+    return torch.cat([function_of(name)(_random(5, 32)) for name in ACTIVATIONS])
 
 
 def _head_norm(ops: TorchOps) -> torch.Tensor:
@@ -244,11 +249,8 @@ _CHECKS: dict[str, Callable[[ctypes.CDLL], bool]] = {
         _same_operation, lambda ops: ops.layer_norm(_random(5, 32), _random(32, seed=1), _random(32, seed=2), 1e-5)
     ),
     "mm_rotate": partial(_same_operation, _rotated),
-    "mm_quick_gelu": partial(_same_operation, lambda ops: ops.activation("quick_gelu")(_random(5, 32))),
-    "mm_act_and_mul": partial(
-        _same_operation,
-        lambda ops: torch.cat([ops.act_and_mul(name)(_random(5, 32)) for name in ("silu", "gelu_pytorch_tanh")]),
-    ),
+    "mm_activation": partial(_same_operation, lambda ops: _activated(ops.activation)),
+    "mm_act_and_mul": partial(_same_operation, lambda ops: _activated(ops.act_and_mul)),
     "mm_attention": _attention,
     "mm_encoder_attention": partial(
         _same_operation, lambda ops: ops.encoder_attention(_random(140, 144), 2, (70, 17, 53))

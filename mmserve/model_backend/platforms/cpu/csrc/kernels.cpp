@@ -4,6 +4,7 @@
 #include <numeric>
 #include <vector>
 
+#include "activations.h"
 #include "attention.h"
 #include "decoder.h"
 #include "linear.h"
@@ -31,22 +32,6 @@ void rms_norm(const float* x, const float* weight, float eps, float* out, int64_
     });
     const float scale = 1.f / std::sqrt(squares / static_cast<float>(size) + eps);
     for (int64_t i = 0; i < size; ++i) out[i] = x[i] * scale * weight[i];
-}
-
-// x (1 + tanh(z)) / 2 = x sigmoid(2 z), with z = sqrt(2 / pi) (x + 0.044715 x^3).
-inline tile::f32x8 gelu_tanh(tile::f32x8 x) {
-    return x * softmax::sigmoid(1.5957691216f * (x + 0.044715f * x * x * x));
-}
-
-// act maps 8 numbers.
-template <class Act>
-void act_and_mul(const float* x, float* out, int64_t rows, int64_t size, const Act& act) {
-    pool::parallel_for_rows(rows, 4 * size, [=](int64_t row) {
-        const float *gate = x + row * 2 * size, *up = gate + size;
-        for (int64_t i = 0; i < size; i += 8)
-            tile::store(out + row * size + i,
-                        act(tile::load<tile::f32x8>(gate + i)) * tile::load<tile::f32x8>(up + i));
-    });
 }
 
 }  // namespace
@@ -136,21 +121,25 @@ void mm_rotate(float* x, int64_t stride, const float* cos, const float* sin, int
     });
 }
 
-// x [rows, 2 * size]: gate, then up. out = act(gate) * up: [rows, size]. activation: 0 silu, 1 gelu, tanh form.
-void mm_act_and_mul(const float* x, float* out, int64_t rows, int64_t size, int64_t activation) {
-    if (activation == 0)
-        act_and_mul(x, out, rows, size, [](tile::f32x8 gate) { return gate * softmax::sigmoid(gate); });
-    else
-        act_and_mul(x, out, rows, size, gelu_tanh);
+// x = act(x), in place: [rows, size]. activation: see activations::dispatch.
+void mm_activation(float* x, int64_t rows, int64_t size, int64_t activation) {
+    activations::dispatch(activation, [=](auto act) {
+        pool::parallel_for_rows(rows, 2 * size, [=](int64_t row) {
+            for (float *at = x + row * size, *end = at + size; at < end; at += 8)
+                tile::store(at, act(tile::load<tile::f32x8>(at)));
+        });
+    });
 }
 
-// x = x * sigmoid(1.702 x), in place: [rows, size].
-void mm_quick_gelu(float* x, int64_t rows, int64_t size) {
-    pool::parallel_for_rows(rows, 2 * size, [=](int64_t row) {
-        for (float *at = x + row * size, *end = at + size; at < end; at += 8) {
-            const tile::f32x8 values = tile::load<tile::f32x8>(at);
-            tile::store(at, values * softmax::sigmoid(1.702f * values));
-        }
+// x [rows, 2 * size]: gate, then up. out = act(gate) * up: [rows, size]. activation: see activations::dispatch.
+void mm_act_and_mul(const float* x, float* out, int64_t rows, int64_t size, int64_t activation) {
+    activations::dispatch(activation, [=](auto act) {
+        pool::parallel_for_rows(rows, 4 * size, [=](int64_t row) {
+            const float *gate = x + row * 2 * size, *up = gate + size;
+            for (int64_t i = 0; i < size; i += 8)
+                tile::store(out + row * size + i,
+                            act(tile::load<tile::f32x8>(gate + i)) * tile::load<tile::f32x8>(up + i));
+        });
     });
 }
 
