@@ -65,6 +65,12 @@ class SmartResizeProcessor(PatchProcessor):
                 f"{model.path}: the image processor makes patches of {settings.patch_size} pixels and merges "
                 f"{settings.merge_size**2}; the vision tower takes {tower.patch_size} and {tower.patches_per_row}"
             )
+        frames = getattr(tower, "temporal_patch_size", settings.temporal_patch_size)
+        if settings.temporal_patch_size != frames:
+            raise StartupError(
+                f"{model.path}: the image processor makes patches of {settings.temporal_patch_size} frames, the vision "
+                f"tower takes {frames}"
+            )
         patches = Patches(settings.patch_size, settings.merge_size, in_blocks, settings.temporal_patch_size)
         self._area = settings.area
         super().__init__(

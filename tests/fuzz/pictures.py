@@ -1,7 +1,7 @@
 """Damaged pictures of every accepted format: cut off, with bytes changed, inserted, removed, repeated or swapped.
 
 Header check and decoding may refuse them with MediaError and nothing else, within a second of CPU time, in the memory
-that the header announced.
+that the header announced. A decoded picture has the size that the header said.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from mmserve.processors import picture
 from mmserve.processors.families.llava import LlavaProcessor
 from mmserve.processors.picture import FORMATS, header
 from mmserve.runtime.errors import MediaError
@@ -125,6 +126,8 @@ def attempt(processor: LlavaProcessor, data: bytes) -> str:
 
     peak = measured(decode)
     assert peak <= 1.1 * estimate + _NOISE_NBYTES, f"{peak} bytes where {estimate} were announced"
+    if outcomes == ["decoded"]:
+        assert picture.decode(data).size == found[:2], f"the header says {found[:2]}"
     return outcomes[0]
 
 

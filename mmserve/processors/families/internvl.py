@@ -69,16 +69,16 @@ class InternVlProcessor(TileProcessor):
         """Raises StartupError for tiles that are not those of the vision tower."""
         side = settings.size.side
         tower = tower_of(model, side)
-        most, thumbnail = settings.most_tiles, settings.use_thumbnail
+        most = settings.most_tiles
+        self._thumbnail = settings.use_thumbnail and most > 1
         self._tile_rows = (side // tower.patch_size) ** 2 // tower.patches_per_row
-        self._min_tiles, self._max_tiles, self._thumbnail = settings.min_patches, most, thumbnail
         self._grids = _grids(min(settings.min_patches, most), most)
         super().__init__(
             settings,
             side=side,
             placeholder=placeholder,
             row_token=model.image_token,
-            max_rows=self._tile_rows * (most + (thumbnail and most > 1)),
+            max_rows=self._tile_rows * (most + self._thumbnail),
         )
 
     def parts(self, width: int, height: int) -> Sequence[Part]:
