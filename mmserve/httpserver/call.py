@@ -15,6 +15,7 @@ from mmserve.httpserver.conversation import PromptInput
 from mmserve.messages.cache import AllocItem, MediaRecord
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.sampling import SamplingParams
+from mmserve.processors.interface import Expansion
 
 AllocVersion = Literal["v1", "v2"]
 """How a request allocates its images: v1 one image after another, one RPC a call; v2 concurrently, one RPC a request.
@@ -183,7 +184,8 @@ class LeasedItem(msgspec.Struct, frozen=True):
     """One image in the arena, leased to the request."""
 
     record: MediaRecord
-    num_tokens: int
+    expansion: Expansion
+    """Of the image in the prompt."""
     decoded_nbytes: int = 0
 
 

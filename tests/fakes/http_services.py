@@ -20,13 +20,15 @@ from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef, Prompt
 from mmserve.httpserver.conversation import MediaPart, PromptInput, TextPart, WrittenPrompt
 from mmserve.httpserver.mm_cache.named_images import names_of
 from mmserve.httpserver.prompt.bad_words import bad_word_ids
-from mmserve.httpserver.prompt.media_spans import span_of
+from mmserve.httpserver.prompt.media_spans import runs_of
 from mmserve.messages.cache import AllocItem, ItemState, MediaRecord, NamedImage
 from mmserve.messages.media import Handle
+from mmserve.processors.interface import Expansion, Run
 from mmserve.runtime.errors import MediaError
 
 EOS = 256
 IMAGE_TOKENS = 4
+EXPANSION = Expansion("<image>", (Run(IMAGE_TOKENS, (1, 1, IMAGE_TOKENS)),))
 VOCAB = 257
 
 
@@ -99,7 +101,7 @@ def make_deployment(run_dir: str, *, vision: bool = True, **config: object) -> D
 class StubMedia:
     """The bytes of an image are its URL."""
 
-    async def read(self, refs: Sequence[MediaRef], cache_salt: str) -> list[MediaItem]:
+    async def read(self, refs: Sequence[MediaRef], cache_salt: str, count: int) -> list[MediaItem]:
         for ref in refs:
             if "broken" in ref.url:
                 raise MediaError("cannot read the image", param=ref.param)
@@ -130,8 +132,8 @@ class StubLeases:
         finally:
             self.released.append(request_id)
 
-    def num_tokens(self, items: Sequence[MediaItem]) -> list[int]:
-        return [IMAGE_TOKENS for _ in items]
+    def expansions(self, items: Sequence[MediaItem]) -> list[Expansion]:
+        return [EXPANSION for _ in items]
 
     async def named(self, names: Sequence[bytes]) -> Sequence[NamedImage | None]:
         return [self.names.get(name) for name in names]
@@ -140,7 +142,7 @@ class StubLeases:
         handle = Handle(generation, 64 * index, len(item.data))
         data = None if self.state == "hit" else handle
         start = FIRST_VIRTUAL_TOKEN + IMAGE_TOKENS * index
-        return LeasedItem(MediaRecord(index, start, self.state, data, handle), IMAGE_TOKENS)
+        return LeasedItem(MediaRecord(index, start, self.state, data, handle), EXPANSION)
 
 
 class StubPrompts:
@@ -155,21 +157,22 @@ class StubPrompts:
                 if isinstance(part, TextPart):
                     ids.extend(part.text.encode())
                 elif isinstance(part, MediaPart):
-                    item = leased[part.index]
-                    spans.append(span_of(len(ids), part.index, item))
-                    ids.extend(range(item.record.token_start, item.record.token_start + item.num_tokens))
+                    for run in runs_of(part.index, leased[part.index]):
+                        spans.append(run.span(len(ids)))
+                        ids.frombytes(run.virtual_ids())
         return Prompt(ids, tuple(spans))
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         return bad_word_ids(lambda text: list(text.encode()), words)
 
-    def token_ids(self, prompt: PromptInput, media: Sequence[MediaRef], image_tokens: Sequence[int]) -> array[int]:
+    def token_ids(self, prompt: PromptInput, media: Sequence[MediaRef], expansions: Sequence[Expansion]) -> array[int]:
         if isinstance(prompt, WrittenPrompt):
             return _written_ids(prompt)
         ids = array("q")
         for message in prompt.messages:
             for part in message.content:
-                ids.extend(part.text.encode() if isinstance(part, TextPart) else [EOS] * image_tokens[part.index])
+                is_text = isinstance(part, TextPart)
+                ids.extend(part.text.encode() if is_text else [EOS] * expansions[part.index].num_rows)
         return ids
 
 

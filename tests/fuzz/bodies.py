@@ -29,6 +29,7 @@ from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import Handle
 from mmserve.runtime.errors import MmserveError
 from tests.fakes.chat_models import deployment_of, write_chat_model
+from tests.fakes.http_services import EXPANSION
 
 MAX_CPU_S = 1.0
 _IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo=", "detail": "low"}}
@@ -241,7 +242,7 @@ class Parser:
 
 def _leased(call: GenerateCall) -> list[LeasedItem]:
     return [
-        LeasedItem(MediaRecord(n, FIRST_VIRTUAL_TOKEN + 1000 * n, "hit", None, Handle(1, 64 * n, 128)), 4)
+        LeasedItem(MediaRecord(n, FIRST_VIRTUAL_TOKEN + 1000 * n, "hit", None, Handle(1, 64 * n, 128)), EXPANSION)
         for n in range(len(call.media))
     ]
 

@@ -7,6 +7,7 @@ request are read concurrently (v2) or one after another (v1).
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,8 @@ from mmserve.runtime.errors import MediaError, MmserveError
 from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES, WorkerThreads
 
 A = TypeVar("A")
+KeyOf = Callable[[bytes, Header], bytes]
+"""An image's bytes and header -> its content key."""
 
 
 class _ReadItem(NamedTuple):
@@ -60,18 +63,26 @@ class MediaReader:
         policy = policy or AddressPolicy(config.allowed_media_domains)
         self._fetcher = Fetcher(policy, timeout_s=config.media_fetch_timeout)
         model, processor = deployment.model, processor_for(deployment.model)
-        settings = processor.settings_digest(1) if processor else b""
-        self._keys = ContentKeys(config.mm_hash, seed=deployment.hash_seed, model=model.path, settings=settings)
         self._takes_images = processor is not None
 
-    async def read(self, refs: Sequence[MediaRef], cache_salt: str) -> list[MediaItem]:
-        """The images, in the order of ``refs``. Raises MediaError or TooLarge with the image's ``param``, or
-        a group of them if several images fail at once."""
+        def keys_of(count: int) -> ContentKeys:
+            settings = processor.settings_digest(count) if processor else b""
+            return ContentKeys(config.mm_hash, seed=deployment.hash_seed, model=model.path, settings=settings)
+
+        self._keys_of = functools.cache(keys_of)
+        """Of the images of a request with this many."""
+
+    async def read(self, refs: Sequence[MediaRef], cache_salt: str, count: int | None = None) -> list[MediaItem]:
+        """The images, in the order of ``refs``. ``count``: images of the request, if more than these.
+
+        Raises MediaError or TooLarge with the image's ``param``, or a group of them if several images fail at once.
+        """
         if not refs:
             return []
         if not self._takes_images:
             raise MediaError("this model takes no images", param=refs[0].param)
-        results = await self._read_all(refs, RequestByteLimit(int(self._config.max_body_mb * MIB)), cache_salt)
+        key_of = functools.partial(self._keys_of(count or len(refs)).of, cache_salt=cache_salt)
+        results = await self._read_all(refs, RequestByteLimit(int(self._config.max_body_mb * MIB)), key_of)
         read_s, hash_s = sum(result.read_s for result in results), sum(result.hash_s for result in results)
         stage_times.record("fetch", read_s)
         stage_times.record("hash", hash_s)
@@ -85,29 +96,29 @@ class MediaReader:
         self._threads.close()
 
     async def _read_one_by_one(
-        self, refs: Sequence[MediaRef], budget: RequestByteLimit, cache_salt: str
+        self, refs: Sequence[MediaRef], budget: RequestByteLimit, key_of: KeyOf
     ) -> list[_ReadItem]:
         results = []
         for ref in refs:
             if _is_remote(ref):
-                results.append(await self._read_remote(ref, budget, cache_salt))
+                results.append(await self._read_remote(ref, budget, key_of))
             else:
                 results += await self._threads.map(
-                    lambda ref: self._read_local(ref, budget, cache_salt), [ref], [ref.nbytes]
+                    lambda ref: self._read_local(ref, budget, key_of), [ref], [ref.nbytes]
                 )
         return results
 
     async def _read_concurrently(
-        self, refs: Sequence[MediaRef], budget: RequestByteLimit, cache_salt: str
+        self, refs: Sequence[MediaRef], budget: RequestByteLimit, key_of: KeyOf
     ) -> list[_ReadItem]:
         local = [index for index, ref in enumerate(refs) if not _is_remote(ref)]
         remote = [index for index, ref in enumerate(refs) if _is_remote(ref)]
         sizes = [_work_nbytes(refs[index]) for index in local]
         try:
             async with asyncio.TaskGroup() as group:
-                fetches = [group.create_task(self._read_remote(refs[index], budget, cache_salt)) for index in remote]
+                fetches = [group.create_task(self._read_remote(refs[index], budget, key_of)) for index in remote]
                 reads = group.create_task(
-                    self._map(lambda index: self._read_local(refs[index], budget, cache_salt), local, sizes)
+                    self._map(lambda index: self._read_local(refs[index], budget, key_of), local, sizes)
                 )
         except BaseExceptionGroup as failures:
             if len(failures.exceptions) > 1:
@@ -117,12 +128,12 @@ class MediaReader:
         results |= {index: fetch.result() for index, fetch in zip(remote, fetches, strict=True)}
         return [results[index] for index in range(len(refs))]
 
-    async def _read_remote(self, ref: MediaRef, budget: RequestByteLimit, cache_salt: str) -> _ReadItem:
+    async def _read_remote(self, ref: MediaRef, budget: RequestByteLimit, key_of: KeyOf) -> _ReadItem:
         started_s = time.monotonic()
         content = await self._fetch(ref, budget)
         read_s = time.monotonic() - started_s
         (result,) = await self._map(
-            lambda content: self._identify(ref, content, cache_salt, read_s), [content], [len(content)]
+            lambda content: self._identify(ref, content, key_of, read_s), [content], [len(content)]
         )
         return result
 
@@ -152,15 +163,15 @@ class MediaReader:
             error.param = ref.param
             raise
 
-    def _read_local(self, ref: MediaRef, budget: RequestByteLimit, cache_salt: str) -> _ReadItem:
+    def _read_local(self, ref: MediaRef, budget: RequestByteLimit, key_of: KeyOf) -> _ReadItem:
         started_s = time.monotonic()
         content = self._local_bytes(ref, budget)
-        return self._identify(ref, content, cache_salt, time.monotonic() - started_s)
+        return self._identify(ref, content, key_of, time.monotonic() - started_s)
 
-    def _identify(self, ref: MediaRef, content: bytes, cache_salt: str, read_s: float) -> _ReadItem:
+    def _identify(self, ref: MediaRef, content: bytes, key_of: KeyOf, read_s: float) -> _ReadItem:
         started_s = time.monotonic()
         picture = self._header(content, ref.param)
-        key = self._keys.of(content, picture, cache_salt)
+        key = key_of(content, picture)
         item = MediaItem(content, picture.width, picture.height, key, ref.param, picture.loading_nbytes)
         return _ReadItem(item, read_s, time.monotonic() - started_s)
 

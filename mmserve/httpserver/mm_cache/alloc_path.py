@@ -15,12 +15,13 @@ from typing import Protocol
 from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef
 from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit
 from mmserve.messages.cache import NamedImage
+from mmserve.processors.interface import Expansion
 
 
 class MediaSource(Protocol):
     """Implemented by media.reader.MediaReader."""
 
-    async def read(self, refs: Sequence[MediaRef], cache_salt: str) -> list[MediaItem]: ...
+    async def read(self, refs: Sequence[MediaRef], cache_salt: str, count: int | None = None) -> list[MediaItem]: ...
 
 
 class LeaseSource(Protocol):
@@ -28,7 +29,7 @@ class LeaseSource(Protocol):
 
     def hold(self, request_id: str, items: Sequence[MediaItem]) -> AbstractAsyncContextManager[list[LeasedItem]]: ...
 
-    def num_tokens(self, items: Sequence[MediaItem]) -> list[int]: ...
+    def expansions(self, items: Sequence[MediaItem]) -> list[Expansion]: ...
 
     async def named(self, names: Sequence[bytes]) -> Sequence[NamedImage | None]: ...
 

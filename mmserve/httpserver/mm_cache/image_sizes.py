@@ -1,4 +1,4 @@
-"""What an image takes, by the size in its header: tokens of the prompt, bytes in the arena, memory to decode it."""
+"""What an image takes, by the size in its header: its rows in the prompt, bytes in the arena, memory to decode it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mmserve.config.deployment import Deployment
 from mmserve.httpserver.call import MediaItem
 from mmserve.messages.cache import AllocItem
-from mmserve.processors.interface import ImageProcessor
+from mmserve.processors.interface import Expansion, ImageProcessor
 from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import MmserveError
 
@@ -19,24 +19,27 @@ class ImageSizes:
         self._row_nbytes = deployment.embed_row_nbytes
         self._of_model = processor_for(deployment.model)
 
-    def num_tokens(self, items: Sequence[MediaItem]) -> list[int]:
-        """Tokens of each image in a prompt. Raises MediaError."""
-        return [self._num_tokens(item, index, len(items)) for index, item in enumerate(items)]
+    def expansions(self, items: Sequence[MediaItem]) -> list[Expansion]:
+        """What each image becomes in a prompt. ``items``: all images of the request. Raises MediaError."""
+        return [self._expansion(item, index, len(items)) for index, item in enumerate(items)]
 
-    def alloc_items(self, items: Sequence[MediaItem]) -> list[AllocItem]:
-        """What the cache server has to find room for. Raises MediaError."""
+    def alloc_items(self, items: Sequence[MediaItem], expansions: Sequence[Expansion]) -> list[AllocItem]:
+        """What the cache server has to find room for."""
         return [
-            item.stored or AllocItem(item.key, count, len(item.data), count * self._row_nbytes)
-            for item, count in zip(items, self.num_tokens(items), strict=True)
+            item.stored or self._alloc_item(item, expansion.num_rows)
+            for item, expansion in zip(items, expansions, strict=True)
         ]
 
     def decoded_nbytes(self, items: Sequence[MediaItem]) -> list[int]:
         """Estimated memory for decoding each image."""
         return [self._processor.decoded_nbytes(item.width, item.height, item.loading_nbytes) for item in items]
 
-    def _num_tokens(self, item: MediaItem, index: int, count: int) -> int:
+    def _alloc_item(self, item: MediaItem, num_rows: int) -> AllocItem:
+        return AllocItem(item.key, num_rows, len(item.data), num_rows * self._row_nbytes)
+
+    def _expansion(self, item: MediaItem, index: int, count: int) -> Expansion:
         try:
-            return self._processor.expand(item.width, item.height, index=index, count=count).num_rows
+            return self._processor.expand(item.width, item.height, index=index, count=count)
         except MmserveError as error:
             error.param = item.param
             raise

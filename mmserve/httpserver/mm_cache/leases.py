@@ -30,6 +30,7 @@ from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem, MediaRecord, NamedImage
 from mmserve.metrics.client import MetricsClient
+from mmserve.processors.interface import Expansion
 from mmserve.runtime.errors import Shortage, Unavailable
 from mmserve.runtime.retry_after import AFTER_CACHE_RESTART_S, Turnover
 from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES, WorkerThreads
@@ -84,9 +85,9 @@ class MediaLeases:
         """
         return self._hold(request_id, items)
 
-    def num_tokens(self, items: Sequence[MediaItem]) -> list[int]:
-        """Tokens of each image in a prompt. Raises MediaError."""
-        return self._sizes.num_tokens(items)
+    def expansions(self, items: Sequence[MediaItem]) -> list[Expansion]:
+        """What each image becomes in a prompt. Raises MediaError."""
+        return self._sizes.expansions(items)
 
     async def named(self, names: Sequence[bytes]) -> Sequence[NamedImage | None]:
         """The images that names stand for. Raises Unavailable."""
@@ -102,14 +103,15 @@ class MediaLeases:
         if not items:
             yield []
             return
-        alloc_items, decoded_nbytes = self._sizes.alloc_items(items), self._sizes.decoded_nbytes(items)
+        expansions, decoded_nbytes = self._sizes.expansions(items), self._sizes.decoded_nbytes(items)
+        alloc_items = self._sizes.alloc_items(items, expansions)
         self._budgets.check(alloc_items, decoded_nbytes)
         try:
             records = await self._acquire(request_id, items, alloc_items)
             with self._turnover.held():
                 yield [
-                    LeasedItem(record, item.num_tokens, nbytes)
-                    for record, item, nbytes in zip(records, alloc_items, decoded_nbytes, strict=True)
+                    LeasedItem(record, expansion, nbytes)
+                    for record, expansion, nbytes in zip(records, expansions, decoded_nbytes, strict=True)
                 ]
         finally:
             await self._cache.release(request_id)

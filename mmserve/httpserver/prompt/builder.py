@@ -14,6 +14,7 @@ from typing import Any
 
 import tokenizers
 
+from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.deployment import Deployment
 from mmserve.httpserver.call import LeasedItem, MediaRef, Prompt
 from mmserve.httpserver.conversation import (
@@ -27,11 +28,14 @@ from mmserve.httpserver.conversation import (
 from mmserve.httpserver.prompt.bad_words import bad_word_ids
 from mmserve.httpserver.prompt.chat_template import ChatTemplate, template_source
 from mmserve.httpserver.prompt.guarded_encoding import EncodedText, GuardedEncoder
+from mmserve.httpserver.prompt.image_texts import PlacesMismatch
 from mmserve.httpserver.prompt.inline_system import fold_late_system
-from mmserve.httpserver.prompt.media_spans import span_of, virtual_ids
+from mmserve.httpserver.prompt.media_spans import LeasedRun, runs_of
 from mmserve.httpserver.prompt.template_variables import template_variables
 from mmserve.httpserver.prompt.tokenizer import ChatTokenizer
-from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest
+from mmserve.processors.interface import Expansion
+from mmserve.processors.registry import processor_for
+from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, StartupError
 
 _TAIL_CHARS = 200
 """End of the rendered text that is kept: longer than any marker of reasoning, with white space after it."""
@@ -49,7 +53,12 @@ class PromptBuilder:
         self._vocab_size = model.text.vocab_size
         self._image_token_id = model.image_token_id
         self._is_multimodal = model.vision is not None
-        self._tokenizer = ChatTokenizer(checkpoint, source or "", placeholder=model.image_token_id)
+        placeholder, row_token = _image_texts(model)
+        self._tokenizer = ChatTokenizer(checkpoint, source or "", image_texts=[*filter(None, (placeholder, row_token))])
+        if row_token and self._tokenizer.raw.token_to_id(row_token) != model.image_token_id:
+            raise StartupError(
+                f"{checkpoint}: the tokenizer has no token {row_token!r} with config.json's id {model.image_token_id}"
+            )
         self._encoder: GuardedEncoder | None = None
         self._takes_strings = self._takes_parts = self._takes_late_system = False
         if source is not None:
@@ -57,7 +66,7 @@ class PromptBuilder:
             template = ChatTemplate(source, self._tokenizer.special_tokens, prompt_chars=longest)
             self._takes_strings, self._takes_parts = template.takes_strings, template.takes_parts
             self._takes_late_system = template.takes_late_system
-            self._encoder = GuardedEncoder(template, self._tokenizer, self._check_text)
+            self._encoder = GuardedEncoder(template, self._tokenizer, self._check_text, placeholder)
 
     @property
     def tokenizer(self) -> tokenizers.Tokenizer:
@@ -75,26 +84,27 @@ class PromptBuilder:
             ids = self._written_ids(prompt)
             if not isinstance(prompt.content, str):
                 self._check_ids(ids, prompt.param)
-            return self._finished(ids, [], (), prompt.param)
+            return self._finished(ids, [], prompt.param)
         images = self._images_of(prompt, media)
-        text, ids = self._encode(prompt)
-        placed = [(index, leased[index]) for index in images]
-        return self._finished(ids, placed, media, "messages", text[-_TAIL_CHARS:])
+        text, ids = self._encode(prompt, media, images, [item.expansion for item in leased])
+        runs = [run for index in images for run in runs_of(index, leased[index])]
+        return self._finished(ids, runs, "messages", text[-_TAIL_CHARS:])
 
-    def token_ids(self, prompt: PromptInput, media: Sequence[MediaRef], image_tokens: Sequence[int]) -> array[int]:
-        """What ``build`` makes, also if it is too long, with the placeholder's id in the place of virtual ids.
+    def token_ids(self, prompt: PromptInput, media: Sequence[MediaRef], expansions: Sequence[Expansion]) -> array[int]:
+        """What ``build`` makes, also if it is too long, with the image token's id in the place of virtual ids.
 
-        ``image_tokens[i]``: of ``media[i]``. Raises InvalidRequest, and ContextLengthExceeded for a text that is too
+        ``expansions[i]``: of ``media[i]``. Raises InvalidRequest, and ContextLengthExceeded for a text that is too
         long to be tokenized.
         """
         if isinstance(prompt, WrittenPrompt):
             return array("q", self._written_ids(prompt))
         images = self._images_of(prompt, media)
-        _, ids = self._encode(prompt)
+        _, ids = self._encode(prompt, media, images, expansions)
+        rows = [run.rows for index in images for run in expansions[index].runs]
         found, copied = array("q"), 0
-        for at, index in zip(self._placeholders(ids, images, media, "messages"), images, strict=True):
+        for at, count in zip(self._run_places(ids, len(rows), "messages"), rows, strict=True):
             found.extend(ids[copied:at])
-            found.extend([ids[at]] * image_tokens[index])
+            found.extend([ids[at]] * count)
             copied = at + 1
         found.extend(ids[copied:])
         return found
@@ -119,7 +129,14 @@ class PromptBuilder:
         ids = self._tokenizer.encode(prompt.content)
         return self._tokenizer.with_special_tokens(ids) if prompt.add_special_tokens else ids
 
-    def _encode(self, conversation: Conversation) -> EncodedText:
+    def _encode(
+        self,
+        conversation: Conversation,
+        media: Sequence[MediaRef],
+        images: Sequence[int],
+        expansions: Sequence[Expansion],
+    ) -> EncodedText:
+        """The text with the expansions of ``images`` in the place of the template's placeholders, and its ids."""
         if self._encoder is None:
             raise InvalidRequest("this model has no chat template, so it cannot take chat messages", param="messages")
         if not self._takes_late_system:
@@ -127,9 +144,13 @@ class PromptBuilder:
         continued = conversation.messages[-1] if conversation.continue_final_message else None
         try:
             variables = template_variables(conversation, self._content)
-            text, ids = self._encoder.encode(variables, _last_text(continued))
+            texts = [expansions[index].text for index in images]
+            text, ids = self._encoder.encode(variables, texts, _last_text(continued))
         except RecursionError:
             raise InvalidRequest("a tool or the arguments of a call are nested too deeply", param="messages") from None
+        except PlacesMismatch as error:
+            error.param = media[images[0]].param if images else "messages"
+            raise
         return EncodedText(text, self._add_special_tokens(text, ids))
 
     def _add_special_tokens(self, text: str, ids: list[int]) -> list[int]:
@@ -149,26 +170,18 @@ class PromptBuilder:
             ]
         return "\n".join(part.text for part in message.content if isinstance(part, TextPart))
 
-    def _finished(
-        self,
-        ids: Sequence[int],
-        images: list[tuple[int, LeasedItem]],
-        media: Sequence[MediaRef],
-        param: str,
-        tail: str = "",
-    ) -> Prompt:
-        """Replaces the n-th placeholder by the virtual ids of the conversation's n-th image.
+    def _finished(self, ids: Sequence[int], runs: Sequence[LeasedRun], param: str, tail: str = "") -> Prompt:
+        """Replaces the n-th image token by the virtual ids of the conversation's n-th run.
 
         ``param``: the field to name if the prompt cannot be used. ``tail``: see Prompt.
         """
         if self._tokenizer.largest_id >= self._vocab_size:
             self._check_ids(ids, param)
-        positions = self._placeholders(ids, [index for index, _ in images], media, param)
         prompt, spans, copied = array("q"), [], 0
-        for at, (index, item) in zip(positions, images, strict=True):
+        for at, run in zip(self._run_places(ids, len(runs), param), runs, strict=True):
             prompt.extend(ids[copied:at])
-            spans.append(span_of(len(prompt), index, item))
-            prompt.frombytes(virtual_ids(item))
+            spans.append(run.span(len(prompt)))
+            prompt.frombytes(run.virtual_ids())
             copied = at + 1
         prompt.extend(ids[copied:])
         if not prompt:
@@ -177,14 +190,11 @@ class PromptBuilder:
             raise self._too_long(len(prompt), param)
         return Prompt(prompt, tuple(spans), tail)
 
-    def _placeholders(self, ids: Sequence[int], images: list[int], media: Sequence[MediaRef], param: str) -> list[int]:
-        """Positions of the image placeholders, as many as ``images``. Raises InvalidRequest."""
+    def _run_places(self, ids: Sequence[int], num_runs: int, param: str) -> list[int]:
+        """Positions of the image token, one for each run. Raises InvalidRequest for more or fewer."""
         positions = [*_places(ids, self._image_token_id)] if self._is_multimodal else []
-        if len(positions) != len(images):
-            raise InvalidRequest(
-                f"the prompt has places for {len(positions)} of {len(images)} images here",
-                param=media[images[0]].param if images else param,
-            )
+        if len(positions) != num_runs:
+            raise InvalidRequest(f"the prompt has {len(positions)} image tokens, {num_runs} belong to it", param=param)
         return positions
 
     def _check_ids(self, ids: Sequence[int], param: str) -> None:
@@ -204,6 +214,12 @@ class PromptBuilder:
             prompt_tokens=num_tokens,
             max_prompt_tokens=self.max_prompt_tokens,
         )
+
+
+def _image_texts(model: ModelSpec) -> tuple[str, str]:
+    """(placeholder, row token) of a model; empty for a text model."""
+    processor = processor_for(model)
+    return ("", "") if processor is None else (processor.placeholder, processor.row_token)
 
 
 def _places(ids: Sequence[int], wanted: int | None) -> Iterator[int]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mmserve.httpserver.prompt.chat_template import ChatTemplate
+from mmserve.httpserver.prompt.image_texts import expanded, places_of
 from mmserve.httpserver.prompt.template_input import user_strings, with_user_strings
 from mmserve.httpserver.prompt.tokenizer import ChatTokenizer
 from mmserve.httpserver.prompt.user_text import UserMarks
@@ -20,32 +21,46 @@ class EncodedText(NamedTuple):
 
 
 class GuardedEncoder:
-    """``check_text`` is called with the rendered text before it is tokenized, and may raise."""
+    """``check_text`` is called with the rendered text before it is tokenized, and may raise. ``placeholder``: what the
+    template writes for an image; empty for a text model."""
 
-    def __init__(self, template: ChatTemplate, tokenizer: ChatTokenizer, check_text: Callable[[str], None]) -> None:
+    def __init__(
+        self, template: ChatTemplate, tokenizer: ChatTokenizer, check_text: Callable[[str], None], placeholder: str = ""
+    ) -> None:
         self._template = template
+        self._placeholder = placeholder
         self._tokenizer = tokenizer
         self._check_text = check_text
         self._marks = UserMarks()
 
-    def encode(self, template_input: Mapping[str, Any], continued: str = "") -> EncodedText:
+    def encode(self, template_input: Mapping[str, Any], images: Sequence[str] = (), continued: str = "") -> EncodedText:
         """``template_input``: ``messages``, and whatever else the template is given (tools, documents, variables).
 
         Strings in it, names in objects included, are the user's; see ``template_input``. If one of them could forge a
-        control token, the template is rendered again with marks around such strings. ``continued``: the prompt ends
-        with this text, the last message's, without what the template writes after it. Raises InvalidRequest.
+        control token, the template is rendered again with marks around such strings. ``images``: the texts of the
+        images, in the order of the placeholders. ``continued``: the prompt ends with this text, the last message's,
+        without what the template writes after it. Raises InvalidRequest.
         """
         text = _until(continued, self._template.render(**template_input))
         self._check_text(text)
-        ids = self._tokenizer.encode(text)
         if not any(map(self._tokenizer.may_forge, user_strings([*template_input.values()]))):
-            return EncodedText(text, ids)
+            return self._encode_plain(text, images)
         marked = {name: with_user_strings(value, self._mark) for name, value in template_input.items()}
         marked_text, user = self._marks.unmark(_until(continued, self._template.render(**marked)))
-        guarded = self._tokenizer.encode_guarded(marked_text, user)
-        if self._tokenizer.controls_in(ids) == self._tokenizer.controls_in(guarded):
-            return EncodedText(text, ids)
-        return EncodedText(marked_text, guarded)
+        if self._placeholder:
+            marked_text, user = expanded(self._placeholder, marked_text, images, user)
+        guarded = EncodedText(marked_text, self._tokenizer.encode_guarded(marked_text, user))
+        if self._placeholder and len(places_of(self._placeholder, text)) != len(images):
+            return guarded  # a user has written a placeholder
+        plain = self._encode_plain(text, images)
+        same = self._tokenizer.controls_in(plain.ids) == self._tokenizer.controls_in(guarded.ids)
+        return plain if same else guarded
+
+    def _encode_plain(self, text: str, images: Sequence[str]) -> EncodedText:
+        """Encode a text in which users have forged nothing."""
+        if self._placeholder:
+            text, _ = expanded(self._placeholder, text, images)
+        return EncodedText(text, self._tokenizer.encode(text))
 
     def _mark(self, text: str) -> str:
         """Other strings stay as they are: a template may compare them."""

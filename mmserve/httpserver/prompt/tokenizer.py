@@ -37,10 +37,9 @@ class _Segment:
 class ChatTokenizer:
     """``raw`` is the tokenizers library's object, for decoding. ``special_tokens``: by the names transformers uses."""
 
-    def __init__(self, checkpoint: Path, template: str = "", *, placeholder: int | None = None) -> None:
-        """Added tokens that ``template`` contains are control tokens too, and so is ``placeholder``.
-
-        Raises StartupError.
+    def __init__(self, checkpoint: Path, template: str = "", *, image_texts: Sequence[str] = ()) -> None:
+        """Added tokens that ``template`` contains are control tokens too, and so are those among ``image_texts``, which
+        stand for images. Raises StartupError.
         """
         file = checkpoint / "tokenizer.json"
         definition = read_json(file)
@@ -54,11 +53,12 @@ class ChatTokenizer:
         except Exception as error:  # noqa: BLE001 - the library raises bare Exception
             raise StartupError(f"cannot read {file}: {error}") from None
         self.special_tokens = _special_tokens(read_json(checkpoint / "tokenizer_config.json") or {})
-        control = _control_tokens(self.raw, self.special_tokens, template, placeholder)
+        control = _control_tokens(self.raw, self.special_tokens, template, image_texts)
         self.control = frozenset(control)
-        self._edge_chars = {char for content in control.values() for char in content.strip()[:1] + content.strip()[-1:]}
-        self._contents = "\0".join(content.lower() for content in control.values())
-        self._longest_control = max(map(len, control.values()), default=0)
+        contents = {*control.values(), *image_texts}
+        self._edge_chars = {char for content in contents for char in content.strip()[:1] + content.strip()[-1:]}
+        self._contents = "\0".join(content.lower() for content in contents)
+        self._longest_control = max(map(len, contents), default=0)
         self._special_around = self._find_special_around()
         self.longest_token = max(map(len, self.raw.get_vocab()), default=1)
         """Characters: a text of n characters has at least n / longest_token tokens."""
@@ -162,7 +162,7 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _control_tokens(
-    tokenizer: tokenizers.Tokenizer, named: dict[str, str], template: str, placeholder: int | None
+    tokenizer: tokenizers.Tokenizer, named: dict[str, str], template: str, image_texts: Sequence[str]
 ) -> dict[int, str]:
     """Id -> text of tokens that users must not write: special tokens, and added tokens that the template contains.
 
@@ -174,7 +174,7 @@ def _control_tokens(
         id: token.content
         for id, token in tokenizer.get_added_tokens_decoder().items()
         if token.content.strip()
-        and (token.special or id == placeholder or token.content in others or token.content in template)
+        and (token.special or token.content in image_texts or token.content in others or token.content in template)
         and (token.content != unknown or token.content in others)
     }
 

@@ -34,6 +34,7 @@ from mmserve.httpserver.request.resources import RequestResources
 from mmserve.httpserver.request.sequences import sequences_of
 from mmserve.httpserver.request.token_bans import check_a_token_is_left
 from mmserve.metrics.client import MetricsClient
+from mmserve.processors.interface import Expansion
 from mmserve.runtime.worker_threads import WorkerThreads
 
 T = TypeVar("T")
@@ -54,7 +55,9 @@ class PromptSource(Protocol):
     def build(self, prompt: PromptInput, media: Sequence[MediaRef], leased: Sequence[LeasedItem]) -> Prompt: ...
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]: ...
-    def token_ids(self, prompt: PromptInput, media: Sequence[MediaRef], image_tokens: Sequence[int]) -> array[int]: ...
+    def token_ids(
+        self, prompt: PromptInput, media: Sequence[MediaRef], expansions: Sequence[Expansion]
+    ) -> array[int]: ...
 
 
 @dataclass(frozen=True)
@@ -183,14 +186,14 @@ class RequestPath:
         return self.answer_format.reading(prompt, built.tail)
 
     async def token_ids(self, call: GenerateCall, resources: RequestResources) -> list[array[int]]:
-        """All prompts of ``call``, however long, with the placeholder's id for each token of an image.
+        """All prompts of ``call``, however long, with the image token's id for each row of an image.
 
         Nothing is leased. Images are read as far as their headers, for their size in pixels. Raises MmserveError.
         """
         alloc_path = self.alloc_paths.choose()
         items, token_ids = await self._read(alloc_path, call, resources), self.prompts.token_ids
-        image_tokens = alloc_path.leases.num_tokens(items)
-        return await self._of_each_prompt(call, lambda prompt: token_ids(prompt, call.media, image_tokens))
+        expansions = alloc_path.leases.expansions(items)
+        return await self._of_each_prompt(call, lambda prompt: token_ids(prompt, call.media, expansions))
 
     async def _read(self, alloc_path: AllocPath, call: GenerateCall, resources: RequestResources) -> list[MediaItem]:
         """Read the images. Before the first fetch, reserves memory for as much as one request may fetch."""
@@ -199,7 +202,7 @@ class RequestPath:
         refs = [ref for ref in call.media if not ref.is_named]
         if not all(ref.is_inline for ref in refs):
             await resources.reserve_fetch(self.max_fetched_nbytes)
-        read = await alloc_path.media.read(refs, call.cache_salt)
+        read = await alloc_path.media.read(refs, call.cache_salt, len(call.media))
         items = await with_named(call, read, alloc_path.leases.named)
         fetched = (item for item, ref in zip(items, call.media, strict=True) if not ref.is_inline)
         resources.shrink_fetched(sum(len(item.data) for item in fetched))

@@ -42,10 +42,10 @@ class _GatedMedia(StubMedia):
         self.reading, self.go_on = asyncio.Event(), asyncio.Event()
         self.go_on.set()
 
-    async def read(self, refs: Sequence[MediaRef], cache_salt: str) -> list[MediaItem]:
+    async def read(self, refs: Sequence[MediaRef], cache_salt: str, count: int) -> list[MediaItem]:
         self.reading.set()
         await self.go_on.wait()
-        return await super().read(refs, cache_salt)
+        return await super().read(refs, cache_salt, count)
 
 
 @dataclass

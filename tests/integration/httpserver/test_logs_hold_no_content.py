@@ -72,7 +72,7 @@ def test_a_bug_in_a_route(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 class _Refuses:
     """Refuses all images at once."""
 
-    async def read(self, refs: Sequence[MediaRef], cache_salt: str) -> list[MediaItem]:
+    async def read(self, refs: Sequence[MediaRef], cache_salt: str, count: int) -> list[MediaItem]:
         async def refuse(ref: MediaRef) -> None:
             raise MediaError(f"{ref.url} cannot be fetched", param=ref.param)
 

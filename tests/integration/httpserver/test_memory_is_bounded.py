@@ -34,7 +34,7 @@ WIDE = "\U0001f600"
 
 
 class Reader:
-    async def read(self, refs: Sequence[MediaRef], cache_salt: str) -> list[MediaItem]:
+    async def read(self, refs: Sequence[MediaRef], cache_salt: str, count: int) -> list[MediaItem]:
         contents = [read_data_url(ref, RequestByteLimit(1 << 30)) for ref in refs]
         return [MediaItem(content, 8, 8, content[-8:], ref.param) for content, ref in zip(contents, refs, strict=True)]
 

@@ -13,7 +13,7 @@ from mmserve.httpserver.mm_cache.calls import _MAX_WAITING_CALLS
 from mmserve.httpserver.mm_cache.leases import MediaLeases
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.messages.cache import ItemState
+from mmserve.messages.cache import AllocItem, ItemState
 from mmserve.runtime.errors import MediaError, Shortage, TooLarge, Unavailable
 from tests.fakes.chat_models import deployment_of, write_chat_model
 from tests.fakes.media_cache import FakeMediaCache
@@ -90,6 +90,11 @@ class Worker:
                 await self.leases.aclose()
 
         return asyncio.run(run_and_close())
+
+
+def room_for(worker: Worker, *items: MediaItem) -> list[AllocItem]:
+    sizes = worker.leases._sizes
+    return sizes.alloc_items(items, sizes.expansions(items))
 
 
 @pytest.fixture(params=["v2", "v1"])
@@ -210,7 +215,7 @@ def test_the_wait_for_leases_has_a_timeout(model: Path, arena: Arena) -> None:
     worker.cache.items = {}
 
     async def scenario() -> None:
-        worker.cache.alloc("another", worker.leases._sizes.alloc_items([item(1)]), wait_s=0)
+        worker.cache.alloc("another", room_for(worker, item(1)), wait_s=0)
         with pytest.raises(Unavailable, match="another request did not write") as caught:
             await hold_once(worker, "r", [item(1)])
         assert caught.value.retry_after_s is not None
@@ -224,7 +229,7 @@ def test_a_request_beyond_the_waiting_threads_is_told_to_try_again(worker: Worke
     """It times out while it waits for a thread, before the cache server is called."""
 
     async def scenario() -> None:
-        (record,) = worker.cache.alloc("another", worker.leases._sizes.alloc_items([item(1)]), wait_s=0)
+        (record,) = worker.cache.alloc("another", room_for(worker, item(1)), wait_s=0)
         gates = [worker.gate("get_items_data", f"r{number}") for number in range(_MAX_WAITING_CALLS)]
 
         def wait(name: str, timeout_s: float) -> Coroutine[Any, Any, Sequence[ItemState]]:
@@ -281,7 +286,7 @@ def test_requests_that_never_fit_and_that_time_out_are_refused(model: Path, aren
 
 def test_a_restarted_cache_is_asked_again(worker: Worker) -> None:
     async def scenario() -> None:
-        worker.cache.alloc("another", worker.leases._sizes.alloc_items([item(1)]), wait_s=0)
+        worker.cache.alloc("another", room_for(worker, item(1)), wait_s=0)
         waits = worker.gate("get_items_data", "r")
         held = asyncio.create_task(hold_once(worker, "r", [item(1)]))
         await waits.reached.wait()

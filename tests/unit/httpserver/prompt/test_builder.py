@@ -1,6 +1,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import transformers
 from hypothesis import given
@@ -13,6 +14,7 @@ from mmserve.httpserver.conversation import Conversation, MediaPart, Message, Te
 from mmserve.httpserver.prompt.builder import PromptBuilder
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import Handle
+from mmserve.processors.interface import Expansion, Run
 from mmserve.runtime.errors import ContextLengthExceeded, InvalidRequest, StartupError
 from tests.fakes.calls import build_prompt, generate_call
 from tests.fakes.chat_models import CHATML, LLAMA_2, LLAVA_15, SPECIAL, Kind, deployment_of, write_chat_model
@@ -45,8 +47,12 @@ def user(*parts: str | MediaPart) -> Message:
 
 
 def lease(number: int, num_tokens: int = 4) -> LeasedItem:
-    embed = Handle(7, 64 * number, 128)
-    return LeasedItem(MediaRecord(number, FIRST_VIRTUAL_TOKEN + 1000 * number, "hit", None, embed), num_tokens)
+    record = MediaRecord(number, FIRST_VIRTUAL_TOKEN + 1000 * number, "hit", None, Handle(7, 64 * number, 128))
+    return LeasedItem(record, one_run(num_tokens))
+
+
+def one_run(num_rows: int) -> Expansion:
+    return Expansion("<image>", (Run(num_rows, (1, 1, num_rows)),))
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +130,33 @@ def test_each_span_covers_its_images_virtual_ids(models: Any) -> None:
         covered = prompt.ids[span.start : span.start + span.num_tokens].tolist()
         assert covered == list(range(start, start + span.num_tokens))
     assert sum(id >= FIRST_VIRTUAL_TOKEN for id in prompt.ids) == 5
+
+
+def test_an_expansion_of_several_runs_has_a_span_for_each(models: Any) -> None:
+    prompts = PromptBuilder(deployment_of(models["byte-level", CHATML, True]))
+    tiles = Expansion("tile: <image>; whole: <image>\n", (Run(6, (1, 2, 3)), Run(2, (1, 1, 2))))
+    leased = [LeasedItem(lease(5).record, tiles), lease(6, 3)]
+    asked = call(user("<image> ", IMAGE(0), "between", IMAGE(1), IMAGE(0)), media=2)
+    prompt = build_prompt(prompts, asked, leased)
+    assert [(s.item_id, s.first_row, s.num_tokens, s.grid) for s in prompt.spans] == [
+        (5, 0, 6, (1, 2, 3)), (5, 6, 2, (1, 1, 2)), (6, 0, 3, (1, 1, 3)), (5, 0, 6, (1, 2, 3)), (5, 6, 2, (1, 1, 2)),
+    ]  # fmt: skip
+    for span in prompt.spans:
+        first = leased[span.media_index].record.token_start + span.first_row
+        covered = prompt.ids[span.start : span.start + span.num_tokens].tolist()
+        assert covered == list(range(first, first + span.num_tokens))
+    text = prompts.tokenizer.decode([id for id in prompt.ids if id < FIRST_VIRTUAL_TOKEN], skip_special_tokens=False)
+    assert "<image> tile: ; whole: \n\nbetween\ntile: ; whole: \n\n" in text
+    assert prompts.token_ids(asked.prompts[0], asked.media, [item.expansion for item in leased]).tolist() == [
+        prompts.tokenizer.token_to_id("<image>") if id >= FIRST_VIRTUAL_TOKEN else id for id in prompt.ids
+    ]
+
+
+def test_a_tokenizer_without_the_models_image_token_is_refused(models: Any) -> None:
+    deployment = deployment_of(models["byte-level", CHATML, True])
+    model = msgspec.structs.replace(deployment.model, image_token="<picture>")
+    with pytest.raises(StartupError, match="no token '<picture>'"):
+        PromptBuilder(msgspec.structs.replace(deployment, model=model))
 
 
 def controls(prompts: PromptBuilder, ids: list[int]) -> list[int]:
@@ -210,7 +243,7 @@ def test_a_count_is_the_length_of_the_prompt_also_of_one_that_is_too_long(models
     built = build_prompt(PromptBuilder(deployment_of(directory)), asked, [lease(1, 3), lease(2, 60)])
     for max_model_len in (2048, 64):
         prompts = PromptBuilder(deployment_of(directory, max_model_len=max_model_len))
-        ids = prompts.token_ids(asked.prompts[0], asked.media, [3, 60])
+        ids = prompts.token_ids(asked.prompts[0], asked.media, [one_run(3), one_run(60)])
         virtual = {place for span in built.spans for place in range(span.start, span.start + span.num_tokens)}
         assert len(ids) == len(built.ids)
         assert {ids[place] for place in virtual} == {deployment_of(directory).model.image_token_id}

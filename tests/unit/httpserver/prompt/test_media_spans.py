@@ -10,13 +10,17 @@ from mmserve.httpserver.conversation import Conversation, MediaPart, Message, Te
 from mmserve.httpserver.prompt.media_spans import leased_again
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import Handle
+from mmserve.processors.interface import Expansion, Run
 from tests.fakes.http_services import StubPrompts
 
 
 def lease(number: int, generation: int) -> LeasedItem:
     handle = Handle(generation, 64 * number, 128)
     start = FIRST_VIRTUAL_TOKEN + 1000 * number + 100_000 * generation
-    return LeasedItem(MediaRecord(number, start, "write", handle, handle), num_tokens=3 + number)
+    return LeasedItem(
+        MediaRecord(number, start, "write", handle, handle),
+        Expansion("", (Run(3 + number, (1, 1, 3 + number)), Run(2, (1, 1, 2)))),
+    )
 
 
 def test_new_leases_change_ids_and_spans_and_nothing_else() -> None:
