@@ -10,6 +10,7 @@ from mmserve.processors.interface import ImageProcessor
 
 _MODULES = {
     "gemma3": "gemma3",
+    "idefics3": "idefics3",
     "internvl": "internvl",
     "internvl_chat": "internvl",
     "llava": "llava",

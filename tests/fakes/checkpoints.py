@@ -78,7 +78,7 @@ def make_llama(directory: Path, *, dtype: torch.dtype = torch.float32, seed: int
     """Write a random Llama with tokenizer; ``changes`` go into its LlamaConfig."""
     torch.manual_seed(seed)
     model = transformers.LlamaForCausalLM(llama_config(**changes))
-    _randomise_small_parameters(model)
+    randomise_small_parameters(model)
     model.to(dtype).save_pretrained(directory)
     tokenizer().save_pretrained(directory)
     return directory
@@ -131,7 +131,7 @@ def make_text(directory: Path, family: str, *, seed: int = 0, **changes: Any) ->
     shared = {name: shape[name] for name in _SHARED_SETTINGS}
     config = transformers.AutoConfig.for_model(family, **(shared | _TEXT_DETAILS[family] | changes))
     model = transformers.AutoModelForCausalLM.from_config(config)
-    _randomise_small_parameters(model)
+    randomise_small_parameters(model)
     model.save_pretrained(directory)
     tokenizer().save_pretrained(directory)
     return directory
@@ -169,7 +169,7 @@ def make_llava(
         tie_word_embeddings=(text or {}).get("tie_word_embeddings", False),
     )
     model = transformers.LlavaForConditionalGeneration(config)
-    _randomise_small_parameters(model)
+    randomise_small_parameters(model)
     model.to(dtype).save_pretrained(directory)
     images = transformers.CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
     transformers.LlavaProcessor(
@@ -194,7 +194,7 @@ def rename_weights(directory: Path, *prefixes: tuple[str, str]) -> None:
     save_file(renamed, file, metadata={"format": "pt"})
 
 
-def _randomise_small_parameters(model: torch.nn.Module) -> None:
+def randomise_small_parameters(model: torch.nn.Module) -> None:
     """Norms and biases start as ones and zeros; equal values would hide that two of them are mixed up."""
     with torch.no_grad():
         for parameter in model.parameters():

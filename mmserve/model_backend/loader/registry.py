@@ -9,6 +9,7 @@ from mmserve.model_backend.loader.family import Family
 _PACKAGE = "mmserve.model_backend.loader.families"
 _TEXT = "text"
 _OWN_MODULES = {
+    "idefics3": "idefics3",
     "llava": "llava",
     "llava_next": "llava_next",
     "llava_onevision": "llava_onevision",

@@ -28,12 +28,21 @@ _UNUSED = (
 class SiglipEncoder(nn.Module):
     """Tiles -> the features of their patches. ``context``: of one rank alone; tensor names begin with its prefix.
 
-    ``has_last_norm``: false if the features are the last layer's output.
+    ``has_last_norm``: false if the features are the last layer's output. ``position_order``: int64 [patches], which
+    learned position each patch has; None: its own.
     """
 
-    def __init__(self, spec: SiglipSpec, *, has_last_norm: bool = True, context: LayerContext) -> None:
+    def __init__(
+        self,
+        spec: SiglipSpec,
+        *,
+        has_last_norm: bool = True,
+        position_order: torch.Tensor | None = None,
+        context: LayerContext,
+    ) -> None:
         super().__init__()
         self._spec, self._prefix, size = spec, context.prefix, spec.hidden_size
+        self._position_order = position_order
         embeddings = context.below("embeddings.")
         outs = [Projection("patch_embedding", size)]
         self.patch_embedding = ColumnParallelLinear(3 * spec.patch_size**2, outs, bias=True, context=embeddings)
@@ -50,7 +59,8 @@ class SiglipEncoder(nn.Module):
         """Normalised pixels [B, 3, image_size, image_size] -> [B, patches, hidden], row by row."""
         batch, (tokens, hidden) = len(tiles), self.positions.shape
         patches = self.patch_embedding(patches_of(tiles.to(self.positions), self._spec.patch_size))
-        x = patches.view(batch, tokens, hidden) + self.positions
+        positions = self.positions if self._position_order is None else self.positions[self._position_order]
+        x = patches.view(batch, tokens, hidden) + positions
         return self.encode(x.flatten(0, 1), [tokens] * batch).view(batch, tokens, hidden)
 
     def encode(self, x: torch.Tensor, lengths: Sequence[int], angles: Angles | None = None) -> torch.Tensor:

@@ -1,0 +1,165 @@
+"""Image processor of Idefics3, SmolVLM and SmolVLM2: tiles of the enlarged or reduced picture, then the whole picture.
+
+A picture is resized to its final length, then to whole tiles; the whole picture is made from the latter. Each step
+rounds to bytes, as in transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from PIL import Image
+
+from mmserve.checkpoint.spec import ModelSpec
+from mmserve.processors.interface import Expansion, Run, Views
+from mmserve.processors.picture import decode
+from mmserve.processors.pixels.patch_processor import ResizeSettings
+from mmserve.processors.pixels.resizing import peak_nbytes, resized
+from mmserve.processors.pixels.sources import Size
+from mmserve.processors.pixels.tile_processor import tower_of
+from mmserve.processors.pixels.values import channel_values, fill_planes
+from mmserve.processors.settings import load_settings
+from mmserve.processors.upright import UprightPicture
+
+_FAKE, _GLOBAL = "<fake_token_around_image>", "<global-img>"
+_LONGEST_EDGE = 4096
+"""Of a resized picture, whatever the settings say."""
+_UNUSED = ("do_pad", "return_row_col_info", "video_sampling")
+_VALUE_NBYTES = 12
+"""Of a pixel's three channels as float32."""
+
+
+class LongestEdge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    longest_edge: int
+
+    def __post_init__(self) -> None:
+        if self.longest_edge < 1:
+            raise ValueError("longest_edge must be at least 1")
+
+
+class Idefics3Settings(ResizeSettings, frozen=True, kw_only=True):
+    """Fields and defaults of Idefics3ImageProcessor."""
+
+    resample: Image.Resampling = Image.Resampling.LANCZOS
+    image_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    image_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    size: LongestEdge = LongestEdge(longest_edge=4 * 364)
+    max_image_size: LongestEdge = LongestEdge(longest_edge=364)
+    """Of a tile."""
+    do_image_splitting: bool = True
+
+
+class Layout(NamedTuple):
+    """How a picture becomes tiles. Without rows and columns, it is one tile."""
+
+    first: Size
+    """Of the first resizing."""
+    tiled: Size
+    """Of the second."""
+    rows: int
+    columns: int
+
+    @property
+    def num_tiles(self) -> int:
+        """The tile of the whole picture included."""
+        return self.rows * self.columns + 1
+
+
+def processor(model: ModelSpec) -> Idefics3Processor:
+    """Raises StartupError for settings that are unknown or do not fit the vision tower."""
+    return Idefics3Processor(model, load_settings(model, Idefics3Settings, unused=_UNUSED))
+
+
+class Idefics3Processor:
+    def __init__(self, model: ModelSpec, settings: Idefics3Settings) -> None:
+        """Raises StartupError for tiles that are not those of the vision tower."""
+        self._settings, self._side = settings, settings.max_image_size.longest_edge
+        tower = tower_of(model, self._side)
+        rows = (self._side // tower.patch_size) ** 2 // tower.patches_per_row
+        self._tile = Run(rows, (1, math.isqrt(rows), math.isqrt(rows)))
+        self._values = channel_values(settings)
+        self.placeholder = self.row_token = model.image_token
+        self.max_rows = self._tile.rows * self.layout(1, 1).num_tiles
+
+    def layout(self, width: int, height: int) -> Layout:
+        """Of an upright picture of this size. A square has the most tiles."""
+        side = self._side
+        first = first_size(width, height, self._settings.size.longest_edge)
+        if not self._settings.do_image_splitting:
+            return Layout(first, (side, side), 0, 0)
+        tiled = whole_tiles(*first, side)
+        if tiled == (side, side):
+            return Layout(first, tiled, 0, 0)
+        return Layout(first, tiled, tiled[1] // side, tiled[0] // side)
+
+    def expand(self, width: int, height: int, *, index: int, count: int) -> Expansion:
+        """A run for each tile, which is named by its row and column."""
+        layout = self.layout(width, height)
+        lines = [
+            "".join(f"{_FAKE}<row_{row + 1}_col_{column + 1}>{self.row_token}" for column in range(layout.columns))
+            for row in range(layout.rows)
+        ]
+        before = "".join(f"{line}\n" for line in lines) + ("\n" if lines else "")
+        return Expansion(f"{before}{_FAKE}{_GLOBAL}{self.row_token}{_FAKE}", (self._tile,) * layout.num_tiles)
+
+    def views(self, data: bytes | memoryview) -> Views:
+        """Tiles [k, 3, side, side] row by row, the whole picture last. Raises MediaError."""
+        picture, side, resample = decode(data), self._side, self._settings.resample
+        layout = self.layout(*picture.size)
+        first = resized(picture, layout.first, resample)
+        del picture
+        tiled = resized(UprightPicture(first), layout.tiled, resample)
+        del first
+        tiles = np.empty((layout.num_tiles, 3, side, side), np.float32)
+        for index in range(layout.num_tiles - 1):
+            row, column = divmod(index, layout.columns)
+            fill_planes(tiles[index], tiled, self._values, left=side * column, top=side * row)
+        fill_planes(tiles[-1], tiled.resize((side, side), resample), self._values)
+        return Views(tiles, np.array([(1, layout.rows, layout.columns)], np.int32))
+
+    def decoded_nbytes(self, width: int, height: int, loading_nbytes: int) -> int:
+        """See ``ImageProcessor``. Raises MediaError."""
+        layout = self.layout(width, height)
+        steps = [((width, height), layout.first), (layout.first, layout.tiled)]
+        return peak_nbytes(loading_nbytes, steps, _VALUE_NBYTES * layout.num_tiles * self._side**2)
+
+    def settings_digest(self, count: int) -> bytes:
+        """32 bytes, the same for any ``count``."""
+        return hashlib.sha256(b"idefics3-1\0" + msgspec.json.encode(self._settings)).digest()
+
+
+def first_size(width: int, height: int, longest_edge: int) -> Size:
+    """The picture with a longer side of ``longest_edge``, also if it has to be enlarged; the shorter one is even.
+
+    At most _LONGEST_EDGE a side, and at least 1.
+    """
+    ratio = width / height
+    if width >= height:
+        width, height = longest_edge, _even(longest_edge / ratio)
+    else:
+        width, height = _even(longest_edge * ratio), longest_edge
+    width, height = max(1, width), max(1, height)
+    ratio = width / height
+    if width >= height and width > _LONGEST_EDGE:
+        width, height = _LONGEST_EDGE, int(_LONGEST_EDGE / ratio)
+    elif height > width and height > _LONGEST_EDGE:
+        width, height = int(_LONGEST_EDGE * ratio), _LONGEST_EDGE
+    return max(1, width), max(1, height)
+
+
+def whole_tiles(width: int, height: int, side: int) -> Size:
+    """The longer side rounded up to whole tiles, the other one in proportion and then rounded up."""
+    ratio = width / height
+    if width >= height:
+        width = math.ceil(width / side) * side
+        return width, math.ceil(max(1, int(width / ratio)) / side) * side
+    height = math.ceil(height / side) * side
+    return math.ceil(max(1, int(height * ratio)) / side) * side, height
+
+
+def _even(length: float) -> int:
+    return int(length) + int(length) % 2

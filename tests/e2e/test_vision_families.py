@@ -1,0 +1,82 @@
+"""A vision family behind the whole server: pictures of three sizes at once get the texts that transformers writes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from pathlib import Path
+
+import torch
+import transformers
+from PIL import Image
+
+from benchmarks.load.server import serve
+from tests.e2e.stack import LITTLE_MEMORY, Stack
+from tests.fakes.idefics3 import make_idefics3
+from tests.fakes.media import png
+
+NUM_TOKENS = 12
+PICTURES = [png(seed, *size) for seed, size in enumerate([(100, 37), (56, 56), (30, 90)])]
+QUESTIONS: list[tuple[str | int, ...]] = [
+    (0, "what is it?"),
+    (1, "and this?"),
+    (2, "third"),
+    ("Compare ", 0, " with ", 1, " and ", 2, "."),
+    ("The last one first: ", 2, 0),
+    ("no picture",),
+]
+"""Texts, and indexes of PICTURES."""
+
+
+def expected(directory: Path) -> list[str]:
+    model = transformers.Idefics3ForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
+    processor = transformers.AutoProcessor.from_pretrained(directory, use_fast=False)
+    found = []
+    for question in QUESTIONS:
+        content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in question]
+        text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        images = [Image.open(io.BytesIO(PICTURES[part])) for part in question if isinstance(part, int)]
+        inputs = processor(text=text, images=images or None, add_special_tokens=False, return_tensors="pt")
+        out = model.generate(**inputs, do_sample=False, max_new_tokens=NUM_TOKENS, eos_token_id=-1)
+        found.append(processor.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+    return found
+
+
+async def answers(stack: Stack) -> list[str]:
+    client = stack.async_client()
+
+    async def ask(question: tuple[str | int, ...]) -> str:
+        content = [
+            {"type": "text", "text": part}
+            if isinstance(part, str)
+            else {"type": "image_url", "image_url": {"url": "data:image/png;base64," + _base64(PICTURES[part])}}
+            for part in question
+        ]
+        reply = await client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": content}],
+            temperature=0,
+            max_tokens=NUM_TOKENS,
+            extra_body={"ignore_eos": True},
+        )
+        return reply.choices[0].message.content or ""
+
+    async with client:
+        return await asyncio.gather(*map(ask, QUESTIONS))
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def test_pictures_of_several_sizes_are_answered_as_by_transformers(tmp_path: Path) -> None:
+    directory = make_idefics3(tmp_path)
+    options = ("--dtype", "float32", *LITTLE_MEMORY, "--served-model-name", "tiny", "--http-workers", "1")
+    with serve(*options, "--max-num-batched-tokens", "64", model=str(directory)) as target:
+        assert target.pid is not None
+        stack = Stack(target.url, target.pid)
+        cold = asyncio.run(answers(stack))
+        again = asyncio.run(answers(stack))
+        stack.check_all_released()
+    assert cold == again == expected(directory)
