@@ -16,6 +16,7 @@ _METAVARS: dict[type[inspect.Type], str] = {
     inspect.IntType: "N",
     inspect.FloatType: "X",
     inspect.VarTupleType: "A,B,...",
+    inspect.DictType: "JSON",
 }
 _EPILOG = """\
 Every flag can also be set by an environment variable, MMSERVE_ and its name (MMSERVE_MAX_NUM_SEQS=64), and in a

@@ -6,7 +6,7 @@ Facts about the model and the machine are in ``deployment.Deployment``.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -204,6 +204,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     mm_queue_timeout: Annotated[
         float, _field("media", "seconds a request waits for memory or for its images' turn before 503", gt=0, le=600)
     ] = 300.0
+    mm_processor_kwargs: Annotated[
+        dict[str, Any] | None,
+        _field("media", "settings of the model's image processor other than the checkpoint's, as a JSON object"),
+    ] = None
     limit_mm_per_prompt: Annotated[int, _field("media", "images in one prompt", ge=0)] = 16
     max_image_pixels: Annotated[int, _field("media", "width x height above which an image is refused", ge=1)] = (
         64_000_000

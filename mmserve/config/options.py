@@ -74,6 +74,8 @@ class Option:
                 return "a number" + _limits(low, above, high)
             case inspect.VarTupleType():
                 return "a list of texts, or one text with commas"
+            case inspect.DictType():
+                return "a JSON object"
         return "a text that is not empty"
 
     def parse(self, value: Any, said: str) -> Any:
@@ -81,8 +83,10 @@ class Option:
         if isinstance(self.kind, inspect.VarTupleType) and isinstance(value, str):
             value = [part.strip() for part in value.split(",") if part.strip()]
         try:
+            if isinstance(self.kind, inspect.DictType) and isinstance(value, str):
+                value = msgspec.json.decode(value)
             parsed = msgspec.convert(value, self.annotation, strict=False)
-        except msgspec.ValidationError:
+        except msgspec.DecodeError:
             raise OptionError(f"{said}: {self.name} must be {self.allowed}") from None
         if parsed == "" or (isinstance(parsed, float) and not math.isfinite(parsed)):
             raise OptionError(f"{said}: {self.name} must be {self.allowed}")

@@ -12,6 +12,7 @@ from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.vision.interface import ViewTensors
+from mmserve.model_backend.vision.patches import space_to_depth
 from mmserve.model_backend.vision.siglip import SiglipEncoder
 from mmserve.model_backend.vision.tiles import encode_tiles
 
@@ -21,12 +22,12 @@ class Idefics3Tower(nn.Module):
 
     def __init__(self, spec: Idefics3Vision, text_hidden_size: int, *, context: LayerContext) -> None:
         super().__init__()
-        self._scale = spec.scale
+        self._side, self._scale = spec.patches_per_side, spec.scale
         order = position_order(spec.patches_per_side).to(context.device)
         self.encoder = SiglipEncoder(spec, context=context.below("vision."), position_order=order)
         outs = [Projection("proj", text_hidden_size)]
-        shuffled = spec.hidden_size * spec.scale**2
-        self.projector = ColumnParallelLinear(shuffled, outs, bias=False, context=context.below("projector."))
+        square_size = spec.hidden_size * spec.scale**2
+        self.projector = ColumnParallelLinear(square_size, outs, bias=False, context=context.below("projector."))
 
     @torch.inference_mode()
     def forward(self, pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
@@ -34,7 +35,8 @@ class Idefics3Tower(nn.Module):
         return encode_tiles(pictures, self._encode)
 
     def _encode(self, tiles: torch.Tensor) -> torch.Tensor:
-        return self.projector(pixel_shuffle(self.encoder(tiles), self._scale))  # type: ignore[no-any-return]
+        squares = space_to_depth(self.encoder(tiles), self._side, self._side, self._scale)
+        return self.projector(squares)  # type: ignore[no-any-return]
 
     def targets(self) -> dict[str, Target | None]:
         """Canonical tensor name -> parameter."""
@@ -51,14 +53,3 @@ def position_order(side: int) -> torch.Tensor:
     fractions = torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))
     buckets = torch.bucketize(fractions.clamp(max=1.0 - 1e-6), boundaries, right=True)
     return (buckets[:, None] * side + buckets).flatten()
-
-
-def pixel_shuffle(x: torch.Tensor, scale: int) -> torch.Tensor:
-    """[B, side * side, hidden] -> [B, (side / scale) ** 2, hidden * scale * scale]: squares of patches, row by row.
-
-    A row holds its patches row by row.
-    """
-    batch, patches, hidden = x.shape
-    side = round(patches**0.5) // scale
-    squares = x.view(batch, side, scale, side, scale, hidden).transpose(2, 3)
-    return squares.reshape(batch, side * side, scale * scale * hidden)

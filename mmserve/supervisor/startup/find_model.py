@@ -36,7 +36,11 @@ def find_model(config: Config) -> ModelSpec:
             "and without --tp and --quantization",
             config.model,
         )
-    return model
+    if config.mm_processor_kwargs is None:
+        return model
+    if model.vision is None:
+        raise StartupError(f"--mm-processor-kwargs: {config.model} is a text model, it has no image processor")
+    return msgspec.structs.replace(model, processor_options=config.mm_processor_kwargs)
 
 
 def read_model(directory: Path, impl: ModelImpl) -> ModelSpec:

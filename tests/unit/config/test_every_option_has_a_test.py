@@ -85,6 +85,8 @@ SHOWN_BY = {
     "max_mm_preprocess_concurrency": f"{PERMITS}::test_requests_that_decode_at_once_are_limited_in_number",
     "max_queued_mm_requests": f"{PERMITS}::test_waiting_is_bounded_in_number_and_time",
     "mm_queue_timeout": f"{PERMITS}::test_waiting_is_bounded_in_number_and_time",
+    "mm_processor_kwargs": "unit/supervisor/startup/test_find_model.py"
+    "::test_the_users_settings_of_the_image_processor_are_part_of_the_model",
     "limit_mm_per_prompt": "unit/httpserver/api/test_openai_chat.py"
     "::test_images_for_a_text_model_and_too_many_images_name_the_part",
     "max_image_pixels": f"{READER}::test_too_many_pixels_are_refused_from_the_header",

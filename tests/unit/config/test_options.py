@@ -118,6 +118,19 @@ def test_combinations_that_cannot_work(flags: dict[str, str], says: str) -> None
         resolve(flags, {}, None)
 
 
+def test_settings_of_the_image_processor_are_a_json_object(tmp_path: Path) -> None:
+    expected = {"max_pixels": 5, "size": {"longest_edge": 9}}
+    text = '{"max_pixels": 5, "size": {"longest_edge": 9}}'
+    assert resolve({"mm_processor_kwargs": text}, {}, None).mm_processor_kwargs == expected
+    assert resolve({}, {"MMSERVE_MM_PROCESSOR_KWARGS": text}, None).mm_processor_kwargs == expected
+    file = tmp_path / "options.yaml"
+    file.write_text("mm_processor_kwargs: {max_pixels: 5, size: {longest_edge: 9}}\n")
+    assert resolve({}, {}, str(file)).mm_processor_kwargs == expected
+    for wrong in ("", "max_pixels", "[1]", '{"a": 1'):
+        with pytest.raises(OptionError, match="must be a JSON object"):
+            resolve({"mm_processor_kwargs": wrong}, {}, None)
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_faults_may_be_injected_on_loopback(host: str) -> None:
     assert resolve({"fault_injection": True, "host": host}, {}, None).fault_injection

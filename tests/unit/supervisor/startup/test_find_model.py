@@ -13,8 +13,10 @@ import pytest
 
 from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
 from mmserve.config.config import Config
+from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup.find_model import find_model, read_model
+from tests.fakes.chat_models import write_chat_model
 
 NEOX = {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox"}
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
@@ -84,3 +86,19 @@ def test_without_transformers_the_message_says_what_to_install(tmp_path: Path, m
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(StartupError, match=r"pip install 'mmserve\[transformers\]'"):
         read_model(checkpoint(tmp_path, NEOX), "auto")
+
+
+def test_the_users_settings_of_the_image_processor_are_part_of_the_model(tmp_path: Path) -> None:
+    config = Config(model=str(write_chat_model(tmp_path)), mm_processor_kwargs={"resample": 2})
+    model = find_model(config)
+    processor = processor_for(model)
+    assert processor is not None
+    assert processor.settings_digest(1) != processor_for(read_model(tmp_path, "auto")).settings_digest(1)  # type: ignore[union-attr]
+    with pytest.raises(StartupError, match=r"no setting 'max_pixels'; it has .*crop_size"):
+        processor_for(find_model(msgspec.structs.replace(config, mm_processor_kwargs={"max_pixels": 5})))
+
+
+def test_a_text_model_has_no_image_processor_to_set(tmp_path: Path) -> None:
+    directory = write_chat_model(tmp_path, images=False)
+    with pytest.raises(StartupError, match="has no image processor"):
+        find_model(Config(model=str(directory), mm_processor_kwargs={}))
