@@ -17,6 +17,8 @@ from tests.fakes.idefics3 import make_idefics3
 from tests.fakes.media import png
 
 NUM_TOKENS = 12
+CHUNKS = ("--max-num-seqs", "8", "--max-num-batched-tokens", "16")
+"""Smaller than most images."""
 PICTURES = [png(seed, *size) for seed, size in enumerate([(100, 37), (56, 56), (30, 90)])]
 QUESTIONS: list[tuple[str | int, ...]] = [
     (0, "what is it?"),
@@ -73,7 +75,7 @@ def _base64(data: bytes) -> str:
 def test_pictures_of_several_sizes_are_answered_as_by_transformers(tmp_path: Path) -> None:
     directory = make_idefics3(tmp_path)
     options = ("--dtype", "float32", *LITTLE_MEMORY, "--served-model-name", "tiny", "--http-workers", "1")
-    with serve(*options, "--max-num-batched-tokens", "64", model=str(directory)) as target:
+    with serve(*options, *CHUNKS, model=str(directory)) as target:
         assert target.pid is not None
         stack = Stack(target.url, target.pid)
         cold = asyncio.run(answers(stack))
