@@ -15,9 +15,9 @@ _ID_NBYTES = 8
 
 
 class LeasedRun(NamedTuple):
-    """Consecutive rows of image ``index`` of a request, from ``first_row`` of the image on."""
+    """Consecutive rows of an image of a request, from ``first_row`` of the image on."""
 
-    index: int
+    media_index: int
     item: LeasedItem
     first_row: int
     rows: int
@@ -37,7 +37,7 @@ class LeasedRun(NamedTuple):
             item_id=record.item_id,
             data=record.data,
             embed=record.embed,
-            media_index=self.index,
+            media_index=self.media_index,
             decoded_nbytes=self.item.decoded_nbytes,
             first_row=self.first_row,
             grid=self.grid,
