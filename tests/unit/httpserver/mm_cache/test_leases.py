@@ -106,7 +106,7 @@ def test_new_images_are_written_once_and_released_once(worker: Worker) -> None:
     async def scenario() -> None:
         items = [item(1), item(2, 300_000), item(1), item(3)]
         async with worker.leases.hold("r", items) as leased:
-            assert [one.num_tokens for one in leased] == [4, 4, 4, 4]
+            assert [one.expansion.num_rows for one in leased] == [4, 4, 4, 4]
             assert [one.record.state for one in leased] == ["data"] * 4
             assert leased[0].record == leased[2].record
             for one, expected in zip(leased, items, strict=True):
