@@ -205,7 +205,7 @@ def _measure(
         json_schema = {"name": "records", "strict": True, "schema": wanted}
         options["response_format"] = {"type": "json_schema", "json_schema": json_schema}
     answer = client.chat.completions.create(
-        model="",
+        model=arguments.model,
         messages=[{"role": "user", "content": "Hello"}],
         n=arguments.choices,
         max_tokens=arguments.tokens,

@@ -155,6 +155,19 @@ def test_forced_text_ends_where_the_request_says(directory: Path, stepwise: Mode
         assert len(found[message.id][0]) == changes.get("max_tokens", 11)
 
 
+def test_penalties_count_forced_tokens(directory: Path, stepwise: ModelRunner) -> None:
+    jumping = make_runner(directory, max_model_len=128, kv_tokens=100 * BLOCK_TOKENS)
+    grammar = regex_grammar("(forty-two|four)( and [0-9a-z]{2})+", "penalised")
+    for seed in range(4):
+        penalties = {"frequency_penalty": 0.9, "presence_penalty": 0.5, "repetition_penalty": 1.5}
+        message = with_sampling(jobs()[0], grammar=grammar, seed=seed, **penalties)
+        expected = serve(stepwise, [message], depth=1, num_blocks=100, chunk=512)
+        for depth in (1, 2):
+            found = serve(jumping, [message], depth=depth, num_blocks=100, chunk=512)
+            assert found[message.id] == expected[message.id]
+            assert found["steps"][0][0] < expected["steps"][0][0]
+
+
 @pytest.mark.parametrize("changes", [{"logprobs": 1}, {"allowed_token_ids": tuple(range(VOCAB))}])
 def test_a_sequence_that_reports_or_bans_more_computes_each_token(directory: Path, changes: dict[str, Any]) -> None:
     jumping = make_runner(directory, max_model_len=128, kv_tokens=100 * BLOCK_TOKENS)
