@@ -1,12 +1,16 @@
-"""A vision family behind the whole server: pictures of three sizes at once get the texts that transformers writes."""
+"""Vision families behind the whole server: pictures of three sizes at once get the texts that transformers writes."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import io
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import transformers
 from PIL import Image
@@ -15,6 +19,7 @@ from benchmarks.load.server import serve
 from tests.e2e.stack import LITTLE_MEMORY, Stack
 from tests.fakes.idefics3 import make_idefics3
 from tests.fakes.media import png
+from tests.fakes.qwen_vl import make_qwen_vl, processed_qwen_vl
 
 NUM_TOKENS = 12
 CHUNKS = ("--max-num-seqs", "8", "--max-num-batched-tokens", "16")
@@ -31,17 +36,32 @@ QUESTIONS: list[tuple[str | int, ...]] = [
 """Texts, and indexes of PICTURES."""
 
 
-def expected(directory: Path) -> list[str]:
-    model = transformers.Idefics3ForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
+Processed = Callable[[Path, list[dict[str, Any]], list[Image.Image]], dict[str, Any]]
+"""(checkpoint, messages, images) -> what ``generate`` takes."""
+
+
+def processed_idefics3(directory: Path, chat: list[dict[str, Any]], images: list[Image.Image]) -> dict[str, Any]:
     processor = transformers.AutoProcessor.from_pretrained(directory, use_fast=False)
+    text = processor.apply_chat_template(chat, add_generation_prompt=True)
+    return dict(processor(text=text, images=images or None, add_special_tokens=False, return_tensors="pt"))
+
+
+FAMILIES: dict[str, tuple[Callable[[Path], Path], Processed]] = {
+    "idefics3": (make_idefics3, processed_idefics3),
+    "qwen3_vl": (partial(make_qwen_vl, family="qwen3_vl"), partial(processed_qwen_vl, family="qwen3_vl")),
+}
+
+
+def expected(directory: Path, processed: Processed) -> list[str]:
+    model = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     found = []
     for question in QUESTIONS:
         content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in question]
-        text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
         images = [Image.open(io.BytesIO(PICTURES[part])) for part in question if isinstance(part, int)]
-        inputs = processor(text=text, images=images or None, add_special_tokens=False, return_tensors="pt")
+        inputs = processed(directory, [{"role": "user", "content": content}], images)
         out = model.generate(**inputs, do_sample=False, max_new_tokens=NUM_TOKENS, eos_token_id=-1)
-        found.append(processor.tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+        found.append(tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
     return found
 
 
@@ -72,8 +92,10 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def test_pictures_of_several_sizes_are_answered_as_by_transformers(tmp_path: Path) -> None:
-    directory = make_idefics3(tmp_path)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pictures_of_several_sizes_are_answered_as_by_transformers(tmp_path: Path, family: str) -> None:
+    make, processed = FAMILIES[family]
+    directory = make(tmp_path)
     options = ("--dtype", "float32", *LITTLE_MEMORY, "--served-model-name", "tiny", "--http-workers", "1")
     with serve(*options, *CHUNKS, model=str(directory)) as target:
         assert target.pid is not None
@@ -81,4 +103,4 @@ def test_pictures_of_several_sizes_are_answered_as_by_transformers(tmp_path: Pat
         cold = asyncio.run(answers(stack))
         again = asyncio.run(answers(stack))
         stack.check_all_released()
-    assert cold == again == expected(directory)
+    assert cold == again == expected(directory, processed)

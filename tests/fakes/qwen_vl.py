@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from PIL import Image
 
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.vision.qwen_vl import Qwen2Vision
@@ -106,6 +107,20 @@ def image_processor(family: str) -> transformers.Qwen2VLImageProcessorPil:
     patch_size = CONFIGS[family][1].get("patch_size", 14)
     limits = {"shortest_edge": 4 * (2 * patch_size) ** 2, "longest_edge": 40 * (2 * patch_size) ** 2}
     return transformers.Qwen2VLImageProcessorPil(size=limits, patch_size=patch_size)
+
+
+def processed_qwen_vl(
+    directory: Path, chat: list[dict[str, Any]], images: list[Image.Image], *, family: str
+) -> dict[str, Any]:
+    """What ``generate`` takes. The families' own processors cannot be made without torchvision."""
+    fast = transformers.AutoTokenizer.from_pretrained(directory)
+    text = fast.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    found = dict(image_processor(family)(images, return_tensors="pt")) if images else {}
+    for grid in found["image_grid_thw"].tolist() if images else ():
+        text = text.replace(SPECIAL[IMAGE], "<row>" * (prod(grid) // 4), 1)
+    text = text.replace("<row>", SPECIAL[IMAGE])
+    found |= dict(fast(text, add_special_tokens=False, return_tensors="pt", return_token_type_ids=False))
+    return found | {"mm_token_type_ids": (found["input_ids"] == IMAGE).int()}
 
 
 def random_pictures(model: ModelSpec, grids: Sequence[tuple[int, int, int]]) -> list[ViewTensors]:
