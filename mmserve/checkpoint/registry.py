@@ -20,6 +20,8 @@ TEXT = {
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "SmolLM3ForCausalLM": "smollm3",
     "Gemma3ForCausalLM": "gemma3_text",
+    "Phi3ForCausalLM": "phi3",
+    "Ernie4_5ForCausalLM": "ernie4_5",
 }
 """A family is also the ``model_type`` of its config.json."""
 VISION = {

@@ -6,13 +6,14 @@ import math
 from typing import Literal, cast, get_args
 
 import msgspec
+from msgspec.structs import replace
 
-from mmserve.checkpoint.spec import Rope
+from mmserve.checkpoint.spec import Rope, TextSpec
 from mmserve.runtime.errors import StartupError
 
 _AXES = 3
 """Of a position with sections: time, row and column."""
-_Kind = Literal["default", "linear", "llama3", "yarn"]
+_Kind = Literal["default", "linear", "llama3", "yarn", "longrope"]
 
 
 class RopeJson(msgspec.Struct, kw_only=True):
@@ -32,6 +33,8 @@ class RopeJson(msgspec.Struct, kw_only=True):
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    short_factor: list[float] | None = None
+    long_factor: list[float] | None = None
     mrope_section: list[int] | None = None
     mrope_interleaved: bool = False
 
@@ -41,29 +44,38 @@ class RopeJson(msgspec.Struct, kw_only=True):
         kind = "default" if kind == "mrope" else kind  # its sections say the same
         if kind not in get_args(_Kind):
             raise StartupError(f"rope type {kind!r} is not supported; supported are {', '.join(get_args(_Kind))}")
-        if self.factor is None and kind != "default":
+        if kind == "longrope" and not (self.short_factor and self.long_factor):
+            raise StartupError("rope type 'longrope' lacks its short_factor or its long_factor")
+        if self.factor is None and kind not in ("default", "longrope"):
             raise StartupError(f"rope type {kind!r} lacks its factor")
-        factor = self.factor or 1.0
+        factor, original = self.factor or 1.0, self.original_max_position_embeddings or max_position
+        stretched = self.factor or max_position / original
         return Rope(
             theta=self.rope_theta or default_theta,
             kind=cast(_Kind, kind),
             factor=factor,
             low_freq_factor=self.low_freq_factor,
             high_freq_factor=self.high_freq_factor,
-            original_max_position=self.original_max_position_embeddings or max_position,
+            original_max_position=original,
             beta_fast=self.beta_fast or 32.0,
             beta_slow=self.beta_slow or 1.0,
             truncate=self.truncate,
-            amplitude=self._amplitude(factor) if kind == "yarn" else 1.0,
+            divisors=tuple(self.short_factor or ()) if kind == "longrope" else (),
+            long_divisors=tuple(self.long_factor or ()) if kind == "longrope" else (),
+            amplitude=self._amplitude(kind, stretched, original),
             fraction=self.partial_rotary_factor,
             sections=tuple(self.mrope_section or ()),
             interleaved=self.mrope_interleaved,
         )
 
-    def _amplitude(self, factor: float) -> float:
-        """Of yarn: what config.json says, or follows from the factor."""
+    def _amplitude(self, kind: str, factor: float, original: int) -> float:
+        """Of yarn and longrope: what config.json says, or follows from the factor."""
+        if kind not in ("yarn", "longrope"):
+            return 1.0
         if self.attention_factor is not None:
             return self.attention_factor
+        if kind == "longrope":
+            return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
         if self.mscale and self.mscale_all_dim:
             return _yarn_amplitude(factor, self.mscale) / _yarn_amplitude(factor, self.mscale_all_dim)
         return _yarn_amplitude(factor, 1.0)
@@ -76,6 +88,21 @@ def check_rope(rope: Rope, head_dim: int) -> None:
         raise StartupError(f"partial_rotary_factor {rope.fraction} does not fit heads of {head_dim}")
     if rope.sections and (len(rope.sections) != _AXES or min(rope.sections) < 0 or sum(rope.sections) != turned // 2):
         raise StartupError(f"mrope_section {list(rope.sections)} must be {_AXES} numbers with the sum {turned // 2}")
+    if rope.kind == "longrope" and not len(rope.divisors) == len(rope.long_divisors) == turned // 2:
+        raise StartupError(f"short_factor and long_factor must be {turned // 2} numbers each")
+
+
+def for_context(text: TextSpec, tokens: int) -> TextSpec:
+    """The model for sequences of up to so many tokens. Only longrope depends on them."""
+    layers = [replace(layer, rope=_for_context(layer.rope, tokens)) for layer in text.layers]
+    return replace(text, layers=tuple(layers))
+
+
+def _for_context(rope: Rope | None, tokens: int) -> Rope | None:
+    if rope is None or rope.kind != "longrope":
+        return rope
+    beyond = tokens > rope.original_max_position and rope.long_divisors
+    return replace(rope, divisors=rope.long_divisors if beyond else rope.divisors, long_divisors=())
 
 
 def _yarn_amplitude(factor: float, scale: float) -> float:

@@ -35,7 +35,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary positions (Hugging Face's ``rope_parameters``, or ``rope_theta`` and ``rope_scaling``)."""
 
     theta: float = 10_000.0
-    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn", "longrope"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -44,8 +44,14 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     beta_slow: float = 1.0
     truncate: bool = True
     """Of yarn, as are the two before."""
+    divisors: tuple[float, ...] = ()
+    """Of longrope: each pair's frequency is divided by its own number."""
+    long_divisors: tuple[float, ...] = ()
+    """In their place where the server's context is longer than the original one. Empty once they are chosen."""
     amplitude: float = 1.0
     """Of cosines and sines."""
+    adjacent: bool = False
+    """A pair is two adjacent numbers; otherwise one of the first half of the part that turns and one of the second."""
     fraction: float = 1.0
     """Part of each head that turns: its first numbers. The same in all layers of a model."""
     sections: tuple[int, ...] = ()

@@ -48,6 +48,7 @@ class TextJson(msgspec.Struct, kw_only=True):
     rope_scaling: RopeJson | None = None
     rope_parameters: RopeJson | None = None
     partial_rotary_factor: float = 1.0
+    original_max_position_embeddings: int | None = None
     bos_token_id: int | None = None
     eos_token_id: TokenIds = None
     dtype: str | None = None
@@ -75,14 +76,18 @@ class TextJson(msgspec.Struct, kw_only=True):
 
     def rope(self) -> Rope:
         """Raises StartupError for a kind that is not supported."""
-        found = self.rope_scaling or self.rope_parameters or RopeJson()
-        rope = found.rope(self.rope_theta or self.default_theta, self.max_position_embeddings)
+        rope = self.rope_json().rope(self.rope_theta or self.default_theta, self.max_position_embeddings)
         if self.partial_rotary_factor != 1.0:
             rope = replace(rope, fraction=self.partial_rotary_factor)
         if rope.fraction != 1.0 and not self.partial_rotation:
             raise StartupError("a partial_rotary_factor other than 1 is not supported")
         check_rope(rope, self.head_size())
         return rope
+
+    def rope_json(self) -> RopeJson:
+        found = self.rope_scaling or self.rope_parameters or RopeJson()
+        original = found.original_max_position_embeddings or self.original_max_position_embeddings
+        return replace(found, original_max_position_embeddings=original)
 
     def head_size(self) -> int:
         return self.head_dim or self.hidden_size // self.num_attention_heads

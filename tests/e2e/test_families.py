@@ -15,7 +15,7 @@ import transformers
 
 from benchmarks.load.server import serve
 from tests.e2e.stack import LITTLE_MEMORY, Stack
-from tests.fakes.checkpoints import EOS, PAD, make_text
+from tests.fakes.checkpoints import EOS, PAD, TEXT_FAMILIES, make_text
 
 CLIENTS, NUM_TOKENS = 16, 12
 STOPS = list(range(200, 216))
@@ -55,10 +55,7 @@ async def answers(stack: Stack) -> list[tuple[str, str]]:
         return await asyncio.gather(*map(ask, QUESTIONS))
 
 
-FAMILIES = ["mistral", "ministral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "gemma3_text", "granite"]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*TEXT_FAMILIES, "granite"])
 def test_answers_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     directory = make_text(tmp_path, family, hidden_size=128)
     generation = {"eos_token_id": [EOS, *STOPS], "bos_token_id": 1}

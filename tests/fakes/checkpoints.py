@@ -11,6 +11,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from mmserve.checkpoint.registry import TEXT
+
 SPECIAL = ("<pad>", "<s>", "</s>", "<image>")
 PAD, BOS, EOS, IMAGE = range(len(SPECIAL))
 VOCAB = 4 + 256
@@ -100,6 +102,19 @@ _TEXT_DETAILS: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [1],
     },
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 0, 1, 1]},
+    "phi3": {
+        "hidden_size": 128,
+        "original_max_position_embeddings": 512,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
+            "long_factor": [1.0, 2.0, 3.0, 5.0, 7.0, 9.0],
+            "attention_factor": 1.2,
+        },
+    },
+    "ernie4_5": {"head_dim": 16},
     "gemma3_text": {
         "num_hidden_layers": 3,
         "head_dim": 32,
@@ -122,6 +137,8 @@ _TEXT_DETAILS: dict[str, dict[str, Any]] = {
     "cohere2": {"sliding_window": 21, "layer_types": ["sliding_attention", "full_attention"], "logit_scale": 0.5},
 }
 """By ``model_type``: what the family adds to Llama, so small that short texts show it."""
+TEXT_FAMILIES = [family for family in TEXT.values() if family != "llama"]
+"""By ``model_type``: those that the tests of text families cover. Llama has tests of its own."""
 
 
 def make_text(directory: Path, family: str, *, seed: int = 0, **changes: Any) -> Path:

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from mmserve.checkpoint.load import load
+from mmserve.checkpoint.rope_config import for_context
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
@@ -44,7 +47,9 @@ def deployment(directory: Path, **changes: Any) -> Deployment:
         "url": "http://localhost:0",
         "version": "0",
     }
-    return Deployment(**(settings | changes))
+    made = Deployment(**(settings | changes))
+    text = for_context(made.model.text, made.max_model_len)
+    return replace(made, model=replace(made.model, text=text))
 
 
 def make_runner(

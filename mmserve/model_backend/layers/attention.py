@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmserve.checkpoint.spec import TextSpec
+from mmserve.checkpoint.spec import LayerSpec, TextSpec
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, Mask
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
@@ -26,13 +26,15 @@ class SelfAttention(nn.Module):
         spec: TextSpec,
         backend: AttentionBackend[Any],
         *,
+        layer: LayerSpec,
         rope: int | None,
-        mask: Mask,
         context: LayerContext,
     ) -> None:
-        """``rope``: which row of ``Angles`` turns its heads, if any. ``mask``: one of ``AttentionSpec.masks``."""
+        """``rope``: which row of ``Angles`` turns its heads, if any."""
         super().__init__()
-        self._backend, self._ops, self.rope, self.mask = backend, context.ops, rope, mask
+        self._backend, self._ops, self.rope = backend, context.ops, rope
+        self.mask = Mask(layer.window, layer.whole_images)
+        self._adjacent = layer.rope is not None and layer.rope.adjacent
         self._heads, self._kv_heads, self._dim, *_ = AttentionSpec.of(spec, context.tp)
         hidden, dim = spec.hidden_size, spec.head_dim
         kv = (Projection(name, spec.num_kv_heads, dim) for name in ("k_proj", "v_proj"))
@@ -55,7 +57,7 @@ class SelfAttention(nn.Module):
             self.k_norm.heads_(k)
         if self.rope is not None:
             cos, sin = angles
-            self._ops.rotary_(heads[:, : self._heads + self._kv_heads], cos[self.rope], sin[self.rope])
+            self._ops.rotary_(heads[:, : self._heads + self._kv_heads], cos[self.rope], sin[self.rope], self._adjacent)
         # A row's K and V heads are adjacent, as the cache stores a token: one write for both.
         kv = heads[:, self._heads :].unflatten(1, (2, self._kv_heads))
         return self._backend.forward(q, kv, layer_kv, metadata, self.mask).flatten(1)

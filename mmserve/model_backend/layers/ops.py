@@ -25,10 +25,11 @@ class Ops(Protocol):
         """Over the last dimension of [..., size]."""
         ...
 
-    def rotary_(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        """Rotate the first ``size`` numbers of each head of [T, heads, dim] in place, half-split layout.
+    def rotary_(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, adjacent: bool = False) -> None:
+        """Rotate the first ``size`` numbers of each head of [T, heads, dim] in place.
 
-        x's rows may have any stride. cos, sin: [T, size / 2].
+        A pair is number i and number i + size / 2, or two adjacent numbers. x's rows may have any stride.
+        cos, sin: [T, size / 2].
         """
         ...
 

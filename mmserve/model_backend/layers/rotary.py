@@ -26,6 +26,9 @@ def inverse_frequencies(rope: Rope, size: int) -> torch.Tensor:
             return _llama3(frequencies, rope)
         case "yarn":
             return _yarn(frequencies, rope)
+        case "longrope":
+            assert not rope.long_divisors, "the divisors depend on the context"
+            return frequencies / torch.tensor(rope.divisors)
         case "default":
             return frequencies
 
@@ -79,6 +82,8 @@ class Rotary:
         """Of each layer: its row of the angles, None if it rotates nothing."""
         self.size = int(head_dim * distinct[0].fraction) if distinct else head_dim
         """How many numbers of each head turn, its first."""
+        self.adjacent = bool(distinct) and distinct[0].adjacent
+        """See ``Rope.adjacent``."""
         frequencies = [inverse_frequencies(rope, self.size) for rope in distinct]
         self._frequencies = (torch.stack(frequencies) if distinct else torch.empty(0, self.size // 2)).to(device)
         axes = [position_axes(rope, self.size // 2) for rope in distinct]

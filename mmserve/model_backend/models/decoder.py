@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mmserve.checkpoint.spec import LayerSpec, TextSpec
-from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, Mask
+from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec
 from mmserve.model_backend.layers.attention import SelfAttention
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.embedding import VocabParallelEmbedding
@@ -38,8 +38,7 @@ class DecoderLayer(nn.Module):
         norm = partial(_norm, spec=spec, context=context)
         self.attention_norm = norm("input_layernorm")
         below = context.below("self_attn.")
-        mask = Mask(layer.window, layer.whole_images)
-        self.attention = SelfAttention(spec, backend, rope=rope, mask=mask, context=below)
+        self.attention = SelfAttention(spec, backend, layer=layer, rope=rope, context=below)
         self.after_attention_norm = norm("post_attention_layernorm") if spec.sandwich_norms else None
         self.mlp_norm = norm("pre_feedforward_layernorm" if spec.sandwich_norms else "post_attention_layernorm")
         self.mlp = _mlp(spec, layer, context.below("mlp."))

@@ -55,9 +55,10 @@ class TorchOps:
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
         return F.layer_norm(x, weight.shape, weight, bias, eps)
 
-    def rotary_(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    def rotary_(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, adjacent: bool = False) -> None:
         cos, sin = cos[:, None], sin[:, None]
-        first, second = x[..., : 2 * cos.shape[-1]].chunk(2, dim=-1)
+        turning = x[..., : 2 * cos.shape[-1]]
+        first, second = (turning[..., ::2], turning[..., 1::2]) if adjacent else turning.chunk(2, dim=-1)
         rotated = (first * cos).addcmul_(second, sin, value=-1)
         second.mul_(cos).addcmul_(first, sin)
         first.copy_(rotated)

@@ -11,8 +11,11 @@ from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Literal
 
+from msgspec.structs import replace
+
 from mmserve.checkpoint.files import weight_files
 from mmserve.checkpoint.load import check_tp
+from mmserve.checkpoint.rope_config import for_context
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import DTYPE_BYTES, Deployment
@@ -50,7 +53,7 @@ def make(
     token_nbytes = kv_token_nbytes(model, config.tp, element_nbytes)
     deployment = Deployment(
         config=config,
-        model=model,
+        model=replace(model, text=for_context(model.text, max_model_len)),
         served_name=next(iter(config.served_model_name), _base_name(config.model)),
         device=device,
         dtype=dtype,

@@ -48,6 +48,9 @@ LLAVA_7B: dict[str, Any] = {
 }
 
 
+FACTORS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+
+
 def checkpoint(directory: Path, config: dict[str, Any], **files: Any) -> Path:
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "model.safetensors").touch()
@@ -185,6 +188,8 @@ def test_eos_ids_of_generation_config_and_tokenizer(tmp_path: Path) -> None:
         ({"architectures": ["Qwen2MoeForCausalLM"]}, "Qwen2MoeForCausalLM is not supported; .* LlamaForCausalLM, Mis"),
         ({"model_type": "qwen2_moe"}, "qwen2_moe is not supported"),
         ({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok 5 of 4"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "su"}}, "lacks its short_factor"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "su", **FACTORS}}, "must be 48 numbers each"),
         ({"model_type": "gemma3_text", "final_logit_softcapping": 30.0}, "soft cap"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "encoder"),
         ({**LLAVA_7B, "text_config": {"model_type": "llava"}}, "text model 'llava'"),

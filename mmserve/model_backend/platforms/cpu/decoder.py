@@ -65,7 +65,7 @@ class _Layer(ctypes.Structure):
 class _Shape(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "dim", "rotary")),
-        *((name, c_int64) for name in ("mlp_rows", "activation")),
+        *((name, c_int64) for name in ("adjacent", "mlp_rows", "activation")),
         *((name, c_float) for name in ("eps", "attention_scale")),
     )
 
@@ -91,8 +91,9 @@ class CompiledDecoder:
         self._weights, self._rotary = weights, weights.rotary
         self._layers = (_Layer * len(weights.layers))(*map(_Layer.of, weights.layers))
         heads, kv_heads, dim, *_ = weights.heads
-        sizes = (len(weights.layers), weights.hidden_size, heads, kv_heads, dim, self._rotary.size, MAX_MLP_ROWS)
-        self._shape = ctypes.byref(_Shape(*sizes, ACTIVATIONS[weights.activation], weights.eps, weights.heads.scale))
+        sizes = (len(weights.layers), weights.hidden_size, heads, kv_heads, dim, self._rotary.size)
+        kinds = (self._rotary.adjacent, MAX_MLP_ROWS, ACTIVATIONS[weights.activation])
+        self._shape = ctypes.byref(_Shape(*sizes, *kinds, weights.eps, weights.heads.scale))
 
     def forward(
         self,

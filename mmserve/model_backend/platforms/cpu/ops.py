@@ -46,9 +46,9 @@ class KernelOps(TorchOps):
         self._kernels.mm_layer_norm(*addresses, eps, out.data_ptr(), x.numel() // size, size)
         return out
 
-    def rotary_(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    def rotary_(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, adjacent: bool = False) -> None:
         size = 2 * cos.shape[-1]
-        self._kernels.mm_rotate(x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), *x.shape, size)
+        self._kernels.mm_rotate(x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), *x.shape, size, adjacent)
 
     def activation(self, name: str) -> Activation:
         return partial(self._activate, name) if name in ACTIVATIONS else super().activation(name)

@@ -122,6 +122,7 @@ def _rotated(ops: TorchOps) -> torch.Tensor:
     ops.rotary_(heads[:, :2], angles.cos(), angles.sin())
     part = angles[:, :3].contiguous()
     ops.rotary_(heads[:, 1:], part.cos(), part.sin())
+    ops.rotary_(heads[:, 1:], part.cos(), part.sin(), adjacent=True)
     return heads
 
 

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 from transformers import Phi3Config, Qwen2Config, Qwen2VLTextConfig, Qwen3VLTextConfig
+from transformers.models.ernie4_5.modeling_ernie4_5 import apply_rotary_pos_emb as ernie_rotary
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
-from mmserve.checkpoint.families import qwen2
+from mmserve.checkpoint.families import phi3, qwen2
+from mmserve.checkpoint.rope_config import for_context
 from mmserve.checkpoint.spec import LayerSpec, Rope
 from mmserve.checkpoint.text_config import convert
 from mmserve.model_backend.layers.rotary import Rotary
@@ -78,6 +80,40 @@ def test_angles_of_three_axes_equal_those_of_transformers(sections: list[int], i
         assert mine.is_contiguous()
     same = positions[:1].expand(3, -1)
     assert torch.equal(rotary.angles(same)[0], rotary.angles(positions[:1])[0])
+
+
+@pytest.mark.parametrize("attention_factor", [None, 1.5])
+@pytest.mark.parametrize("context", [32, 33])
+def test_longrope_has_other_divisors_beyond_the_original_context(context: int, attention_factor: float | None) -> None:
+    """As published: ``type``, and the original context beside it."""
+    raw = {
+        "model_type": "phi3",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+        "original_max_position_embeddings": 32,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+            "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+            "attention_factor": attention_factor,
+        },
+    }
+    text = convert(raw, phi3.Config).text_spec()
+    rotary = Rotary(for_context(text, context).layers, text.head_dim, torch.float32, CPU)
+    positions = torch.arange(context)[None]
+    theirs = Phi3RotaryEmbedding(Phi3Config(**raw, pad_token_id=0))(torch.empty(1), positions)
+    for mine, cos_or_sin in zip(rotary.angles(positions), theirs, strict=True):
+        torch.testing.assert_close(mine[0], cos_or_sin[0, :, :8])
+
+
+def test_adjacent_numbers_turn_as_in_transformers() -> None:
+    positions, heads = torch.arange(9)[None], torch.randn(9, 2, 32)
+    angles = Rotary([LayerSpec(rope=Rope(adjacent=True))], 32, torch.float32, CPU).angles(positions)
+    cos, sin = (torch.cat([each[0], each[0]], dim=-1)[None] for each in angles)
+    expected, _ = ernie_rotary(heads.transpose(0, 1)[None], heads.transpose(0, 1)[None], cos, sin)
+    TorchOps().rotary_(heads, angles[0][0], angles[1][0], adjacent=True)
+    torch.testing.assert_close(heads, expected[0].transpose(0, 1))
 
 
 @pytest.mark.parametrize("fraction", [0.5, 0.75])

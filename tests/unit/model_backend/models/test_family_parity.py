@@ -15,10 +15,11 @@ import transformers
 from msgspec.structs import replace
 
 from mmserve.checkpoint.load import load
+from mmserve.checkpoint.rope_config import for_context
 from mmserve.checkpoint.spec import LayerSpec, ModelSpec, Rope
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.worker.model_runner import ModelRunner
-from tests.fakes.checkpoints import VOCAB, make_text
+from tests.fakes.checkpoints import TEXT_FAMILIES, VOCAB, make_text
 from tests.fakes.engine import BLOCK_TOKENS, Driver, make_runner
 from tests.fakes.ranks_in_threads import RanksInThreads
 
@@ -44,10 +45,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"norm_topk_prob": False, "use_sliding_window": True, "sliding_window": 19, "num_experts_per_tok": 3},
     ),
+    "phi3": ("phi3", {}),
+    "phi3, whole heads turn, window": ("phi3", {"rope_parameters": None, "sliding_window": 19}),
+    "ernie4_5": ("ernie4_5", {}),
+    "ernie4_5, biased": ("ernie4_5", {"use_bias": True, "tie_word_embeddings": True, "head_dim": 12}),
     "gemma3_text": ("gemma3_text", {}),
     "gemma3, narrow heads, tied": ("gemma3_text", {"head_dim": 12, "tie_word_embeddings": True}),
 }
-FAMILIES = ["mistral", "ministral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "gemma3_text"]
 Checkpoints = Callable[[str], Path]
 NewRunner = Callable[..., ModelRunner]
 
@@ -95,7 +99,16 @@ def test_prompts_in_chunks(new_runner: NewRunner, checkpoints: Checkpoints, name
     assert [s.output[:16] for s in sequences] == expected(directory, texts, 16)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+def test_longrope_beyond_the_original_context(new_runner: NewRunner, tmp_path: Path) -> None:
+    """For texts that are longer than it from the first token on: transformers computes shorter ones otherwise."""
+    directory, texts = make_text(tmp_path, "phi3", original_max_position_embeddings=64), prompts(70, 140)
+    driver = Driver(new_runner(directory), chunk=20)
+    sequences = [driver.add(slot, text) for slot, text in enumerate(texts)]
+    driver.run(16)
+    assert [s.output[:16] for s in sequences] == expected(directory, texts, 16)
+
+
+@pytest.mark.parametrize("name", TEXT_FAMILIES)
 def test_prefix_hit_and_preemption(new_runner: NewRunner, checkpoints: Checkpoints, name: str) -> None:
     directory = checkpoints(name)
     driver = Driver(new_runner(directory), chunk=30)
@@ -116,7 +129,7 @@ def test_prefix_hit_and_preemption(new_runner: NewRunner, checkpoints: Checkpoin
 
 
 @pytest.mark.parametrize(("size", "kv_heads"), [(2, 4), (2, 1), (4, 2)], ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_ranks_with_kv_heads_replicated(tmp_path: Path, family: str, size: int, kv_heads: int) -> None:
     directory = make_text(tmp_path, family, num_key_value_heads=kv_heads)
     ranks = RanksInThreads(directory, size=size)
@@ -129,7 +142,7 @@ def test_ranks_with_kv_heads_replicated(tmp_path: Path, family: str, size: int, 
     assert [s.output[:8] for s in sequences] == expected(directory, texts, 8)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_sharded_checkpoint_with_tied_head(tmp_path: Path, family: str) -> None:
     directory = make_text(tmp_path / "whole", family, tie_word_embeddings=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(directory)
@@ -167,6 +180,10 @@ def with_text(model: ModelSpec, **changes: Any) -> ModelSpec:
     return replace(model, text=replace(model.text, **changes))
 
 
+def of_long_contexts(model: ModelSpec) -> tuple[LayerSpec, ...]:
+    return for_context(model.text, 513).layers
+
+
 def with_moe(model: ModelSpec, **changes: Any) -> ModelSpec:
     assert model.text.moe is not None
     return with_text(model, moe=replace(model.text.moe, **changes))
@@ -186,6 +203,9 @@ MUTATIONS: dict[str, tuple[str, Callable[[ModelSpec], ModelSpec]]] = {
     "rotation in all layers": ("smollm3", lambda model: with_rope(model)),
     "another theta": ("qwen2", lambda model: with_rope(model, theta=9e5)),
     "yarn's amplitude forgotten": ("qwen2, yarn", lambda model: with_rope(model, amplitude=1.0)),
+    "a part of each head": ("phi3", lambda model: with_rope(model, fraction=0.5, divisors=(1.0,) * 4)),
+    "the divisors of long contexts": ("phi3", lambda model: with_text(model, layers=of_long_contexts(model))),
+    "pairs of the two halves": ("ernie4_5", lambda model: with_rope(model, adjacent=False)),
     "one rope for all layers": ("gemma3_text", lambda model: with_rope(model, theta=1e6, kind="linear", factor=8.0)),
     "the usual attention scale": ("gemma3_text", lambda model: with_text(model, attention_scale=None)),
     "embeddings as they are stored": ("gemma3_text", lambda model: with_text(model, embedding_scale=None)),

@@ -30,6 +30,7 @@ struct Layer {
 struct Shape {
     int64_t layers, hidden, heads, kv_heads, dim;
     int64_t rotary;      // numbers of each head that turn, its first
+    int64_t adjacent;    // as in mm_rotate
     int64_t mlp_rows;    // rows of an MLP computed at one time, as its intermediate results are wide
     int64_t activation;  // as in mm_act_and_mul
     float eps, attention_scale;
@@ -77,7 +78,7 @@ void run(const Layer* layers, const Shape& shape, const Step& step) {
         if (layer.rope >= 0) {
             const int64_t angles = layer.rope * rows * (shape.rotary / 2);
             Ops::rotate(heads.get(), qkv, step.cos + angles, step.sin + angles, rows, shape.heads + shape.kv_heads,
-                        shape.dim, shape.rotary);
+                        shape.dim, shape.rotary, shape.adjacent);
         }
         Ops::attend(heads.get(), qkv, step.kv + l * step.kv_stride, layer, shape, step, attended.get());
         if (l + 1 == shape.layers) {

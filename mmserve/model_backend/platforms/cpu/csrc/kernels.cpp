@@ -34,6 +34,17 @@ void rms_norm(const float* x, const float* weight, float eps, float* out, int64_
     for (int64_t i = 0; i < size; ++i) out[i] = x[i] * scale * weight[i];
 }
 
+// Turns `half` pairs: number i and number i + half, or two adjacent numbers.
+template <bool kAdjacent>
+void rotate(float* x, const float* cos, const float* sin, int64_t half) {
+    for (int64_t i = 0; i < half; ++i) {
+        float *first = kAdjacent ? x + 2 * i : x + i, *second = kAdjacent ? first + 1 : first + half;
+        const float a = *first, b = *second;
+        *first = a * cos[i] - b * sin[i];
+        *second = b * cos[i] + a * sin[i];
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -106,17 +117,16 @@ void mm_layer_norm(const float* x, const float* weight, const float* bias, float
 // Rotary embedding of the first `size` numbers of each of the first `heads` heads of each row, in place. cos and sin:
 // [rows, size / 2].
 void mm_rotate(float* x, int64_t stride, const float* cos, const float* sin, int64_t rows, int64_t heads, int64_t dim,
-               int64_t size) {
+               int64_t size, int64_t adjacent) {
     const int64_t half = size / 2;
     pool::parallel_for_rows(rows, heads * size, [=](int64_t row) {
         const float *c = cos + row * half, *s = sin + row * half;
         for (int64_t head = 0; head < heads; ++head) {
-            float *first = x + row * stride + head * dim, *second = first + half;
-            for (int64_t i = 0; i < half; ++i) {
-                const float a = first[i], b = second[i];
-                first[i] = a * c[i] - b * s[i];
-                second[i] = b * c[i] + a * s[i];
-            }
+            float* from = x + row * stride + head * dim;
+            if (adjacent)
+                rotate<true>(from, c, s, half);
+            else
+                rotate<false>(from, c, s, half);
         }
     });
 }
