@@ -29,6 +29,10 @@ _TEXTS = {
         "Ministral 8B of 2024",
         "a window in the layers that `layer_types` names",
     ),
+    "Ministral3ForCausalLM": (
+        "Ministral 3 (text)",
+        "queries far from the beginning are multiplied with a factor",
+    ),
     "Qwen2ForCausalLM": (
         "Qwen2, Qwen2.5",
         "a bias on Q, K and V; a window in the last layers if `use_sliding_window`",
@@ -49,6 +53,14 @@ _TEXTS = {
         "Gemma 3, text",
         "four norms a layer, with 1 added to their weights; windows, and another rope in the layers that have"
         " them; scaled embeddings; its own attention scale; `gelu_pytorch_tanh`",
+    ),
+    "Phi3ForCausalLM": (
+        "Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini",
+        "projections stored fused; a part of each head turns; `longrope`",
+    ),
+    "Ernie4_5ForCausalLM": (
+        "ERNIE 4.5, dense",
+        "pairs of adjacent numbers turn; biases",
     ),
     "LlavaForConditionalGeneration": (
         "LLaVA-1.5",

@@ -35,6 +35,7 @@ class RopeJson(msgspec.Struct, kw_only=True):
     truncate: bool = True
     short_factor: list[float] | None = None
     long_factor: list[float] | None = None
+    llama_4_scaling_beta: float | None = None
     mrope_section: list[int] | None = None
     mrope_interleaved: bool = False
 
@@ -63,6 +64,7 @@ class RopeJson(msgspec.Struct, kw_only=True):
             divisors=tuple(self.short_factor or ()) if kind == "longrope" else (),
             long_divisors=tuple(self.long_factor or ()) if kind == "longrope" else (),
             amplitude=self._amplitude(kind, stretched, original),
+            query_growth=self.llama_4_scaling_beta or 0.0,
             fraction=self.partial_rotary_factor,
             sections=tuple(self.mrope_section or ()),
             interleaved=self.mrope_interleaved,
@@ -88,21 +90,24 @@ def check_rope(rope: Rope, head_dim: int) -> None:
         raise StartupError(f"partial_rotary_factor {rope.fraction} does not fit heads of {head_dim}")
     if rope.sections and (len(rope.sections) != _AXES or min(rope.sections) < 0 or sum(rope.sections) != turned // 2):
         raise StartupError(f"mrope_section {list(rope.sections)} must be {_AXES} numbers with the sum {turned // 2}")
+    if rope.query_growth and rope.fraction != 1.0:
+        raise StartupError("llama_4_scaling_beta is supported only where whole heads turn")
     if rope.kind == "longrope" and not len(rope.divisors) == len(rope.long_divisors) == turned // 2:
         raise StartupError(f"short_factor and long_factor must be {turned // 2} numbers each")
 
 
 def for_context(text: TextSpec, tokens: int) -> TextSpec:
-    """The model for sequences of up to so many tokens. Only longrope depends on them."""
+    """The model for sequences of up to so many tokens, on which longrope and ``query_growth`` depend."""
     layers = [replace(layer, rope=_for_context(layer.rope, tokens)) for layer in text.layers]
     return replace(text, layers=tuple(layers))
 
 
 def _for_context(rope: Rope | None, tokens: int) -> Rope | None:
-    if rope is None or rope.kind != "longrope":
-        return rope
-    beyond = tokens > rope.original_max_position and rope.long_divisors
-    return replace(rope, divisors=rope.long_divisors if beyond else rope.divisors, long_divisors=())
+    if rope is None:
+        return None
+    if tokens <= rope.original_max_position:
+        return replace(rope, long_divisors=(), query_growth=0.0)
+    return replace(rope, divisors=rope.long_divisors or rope.divisors, long_divisors=())
 
 
 def _yarn_amplitude(factor: float, scale: float) -> float:

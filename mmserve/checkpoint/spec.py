@@ -50,6 +50,8 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     """In their place where the server's context is longer than the original one. Empty once they are chosen."""
     amplitude: float = 1.0
     """Of cosines and sines."""
+    query_growth: float = 0.0
+    """Queries at position p are multiplied with 1 + query_growth log(1 + p // original_max_position) (Llama 4)."""
     adjacent: bool = False
     """A pair is two adjacent numbers; otherwise one of the first half of the part that turns and one of the second."""
     fraction: float = 1.0

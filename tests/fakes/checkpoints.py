@@ -90,6 +90,16 @@ _TEXT_DETAILS: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 21, "head_dim": 16},
     "ministral": {"sliding_window": 21, "head_dim": 16, "layer_types": ["sliding_attention", "full_attention"]},
+    "ministral3": {
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 30,
+            "llama_4_scaling_beta": 0.8,
+        },
+    },
     "qwen2": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
     "qwen3": {"head_dim": 16},
     "qwen3_moe": {

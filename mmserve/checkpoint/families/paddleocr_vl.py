@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec.structs import replace
 
+from mmserve.checkpoint.families import ernie4_5
 from mmserve.checkpoint.multimodal import MultimodalJson
-from mmserve.checkpoint.spec import ModelSpec, Rope, TextSpec
-from mmserve.checkpoint.text_config import TextJson, TokenIds, convert
+from mmserve.checkpoint.spec import ModelSpec, Rope
+from mmserve.checkpoint.text_config import convert
 from mmserve.checkpoint.vision.paddleocr_vl import PaddleOcrVision
 from mmserve.checkpoint.vision_config.siglip import SiglipJson
 from mmserve.runtime.errors import StartupError
@@ -19,32 +20,11 @@ _SECTIONS = (16, 24, 24)
 """Pairs of a head that turn by time, row and column, where config.json does not say."""
 
 
-class TextConfig(TextJson, kw_only=True):
-    """Defaults are those of PaddleOCRTextConfig."""
-
-    default_theta: ClassVar[float] = 500_000.0
-
-    vocab_size: int = 103424
-    hidden_size: int = 1024
-    intermediate_size: int = 3072
-    num_hidden_layers: int = 18
-    num_attention_heads: int = 16
-    num_key_value_heads: int | None = 2
-    head_dim: int | None = 128
-    max_position_embeddings: int = 131072
-    rms_norm_eps: float = 1e-5
-    tie_word_embeddings: bool = True
-    bos_token_id: int | None = 1
-    eos_token_id: TokenIds = 2
-    use_bias: bool | None = False
-
+class TextConfig(ernie4_5.Config, kw_only=True):
     def rope(self) -> Rope:
+        """As in Llama, not as in ERNIE."""
         rope = super().rope()
-        return rope if rope.sections else replace(rope, sections=_SECTIONS)
-
-    def text_spec(self) -> TextSpec:
-        bias = bool(self.use_bias)
-        return replace(super().text_spec(), qkv_bias=bias, attention_out_bias=bias, mlp_bias=bias)
+        return replace(rope, adjacent=False, sections=rope.sections or _SECTIONS)
 
 
 class RopeJson(msgspec.Struct, kw_only=True):

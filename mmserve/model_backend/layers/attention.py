@@ -14,7 +14,7 @@ from mmserve.model_backend.attention.interface import AttentionBackend, Attentio
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from mmserve.model_backend.layers.norm import RmsNorm
-from mmserve.model_backend.layers.rotary import Angles
+from mmserve.model_backend.layers.rotary import Angles, RopeRows
 from mmserve.model_backend.layers.target import Target
 
 
@@ -27,10 +27,10 @@ class SelfAttention(nn.Module):
         backend: AttentionBackend[Any],
         *,
         layer: LayerSpec,
-        rope: int | None,
+        rope: RopeRows | None,
         context: LayerContext,
     ) -> None:
-        """``rope``: which row of ``Angles`` turns its heads, if any."""
+        """``rope``: None if nothing turns."""
         super().__init__()
         self._backend, self._ops, self.rope = backend, context.ops, rope
         self.mask = Mask(layer.window, layer.whole_images)
@@ -56,11 +56,19 @@ class SelfAttention(nn.Module):
             self.q_norm.heads_(q)
             self.k_norm.heads_(k)
         if self.rope is not None:
-            cos, sin = angles
-            self._ops.rotary_(heads[:, : self._heads + self._kv_heads], cos[self.rope], sin[self.rope], self._adjacent)
+            self._rotate(heads, angles, self.rope)
         # A row's K and V heads are adjacent, as the cache stores a token: one write for both.
         kv = heads[:, self._heads :].unflatten(1, (2, self._kv_heads))
         return self._backend.forward(q, kv, layer_kv, metadata, self.mask).flatten(1)
+
+    def _rotate(self, heads: torch.Tensor, angles: Angles, rope: RopeRows) -> None:
+        """Queries and keys of [T, heads, dim], in place, and together where they turn alike."""
+        queries, keys = heads[:, : self._heads], heads[:, self._heads : self._heads + self._kv_heads]
+        parts = [(queries, rope.queries), (keys, rope.keys)]
+        if rope.queries == rope.keys:
+            parts = [(heads[:, : self._heads + self._kv_heads], rope.keys)]
+        for part, row in parts:
+            self._ops.rotary_(part, angles[0][row], angles[1][row], self._adjacent)
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         yield from self.qkv.targets()

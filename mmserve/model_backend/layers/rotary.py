@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
 
 import torch
+from msgspec.structs import replace
 
 from mmserve.checkpoint.spec import LayerSpec, Rope
 
@@ -13,6 +16,18 @@ _SHORTEST_RAMP = 0.001
 """Where a ramp would begin and end at one index."""
 Angles = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines of a step's rows for each of the model's ropes, [ropes, T, pairs of a head]."""
+
+
+class RopeRows(NamedTuple):
+    """Which rows of ``Angles`` turn the heads of a layer. They differ where queries have an amplitude of their own."""
+
+    queries: int
+    keys: int
+
+
+def _ropes(rope: Rope) -> tuple[Rope, Rope]:
+    """Of queries and keys."""
+    return rope, replace(rope, query_growth=0.0)
 
 
 def inverse_frequencies(rope: Rope, size: int) -> torch.Tensor:
@@ -75,11 +90,10 @@ class Rotary:
     """Makes the angles of one step, which all layers share. A row for each distinct rope."""
 
     def __init__(self, layers: Sequence[LayerSpec], head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
-        distinct = list(dict.fromkeys(layer.rope for layer in layers if layer.rope is not None))
-        self.ropes: tuple[int | None, ...] = tuple(
-            None if layer.rope is None else distinct.index(layer.rope) for layer in layers
-        )
-        """Of each layer: its row of the angles, None if it rotates nothing."""
+        of_layers = [None if layer.rope is None else _ropes(layer.rope) for layer in layers]
+        distinct = list(dict.fromkeys(chain.from_iterable(ropes for ropes in of_layers if ropes)))
+        self.ropes = [None if ropes is None else RopeRows(*map(distinct.index, ropes)) for ropes in of_layers]
+        """Of each layer; None if it rotates nothing."""
         self.size = int(head_dim * distinct[0].fraction) if distinct else head_dim
         """How many numbers of each head turn, its first."""
         self.adjacent = bool(distinct) and distinct[0].adjacent
@@ -90,6 +104,8 @@ class Rotary:
         self._axes = torch.stack(axes).to(device) if any(rope.sections for rope in distinct) else None
         """[ropes, pairs]: the axis of each pair. None: all turn with the first."""
         self._amplitudes = torch.tensor([rope.amplitude for rope in distinct]).to(device)[:, None, None]
+        growth = [(rope.query_growth, rope.original_max_position) for rope in distinct]
+        self._growth = torch.tensor(growth).T[:, :, None].to(device) if any(beta for beta, _ in growth) else None
         self._dtype = dtype
 
     def angles(self, positions: torch.Tensor) -> Angles:
@@ -99,5 +115,9 @@ class Rotary:
         else:
             of_pairs = positions.float()[self._axes].transpose(1, 2).contiguous()
         radians = of_pairs * self._frequencies[:, None]
-        cos, sin = radians.cos() * self._amplitudes, radians.sin() * self._amplitudes
+        amplitudes = self._amplitudes
+        if self._growth is not None:
+            beta, original = self._growth
+            amplitudes = amplitudes * (1 + beta * (1 + positions[0] // original).log())[:, :, None]
+        cos, sin = radians.cos() * amplitudes, radians.sin() * amplitudes
         return cos.to(self._dtype), sin.to(self._dtype)

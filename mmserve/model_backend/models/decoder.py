@@ -17,7 +17,7 @@ from mmserve.model_backend.layers.embedding import VocabParallelEmbedding
 from mmserve.model_backend.layers.mlp import GatedMlp
 from mmserve.model_backend.layers.moe import MoeMlp
 from mmserve.model_backend.layers.norm import RmsNorm
-from mmserve.model_backend.layers.rotary import Angles, Rotary
+from mmserve.model_backend.layers.rotary import Angles, RopeRows, Rotary
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.models.interface import DecoderLayerWeights, DecoderWeights, DeepStackRows
 
@@ -31,7 +31,7 @@ class DecoderLayer(nn.Module):
         backend: AttentionBackend[Any],
         *,
         layer: LayerSpec,
-        rope: int | None,
+        rope: RopeRows | None,
         context: LayerContext,
     ) -> None:
         super().__init__()

@@ -10,7 +10,7 @@ from torch import nn
 
 from mmserve.model_backend.attention.interface import CAUSAL, AttentionBackend, AttentionSpec, Mask
 from mmserve.model_backend.layers.linear import LinearLayer
-from mmserve.model_backend.layers.rotary import Rotary
+from mmserve.model_backend.layers.rotary import RopeRows, Rotary
 from mmserve.model_backend.layers.target import Targets
 
 
@@ -28,8 +28,8 @@ class DecoderLayerWeights(NamedTuple):
     after_attention_norm: torch.Tensor | None = None
     after_mlp_norm: torch.Tensor | None = None
     """See ``TextSpec.sandwich_norms``."""
-    rope: int | None = 0
-    """Its row of ``Angles``, None if it rotates nothing."""
+    rope: RopeRows | None = RopeRows(0, 0)
+    """None if nothing turns."""
     mask: Mask = CAUSAL
 
 

@@ -132,7 +132,7 @@ def test_a_part_of_each_head_turns_as_in_transformers(fraction: float) -> None:
 def test_layers_name_their_rows_of_the_angles() -> None:
     near, far = Rope(theta=1e4), Rope(theta=1e6)
     rotary = Rotary([LayerSpec(rope=rope) for rope in (far, None, near, far)], 8, torch.float32, CPU)
-    assert rotary.ropes == (0, None, 1, 0)
+    assert rotary.ropes == [(0, 0), None, (1, 1), (0, 0)]
     cos, _ = rotary.angles(torch.arange(5)[None])
     alone, _ = Rotary([LayerSpec(rope=near)], 8, torch.float32, CPU).angles(torch.arange(5)[None])
     assert torch.equal(cos[1], alone[0])

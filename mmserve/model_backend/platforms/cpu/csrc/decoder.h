@@ -21,7 +21,7 @@ struct Layer {
     const float* mlp_norm;
     const float *q_norm, *k_norm;                         // [dim], or both null
     const float *after_attention_norm, *after_mlp_norm;  // or both null
-    int64_t rope;                                         // which of the step's ropes turns the heads; -1: none
+    int64_t query_rope, key_rope;                         // which of the step's ropes turn the heads; -1: none
     int64_t window;                                       // as in mm_attention
     int64_t whole_images;                                 // if not 0, attention reads image_ends
     Matrix qkv, attention_out, gate_up, down;
@@ -75,10 +75,16 @@ void run(const Layer* layers, const Shape& shape, const Step& step) {
             Ops::head_norm(heads.get(), qkv, layer.q_norm, shape.eps, rows, shape.heads, shape.dim);
             Ops::head_norm(keys, qkv, layer.k_norm, shape.eps, rows, shape.kv_heads, shape.dim);
         }
-        if (layer.rope >= 0) {
-            const int64_t angles = layer.rope * rows * (shape.rotary / 2);
-            Ops::rotate(heads.get(), qkv, step.cos + angles, step.sin + angles, rows, shape.heads + shape.kv_heads,
+        const auto rotate = [&](int64_t rope, int64_t first_head, int64_t count) {
+            const int64_t angles = rope * rows * (shape.rotary / 2);
+            Ops::rotate(heads.get() + first_head * shape.dim, qkv, step.cos + angles, step.sin + angles, rows, count,
                         shape.dim, shape.rotary, shape.adjacent);
+        };
+        if (layer.query_rope >= 0 && layer.query_rope == layer.key_rope) {
+            rotate(layer.key_rope, 0, shape.heads + shape.kv_heads);
+        } else if (layer.query_rope >= 0) {
+            rotate(layer.query_rope, 0, shape.heads);
+            rotate(layer.key_rope, shape.heads, shape.kv_heads);
         }
         Ops::attend(heads.get(), qkv, step.kv + l * step.kv_stride, layer, shape, step, attended.get());
         if (l + 1 == shape.layers) {
