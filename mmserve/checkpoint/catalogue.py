@@ -102,6 +102,14 @@ _TEXTS = {
         "Mistral-Small-3.1 and 3.2, Devstral, Magistral",
         "a Pixtral tower; text between the rows of a picture",
     ),
+    "Idefics3ForConditionalGeneration": (
+        "Idefics3",
+        "a SigLIP tower; tiles, with text between them",
+    ),
+    "SmolVLMForConditionalGeneration": (
+        "SmolVLM, SmolVLM2",
+        "as Idefics3",
+    ),
     "Gemma3ForConditionalGeneration": (
         "Gemma 3: 4B, 12B, 27B",
         "a SigLIP tower; a picture's tokens attend to all of it",
