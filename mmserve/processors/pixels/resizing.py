@@ -66,10 +66,13 @@ def peak_nbytes(loading_nbytes: int, steps: Sequence[tuple[Size, Size]], output_
 def _lines_first(source: Size, target: Size) -> bool:
     """Whether every version of Pillow begins with the lines.
 
-    From version 13 it begins with the columns if the height shrinks by more than twice as many pixels as the width.
+    From version 13 it begins with the columns if the height shrinks by more than twice as many pixels as the width,
+    version 12.3 if the picture is more than 100 times as long as wide.
     """
     shrinking = source[1] - target[1]
-    return shrinking <= max(0, 2 * (source[0] - target[0]))
+    if shrinking <= 0:
+        return True
+    return shrinking <= 2 * (source[0] - target[0]) and source[1] <= 100 * source[0]
 
 
 def _narrowed(source: Source, width: int, resample: Image.Resampling) -> Image.Image:
