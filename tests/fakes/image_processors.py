@@ -34,6 +34,10 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"size": {"height": 896, "width": 896}, "do_pan_and_scan": True},
         {"image_size": 896, "patch_size": 14, "patches_per_row": 16},
     ),
+    "idefics3": (
+        {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}},
+        {"image_size": 512, "patch_size": 16, "patches_per_row": 16},
+    ),
     "llava_next": (
         {"size": 336, "crop_size": 336, "image_grid_pinpoints": _PINPOINTS},
         {"image_size": 336, "patch_size": 14},
