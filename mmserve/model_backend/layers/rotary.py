@@ -11,6 +11,7 @@ import torch
 from msgspec.structs import replace
 
 from mmserve.checkpoint.spec import LayerSpec, Rope
+from mmserve.runtime.errors import StartupError
 
 _SHORTEST_RAMP = 0.001
 """Where a ramp would begin and end at one index."""
@@ -90,10 +91,13 @@ class Rotary:
     """Makes the angles of one step, which all layers share. A row for each distinct rope."""
 
     def __init__(self, layers: Sequence[LayerSpec], head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Raises StartupError for layers that turn different numbers of a head, or pair them differently."""
         of_layers = [None if layer.rope is None else _ropes(layer.rope) for layer in layers]
         distinct = list(dict.fromkeys(chain.from_iterable(ropes for ropes in of_layers if ropes)))
         self.ropes = [None if ropes is None else RopeRows(*map(distinct.index, ropes)) for ropes in of_layers]
         """Of each layer; None if it rotates nothing."""
+        if len({(rope.fraction, rope.adjacent) for rope in distinct}) > 1:
+            raise StartupError("layers that turn different parts of their heads are not supported")
         self.size = int(head_dim * distinct[0].fraction) if distinct else head_dim
         """How many numbers of each head turn, its first."""
         self.adjacent = bool(distinct) and distinct[0].adjacent

@@ -19,6 +19,7 @@ from mmserve.checkpoint.spec import LayerSpec, Rope
 from mmserve.checkpoint.text_config import convert
 from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.platforms.reference import TorchOps
+from mmserve.runtime.errors import StartupError
 
 CPU = torch.device("cpu")
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -137,6 +138,12 @@ def test_layers_name_their_rows_of_the_angles() -> None:
     alone, _ = Rotary([LayerSpec(rope=near)], 8, torch.float32, CPU).angles(torch.arange(5)[None])
     assert torch.equal(cos[1], alone[0])
     assert not torch.equal(cos[0], alone[0])
+
+
+@pytest.mark.parametrize("other", [Rope(fraction=0.5), Rope(adjacent=True)])
+def test_layers_that_turn_different_numbers_are_refused(other: Rope) -> None:
+    with pytest.raises(StartupError, match="different parts"):
+        Rotary([LayerSpec(), LayerSpec(rope=other)], 8, torch.float32, CPU)
 
 
 def test_a_model_may_rotate_nothing() -> None:
