@@ -9,6 +9,7 @@ import msgspec
 from mmserve.checkpoint.vision.anyres import LlavaNextVision, LlavaOnevisionVision
 from mmserve.checkpoint.vision.clip import ClipVision
 from mmserve.checkpoint.vision.gemma3 import Gemma3Vision
+from mmserve.checkpoint.vision.generic import GenericVision
 from mmserve.checkpoint.vision.idefics3 import Idefics3Vision
 from mmserve.checkpoint.vision.internvit import InternVit
 from mmserve.checkpoint.vision.paddleocr_vl import PaddleOcrVision
@@ -18,6 +19,7 @@ from mmserve.checkpoint.vision.qwen_vl import Qwen2Vision, Qwen3Vision, Qwen25Vi
 VisionSpec = (
     ClipVision
     | Gemma3Vision
+    | GenericVision
     | Idefics3Vision
     | InternVit
     | LlavaNextVision

@@ -23,6 +23,7 @@ _MODULES = {
     "qwen2_vl": "qwen_vl",
     "qwen3_vl": "qwen_vl",
     "qwen3_vl_moe": "qwen_vl",
+    "transformers": "transformers",
 }
 """Family (``ModelSpec.family``) -> its module in ``processors.families``."""
 

@@ -227,3 +227,40 @@ def randomise_small_parameters(model: torch.nn.Module) -> None:
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(0.2 * torch.randn_like(parameter))
+
+
+def make_vipllava(directory: Path, *, seed: int = 0) -> Path:
+    """Write a random VipLLaVA, which has no family in mmserve: its projector reads two layers of the tower."""
+    torch.manual_seed(seed)
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        image_size=28,
+        patch_size=7,
+        projection_dim=32,
+        initializer_range=0.2,
+        initializer_factor=1.0,
+    )
+    config = transformers.VipLlavaConfig(
+        vision_config=vision,
+        text_config=llama_config(),
+        image_token_id=IMAGE,
+        vision_feature_layer=[-2, 1],
+        image_seq_length=16,
+        tie_word_embeddings=False,
+    )
+    model = transformers.VipLlavaForConditionalGeneration(config)
+    randomise_small_parameters(model)
+    model.save_pretrained(directory)
+    images = transformers.CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    transformers.LlavaProcessor(
+        image_processor=images,
+        tokenizer=tokenizer(),
+        patch_size=7,
+        vision_feature_select_strategy="default",
+        chat_template=CHAT_TEMPLATE,
+        num_additional_image_tokens=1,
+    ).save_pretrained(directory)
+    return directory

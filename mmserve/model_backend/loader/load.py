@@ -31,7 +31,7 @@ def load_decoder(
         # Imported here: transformers is an optional package, and slow to import.
         from mmserve.model_backend.models.generic import load as generic
 
-        return generic.load(model, attention, platform.dtype, platform.device, progress)
+        return generic.load_decoder(model, attention, platform.dtype, platform.device, progress)
     family = family_of(model.family)
     decoder = family.decoder(model.text, attention, platform.layer_context(tp, quantization))
     finisher = LayerFinisher(decoder.modules())
@@ -41,6 +41,11 @@ def load_decoder(
 
 def load_tower(model: ModelSpec, platform: Platform, progress: Progress) -> Tower:
     """The model's tower and projector. Raises StartupError (no vision, or a tensor that is wrong)."""
+    if model.family == "transformers":
+        # Imported here, as above.
+        from mmserve.model_backend.models.generic import load as generic
+
+        return generic.load_tower(model, platform.dtype, platform.device, progress)
     spec, family = model.vision, family_of(model.family)
     if spec is None or family.tower is None:
         raise StartupError(f"{model.path} is a text model: it has no vision tower")

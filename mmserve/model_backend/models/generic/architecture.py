@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from mmserve.checkpoint.files import read_json
 from mmserve.runtime.errors import StartupError
@@ -24,6 +24,7 @@ class Architecture(NamedTuple):
     config: Any
     text: Any
     model_class: Any
+    takes_pictures: bool
 
 
 def architecture_of(directory: Path) -> Architecture:
@@ -37,19 +38,20 @@ def architecture_of(directory: Path) -> Architecture:
     config = transformers.AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     if config.is_encoder_decoder:
         raise StartupError(f"{model_type} has an encoder and a decoder; mmserve serves decoders")
-    found = Architecture(config, config.get_text_config(decoder=True), _model_class(config))
+    text = config.get_text_config(decoder=True)
+    found = Architecture(config, text, *_model_class(config))
     _check_layers(found)
     return found
 
 
-def _model_class(config: Any) -> Any:
-    """The class of the language model, which must be the one that config.json names."""
-    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    classes = found if isinstance(found, tuple) else (found,)
+def _model_class(config: Any) -> tuple[Any, bool]:
+    """The class that config.json names, and whether it takes pictures. Raises StartupError for other kinds."""
     named = next(iter(config.architectures or []), None)
-    for model_class in classes:
-        if model_class is not None and named in (None, model_class.__name__):
-            return model_class
+    for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING):
+        found = mapping.get(type(config), None)
+        for model_class in found if isinstance(found, tuple) else (found,):
+            if model_class is not None and named in (None, model_class.__name__):
+                return model_class, hasattr(config, "vision_config")
     raise StartupError(f"{named or config.model_type} is not a language model that continues a text")
 
 

@@ -18,6 +18,7 @@ from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
 from mmserve.checkpoint.stop_tokens import ends_of_text
 from mmserve.checkpoint.text_config import TextJson
 from mmserve.model_backend.models.generic.architecture import architecture_of
+from mmserve.model_backend.models.generic.pictures import pictures_of
 from mmserve.model_backend.models.generic.probe import Probed, probe
 from mmserve.runtime.errors import StartupError
 
@@ -32,10 +33,16 @@ def describe(directory: Path) -> ModelSpec:
     probed = probe(architecture, max_position)
     ends = TextJson(bos_token_id=text.bos_token_id, eos_token_id=text.eos_token_id)
     bos_id, eos_ids = ends_of_text(directory, ends)
+    vision = token = None
+    if architecture.takes_pictures:
+        vision, token = pictures_of(directory, architecture, probed.base_class)
     return ModelSpec(
         family="transformers",
         path=str(directory),
         text=_text_spec(text, probed, max_position),
+        vision=vision,
+        image_token_id=None if token is None else token.id,
+        image_token="" if token is None else token.text,
         eos_token_ids=eos_ids,
         bos_token_id=bos_id,
         checkpoint_dtype=str(config.dtype or "float32").removeprefix("torch."),

@@ -7,16 +7,28 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from mmserve.runtime.errors import StartupError
+
+
+class _Outputs:
+    """Of layers that were not computed: what a class passes on besides the hidden states is None."""
+
+    def __init__(self, last_hidden_state: torch.Tensor) -> None:
+        self.last_hidden_state = last_hidden_state
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        return None
 
 
 class _PassThrough(nn.Module):
     """Stands in for the layers: gives back the embeddings that it is given."""
 
-    def forward(self, *token_ids: None, inputs_embeds: torch.Tensor, **options: object) -> Any:
-        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)
+    def forward(self, *token_ids: None, inputs_embeds: torch.Tensor, **options: object) -> _Outputs:
+        return _Outputs(inputs_embeds)
 
 
 class ModelParts(nn.Module):

@@ -41,7 +41,8 @@ class Probed(NamedTuple):
     hidden_size: int
     vocab_size: int
     """Ids that have both an embedding and a logit."""
-    num_parameters: int
+    base_class: Any
+    """Of transformers: the model without its head."""
 
 
 def probe(architecture: Architecture, max_position: int) -> Probed:
@@ -59,9 +60,8 @@ def probe(architecture: Architecture, max_position: int) -> Probed:
         outputs = parts.outputs(hidden, torch.arange(_ROWS)[None], torch.ones(1, _ROWS, dtype=torch.bool))
         logits = parts.logits(outputs)
     vocab_size = min(logits.shape[-1], model.get_input_embeddings().weight.shape[0])
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     layers = recorder.layers(architecture.text.num_hidden_layers)
-    return Probed(layers, hidden.shape[-1], vocab_size, num_parameters)
+    return Probed(layers, hidden.shape[-1], vocab_size, type(parts.layers))
 
 
 class _Recorder:

@@ -1,0 +1,53 @@
+"""Pictures of models that transformers' modules compute: they are processed with the tower, from whole pictures."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import numpy as np
+
+from mmserve.checkpoint.spec import ModelSpec
+from mmserve.checkpoint.vision.generic import GenericVision
+from mmserve.processors.interface import Expansion, Run, Views
+from mmserve.processors.picture import decode
+from mmserve.runtime.errors import StartupError
+
+_PIXEL_NBYTES = 3 * (1 + 1 + 4 + 4)
+"""RGB as bytes in Pillow and numpy, as float32, and while the tower resizes it."""
+_ONE_VIEW = np.ones((1, 3), np.int32)
+
+
+def processor(model: ModelSpec) -> WholePictures:
+    """Raises StartupError for a setting that the user has changed."""
+    if model.processor_options:
+        raise StartupError("--mm-processor-kwargs does not go with a model that transformers' modules compute")
+    return WholePictures(model)
+
+
+class WholePictures:
+    """The view of a picture is itself: float32 [1, 3, height, width] from 0 to 255, upright RGB."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        assert isinstance(model.vision, GenericVision)
+        self._vision = model.vision
+        self.placeholder, self.row_token = model.vision.placeholder, model.image_token
+        self.max_rows = sum(model.vision.rows)
+        self._expansion = Expansion(model.vision.expansion, tuple(Run(n, (1, 1, n)) for n in model.vision.rows))
+
+    def expand(self, width: int, height: int, *, index: int, count: int) -> Expansion:
+        return self._expansion
+
+    def views(self, data: bytes | memoryview) -> Views:
+        """Raises MediaError."""
+        picture = decode(data)
+        pixels = np.asarray(picture.rgb(0, 0, *picture.size))
+        return Views(np.ascontiguousarray(pixels.transpose(2, 0, 1), dtype=np.float32)[None], _ONE_VIEW)
+
+    def decoded_nbytes(self, width: int, height: int, loading_nbytes: int) -> int:
+        """See ``ImageProcessor``."""
+        return loading_nbytes + _PIXEL_NBYTES * width * height
+
+    def settings_digest(self, count: int) -> bytes:
+        """32 bytes, the same for any ``count``. The content key has the checkpoint's path."""
+        return hashlib.sha256(b"transformers-1\0" + msgspec.json.encode(self._vision)).digest()

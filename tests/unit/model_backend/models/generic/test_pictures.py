@@ -1,0 +1,106 @@
+"""A vision-language model without a family here: rows, prompts and tokens are those of transformers."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from msgspec.structs import replace
+from PIL import Image
+
+from mmserve.checkpoint.spec import ModelSpec
+from mmserve.ipc.arena import Arena
+from mmserve.model_backend.loader.load import load_tower
+from mmserve.model_backend.models.generic.describe import describe
+from mmserve.model_backend.platforms.device import platform_for
+from mmserve.model_backend.vision.interface import ViewTensors
+from mmserve.processors.interface import Run
+from mmserve.processors.registry import processor_for
+from mmserve.runtime.errors import MediaError, StartupError
+from tests.fakes.checkpoints import IMAGE, make_llava, make_vipllava
+from tests.fakes.embeddings import prompt_with_images, put_rows
+from tests.fakes.engine import Driver, make_runner
+
+SIZES = ((28, 28), (64, 31), (20, 90))
+TEXTS = ("USER: <image>what?\n", "USER: <image> and <image> then <image>\nASSISTANT:", "no picture")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_vipllava(tmp_path_factory.mktemp("vipllava"))
+
+
+@pytest.fixture(scope="module")
+def model(directory: Path) -> ModelSpec:
+    return describe(directory)
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    made = Arena.create(1 << 20)
+    yield made
+    made.close()
+
+
+def png(index: int) -> bytes:
+    width, height = SIZES[index % len(SIZES)]
+    values = np.random.default_rng(index).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(values).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_what_a_picture_becomes_is_found_at_start(model: ModelSpec) -> None:
+    processor = processor_for(model)
+    assert processor is not None
+    assert (processor.placeholder, processor.row_token, processor.max_rows) == ("<image>", "<image>", 16)
+    assert model.image_token_id == IMAGE
+    expansion = processor.expand(640, 480, index=0, count=2)
+    assert expansion == ("<image>", (Run(16, (1, 1, 16)),))
+    assert processor.decoded_nbytes(100, 50, 1000) == 1000 + 30 * 100 * 50
+    with pytest.raises(MediaError):
+        processor.views(b"no picture")
+    with pytest.raises(StartupError, match="--mm-processor-kwargs"):
+        processor_for(replace(model, processor_options={"size": 56}))
+
+
+def test_tokens_equal_transformers(directory: Path, model: ModelSpec, arena: Arena) -> None:
+    reference = transformers.VipLlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
+    hf_processor = transformers.AutoProcessor.from_pretrained(directory)
+    processor = processor_for(model)
+    assert processor is not None
+    tower = load_tower(model, platform_for("cpu", "float32"), lambda done, total, unit: None)
+    driver = Driver(make_runner(directory, arena, model=model), chunk=7)
+    sequences, expected, offset = [], [], 0
+    for slot, text in enumerate(TEXTS):
+        data = [png(slot + index) for index in range(text.count("<image>"))]
+        pictures = [Image.open(io.BytesIO(each)) for each in data]
+        inputs = hf_processor(text=text, images=pictures or None, return_tensors="pt")
+        out = reference.generate(**inputs, do_sample=False, max_new_tokens=10, eos_token_id=-1)
+        expected.append(out[0, inputs["input_ids"].shape[1] :].tolist())
+        handles = []
+        for each in data:
+            (rows,) = tower([ViewTensors(*map(torch.from_numpy, processor.views(each)))])
+            handle, offset = put_rows(arena, rows, offset)
+            handles.append(handle)
+        prompt, spans = prompt_with_images(inputs["input_ids"][0].tolist(), handles, image_id=IMAGE, num_tokens=16)
+        sequences.append(driver.add(slot, prompt, spans=spans))
+    driver.run(10)
+    assert [s.output[:10] for s in sequences] == expected
+
+
+def test_parts_that_a_process_does_not_use_are_freed(directory: Path, model: ModelSpec) -> None:
+    tower = load_tower(model, platform_for("cpu", "float32"), lambda done, total, unit: None)
+    assert not any("language_model" in name for name, _ in tower.named_parameters())  # type: ignore[attr-defined]
+    runner = make_runner(directory, model=model)
+    assert not any("vision_tower" in name for name, _ in runner._model.named_parameters())  # type: ignore[attr-defined]
+
+
+def test_llava_can_be_computed_either_way(tmp_path: Path) -> None:
+    spec = describe(make_llava(tmp_path))
+    assert (spec.family, spec.vision.rows) == ("transformers", (16,))  # type: ignore[union-attr]
