@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,19 @@ from PIL import Image
 
 from benchmarks.load.server import serve
 from tests.e2e.stack import LITTLE_MEMORY, Stack
+from tests.fakes import vision_model
 from tests.fakes.idefics3 import make_idefics3
 from tests.fakes.media import png
 from tests.fakes.qwen_vl import make_qwen_vl, processed_qwen_vl
+from tests.fakes.vision_checkpoints import make_vision
 
 NUM_TOKENS = 12
 CHUNKS = ("--max-num-seqs", "8", "--max-num-batched-tokens", "16")
 """Smaller than most images."""
 PICTURES = [png(seed, *size) for seed, size in enumerate([(100, 37), (56, 56), (30, 90)])]
-QUESTIONS: list[tuple[str | int, ...]] = [
+Question = tuple[str | int, ...]
+"""Texts, and indexes of PICTURES."""
+QUESTIONS: list[Question] = [
     (0, "what is it?"),
     (1, "and this?"),
     (2, "third"),
@@ -33,8 +37,6 @@ QUESTIONS: list[tuple[str | int, ...]] = [
     ("The last one first: ", 2, 0),
     ("no picture",),
 ]
-"""Texts, and indexes of PICTURES."""
-
 
 Processed = Callable[[Path, list[dict[str, Any]], list[Image.Image]], dict[str, Any]]
 """(checkpoint, messages, images) -> what ``generate`` takes."""
@@ -49,14 +51,24 @@ def processed_idefics3(directory: Path, chat: list[dict[str, Any]], images: list
 FAMILIES: dict[str, tuple[Callable[[Path], Path], Processed]] = {
     "idefics3": (make_idefics3, processed_idefics3),
     "qwen3_vl": (partial(make_qwen_vl, family="qwen3_vl"), partial(processed_qwen_vl, family="qwen3_vl")),
+    **{
+        family: (partial(make_vision, family=family), partial(vision_model.processed, family=family))
+        for family in ("internvl", "mistral3", "gemma3", "paddleocr_vl", "llava_next", "llava_onevision")
+    },
 }
 
 
-def expected(directory: Path, processed: Processed) -> list[str]:
+def questions(family: str) -> list[Question]:
+    """Those with as many pictures as a request of this family may have."""
+    most = 1 if family == "llava_onevision" else len(PICTURES)
+    return [question for question in QUESTIONS if sum(isinstance(part, int) for part in question) <= most]
+
+
+def expected(directory: Path, asked: Sequence[Question], processed: Processed) -> list[str]:
     model = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     found = []
-    for question in QUESTIONS:
+    for question in asked:
         content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in question]
         images = [Image.open(io.BytesIO(PICTURES[part])) for part in question if isinstance(part, int)]
         inputs = processed(directory, [{"role": "user", "content": content}], images)
@@ -65,10 +77,10 @@ def expected(directory: Path, processed: Processed) -> list[str]:
     return found
 
 
-async def answers(stack: Stack) -> list[str]:
+async def answers(stack: Stack, asked: Sequence[Question]) -> list[str]:
     client = stack.async_client()
 
-    async def ask(question: tuple[str | int, ...]) -> str:
+    async def ask(question: Question) -> str:
         content = [
             {"type": "text", "text": part}
             if isinstance(part, str)
@@ -85,7 +97,7 @@ async def answers(stack: Stack) -> list[str]:
         return reply.choices[0].message.content or ""
 
     async with client:
-        return await asyncio.gather(*map(ask, QUESTIONS))
+        return await asyncio.gather(*map(ask, asked))
 
 
 def _base64(data: bytes) -> str:
@@ -95,12 +107,12 @@ def _base64(data: bytes) -> str:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pictures_of_several_sizes_are_answered_as_by_transformers(tmp_path: Path, family: str) -> None:
     make, processed = FAMILIES[family]
-    directory = make(tmp_path)
+    directory, asked = make(tmp_path), questions(family)
     options = ("--dtype", "float32", *LITTLE_MEMORY, "--served-model-name", "tiny", "--http-workers", "1")
     with serve(*options, *CHUNKS, model=str(directory)) as target:
         assert target.pid is not None
         stack = Stack(target.url, target.pid)
-        cold = asyncio.run(answers(stack))
-        again = asyncio.run(answers(stack))
+        cold = asyncio.run(answers(stack, asked))
+        again = asyncio.run(answers(stack, asked))
         stack.check_all_released()
-    assert cold == again == expected(directory, processed)
+    assert cold == again == expected(directory, asked, processed)

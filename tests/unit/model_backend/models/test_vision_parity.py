@@ -6,7 +6,6 @@ Pictures go through the families' image processors, towers and prompts. Qwen's a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,18 @@ import pytest
 import torch
 import transformers
 
-from mmserve.checkpoint.load import load
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.ipc.arena import Arena
-from mmserve.messages.media import Handle, MediaSpan
+from mmserve.messages.media import MediaSpan
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.reference import TorchPlatform
-from mmserve.model_backend.vision.interface import ViewTensors
-from mmserve.processors.interface import Expansion
-from mmserve.processors.registry import processor_for
 from tests.fakes.embeddings import put_rows
 from tests.fakes.engine import BLOCK_TOKENS, Driver, Engine, Running, make_runner
 from tests.fakes.media import png
 from tests.fakes.ranks_in_threads import RanksInThreads
 from tests.fakes.vision_checkpoints import IMAGE, make_vision
+from tests.fakes.vision_model import VisionModel
 
 FAMILIES = ["internvl", "mistral3", "pixtral", "paddleocr_vl", "llava_next", "llava_onevision"]
 SIZES = ((60, 50), (30, 61), (100, 37))
@@ -49,58 +45,36 @@ AROUND = {"paddleocr_vl": "<|IMAGE_START|>{}<|IMAGE_END|>"}
 """What the chat template writes around a picture, where pictures must not be neighbours."""
 
 
-@dataclass
-class Model:
-    """A checkpoint, and its pictures' rows in an arena."""
+class Model(VisionModel):
+    """With the pictures' rows in an arena."""
 
-    family: str
-    directory: Path
-    arena: Arena
-    views: list[ViewTensors] = field(default_factory=list)
-    expansions: list[Expansion] = field(default_factory=list)
-    handles: list[Handle] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        spec, offset = load(self.directory), 0
-        processor = processor_for(spec)
-        assert processor is not None
-        for seed, size in enumerate(SIZES):
-            self.views.append(ViewTensors(*map(torch.from_numpy, processor.views(png(seed, *size)))))
-            self.expansions.append(processor.expand(*size, index=0, count=1))
-        tower = load_tower(spec, platform_for("cpu", "float32"), lambda done, total, unit: None)
+    def __init__(self, family: str, directory: Path, arena: Arena) -> None:
+        super().__init__(family, directory, [png(seed, *size) for seed, size in enumerate(SIZES)])
+        self.arena, self.handles, offset = arena, [], 0
+        tower = load_tower(self.spec, platform_for("cpu", "float32"), lambda done, total, unit: None)
         for rows, expansion in zip(tower(self.views), self.expansions, strict=True):
             assert len(rows) == expansion.num_rows
-            handle, offset = put_rows(self.arena, rows, offset)
+            handle, offset = put_rows(arena, rows, offset)
             self.handles.append(handle)
-
-    @property
-    def prompts(self) -> tuple[Prompt, ...]:
-        return ONE_PICTURE if self.family == "llava_onevision" else PROMPTS
 
     @cached_property
     def transformers(self) -> Any:
         return transformers.AutoModelForImageTextToText.from_pretrained(self.directory, dtype=torch.float32)
 
-    @cached_property
-    def tokenizer(self) -> Any:
-        return transformers.AutoTokenizer.from_pretrained(self.directory)
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        return ONE_PICTURE if self.family == "llava_onevision" else PROMPTS
 
-    def ids(self, prompt: Prompt) -> list[int]:
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
         """With one image token for each row."""
-        ids: list[int] = []
+        around, ids = AROUND.get(self.family, "{}").format(self.placeholder), []
         for part in prompt:
-            if isinstance(part, int):
-                ids.append(part)
-                continue
-            expansion = self.expansions[int(part)]
-            runs, text = iter(expansion.runs), AROUND.get(self.family, "{}").format(expansion.text)
-            for token in self.tokenizer(text, add_special_tokens=False)["input_ids"]:
-                ids += [IMAGE] * next(runs).rows if token == IMAGE else [token]
+            ids += [part] if isinstance(part, int) else self.ids(around, [int(part)])
         return ids
 
     def add(self, driver: Driver, slot: int, prompt: Prompt, **settings: Any) -> Running:
-        ids, spans, start = self.ids(prompt), [], 0
-        for media_index, picture in enumerate(int(part) for part in prompt if isinstance(part, str)):
+        ids, spans, start = self.prompt_ids(prompt), [], 0
+        for media_index, picture in enumerate(pictures_of(prompt)):
             handle, row = self.handles[picture], 0
             for run in self.expansions[picture].runs:
                 start = ids.index(IMAGE, start)
@@ -123,20 +97,9 @@ class Model:
 
     def expected(self, prompt: Prompt) -> list[int]:
         """Of transformers."""
-        ids = torch.tensor([self.ids(prompt)])
-        pictures = [int(part) for part in prompt if isinstance(part, str)]
-        images = INPUTS[self.family]([self.views[each] for each in pictures], pictures) if pictures else {}
-        if self.family == "paddleocr_vl":
-            images["mm_token_type_ids"] = (ids == IMAGE).int()
-        out = self.transformers.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=NUM_TOKENS,
-            eos_token_id=-1,
-            **images,
-        )
-        return out[0, ids.shape[1] :].tolist()  # type: ignore[no-any-return]
+        inputs = self.inputs(self.prompt_ids(prompt), pictures_of(prompt))
+        out = self.transformers.generate(**inputs, do_sample=False, max_new_tokens=NUM_TOKENS, eos_token_id=-1)
+        return out[0, inputs["input_ids"].shape[1] :].tolist()  # type: ignore[no-any-return]
 
     def outputs(self, engine: Engine, chunk: int) -> list[list[int]]:
         driver = Driver(engine, chunk)
@@ -145,39 +108,8 @@ class Model:
         return [sequence.output[:NUM_TOKENS] for sequence in sequences]
 
 
-def tiles(views: Sequence[ViewTensors], pictures: Sequence[int]) -> dict[str, Any]:
-    return {"pixel_values": torch.cat([view.values for view in views])}
-
-
-def padded(views: Sequence[ViewTensors], pictures: Sequence[int]) -> dict[str, Any]:
-    """Pictures from their patches, in a batch of the largest sides."""
-    sizes = torch.tensor([[14 * rows, 14 * columns] for view in views for _, rows, columns in view.grids.tolist()])
-    pixels = torch.zeros(len(views), 3, *sizes.amax(dim=0).tolist())
-    for index, (view, (height, width)) in enumerate(zip(views, sizes.tolist(), strict=True)):
-        patches = view.values.view(height // 14, width // 14, 3, 14, 14).permute(2, 0, 3, 1, 4)
-        pixels[index, :, :height, :width] = patches.reshape(3, height, width)
-    return {"pixel_values": pixels, "image_sizes": sizes}
-
-
-def patches(views: Sequence[ViewTensors], pictures: Sequence[int]) -> dict[str, Any]:
-    values = torch.cat([view.values for view in views]).view(-1, 3, 14, 14)
-    return {"pixel_values": values, "image_grid_thw": torch.cat([view.grids for view in views]).long()}
-
-
-def anyres(views: Sequence[ViewTensors], pictures: Sequence[int]) -> dict[str, Any]:
-    """Tiles of all pictures in a batch of the largest number."""
-    pixels = torch.nn.utils.rnn.pad_sequence([view.values for view in views], batch_first=True)
-    return {"pixel_values": pixels, "image_sizes": torch.tensor([SIZES[each][::-1] for each in pictures])}
-
-
-INPUTS = {
-    "internvl": tiles,
-    "mistral3": padded,
-    "pixtral": padded,
-    "paddleocr_vl": patches,
-    "llava_next": anyres,
-    "llava_onevision": anyres,
-}
+def pictures_of(prompt: Prompt) -> list[int]:
+    return [int(part) for part in prompt if isinstance(part, str)]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -214,7 +146,7 @@ def test_prefix_hit_and_preemption(model: Model, expected: list[list[int]], num_
     while len(first.output) < 5:
         driver.step()
     other = (*prompt[:21], 110, 111)
-    assert 20 < BLOCK_TOKENS + 7 < len(model.ids(prompt[:21]))
+    assert 20 < BLOCK_TOKENS + 7 < len(model.prompt_ids(prompt[:21]))
     hit = model.add(driver, 1, other, shared=tuple(first.blocks[:1]), copied=(first.blocks[1], num_copied))
     driver.step()
     driver.drop(first)

@@ -1,0 +1,108 @@
+"""A vision-language checkpoint with some pictures: the token ids of prompts, and the inputs of transformers' models."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from PIL import Image
+
+from mmserve.checkpoint.load import load
+from mmserve.model_backend.vision.interface import ViewTensors
+from mmserve.processors.interface import Expansion
+from mmserve.processors.registry import processor_for
+from tests.fakes.vision_checkpoints import IMAGE
+
+_TOKEN_TYPES = {"paddleocr_vl": "mm_token_type_ids", "gemma3": "token_type_ids"}
+"""Of families whose models must be told which tokens are of pictures."""
+
+
+class VisionModel:
+    """``family``: one of ``vision_checkpoints``. Pictures are numbered from 0 on."""
+
+    def __init__(self, family: str, directory: Path, files: Sequence[bytes]) -> None:
+        self.family, self.directory = family, directory
+        self.spec, self.sizes = load(directory), [Image.open(io.BytesIO(file)).size for file in files]
+        processor = processor_for(self.spec)
+        assert processor is not None
+        self.placeholder = processor.placeholder
+        self.views = [ViewTensors(*map(torch.from_numpy, processor.views(file))) for file in files]
+        self.expansions: list[Expansion] = [processor.expand(*size, index=0, count=1) for size in self.sizes]
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return transformers.AutoTokenizer.from_pretrained(self.directory)
+
+    def ids(self, text: str, pictures: Sequence[int]) -> list[int]:
+        """Of a text with placeholders, with one image token for each row."""
+        first, *rest = text.split(self.placeholder)
+        texts = [self.expansions[each].text for each in pictures]
+        text = first + "".join(f"{image}{after}" for image, after in zip(texts, rest, strict=True))
+        runs = iter([run for each in pictures for run in self.expansions[each].runs])
+        ids: list[int] = []
+        for token in self.tokenizer(text, add_special_tokens=False)["input_ids"]:
+            ids += [IMAGE] * next(runs).rows if token == IMAGE else [token]
+        return ids
+
+    def inputs(self, ids: Sequence[int], pictures: Sequence[int]) -> dict[str, Any]:
+        """What ``generate`` of transformers takes."""
+        prompt = torch.tensor([ids])
+        found = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
+        if self.family in _TOKEN_TYPES:
+            found[_TOKEN_TYPES[self.family]] = (prompt == IMAGE).int()
+        return found | (_INPUTS[self.family](self, pictures) if pictures else {})
+
+
+def processed(directory: Path, chat: list[dict[str, Any]], images: list[Image.Image], *, family: str) -> dict[str, Any]:
+    """What ``generate`` takes for a chat with these pictures."""
+    files = [io.BytesIO() for _ in images]
+    for image, file in zip(images, files, strict=True):
+        image.save(file, "PNG")
+    model, pictures = VisionModel(family, directory, [file.getvalue() for file in files]), range(len(files))
+    text = model.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    return model.inputs(model.ids(text, pictures), pictures)
+
+
+def _tiles(model: VisionModel, pictures: Sequence[int]) -> dict[str, Any]:
+    return {"pixel_values": torch.cat([model.views[each].values for each in pictures])}
+
+
+def _padded(model: VisionModel, pictures: Sequence[int]) -> dict[str, Any]:
+    """Pictures from their patches, in a batch of the largest sides."""
+    views = [model.views[each] for each in pictures]
+    sizes = torch.tensor([[14 * rows, 14 * columns] for view in views for _, rows, columns in view.grids.tolist()])
+    pixels = torch.zeros(len(views), 3, *sizes.amax(dim=0).tolist())
+    for index, (view, (height, width)) in enumerate(zip(views, sizes.tolist(), strict=True)):
+        patches = view.values.view(height // 14, width // 14, 3, 14, 14).permute(2, 0, 3, 1, 4)
+        pixels[index, :, :height, :width] = patches.reshape(3, height, width)
+    return {"pixel_values": pixels, "image_sizes": sizes}
+
+
+def _patches(model: VisionModel, pictures: Sequence[int]) -> dict[str, Any]:
+    views = [model.views[each] for each in pictures]
+    values = torch.cat([view.values for view in views]).view(-1, 3, 14, 14)
+    return {"pixel_values": values, "image_grid_thw": torch.cat([view.grids for view in views]).long()}
+
+
+def _anyres(model: VisionModel, pictures: Sequence[int]) -> dict[str, Any]:
+    """Tiles of all pictures in a batch of the largest number."""
+    tiles = [model.views[each].values for each in pictures]
+    pixels = torch.nn.utils.rnn.pad_sequence(tiles, batch_first=True)
+    return {"pixel_values": pixels, "image_sizes": torch.tensor([model.sizes[each][::-1] for each in pictures])}
+
+
+_INPUTS = {
+    "internvl": _tiles,
+    "mistral3": _padded,
+    "pixtral": _padded,
+    "gemma3": _tiles,
+    "paddleocr_vl": _patches,
+    "llava_next": _anyres,
+    "llava_onevision": _anyres,
+}
+"""How transformers' models take pictures."""
