@@ -64,7 +64,8 @@ def _described(directory: Path, name: str) -> ModelSpec:
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=os.environ | _OFFLINE
     )
-    if done.returncode == 0:
-        return msgspec.json.decode(done.stdout, type=ModelSpec)
+    # Other libraries may print lines before the answer.
     lines = (done.stdout.strip() or done.stderr.strip() or f"exit code {done.returncode}").splitlines()
+    if done.returncode == 0:
+        return msgspec.json.decode(lines[-1], type=ModelSpec)
     raise StartupError(f"{name} is not supported, neither by mmserve's own code nor through transformers: {lines[-1]}")

@@ -23,7 +23,7 @@ _LENGTHS = (29, 16)
 _STEPS = (((0, 0, 13), (1, 0, 1)), ((0, 13, 15), (1, 1, 14)), ((0, 28, 1), (1, 15, 1)))
 """(sequence, start, number of tokens): two prompts at once, in chunks that end within blocks, then decoding."""
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.1}
-"""Of a row's logits: length of the difference through length of the row. Another attention gives about 1."""
+"""Of a row's logits: length of the difference through length of the row."""
 logger = logging.getLogger(__name__)
 
 

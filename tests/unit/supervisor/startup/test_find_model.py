@@ -63,7 +63,7 @@ def test_transformers_describes_the_model(
 ) -> None:
     directory = checkpoint(tmp_path, config)
     described = ModelSpec(family="transformers", path=str(directory), text=TEXT)
-    commands = answer(monkeypatch, 0, msgspec.json.encode(described).decode())
+    commands = answer(monkeypatch, 0, "a line of a library\n" + msgspec.json.encode(described).decode() + "\n")
     found = find_model(Config(model=str(directory), model_impl=impl))  # type: ignore[arg-type]
     assert found == described
     assert commands[0][-1] == str(directory)
