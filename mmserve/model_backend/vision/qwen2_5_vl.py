@@ -14,7 +14,14 @@ from mmserve.model_backend.layers.norm import RmsNorm
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.vision import patch_grids
 from mmserve.model_backend.vision.interface import ViewTensors
-from mmserve.model_backend.vision.qwen_layers import EncoderLayer, Merger, joined_patches, patch_embedding, targets_of
+from mmserve.model_backend.vision.qwen_layers import (
+    EncoderLayer,
+    Merger,
+    angles_of,
+    joined_patches,
+    patch_embedding,
+    targets_of,
+)
 
 
 class Qwen25VisionTower(nn.Module):
@@ -40,7 +47,7 @@ class Qwen25VisionTower(nn.Module):
         order, windows = patch_grids.window_order(merged, spec.window_squares)
         window_lengths, frame_lengths = [square * count for count in windows], patch_grids.frame_lengths(grids)
         positions = patch_grids.patch_positions(grids, merge).view(-1, square, 2)[order].view(-1, 2)
-        angles = patch_grids.axial_angles(positions.to(self._device), spec.head_dim, spec.rope_theta)
+        angles = angles_of(positions, spec, self._device)
         order = order.to(self._device)
         embedded = self.embedding(patches.to(self._device, self._dtype))
         x = embedded.view(len(order), square, -1)[order].view(len(embedded), -1)

@@ -17,6 +17,7 @@ from mmserve.model_backend.vision.qwen_layers import (
     EncoderLayer,
     Merger,
     Mlp,
+    angles_of,
     joined_patches,
     patch_embedding,
     targets_of,
@@ -39,8 +40,8 @@ class Qwen2VisionTower(nn.Module):
     @torch.inference_mode()
     def forward(self, pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
         patches, grids, counts = joined_patches(pictures, self._spec)
-        positions = patch_grids.patch_positions(grids, self._spec.merge_size).to(self._device)
-        angles = patch_grids.axial_angles(positions, self._spec.head_dim, self._spec.rope_theta)
+        positions = patch_grids.patch_positions(grids, self._spec.merge_size)
+        angles = angles_of(positions, self._spec, self._device)
         lengths = patch_grids.frame_lengths(grids)
         x = self.embedding(patches.to(self._device, self._dtype))
         for layer in self.layers:

@@ -17,6 +17,7 @@ from mmserve.model_backend.vision.qwen_layers import (
     EncoderLayer,
     Merger,
     Mlp,
+    angles_of,
     joined_patches,
     patch_embedding,
     targets_of,
@@ -48,8 +49,8 @@ class Qwen3VisionTower(nn.Module):
     def forward(self, pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
         spec = self._spec
         patches, grids, counts = joined_patches(pictures, spec)
-        positions = patch_grids.patch_positions(grids, spec.merge_size).to(self._device)
-        angles = patch_grids.axial_angles(positions, spec.head_dim, spec.rope_theta)
+        positions = patch_grids.patch_positions(grids, spec.merge_size)
+        angles = angles_of(positions, spec, self._device)
         lengths = patch_grids.frame_lengths(grids)
         x = self.embedding(patches.to(self._device, self._dtype))
         square = self.positions.view(spec.positions_per_side, spec.positions_per_side, -1)

@@ -14,7 +14,7 @@ from mmserve.model_backend.layers.mlp import GatedMlp
 from mmserve.model_backend.layers.norm import LayerNorm, RmsNorm
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.vision.interface import ViewTensors, grids_of, joined
-from mmserve.model_backend.vision.patch_grids import Angles, Grid
+from mmserve.model_backend.vision.patch_grids import Angles, Grid, axial_angles
 
 Norm = type[LayerNorm] | type[RmsNorm]
 
@@ -110,6 +110,12 @@ def joined_patches(pictures: Sequence[ViewTensors], spec: Qwen2Vision) -> tuple[
     patches, counts = joined(pictures)
     grids = grids_of(pictures)
     return patches, grids, [count // spec.patches_per_row for count in counts]
+
+
+def angles_of(positions: torch.Tensor, spec: Qwen2Vision, device: torch.device) -> Angles:
+    """Of patches at these positions, computed on the CPU."""
+    cos, sin = axial_angles(positions, spec.head_dim, spec.rope_theta)
+    return cos.to(device), sin.to(device)
 
 
 def targets_of(*parts: nn.Module) -> dict[str, Target | None]:

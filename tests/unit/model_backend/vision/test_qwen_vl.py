@@ -14,7 +14,9 @@ import transformers
 from msgspec.structs import replace
 
 from mmserve.checkpoint.load import load
+from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.loader.load import load_tower
+from mmserve.model_backend.loader.registry import family_of
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.platforms.reference import TorchPlatform
@@ -83,6 +85,18 @@ def test_names_of_the_hub_and_of_transformers_5(tmp_path: Path, directories: Dir
         rename_weights(renamed, ("visual.", "model.visual."), ("model.", "model.language_model."))
     views = pictures(renamed)
     assert difference(tower_of(renamed)(views), tower_of(directories[family])(views)) == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tower_computes_on_its_device(directories: Directories, family: str) -> None:
+    """Shapes only: the meta device refuses tensors in host memory, as a GPU does."""
+    model, meta = load(directories[family]), TorchPlatform(torch.device("meta"), torch.bfloat16)
+    tower = family_of(family).tower
+    assert tower is not None
+    assert model.vision is not None
+    rows = tower(model.vision, model.text.hidden_size, meta.layer_context(TpGroup()))(pictures(directories[family]))
+    assert [each.shape for each in rows] == [(prod(grid) // 4, 64 * model.vision.streams) for grid in GRIDS]
+    assert all(each.is_meta for each in rows)
 
 
 def by_rows(grids: Sequence[patch_grids.Grid], merge: int) -> torch.Tensor:
