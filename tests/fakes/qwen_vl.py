@@ -56,7 +56,7 @@ _INTERLEAVED = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 
 _QWEN3 = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 16}
 _DEEPSTACK = {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 36, "out_hidden_size": 64}
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-_QWEN25 = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
+_QWEN25 = {"depth": 3, "hidden_size": 32, "intermediate_size": 44, "num_heads": 2, "out_hidden_size": 64}
 CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": (
         {"rope_parameters": _CHUNKED},

@@ -68,16 +68,15 @@ class KernelOps(TorchOps):
 
     def _activate(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """In place where the kernels compute it."""
-        size = x.shape[-1]
-        if size % _VECTOR or not x.is_contiguous():
+        if not x.is_contiguous():
             return super().activation(name)(x)
+        size = x.shape[-1]
         self._kernels.mm_activation(x.data_ptr(), x.numel() // size, size, ACTIVATIONS[name])
         return x
 
     def _act_and_mul(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
         rows, width = x.shape
-        if width % (2 * _VECTOR):
-            return super().act_and_mul(name)(x)
         out = torch.empty(rows, width // 2)
         self._kernels.mm_act_and_mul(x.data_ptr(), out.data_ptr(), rows, width // 2, ACTIVATIONS[name])
         return out

@@ -1,20 +1,22 @@
 """Linear methods of a CPU. Each loads plain weights and converts them once, in ``finish_loading``.
 
-``KernelLinear`` is for the C++ kernels, in float32; ``Int8Linear`` and ``Int4Linear`` quantize for them.
-``OneDnnLinear`` is for other dtypes and where there are no kernels: a third faster than torch's own product. OneDNN's
-packed operators are private names of torch, so each dtype must pass a numeric self-test first (``onednn_works``).
+``KernelLinear`` is for the C++ kernels, in float32, and ``PaddedKernelLinear`` where outputs are no multiple of 16;
+``Int8Linear`` and ``Int4Linear`` quantize for them. ``OneDnnLinear`` is for other dtypes and where there are no
+kernels: a third faster than torch's own product. OneDNN's packed operators are private names of torch, so each dtype
+must pass a numeric self-test first (``onednn_works``).
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import torch
 import torch.nn.functional as F
 
 from mmserve.model_backend.layers.linear_method import LinearShape
+from mmserve.model_backend.layers.target import LinearShard, Target
 from mmserve.model_backend.platforms.cpu import quantization
 from mmserve.model_backend.platforms.cpu.packed_weights import PANEL, format_of, pack
 from mmserve.model_backend.platforms.reference import PlainLinear
@@ -74,6 +76,31 @@ class KernelLinear(PlainLinear):
         out = torch.empty(len(indices), self.in_size)
         self._kernels.mm_rows(self.packed.data_ptr(), self.format, indices.data_ptr(), out.data_ptr(), *out.shape)
         return out
+
+
+class PaddedKernelLinear:
+    """A ``KernelLinear`` for any number of outputs: zero outputs up to a multiple of 16, which are cut off each result.
+
+    See ``layers.linear_method.LinearMethod``.
+    """
+
+    def __init__(self, kernels: ctypes.CDLL, shape: LinearShape) -> None:
+        self._out_size = shape.out_size
+        padded = -(-shape.out_size // PANEL) * PANEL
+        self._method = KernelLinear(kernels, shape._replace(out_size=padded))
+
+    def targets(self, shard: LinearShard) -> Iterator[tuple[str, Target]]:
+        return self._method.targets(shard)
+
+    def finish_loading(self) -> None:
+        self._method.finish_loading()
+
+    def apply(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        out = self._method.apply(x)[..., : self._out_size]
+        out = out.contiguous() if bias is None else out + bias
+        return out if residual is None else residual.add_(out)
 
 
 class Int8Linear(KernelLinear):

@@ -22,7 +22,14 @@ from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.model_backend.platforms.cpu.decoder import compile_decoder
 from mmserve.model_backend.platforms.cpu.ops import KernelOps
 from mmserve.model_backend.platforms.cpu.packed_weights import PANEL
-from mmserve.model_backend.platforms.cpu.packing import Int4Linear, Int8Linear, KernelLinear, OneDnnLinear, onednn_works
+from mmserve.model_backend.platforms.cpu.packing import (
+    Int4Linear,
+    Int8Linear,
+    KernelLinear,
+    OneDnnLinear,
+    PaddedKernelLinear,
+    onednn_works,
+)
 from mmserve.model_backend.platforms.cpu.sampling import KernelSampling
 from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
 from mmserve.model_backend.platforms.interface import ForwardExecutor
@@ -45,7 +52,9 @@ class CpuPlatform(TorchPlatform):
         quantization = quantization if shape.quantizable else "none"
         if quantization == "int4" and self.kernels is not None:
             return Int4Linear(self.kernels, shape)
-        if quantization == "none" and not self._packs(shape) and onednn_works(self.dtype):
+        if quantization == "none" and self.kernels is not None and not self._packs(shape):
+            return PaddedKernelLinear(self.kernels, shape)
+        if quantization == "none" and self.kernels is None and onednn_works(self.dtype):
             return OneDnnLinear(shape, self.dtype, self.device)
         return self.embedding_method(quantization, shape)
 

@@ -136,7 +136,7 @@ void mm_activation(float* x, int64_t rows, int64_t size, int64_t activation) {
     activations::dispatch(activation, [=](auto act) {
         pool::parallel_for_rows(rows, 2 * size, [=](int64_t row) {
             for (float *at = x + row * size, *end = at + size; at < end; at += 8)
-                tile::store(at, act(tile::load<tile::f32x8>(at)));
+                tile::store_first(at, act(tile::load_first(at, end - at)), end - at);
         });
     });
 }
@@ -146,9 +146,10 @@ void mm_act_and_mul(const float* x, float* out, int64_t rows, int64_t size, int6
     activations::dispatch(activation, [=](auto act) {
         pool::parallel_for_rows(rows, 4 * size, [=](int64_t row) {
             const float *gate = x + row * 2 * size, *up = gate + size;
-            for (int64_t i = 0; i < size; i += 8)
-                tile::store(out + row * size + i,
-                            act(tile::load<tile::f32x8>(gate + i)) * tile::load<tile::f32x8>(up + i));
+            for (int64_t i = 0; i < size; i += 8) {
+                const tile::f32x8 activated = act(tile::load_first(gate + i, size - i));
+                tile::store_first(out + row * size + i, activated * tile::load_first(up + i, size - i), size - i);
+            }
         });
     });
 }

@@ -28,6 +28,18 @@ inline void store(float* to, f32x8 value) {
     std::memcpy(to, &value, sizeof value);
 }
 
+// The first `count` of 8 numbers, at most 8. The others are zeros when loaded, and are not stored.
+inline f32x8 load_first(const float* from, int64_t count) {
+    if (count >= 8) return load<f32x8>(from);
+    f32x8 value{};
+    std::memcpy(&value, from, count * sizeof(float));
+    return value;
+}
+
+inline void store_first(float* to, f32x8 value, int64_t count) {
+    std::memcpy(to, &value, std::min<int64_t>(count, 8) * sizeof(float));
+}
+
 inline f32x8 broadcast(float x) {
     return f32x8{x, x, x, x, x, x, x, x};
 }

@@ -10,8 +10,15 @@ import torch
 import torch.nn.functional as F
 
 from mmserve.model_backend.layers.linear_method import LinearShape
+from mmserve.model_backend.layers.target import LinearShard
 from mmserve.model_backend.platforms.cpu import packing, quantization
-from mmserve.model_backend.platforms.cpu.packing import Int4Linear, Int8Linear, KernelLinear, OneDnnLinear
+from mmserve.model_backend.platforms.cpu.packing import (
+    Int4Linear,
+    Int8Linear,
+    KernelLinear,
+    OneDnnLinear,
+    PaddedKernelLinear,
+)
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.cpu.threads import share_cores
 from mmserve.model_backend.platforms.reference import PlainLinear
@@ -157,6 +164,22 @@ def test_linear_without_kernels_computes_the_product_and_adds_it_to_the_residual
         torch.testing.assert_close(added, residual + expected, **tolerance)
 
 
+@needs_compiler
+def test_outputs_that_are_no_multiple_of_16_are_padded() -> None:
+    weight, bias, x, residual = random(20, 24), random(20), random(9, 24), random(9, 20, seed=3)
+    method = PaddedKernelLinear(kernels(), LinearShape.full(20, 24))
+    ((_, target),) = method.targets(LinearShard("layer", (20, 24), slice(0, 20), dim=0, start=0))
+    target.into.copy_(weight)
+    method.finish_loading()
+    torch.testing.assert_close(method.apply(x), F.linear(x, weight))
+    torch.testing.assert_close(method.apply(x, bias), F.linear(x, weight, bias))
+    assert method.apply(x, bias).is_contiguous()
+    added = residual.clone()
+    assert method.apply(x, bias, added) is added
+    torch.testing.assert_close(added, residual + F.linear(x, weight, bias))
+    assert torch.equal(method.apply(x[:1], bias), method.apply(x, bias)[:1])
+
+
 def test_padded_outputs_have_zero_weights() -> None:
     method = PlainLinear(LinearShape(8, 4, used=5), torch.float32, torch.device("cpu"))
     method.weight[:5] = 1
@@ -176,7 +199,8 @@ def test_each_quantization_and_shape_gets_its_method() -> None:
     assert type(platform.linear_method("int8", divisible)) is Int8Linear
     assert type(platform.linear_method("int4", divisible)) is Int4Linear
     assert type(platform.embedding_method("int4", divisible)) is Int8Linear, "rows of int4 cannot be looked up"
-    assert type(platform.embedding_method("none", odd)) is PlainLinear, "oneDNN's layout has no rows"
+    assert type(platform.linear_method("none", odd)) is PaddedKernelLinear
+    assert type(platform.embedding_method("none", odd)) is PlainLinear, "it is no method whose rows can be looked up"
     with pytest.raises(StartupError, match="not 12 and 24"):
         platform.linear_method("int8", odd)
 
