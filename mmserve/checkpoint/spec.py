@@ -157,6 +157,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The token that stands for rows of a picture in a tokenized prompt."""
     image_token: str = "<image>"
     """Its text."""
+    chat_template: str = ""
+    """The family's own, for checkpoints whose template takes no pictures."""
     processor_options: dict[str, Any] = {}
     """Settings of the image processor that the user has changed (--mm-processor-kwargs)."""
     eos_token_ids: tuple[int, ...] = ()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mmserve.config.deployment import Deployment
-from mmserve.httpserver.prompt.chat_template import ALWAYS_GIVEN, template_source, variables_read
+from mmserve.httpserver.prompt.chat_template import ALWAYS_GIVEN, template_of, variables_read
 from mmserve.httpserver.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from mmserve.runtime.errors import InvalidRequest, ModelNotFound, quoted
 
@@ -39,7 +39,7 @@ class ServedModel:
     @classmethod
     def of(cls, deployment: Deployment) -> ServedModel:
         model, config = deployment.model, deployment.config
-        variables = variables_read(template_source(Path(model.path)) or "")
+        variables = variables_read(template_of(model) or "")
         names = tuple(dict.fromkeys((deployment.served_name, *config.served_model_name)))
         return cls(
             name=deployment.served_name,

@@ -18,7 +18,7 @@ from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit
 from mmserve.httpserver.output.answer_format import AnswerFormat
 from mmserve.httpserver.output.vocabulary import Vocabulary
 from mmserve.httpserver.prompt.builder import PromptBuilder
-from mmserve.httpserver.prompt.chat_template import template_source
+from mmserve.httpserver.prompt.chat_template import template_of
 from mmserve.httpserver.request.path import PromptSource
 from mmserve.metrics.client import MetricsClient
 
@@ -53,7 +53,7 @@ async def open_services(process: Process, metrics: MetricsClient) -> AsyncIterat
 def answer_format(deployment: Deployment, vocabulary: Vocabulary) -> AnswerFormat:
     """How the deployment's model writes its answers. Raises StartupError."""
     checkpoint, config = Path(deployment.model.path), deployment.config
-    source = template_source(checkpoint) or ""
+    source = template_of(deployment.model) or ""
     return AnswerFormat.of_checkpoint(checkpoint, source, vocabulary, config.tool_call_parser, config.reasoning_parser)
 
 

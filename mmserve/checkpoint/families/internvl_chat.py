@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
+from msgspec.structs import replace
 
 from mmserve.checkpoint.added_tokens import added_tokens
 from mmserve.checkpoint.multimodal import MultimodalJson
@@ -13,6 +14,14 @@ from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.text_config import convert
 from mmserve.checkpoint.vision_config.internvit import InternVitJson
 from mmserve.runtime.errors import StartupError
+
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}{{ '<image>\n' }}{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""The authors' code writes conversations itself; the tokenizer's template may be that of the language model alone."""
 
 
 class NativeVisionJson(InternVitJson, kw_only=True):
@@ -59,4 +68,4 @@ def model(directory: Path, raw: dict[str, Any]) -> ModelSpec:
         raise StartupError(f"force_image_size {config.force_image_size} is not the tower's {vision.image_size}")
     ids = {text: token for token, text in added_tokens(directory).items()}
     config.image_token_id = ids.get(config.default_token, config.default_token_id)
-    return config.model_spec(directory, "internvl_chat", config.text(), vision)
+    return replace(config.model_spec(directory, "internvl_chat", config.text(), vision), chat_template=_CHAT_TEMPLATE)

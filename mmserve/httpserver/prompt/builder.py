@@ -26,7 +26,7 @@ from mmserve.httpserver.conversation import (
     WrittenPrompt,
 )
 from mmserve.httpserver.prompt.bad_words import bad_word_ids
-from mmserve.httpserver.prompt.chat_template import ChatTemplate, template_source
+from mmserve.httpserver.prompt.chat_template import ChatTemplate, template_of
 from mmserve.httpserver.prompt.guarded_encoding import EncodedText, GuardedEncoder
 from mmserve.httpserver.prompt.image_texts import PlacesMismatch
 from mmserve.httpserver.prompt.inline_system import fold_late_system
@@ -48,7 +48,7 @@ class PromptBuilder:
         """Reads tokenizer and chat template. Raises StartupError."""
         model = deployment.model
         checkpoint = Path(model.path)
-        source = template_source(checkpoint)
+        source = template_of(model)
         self._max_model_len = deployment.max_model_len
         self._vocab_size = model.text.vocab_size
         self._image_token_id = model.image_token_id

@@ -20,6 +20,7 @@ import jinja2.nodes
 import jinja2.parser
 
 from mmserve.checkpoint.files import read_json
+from mmserve.checkpoint.spec import ModelSpec
 from mmserve.httpserver.prompt.template_limits import TemplateContext, TemplateLimitExceeded
 from mmserve.httpserver.prompt.template_sandbox import LimitedEnvironment
 from mmserve.runtime.errors import InvalidRequest, StartupError
@@ -108,6 +109,12 @@ class ChatTemplate:
             return self._render(list(messages), {})
         except Exception:  # noqa: BLE001 - any exception means that this format is not supported
             return ""
+
+
+def template_of(model: ModelSpec) -> str | None:
+    """Source of the checkpoint's template, or of the family's if the checkpoint's has nothing to do with images."""
+    source = template_source(Path(model.path))
+    return model.chat_template if model.chat_template and "image" not in (source or "") else source
 
 
 def template_source(checkpoint: Path) -> str | None:

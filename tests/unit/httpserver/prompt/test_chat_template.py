@@ -1,12 +1,14 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from mmserve.httpserver.prompt.chat_template import ChatTemplate, template_source
+from mmserve.httpserver.prompt.chat_template import ChatTemplate, template_of, template_source
 from mmserve.httpserver.prompt.user_text import UserMarks
 from mmserve.runtime.errors import InvalidRequest, StartupError
 from tests.fakes.chat_models import CHATML, LLAMA_2, LLAVA_15
+from tests.fakes.media import model_spec
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -20,6 +22,16 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     assert template_source(tmp_path) == "json"
     (tmp_path / "chat_template.jinja").write_text("jinja")
     assert template_source(tmp_path) == "jinja"
+
+
+def test_a_family_has_a_template_for_checkpoints_whose_own_takes_no_images(tmp_path: Path) -> None:
+    model = msgspec.structs.replace(model_spec(tmp_path), chat_template="of the family")
+    assert template_of(model) == "of the family"
+    (tmp_path / "chat_template.jinja").write_text("text alone")
+    assert template_of(model) == "of the family"
+    assert template_of(model_spec(tmp_path)) == "text alone"
+    (tmp_path / "chat_template.jinja").write_text("{% if part.type == 'image' %}")
+    assert template_of(model) == "{% if part.type == 'image' %}"
 
 
 @pytest.mark.parametrize(

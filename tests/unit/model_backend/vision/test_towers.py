@@ -173,6 +173,7 @@ def test_internvl_in_its_authors_format(tmp_path: Path, name: str) -> None:
     native = make_native_internvl(tmp_path / "native", source)
     found, expected = load(native), load(source)
     assert (found.text, found.image_token_id, found.image_token) == (expected.text, IMAGE, "<IMG_CONTEXT>")
+    assert "<image>" in found.chat_template
     picture = ViewTensors(torch.randn(2, 3, 56, 56), torch.ones(1, 3, dtype=torch.int32))
     assert_close(tower_of(native)([picture])[0], tower_of(source)([picture])[0])
 
