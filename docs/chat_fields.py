@@ -93,7 +93,7 @@ MEANINGS = {
     "audio": "400",
     "verbosity": "other than `medium`: 400",
     "prediction": "400",
-    "mm_processor_kwargs": "400 unless empty: all settings of the image processor are the checkpoint's",
+    "mm_processor_kwargs": "400 unless empty: settings of the image processor are options of the server",
 }
 
 

@@ -40,8 +40,8 @@ class Views(NamedTuple):
     values: npt.NDArray[np.float32]
     """Patches [n, d] or tiles [k, 3, S, S], C-contiguous."""
     grids: npt.NDArray[np.int32]
-    """[views, 3]. Of a patch tower: (t, h, w) of each view in patches. Of a tile tower: one (1, rows, columns) of its
-    tiles, without the view of the whole picture."""
+    """[views, 3]. Of a patch tower: (t, h, w) of each view in patches. Of a tile tower: (1, rows, columns) of a grid of
+    tiles, without the tile of the whole picture; or (1, 1, 1) for each of its views."""
 
 
 class ImageProcessor(Protocol):

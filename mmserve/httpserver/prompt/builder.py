@@ -194,7 +194,7 @@ class PromptBuilder:
         """Positions of the image token, one for each run. Raises InvalidRequest for more or fewer."""
         positions = [*_places(ids, self._image_token_id)] if self._is_multimodal else []
         if len(positions) != num_runs:
-            raise InvalidRequest(f"the prompt has {len(positions)} image tokens, {num_runs} belong to it", param=param)
+            raise InvalidRequest(f"the prompt has {len(positions)} image tokens in place of {num_runs}", param=param)
         return positions
 
     def _check_ids(self, ids: Sequence[int], param: str) -> None:
