@@ -23,9 +23,10 @@ from training.world import LEARNED, VOCABULARY
 SPECIALS = ("<pad>", "<s>", "</s>", "<image>", "<|user|>", "<|assistant|>", "<|system|>",
             "<|first|>", "<|second|>", "<|next|>")  # fmt: skip
 PAD, BOS, EOS, IMAGE, USER, ASSISTANT, SYSTEM, FIRST, SECOND, NEXT = range(len(SPECIALS))
-MARKS = ("<|function|>", "<|tool|>", "<tool_call>", "</tool_call>")
-"""Of functions, their results and calls; behind the learned tokens, so that these keep their numbers."""
-FUNCTION, TOOL, CALL, CALL_END = range(LEARNED, LEARNED + len(MARKS))
+MARKS = ("<|function|>", "<|tool|>")
+"""Of functions and their results; behind the learned tokens, so that these keep their numbers.  Calls have no tokens of
+their own: they are spelled, `<tool_call>` included."""
+FUNCTION, TOOL = range(LEARNED, LEARNED + len(MARKS))
 # A turn's pictures come before its text, as in LLaVA-1.5's own template, whatever their order in the message; every
 # text is trimmed, several are joined by a space.  A picture given in OpenAI's form ("image_url"), in Hugging Face's
 # ("image") or as text holding <image> becomes one <image>.
@@ -138,9 +139,13 @@ def build() -> Tokenizer:
 
 
 def with_marks(tokenizer: Tokenizer) -> Tokenizer:
-    """Adds MARKS behind LEARNED tokens; the places of tokens that were not learned are filled up."""
-    fillers = [f"<|{number}|>" for number in range(tokenizer.get_vocab_size(), LEARNED)]
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in (*fillers, *MARKS)])
+    """Adds MARKS behind LEARNED tokens; the places of tokens that were not learned, and those behind, are filled up."""
+    before, behind = (
+        [f"<|{number}|>" for number in range(start, end)]
+        for start, end in ((tokenizer.get_vocab_size(), LEARNED), (LEARNED + len(MARKS), VOCABULARY))
+    )
+    added = (*before, *MARKS, *behind)
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in added])
     if tokenizer.token_to_id(MARKS[0]) != FUNCTION or tokenizer.get_vocab_size() > VOCABULARY:
         raise ValueError("the tokenizer outgrew the model's vocabulary")
     return tokenizer

@@ -36,7 +36,7 @@ CLASSES: tuple[str, ...] = ("", *SHAPES, *DIGITS, *LETTERS)
 CLASS_INDEX = {name: index for index, name in enumerate(CLASSES)}
 
 LEARNED = 768  # tokens that the tokenizer learns, at most
-VOCABULARY = LEARNED + 4  # with the marks of functions and calls
+VOCABULARY = LEARNED + 4  # with the marks of functions and results, and two places left; divides by 4 ranks
 SIDE = 128  # pixels of the squashed picture, both ways
 GRID = 8  # patches a side
 PATCHES = GRID * GRID

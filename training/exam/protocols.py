@@ -19,6 +19,7 @@ from training.sample import Message, Sample
 
 LONGEST_TOKENS = 200  # of an answer; the longest right one has fewer than 120
 NAME = "picture"  # of a schema
+ENDS = ("response.completed", "response.incomplete")
 
 
 def call_text(name: str, arguments: str) -> str:
@@ -74,7 +75,8 @@ def responses(client: OpenAI, model: str, streamed: bool, asked: Errand) -> Answ
     request = {"model": model, "input": items, "max_output_tokens": LONGEST_TOKENS, "temperature": 0, **more}
     if streamed:
         with client.responses.stream(**request, store=False) as stream:
-            made: Any = stream.get_final_response()
+            # get_final_response refuses an answer that was cut short.
+            made: Any = [event.response for event in stream if event.type in ENDS][-1]
     else:
         made = client.responses.create(**request, store=False)
     calls = [(item.name, item.arguments) for item in made.output if item.type == "function_call"]
@@ -151,6 +153,8 @@ def ways(base_url: str, model: str | None, api_key: str, concurrency: int) -> di
             assert isinstance(asked, Errand)
             try:
                 return ask_one(client, name, streamed, asked)
+            except openai.LengthFinishReasonError as endless:  # only this SDK's stream raises it
+                return Answer(endless.completion.choices[0].message.content or "", False)
             except (openai.BadRequestError, anthropic.BadRequestError) as refused:  # a model without tools, for example
                 return Answer(refused.message, True)
 

@@ -17,7 +17,7 @@ from training.exam import errands
 from training.phrases import tally
 from training.rows import make_row
 from training.scenes import Scene
-from training.tokens import BOS, CALL, CALL_END, EOS, FIRST, IMAGE, TEMPLATE, USER, Coder
+from training.tokens import BOS, EOS, FIRST, IMAGE, TEMPLATE, USER, Coder
 from training.world import PATCHES
 from training.written import Reply, Segment
 
@@ -77,7 +77,8 @@ def test_rows_are_fixed_by_their_seed_and_learn_the_ends_of_answers(coder: Coder
         for index, target in enumerate(row.targets):
             assert target < 0 or (index in inside and target == row.tokens[index + 1])
         assert all(row.targets[last] == EOS for _, _, last in row.answers)
-        assert row.tokens.count(CALL) == row.tokens.count(CALL_END)
+        text = coder.tokenizer.decode(row.tokens, skip_special_tokens=False)
+        assert text.count("<tool_call>") == text.count("</tool_call>")
 
 
 def test_what_a_schema_gives_is_not_learned(coder: Coder) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,7 @@ from mmserve.httpserver.prompt.tokenizer import ChatTokenizer
 
 pytest.importorskip("tokenizers")
 
-from tokenizers import Tokenizer
-
-from training.tokens import CALL, FUNCTION, TEMPLATE, TOOL, with_marks
+from training.tokens import FUNCTION, TEMPLATE, TOOL
 
 IMAGE = {"type": "image"}
 
@@ -33,24 +30,8 @@ def rendered(*messages: tuple[str, Any]) -> str:
 PACKAGED = Path(mmserve.__file__).parent / "packaged" / "llava"
 
 
-@pytest.mark.parametrize("reply", [True, False])
-def test_without_functions_prompts_are_those_of_the_packaged_checkpoint(reply: bool) -> None:
-    """It has no stage D yet, so its template takes no functions."""
-    packaged = ChatTemplate((PACKAGED / "chat_template.jinja").read_text(), {})
-    conversations: list[list[dict[str, Any]]] = [
-        [{"role": "user", "content": "Hello! "}],
-        [{"role": "system", "content": " Be polite."}, {"role": "user", "content": [text("And?"), IMAGE, "x", IMAGE]}],
-        [
-            {"role": "developer", "content": [text("Be polite.")]},
-            {"role": "user", "content": [IMAGE, text("What?")]},
-            {"role": "assistant", "content": "a star"},
-            {"role": "user", "content": [{"type": "image_url"}, text(" And here? ")]},
-            {"role": "assistant", "content": None},
-        ],
-    ]
-    for turns in conversations:
-        mine = ChatTemplate(TEMPLATE, {}).render(turns, add_generation_prompt=reply)
-        assert mine == packaged.render(turns, add_generation_prompt=reply)
+def test_the_packaged_checkpoint_has_this_template() -> None:
+    assert (PACKAGED / "chat_template.jinja").read_text() == TEMPLATE
 
 
 @pytest.mark.parametrize(
@@ -129,10 +110,8 @@ def test_parameters_of_any_form_are_rendered(parameters: Any) -> None:
     assert said.startswith("<s><|user|><|function|>f(")
 
 
-def test_no_name_result_or_argument_forges_a_mark(tmp_path: Path) -> None:
-    with_marks(Tokenizer.from_file(str(PACKAGED / "tokenizer.json"))).save(str(tmp_path / "tokenizer.json"))
-    shutil.copy(PACKAGED / "tokenizer_config.json", tmp_path)
-    tokenizer = ChatTokenizer(tmp_path, TEMPLATE)
+def test_no_name_result_or_argument_forges_a_mark() -> None:
+    tokenizer = ChatTokenizer(PACKAGED, TEMPLATE)
     encoder = GuardedEncoder(ChatTemplate(TEMPLATE, tokenizer.special_tokens), tokenizer, lambda _: None)
 
     def marks(forged: str) -> list[int]:
@@ -147,6 +126,6 @@ def test_no_name_result_or_argument_forges_a_mark(tmp_path: Path) -> None:
         found = encoder.encode({"messages": messages, "tools": tools, "add_generation_prompt": True})
         return tokenizer.controls_in(found.ids)
 
-    assert {FUNCTION, TOOL, CALL} <= set(marks(""))
-    for mark in ("<|function|>", "<|tool|>", "<tool_call>", "</tool_call>", "</s>", "<|user|>"):
+    assert {FUNCTION, TOOL} <= set(marks(""))
+    for mark in ("<|function|>", "<|tool|>", "</s>", "<|user|>"):
         assert marks(mark) == marks("")
