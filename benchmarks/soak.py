@@ -75,7 +75,8 @@ class Sample:
     """``others_cpu_s``: CPU time that neither the server nor this process has used, since the machine's start."""
 
     at_s: float
-    pss_nbytes: int
+    pss_nbytes: dict[str, int]
+    """Of each process, by its title."""
     others_cpu_s: float
     probe_s: float
     """CPU time of a fixed piece of work."""
@@ -205,7 +206,7 @@ async def _traffic(
 def _sample(processes: ServerProcesses, at_s: float) -> Sample:
     spent, own = psutil.cpu_times(), psutil.Process().cpu_times()
     busy_s = sum(spent) - spent.idle - spent.iowait
-    return Sample(at_s, processes.pss_nbytes(), busy_s - processes.cpu_seconds() - own.user - own.system, _probe_s())
+    return Sample(at_s, processes.pss_by_title(), busy_s - processes.cpu_seconds() - own.user - own.system, _probe_s())
 
 
 def _probe_s() -> float:
@@ -245,8 +246,9 @@ def _judge(done: list[Done], samples: list[Sample], left: dict[str, float], seco
     failed = [one for one in done if one.error]
     fifths = [_latencies(done, number * seconds / FIFTHS, (number + 1) * seconds / FIFTHS) for number in range(FIFTHS)]
     first, last = _p99(fifths[0]), _p99(fifths[-1])
-    early = median(each.pss_nbytes for each in samples if 0.2 * seconds <= each.at_s < 0.4 * seconds)
-    late = median(each.pss_nbytes for each in samples if each.at_s >= 0.8 * seconds)
+    early = _memory([each for each in samples if 0.2 * seconds <= each.at_s < 0.4 * seconds])
+    late = _memory([each for each in samples if each.at_s >= 0.8 * seconds])
+    growth = sum(late.values()) / sum(early.values()) - 1
     kinds = ", ".join(f"{sum(one.kind == kind for one in done)} {kind}" for kind in ("good", "aborted", "malformed"))
     print(f"requests: {kinds}; {len(failed)} wrong", *(f"  {one.kind}: {one.error}" for one in failed[:10]), sep="\n")
     probes_s = []
@@ -258,13 +260,18 @@ def _judge(done: list[Done], samples: list[Sample], left: dict[str, float], seco
         print(f"latency in fifth {number + 1}: {median(latencies):.2f} s p50, {_p99(latencies):.2f} s p99; {beside}")
     slower, machine = last / first, max(1.0, probes_s[-1] / probes_s[0])
     print(f"p99 latency, last fifth to first: {slower:.2f}; limit {1 + MAX_SLOWER:.2f} x {machine:.2f} (machine)")
-    print(
-        f"memory of all processes: {early / 2**20:.0f} MiB early, {late / 2**20:.0f} MiB late, {late / early - 1:+.1%}"
-    )
+    print(f"memory of all processes: {growth:+.1%}; MiB early and late:")
+    print(*(f"  {title}: {early.get(title, 0):.0f}, {late[title]:.0f}" for title in sorted(late)), sep="\n")
     print("left over:", left or "nothing")
-    good = not failed and not left and late <= (1 + MAX_GROWTH) * early and slower <= (1 + MAX_SLOWER) * machine
+    good = not failed and not left and growth <= MAX_GROWTH and slower <= (1 + MAX_SLOWER) * machine
     print("passed" if good else "FAILED")
     return 0 if good else 1
+
+
+def _memory(samples: list[Sample]) -> dict[str, float]:
+    """Median PSS of each process in MiB."""
+    titles = {title for each in samples for title in each.pss_nbytes}
+    return {title: median(each.pss_nbytes.get(title, 0) for each in samples) / 2**20 for title in titles}
 
 
 def _latencies(done: list[Done], start_s: float, end_s: float) -> list[float]:

@@ -7,6 +7,7 @@ import secrets
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,11 +88,16 @@ class ServerProcesses:
 
     def pss_nbytes(self) -> int:
         """Proportional set size of the supervisor and all its processes."""
-        total = 0
+        return sum(self.pss_by_title().values())
+
+    def pss_by_title(self) -> dict[str, int]:
+        """Proportional set sizes in bytes. Processes without a title of their own count as ``supervisor``."""
+        found: Counter[str] = Counter()
         for process in (self._supervisor, *self._supervisor.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
-                total += process.memory_full_info().pss
-        return total
+                title = "supervisor" if process == self._supervisor else _title(process) or "supervisor"
+                found[title] += process.memory_full_info().pss
+        return dict(found)
 
     def cpu_seconds(self) -> float:
         """CPU time that the supervisor and all its processes have used."""
