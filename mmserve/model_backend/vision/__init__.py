@@ -1,1 +1,1 @@
-"""Vision towers with their projectors: one file an architecture. Used by the visual server."""
+"""Vision towers with their projectors: one file an architecture; ``parts`` has what several share."""

@@ -16,9 +16,9 @@ from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.vision.clip import VisionTower
 from mmserve.model_backend.vision.interface import ViewTensors
-from mmserve.model_backend.vision.projector import Projector
-from mmserve.model_backend.vision.siglip import SiglipEncoder
-from mmserve.model_backend.vision.tiles import encode_tiles
+from mmserve.model_backend.vision.parts.projector import Projector
+from mmserve.model_backend.vision.parts.siglip import SiglipEncoder
+from mmserve.model_backend.vision.parts.tiles import encode_tiles
 
 _NEWLINE = "projector.image_newline"
 

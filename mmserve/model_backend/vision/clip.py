@@ -15,10 +15,10 @@ from mmserve.checkpoint.vision.clip import ClipVision
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.norm import LayerNorm
 from mmserve.model_backend.layers.target import Target
-from mmserve.model_backend.vision.encoder_layer import EncoderLayer
 from mmserve.model_backend.vision.interface import ViewTensors
-from mmserve.model_backend.vision.projector import Projector
-from mmserve.model_backend.vision.tiles import encode_tiles
+from mmserve.model_backend.vision.parts.encoder_layer import EncoderLayer
+from mmserve.model_backend.vision.parts.projector import Projector
+from mmserve.model_backend.vision.parts.tiles import encode_tiles
 
 
 class PatchEmbedding(nn.Module):

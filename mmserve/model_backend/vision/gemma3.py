@@ -11,8 +11,8 @@ from mmserve.checkpoint.vision.gemma3 import Gemma3Vision
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.vision.interface import ViewTensors
-from mmserve.model_backend.vision.siglip import SiglipEncoder
-from mmserve.model_backend.vision.tiles import encode_tiles
+from mmserve.model_backend.vision.parts.siglip import SiglipEncoder
+from mmserve.model_backend.vision.parts.tiles import encode_tiles
 
 
 class Gemma3Tower(nn.Module):

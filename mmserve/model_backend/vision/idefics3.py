@@ -12,9 +12,8 @@ from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.vision.interface import ViewTensors
-from mmserve.model_backend.vision.patches import space_to_depth
-from mmserve.model_backend.vision.siglip import SiglipEncoder
-from mmserve.model_backend.vision.tiles import encode_tiles
+from mmserve.model_backend.vision.parts.siglip import SiglipEncoder
+from mmserve.model_backend.vision.parts.tiles import encode_tiles, space_to_depth
 
 
 class Idefics3Tower(nn.Module):

@@ -13,9 +13,8 @@ from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection
 from mmserve.model_backend.layers.norm import LayerNorm, RmsNorm
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.vision.interface import ViewTensors
-from mmserve.model_backend.vision.patches import patches_of, space_to_depth
-from mmserve.model_backend.vision.projector import Projector
-from mmserve.model_backend.vision.tiles import encode_tiles
+from mmserve.model_backend.vision.parts.projector import Projector
+from mmserve.model_backend.vision.parts.tiles import encode_tiles, patches_of, space_to_depth
 
 _PROJECTOR_NORM_EPS = 1e-5
 

@@ -13,10 +13,10 @@ from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.norm import LayerNorm
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.vision.interface import ViewTensors, grids_of, joined
-from mmserve.model_backend.vision.patch_grids import axial_angles, patch_positions
-from mmserve.model_backend.vision.patches import space_to_depth
-from mmserve.model_backend.vision.projector import Projector
-from mmserve.model_backend.vision.siglip import SiglipEncoder
+from mmserve.model_backend.vision.parts.patch_grids import axial_angles, patch_positions
+from mmserve.model_backend.vision.parts.projector import Projector
+from mmserve.model_backend.vision.parts.siglip import SiglipEncoder
+from mmserve.model_backend.vision.parts.tiles import space_to_depth
 
 _PROJECTOR_NORM_EPS = 1e-5
 _PROJECTOR_ACTIVATION = "gelu"

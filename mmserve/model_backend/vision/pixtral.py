@@ -13,9 +13,9 @@ from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection
 from mmserve.model_backend.layers.norm import RmsNorm
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.vision.interface import ViewTensors, grids_of, joined
-from mmserve.model_backend.vision.patch_grids import Angles, Grid, interleaved_angles, patch_positions
-from mmserve.model_backend.vision.patches import space_to_depth
-from mmserve.model_backend.vision.projector import Projector
+from mmserve.model_backend.vision.parts.patch_grids import Angles, Grid, interleaved_angles, patch_positions
+from mmserve.model_backend.vision.parts.projector import Projector
+from mmserve.model_backend.vision.parts.tiles import space_to_depth
 
 
 class Layer(nn.Module):

@@ -12,9 +12,9 @@ from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.mlp import GatedMlp
 from mmserve.model_backend.layers.norm import RmsNorm
 from mmserve.model_backend.layers.target import Target
-from mmserve.model_backend.vision import patch_grids
 from mmserve.model_backend.vision.interface import ViewTensors
-from mmserve.model_backend.vision.qwen_layers import (
+from mmserve.model_backend.vision.parts import patch_grids
+from mmserve.model_backend.vision.parts.qwen_layers import (
     EncoderLayer,
     Merger,
     angles_of,

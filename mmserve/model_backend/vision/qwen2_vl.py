@@ -11,9 +11,9 @@ from mmserve.checkpoint.vision.qwen_vl import Qwen2Vision
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.norm import LayerNorm
 from mmserve.model_backend.layers.target import Target
-from mmserve.model_backend.vision import patch_grids
 from mmserve.model_backend.vision.interface import ViewTensors
-from mmserve.model_backend.vision.qwen_layers import (
+from mmserve.model_backend.vision.parts import patch_grids
+from mmserve.model_backend.vision.parts.qwen_layers import (
     EncoderLayer,
     Merger,
     Mlp,

@@ -20,8 +20,8 @@ from mmserve.model_backend.loader.registry import family_of
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.platforms.reference import TorchPlatform
-from mmserve.model_backend.vision import patch_grids
 from mmserve.model_backend.vision.interface import Tower, ViewTensors
+from mmserve.model_backend.vision.parts import patch_grids
 from tests.fakes.checkpoints import rename_weights
 from tests.fakes.qwen_vl import make_qwen_vl, random_pictures
 

@@ -18,7 +18,7 @@ from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.vision.interface import Tower, ViewTensors
-from mmserve.model_backend.vision.patches import patches_of
+from mmserve.model_backend.vision.parts.tiles import patches_of
 from mmserve.runtime.errors import StartupError
 from tests.fakes.checkpoints import rename_weights
 from tests.fakes.vision_checkpoints import IMAGE, make_native_internvl, make_vision

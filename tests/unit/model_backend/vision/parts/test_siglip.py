@@ -16,7 +16,7 @@ from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.linear import LayerFinisher
 from mmserve.model_backend.loader import weights
 from mmserve.model_backend.platforms.device import platform_for
-from mmserve.model_backend.vision.siglip import SiglipEncoder
+from mmserve.model_backend.vision.parts.siglip import SiglipEncoder
 from mmserve.runtime.errors import StartupError
 
 SIZES = {

@@ -12,9 +12,9 @@ from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection
 from mmserve.model_backend.layers.norm import LayerNorm
 from mmserve.model_backend.layers.target import Target
-from mmserve.model_backend.vision.encoder_layer import EncoderLayer
-from mmserve.model_backend.vision.patch_grids import Angles
-from mmserve.model_backend.vision.patches import patches_of
+from mmserve.model_backend.vision.parts.encoder_layer import EncoderLayer
+from mmserve.model_backend.vision.parts.patch_grids import Angles
+from mmserve.model_backend.vision.parts.tiles import patches_of
 
 _HEAD = ("attention.in_proj_", "attention.out_proj.", "layernorm.", "mlp.fc1.", "mlp.fc2.")
 _UNUSED = (

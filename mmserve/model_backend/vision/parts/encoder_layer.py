@@ -12,7 +12,7 @@ from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from mmserve.model_backend.layers.norm import LayerNorm
 from mmserve.model_backend.layers.target import Target
-from mmserve.model_backend.vision.patch_grids import Angles
+from mmserve.model_backend.vision.parts.patch_grids import Angles
 
 
 class EncoderSizes(Protocol):

@@ -14,7 +14,7 @@ from mmserve.model_backend.layers.mlp import GatedMlp
 from mmserve.model_backend.layers.norm import LayerNorm, RmsNorm
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.vision.interface import ViewTensors, grids_of, joined
-from mmserve.model_backend.vision.patch_grids import Angles, Grid, axial_angles
+from mmserve.model_backend.vision.parts.patch_grids import Angles, Grid, axial_angles
 
 Norm = type[LayerNorm] | type[RmsNorm]
 

@@ -1,0 +1,1 @@
+"""Parts of several towers: encoder layers, patch grids, tiles, projectors, and the whole encoder of SigLIP."""
