@@ -10,7 +10,7 @@ INSTALLED := .venv/.installed
 PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test faults clients mutants fuzz chaos soak check format docs bench train clean
+.PHONY: help install serve test faults families clients mutants fuzz chaos soak check format docs bench train clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -43,6 +43,10 @@ test: $(INSTALLED) ## Run the tests, in parallel; ARGS="-n 0 tests/unit/ipc" run
 faults: $(INSTALLED) ## Run the tests that kill or suspend processes of real servers
 	@echo "running the tests with faults"
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PARALLEL) -m faults $(ARGS) tests/e2e tests/integration/supervisor
+
+families: $(INSTALLED) ## Compare answers of the whole server with transformers', for a tiny checkpoint of every model family
+	@echo "running the tests of model families"
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PARALLEL) -m families $(ARGS) tests/e2e
 
 clients: $(INSTALLED) ## Test with every client, in .venv-clients, and write their table; ARGS="-k litellm" tests some
 	@$(BIN)/python -m tests.clients $(ARGS)

@@ -17,6 +17,8 @@ from benchmarks.load.server import serve
 from tests.e2e.stack import LITTLE_MEMORY, Stack
 from tests.fakes.checkpoints import EOS, PAD, TEXT_FAMILIES, make_text
 
+pytestmark = pytest.mark.families
+
 CLIENTS, NUM_TOKENS = 16, 12
 STOPS = list(range(200, 216))
 """EOS ids that only generation_config.json names. Each is the token of a byte, so random models write some."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
 from PIL import Image
@@ -15,6 +16,8 @@ from PIL import Image
 from benchmarks.load.server import serve
 from tests.e2e.stack import LITTLE_MEMORY, Stack
 from tests.fakes.checkpoints import make_vipllava
+
+pytestmark = pytest.mark.families
 
 NUM_TOKENS = 10
 

@@ -23,6 +23,8 @@ from tests.fakes.media import png
 from tests.fakes.qwen_vl import make_qwen_vl, processed_qwen_vl
 from tests.fakes.vision_checkpoints import make_vision
 
+pytestmark = pytest.mark.families
+
 NUM_TOKENS = 12
 CHUNKS = ("--max-num-seqs", "8", "--max-num-batched-tokens", "16")
 """Smaller than most images."""
