@@ -20,7 +20,7 @@ from training.sample import Sample, samples
 
 @pytest.fixture(scope="module")
 def gated() -> Iterator[Stack]:
-    with running("--max-mm-preprocess-concurrency", "1", "--pixel-budget-mb", "6", "--visual-workers", "2") as stack:
+    with running("--max-mm-preprocess-concurrency", "1", "--pixel-budget-mb", "8", "--visual-workers", "2") as stack:
         yield stack
 
 
@@ -64,7 +64,7 @@ def test_a_picture_beyond_the_pixel_budget_is_refused_with_the_limit(gated: Stac
     with gated.client() as client, pytest.raises(openai.APIStatusError) as caught:
         client.chat.completions.create(model="llava", messages=[{"role": "user", "content": content}])
     assert caught.value.status_code == 413
-    assert "6.0 MiB at once (--pixel-budget-mb)" in caught.value.message
+    assert "8.0 MiB at once (--pixel-budget-mb)" in caught.value.message
 
 
 @pytest.mark.faults
