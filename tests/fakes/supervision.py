@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -68,10 +69,16 @@ class Supervised:
     def until_printed(self, text: str) -> str:
         """Wait for the next line with ``text`` and return it."""
         assert self.popen.stdout is not None
-        for line in self.popen.stdout:
-            self.output += line
-            if text in line:
-                return line
+        # A server that prints nothing more would block this for ever.
+        late = threading.Timer(TIMEOUT_S, self._kill)
+        late.start()
+        try:
+            for line in self.popen.stdout:
+                self.output += line
+                if text in line:
+                    return line
+        finally:
+            late.cancel()
         raise AssertionError(f"never printed {text!r}:\n{self.output}")
 
     def family(self) -> list[psutil.Process]:
@@ -105,9 +112,12 @@ class Supervised:
     def run_dirs(self) -> list[str]:
         return [path.name for path in self.runtime.iterdir()]
 
-    def close(self) -> None:
+    def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self._kill()
         self.popen.communicate()
         os.close(self._events_fd)
 

@@ -51,6 +51,7 @@ def test_a_process_without_descriptors_that_is_connected_to_ends_and_is_started_
     """libzmq aborts a process that cannot accept a connection."""
     with supervised() as server:
         server.until_ready()
+        server.phase(ready=True)  # the worker has opened all that it needs
         worker = server.process("httpserver 0")
         (name,) = server.run_dirs()
         endpoint = Endpoints(server.runtime / name).http(0)
