@@ -44,7 +44,7 @@ class Engine:
     def __init__(self, config: Config) -> None:
         """Load the model. Raises StartupError."""
         deployment = plan.make(config, load(locate(config.model)), machine.look(), run_dir="", url="")
-        platform = platform_for(deployment.device, deployment.dtype)
+        platform = platform_for(deployment.device, deployment.dtype, activation_dtype=deployment.activation_dtype)
         platform.set_threads(deployment.cpu_threads)
         platform.release_torch_threads()
         self._runner = _Observed(deployment, platform)

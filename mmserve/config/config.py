@@ -40,9 +40,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _field("model", "names clients use, comma separated; the first is in answers; default: --model's base name"),
     ] = ()
     device: Annotated[Device, _field("model", "where ranks and vision tower run")] = "auto"
-    dtype: Annotated[Dtype, _field("model", "weights, KV cache and embeddings; auto: bfloat16 where it is fast")] = (
-        "auto"
-    )
+    dtype: Annotated[
+        Dtype, _field("model", "weights and products; on a GPU also the KV cache; auto: bfloat16 where it is fast")
+    ] = "auto"
     quantization: Annotated[
         Quantization,
         _field("model", "language model's weights in 8 or 4 bits, 32 to a scale, on a CPU; the rest in float32"),

@@ -19,6 +19,17 @@ FIRST_VIRTUAL_TOKEN = 1 << 32
 """Token ids from here on are virtual ids of image content; therefore prompts are int64."""
 
 
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+def activation_dtype(model: ModelSpec, device: Literal["cpu", "cuda"], dtype: Dtype) -> Dtype:
+    """Of hidden states, the KV cache and images' embedding rows, for a model served in ``dtype``.
+
+    On a CPU bfloat16 is for weights and inputs of linear layers; only transformers' own classes compute in it alone.
+    """
+    return "float32" if (device, dtype) == ("cpu", "bfloat16") and model.family != "transformers" else dtype
+
+
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """Everything fixed for the life of one ``mmserve serve``."""
 
@@ -26,7 +37,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelSpec
     served_name: str
     device: Literal["cpu", "cuda"]
-    dtype: Literal["float32", "bfloat16", "float16"]
+    dtype: Dtype
     cpu_threads: int = 1
     """On a CPU: threads of all ranks together."""
     max_model_len: int
@@ -42,10 +53,14 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     version: str
 
     @property
+    def activation_dtype(self) -> Dtype:
+        return activation_dtype(self.model, self.device, self.dtype)
+
+    @property
     def embed_row_nbytes(self) -> int:
         """Bytes of one image token's embedding in the arena."""
         streams = 1 if self.model.vision is None else self.model.vision.streams
-        return streams * self.model.text.hidden_size * DTYPE_BYTES[self.dtype]
+        return streams * self.model.text.hidden_size * DTYPE_BYTES[self.activation_dtype]
 
     @property
     def budgets(self) -> Budgets:

@@ -50,7 +50,7 @@ def run(process: Process) -> None:
         os.nice(_NICENESS)
     busy_towers = BusyCores(process.endpoints.busy_cores("visualserver"), deployment.config.visual_workers)
     busy_towers.clear(process.index)
-    platform = platform_for(deployment.device, deployment.dtype, process.index)
+    platform = platform_for(deployment.device, deployment.dtype, process.index, deployment.activation_dtype)
     platform.set_threads(_threads(deployment))
     with allocator.return_freed_memory():
         tower = load_tower(deployment.model, platform, process.progress)
@@ -142,7 +142,7 @@ def _pipeline(
         BatchQueue(_batch_images(deployment), config.max_queued_mm_requests),
         PermitClient(cache, config.mm_queue_timeout),
         ImageDecoder(pictures, arena, cache, pool),
-        Encoder(tower, DTYPES[deployment.dtype], arena, cache, journal),
+        Encoder(tower, DTYPES[deployment.activation_dtype], arena, cache, journal),
         metrics,
         emit,
         _batch_images(deployment),

@@ -58,7 +58,11 @@ def make_runner(
     """A loaded single-rank runner."""
     made = deployment(directory, **changes)
     return ModelRunner(
-        made, TpGroup(), arena, platform or platform_for(made.device, made.dtype), lambda done, total, unit: None
+        made,
+        TpGroup(),
+        arena,
+        platform or platform_for(made.device, made.dtype, activation_dtype=made.activation_dtype),
+        lambda done, total, unit: None,
     )
 
 

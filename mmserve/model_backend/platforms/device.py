@@ -14,13 +14,13 @@ _RECOVERABLE_ERRORS = (1, 2, 9, 701)
 """Errors of one call alone: invalid value, out of memory, invalid configuration, too many resources for a launch."""
 
 
-def platform_for(device: str, dtype: str, rank: int = 0) -> Platform:
+def platform_for(device: str, dtype: str, rank: int = 0, activation_dtype: str | None = None) -> Platform:
     """``device``: cpu or cuda. Ranks share GPUs round-robin when there are more ranks than GPUs.
 
-    Raises StartupError without a GPU.
+    ``activation_dtype``: see ``CpuPlatform``; a GPU has one dtype. Raises StartupError without a GPU.
     """
     if device == "cpu":
-        return CpuPlatform(DTYPES[dtype])
+        return CpuPlatform(DTYPES[dtype], DTYPES.get(activation_dtype or ""))
     if not (num_gpus := torch.cuda.device_count()):
         raise StartupError("torch finds no GPU: use --device cpu, or check the driver and CUDA_VISIBLE_DEVICES")
     return CudaPlatform(torch.device("cuda", rank % num_gpus), DTYPES[dtype])

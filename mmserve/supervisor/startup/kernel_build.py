@@ -21,7 +21,7 @@ _BUILDER = "mmserve.model_backend.platforms.cpu.build"
 @contextlib.contextmanager
 def building(deployment: Deployment) -> Iterator[None]:
     """Runs the build within the context, if this deployment uses the kernels. Ends it on exit."""
-    if deployment.device != "cpu" or deployment.dtype != "float32":
+    if deployment.device != "cpu" or deployment.activation_dtype != "float32":
         yield
         return
     command = [sys.executable, "-m", _BUILDER, deployment.config.log_level]

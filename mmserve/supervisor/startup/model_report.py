@@ -37,7 +37,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int
     weights_bytes: Bytes
     kv_bytes_per_token: Bytes
-    """In one rank."""
+    """In one rank. On a CPU the KV cache is in float32 with either dtype, but for transformers' own classes."""
     picture_rows: int | None
     """Tokens of the largest picture; None for a text model."""
 

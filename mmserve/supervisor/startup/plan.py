@@ -18,7 +18,7 @@ from mmserve.checkpoint.load import check_tp
 from mmserve.checkpoint.rope_config import for_context
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
-from mmserve.config.deployment import DTYPE_BYTES, Deployment
+from mmserve.config.deployment import DTYPE_BYTES, Deployment, Dtype, activation_dtype
 from mmserve.ipc.arena import extent_nbytes
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup.machine import Machine
@@ -49,7 +49,7 @@ def make(
     max_model_len = _context(config, model, max_image_rows)
     if model.text.attends_whole_images:
         _check_step(config, max_image_rows)
-    element_nbytes = DTYPE_BYTES[dtype]
+    element_nbytes = DTYPE_BYTES[activation_dtype(model, device, dtype)]
     token_nbytes = kv_token_nbytes(model, config.tp, element_nbytes)
     deployment = Deployment(
         config=config,
@@ -101,7 +101,7 @@ def _device(config: Config, machine: Machine) -> Literal["cpu", "cuda"]:
     return config.device
 
 
-def _dtype(config: Config, device: str, machine: Machine) -> Literal["float32", "bfloat16", "float16"]:
+def _dtype(config: Config, device: str, machine: Machine) -> Dtype:
     if config.quantization != "none":
         if device != "cpu" or config.dtype not in ("auto", "float32"):
             raise StartupError(

@@ -133,7 +133,7 @@ class Stack:
 
 def _real_tower(process: Process) -> ComputeRows:
     deployment = process.deployment
-    platform = platform_for(deployment.device, deployment.dtype, process.index)
+    platform = platform_for(deployment.device, deployment.dtype, process.index, deployment.activation_dtype)
     return load_tower(deployment.model, platform, process.progress)
 
 

@@ -21,8 +21,8 @@ from tests.fakes.media import fake_process, model_spec, write_preprocessor
 def test_the_tower_announces_half_of_the_cores_only_while_it_computes(tmp_path: Path) -> None:
     arena = Arena.create(1 << 14)
     process = fake_process("visualserver", tmp_path, arena, model_spec(write_preprocessor(tmp_path), hidden_size=4))
-    # bfloat16 does not use the CPU kernels, so their thread count, which is global in this process, stays unchanged.
-    deployment = msgspec.structs.replace(process.deployment, dtype="bfloat16", cpu_threads=8)
+    # float16 does not use the CPU kernels, so their thread count, which is global in this process, stays unchanged.
+    deployment = msgspec.structs.replace(process.deployment, dtype="float16", cpu_threads=8)
     path = process.endpoints.busy_cores("visualserver")
     rank, seen = BusyCores(path, 1), []
 
@@ -31,7 +31,7 @@ def test_the_tower_announces_half_of_the_cores_only_while_it_computes(tmp_path: 
         return [pictures[0].values]
 
     shared = _sharing_cores(
-        tower, replace(process, deployment=deployment), platform_for("cpu", "bfloat16"), BusyCores(path, 1)
+        tower, replace(process, deployment=deployment), platform_for("cpu", "float16"), BusyCores(path, 1)
     )
     assert list(rank.counts) == [0]
     shared(tiles(torch.zeros(1, 3, 2, 2)))

@@ -1,1 +1,1 @@
-"""CPUs: C++ kernels for float32 (``csrc``), oneDNN's packed products otherwise. Doors: ``platform``, ``build``."""
+"""CPUs: C++ kernels (``csrc``), oneDNN's packed products without a compiler. Doors: ``platform``, ``build``."""

@@ -12,9 +12,8 @@ import torch
 from mmserve.messages.step import BlockCopy
 from mmserve.model_backend.attention.interface import CAUSAL, AttentionInput, AttentionSpec, Mask, StepLimits
 from mmserve.model_backend.attention.kv_layout import copy_leading_tokens, token_major_shape
-from mmserve.model_backend.platforms.cpu.packed_weights import PANEL
 
-_BLOCK_TOKENS, _MAX_TILE_ROWS = 16, 48
+_BLOCK_TOKENS, _MAX_TILE_ROWS, _HEAD_DIM_STEP = 16, 48, 16
 """The kernel's own numbers."""
 
 
@@ -46,7 +45,7 @@ class PagedCpuAttention:
     @staticmethod
     def supports(spec: AttentionSpec) -> bool:
         """True if the kernel can compute these heads."""
-        return spec.head_dim % PANEL == 0 and spec.group_size <= _MAX_TILE_ROWS
+        return spec.head_dim % _HEAD_DIM_STEP == 0 and spec.group_size <= _MAX_TILE_ROWS
 
     def kv_shape(self, num_blocks: int, block_tokens: int) -> tuple[int, ...]:
         assert block_tokens in self.block_sizes, f"blocks of {block_tokens} tokens"

@@ -1,4 +1,4 @@
-"""Builds the C++ kernels in ``csrc`` once for this CPU, caches the shared object and loads it.
+"""Builds the C++ kernels in ``csrc`` once for this CPU's instruction set, caches the shared object and loads it.
 
 It needs a C++ compiler; without one there are no kernels and torch computes everything. The shared object is kept in
 the user's cache directory. As a program (``python -m mmserve.model_backend.platforms.cpu.build``) it only builds.
@@ -12,8 +12,6 @@ import fcntl
 import hashlib
 import logging
 import os
-import platform
-import re
 import shutil
 import signal
 import stat
@@ -25,32 +23,12 @@ from ctypes import c_float, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
+from mmserve.model_backend.platforms.cpu import levels
+from mmserve.model_backend.platforms.cpu.levels import Level
 from mmserve.runtime.logs import log
 
-_SOURCES = (
-    "kernels.cpp",
-    "activations.h",
-    "aligned_memory.h",
-    "attention.h",
-    "bracket.h",
-    "candidates.h",
-    "decoder.h",
-    "linear.h",
-    "nucleus.h",
-    "peak.h",
-    "quantize_activations.h",
-    "quantized_linear.h",
-    "quantized_weights.h",
-    "sampling.h",
-    "selection.h",
-    "softmax.h",
-    "split.h",
-    "thread_pool.h",
-    "tile.h",
-    "vectors.h",
-    "weights.h",
-)
-_OPTIONS = ("-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
+_SOURCES = Path(__file__).parent / "csrc"
+_OPTIONS = ("-std=c++20", "-O3", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 _COMPILERS = ("c++", "g++", "clang++")
 _BUILD_WITHIN_S = 120
 _POINTER, _SIZE = c_void_p, c_int64
@@ -79,28 +57,27 @@ logger = logging.getLogger("mmserve.kernels")  # __name__ would be __main__ when
 def loaded() -> ctypes.CDLL | None:
     """The kernels, built first if the cache lacks them; None if they cannot be built or loaded."""
     try:
-        return _built_and_loaded()
+        return build_and_load(levels.of_this_cpu()[0])
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("no C++ kernels, torch computes alone (slower): %s", " ".join(str(error).split()))
         return None
 
 
-def _built_and_loaded() -> ctypes.CDLL:
-    """The kernels of these sources for this CPU. Raises OSError or SubprocessError.
+def build_and_load(level: Level) -> ctypes.CDLL:
+    """The kernels of these sources for this level, which this CPU must have. Raises OSError or SubprocessError.
 
     A cached file that cannot be loaded is built again: it may be empty after a power cut, or need another libstdc++.
     """
-    here = Path(__file__).parent / "csrc"
-    sources = b"".join((here / name).read_bytes() for name in _SOURCES)
-    name = hashlib.sha256(b"\0".join((sources, " ".join(_OPTIONS).encode(), _cpu()))).hexdigest()[:16]
-    path = _cache_directory() / f"kernels-{name}.so"
+    sources = b"".join(path.read_bytes() for path in sorted(_SOURCES.rglob("*")) if path.is_file())
+    name = hashlib.sha256(b"\0".join((sources, " ".join(_OPTIONS).encode(), levels.key(level)))).hexdigest()[:16]
+    path = _cache_directory() / f"kernels-{level.name}-{name}.so"
     with _locked(path.with_suffix(".lock")):  # ranks and visual servers start at the same time
         if path.exists():
             try:
                 return _load(path)
             except OSError as error:
                 logger.warning("building the C++ kernels again, because %s cannot be loaded: %s", path, error)
-        _build(here / _SOURCES[0], path)
+        _build(level, path)
         return _load(path)
 
 
@@ -122,16 +99,17 @@ def compilers() -> list[str]:
     return [*reversed(found.values())]
 
 
-def _build(source: Path, path: Path) -> None:
+def _build(level: Level, path: Path) -> None:
     """With the first compiler that can: the kernels use extensions that not every one has."""
     if not (programs := compilers()):
         raise FileNotFoundError("no C++ compiler is installed")
-    logger.info("building the C++ kernels for this CPU, once, in %s", path.parent)
+    logger.info("building the C++ kernels for %s, once, in %s", level.name, path.parent)
     errors = []
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
         built = Path(directory) / path.name
         for program in programs:
-            command = [program, *_OPTIONS, str(source), "-o", str(built)]
+            options = (*_OPTIONS, *level.options, f"-I{_SOURCES}")
+            command = [program, *options, str(_SOURCES / "kernels.cpp"), "-o", str(built)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_WITHIN_S, check=False)
             if not done.returncode:
                 _write_back(built)
@@ -162,15 +140,6 @@ def _cache_directory() -> Path:
     raise PermissionError("there is no directory of our own to build them in")
 
 
-def _cpu() -> bytes:
-    """The CPU features that -march=native depends on: different machines may share one cache."""
-    with contextlib.suppress(OSError):
-        found = re.search(r"^(flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        if found:
-            return f"{platform.machine()} {found[2]}".encode()
-    return platform.processor().encode()
-
-
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
@@ -183,7 +152,7 @@ def main(log_level: str = "info") -> int:
     log.setup("kernels", log_level)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the compiler and removes its files
     try:
-        _built_and_loaded()
+        build_and_load(levels.of_this_cpu()[0])
     except (OSError, subprocess.SubprocessError):
         return 1
     return 0

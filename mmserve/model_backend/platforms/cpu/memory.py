@@ -23,7 +23,7 @@ def step_nbytes(deployment: Deployment) -> int:
     mlp = min(tokens, MAX_MLP_ROWS) * (5 * max(text.intermediate_sizes) // deployment.config.tp)
     vision = deployment.model.vision
     widths = 6 if vision is None else 5 + vision.streams
-    return (tokens * widths * text.hidden_size + mlp) * DTYPE_BYTES[deployment.dtype]
+    return (tokens * widths * text.hidden_size + mlp) * DTYPE_BYTES[deployment.activation_dtype]
 
 
 def images_nbytes(deployment: Deployment, max_images: int) -> int:
@@ -32,4 +32,4 @@ def images_nbytes(deployment: Deployment, max_images: int) -> int:
     assert vision is not None, "a text model has no vision tower"
     patches = min(_MAX_PATCHES, deployment.max_image_rows * vision.patches_per_row)
     elements = max_images * patches * (4 * vision.hidden_size + vision.intermediate_size)
-    return elements * DTYPE_BYTES[deployment.dtype] + _PICTURE_NBYTES
+    return elements * DTYPE_BYTES[deployment.activation_dtype] + _PICTURE_NBYTES

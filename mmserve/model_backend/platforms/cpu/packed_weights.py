@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
-from mmserve.model_backend.platforms.cpu import quantization
+from mmserve.model_backend.platforms.cpu import quantization, weight_memory
 
-PANEL = 16
-"""Outputs whose weights lie side by side in memory; the kernels' own number."""
-_FLOAT32, _BFLOAT16, _INT8, _INT4 = range(4)
+PANEL = 32
+"""Outputs whose weights lie side by side in memory; the kernels' own number. The last panel may have zeros."""
+_FLOAT32, _BFLOAT16, _INT8, _INT4, _ROUNDED = range(5)
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """float32 [out, in] -> [out / 16, in, 16], with out a multiple of 16.
+    """float32 [out, in] -> [panels, in, 32], or in bfloat16 [panels, in / 2, 32, 2] if that loses nothing.
 
-    The result is in bfloat16 if that loses nothing, so that a step reads half the memory. Then output i < 8 of a panel
-    lies beside output i + 8, because the kernels widen such pairs together.
+    bfloat16 halves the memory that a step reads. Two neighbouring inputs share 32 bits; behind an odd last one is a
+    zero.
     """
     short = weight.bfloat16()
-    if torch.equal(short.to(weight.dtype), weight):
-        return short.view(-1, 2, PANEL // 2, weight.shape[1]).permute(0, 3, 2, 1).reshape(-1, weight.shape[1], PANEL)
-    return weight.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
+    return pack_short(short) if torch.equal(short.to(weight.dtype), weight) else _in_panels(weight)
 
 
-def format_of(packed: torch.Tensor) -> int:
-    """The kernels' number for the format of packed weights."""
+def pack_short(weight: torch.Tensor) -> torch.Tensor:
+    """bfloat16 [out, in] -> [panels, in / 2, 32, 2]."""
+    inputs = weight.shape[1]
+    even = F.pad(weight, (0, 1)) if inputs % 2 else weight
+    return _in_panels(even.view(len(even), -1, 2))
+
+
+def _in_panels(weight: torch.Tensor) -> torch.Tensor:
+    """[out, ...] -> [panels, ..., 32] or, of pairs, [panels, ..., 32, 2]."""
+    whole, rest = divmod(len(weight), PANEL)
+    panels = weight_memory.empty((whole + bool(rest), weight.shape[1], PANEL, *weight.shape[2:]), weight.dtype)
+    panels[:whole] = weight[: whole * PANEL].view(whole, PANEL, *weight.shape[1:]).transpose(1, 2)
+    if rest:
+        panels[whole].zero_()
+        panels[whole, :, :rest] = weight[whole * PANEL :].transpose(0, 1)
+    return panels
+
+
+def format_of(packed: torch.Tensor, *, rounds_inputs: bool = False) -> int:
+    """The kernels' number for a product with packed weights. ``rounds_inputs``: to bfloat16, as the weights are."""
     if packed.dtype is torch.uint8:
         return _INT8 if packed.shape[-1] == quantization.INT8_NBYTES else _INT4
-    return _BFLOAT16 if packed.dtype is torch.bfloat16 else _FLOAT32
+    if packed.dtype is torch.bfloat16:
+        return _ROUNDED if rounds_inputs else _BFLOAT16
+    return _FLOAT32

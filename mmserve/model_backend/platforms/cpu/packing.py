@@ -1,9 +1,9 @@
 """Linear methods of a CPU. Each loads plain weights and converts them once, in ``finish_loading``.
 
-``KernelLinear`` is for the C++ kernels, in float32, and ``PaddedKernelLinear`` where outputs are no multiple of 16;
-``Int8Linear`` and ``Int4Linear`` quantize for them. ``OneDnnLinear`` is for other dtypes and where there are no
-kernels: a third faster than torch's own product. OneDNN's packed operators are private names of torch, so each dtype
-must pass a numeric self-test first (``onednn_works``).
+``KernelLinear`` is for the C++ kernels; ``RoundedKernelLinear`` rounds to bfloat16, ``Int8Linear`` and ``Int4Linear``
+quantize for them. ``OneDnnLinear`` is for float16 and where there are no kernels: a third faster than torch's own
+product. OneDNN's packed operators are private names of torch, so each dtype must pass a numeric self-test first
+(``onednn_works``). ``RoundedInputs`` computes with torch what ``RoundedKernelLinear`` computes, with rounded results.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from mmserve.model_backend.layers.linear_method import LinearShape
+from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearShape
 from mmserve.model_backend.layers.target import LinearShard, Target
 from mmserve.model_backend.platforms.cpu import quantization
-from mmserve.model_backend.platforms.cpu.packed_weights import PANEL, format_of, pack
+from mmserve.model_backend.platforms.cpu.packed_weights import format_of, pack, pack_short
 from mmserve.model_backend.platforms.reference import PlainLinear
 from mmserve.runtime.errors import StartupError
 
@@ -30,22 +30,24 @@ _ONEDNN_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 
 class KernelLinear(PlainLinear):
-    """Weights in panels of 16 outputs (``packed_weights``). A row's result does not depend on the other rows.
+    """Weights in panels (``packed_weights``), float32 inputs and results.
 
-    Outputs must be a multiple of 16. float32 activations.
+    A row's result does not depend on the other rows.
     """
 
     packed: torch.Tensor
     format: int
+    _rounds = False
+    """Both weights and inputs, to bfloat16."""
 
     def __init__(self, kernels: ctypes.CDLL, shape: LinearShape) -> None:
-        super().__init__(shape, torch.float32, _CPU)
+        super().__init__(shape, torch.bfloat16 if self._rounds else torch.float32, _CPU)
         self._kernels = kernels
         self.out_size, self.in_size = shape.out_size, shape.in_size
 
     def finish_loading(self) -> None:
         self.packed = self._pack(self.weight)
-        self.format = format_of(self.packed)
+        self.format = format_of(self.packed, rounds_inputs=self._rounds)
         _free(self.weight)
         del self.weight
 
@@ -78,29 +80,13 @@ class KernelLinear(PlainLinear):
         return out
 
 
-class PaddedKernelLinear:
-    """A ``KernelLinear`` for any number of outputs: zero outputs up to a multiple of 16, which are cut off each result.
+class RoundedKernelLinear(KernelLinear):
+    """Weights and inputs rounded to bfloat16, sums in float32: faster where the CPU multiplies bfloat16."""
 
-    See ``layers.linear_method.LinearMethod``.
-    """
+    _rounds = True
 
-    def __init__(self, kernels: ctypes.CDLL, shape: LinearShape) -> None:
-        self._out_size = shape.out_size
-        padded = -(-shape.out_size // PANEL) * PANEL
-        self._method = KernelLinear(kernels, shape._replace(out_size=padded))
-
-    def targets(self, shard: LinearShard) -> Iterator[tuple[str, Target]]:
-        return self._method.targets(shard)
-
-    def finish_loading(self) -> None:
-        self._method.finish_loading()
-
-    def apply(
-        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        out = self._method.apply(x)[..., : self._out_size]
-        out = out.contiguous() if bias is None else out + bias
-        return out if residual is None else residual.add_(out)
+    def _pack(self, weight: torch.Tensor) -> torch.Tensor:
+        return pack_short(weight)
 
 
 class Int8Linear(KernelLinear):
@@ -123,15 +109,16 @@ class Int4Linear(Int8Linear):
 
 def _quantized(weight: torch.Tensor, quantize: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """In parts, because intermediate results are several times as large as the rows that they are of."""
-    rows = max(PANEL, _QUANTIZED_AT_ONCE // weight.shape[1] // PANEL * PANEL)
+    panel = quantization.PANEL
+    rows = max(panel, _QUANTIZED_AT_ONCE // weight.shape[1] // panel * panel)
     if rows >= len(weight):
         return quantize(weight)
     first = quantize(weight[:rows])
-    packed = torch.empty(len(weight) // PANEL, *first.shape[1:], dtype=first.dtype)
+    packed = torch.empty(len(weight) // panel, *first.shape[1:], dtype=first.dtype)
     packed[: len(first)] = first
     for start in range(rows, len(weight), rows):
         part = quantize(weight[start : start + rows])
-        packed[start // PANEL : start // PANEL + len(part)] = part
+        packed[start // panel : start // panel + len(part)] = part
     return packed
 
 
@@ -141,9 +128,10 @@ def _free(weight: torch.Tensor) -> None:
 
 
 def _check_quantizable(shape: LinearShape) -> None:
-    if shape.out_size % PANEL or shape.in_size % quantization.GROUP:
+    panel, group = quantization.PANEL, quantization.GROUP
+    if shape.out_size % panel or shape.in_size % group:
         raise StartupError(
-            f"--quantization needs layers of a multiple of {PANEL} outputs and {quantization.GROUP} inputs "
+            f"--quantization needs layers of a multiple of {panel} outputs and {group} inputs "
             f"on each rank, not {shape.out_size} and {shape.in_size}: leave it out"
         )
 
@@ -160,6 +148,30 @@ class OneDnnLinear(PlainLinear):
     ) -> torch.Tensor:
         out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, bias, "none", [], "")
         return out if residual is None else residual.add_(out)
+
+
+class RoundedInputs:
+    """A method in bfloat16 for float32 inputs: rounds them and widens results. See ``EmbeddingMethod``."""
+
+    def __init__(self, method: EmbeddingMethod) -> None:
+        self._method = method
+
+    def targets(self, shard: LinearShard) -> Iterator[tuple[str, Target]]:
+        return self._method.targets(shard)
+
+    def finish_loading(self) -> None:
+        self._method.finish_loading()
+
+    def apply(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        out = self._method.apply(x.bfloat16()).float()
+        if bias is not None:
+            out += bias
+        return out if residual is None else residual.add_(out)
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        return self._method.rows(indices).float()
 
 
 @cache

@@ -1,4 +1,4 @@
-"""A CPU: C++ kernels in float32 where they can be built, oneDNN and torch otherwise."""
+"""A CPU: C++ kernels where they can be built, oneDNN and torch otherwise."""
 
 from __future__ import annotations
 
@@ -21,29 +21,36 @@ from mmserve.model_backend.platforms.cpu import threads as kernel_threads
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.model_backend.platforms.cpu.decoder import compile_decoder
 from mmserve.model_backend.platforms.cpu.ops import KernelOps
-from mmserve.model_backend.platforms.cpu.packed_weights import PANEL
 from mmserve.model_backend.platforms.cpu.packing import (
     Int4Linear,
     Int8Linear,
     KernelLinear,
     OneDnnLinear,
-    PaddedKernelLinear,
+    RoundedInputs,
+    RoundedKernelLinear,
     onednn_works,
 )
 from mmserve.model_backend.platforms.cpu.sampling import KernelSampling
 from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
 from mmserve.model_backend.platforms.interface import ForwardExecutor
-from mmserve.model_backend.platforms.reference import TorchPlatform
+from mmserve.model_backend.platforms.reference import PlainLinear, TorchPlatform
 from mmserve.model_backend.platforms.sampling import TokenSampling
 from mmserve.runtime.memory.allocator import prefault_heap, prefer_huge_pages
 
 
 class CpuPlatform(TorchPlatform):
-    """See ``interface.Platform``. ``kernels``: None in any dtype but float32, and where they cannot be built."""
+    """See ``interface.Platform``.
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__(torch.device("cpu"), dtype)
-        self.kernels: ctypes.CDLL | None = verified_kernels() if dtype is torch.float32 else None
+    With ``dtype`` bfloat16 and ``activations`` float32, the default, weights and the inputs of linear layers are
+    rounded to bfloat16; all else, and ``self.dtype``, is float32. ``kernels``: None unless activations are float32, and
+    where they cannot be built.
+    """
+
+    def __init__(self, dtype: torch.dtype, activations: torch.dtype | None = None) -> None:
+        activations = activations or (torch.float32 if dtype is torch.bfloat16 else dtype)
+        self._rounds = activations is not dtype
+        super().__init__(torch.device("cpu"), activations)
+        self.kernels: ctypes.CDLL | None = verified_kernels() if self.dtype is torch.float32 else None
 
     def ops(self) -> Ops:
         return super().ops() if self.kernels is None else KernelOps(self.kernels)
@@ -52,22 +59,26 @@ class CpuPlatform(TorchPlatform):
         quantization = quantization if shape.quantizable else "none"
         if quantization == "int4" and self.kernels is not None:
             return Int4Linear(self.kernels, shape)
-        if quantization == "none" and self.kernels is not None and not self._packs(shape):
-            return PaddedKernelLinear(self.kernels, shape)
-        if quantization == "none" and self.kernels is None and onednn_works(self.dtype):
-            return OneDnnLinear(shape, self.dtype, self.device)
+        if quantization == "none" and self.kernels is None:
+            dtype = torch.bfloat16 if self._rounds_for(shape) else self.dtype
+            plain = OneDnnLinear if onednn_works(dtype) else PlainLinear
+            method = plain(shape, dtype, self.device)
+            return RoundedInputs(method) if self._rounds_for(shape) else method
         return self.embedding_method(quantization, shape)
 
     def embedding_method(self, quantization: Quantization, shape: LinearShape) -> EmbeddingMethod:
         """Rows of int4 weights would cost too much to look up, so these are int8. oneDNN's layout has no rows."""
-        if quantization != "none" and self.kernels is not None:
+        if self.kernels is not None and quantization != "none":
             return Int8Linear(self.kernels, shape)
-        if quantization == "none" and self.kernels is not None and self._packs(shape):
-            return KernelLinear(self.kernels, shape)
+        if self.kernels is not None:
+            return (RoundedKernelLinear if self._rounds_for(shape) else KernelLinear)(self.kernels, shape)
+        if quantization == "none" and self._rounds_for(shape):
+            return RoundedInputs(PlainLinear(shape, torch.bfloat16, self.device))
         return super().embedding_method(quantization, shape)
 
-    def _packs(self, shape: LinearShape) -> bool:
-        return self.kernels is not None and shape.out_size % PANEL == 0
+    def _rounds_for(self, shape: LinearShape) -> bool:
+        """Small matrices whose results decide much stay exact."""
+        return self._rounds and shape.quantizable
 
     def layer_context(self, tp: TpGroup, quantization: Quantization = "none") -> LayerContext:
         return replace(super().layer_context(tp, quantization), max_mlp_rows=memory.MAX_MLP_ROWS)

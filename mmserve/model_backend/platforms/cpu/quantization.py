@@ -10,11 +10,12 @@ import torch
 
 GROUP = 32
 """Weights that share a scale; the kernels' own number, as is the panel's."""
-_PANEL = 16
+PANEL = 16
+"""Outputs whose weights lie side by side in memory."""
 _INT8_MAX, _INT4_MAX = 127, 15
-_SCALES_NBYTES = 2 * _PANEL
+_SCALES_NBYTES = 2 * PANEL
 """Of the scales of one group of a panel."""
-INT8_NBYTES = _SCALES_NBYTES + GROUP * _PANEL
+INT8_NBYTES = _SCALES_NBYTES + GROUP * PANEL
 """Of one group of a panel in int8. In int4 it is smaller."""
 
 
@@ -41,10 +42,10 @@ def to_int4(weight: torch.Tensor) -> torch.Tensor:
 
 def int8_rows(packed: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """Rows int64 [T] of the matrix that ``to_int8`` returned, as float32 [T, in]."""
-    groups, column = packed[indices // _PANEL], indices % _PANEL
+    groups, column = packed[indices // PANEL], indices % PANEL
     every = torch.arange(len(indices))
     scale = groups[..., :_SCALES_NBYTES].contiguous().view(torch.bfloat16)[every, :, column]
-    pairs = groups[..., _SCALES_NBYTES:].contiguous().view(torch.int8).view(*groups.shape[:2], -1, _PANEL, 2)
+    pairs = groups[..., _SCALES_NBYTES:].contiguous().view(torch.int8).view(*groups.shape[:2], -1, PANEL, 2)
     q = pairs[every, :, :, column].flatten(-2)
     return torch.mul(q, scale[..., None].float()).flatten(-2)
 
@@ -53,7 +54,7 @@ def from_int4(packed: torch.Tensor) -> torch.Tensor:
     """The matrix that ``to_int4`` returned, as float32 [out, in]."""
     scale, minimum = packed[..., : 2 * _SCALES_NBYTES].contiguous().view(torch.bfloat16).float().chunk(2, dim=-1)
     # eight inputs, output, even or odd input, byte
-    words = packed[..., 2 * _SCALES_NBYTES :].reshape(*packed.shape[:2], 4, _PANEL, 2, 2)
+    words = packed[..., 2 * _SCALES_NBYTES :].reshape(*packed.shape[:2], 4, PANEL, 2, 2)
     pairs = torch.stack((words & _INT4_MAX, words >> 4), dim=-1)
     q = pairs.permute(0, 1, 3, 2, 5, 6, 4).flatten(-4)
     rows = q * scale[..., None] + minimum[..., None]
@@ -62,7 +63,7 @@ def from_int4(packed: torch.Tensor) -> torch.Tensor:
 
 def _grouped(weight: torch.Tensor) -> torch.Tensor:
     """-> [out / 16, groups, 16, 32]"""
-    return weight.view(-1, _PANEL, weight.shape[1] // GROUP, GROUP).transpose(1, 2)
+    return weight.view(-1, PANEL, weight.shape[1] // GROUP, GROUP).transpose(1, 2)
 
 
 def _stored_scale(scale: torch.Tensor) -> torch.Tensor:

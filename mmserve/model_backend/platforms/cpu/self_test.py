@@ -67,11 +67,13 @@ def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = _TOLE
 
 def _linear(kernels: ctypes.CDLL) -> bool:
     weight, x, bias = _random(80, 64), _random(_TOKENS, 64, seed=1), _random(80, seed=2)
-    float32, int8, int4 = weight[:, :40].contiguous(), quantization.to_int8(weight), quantization.to_int4(weight)
+    float32, int8, int4 = weight[:, :41].contiguous(), quantization.to_int8(weight), quantization.to_int4(weight)
     bfloat16, dequantized = float32.bfloat16().float(), quantization.int8_rows(int8, torch.arange(len(weight)))
+    packed, rounded = pack(bfloat16), x[:, :41].bfloat16().float()
     return (
-        _product(kernels, x[:, :40], pack(float32), bias, float32)
-        and _product(kernels, x[:, :40], pack(bfloat16), bias, bfloat16)
+        _product(kernels, x[:, :41], pack(float32), bias, float32)
+        and _product(kernels, x[:, :41], packed, bias, bfloat16)
+        and _product(kernels, rounded, packed, bias, bfloat16, rounds_inputs=True)
         and _product(kernels, x, int8, bias, dequantized, _QUANTIZED_TOLERANCE)
         and _product(kernels, x, int4, bias, quantization.from_int4(int4), _QUANTIZED_TOLERANCE)
     )
@@ -84,12 +86,15 @@ def _product(
     bias: torch.Tensor,
     weight: torch.Tensor,
     tolerance: float = _TOLERANCE,
+    *,
+    rounds_inputs: bool = False,
 ) -> bool:
     """True if x times the packed weights is x times ``weight``, the matrix that they stand for."""
     expected = F.linear(x, weight, bias)
     for count in (1, 9, len(x)):
         rows, out = x[:count].contiguous(), torch.empty(count, len(bias))
-        arguments = (rows.data_ptr(), packed.data_ptr(), format_of(packed), bias.data_ptr(), out.data_ptr())
+        form = format_of(packed, rounds_inputs=rounds_inputs)
+        arguments = (rows.data_ptr(), packed.data_ptr(), form, bias.data_ptr(), out.data_ptr())
         kernels.mm_linear(*arguments, *rows.shape, len(bias), 0)
         if not _close(out, expected[:count], tolerance):
             return False

@@ -134,7 +134,7 @@ def test_layers_behind_the_feature_layer_may_be_missing(tmp_path: Path) -> None:
     tower = load_tower(model, platform_for("cpu", "bfloat16"), lambda *_: None)
     assert isinstance(tower, VisionTower)
     assert len(tower.layers) == 2
-    assert tower(tiles(torch.zeros(2, 3, 28, 28)))[1].dtype == torch.bfloat16
+    assert tower(tiles(torch.zeros(2, 3, 28, 28)))[1].isfinite().all()
 
 
 def test_a_text_model_has_no_tower(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from mmserve.supervisor.startup.kernel_build import building
 from tests.fakes.http_services import make_deployment
 
 
-@pytest.mark.parametrize(("device", "dtype"), [("cuda", "bfloat16"), ("cuda", "float32"), ("cpu", "bfloat16")])
+@pytest.mark.parametrize(("device", "dtype"), [("cuda", "bfloat16"), ("cuda", "float32"), ("cpu", "float16")])
 def test_nothing_is_built_that_is_not_used(
     device: Literal["cpu", "cuda"],
-    dtype: Literal["float32", "bfloat16"],
+    dtype: Literal["float32", "bfloat16", "float16"],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

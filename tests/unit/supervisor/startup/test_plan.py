@@ -75,6 +75,16 @@ def test_auto_chooses_a_fast_dtype(machine: Machine, device: str, dtype: str, mo
     assert (deployment.device, deployment.dtype) == (device, dtype)
 
 
+@pytest.mark.parametrize(("family", "on_cpu"), [("llama", "float32"), ("transformers", "bfloat16")])
+def test_on_a_cpu_bfloat16_is_for_products_and_not_for_the_kv_cache(family: str, on_cpu: str, model: ModelSpec) -> None:
+    model = structs.replace(model, family=family, vision=None)
+    assert _make(model, XEON).activation_dtype == on_cpu
+    assert _make(model, GPU).activation_dtype == "bfloat16"
+    short, long = (_make(model, XEON, dtype=dtype, kv_cache_gb=4.0).kv_tokens for dtype in ("bfloat16", "float32"))
+    assert long is not None
+    assert short == (long if on_cpu == "float32" else 2 * long)
+
+
 def test_given_options_are_kept(model: ModelSpec) -> None:
     deployment = _make(model, GPU, device="cpu", dtype="float16", max_model_len=1024)
     assert (deployment.device, deployment.dtype, deployment.max_model_len) == ("cpu", "float16", 1024)

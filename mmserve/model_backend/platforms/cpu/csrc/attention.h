@@ -42,8 +42,8 @@ struct KvCache {
         return keys + table[token / kBlock] * kBlock * stride + head * dim;
     }
     const float* value(int64_t token, int64_t head) const { return key(token, head) + to_values; }
-    // Columns of a row of results: whole panels. Where `dim` is no multiple of 16, 8 numbers behind each head are read.
-    int64_t columns() const { return (dim + tile::kColumns - 1) / tile::kColumns * tile::kColumns; }
+    // Columns of a row of results: a multiple of 16. Where `dim` is no multiple of 16, 8 numbers behind each head are read.
+    int64_t columns() const { return (dim + 15) / 16 * 16; }
 };
 
 inline void gather_queries(const Job& job, const int64_t* t, int64_t kv_head, float* rows) {
@@ -118,17 +118,15 @@ inline void score_block(const KvCache& cache, const float* q, int64_t rows, cons
     }
 }
 
-// out += weights values, of M rows; P x 16 columns at a time. Columns of `out` behind the last of a head are not used.
-template <int M, int P>
+// out += weights values, of M rows; C x 8 columns at a time. Columns of `out` behind the last of a head are not used.
+template <int M, int C>
 inline void add_values(const KvCache& cache, const float* weights, const float* values, int64_t tokens, float* out) {
     const int64_t columns = cache.columns();
     int64_t i = 0;
-    for (; i + P * 16 <= columns; i += P * 16)
-        tile::product<M, P, false>(tokens, weights, kKeyTile, values + i, cache.stride, out + i, columns,
-                                    {nullptr, true});
+    for (; i + C * 8 <= columns; i += C * 8)
+        tile::product<M, C>(tokens, weights, kKeyTile, values + i, cache.stride, out + i, columns, {nullptr, true});
     for (; i < columns; i += 16)
-        tile::product<M, 1, false>(tokens, weights, kKeyTile, values + i, cache.stride, out + i, columns,
-                                    {nullptr, true});
+        tile::product<M, 2>(tokens, weights, kKeyTile, values + i, cache.stride, out + i, columns, {nullptr, true});
 }
 
 inline void add_values(const KvCache& cache, const float* weights, int64_t rows, const float* values, int64_t tokens,
@@ -137,8 +135,8 @@ inline void add_values(const KvCache& cache, const float* weights, int64_t rows,
         const float* from = weights + r * kKeyTile;
         float* to = out + r * cache.columns();
         tile::dispatch_rows(rows - r, [&](auto m) {
-            constexpr int kPanels = m == 1 ? 4 : m <= 3 ? 2 : 1;  // as many sums as fit the registers
-            add_values<m, kPanels>(cache, from, values, tokens, to);
+            constexpr int kVectors = m == 1 ? 8 : m <= 3 ? 4 : 2;  // as many sums as fit the registers
+            add_values<m, kVectors>(cache, from, values, tokens, to);
         });
     }
 }

@@ -7,8 +7,8 @@
 #include "activations.h"
 #include "attention.h"
 #include "decoder.h"
-#include "linear.h"
-#include "quantized_linear.h"
+#include "linear/linear.h"
+#include "linear/quantized_linear.h"
 #include "sampling.h"
 #include "softmax.h"
 
@@ -58,30 +58,34 @@ void mm_leave(const int32_t* busy_cores, int64_t count, int64_t share, int64_t m
     pool::shared().leave_cores(busy_cores, count, share, min_threads);
 }
 
-// weights: 0 float32, 1 bfloat16, 2 int8, 3 int4.
+// weights: 0 float32, 1 bfloat16, 2 int8, 3 int4, 4 bfloat16 with the inputs rounded to bfloat16.
 void mm_linear(const float* x, const void* panels, int weights, const float* bias, float* out, int64_t M, int64_t K,
                int64_t N, int add) {
     const linear::Job job{x, out, M, K, N, {bias, add != 0}};
     switch (weights) {
         case 0:
-            return linear::run(job, static_cast<const float*>(panels));
+            return linear::run<linear::Exact>(job, static_cast<const float*>(panels));
         case 1:
-            return linear::run(job, static_cast<const uint16_t*>(panels));
+            return linear::run<linear::Widened>(job, static_cast<const uint16_t*>(panels));
         case 2:
             return quantized::run<quantized::Int8>(job, static_cast<const uint8_t*>(panels));
-        default:
+        case 3:
             return quantized::run<quantized::Int4>(job, static_cast<const uint8_t*>(panels));
+        default:
+            return linear::run<linear::Rounded>(job, static_cast<const uint16_t*>(panels));
     }
 }
 
-// Rows `indices` of the matrix as floats: [rows, K]. weights: 0, 1 or 2, as in mm_linear.
+// Rows `indices` of the matrix as floats: [rows, K]. weights: as in mm_linear, but not 3.
 void mm_rows(const void* panels, int weights, const int64_t* indices, float* out, int64_t rows, int64_t K) {
     pool::parallel_for_rows(rows, K, [=](int64_t row) {
+        float* to = out + row * K;
         if (weights == 0)
-            return linear::load_weight_row(static_cast<const float*>(panels), indices[row], K, out + row * K);
-        if (weights == 1)
-            return linear::load_weight_row(static_cast<const uint16_t*>(panels), indices[row], K, out + row * K);
-        quantized::load_weight_row(static_cast<const uint8_t*>(panels), indices[row], K, out + row * K);
+            linear::load_weight_row<linear::Float32>(static_cast<const float*>(panels), indices[row], K, to);
+        else if (weights == 2)
+            quantized::load_weight_row(static_cast<const uint8_t*>(panels), indices[row], K, to);
+        else
+            linear::load_weight_row<linear::Bfloat16>(static_cast<const uint16_t*>(panels), indices[row], K, to);
     });
 }
 
@@ -186,7 +190,7 @@ void mm_encoder_attention(const float* qkv, float* out, const int64_t* lengths, 
         }
         blocks += (*length + kBlock - 1) / kBlock;
     }
-    const auto kv = memory::allocate<float>(blocks * kBlock * 2 * width + tile::kColumns);
+    const auto kv = memory::allocate<float>(blocks * kBlock * 2 * width + 16);
     pool::parallel_for_rows(slots.size(), 2 * width, [&](int64_t row) {
         std::memcpy(kv.get() + slots[row] * 2 * width, qkv + row * 3 * width + width, 2 * width * sizeof(float));
     });

@@ -1,5 +1,6 @@
-// The innermost matrix product: a few rows of A times panels of 16 columns of B, with the sums in registers. Each
-// result is a sum over k in ascending order for any number of rows, so a sequence's results do not depend on its batch.
+// Vectors of floats, and the innermost matrix product: a few rows of A times some columns of B, with the sums in
+// registers. Each result is a sum over k in an order that does not depend on the number of rows or the vectors' width,
+// so a sequence's results depend neither on its batch nor on the instruction set.
 #pragma once
 
 #include <algorithm>
@@ -10,12 +11,15 @@
 namespace tile {
 
 typedef float f32x8 __attribute__((vector_size(32)));
+typedef float f32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x8 __attribute__((vector_size(16)));
 typedef uint32_t u32x8 __attribute__((vector_size(32)));
 typedef int32_t i32x8 __attribute__((vector_size(32)));
 
-constexpr int kColumns = 16;
-constexpr int kMaxRows = 6;  // 12 accumulators of 16 registers
+constexpr int kMaxRows = 6;  // with 2 vectors a row: 12 sums of 16 registers
+
+template <class V>
+constexpr int64_t kLanes = sizeof(V) / sizeof(float);
 
 template <class V>
 inline V load(const void* from) {
@@ -24,31 +28,37 @@ inline V load(const void* from) {
     return value;
 }
 
-inline void store(float* to, f32x8 value) {
+template <class V>
+inline void store(float* to, V value) {
     std::memcpy(to, &value, sizeof value);
 }
 
-// The first `count` of 8 numbers, at most 8. The others are zeros when loaded, and are not stored.
-inline f32x8 load_first(const float* from, int64_t count) {
-    if (count >= 8) return load<f32x8>(from);
-    f32x8 value{};
+// The first `count` numbers of a vector. The others are zeros when loaded, and are not stored.
+template <class V = f32x8>
+inline V load_first(const float* from, int64_t count) {
+    if (count >= kLanes<V>) return load<V>(from);
+    V value{};
     std::memcpy(&value, from, count * sizeof(float));
     return value;
 }
 
-inline void store_first(float* to, f32x8 value, int64_t count) {
-    std::memcpy(to, &value, std::min<int64_t>(count, 8) * sizeof(float));
+template <class V>
+inline void store_first(float* to, V value, int64_t count) {
+    if (count >= kLanes<V>) return store(to, value);
+    std::memcpy(to, &value, count * sizeof(float));
 }
 
-inline f32x8 broadcast(float x) {
-    return f32x8{x, x, x, x, x, x, x, x};
+template <class V = f32x8>
+inline V broadcast(float x) {
+    return x - V{};  // a sum with zeros would lose the sign of a zero
 }
 
 // Makes the compiler load the value once. It would load it in every instruction that uses it, which made products of 3
 // and 4 rows slower than those of 6.
-inline f32x8 keep_in_register(f32x8 value) {
+template <class V>
+inline V keep_in_register(V value) {
 #ifdef __AVX2__
-    asm("" : "+x"(value));
+    asm("" : "+v"(value));
 #endif
     return value;
 }
@@ -84,29 +94,6 @@ inline float widen_one(const uint16_t* from) {
     return load<float>(&bits);
 }
 
-// 16 numbers of a panel, stored as float32 or bfloat16. In bfloat16 number i lies beside number i + 8: one shift and
-// one mask then widen all 16, where widening 8 neighbours takes as many instructions for half of them.
-struct PanelRow {
-    f32x8 halves[2];
-};
-
-inline PanelRow load_row(const float* from) {
-    return {load<f32x8>(from), load<f32x8>(from + 8)};
-}
-
-inline PanelRow load_row(const uint16_t* from) {
-    const u32x8 pairs = load<u32x8>(from);
-    return {reinterpret_cast<f32x8>(pairs << 16), reinterpret_cast<f32x8>(pairs & 0xffff0000u)};
-}
-
-inline float element(const float* row, int64_t column) {
-    return row[column];
-}
-
-inline float element(const uint16_t* row, int64_t column) {
-    return widen_one(row + column % 8 * 2 + column / 8);
-}
-
 // Applied to a sum before it is stored: adds the column's bias, and the number that is stored there (a residual).
 struct Epilogue {
     const float* bias = nullptr;
@@ -114,67 +101,78 @@ struct Epilogue {
 
     Epilogue at(int64_t column) const { return {bias ? bias + column : nullptr, add}; }
 
-    f32x8 operator()(f32x8 sum, int64_t column, const float* out) const {
-        if (bias) sum += load<f32x8>(bias + column);
-        return add ? sum + load<f32x8>(out) : sum;
+    // Stores the sums of columns from `column` on.
+    template <class V>
+    void store(V sum, int64_t column, float* out) const {
+        if (bias) sum += load<V>(bias + column);
+        if (add) sum += load<V>(out);
+        tile::store(out, sum);
+    }
+
+    // The same for M rows of some columns. Not inline: a call beside the sums would take their registers.
+    [[gnu::noinline]] void store_rows(const float* sums, int64_t stride, int64_t M, int64_t columns, float* out,
+                                      int64_t ldc) const {
+        for (int64_t m = 0; m < M; ++m, sums += stride, out += ldc)
+            for (int64_t column = 0; column < columns; ++column) {
+                float sum = sums[column];
+                if (bias) sum += bias[column];
+                out[column] = add ? sum + out[column] : sum;
+            }
     }
 };
 
-// C[M, 16 P] = epilogue(A[M, K] B). Row k of B is at b + k * ldb, with the rows of P panels side by side.
-// kPrefetch: B is a panel, and the next panel is prefetched into the second-level cache.
-template <int M, int P, bool kPrefetch, class W>
-inline void product(int64_t K, const float* a, int64_t lda, const W* b, int64_t ldb, float* c, int64_t ldc,
-                    const Epilogue& epilogue) {
-    f32x8 sum[M][2 * P];
-    for (int m = 0; m < M; ++m)
-        for (int p = 0; p < 2 * P; ++p) sum[m][p] = f32x8{};
-    for (int64_t k = 0; k < K; ++k) {
-        if constexpr (kPrefetch) __builtin_prefetch(b + (K + k) * ldb, 0, 2);
-        f32x8 numbers[2 * P];
-#pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) {
-            const PanelRow row = load_row(b + k * ldb + kColumns * p);
-            numbers[2 * p] = keep_in_register(row.halves[0]);
-            numbers[2 * p + 1] = keep_in_register(row.halves[1]);
-        }
-#pragma GCC unroll 8
+// The sums of M rows and C vectors of columns.
+template <class V, int M, int C>
+struct Sums {
+    static constexpr int64_t kColumns = C * kLanes<V>;
+    V sum[M][C] = {};
+
+    // Adds the products of one column of A, whose rows are lda numbers apart, and one row of B.
+    void add(const float* a, int64_t lda, const V (&b)[C]) {
+#pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
-            const f32x8 x = broadcast(a[m * lda + k]);
+            const V x = broadcast<V>(a[m * lda]);
 #pragma GCC unroll 8
-            for (int p = 0; p < 2 * P; ++p) sum[m][p] += x * numbers[p];
+            for (int c = 0; c < C; ++c) sum[m][c] += x * b[c];
         }
     }
-    for (int m = 0; m < M; ++m)
-        for (int p = 0; p < 2 * P; ++p) {
-            float* to = c + m * ldc + 8 * p;
-            store(to, epilogue(sum[m][p], 8 * p, to));
-        }
+
+    void store(float* out, int64_t ldc, const Epilogue& epilogue) const {
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c)
+                epilogue.store(sum[m][c], c * kLanes<V>, out + m * ldc + c * kLanes<V>);
+    }
+
+    // The first `columns` columns.
+    void store_some(float* out, int64_t ldc, const Epilogue& epilogue, int64_t columns) const {
+        float rows[M * kColumns];
+        store(rows, kColumns, {});
+        epilogue.store_rows(rows, kColumns, M, columns, out, ldc);
+    }
+};
+
+// out[M, columns] = epilogue(A[M, K] B), of C vectors of 8 columns. Row k of B is at b + k * ldb.
+template <int M, int C>
+inline void product(int64_t K, const float* a, int64_t lda, const float* b, int64_t ldb, float* out, int64_t ldc,
+                    const Epilogue& epilogue) {
+    Sums<f32x8, M, C> sums;
+    for (int64_t k = 0; k < K; ++k) {
+        f32x8 row[C];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) row[c] = keep_in_register(load<f32x8>(b + k * ldb + 8 * c));
+        sums.add(a + k, lda, row);
+    }
+    sums.store(out, ldc, epilogue);
 }
 
-// Calls run(M) with the number of rows, at most kMaxRows, as a compile-time constant, so that sums can be registers.
-template <class Run>
+// Calls run(M) with the number of rows, at most kMost, as a compile-time constant, so that sums can be registers.
+template <int kMost = kMaxRows, class Run>
 inline void dispatch_rows(int64_t M, const Run& run) {
-    switch (M) {
-        case 1:
-            return run(std::integral_constant<int, 1>());
-        case 2:
-            return run(std::integral_constant<int, 2>());
-        case 3:
-            return run(std::integral_constant<int, 3>());
-        case 4:
-            return run(std::integral_constant<int, 4>());
-        case 5:
-            return run(std::integral_constant<int, 5>());
-        default:
-            return run(std::integral_constant<int, kMaxRows>());
-    }
-}
-
-// The product of up to kMaxRows rows and one panel of 16 columns; a row of A has K numbers.
-template <bool kPrefetch, class W>
-inline void multiply_rows(int64_t M, int64_t K, const float* a, const W* b, int64_t ldb, float* c, int64_t ldc,
-                          const Epilogue& epilogue) {
-    dispatch_rows(M, [&](auto m) { product<m, 1, kPrefetch>(K, a, K, b, ldb, c, ldc, epilogue); });
+    if constexpr (kMost > 1)
+        if (M < kMost) return dispatch_rows<kMost - 1>(M, run);
+    run(std::integral_constant<int, kMost>());
 }
 
 }  // namespace tile

@@ -51,7 +51,7 @@ inline f32x8 load_some(const float* logits, int64_t first, int64_t end) {
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
 
-typedef float f32x16 __attribute__((vector_size(64)));
+using tile::f32x16;
 
 inline f32x16 rounded(f32x16 value) {
     asm("" : "+v"(value));

@@ -17,7 +17,8 @@ from mmserve.model_backend.platforms.cpu.packing import (
     Int8Linear,
     KernelLinear,
     OneDnnLinear,
-    PaddedKernelLinear,
+    RoundedInputs,
+    RoundedKernelLinear,
 )
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.cpu.threads import share_cores
@@ -27,7 +28,7 @@ from tests.fakes.quantized import dequantized
 from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler, random
 
 MakeMethod = Callable[[ctypes.CDLL, LinearShape], KernelLinear]
-FORMATS: list[MakeMethod] = [KernelLinear, Int8Linear, Int4Linear]
+FORMATS: list[MakeMethod] = [KernelLinear, RoundedKernelLinear, Int8Linear, Int4Linear]
 
 
 def loaded(make: MakeMethod, weight: torch.Tensor) -> KernelLinear:
@@ -165,19 +166,38 @@ def test_linear_without_kernels_computes_the_product_and_adds_it_to_the_residual
 
 
 @needs_compiler
-def test_outputs_that_are_no_multiple_of_16_are_padded() -> None:
-    weight, bias, x, residual = random(20, 24), random(20), random(9, 24), random(9, 20, seed=3)
-    method = PaddedKernelLinear(kernels(), LinearShape.full(20, 24))
-    ((_, target),) = method.targets(LinearShard("layer", (20, 24), slice(0, 20), dim=0, start=0))
-    target.into.copy_(weight)
-    method.finish_loading()
-    torch.testing.assert_close(method.apply(x), F.linear(x, weight))
-    torch.testing.assert_close(method.apply(x, bias), F.linear(x, weight, bias))
-    assert method.apply(x, bias).is_contiguous()
-    added = residual.clone()
-    assert method.apply(x, bias, added) is added
-    torch.testing.assert_close(added, residual + F.linear(x, weight, bias))
-    assert torch.equal(method.apply(x[:1], bias), method.apply(x, bias)[:1])
+@pytest.mark.parametrize("make", [KernelLinear, RoundedKernelLinear])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (20, 23), (33, 24), (95, 7)])
+def test_any_number_of_outputs_and_inputs_can_be_multiplied_and_looked_up(
+    make: MakeMethod, outputs: int, inputs: int
+) -> None:
+    weight, bias = random(outputs, inputs).bfloat16().float(), random(outputs)
+    x, residual = random(9, inputs, seed=2).bfloat16().float(), random(9, outputs, seed=3)
+    method, around = loaded(make, weight), torch.full((11, outputs), 77.0)
+    expected = F.linear(x, weight, bias)
+    torch.testing.assert_close(method.apply(x, bias), expected)
+    around[1:10] = residual
+    torch.testing.assert_close(method.apply(x, bias, around[1:10]), residual + expected)
+    assert (around[::10] == 77).all()
+    assert torch.equal(method.rows(torch.arange(outputs)), weight)
+
+
+@needs_compiler
+def test_a_product_in_bfloat16_rounds_weights_and_inputs_alone() -> None:
+    weight, bias, x = random(48, 96), random(48, seed=1), random(30, 96, seed=2)
+    method = loaded(RoundedKernelLinear, weight)
+    expected = F.linear(x.bfloat16().double(), weight.bfloat16().double(), bias.double())
+    torch.testing.assert_close(method.apply(x, bias).double(), expected, rtol=1e-5, atol=1e-4)
+
+
+@needs_compiler
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_product_in_bfloat16_keeps_numbers_that_are_not_finite(wrong: float) -> None:
+    x = random(2, 64)
+    x[1, 40] = wrong
+    found = loaded(RoundedKernelLinear, random(16, 64, seed=1)).apply(x)
+    assert found[0].isfinite().all()
+    assert not found[1].isfinite().any()
 
 
 def test_padded_outputs_have_zero_weights() -> None:
@@ -187,7 +207,7 @@ def test_padded_outputs_have_zero_weights() -> None:
 
 
 def test_a_dtype_that_fails_onednns_self_test_keeps_plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    platform, shape = CpuPlatform(torch.bfloat16), LinearShape.full(12, 24)
+    platform, shape = CpuPlatform(torch.float16), LinearShape.full(12, 24)
     monkeypatch.setattr("mmserve.model_backend.platforms.cpu.platform.onednn_works", lambda dtype: False)
     assert type(platform.linear_method("none", shape)) is PlainLinear
 
@@ -199,12 +219,40 @@ def test_each_quantization_and_shape_gets_its_method() -> None:
     assert type(platform.linear_method("int8", divisible)) is Int8Linear
     assert type(platform.linear_method("int4", divisible)) is Int4Linear
     assert type(platform.embedding_method("int4", divisible)) is Int8Linear, "rows of int4 cannot be looked up"
-    assert type(platform.linear_method("none", odd)) is PaddedKernelLinear
-    assert type(platform.embedding_method("none", odd)) is PlainLinear, "it is no method whose rows can be looked up"
+    assert type(platform.linear_method("none", odd)) is KernelLinear
+    assert type(platform.embedding_method("none", odd)) is KernelLinear
     with pytest.raises(StartupError, match="not 12 and 24"):
         platform.linear_method("int8", odd)
 
 
+@needs_compiler
+def test_in_bfloat16_a_matrix_whose_results_decide_much_stays_exact() -> None:
+    platform, shape = CpuPlatform(torch.bfloat16), LinearShape.full(16, 32)
+    assert type(platform.linear_method("none", shape)) is RoundedKernelLinear
+    assert type(platform.embedding_method("none", shape)) is RoundedKernelLinear
+    assert type(platform.linear_method("none", shape._replace(quantizable=False))) is KernelLinear
+
+
+@needs_compiler
+def test_without_kernels_bfloat16_computes_the_same_but_for_rounded_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_kernels = CpuPlatform(torch.bfloat16)
+    monkeypatch.setattr("mmserve.model_backend.platforms.cpu.platform.verified_kernels", lambda: None)
+    without, shape = CpuPlatform(torch.bfloat16), LinearShape.full(48, 64)
+    weight, bias, x, residual = random(48, 64), random(48, seed=1), random(9, 64, seed=2), random(9, 48, seed=3)
+    for make in ("linear_method", "embedding_method"):
+        results = []
+        for platform in (with_kernels, without):
+            method = getattr(platform, make)("none", shape)
+            ((_, target),) = method.targets(LinearShard("layer", (48, 64), slice(0, 48), dim=0, start=0))
+            target.into.copy_(weight)
+            with torch.inference_mode():
+                method.finish_loading()
+                results.append(method.apply(x, bias, residual.clone()))
+        assert isinstance(method, RoundedInputs)
+        torch.testing.assert_close(*results, rtol=1e-2, atol=5e-2)
+    assert torch.equal(method.rows(torch.tensor([3, 0])), weight[[3, 0]].bfloat16().float())
+
+
 def test_quantization_without_kernels_is_refused() -> None:
     with pytest.raises(StartupError, match="compiler"):
-        CpuPlatform(torch.bfloat16).linear_method("int4", LinearShape.full(16, 32))
+        CpuPlatform(torch.float16).linear_method("int4", LinearShape.full(16, 32))

@@ -168,4 +168,5 @@ def test_rows_with_few_allowed_tokens(draws: list[Draw], num_allowed: int, noise
 
 def test_the_platform_samples_with_its_kernels() -> None:
     assert isinstance(CpuPlatform(torch.float32).sampling(), KernelSampling)
-    assert isinstance(CpuPlatform(torch.bfloat16).sampling(), TorchSampling)
+    assert isinstance(CpuPlatform(torch.bfloat16).sampling(), KernelSampling)
+    assert isinstance(CpuPlatform(torch.float16).sampling(), TorchSampling)

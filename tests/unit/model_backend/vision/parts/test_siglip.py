@@ -68,8 +68,9 @@ def test_features_equal_those_of_transformers(directory: Path, dtype: str, toler
     torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_a_tile_has_the_same_features_to_the_bit_in_any_batch(directory: Path) -> None:
-    tiles, made = torch.randn(3, 3, 56, 56, generator=torch.manual_seed(2)), encoder(directory, "float32")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tile_has_the_same_features_to_the_bit_in_any_batch(directory: Path, dtype: str) -> None:
+    tiles, made = torch.randn(3, 3, 56, 56, generator=torch.manual_seed(2)), encoder(directory, dtype)
     with torch.inference_mode():
         assert torch.equal(made(tiles), torch.cat([made(tile[None]) for tile in tiles]))
 

@@ -3,9 +3,9 @@
 // the number of rows.
 #pragma once
 
-#include "linear.h"
-#include "quantize_activations.h"
-#include "quantized_weights.h"
+#include "linear/quantize_activations.h"
+#include "linear/quantized_weights.h"
+#include "linear/tasks.h"
 #include "tile.h"
 
 namespace quantized {
@@ -69,28 +69,26 @@ inline void product(int64_t K, const Activations& x, int64_t first, const uint8_
             }
     }
     for (int m = 0; m < M; ++m)
-        for (int half = 0; half < 2; ++half) {
-            float* to = out + m * ldc + half * 8;
-            tile::store(to, epilogue(totals[m][half], half * 8, to));
-        }
+        for (int half = 0; half < 2; ++half)
+            epilogue.store(totals[m][half], half * 8, out + m * ldc + half * 8);
 }
 
 // The weights of one output as floats: [K].
 inline void load_weight_row(const uint8_t* panels, int64_t index, int64_t K, float* out) {
-    const uint8_t* group = panels + index / tile::kColumns * (K / kGroup) * Int8::kNbytes;
+    const uint8_t* group = panels + index / kOutputs * (K / kGroup) * Int8::kNbytes;
     for (int64_t k = 0; k < K; k += kGroup, group += Int8::kNbytes)
-        Int8::dequantize(group, index % tile::kColumns, out + k);
+        Int8::dequantize(group, index % kOutputs, out + k);
 }
 
 template <class W>
 void run(const linear::Job& job, const uint8_t* panels) {
     const Activations x = quantize_activations(job.x, job.M, job.K);
-    linear::for_each_task(job, [&](int64_t panel, int64_t end, int64_t row, int64_t rows) {
+    linear::for_each_task(job, kOutputs, [&](int64_t panel, int64_t end, int64_t row, int64_t rows) {
         for (; panel < end; ++panel) {
             const uint8_t* weights = panels + panel * (job.K / kGroup) * W::kNbytes;
-            const tile::Epilogue epilogue = job.epilogue.at(panel * tile::kColumns);
-            linear::for_each_tile(row, rows, [&](int64_t first, int64_t count) {
-                float* out = job.out + first * job.N + panel * tile::kColumns;
+            const tile::Epilogue epilogue = job.epilogue.at(panel * kOutputs);
+            linear::for_each_tile(row, rows, tile::kMaxRows, [&](int64_t first, int64_t count) {
+                float* out = job.out + first * job.N + panel * kOutputs;
                 tile::dispatch_rows(count,
                                     [&](auto m) { product<m, W>(job.K, x, first, weights, out, job.N, epilogue); });
             });

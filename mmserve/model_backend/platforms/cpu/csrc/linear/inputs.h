@@ -1,0 +1,96 @@
+// The inputs of a product: float32 as they are, or rounded to bfloat16.
+#pragma once
+
+#include <cstdint>
+
+#include "aligned_memory.h"
+#include "linear/panels.h"
+#include "linear/tasks.h"
+#include "tile.h"
+
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+namespace linear {
+
+// Rows of `stride` numbers.
+template <class Number>
+struct Rows {
+    const Number* first;
+    int64_t stride;
+
+    const Number* at(int64_t row) const { return first + row * stride; }
+};
+
+// Numbers between two rows of a copy: an even number, so that pairs can be read, and no multiple of 4 KiB, because lines
+// at such distances displace each other in the first-level cache.
+template <class Number>
+constexpr int64_t copy_stride(int64_t K) {
+    const int64_t line = memory::kLine / sizeof(Number), lines = (K + line - 1) / line;
+    return (lines + (lines % 16 == 0)) * line;
+}
+
+// Rounds to the nearest bfloat16, to an even one in the middle, in the upper half of each word; the lower half is not
+// cleared. NaN stays NaN.
+inline Words rounded_words(Vector x) {
+    const Words bits = reinterpret_cast<Words>(x), magnitude = bits & 0x7fffffffu;
+    const Words nearest = bits + 0x7fffu + (bits >> 16 & 1u);
+    return magnitude > 0x7f800000u ? bits | 0x400000u : nearest;
+}
+
+inline void round_row(const float* x, int64_t K, uint16_t* out) {
+    constexpr int64_t kStep = tile::kLanes<Vector>;
+    typedef uint16_t Halves __attribute__((vector_size(2 * kStep)));
+    for (int64_t k = 0; k < K; k += kStep) {
+        const Words words = rounded_words(tile::load_first<Vector>(x + k, K - k)) >> 16;
+        const Halves halves = __builtin_convertvector(words, Halves);
+        std::memcpy(out + k, &halves, sizeof halves);
+    }
+}
+
+inline void round_row(const float* x, int64_t K, float* out) {
+    for (int64_t k = 0; k < K; k += tile::kLanes<Vector>)
+        tile::store(out + k, reinterpret_cast<Vector>(rounded_words(tile::load_first<Vector>(x + k, K - k)) & 0xffff0000u));
+}
+
+// Rounds x [M, K] to bfloat16, stored as Number. Zeros follow each row up to its stride, or up to a whole vector. The
+// result is valid until the same thread calls this again.
+template <class Number>
+Rows<Number> rounded(const Job& job) {
+    static thread_local memory::ReusableArray<Number> reusable;
+    const int64_t K = job.K, stride = copy_stride<Number>(K);
+    Number* rows = reusable.at_least(job.M * stride);
+    pool::parallel_for_rows(job.M, K, [=](int64_t row) { round_row(job.x + row * K, K, rows + row * stride); });
+    return {rows, stride};
+}
+
+// x as it is, or a copy where many rows would displace each other in the cache.
+inline Rows<float> unrounded(const Job& job) {
+    constexpr int64_t kPage = 4096 / sizeof(float);
+    if (job.K % kPage || job.M < 8) return {job.x, job.K};
+    static thread_local memory::ReusableArray<float> reusable;
+    const int64_t K = job.K, stride = copy_stride<float>(K);
+    float* rows = reusable.at_least(job.M * stride);
+    pool::parallel_for_rows(job.M, K, [=](int64_t row) {
+        std::memcpy(rows + row * stride, job.x + row * K, K * sizeof(float));
+    });
+    return {rows, stride};
+}
+
+// While it exists, this thread treats denormal numbers as zeros, as bfloat16 dot products do on every CPU that has them.
+class FlushDenormals {
+public:
+#ifdef __x86_64__
+    FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kFlush); }
+    ~FlushDenormals() { _mm_setcsr(before_); }
+    FlushDenormals(const FlushDenormals&) = delete;
+    FlushDenormals& operator=(const FlushDenormals&) = delete;
+
+private:
+    static constexpr unsigned kFlush = _MM_FLUSH_ZERO_ON | 0x40;  // results, and operands (DAZ)
+    const unsigned before_;
+#endif
+};
+
+}  // namespace linear

@@ -1,0 +1,58 @@
+// out[M, N] = x[M, K] W^T, with W in panels (panels.h), in one of the modes of product.h.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include "linear/product.h"
+#include "linear/tasks.h"
+
+namespace linear {
+
+constexpr int64_t kAheadNbytes = 16 << 10;  // further than the CPU's own prefetcher looks
+
+// Multiplies rows [row, row + rows) by C vectors of outputs, of which there are `outputs` from `first` on, a few rows at a
+// time. bfloat16 is widened for every tile of rows, which costs less than storing floats: the first tile prefetches the
+// weights into the second-level cache, where the others read them.
+template <class Mode, int C, int kRows>
+void multiply(const Job& job, const Rows<typename Mode::Input>& inputs, const typename Mode::Number* weights,
+              int64_t first, int64_t outputs, int64_t row, int64_t rows) {
+    const tile::Epilogue epilogue = job.epilogue.at(first);
+    for_each_tile(row, rows, kRows, [&](int64_t from, int64_t count) {
+        const int64_t ahead = from == row ? kAheadNbytes / sizeof(*weights) : 0;
+        float* out = job.out + from * job.N + first;
+        tile::dispatch_rows<kRows>(count, [&](auto m) {
+            const auto sums = sums_of<Mode, m, C>(job.K, inputs.at(from), inputs.stride, weights, ahead);
+            if (outputs >= sums.kColumns)
+                sums.store(out, job.N, epilogue);
+            else
+                sums.store_some(out, job.N, epilogue, outputs);
+        });
+    });
+}
+
+// Few rows take a whole panel at once, so that memory is read in order. More take as many outputs as there are registers
+// for, which then stay in the first-level cache.
+template <class Mode>
+void multiply_panel(const Job& job, const Rows<typename Mode::Input>& inputs, const typename Mode::Number* panels,
+                    int64_t panel, int64_t row, int64_t rows) {
+    constexpr int kVectors = kPanel / tile::kLanes<Vector>, kFewRows = kMaxSums / kVectors;
+    const auto* weights = panels + panel * Mode::panel_size(job.K);
+    const int64_t start = panel * kPanel, outputs = std::min(kPanel, job.N - start);
+    if (rows <= kFewRows) return multiply<Mode, kVectors, kFewRows>(job, inputs, weights, start, outputs, row, rows);
+    for (int64_t first = 0; first < outputs; first += 2 * tile::kLanes<Vector>)
+        multiply<Mode, 2, kMaxRows>(job, inputs, weights + first * Mode::kDepth, start + first, outputs - first, row,
+                                    rows);
+}
+
+template <class Mode>
+void run(const Job& job, const typename Mode::Number* panels) {
+    const Rows<typename Mode::Input> inputs = Mode::inputs(job);
+    for_each_task(job, kPanel, [&](int64_t first, int64_t end, int64_t row, int64_t rows) {
+        std::optional<FlushDenormals> flush;
+        if constexpr (Mode::kFlushes) flush.emplace();
+        for (; first < end; ++first) multiply_panel<Mode>(job, inputs, panels, first, row, rows);
+    });
+}
+
+}  // namespace linear

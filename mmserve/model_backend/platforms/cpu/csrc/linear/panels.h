@@ -1,0 +1,84 @@
+// Layout of weights in memory: panels of 32 outputs, the same for every instruction set. The last panel is filled up with
+// zero weights. In float32: [panels, K, 32]. In bfloat16: [panels, K / 2, 32, 2], K rounded up to an even number: an
+// output's weights of two neighbouring inputs share 32 bits, which are an operand of bfloat16 dot products, and which
+// one shift and one mask widen to float32.
+#pragma once
+
+#include <cstdint>
+
+#include "tile.h"
+
+namespace linear {
+
+constexpr int64_t kPanel = 32;
+
+#ifdef __AVX512F__
+using Vector = tile::f32x16;
+typedef uint32_t Words __attribute__((vector_size(64)));
+constexpr int kMaxRows = 12;  // with 2 vectors a row: 24 sums of 32 registers
+constexpr int kMaxSums = 24;
+#else
+using Vector = tile::f32x8;
+typedef uint32_t Words __attribute__((vector_size(32)));
+constexpr int kMaxRows = tile::kMaxRows;
+constexpr int kMaxSums = 8;  // of a whole panel at once, beside its weights
+#endif
+
+struct Float32 {
+    using Number = float;
+    static constexpr int64_t kDepth = 1;  // neighbouring inputs side by side
+
+    static int64_t panel_size(int64_t K) { return kPanel * K; }
+
+    static float element(const float* panel, int64_t output, int64_t k) { return panel[k * kPanel + output]; }
+};
+
+struct Bfloat16 {
+    using Number = uint16_t;
+    static constexpr int64_t kDepth = 2;
+
+    static int64_t panel_size(int64_t K) { return kPanel * (K + K % 2); }
+
+    static float element(const uint16_t* panel, int64_t output, int64_t k) {
+        return tile::widen_one(panel + k / 2 * 2 * kPanel + output * 2 + k % 2);
+    }
+};
+
+// The weights of C vectors of outputs for one input, as floats.
+template <int C>
+struct Weights {
+    Vector of[C];
+};
+
+template <int C>
+inline Weights<C> load(const float* from) {
+    Weights<C> weights;
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c)
+        weights.of[c] = tile::keep_in_register(tile::load<Vector>(from + c * tile::kLanes<Vector>));
+    return weights;
+}
+
+// Of two neighbouring inputs the even or the odd one. Reads memory each time: AVX2 has no registers for both.
+template <int C, bool kOdd>
+inline Weights<C> load(const uint16_t* from) {
+#ifdef __x86_64__
+    asm("" : "+r"(from));
+#endif
+    Weights<C> weights;
+#pragma GCC unroll 4
+    for (int c = 0; c < C; ++c) {
+        const Words pairs = tile::load<Words>(from + 2 * c * tile::kLanes<Vector>);
+        weights.of[c] = tile::keep_in_register(reinterpret_cast<Vector>(kOdd ? pairs & 0xffff0000u : pairs << 16));
+    }
+    return weights;
+}
+
+// The weights of one output as floats: [K].
+template <class Layout>
+void load_weight_row(const typename Layout::Number* panels, int64_t index, int64_t K, float* out) {
+    const auto* panel = panels + index / kPanel * Layout::panel_size(K);
+    for (int64_t k = 0; k < K; ++k) out[k] = Layout::element(panel, index % kPanel, k);
+}
+
+}  // namespace linear

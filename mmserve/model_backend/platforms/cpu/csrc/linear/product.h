@@ -1,0 +1,105 @@
+// The products of a tile of rows and a panel in each mode. In every mode a sum has one order, so variants of a tile and
+// instruction sets give the same bits.
+#pragma once
+
+#include <cstdint>
+
+#include "linear/inputs.h"
+#include "linear/panels.h"
+#include "tile.h"
+
+namespace linear {
+
+template <int M, int C>
+using Sums = tile::Sums<Vector, M, C>;
+
+// float32 inputs and weights. Inputs in ascending order.
+struct Exact : Float32 {
+    using Input = float;
+    static Rows<float> inputs(const Job& job) { return unrounded(job); }
+    static constexpr bool kFlushes = false;
+
+    template <int M, int C>
+    static void add(Sums<M, C>& sums, const float* x, int64_t stride, const float* weights) {
+        sums.add(x, stride, load<C>(weights).of);
+    }
+};
+
+// bfloat16 weights, widened: the bits of `Exact` with the same numbers.
+struct Widened : Bfloat16 {
+    using Input = float;
+    static Rows<float> inputs(const Job& job) { return unrounded(job); }
+    static constexpr bool kFlushes = false;
+
+    template <int M, int C>
+    static void add(Sums<M, C>& sums, const float* x, int64_t stride, const uint16_t* weights) {
+        sums.add(x, stride, load<C, false>(weights).of);
+        sums.add(x + 1, stride, load<C, true>(weights).of);
+    }
+
+    template <int M, int C>
+    static void add_last(Sums<M, C>& sums, const float* x, int64_t stride, const uint16_t* weights) {
+        sums.add(x, stride, load<C, false>(weights).of);
+    }
+};
+
+// bfloat16 weights and inputs, summed as VDPBF16PS does: of two neighbouring inputs the odd one first, then the even one,
+// each by a fused multiply-add to the nearest float, denormal numbers as zeros. Without that instruction, the same bits
+// by multiply-adds of floats.
+struct Rounded : Bfloat16 {
+    static constexpr bool kFlushes = true;
+
+#ifdef __AVX512BF16__
+    using Input = uint16_t;
+
+    template <int M, int C>
+    static void add(Sums<M, C>& sums, const uint16_t* x, int64_t stride, const uint16_t* weights) {
+        __m512bh numbers[C];
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c) numbers[c] = reinterpret_cast<__m512bh>(tile::load<Words>(weights + 32 * c));
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) {
+            const auto pair = reinterpret_cast<__m512bh>(_mm512_set1_epi32(tile::load<int32_t>(x + m * stride)));
+#pragma GCC unroll 4
+            for (int c = 0; c < C; ++c)
+                sums.sum[m][c] = reinterpret_cast<Vector>(
+                    _mm512_dpbf16_ps(reinterpret_cast<__m512>(sums.sum[m][c]), pair, numbers[c]));
+        }
+    }
+#else
+    using Input = float;
+
+    template <int M, int C>
+    static void add(Sums<M, C>& sums, const float* x, int64_t stride, const uint16_t* weights) {
+        sums.add(x + 1, stride, load<C, true>(weights).of);
+        sums.add(x, stride, load<C, false>(weights).of);
+    }
+#endif
+
+    static Rows<Input> inputs(const Job& job) { return rounded<Input>(job); }
+
+    // The input behind the last is zero.
+    template <int M, int C>
+    static void add_last(Sums<M, C>& sums, const Input* x, int64_t stride, const uint16_t* weights) {
+        add<M, C>(sums, x, stride, weights);
+    }
+};
+
+// M rows times C vectors of outputs. `weights` are those of the first output in its panel. Weights `ahead` numbers further
+// are fetched into the second-level cache.
+template <class Mode, int M, int C>
+inline Sums<M, C> sums_of(int64_t K, const typename Mode::Input* x, int64_t stride,
+                          const typename Mode::Number* weights, int64_t ahead) {
+    constexpr int64_t kLine = memory::kLine / sizeof(*weights);
+    constexpr int64_t kWidth = C * tile::kLanes<Vector> * Mode::kDepth;
+    Sums<M, C> sums;
+    for (int64_t k = 0; k + Mode::kDepth <= K; k += Mode::kDepth, weights += kPanel * Mode::kDepth) {
+        for (int64_t i = 0; i < kWidth; i += kLine) __builtin_prefetch(weights + ahead + i, 0, 2);
+        Mode::template add<M, C>(sums, x + k, stride, weights);
+    }
+    if constexpr (Mode::kDepth == 2)
+        if (K % 2) Mode::template add_last<M, C>(sums, x + K - 1, stride, weights);
+    return sums;
+}
+
+}  // namespace linear

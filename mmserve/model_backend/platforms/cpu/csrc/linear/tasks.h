@@ -1,0 +1,48 @@
+// A matrix product, and its division into tasks for threads and tiles of rows.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "thread_pool.h"
+#include "tile.h"
+
+namespace linear {
+
+// out[M, N] = epilogue(x[M, K] W^T).
+struct Job {
+    const float* x;
+    float* out;
+    int64_t M, K, N;
+    tile::Epilogue epilogue;  // its bias: [N] or null
+};
+
+constexpr int64_t kTaskOutputs = 32;
+// Bytes of float32 inputs in one task. Each task reads its weights again, and more inputs do not stay in the cache.
+constexpr int64_t kTaskRowsNbytes = 768 << 10;
+
+// Calls body(first, count) for tiles of rows [row, row + rows), of about equal size and at most max_rows rows.
+template <class Body>
+void for_each_tile(int64_t row, int64_t rows, int64_t max_rows, const Body& body) {
+    const int64_t num_tiles = (rows + max_rows - 1) / max_rows;
+    for (int64_t t = 0; t < num_tiles; ++t) {
+        const int64_t first = row + rows * t / num_tiles;
+        body(first, row + rows * (t + 1) / num_tiles - first);
+    }
+}
+
+// Calls body(first panel, end panel, first row, rows) for every task of the product, on all threads. Panels have
+// panel_outputs outputs; the last may have fewer.
+template <class Body>
+void for_each_task(const Job& job, int64_t panel_outputs, const Body& body) {
+    const int64_t num_panels = (job.N + panel_outputs - 1) / panel_outputs;
+    const int64_t task_panels = kTaskOutputs / panel_outputs, groups = (num_panels + task_panels - 1) / task_panels;
+    const int64_t max_rows = std::max<int64_t>(24, kTaskRowsNbytes / sizeof(float) / job.K);
+    const int64_t blocks = (job.M + max_rows - 1) / max_rows;
+    pool::parallel_for(groups * blocks, [&](int64_t task) {
+        const int64_t first = task % groups * task_panels, row = job.M * (task / groups) / blocks;
+        body(first, std::min(first + task_panels, num_panels), row, job.M * (task / groups + 1) / blocks - row);
+    });
+}
+
+}  // namespace linear

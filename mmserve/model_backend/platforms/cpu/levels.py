@@ -1,0 +1,59 @@
+"""The instruction sets that the C++ kernels are compiled for, and which of them this CPU has.
+
+All levels compute the same numbers from weights in the same layout. A build is loaded as a whole, so code of a level
+never runs on a CPU without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+_AVX2 = frozenset({"avx", "avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+"""By the names of ``/proc/cpuinfo``; these two are x86-64-v3 and x86-64-v4."""
+
+
+class Level(NamedTuple):
+    """A build of the kernels."""
+
+    name: str
+    options: tuple[str, ...]
+    """Of the compiler."""
+    needs: frozenset[str] = frozenset()
+    """Flags of ``/proc/cpuinfo``."""
+    tied_to_this_cpu: bool = False
+    """Compiled for all flags that this CPU happens to have."""
+
+
+LEVELS = (
+    Level("avx512_bf16", ("-march=x86-64-v4", "-mavx512bf16"), _AVX512 | {"avx512_bf16"}),
+    Level("avx512", ("-march=x86-64-v4",), _AVX512),
+    Level("avx2", ("-march=x86-64-v3",), _AVX2),
+)
+"""The fastest first."""
+NATIVE = Level("native", ("-march=native",), tied_to_this_cpu=True)
+"""Any other CPU: plain code, as good as its compiler makes it."""
+
+
+def of_this_cpu() -> list[Level]:
+    """The levels that this CPU has, the fastest first; at least one."""
+    flags = set(_flags().split())
+    found = [level for level in LEVELS if level.needs <= flags] if platform.machine() == "x86_64" else []
+    return found or [NATIVE]
+
+
+def key(level: Level) -> bytes:
+    """Differs for builds of one source that must not be exchanged: different machines may share a cache."""
+    return " ".join((platform.machine(), *level.options, _flags() if level.tied_to_this_cpu else "")).encode()
+
+
+def _flags() -> str:
+    with contextlib.suppress(OSError):
+        found = re.search(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found[1]
+    return platform.processor()
