@@ -63,7 +63,7 @@ inline Weights<C> load(const float* from) {
 template <int C, bool kOdd>
 inline Weights<C> load(const uint16_t* from) {
 #ifdef __x86_64__
-    asm("" : "+r"(from));
+    asm volatile("" : "+r"(from));
 #endif
     Weights<C> weights;
 #pragma GCC unroll 4
