@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -219,6 +221,21 @@ def rename_weights(directory: Path, *prefixes: tuple[str, str]) -> None:
         old, new = next(((old, new) for old, new in prefixes if name.startswith(old)), ("", ""))
         renamed[new + name.removeprefix(old)] = tensor
     save_file(renamed, file, metadata={"format": "pt"})
+
+
+def in_shards(source: Path, directory: Path, num_shards: int = 3) -> Path:
+    """The checkpoint with its tensors in several files, in turn, so that every part of the model lies across files."""
+    for file in source.iterdir():
+        if file.name != "model.safetensors":
+            shutil.copy2(file, directory)
+    tensors, weight_map = load_file(source / "model.safetensors"), {}
+    for index in range(num_shards):
+        shard = f"model-{index + 1:05}-of-{num_shards:05}.safetensors"
+        own = sorted(tensors)[index::num_shards]
+        save_file({name: tensors[name] for name in own}, directory / shard, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(own, shard))
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return directory
 
 
 def randomise_small_parameters(model: torch.nn.Module) -> None:

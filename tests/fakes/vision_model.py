@@ -96,7 +96,13 @@ def _anyres(model: VisionModel, pictures: Sequence[int]) -> dict[str, Any]:
     return {"pixel_values": pixels, "image_sizes": torch.tensor([model.sizes[each][::-1] for each in pictures])}
 
 
+def _tiles_of_all(model: VisionModel, pictures: Sequence[int]) -> dict[str, Any]:
+    """[1, tiles, 3, side, side]: as the pictures of one prompt."""
+    return {"pixel_values": torch.cat([model.views[each].values for each in pictures])[None]}
+
+
 _INPUTS = {
+    "idefics3": _tiles_of_all,
     "internvl": _tiles,
     "mistral3": _padded,
     "pixtral": _padded,

@@ -19,6 +19,8 @@ from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.cpu.decoder import CompiledDecoder
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.reference import TorchPlatform
+from mmserve.model_backend.vision.interface import Tower
+from tests.fakes.checkpoints import in_shards
 from tests.fakes.embeddings import prompt_with_images, put_rows, tiles
 from tests.fakes.engine import Driver, Engine, Running, make_runner
 from tests.fakes.ranks_in_threads import RanksInThreads
@@ -61,13 +63,17 @@ def ids_of(prompt: Prompt) -> list[int]:
     return [token for part in prompt for token in ([START, *[IMAGE] * ROWS, END] if isinstance(part, str) else [part])]
 
 
+def tower_of(directory: Path) -> Tower:
+    return load_tower(load(directory), platform_for("cpu", "float32"), lambda *_: None)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     directory = make_vision(tmp_path_factory.mktemp("gemma3"), "gemma3", mm_tokens_per_image=ROWS)
     pixels = torch.randn(2, 3, 56, 56, generator=torch.manual_seed(1))
     arena = Arena.create(1 << 18)
     handles, offset = [], 0
-    for rows in load_tower(load(directory), platform_for("cpu", "float32"), lambda *_: None)(tiles(pixels)):
+    for rows in tower_of(directory)(tiles(pixels)):
         assert len(rows) == ROWS
         handle, offset = put_rows(arena, rows, offset)
         handles.append(handle)
@@ -111,6 +117,12 @@ def test_torch_alone_and_two_ranks(model: Model, expected: list[list[int]]) -> N
         assert model.outputs(ranks, 20) == expected
     finally:
         ranks.close()
+
+
+def test_sharded_checkpoint(model: Model, expected: list[list[int]], tmp_path: Path) -> None:
+    sharded, pictures = in_shards(model.directory, tmp_path), tiles(model.pixels)
+    assert all(map(torch.equal, tower_of(sharded)(pictures), tower_of(model.directory)(pictures)))
+    assert model.outputs(make_runner(sharded, model.arena), 1000) == expected
 
 
 def test_prefix_hits_inside_a_picture_and_preemption(model: Model, expected: list[list[int]]) -> None:

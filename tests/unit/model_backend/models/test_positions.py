@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +12,15 @@ import numpy.typing as npt
 import pytest
 import torch
 from msgspec.structs import replace
+from transformers.models.paddleocr_vl.modeling_paddleocr_vl import PaddleOCRVLModel
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
+from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeModel
 
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.model_backend.models.positions import INDICES, SlotPositions, grid_positions, sequential_positions
+from tests.fakes.image_processors import family_processor
 
 Grid = tuple[int, int, int]
 PROMPTS: list[list[int | Grid]] = [
@@ -26,6 +31,14 @@ PROMPTS: list[list[int | Grid]] = [
     [1, (1, 2, 2), 3, (1, 1, 7), 1, (1, 6, 1), 2, (1, 4, 4), 9],
 ]
 """Lengths of texts, and grids of images."""
+MODELS = {
+    Qwen2VLModel: "qwen2_5_vl",
+    Qwen2_5_VLModel: "qwen2_5_vl",
+    Qwen3VLModel: "qwen3_vl",
+    Qwen3VLMoeModel: "qwen3_vl",
+    PaddleOCRVLModel: "paddleocr_vl",
+}
+"""Classes of transformers, and whose image processor they have."""
 
 
 def spans_of(prompt: Sequence[int | Grid]) -> tuple[list[MediaSpan], int]:
@@ -61,20 +74,41 @@ def positions_of(spans: Sequence[MediaSpan], chunks: Sequence[tuple[int, int]]) 
     return np.broadcast_to(found, (3, found.shape[1]))
 
 
-@pytest.mark.parametrize("prompt", PROMPTS, ids=str)
-@pytest.mark.parametrize("model", [Qwen2VLModel, Qwen3VLModel])
-def test_positions_equal_those_of_transformers(model: Any, prompt: list[int | Grid]) -> None:
-    spans, length = spans_of(prompt)
+def rope_index(model: Any, spans: Sequence[MediaSpan], length: int) -> tuple[list[list[int]], int]:
+    """Positions [3, length] of a model class of transformers, and the shift of what follows."""
     kinds = torch.zeros(1, length, dtype=torch.int64)
     for span in spans:
         kinds[0, span.start : span.start + span.num_tokens] = 1
-    merged = SimpleNamespace(config=SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2)))
+    vision = SimpleNamespace(spatial_merge_size=2, tokens_per_second=2)
+    merged = SimpleNamespace(config=SimpleNamespace(vision_config=vision))
     merged.get_vision_position_ids = lambda *args, **kwargs: model.get_vision_position_ids(merged, *args, **kwargs)
     grids = torch.tensor([[1, 2 * span.grid[1], 2 * span.grid[2]] for span in spans]).reshape(-1, 3)
-    expected, shift = model.get_rope_index(merged, kinds, kinds, grids)
+    positions, shift = model.get_rope_index(merged, kinds, kinds, grids)
+    return positions[:, 0].tolist(), int(shift)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=str)
+@pytest.mark.parametrize("model", MODELS)
+def test_positions_equal_those_of_transformers(model: Any, prompt: list[int | Grid]) -> None:
+    spans, length = spans_of(prompt)
+    expected, shift = rope_index(model, spans, length)
     found = positions_of(spans, [(0, length), (length, 1), (length + 7, 1)])
-    assert found[:, :length].tolist() == expected[:, 0].tolist()
-    assert found[:, length:].tolist() == [[length + int(shift), length + 7 + int(shift)]] * 3
+    assert found[:, :length].tolist() == expected
+    assert found[:, length:].tolist() == [[length + shift, length + 7 + shift]] * 3
+
+
+@pytest.mark.parametrize("sizes", [[], [(640, 480)], [(100, 37), (37, 100)], [(224, 224), (300, 50), (28, 60)]])
+@pytest.mark.parametrize("model", MODELS)
+def test_positions_of_pictures_of_several_sizes(tmp_path: Path, model: Any, sizes: list[tuple[int, int]]) -> None:
+    """From a picture's size to the positions of its tokens."""
+    processor, prompt = family_processor(MODELS[model], tmp_path), list[int | Grid]([4])
+    for index, size in enumerate(sizes):
+        [run] = processor.expand(*size, index=index, count=len(sizes)).runs
+        prompt += [run.grid, 1 + index]
+    spans, length = spans_of(prompt)
+    expected, shift = rope_index(model, spans, length)
+    assert positions_of(spans, [(0, length)]).tolist() == expected
+    assert positions_of(spans, [(length, 1)]).tolist() == [[length + shift]] * 3
 
 
 @pytest.mark.parametrize("size", [1, 4, 7])

@@ -22,8 +22,9 @@ from mmserve.messages.media import Handle, MediaSpan
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.reference import TorchPlatform
-from mmserve.model_backend.vision.interface import ViewTensors
+from mmserve.model_backend.vision.interface import Tower, ViewTensors
 from mmserve.model_backend.worker.model_runner import ModelRunner
+from tests.fakes.checkpoints import in_shards
 from tests.fakes.embeddings import put_rows
 from tests.fakes.engine import BLOCK_TOKENS, Driver, Running, make_runner
 from tests.fakes.qwen_vl import CONFIGS, IMAGE, VISION_END, VISION_START, make_qwen_vl, random_pictures
@@ -103,14 +104,17 @@ class Model:
         return out[0, ids.shape[1] :].tolist()  # type: ignore[no-any-return]
 
 
+def tower_of(directory: Path) -> Tower:
+    return load_tower(load(directory), platform_for("cpu", "float32"), lambda done, total, unit: None)
+
+
 @pytest.fixture(scope="module", params=list(CONFIGS))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     directory = make_qwen_vl(tmp_path_factory.mktemp(request.param), request.param)
     views = random_pictures(load(directory), GRIDS)
     arena = Arena.create(1 << 20)
-    tower = load_tower(load(directory), platform_for("cpu", "float32"), lambda done, total, unit: None)
     handles, offset = [], 0
-    for rows in tower(views):
+    for rows in tower_of(directory)(views):
         handle, offset = put_rows(arena, rows, offset)
         handles.append(handle)
     yield Model(directory, views, handles, arena)
@@ -141,6 +145,15 @@ def test_torch_alone_and_two_ranks(model: Model, expected: list[list[int]]) -> N
             assert [sequence.output[:NUM_TOKENS] for sequence in sequences] == expected
     finally:
         ranks.close()
+
+
+def test_sharded_checkpoint(model: Model, expected: list[list[int]], tmp_path: Path) -> None:
+    sharded = in_shards(model.directory, tmp_path)
+    assert all(map(torch.equal, tower_of(sharded)(model.views), tower_of(model.directory)(model.views)))
+    driver = Driver(make_runner(sharded, model.arena))
+    sequences = [model.add(driver, slot, prompt) for slot, prompt in enumerate(PROMPTS)]
+    driver.run(NUM_TOKENS)
+    assert [sequence.output[:NUM_TOKENS] for sequence in sequences] == expected
 
 
 @pytest.mark.parametrize("num_copied", [3, 12], ids=["before the picture's rows", "inside the picture"])

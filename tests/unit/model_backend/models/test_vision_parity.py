@@ -6,7 +6,7 @@ Pictures go through the families' image processors, towers and prompts. Qwen's a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,25 @@ import pytest
 import torch
 import transformers
 
+from mmserve.checkpoint.load import load
+from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.ipc.arena import Arena
 from mmserve.messages.media import MediaSpan
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.reference import TorchPlatform
+from mmserve.model_backend.vision.interface import Tower
+from tests.fakes.checkpoints import in_shards
 from tests.fakes.embeddings import put_rows
 from tests.fakes.engine import BLOCK_TOKENS, Driver, Engine, Running, make_runner
+from tests.fakes.idefics3 import make_idefics3
 from tests.fakes.media import png
 from tests.fakes.ranks_in_threads import RanksInThreads
 from tests.fakes.vision_checkpoints import IMAGE, make_vision
 from tests.fakes.vision_model import VisionModel
 
-FAMILIES = ["internvl", "mistral3", "pixtral", "paddleocr_vl", "llava_next", "llava_onevision"]
+FAMILIES = ["internvl", "mistral3", "pixtral", "paddleocr_vl", "llava_next", "llava_onevision", "idefics3"]
 SIZES = ((60, 50), (30, 61), (100, 37))
 """(width, height) of the pictures."""
 NUM_TOKENS = 10
@@ -51,8 +56,8 @@ class Model(VisionModel):
     def __init__(self, family: str, directory: Path, arena: Arena) -> None:
         super().__init__(family, directory, [png(seed, *size) for seed, size in enumerate(SIZES)])
         self.arena, self.handles, offset = arena, [], 0
-        tower = load_tower(self.spec, platform_for("cpu", "float32"), lambda done, total, unit: None)
-        for rows, expansion in zip(tower(self.views), self.expansions, strict=True):
+        self.rows = tower_of(self.spec)(self.views)
+        for rows, expansion in zip(self.rows, self.expansions, strict=True):
             assert len(rows) == expansion.num_rows
             handle, offset = put_rows(arena, rows, offset)
             self.handles.append(handle)
@@ -108,6 +113,10 @@ class Model(VisionModel):
         return [sequence.output[:NUM_TOKENS] for sequence in sequences]
 
 
+def tower_of(spec: ModelSpec) -> Tower:
+    return load_tower(spec, platform_for("cpu", "float32"), lambda done, total, unit: None)
+
+
 def pictures_of(prompt: Prompt) -> list[int]:
     return [int(part) for part in prompt if isinstance(part, str)]
 
@@ -115,7 +124,9 @@ def pictures_of(prompt: Prompt) -> list[int]:
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     arena = Arena.create(1 << 20)
-    yield Model(request.param, make_vision(tmp_path_factory.mktemp(request.param), request.param), arena)
+    directory = tmp_path_factory.mktemp(request.param)
+    make = make_idefics3 if request.param == "idefics3" else partial(make_vision, family=request.param)
+    yield Model(request.param, make(directory), arena)
     arena.close()
 
 
@@ -137,6 +148,12 @@ def test_torch_alone_and_two_ranks(model: Model, expected: list[list[int]]) -> N
         assert model.outputs(ranks, 20) == expected
     finally:
         ranks.close()
+
+
+def test_sharded_checkpoint(model: Model, expected: list[list[int]], tmp_path: Path) -> None:
+    sharded = in_shards(model.directory, tmp_path)
+    assert all(map(torch.equal, tower_of(load(sharded))(model.views), model.rows))
+    assert model.outputs(make_runner(sharded, model.arena), 1000) == expected
 
 
 @pytest.mark.parametrize("num_copied", [3, 7], ids=["before the picture", "inside the picture"])

@@ -12,7 +12,7 @@ import transformers
 from mmserve.config.config import Config
 from mmserve.model_backend.platforms.cpu import build
 from mmserve.runtime.errors import StartupError
-from tests.fakes.checkpoints import VOCAB, make_llama, make_text
+from tests.fakes.checkpoints import TEXT_FAMILIES, VOCAB, make_llama, make_text
 from tests.fakes.engine import Driver, make_runner
 from tests.fakes.quantized import dequantized
 
@@ -22,6 +22,8 @@ pytestmark = pytest.mark.skipif(
     not build.compilers(), reason="no C++ compiler on this machine, so no quantized weights either"
 )
 SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 272}
+CHANGES: dict[str, dict[str, Any]] = {"qwen3_moe": {"moe_intermediate_size": 32}, "phi3": {"hidden_size": 128}}
+"""Phi-3's heads are as wide as its hidden size says."""
 
 
 def expected(directory: Path, form: str, prompt: list[int], num_tokens: int) -> list[int]:
@@ -40,10 +42,9 @@ def expected(directory: Path, form: str, prompt: list[int], num_tokens: int) -> 
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
-@pytest.mark.parametrize("family", ["llama", "mistral", "ministral", "qwen2", "qwen3", "qwen3_moe", "smollm3"])
+@pytest.mark.parametrize("family", ["llama", *TEXT_FAMILIES])
 def test_tokens_equal_transformers_with_the_rounded_weights(tmp_path: Path, family: str, form: Any) -> None:
-    experts = {"moe_intermediate_size": 32} if family == "qwen3_moe" else {}
-    directory = make_text(tmp_path, family, tie_word_embeddings=True, **SHAPE, **experts)
+    directory = make_text(tmp_path, family, tie_word_embeddings=True, **(SHAPE | CHANGES.get(family, {})))
     config = Config(model=str(directory), max_num_seqs=8, quantization=form)
     driver = Driver(make_runner(directory, config=config), chunk=20)
     prompts = [[(7 * i + 11 * n) % (VOCAB - 4) + 4 for i in range(length)] for n, length in enumerate((1, 5, 33, 70))]
