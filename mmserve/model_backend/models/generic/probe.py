@@ -51,9 +51,7 @@ def probe(architecture: Architecture, max_position: int) -> Probed:
     AttentionInterface.register(_NAME, recorder.attend)
     AttentionMaskInterface.register(_NAME, recorder.mask)
     with torch.device("meta"), torch.inference_mode():
-        model = architecture.model_class._from_config(
-            architecture.config, attn_implementation=_NAME, experts_implementation="batched_mm"
-        )
+        model = _without_weights(architecture)
         parts = ModelParts(model.eval())
         hidden = parts.embed(torch.zeros(_ROWS, dtype=torch.int64))
         # Without a mask transformers would look at the positions to find several sequences; here they have no values.
@@ -62,6 +60,18 @@ def probe(architecture: Architecture, max_position: int) -> Probed:
     vocab_size = min(logits.shape[-1], model.get_input_embeddings().weight.shape[0])
     layers = recorder.layers(architecture.text.num_hidden_layers)
     return Probed(layers, hidden.shape[-1], vocab_size, type(parts.layers))
+
+
+def _without_weights(architecture: Architecture) -> Any:
+    try:
+        return architecture.model_class._from_config(
+            architecture.config, attn_implementation=_NAME, experts_implementation="batched_mm"
+        )
+    except KeyError as error:
+        if error.args != (_NAME,):
+            raise
+        # Falcon, GPT-J: a table of classes, one for each implementation that transformers knows.
+        raise StartupError("its layers do not use transformers' attention interface") from None
 
 
 class _Recorder:

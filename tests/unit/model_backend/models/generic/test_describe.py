@@ -66,6 +66,8 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "attention sinks": ("gpt_oss", "GptOssForCausalLM", {"num_local_experts": 2, "head_dim": 8}, "asks for 's_aux'"),
     "rope by the batch": ("granite", "GraniteForCausalLM", {"rope_parameters": LONGROPE}, "rope type 'longrope'"),
     "positions as biases": ("bloom", "BloomForCausalLM", {}, "0 of its 2 layers call"),
+    "a table of attention": ("falcon", "FalconForCausalLM", {}, "do not use transformers' attention interface"),
+    "another table": ("gptj", "GPTJForCausalLM", {"rotary_dim": 4}, "do not use transformers' attention interface"),
 }
 
 
