@@ -53,7 +53,7 @@ clients: $(INSTALLED) ## Test with every client, in .venv-clients, and write the
 
 mutants: $(INSTALLED) ## Mutation score of the pure modules, 15 minutes; ARGS="'*3'" tests a sample of an eighth
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints-cpu.txt --editable '.[mutation]'
-	@$(BIN)/python -m tests.mutation $(ARGS)
+	@$(BIN)/python -m tests.mutation_score $(ARGS)
 
 fuzz: $(INSTALLED) ## Damaged inputs from a fixed seed; ARGS="pictures --count 50000" tries more
 	@$(BIN)/python -m tests.fuzz $(ARGS)

@@ -16,7 +16,9 @@ from mmserve.processors.interface import ImageProcessor
 from mmserve.processors.registry import processor_for
 from tests.fakes.media import encoded, model_spec, picture, vision_spec
 
-SIZES = [(640, 480), (100, 37), (37, 100), (1, 1), (28, 28), (300, 50)]
+HALVES = [(490, 406), (272, 336), (100, 40), (100, 100)]
+"""Where rounding of halves shows: of rows of 28 pixels, of 32 pixels, of a ratio, and of the area of four tiles."""
+SIZES = [(640, 480), (100, 37), (37, 100), (1, 1), (28, 28), (300, 50), *HALVES]
 TABLE_SIZES = [(640, 480), (1920, 1080), (1080, 1920), (100, 37), (3000, 500), (224, 224)]
 
 _SQUARE_448 = {"height": 448, "width": 448}

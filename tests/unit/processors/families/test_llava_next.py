@@ -19,7 +19,8 @@ from mmserve.runtime.errors import MediaError, StartupError
 from tests.fakes.image_processors import SIZES, model_with, reference, replacement, unusual_pictures
 from tests.fakes.media import png
 
-PINPOINTS = [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]]
+PINPOINTS = [[56, 56], [28, 56], [56, 28], [84, 28], [28, 84]]
+"""A large one first: for a small picture a later one has smaller margins."""
 NEXT = {
     "image_processor_type": "LlavaNextImageProcessor",
     "aspect_ratio_setting": "anyres",

@@ -30,7 +30,7 @@ def _processor(directory: Path) -> PaddleOcrVlProcessor:
 
 def test_patches_grids_and_text_are_those_of_transformers(tmp_path: Path) -> None:
     ours = _processor(tmp_path)
-    for data in [*(png(1, *size) for size in [*SIZES, (20, 200)]), *unusual_pictures().values()]:
+    for data in [*(png(1, *size) for size in [*SIZES, (20, 200), (20, 3900)]), *unusual_pictures().values()]:
         theirs = reference("PaddleOCRVLImageProcessorPil", tmp_path, data)
         views = ours.views(data)
         assert np.array_equal(views.values, theirs["pixel_values"].reshape(views.values.shape))

@@ -1,4 +1,6 @@
-"""Mutation score of the pure modules: ``python -m tests.mutation [NAME PATTERN ...]`` (``make mutants``).
+"""Mutation score of the pure modules: ``python -m tests.mutation_score [NAME PATTERN ...]`` (``make mutants``).
+
+Mutants are made by mutmut. ``tests.mutations`` has mutations of the model families, which are written by hand.
 
 mutmut changes one expression at a time in the modules that ``[tool.mutmut]`` in pyproject.toml lists, and runs the
 tests that reach it. A mutant that no test notices has survived. The score of a module is the share of its mutants that
