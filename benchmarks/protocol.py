@@ -11,6 +11,7 @@ with random weights is loaded, so that its engine takes little of the time. Both
 
     python -m benchmarks.protocol
     python -m benchmarks.protocol --vllm ~/peers --json protocol.json
+    python -m benchmarks.protocol --vllm ~/peers --no-bare
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--serve-args", default="--mm-cache-gb 1", help="flags for the server")
     parser.add_argument("--vllm", type=Path, metavar="DIR", help="also compare with the vLLM that is installed there")
+    parser.add_argument("--no-bare", action="store_true", help="leave out the comparison with bare uvicorn")
     parser.add_argument("--vllm-port", type=int, default=8109)
     parser.add_argument("--json", metavar="PATH", help="write the rows")
     return parser.parse_args()
@@ -113,10 +115,11 @@ def beside_vllm(options: argparse.Namespace) -> list[Row]:
     vllm = next(peer for peer in PEERS if peer.name == "vllm")
     peer = dataclasses.replace(vllm, command=vllm.command + _ONE_LAYER)
     setup, capacity = Setup(options.vllm.resolve(), options.vllm_port, "bfloat16"), Capacity(2048, options.clients)
+    model = setup.home / MODELS["text"]
     found: dict[str, list[tuple[Cost, Cost]]] = {}
     with (
-        started(peer, "text", capacity, setup) as (other, _),
-        serve("--max-model-len", "2048", model=str(setup.home / MODELS["text"]), program=_STUB) as target,
+        started(peer, model, capacity, setup) as (other, _),
+        serve("--max-model-len", "2048", model=str(model), program=_STUB) as target,
     ):
         offered = served(other.url)
         for number in range(options.rounds):
@@ -162,7 +165,7 @@ def targets(rows: Sequence[Row]) -> list[Row]:
 
 def main() -> None:
     options = arguments()
-    tables = [beside_bare(options)]
+    tables = [] if options.no_bare else [beside_bare(options)]
     if options.vllm:
         tables.append(beside_vllm(options))
     rows = [row for each in tables for row in each]

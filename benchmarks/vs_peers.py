@@ -29,7 +29,7 @@ from benchmarks.load.server import Target, parse_target
 from benchmarks.load.workload import Workload
 from benchmarks.peers.limits import check_limits, ratios
 from benchmarks.peers.loads import CHOICES, Group, groups
-from benchmarks.peers.servers import PEERS, Peer, Setup, started
+from benchmarks.peers.servers import MODELS, PEERS, Peer, Setup, started
 
 
 def arguments() -> argparse.Namespace:
@@ -102,7 +102,7 @@ def _servers(
         yield contextlib.nullcontext((target, float("nan")))
     for peer in peers:
         if group.kind in peer.models and peer.name not in {target.name for target in given}:
-            yield started(peer, group.kind, group.capacity, setup)
+            yield started(peer, setup.home / MODELS[group.kind], group.capacity, setup)
 
 
 def _row(target: Target, load: Workload, start_s: float, options: argparse.Namespace) -> report.Row:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -31,8 +33,9 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Peer:
-    """How a server is started. ``command`` is formatted with the fields of Setup and Capacity, model, and slots (of
-    llama.cpp). Its first word is the program's path."""
+    """How a server is started. Its command's first word is the program's path.
+
+    ``command`` is formatted with the fields of Setup and Capacity, model (a path), and slots (of llama.cpp)."""
 
     name: str
     command: str
@@ -61,12 +64,12 @@ _CORES = ",".join(map(str, sorted(os.sched_getaffinity(0))))
 PEERS = (
     Peer(
         OURS,
-        f"{sys.executable} -m mmserve serve --model {{home}}/{{model}} --served-model-name m --port {{port}} "
+        f"{sys.executable} -m mmserve serve --model {{model}} --served-model-name m --port {{port}} "
         "--dtype {dtype} --kv-cache-gb 1 --max-model-len {context_tokens} {serve_args}",
     ),
     Peer(
         "vllm",
-        "{home}/venv-vllm/bin/vllm serve {home}/{model} --served-model-name m --port {port} --host 127.0.0.1 "
+        "{home}/venv-vllm/bin/vllm serve {model} --served-model-name m --port {port} --host 127.0.0.1 "
         "--dtype {dtype} --max-model-len {context_tokens} --max-num-seqs {sequences} --enforce-eager",
         environment={
             "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -86,28 +89,37 @@ PEERS = (
 
 
 @contextlib.contextmanager
-def started(peer: Peer, kind: str, capacity: Capacity, setup: Setup) -> Iterator[tuple[Target, float]]:
-    """Start the server with the model of that kind. Yields it and the seconds its start took. Raises RuntimeError if it
-    does not start."""
+def started(peer: Peer, model: Path, capacity: Capacity, setup: Setup) -> Iterator[tuple[Target, float]]:
+    """Start the server with the checkpoint. Yields it and the seconds its start took. Raises RuntimeError with the
+    reason if it does not start."""
     slots = _LLAMA_KV_TOKENS // capacity.context_tokens
-    values = {**vars(setup), **vars(capacity), "model": MODELS[kind], "slots": slots}
+    values = {**vars(setup), **vars(capacity), "model": model, "slots": slots}
     preload = [path for path in (text.format(**values) for text in peer.preload) if Path(path).exists()]
     environment = os.environ | peer.environment | ({"LD_PRELOAD": ":".join(preload)} if preload else {})
     command, url = peer.command.format(**values).split(), f"http://127.0.0.1:{setup.port}"
     started_s = time.perf_counter()
     with (
         exit_on_sigterm(),
-        subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,
+        tempfile.TemporaryFile() as output,
+        subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT) as process,
     ):
         try:
             while not _answers(f"{url}/health"):
                 if process.poll() is not None or time.perf_counter() - started_s > START_WITHIN_S:
-                    raise RuntimeError(f"{peer.name} does not start: {' '.join(command)}")
+                    output.seek(0)
+                    reason = _reason(output.read().decode(errors="replace"))
+                    raise RuntimeError(f"{peer.name} does not start: {reason} ({' '.join(command)})")
                 time.sleep(0.1)
             yield Target(peer.name, url, "m", process.pid), time.perf_counter() - started_s
         finally:
             process.terminate()
             process.wait(STOP_TIMEOUT_S)
+
+
+def _reason(output: str) -> str:
+    """The first error that a server printed; without one, the last line."""
+    error = re.search(r"\w*Error: .*", output)
+    return error.group() if error else output.strip().rpartition("\n")[2]
 
 
 def _answers(url: str) -> bool:
