@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from array import array
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from msgspec.structs import replace
 
 from mmserve.checkpoint.load import load
@@ -64,6 +66,15 @@ def make_runner(
         platform or platform_for(made.device, made.dtype, activation_dtype=made.activation_dtype),
         lambda done, total, unit: None,
     )
+
+
+def spoil_embedding(runner: ModelRunner, token: int) -> None:
+    """Make the embedding of ``token`` NaN. The runner must have answered nothing yet."""
+    method: Any = runner._model.embedding.method
+    if hasattr(method, "packed"):
+        method.weight = method.rows(torch.arange(method.out_size))
+    method.weight[token] = math.nan
+    method.finish_loading()
 
 
 @dataclass

@@ -25,7 +25,7 @@ from mmserve.model_backend.worker.sampling.sampler import SampleRow
 from mmserve.runtime.errors import StartupError
 from tests.fakes.checkpoints import IMAGE, make_llama, make_llava
 from tests.fakes.embeddings import prompt_with_images, put_rows
-from tests.fakes.engine import GREEDY, Driver, make_runner
+from tests.fakes.engine import GREEDY, Driver, make_runner, spoil_embedding
 
 GOOD = list(range(10, 40))
 
@@ -122,7 +122,7 @@ def test_logits_that_are_not_finite_fail_their_sequence_and_spoil_no_blocks(
 ) -> None:
     """Its KV blocks contain NaN; they are reused by another sequence and read as padding."""
     runner = make_runner(directory)
-    runner._model.embedding.method.weight[200] = math.nan
+    spoil_embedding(runner, 200)
     driver = Driver(runner)
     broken = driver.add(1, [200] * 40)
     healthy = driver.add(0, GOOD)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections import deque
 from pathlib import Path
@@ -15,7 +14,7 @@ from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan, StepResult
 from mmserve.model_backend.worker.model_runner import InFlight, ModelRunner
 from tests.fakes.checkpoints import make_llama
-from tests.fakes.engine import make_runner
+from tests.fakes.engine import make_runner, spoil_embedding
 
 PROMPTS = [list(range(10, 40)), [7, 8, 9]]
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -87,7 +86,7 @@ def test_results_do_not_depend_on_how_many_plans_are_in_flight(
 def test_a_sequence_that_fails_while_its_next_plan_is_in_flight(directory: Path) -> None:
     runner = make_runner(directory)
     expected = run(make_runner(directory), plans(3, SamplingParams(max_tokens=100, temperature=0.0)), depth=1)
-    runner._model.embedding.method.weight[PROMPTS[1][-1]] = math.nan
+    spoil_embedding(runner, PROMPTS[1][-1])
     results = run(runner, plans(3, SamplingParams(max_tokens=100, temperature=0.0)), depth=2)
     assert [result.tokens[0] for result in results] == [result.tokens[0] for result in expected]
     assert [failure.slot for failure in results[0].failures] == [1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from mmserve.model_backend.worker import prompt_outputs
 from mmserve.model_backend.worker.input_batch import Slot
 from mmserve.model_backend.worker.prompt_outputs import NOT_FINITE_PROMPT
 from tests.fakes.checkpoints import VOCAB, make_llama
-from tests.fakes.engine import Driver, Engine, make_runner
+from tests.fakes.engine import Driver, Engine, make_runner, spoil_embedding
 from tests.fakes.logprobs import TOLERANCE, check_logprobs
 from tests.fakes.ranks_in_threads import RanksInThreads
 
@@ -199,7 +198,7 @@ def test_embeddings_equal_transformers(directory: Path, engine: Engine, length: 
 def test_what_is_not_finite_fails_its_sequence_alone(directory: Path, settings: dict[str, Any], wrong: int) -> None:
     good, bad = prompts(20, 20)
     runner = make_runner(directory)
-    runner._model.embedding.method.weight[bad[wrong]] = math.nan
+    spoil_embedding(runner, bad[wrong])
     good = [token for token in good if token != bad[wrong]]
     driver = Driver(runner)
     driver.add(0, good, sampling=scoring())
