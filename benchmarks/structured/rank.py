@@ -1,4 +1,4 @@
-"""Steps of a rank in this process, of free sequences and of constrained ones in turn."""
+"""Steps of a rank in this process. Steps of free and of constrained sequences alternate."""
 
 from __future__ import annotations
 

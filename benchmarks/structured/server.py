@@ -1,4 +1,4 @@
-"""Requests to whole servers: free ones and constrained ones in turn."""
+"""Requests to whole servers. Free and constrained requests alternate."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ def rename_weights(directory: Path, *prefixes: tuple[str, str]) -> None:
 
 
 def in_shards(source: Path, directory: Path, num_shards: int = 3) -> Path:
-    """The checkpoint with its tensors in several files, in turn, so that every part of the model lies across files."""
+    """The checkpoint with its tensors spread over several files, so that no part of the model is in one file alone."""
     for file in source.iterdir():
         if file.name != "model.safetensors":
             shutil.copy2(file, directory)
