@@ -93,7 +93,8 @@ MEANINGS = {
     "audio": "400",
     "verbosity": "other than `medium`: 400",
     "prediction": "400",
-    "mm_processor_kwargs": "400 unless empty: settings of the image processor are options of the server",
+    "mm_processor_kwargs": "settings of the image processor for this request's pictures, within the server's: see "
+    "[pictures](models.md#settings-of-a-request)",
 }
 
 

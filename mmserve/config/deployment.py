@@ -30,6 +30,12 @@ def activation_dtype(model: ModelSpec, device: Literal["cpu", "cuda"], dtype: Dt
     return "float32" if (device, dtype) == ("cpu", "bfloat16") and model.family != "transformers" else dtype
 
 
+def embed_row_nbytes(model: ModelSpec, dtype: Dtype) -> int:
+    """Bytes of one image token's embedding in the arena. ``dtype``: of activations."""
+    streams = 1 if model.vision is None else model.vision.streams
+    return streams * model.text.hidden_size * DTYPE_BYTES[dtype]
+
+
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """Everything fixed for the life of one ``mmserve serve``."""
 
@@ -58,9 +64,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def embed_row_nbytes(self) -> int:
-        """Bytes of one image token's embedding in the arena."""
-        streams = 1 if self.model.vision is None else self.model.vision.streams
-        return streams * self.model.text.hidden_size * DTYPE_BYTES[self.activation_dtype]
+        return embed_row_nbytes(self.model, self.activation_dtype)
 
     @property
     def budgets(self) -> Budgets:

@@ -13,7 +13,7 @@ import msgspec
 from mmserve.httpserver import conversation
 from mmserve.httpserver.conversation import PromptInput
 from mmserve.messages.cache import AllocItem, MediaRecord
-from mmserve.messages.media import MediaSpan
+from mmserve.messages.media import DEFAULT_PROCESSING, MediaSpan, Processing
 from mmserve.messages.sampling import SamplingParams
 from mmserve.processors.interface import Expansion
 
@@ -108,6 +108,8 @@ class GenerateCall(msgspec.Struct, frozen=True):
     """From arrival to the end of the answer; None: the client sets no limit."""
     cache_salt: str = ""
     """Requests with different salts share neither cached images nor cached KV blocks."""
+    image_options: str = ""
+    """See ``Processing.options``."""
     http_request_id: str = ""
     """The id in the headers of the response, which errors repeat."""
     owner: str = ""
@@ -123,6 +125,11 @@ class GenerateCall(msgspec.Struct, frozen=True):
     def num_choices(self) -> int:
         """Answers in all."""
         return self.n * self.num_prompts
+
+    @property
+    def processing(self) -> Processing:
+        """Of the call's images."""
+        return Processing(self.image_options, len(self.media))
 
     @property
     def response_id(self) -> str:
@@ -149,7 +156,7 @@ def kept_nbytes(call: GenerateCall) -> int:
         + _MEDIA_NBYTES * len(call.media)
         + _BIAS_NBYTES * len(call.sampling.logit_bias)
         + sum(map(conversation.nbytes, call.prompts))
-        + sum(map(sys.getsizeof, (*urls, *call.stop, *call.bad_words, call.cache_salt)))
+        + sum(map(sys.getsizeof, (*urls, *call.stop, *call.bad_words, call.cache_salt, call.image_options)))
         + _TOKEN_ID_NBYTES * _num_token_ids(call.sampling) * (1 + call.num_choices)  # as the grammar
         + sys.getsizeof(call.sampling.grammar) * call.num_choices  # the router keeps one for each choice
         + sum(len(ref.content or b"") for ref in call.media)
@@ -173,6 +180,7 @@ class MediaItem(msgspec.Struct, frozen=True):
     height: int
     key: bytes
     param: str
+    processing: Processing = DEFAULT_PROCESSING
     loading_nbytes: int = 0
     """Estimated memory of its decoder, from its header."""
     name: bytes = b""
@@ -186,6 +194,7 @@ class LeasedItem(msgspec.Struct, frozen=True):
     record: MediaRecord
     expansion: Expansion
     """Of the image in the prompt."""
+    processing: Processing = DEFAULT_PROCESSING
     decoded_nbytes: int = 0
 
 

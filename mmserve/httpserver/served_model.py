@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from mmserve.config.deployment import Deployment
 from mmserve.httpserver.prompt.chat_template import ALWAYS_GIVEN, template_of, variables_read
 from mmserve.httpserver.sampling_defaults import SamplingDefaults, read_sampling_defaults
+from mmserve.processors.image_processors import ImageProcessors, image_processors_for
 from mmserve.runtime.errors import InvalidRequest, ModelNotFound, quoted
 
 
@@ -27,6 +29,7 @@ class ServedModel:
     max_images: int | None
     """Most images in one prompt; None for a text model."""
     eos_token_ids: tuple[int, ...]
+    image_processors: ImageProcessors | None
     image_token_id: int | None
     """Stands for an image in the template's text; None for a text model."""
     seed: int
@@ -50,6 +53,7 @@ class ServedModel:
             hidden_size=model.text.hidden_size,
             max_images=None if model.vision is None else config.limit_mm_per_prompt,
             eos_token_ids=model.eos_token_ids,
+            image_processors=image_processors_for(model),
             image_token_id=model.image_token_id,
             seed=config.seed,
             sampling_defaults=read_sampling_defaults(model.path),
@@ -81,6 +85,14 @@ class ServedModel:
                 f"the model's chat template has no variable {quoted(name)}; it has: {known}",
                 param=f"{param}.{name[:60]}",
             )
+
+    def image_options(self, kwargs: Mapping[str, Any] | None) -> str:
+        """``Processing.options`` of a request's ``mm_processor_kwargs``. Raises InvalidRequest."""
+        if not kwargs:
+            return ""
+        if self.image_processors is None:
+            raise InvalidRequest("this model takes no images", param="mm_processor_kwargs")
+        return self.image_processors.checked(kwargs, "mm_processor_kwargs")
 
     def reasoning_variables(self, effort: str, param: str = "reasoning_effort") -> dict[str, Any]:
         """The effort in ``param`` as variables of the chat template. Raises InvalidRequest if it has none for it."""

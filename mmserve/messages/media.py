@@ -16,6 +16,18 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Bytes of the payload, without the extent's header and trailer."""
 
 
+class Processing(msgspec.Struct, frozen=True, array_like=True):
+    """How the images of a request are processed."""
+
+    options: str = ""
+    """JSON object of the image processor's settings that the request changes. Empty: none, all are the server's."""
+    num_images: int = 1
+    """Images of the request. Some families process one image differently from several."""
+
+
+DEFAULT_PROCESSING = Processing()
+
+
 class MediaSpan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="span"):
     """Consecutive rows of an image in a prompt: their position, and the image's bytes and rows in the arena.
 
@@ -37,6 +49,7 @@ class MediaSpan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="s
     """Estimated memory for decoding, from the image size in the header."""
     first_row: int = 0
     """Row of the image at which the span begins."""
+    processing: Processing = DEFAULT_PROCESSING
     grid: tuple[int, int, int] = (1, 1, 1)
     """(t, h, w) of the span's rows, for rotary positions; (1, 1, rows) in a family without a grid."""
 

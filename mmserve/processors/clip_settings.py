@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 from PIL import Image
 
 from mmserve.checkpoint.spec import ModelSpec
@@ -11,23 +14,26 @@ from mmserve.processors.pixels.resizing import check_working_pixels
 from mmserve.processors.pixels.values import ValueSettings
 from mmserve.runtime.errors import StartupError
 
+Edge = Annotated[int, Meta(ge=1)]
+"""Pixels."""
+
 
 class EdgeSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Target of a resize or crop in pixels: both sides, or the shortest edge with the aspect ratio kept."""
 
-    height: int | None = None
-    width: int | None = None
-    shortest_edge: int | None = None
+    height: Edge | None = None
+    width: Edge | None = None
+    shortest_edge: Edge | None = None
 
 
 class ClipSettings(ValueSettings, frozen=True, kw_only=True):
     """Fields and defaults of transformers' CLIPImageProcessor. Only LlavaImageProcessor uses ``do_pad``."""
 
     do_resize: bool = True
-    size: EdgeSize | int = EdgeSize(shortest_edge=224)
+    size: EdgeSize | Edge = EdgeSize(shortest_edge=224)
     resample: Image.Resampling = Image.Resampling.BICUBIC
     do_center_crop: bool = True
-    crop_size: EdgeSize | int = EdgeSize(height=224, width=224)
+    crop_size: EdgeSize | Edge = EdgeSize(height=224, width=224)
     do_pad: bool = False
     image_processor_type: str = "CLIPImageProcessor"
 

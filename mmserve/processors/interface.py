@@ -5,7 +5,8 @@ HTTP workers ask for expansions, estimates of memory and digests; visual servers
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +46,7 @@ class Views(NamedTuple):
 
 
 class ImageProcessor(Protocol):
-    """Image processing of one model. Made by ``registry.processor_for``."""
+    """Image processing of one model with one set of settings. Made by ``registry.processor_for``."""
 
     @property
     def placeholder(self) -> str:
@@ -62,8 +63,21 @@ class ImageProcessor(Protocol):
         """Rows of the picture that has the most."""
         ...
 
-    def expand(self, width: int, height: int, *, index: int, count: int) -> Expansion:
-        """For an upright picture of this size, the one at ``index`` of the request's ``count``. Raises MediaError."""
+    @property
+    def request_options(self) -> frozenset[str]:
+        """Names of the settings that a request may change."""
+        ...
+
+    def within(self, rows: int) -> Mapping[str, Any] | None:
+        """Settings, other than its own, with which no picture has more than ``rows`` rows; None if there are none."""
+        ...
+
+    def among(self, count: int) -> ImageProcessor:
+        """For the pictures of a request that has ``count`` of them; itself in most families."""
+        ...
+
+    def expand(self, width: int, height: int) -> Expansion:
+        """For an upright picture of this size. Raises MediaError."""
         ...
 
     def views(self, data: bytes | memoryview) -> Views:
@@ -77,6 +91,6 @@ class ImageProcessor(Protocol):
         """
         ...
 
-    def settings_digest(self, count: int) -> bytes:
-        """Differs if the same bytes would give different views or rows. ``count``: pictures of the request."""
+    def settings_digest(self) -> bytes:
+        """32 bytes. Differs if the same file would give different views or rows."""
         ...

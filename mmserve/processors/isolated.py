@@ -13,9 +13,10 @@ import msgspec
 import numpy as np
 
 from mmserve.checkpoint.spec import ModelSpec
+from mmserve.messages.media import Processing
+from mmserve.processors.image_processors import image_processors_for
 from mmserve.processors.interface import Views
 from mmserve.processors.picture import header
-from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import MediaError
 from mmserve.runtime.isolation.killable import ChildDied, KillableChild
 from mmserve.runtime.isolation.serving import Answer, limit_memory, serve, used_address_space
@@ -26,6 +27,7 @@ DEADLINE_S = 20.0
 _SPARE_NBYTES = 256 << 20
 """Address space beyond the estimate: libraries, thread stacks, and what the allocator reserves."""
 _VIEWS, _MEDIA_ERROR, _FAILED = b"V", b"E", b"F"
+_LENGTH_NBYTES = 4
 _MAX_PIXELS = 1 << 40
 """The HTTP worker has checked the real limit."""
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -43,13 +45,13 @@ class IsolatedDecoder:
         self.num_killed = 0
         """Pictures that ended the child."""
 
-    def views(self, data: bytes | memoryview) -> Views:
+    def views(self, data: bytes | memoryview, processing: Processing) -> Views:
         """Like ``ImageProcessor.views``. Raises MediaError also for a picture that ends the child.
 
         Raises RuntimeError or OSError if the child cannot be started or fails for another reason.
         """
         try:
-            answer = self._child.ask(data)
+            answer = self._child.ask(_question(data, processing))
         except ChildDied as death:
             raise self._killed(death) from None
         kind, body = answer[:1], memoryview(answer)[1:]
@@ -76,16 +78,29 @@ class IsolatedDecoder:
 
 
 def _set_up(model: bytes) -> Answer:
-    processor = processor_for(msgspec.msgpack.decode(model, type=ModelSpec))
-    assert processor is not None, "a text model has no pictures"
+    processors = image_processors_for(msgspec.msgpack.decode(model, type=ModelSpec))
+    assert processors is not None, "a text model has no pictures"
 
-    def views(data: bytes) -> Views:
+    def views(question: bytes) -> Views:
+        processing, data = _asked(question)
+        processor = processors.of(processing)
         found = header(data, _MAX_PIXELS)
         estimate = processor.decoded_nbytes(found.width, found.height, found.loading_nbytes)
         limit_memory(used_address_space() + estimate + _SPARE_NBYTES)
         return processor.views(data)
 
-    return lambda data: _answer(views, data)
+    return lambda question: _answer(views, question)
+
+
+def _question(data: bytes | memoryview, processing: Processing) -> bytes:
+    """The length of the encoded processing, itself, the picture."""
+    encoded = msgspec.msgpack.encode(processing)
+    return b"".join((len(encoded).to_bytes(_LENGTH_NBYTES, "big"), encoded, data))
+
+
+def _asked(question: bytes) -> tuple[Processing, bytes]:
+    start = _LENGTH_NBYTES + int.from_bytes(question[:_LENGTH_NBYTES], "big")
+    return msgspec.msgpack.decode(question[_LENGTH_NBYTES:start], type=Processing), question[start:]
 
 
 def _packed(views: Views) -> bytes:
@@ -102,9 +117,9 @@ def _unpacked(packed: memoryview) -> Views:
     return Views(values.reshape(values_shape).copy(), grids.reshape(grids_shape).copy())
 
 
-def _answer(views: Callable[[bytes], Views], data: bytes) -> bytes:
+def _answer(views: Callable[[bytes], Views], question: bytes) -> bytes:
     try:
-        return _VIEWS + _packed(views(data))
+        return _VIEWS + _packed(views(question))
     except MediaError as error:
         return _MEDIA_ERROR + error.message.encode()
     except MemoryError:

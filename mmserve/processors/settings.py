@@ -1,6 +1,6 @@
-"""The settings of a checkpoint's image processor, and the user's changes to them (--mm-processor-kwargs).
+"""The settings of a checkpoint's image processor, and changes to them: of the server's user, and of requests.
 
-They are in preprocessor_config.json, or in ``image_processor`` of processor_config.json.
+They are in preprocessor_config.json, or in ``image_processor`` of processor_config.json. ModelSpec has the changes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from mmserve.checkpoint.files import read_json
 from mmserve.checkpoint.spec import ModelSpec
@@ -34,6 +35,42 @@ _WITHOUT_EFFECT = frozenset(
     }
 )
 """Stored settings that change no value of an RGB picture, to which every picture is converted."""
+
+_OF_THE_WEIGHTS = frozenset(
+    {
+        "do_resize",
+        "do_rescale",
+        "do_normalize",
+        "rescale_factor",
+        "image_mean",
+        "image_std",
+        "resample",
+        "patch_size",
+        "temporal_patch_size",
+        "merge_size",
+        "image_processor_type",
+    }
+)
+"""The weights were trained with these settings."""
+_OLDER_THAN_SIZE = ("min_pixels", "max_pixels")
+
+
+class SettingsRefused(StartupError):
+    """``reason``: the same without the checkpoint's path."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def with_options(model: ModelSpec, options: Mapping[str, Any]) -> ModelSpec:
+    """``model`` with these settings of its image processor changed, besides those that are changed already."""
+    return replace(model, processor_options=_changed(model.processor_options, options))
+
+
+def changeable(struct: type[msgspec.Struct]) -> frozenset[str]:
+    """The settings that a request may change: those of sizes and numbers of parts."""
+    return frozenset(_names(struct) - _OF_THE_WEIGHTS)
 
 
 def load_settings(
@@ -65,9 +102,16 @@ def changed_settings(model: ModelSpec, struct: type[S], stored: Mapping[str, Any
             f"it has {', '.join(sorted(known))}"
         )
     try:
-        return msgspec.convert({**stored, **model.processor_options}, struct, strict=False)
+        return msgspec.convert(_changed(stored, model.processor_options), struct, strict=False)
     except msgspec.ValidationError as error:
-        raise StartupError(f"the image processor settings in {model.path} cannot be used: {error}") from error
+        message = f"the image processor settings in {model.path} cannot be used: {error}"
+        raise SettingsRefused(message, str(error)) from error
+
+
+def _changed(settings: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """``size`` also takes the place of the same limits under their older names, which would win over it."""
+    replaced = _OLDER_THAN_SIZE if "size" in options else ()
+    return {name: value for name, value in settings.items() if name not in replaced} | dict(options)
 
 
 def _names(struct: type[msgspec.Struct]) -> set[str]:

@@ -6,6 +6,9 @@ The arithmetic is that of ``smart_resize`` in transformers, with Python's roundi
 from __future__ import annotations
 
 import math
+from bisect import bisect
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -76,6 +79,19 @@ class SmartResizeProcessor(PatchProcessor):
         super().__init__(
             settings, patches, row_token=model.image_token, max_rows=most_rows(patches.row_side, *self._area)
         )
+
+    def within(self, rows: int) -> Mapping[str, Any] | None:
+        """The largest area that keeps to ``rows``."""
+        row_area = self._patches.row_side**2
+
+        def limits(most: int) -> tuple[int, int]:
+            return min(self._area[0], most * row_area), most * row_area
+
+        fitting = bisect(range(1, rows + 1), rows, key=lambda most: most_rows(self._patches.row_side, *limits(most)))
+        if not fitting:
+            return None
+        smallest, largest = limits(fitting)
+        return {"size": {"shortest_edge": smallest, "longest_edge": largest}}
 
     def resized_size(self, width: int, height: int) -> Size:
         """Raises MediaError for a picture that is more than MAX_RATIO times as long as wide."""

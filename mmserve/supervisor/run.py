@@ -21,7 +21,6 @@ from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import HUGE_PAGE_NBYTES, Arena, file_nbytes
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import StartupError
 from mmserve.runtime.logs import log
 from mmserve.supervisor.child.process import Child, InheritedFds
@@ -29,6 +28,7 @@ from mmserve.supervisor.child.rendezvous import Rendezvous
 from mmserve.supervisor.progress import say
 from mmserve.supervisor.startup import machine, plan
 from mmserve.supervisor.startup.find_model import find_model
+from mmserve.supervisor.startup.image_limit import limit_images
 from mmserve.supervisor.startup.kernel_build import building
 from mmserve.supervisor.startup.listen import listen, url_of
 from mmserve.supervisor.startup.run_directory import run_directory
@@ -80,11 +80,9 @@ def _supervise(
     model = find(config)
     run_dir = stack.enter_context(run_directory())
     Endpoints(run_dir).health_url.write_text(url_of(health))  # run_directory has made sure that there is room
-    processor = processor_for(model)
-    max_image_rows = 0 if processor is None else processor.max_rows
-    deployment = plan.make(
-        config, model, machine.look(), run_dir=str(run_dir), url=url_of(http), max_image_rows=max_image_rows
-    )
+    found = machine.look()
+    model, max_image_rows = limit_images(config, model, found)
+    deployment = plan.make(config, model, found, run_dir=str(run_dir), url=url_of(http), max_image_rows=max_image_rows)
     if model.vision is not None and not deployment.arena_nbytes:
         logger.warning("--mm-cache-gb 0: there is no room for any image, requests with images will be refused (413)")
     if config.fault_injection:

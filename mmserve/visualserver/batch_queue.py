@@ -215,7 +215,7 @@ class BatchQueue:
         return pending
 
     def _task_for(self, span: MediaSpan, data: Handle) -> _ImageTask:
-        image = Image(span.item_id, data, span.embed)
+        image = Image(span.item_id, data, span.embed, span.processing)
         return self._tasks.setdefault(span.item_id, _ImageTask(image, span.decoded_nbytes))
 
 

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from mmserve.processors.interface import ImageProcessor, Views
+from mmserve.messages.media import Processing
+from mmserve.processors.image_processors import ImageProcessors
+from mmserve.processors.interface import Views
 from mmserve.runtime.errors import MmserveError
 from mmserve.visualserver.work_journal import MAX_DEATHS, WorkJournal
 
@@ -29,7 +31,7 @@ class Isolated(Protocol):
 
     num_killed: int
 
-    def views(self, data: bytes | memoryview) -> Views: ...
+    def views(self, data: bytes | memoryview, processing: Processing) -> Views: ...
     def end_idle(self) -> None: ...
     def close(self) -> None: ...
 
@@ -39,13 +41,13 @@ class GuardedDecoder:
 
     def __init__(
         self,
-        processor: ImageProcessor,
+        processors: ImageProcessors,
         isolated: Isolated,
         journal: WorkJournal,
         *,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._processor = processor
+        self._processors = processors
         self._isolated = isolated
         self._journal = journal
         self._now = now
@@ -54,7 +56,7 @@ class GuardedDecoder:
         if journal.suspects:
             logger.warning("images during whose work this server died, by number of deaths: %s", journal.suspects)
 
-    def views(self, item_id: int, data: bytes | memoryview) -> Views:
+    def views(self, item_id: int, data: bytes | memoryview, processing: Processing) -> Views:
         """Decode one image. Raises MediaError (it cannot be decoded, or ends its decoder) or MmserveError (this server
         died MAX_DEATHS times while it worked on the image)."""
         num_deaths = self._journal.num_deaths(item_id)
@@ -64,10 +66,10 @@ class GuardedDecoder:
         self._started_s[item_id] = self._now()
         try:
             if num_deaths or self._now() < self._isolated_until_s:
-                return self._isolate(data)
+                return self._isolate(data, processing)
             self._isolated.end_idle()
             with self._journal.working([item_id], decoding=True):
-                return self._processor.views(data)
+                return self._processors.of(processing).views(data)
         finally:
             del self._started_s[item_id]
 
@@ -80,10 +82,10 @@ class GuardedDecoder:
         """True if a picture has been decoded for longer than OVERDUE_S."""
         return self._now() - min(list(self._started_s.values()), default=self._now()) > OVERDUE_S
 
-    def _isolate(self, data: bytes | memoryview) -> Views:
+    def _isolate(self, data: bytes | memoryview, processing: Processing) -> Views:
         num_killed = self._isolated.num_killed
         try:
-            return self._isolated.views(data)
+            return self._isolated.views(data, processing)
         finally:
             if self._isolated.num_killed > num_killed:
                 self._isolated_until_s = self._now() + ISOLATION_S

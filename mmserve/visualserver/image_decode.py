@@ -92,24 +92,24 @@ class ImageDecoder:
     def _views(self, image: Image) -> tuple[Views | Outcome, float]:
         started_s = time.monotonic()
         try:
-            result = self._process(image.item_id, self._arena.readable(image.data))
+            result = self._process(image, self._arena.readable(image.data))
             self._arena.check(image.data)
         except StaleHandle:
             result = LOST
         return result, time.monotonic() - started_s
 
-    def _process(self, item_id: int, data: memoryview) -> Views | Outcome:
+    def _process(self, image: Image, data: memoryview) -> Views | Outcome:
         try:
-            return self._pictures.views(item_id, data)
+            return self._pictures.views(image.item_id, data, image.processing)
         except MediaError as error:
             return Outcome("media_error", error.message)
         except MmserveError as error:
             return Outcome("internal_error", error.message)
         except Exception as error:  # the boundary of one image: the others of the batch must not fail with it
             if (short := shortage_of(error)) is not None:
-                logger.warning("image %d could not be decoded: %s", item_id, short.message)
+                logger.warning("image %d could not be decoded: %s", image.item_id, short.message)
                 return Outcome("shortage", short.message)
-            logger.exception("image %d could not be decoded", item_id)
+            logger.exception("image %d could not be decoded", image.item_id)
             return INTERNAL
 
     def _report_failures(self, decoded: DecodedBatch) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mmserve.messages.media import Handle
+from mmserve.messages.media import DEFAULT_PROCESSING, Handle, Processing
 from mmserve.messages.request import AbortReason
 
 
@@ -17,6 +17,7 @@ class Image:
     item_id: int
     data: Handle
     embed: Handle
+    processing: Processing = DEFAULT_PROCESSING
 
 
 @dataclass(frozen=True)

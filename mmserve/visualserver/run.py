@@ -22,8 +22,8 @@ from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import DTYPES, platform_for
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.vision.interface import ViewTensors
+from mmserve.processors.image_processors import image_processors_for
 from mmserve.processors.isolated import IsolatedDecoder
-from mmserve.processors.registry import processor_for
 from mmserve.runtime.cpu.compute_progress import ComputeProgress
 from mmserve.runtime.cpu.core_usage import BusyCores
 from mmserve.runtime.memory import allocator
@@ -129,15 +129,15 @@ def _pipeline(
     emit: Callable[[EngineInbound], object],
 ) -> Pipeline:
     deployment, arena = process.deployment, process.arena
-    processor = processor_for(deployment.model)
+    processors = image_processors_for(deployment.model)
     assert arena is not None, "a visual server needs the arena"
-    assert processor is not None, "a text model has no visual server"
+    assert processors is not None, "a text model has no visual server"
     config = deployment.config
     if config.arena_prefault:
         arena.map_all()
     # Images that are decoded, one a thread, and images that are encoded.
     journal = WorkJournal(process.endpoints.visual_work(process.index), 2 * _batch_images(deployment))
-    pictures = GuardedDecoder(processor, IsolatedDecoder(deployment.model), journal)
+    pictures = GuardedDecoder(processors, IsolatedDecoder(deployment.model), journal)
     return Pipeline(
         BatchQueue(_batch_images(deployment), config.max_queued_mm_requests),
         PermitClient(cache, config.mm_queue_timeout),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,8 @@ import transformers
 from PIL import Image
 
 from benchmarks.load.server import serve
+from mmserve.checkpoint.load import load
+from mmserve.processors.registry import processor_for
 from tests.e2e.stack import LITTLE_MEMORY, Stack
 from tests.fakes import vision_model
 from tests.fakes.idefics3 import make_idefics3
@@ -29,6 +32,11 @@ NUM_TOKENS = 12
 CHUNKS = ("--max-num-seqs", "8", "--max-num-batched-tokens", "16")
 """Smaller than most images."""
 PICTURES = [png(seed, *size) for seed, size in enumerate([(100, 37), (56, 56), (30, 90)])]
+LARGE = len(PICTURES)
+"""Index of a picture that some tests ask about."""
+PICTURES.append(png(LARGE, 640, 480))
+QWEN3_SIZE = {"shortest_edge": 65536, "longest_edge": 16777216}
+"""Of the published checkpoints."""
 Question = tuple[str | int, ...]
 """Texts, and indexes of PICTURES."""
 QUESTIONS: list[Question] = [
@@ -60,12 +68,6 @@ FAMILIES: dict[str, tuple[Callable[[Path], Path], Processed]] = {
 }
 
 
-def questions(family: str) -> list[Question]:
-    """Those with as many pictures as a request of this family may have."""
-    most = 1 if family == "llava_onevision" else len(PICTURES)
-    return [question for question in QUESTIONS if sum(isinstance(part, int) for part in question) <= most]
-
-
 def expected(directory: Path, asked: Sequence[Question], processed: Processed) -> list[str]:
     model = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
@@ -79,7 +81,8 @@ def expected(directory: Path, asked: Sequence[Question], processed: Processed) -
     return found
 
 
-async def answers(stack: Stack, asked: Sequence[Question]) -> list[str]:
+async def answers(stack: Stack, asked: Sequence[Question], options: dict[str, Any] | None = None) -> list[str]:
+    """``options``: mm_processor_kwargs."""
     client = stack.async_client()
 
     async def ask(question: Question) -> str:
@@ -94,7 +97,7 @@ async def answers(stack: Stack, asked: Sequence[Question]) -> list[str]:
             messages=[{"role": "user", "content": content}],
             temperature=0,
             max_tokens=NUM_TOKENS,
-            extra_body={"ignore_eos": True},
+            extra_body={"ignore_eos": True, "mm_processor_kwargs": options},
         )
         return reply.choices[0].message.content or ""
 
@@ -109,12 +112,98 @@ def _base64(data: bytes) -> str:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pictures_of_several_sizes_are_answered_as_by_transformers(tmp_path: Path, family: str) -> None:
     make, processed = FAMILIES[family]
-    directory, asked = make(tmp_path), questions(family)
+    directory = make(tmp_path)
     options = ("--dtype", "float32", *LITTLE_MEMORY, "--served-model-name", "tiny", "--http-workers", "1")
     with serve(*options, *CHUNKS, model=str(directory)) as target:
         assert target.pid is not None
         stack = Stack(target.url, target.pid)
-        cold = asyncio.run(answers(stack, asked))
-        again = asyncio.run(answers(stack, asked))
+        cold = asyncio.run(answers(stack, QUESTIONS))
+        again = asyncio.run(answers(stack, QUESTIONS))
         stack.check_all_released()
-    assert cold == again == expected(directory, asked, processed)
+    assert cold == again == expected(directory, QUESTIONS, processed)
+
+
+@pytest.mark.filterwarnings("ignore:Passing `min_pixels` and `max_pixels`")
+def test_one_server_answers_with_the_settings_that_each_request_wants(tmp_path: Path) -> None:
+    """The same pictures with other settings are never taken from the caches, in any protocol's count."""
+    directory = make_qwen_vl(tmp_path, "qwen2_5_vl")
+    processed = partial(processed_qwen_vl, family="qwen2_5_vl")
+    asked: list[Question] = [(LARGE, "what is it?"), (0, "or ", LARGE, 1), (2, "no large one")]
+    fewer = {"max_pixels": 12 * 28**2}
+    size = {"size": {"shortest_edge": 28**2, "longest_edge": 6 * 28**2}}
+    options = ("--dtype", "float32", *LITTLE_MEMORY, "--served-model-name", "tiny", "--http-workers", "1")
+    with serve(*options, *CHUNKS, model=str(directory)) as target:
+        assert target.pid is not None
+        stack = Stack(target.url, target.pid)
+        found = [asyncio.run(answers(stack, asked, each)) for each in (None, fewer, size, None, fewer)]
+        counts = [token_counts(stack, each) for each in (None, fewer, size, {})]
+        refused = [refusal(stack, each) for each in ({"fps": 1}, {"max_pixels": 41 * 28**2}, {"max_pixels": 1})]
+        stack.check_all_released()
+    wanted = [expected(directory, asked, partial(processed, **each)) for each in ({}, fewer, size)]
+    assert found == [*wanted, *wanted[:2]]
+    assert wanted[0] != wanted[1] != wanted[2] != wanted[0]
+    rows = [len(set(count)) for count in counts]
+    assert rows == [1] * 4, f"all protocols count alike: {counts}"
+    plain, few, small, again = (count[0] for count in counts)
+    assert plain == again > few > small
+    assert refused == [f"mm_processor_kwargs.{name}" for name in ("fps", "max_pixels", "max_pixels")]
+
+
+def test_pictures_are_made_smaller_where_the_context_is_too_short_for_the_largest(tmp_path: Path) -> None:
+    directory = make_qwen_vl(tmp_path, "qwen3_vl")
+    settings = directory / "preprocessor_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"size": QWEN3_SIZE}))
+    processor = processor_for(load(directory))
+    assert processor is not None
+    assert processor.max_rows == 16384
+    options = ("--dtype", "float32", *LITTLE_MEMORY, "--served-model-name", "tiny", "--http-workers", "1")
+    asked: list[Question] = [(LARGE, "what is it?"), ("And ", 0, "?")]
+    with serve(*options, *CHUNKS, "--max-model-len", "512", model=str(directory)) as target:
+        assert target.pid is not None
+        found = asyncio.run(answers(Stack(target.url, target.pid), asked))
+    within = processor.within(511 // 2)
+    assert within is not None
+    assert processor.expand(640, 480).num_rows == 300
+    processed = partial(processed_qwen_vl, family="qwen3_vl", size=within["size"])
+    assert found == expected(directory, asked, processed)
+    assert found != expected(directory, asked, partial(processed_qwen_vl, family="qwen3_vl", size=QWEN3_SIZE))
+
+
+def token_counts(stack: Stack, options: dict[str, Any] | None) -> list[int]:
+    """Of a prompt with a picture, as all protocols count it."""
+    data = _base64(PICTURES[LARGE])
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    body = {"model": "tiny", "mm_processor_kwargs": options}
+    chat = body | {"messages": [{"role": "user", "content": [image]}]}
+    response = body | {
+        "input": [{"role": "user", "content": [{"type": "input_image", "image_url": image["image_url"]["url"]}]}],  # type: ignore[index]
+        "max_output_tokens": 1,
+    }
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    claude = body | {"messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
+    embedded = chat | {"add_generation_prompt": True}
+    of_claude = posted(stack, "/v1/messages", claude | {"max_tokens": 1})["usage"]
+    return [
+        posted(stack, "/v1/chat/completions", chat | {"max_tokens": 1})["usage"]["prompt_tokens"],
+        posted(stack, "/tokenize", chat)["count"],
+        posted(stack, "/v1/embeddings", embedded)["usage"]["prompt_tokens"],
+        posted(stack, "/v1/responses", response)["usage"]["input_tokens"],
+        posted(stack, "/v1/responses/input_tokens", response)["input_tokens"],
+        of_claude["input_tokens"] + of_claude["cache_read_input_tokens"],
+        posted(stack, "/v1/messages/count_tokens", claude)["input_tokens"],
+    ]
+
+
+def refusal(stack: Stack, options: dict[str, Any]) -> str:
+    """The field that the error names."""
+    messages = [{"role": "user", "content": "no picture"}]
+    body = {"model": "tiny", "messages": messages, "mm_processor_kwargs": options}
+    status, found = stack.post("/v1/chat/completions", body)
+    assert status == 400
+    return str(found["error"]["param"])
+
+
+def posted(stack: Stack, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    status, found = stack.post(path, body)
+    assert status == 200, found
+    return found

@@ -22,7 +22,7 @@ from mmserve.httpserver.mm_cache.named_images import names_of
 from mmserve.httpserver.prompt.bad_words import bad_word_ids
 from mmserve.httpserver.prompt.media_spans import runs_of
 from mmserve.messages.cache import AllocItem, ItemState, MediaRecord, NamedImage
-from mmserve.messages.media import Handle
+from mmserve.messages.media import Handle, Processing
 from mmserve.processors.interface import Expansion, Run
 from mmserve.runtime.errors import MediaError
 
@@ -101,7 +101,7 @@ def make_deployment(run_dir: str, *, vision: bool = True, **config: object) -> D
 class StubMedia:
     """The bytes of an image are its URL."""
 
-    async def read(self, refs: Sequence[MediaRef], cache_salt: str, count: int) -> list[MediaItem]:
+    async def read(self, refs: Sequence[MediaRef], cache_salt: str, processing: Processing) -> list[MediaItem]:
         for ref in refs:
             if "broken" in ref.url:
                 raise MediaError("cannot read the image", param=ref.param)
@@ -134,6 +134,9 @@ class StubLeases:
 
     def expansions(self, items: Sequence[MediaItem]) -> list[Expansion]:
         return [EXPANSION for _ in items]
+
+    def settings_digest(self, processing: Processing) -> bytes:
+        return processing.options.encode()
 
     async def named(self, names: Sequence[bytes]) -> Sequence[NamedImage | None]:
         return [self.names.get(name) for name in names]

@@ -110,12 +110,15 @@ def image_processor(family: str) -> transformers.Qwen2VLImageProcessorPil:
 
 
 def processed_qwen_vl(
-    directory: Path, chat: list[dict[str, Any]], images: list[Image.Image], *, family: str
+    directory: Path, chat: list[dict[str, Any]], images: list[Image.Image], *, family: str, **options: Any
 ) -> dict[str, Any]:
-    """What ``generate`` takes. The families' own processors cannot be made without torchvision."""
+    """What ``generate`` takes. The families' own processors cannot be made without torchvision.
+
+    ``options``: settings of the image processor in place of the checkpoint's.
+    """
     fast = transformers.AutoTokenizer.from_pretrained(directory)
     text = fast.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    found = dict(image_processor(family)(images, return_tensors="pt")) if images else {}
+    found = dict(image_processor(family)(images, return_tensors="pt", **options)) if images else {}
     for grid in found["image_grid_thw"].tolist() if images else ():
         text = text.replace(SPECIAL[IMAGE], "<row>" * (prod(grid) // 4), 1)
     text = text.replace("<row>", SPECIAL[IMAGE])

@@ -31,19 +31,27 @@ class VisionModel:
         processor = processor_for(self.spec)
         assert processor is not None
         self.placeholder = processor.placeholder
-        self.views = [ViewTensors(*map(torch.from_numpy, processor.views(file))) for file in files]
-        self.expansions: list[Expansion] = [processor.expand(*size, index=0, count=1) for size in self.sizes]
+        self.processor, self._files = processor, files
 
     @cached_property
     def tokenizer(self) -> Any:
         return transformers.AutoTokenizer.from_pretrained(self.directory)
 
-    def ids(self, text: str, pictures: Sequence[int]) -> list[int]:
-        """Of a text with placeholders, with one image token for each row."""
+    def views(self, picture: int, count: int) -> ViewTensors:
+        """Of a picture of a prompt with ``count`` pictures."""
+        return ViewTensors(*map(torch.from_numpy, self.processor.among(count).views(self._files[picture])))
+
+    def expansion(self, picture: int, count: int) -> Expansion:
+        """Of a picture of a prompt with ``count`` pictures."""
+        return self.processor.among(count).expand(*self.sizes[picture])
+
+    def ids(self, text: str, pictures: Sequence[int], count: int | None = None) -> list[int]:
+        """Of a text with placeholders, with one image token for each row. ``count``: pictures of the prompt, if it has
+        more than the text."""
         first, *rest = text.split(self.placeholder)
-        texts = [self.expansions[each].text for each in pictures]
-        text = first + "".join(f"{image}{after}" for image, after in zip(texts, rest, strict=True))
-        runs = iter([run for each in pictures for run in self.expansions[each].runs])
+        expansions = [self.expansion(each, count or len(pictures)) for each in pictures]
+        text = first + "".join(f"{image.text}{after}" for image, after in zip(expansions, rest, strict=True))
+        runs = iter([run for expansion in expansions for run in expansion.runs])
         ids: list[int] = []
         for token in self.tokenizer(text, add_special_tokens=False)["input_ids"]:
             ids += [IMAGE] * next(runs).rows if token == IMAGE else [token]
@@ -69,12 +77,12 @@ def processed(directory: Path, chat: list[dict[str, Any]], images: list[Image.Im
 
 
 def _tiles(model: VisionModel, pictures: Sequence[int]) -> dict[str, Any]:
-    return {"pixel_values": torch.cat([model.views[each].values for each in pictures])}
+    return {"pixel_values": torch.cat([view.values for view in _views(model, pictures)])}
 
 
 def _padded(model: VisionModel, pictures: Sequence[int]) -> dict[str, Any]:
     """Pictures from their patches, in a batch of the largest sides."""
-    views = [model.views[each] for each in pictures]
+    views = _views(model, pictures)
     sizes = torch.tensor([[14 * rows, 14 * columns] for view in views for _, rows, columns in view.grids.tolist()])
     pixels = torch.zeros(len(views), 3, *sizes.amax(dim=0).tolist())
     for index, (view, (height, width)) in enumerate(zip(views, sizes.tolist(), strict=True)):
@@ -84,21 +92,26 @@ def _padded(model: VisionModel, pictures: Sequence[int]) -> dict[str, Any]:
 
 
 def _patches(model: VisionModel, pictures: Sequence[int]) -> dict[str, Any]:
-    views = [model.views[each] for each in pictures]
+    views = _views(model, pictures)
     values = torch.cat([view.values for view in views]).view(-1, 3, 14, 14)
     return {"pixel_values": values, "image_grid_thw": torch.cat([view.grids for view in views]).long()}
 
 
 def _anyres(model: VisionModel, pictures: Sequence[int]) -> dict[str, Any]:
     """Tiles of all pictures in a batch of the largest number."""
-    tiles = [model.views[each].values for each in pictures]
+    tiles = [view.values for view in _views(model, pictures)]
     pixels = torch.nn.utils.rnn.pad_sequence(tiles, batch_first=True)
-    return {"pixel_values": pixels, "image_sizes": torch.tensor([model.sizes[each][::-1] for each in pictures])}
+    found = {"pixel_values": pixels, "image_sizes": torch.tensor([model.sizes[each][::-1] for each in pictures])}
+    return found | ({"batch_num_images": torch.tensor([len(pictures)])} if model.family == "llava_onevision" else {})
+
+
+def _views(model: VisionModel, pictures: Sequence[int]) -> list[ViewTensors]:
+    return [model.views(each, len(pictures)) for each in pictures]
 
 
 def _tiles_of_all(model: VisionModel, pictures: Sequence[int]) -> dict[str, Any]:
     """[1, tiles, 3, side, side]: as the pictures of one prompt."""
-    return {"pixel_values": torch.cat([model.views[each].values for each in pictures])[None]}
+    return {"pixel_values": torch.cat([view.values for view in _views(model, pictures)])[None]}
 
 
 _INPUTS = {

@@ -46,6 +46,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     reasoning_effort: ReasoningEffort | None = None
     return_token_strs: bool | None = None
 
@@ -76,7 +77,8 @@ class _Tokenize:
     return_token_strs: bool
 
 
-_OF_MESSAGES = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort")
+_OF_CHAT = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "reasoning_effort")
+_OF_MESSAGES = (*_OF_CHAT, "mm_processor_kwargs")
 _OF_PROMPT = ("add_special_tokens",)
 
 
@@ -94,7 +96,15 @@ def parse_tokenize(
             other = "messages" if request.messages is None else "prompt"
             raise InvalidRequest(f"{field} needs {other}", param=field)
     prompt, media = _prompt(request, split_urls, model)
-    call = GenerateCall(new_request_id(), model.name, (prompt,), media, SamplingParams(max_tokens=0), arrival_s)
+    call = GenerateCall(
+        request_id=new_request_id(),
+        model=model.name,
+        prompts=(prompt,),
+        media=media,
+        sampling=SamplingParams(max_tokens=0),
+        arrival_s=arrival_s,
+        image_options=model.image_options(request.mm_processor_kwargs),
+    )
     return _Tokenize(call, bool(request.return_token_strs))
 
 
@@ -107,7 +117,7 @@ def _prompt(
         return WrittenPrompt(request.prompt, add_special_tokens=request.add_special_tokens is not False), ()
     reader = ConversationReader(model.max_images, split_urls, model.max_model_len)
     messages = reader.read(request.messages)
-    chat = ChatRequest(**{field: getattr(request, field) for field in _OF_MESSAGES})
+    chat = ChatRequest(**{field: getattr(request, field) for field in _OF_CHAT})
     return conversation_of(chat, messages, model), tuple(reader.media)
 
 

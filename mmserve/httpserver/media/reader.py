@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 from mmserve.config.deployment import Deployment
 from mmserve.httpserver import stage_times
 from mmserve.httpserver.call import AllocVersion, MediaItem, MediaRef
@@ -21,14 +23,17 @@ from mmserve.httpserver.media.addresses import AddressPolicy
 from mmserve.httpserver.media.content_key import ContentKeys
 from mmserve.httpserver.media.fetch import Fetcher
 from mmserve.httpserver.media.local import read_data_url, read_file_url
+from mmserve.messages.media import DEFAULT_PROCESSING, Processing
 from mmserve.metrics.client import MetricsClient
+from mmserve.processors.image_processors import image_processors_for
 from mmserve.processors.picture import Header, header
-from mmserve.processors.registry import processor_for
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import MediaError, MmserveError
 from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES, WorkerThreads
 
 A = TypeVar("A")
+_MAX_KEPT = 64
+"""ContentKeys, by how images are processed."""
 KeyOf = Callable[[bytes, Header], bytes]
 """An image's bytes and header -> its content key."""
 
@@ -62,18 +67,20 @@ class MediaReader:
         self._read_all = self._read_concurrently if concurrent else self._read_one_by_one
         policy = policy or AddressPolicy(config.allowed_media_domains)
         self._fetcher = Fetcher(policy, timeout_s=config.media_fetch_timeout)
-        model, processor = deployment.model, processor_for(deployment.model)
-        self._takes_images = processor is not None
+        model, processors = deployment.model, image_processors_for(deployment.model)
+        self._takes_images = processors is not None
 
-        def keys_of(count: int) -> ContentKeys:
-            settings = processor.settings_digest(count) if processor else b""
+        def keys_of(processing: Processing) -> ContentKeys:
+            settings = processors.of(processing).settings_digest() if processors else b""
             return ContentKeys(config.mm_hash, seed=deployment.hash_seed, model=model.path, settings=settings)
 
-        self._keys_of = functools.cache(keys_of)
-        """Of the images of a request with this many."""
+        self._keys_of = functools.lru_cache(_MAX_KEPT)(keys_of)
+        """Of images that are processed so."""
 
-    async def read(self, refs: Sequence[MediaRef], cache_salt: str, count: int | None = None) -> list[MediaItem]:
-        """The images, in the order of ``refs``. ``count``: images of the request, if more than these.
+    async def read(
+        self, refs: Sequence[MediaRef], cache_salt: str, processing: Processing = DEFAULT_PROCESSING
+    ) -> list[MediaItem]:
+        """The images, in the order of ``refs``.
 
         Raises MediaError or TooLarge with the image's ``param``, or a group of them if several images fail at once.
         """
@@ -81,14 +88,14 @@ class MediaReader:
             return []
         if not self._takes_images:
             raise MediaError("this model takes no images", param=refs[0].param)
-        key_of = functools.partial(self._keys_of(count or len(refs)).of, cache_salt=cache_salt)
+        key_of = functools.partial(self._keys_of(processing).of, cache_salt=cache_salt)
         results = await self._read_all(refs, RequestByteLimit(int(self._config.max_body_mb * MIB)), key_of)
         read_s, hash_s = sum(result.read_s for result in results), sum(result.hash_s for result in results)
         stage_times.record("fetch", read_s)
         stage_times.record("hash", hash_s)
         self._metrics.add("mm_fetch_seconds", read_s, self._alloc_version)
         self._metrics.add("mm_hash_seconds", hash_s, self._alloc_version)
-        return [result.item for result in results]
+        return [msgspec.structs.replace(result.item, processing=processing) for result in results]
 
     async def aclose(self) -> None:
         """Close connections and threads. A thread that still reads ends when its read does."""
@@ -172,7 +179,7 @@ class MediaReader:
         started_s = time.monotonic()
         picture = self._header(content, ref.param)
         key = key_of(content, picture)
-        item = MediaItem(content, picture.width, picture.height, key, ref.param, picture.loading_nbytes)
+        item = MediaItem(content, picture.width, picture.height, key, ref.param, loading_nbytes=picture.loading_nbytes)
         return _ReadItem(item, read_s, time.monotonic() - started_s)
 
     def _header(self, content: bytes, param: str) -> Header:

@@ -15,13 +15,14 @@ from typing import Protocol
 from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef
 from mmserve.httpserver.mm_cache.traffic_split import TrafficSplit
 from mmserve.messages.cache import NamedImage
+from mmserve.messages.media import Processing
 from mmserve.processors.interface import Expansion
 
 
 class MediaSource(Protocol):
     """Implemented by media.reader.MediaReader."""
 
-    async def read(self, refs: Sequence[MediaRef], cache_salt: str, count: int | None = None) -> list[MediaItem]: ...
+    async def read(self, refs: Sequence[MediaRef], cache_salt: str, processing: Processing) -> list[MediaItem]: ...
 
 
 class LeaseSource(Protocol):
@@ -30,6 +31,8 @@ class LeaseSource(Protocol):
     def hold(self, request_id: str, items: Sequence[MediaItem]) -> AbstractAsyncContextManager[list[LeasedItem]]: ...
 
     def expansions(self, items: Sequence[MediaItem]) -> list[Expansion]: ...
+
+    def settings_digest(self, processing: Processing) -> bytes: ...
 
     async def named(self, names: Sequence[bytes]) -> Sequence[NamedImage | None]: ...
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from mmserve.config.deployment import Deployment
 from mmserve.httpserver.call import MediaItem
 from mmserve.messages.cache import AllocItem
+from mmserve.messages.media import Processing
+from mmserve.processors.image_processors import image_processors_for
 from mmserve.processors.interface import Expansion, ImageProcessor
-from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import MmserveError
 
 
@@ -17,11 +18,15 @@ class ImageSizes:
 
     def __init__(self, deployment: Deployment) -> None:
         self._row_nbytes = deployment.embed_row_nbytes
-        self._of_model = processor_for(deployment.model)
+        self._processors = image_processors_for(deployment.model)
 
     def expansions(self, items: Sequence[MediaItem]) -> list[Expansion]:
-        """What each image becomes in a prompt. ``items``: all images of the request. Raises MediaError."""
-        return [self._expansion(item, index, len(items)) for index, item in enumerate(items)]
+        """What each image becomes in a prompt. Raises MediaError."""
+        return [self._expansion(item) for item in items]
+
+    def settings_digest(self, processing: Processing) -> bytes:
+        """Differs if the same image would become something else."""
+        return self._processor(processing).settings_digest()
 
     def alloc_items(self, items: Sequence[MediaItem], expansions: Sequence[Expansion]) -> list[AllocItem]:
         """What the cache server has to find room for."""
@@ -32,19 +37,21 @@ class ImageSizes:
 
     def decoded_nbytes(self, items: Sequence[MediaItem]) -> list[int]:
         """Estimated memory for decoding each image."""
-        return [self._processor.decoded_nbytes(item.width, item.height, item.loading_nbytes) for item in items]
+        return [
+            self._processor(item.processing).decoded_nbytes(item.width, item.height, item.loading_nbytes)
+            for item in items
+        ]
 
     def _alloc_item(self, item: MediaItem, num_rows: int) -> AllocItem:
         return AllocItem(item.key, num_rows, len(item.data), num_rows * self._row_nbytes)
 
-    def _expansion(self, item: MediaItem, index: int, count: int) -> Expansion:
+    def _expansion(self, item: MediaItem) -> Expansion:
         try:
-            return self._processor.expand(item.width, item.height, index=index, count=count)
+            return self._processor(item.processing).expand(item.width, item.height)
         except MmserveError as error:
             error.param = item.param
             raise
 
-    @property
-    def _processor(self) -> ImageProcessor:
-        assert self._of_model is not None, "a text model's request holds no images"
-        return self._of_model
+    def _processor(self, processing: Processing) -> ImageProcessor:
+        assert self._processors is not None, "a text model's request holds no images"
+        return self._processors.of(processing)

@@ -29,6 +29,7 @@ from mmserve.httpserver.mm_cache.stored_bytes import differs, write
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem, MediaRecord, NamedImage
+from mmserve.messages.media import Processing
 from mmserve.metrics.client import MetricsClient
 from mmserve.processors.interface import Expansion
 from mmserve.runtime.errors import Shortage, Unavailable
@@ -89,6 +90,10 @@ class MediaLeases:
         """What each image becomes in a prompt. Raises MediaError."""
         return self._sizes.expansions(items)
 
+    def settings_digest(self, processing: Processing) -> bytes:
+        """Differs if the same image would become something else."""
+        return self._sizes.settings_digest(processing)
+
     async def named(self, names: Sequence[bytes]) -> Sequence[NamedImage | None]:
         """The images that names stand for. Raises Unavailable."""
         return await self._cache.get_names(names)
@@ -110,8 +115,8 @@ class MediaLeases:
             records = await self._acquire(request_id, items, alloc_items)
             with self._turnover.held():
                 yield [
-                    LeasedItem(record, expansion, nbytes)
-                    for record, expansion, nbytes in zip(records, expansions, decoded_nbytes, strict=True)
+                    LeasedItem(record, expansion, item.processing, nbytes)
+                    for record, expansion, item, nbytes in zip(records, expansions, items, decoded_nbytes, strict=True)
                 ]
         finally:
             await self._cache.release(request_id)

@@ -40,6 +40,7 @@ class LeasedRun(NamedTuple):
             media_index=self.media_index,
             decoded_nbytes=self.item.decoded_nbytes,
             first_row=self.first_row,
+            processing=self.item.processing,
             grid=self.grid,
         )
 

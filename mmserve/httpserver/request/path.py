@@ -202,8 +202,8 @@ class RequestPath:
         refs = [ref for ref in call.media if not ref.is_named]
         if not all(ref.is_inline for ref in refs):
             await resources.reserve_fetch(self.max_fetched_nbytes)
-        read = await alloc_path.media.read(refs, call.cache_salt, len(call.media))
-        items = await with_named(call, read, alloc_path.leases.named)
+        read = await alloc_path.media.read(refs, call.cache_salt, call.processing)
+        items = await with_named(call, read, alloc_path.leases)
         fetched = (item for item, ref in zip(items, call.media, strict=True) if not ref.is_inline)
         resources.shrink_fetched(sum(len(item.data) for item in fetched))
         return items

@@ -36,7 +36,7 @@ class AnyResTower(nn.Module):
         """Pictures of tiles [k, 3, image_size, image_size] -> rows [rows, text hidden] of each.
 
         Grids of a picture: (1, rows, columns) of its tiles, then of their features without margins, then perhaps of
-        the features that these are resampled to.
+        the features that these are resampled to. Of a picture with one tile only: (1, 0, 0).
         """
         pairs = zip(self.encode(pictures), pictures, strict=True)
         return [self._assembled(rows.view(len(picture.values), -1, rows.shape[1]), picture) for rows, picture in pairs]
@@ -44,6 +44,8 @@ class AnyResTower(nn.Module):
     def _assembled(self, tiles: torch.Tensor, picture: ViewTensors) -> torch.Tensor:
         """``tiles``: [k, rows, text hidden]."""
         whole, hidden = tiles[0], tiles.shape[2]
+        if len(tiles) == 1:
+            return torch.cat((whole, self.newline[None]))
         (rows, columns), (height, width), *resampled = [(int(h), int(w)) for _, h, w in picture.grids]
         side = round(whole.shape[0] ** 0.5)
         grid = tiles[1:].view(rows, columns, side, side, hidden).transpose(1, 2).reshape(rows * side, -1, hidden)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from PIL import Image
 
@@ -58,6 +59,13 @@ class Gemma3Processor(TileProcessor):
             max_rows=self._view_rows * most_views,
         )
 
+    def within(self, rows: int) -> Mapping[str, Any] | None:
+        """Fewer crops, or none."""
+        views = rows // self._view_rows
+        if views < 2:
+            return {"do_pan_and_scan": False} if views else None
+        return {"pan_and_scan_max_num_crops": views - 1}
+
     def parts(self, width: int, height: int) -> Sequence[Part]:
         """The picture, then its crops."""
         square = (self._side, self._side)
@@ -67,7 +75,7 @@ class Gemma3Processor(TileProcessor):
         """One for each view."""
         return [(1, 1, 1) for _ in self.parts(width, height)]
 
-    def expand(self, width: int, height: int, *, index: int, count: int) -> Expansion:
+    def expand(self, width: int, height: int) -> Expansion:
         """A run for each view, between blank lines."""
         num_crops = len(self.parts(width, height)) - 1
         view = f"\n\n{_BEGIN}{self.row_token}{_END}\n\n"

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from PIL import Image
 
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.processors.interface import Expansion, Run, Views
+from mmserve.processors.interface import Expansion, ImageProcessor, Run, Views
 from mmserve.processors.picture import decode
 from mmserve.processors.pixels.patch_processor import ResizeSettings
 from mmserve.processors.pixels.resizing import peak_nbytes, resized
 from mmserve.processors.pixels.sources import Size
 from mmserve.processors.pixels.tile_processor import tower_of
 from mmserve.processors.pixels.values import channel_values, fill_planes
-from mmserve.processors.settings import load_settings
+from mmserve.processors.settings import changeable, load_settings
 from mmserve.processors.upright import UprightPicture
 
 _FAKE, _GLOBAL = "<fake_token_around_image>", "<global-img>"
@@ -83,6 +84,7 @@ class Idefics3Processor:
         self._tile = Run(rows, (1, math.isqrt(rows), math.isqrt(rows)))
         self._values = channel_values(settings)
         self.placeholder = self.row_token = model.image_token
+        self.request_options = changeable(Idefics3Settings)
         self.max_rows = self._tile.rows * self.layout(1, 1).num_tiles
 
     def layout(self, width: int, height: int) -> Layout:
@@ -96,7 +98,17 @@ class Idefics3Processor:
             return Layout(first, tiled, 0, 0)
         return Layout(first, tiled, tiled[1] // side, tiled[0] // side)
 
-    def expand(self, width: int, height: int, *, index: int, count: int) -> Expansion:
+    def within(self, rows: int) -> Mapping[str, Any] | None:
+        """Fewer tiles a side."""
+        tiles = rows // self._tile.rows
+        if not tiles:
+            return None
+        return {"size": {"longest_edge": self._side * max(1, math.isqrt(tiles - 1))}}
+
+    def among(self, count: int) -> ImageProcessor:
+        return self
+
+    def expand(self, width: int, height: int) -> Expansion:
         """A run for each tile, which is named by its row and column."""
         layout = self.layout(width, height)
         lines = [
@@ -127,8 +139,8 @@ class Idefics3Processor:
         steps = [((width, height), layout.first), (layout.first, layout.tiled)]
         return peak_nbytes(loading_nbytes, steps, _VALUE_NBYTES * layout.num_tiles * self._side**2)
 
-    def settings_digest(self, count: int) -> bytes:
-        """32 bytes, the same for any ``count``."""
+    def settings_digest(self) -> bytes:
+        """See ``ImageProcessor``."""
         return hashlib.sha256(b"idefics3-1\0" + msgspec.json.encode(self._settings)).digest()
 
 

@@ -6,11 +6,12 @@ config.json, and write another placeholder.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from mmserve.checkpoint.files import read_json
 from mmserve.checkpoint.spec import ModelSpec
@@ -18,12 +19,19 @@ from mmserve.checkpoint.text_config import convert
 from mmserve.processors.interface import Expansion, Run
 from mmserve.processors.pixels.patch_processor import ResizeSettings
 from mmserve.processors.pixels.tile_processor import Part, TileProcessor, TileSize, image_size, tower_of
-from mmserve.processors.settings import changed_settings, load_settings
+from mmserve.processors.settings import SettingsRefused, changed_settings, load_settings
 
 _BEGIN, _END = "<img>", "</img>"
 _NATIVE_PLACEHOLDER = "<image>"
 _UNUSED = ("crop_to_patches",)
 """transformers' processor always asks for tiles, whatever the stored setting says."""
+_NATIVE_NAMES = {
+    "min_dynamic_patch": "min_patches",
+    "max_dynamic_patch": "max_patches",
+    "dynamic_image_size": "crop_to_patches",
+}
+"""Of native repositories: a setting's name there -> its name in transformers. Both may be used."""
+_MOST_TILES = 1024
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of native repositories, whose code does not read preprocessor_config.json."""
 
@@ -39,8 +47,8 @@ class InternVlSettings(ResizeSettings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.min_patches <= self.max_patches:
-            raise ValueError("min_patches and max_patches make no sense")
+        if not 1 <= self.min_patches <= self.max_patches <= _MOST_TILES:
+            raise ValueError(f"min_patches and max_patches make no sense, or are more than {_MOST_TILES}")
 
     @property
     def most_tiles(self) -> int:
@@ -80,6 +88,16 @@ class InternVlProcessor(TileProcessor):
             row_token=model.image_token,
             max_rows=self._tile_rows * (most + self._thumbnail),
         )
+        if model.family == "internvl_chat":
+            self.request_options |= _NATIVE_NAMES.keys()
+
+    def within(self, rows: int) -> Mapping[str, Any] | None:
+        """Fewer tiles."""
+        tiles = rows // self._tile_rows
+        if not tiles:
+            return None
+        most = max(1, tiles - self._thumbnail)
+        return {"max_patches": most, "min_patches": min(most, self._grids[0].columns * self._grids[0].rows)}
 
     def parts(self, width: int, height: int) -> Sequence[Part]:
         """The tiles, then the thumbnail."""
@@ -92,7 +110,7 @@ class InternVlProcessor(TileProcessor):
         tiles = self.parts(width, height)[0]
         return ((1, tiles.rows, tiles.columns),)
 
-    def expand(self, width: int, height: int, *, index: int, count: int) -> Expansion:
+    def expand(self, width: int, height: int) -> Expansion:
         """One run between two tokens."""
         rows = self._tile_rows * sum(part.num_tiles for part in self.parts(width, height))
         return Expansion(f"{_BEGIN}{self.row_token}{_END}", (Run(rows, (1, 1, rows)),))
@@ -120,8 +138,11 @@ def best_grid(width: int, height: int, grids: Sequence[TileGrid], side: int) -> 
 
 def _grids(fewest: int, most: int) -> list[TileGrid]:
     """All grids of so many tiles, smaller ones first."""
-    sides = range(1, most + 1)
-    grids = [TileGrid(columns, rows) for columns in sides for rows in sides if fewest <= columns * rows <= most]
+    grids = [
+        TileGrid(columns, rows)
+        for columns in range(1, most + 1)
+        for rows in range(-(-fewest // columns), most // columns + 1)
+    ]
     return sorted(grids, key=lambda grid: grid.columns * grid.rows)
 
 
@@ -136,4 +157,8 @@ def _native_settings(model: ModelSpec) -> InternVlSettings:
         "image_mean": _IMAGENET_MEAN,
         "image_std": _IMAGENET_STD,
     }
-    return changed_settings(model, InternVlSettings, stored)
+    options = {_NATIVE_NAMES.get(name, name): value for name, value in model.processor_options.items()}
+    if len(options) < len(model.processor_options):
+        reason = f"a setting is given under two names: {', '.join(model.processor_options)}"
+        raise SettingsRefused(f"--mm-processor-kwargs: {reason}", reason)
+    return changed_settings(replace(model, processor_options=options), InternVlSettings, stored)

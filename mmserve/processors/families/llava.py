@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,8 +12,9 @@ import numpy as np
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.vision.clip import ClipVision
 from mmserve.processors import clip_pixels, clip_settings
-from mmserve.processors.interface import Expansion, Run, Views
+from mmserve.processors.interface import Expansion, ImageProcessor, Run, Views
 from mmserve.processors.picture import decode
+from mmserve.processors.settings import changeable
 
 _ONE_TILE = np.ones((1, 3), np.int32)
 
@@ -28,9 +31,17 @@ class LlavaProcessor:
         self._settings = clip_settings.load_settings(model, model.vision.image_size)
         self.placeholder = self.row_token = model.image_token
         self.max_rows = model.vision.num_rows
+        self.request_options = changeable(clip_settings.ClipSettings)
         self._expansion = Expansion(model.image_token, (Run(self.max_rows, (1, 1, self.max_rows)),))
 
-    def expand(self, width: int, height: int, *, index: int, count: int) -> Expansion:
+    def within(self, rows: int) -> Mapping[str, Any] | None:
+        """Every picture has the same number of rows."""
+        return None
+
+    def among(self, count: int) -> ImageProcessor:
+        return self
+
+    def expand(self, width: int, height: int) -> Expansion:
         """Raises MediaError if the picture's proportions cannot be processed."""
         clip_settings.resized_size(self._settings, width, height)
         return self._expansion
@@ -43,6 +54,6 @@ class LlavaProcessor:
         """See ``ImageProcessor``."""
         return clip_pixels.decoded_nbytes(self._settings, width, height, loading_nbytes)
 
-    def settings_digest(self, count: int) -> bytes:
-        """32 bytes, the same for any ``count``."""
+    def settings_digest(self) -> bytes:
+        """See ``ImageProcessor``."""
         return hashlib.sha256(b"llava-1\0" + msgspec.json.encode(self._settings)).digest()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.processors.anyres import best_resolution, fitted_size, without_margins
@@ -62,13 +63,22 @@ class LlavaNextProcessor(TileProcessor):
         self._resolutions = [(width, height) for height, width in settings.image_grid_pinpoints]
         self._features_side = settings.side // tower.patch_size
         grids = [(width // tower.patch_size, height // tower.patch_size) for width, height in self._resolutions]
+        self._rows = [self._features_side**2 + self._most_features(*grid) for grid in grids]
+        """The most that a picture in each resolution has."""
         super().__init__(
             settings,
             side=settings.side,
             placeholder=model.image_token,
             row_token=model.image_token,
-            max_rows=self._features_side**2 + max(self._most_features(*grid) for grid in grids),
+            max_rows=max(self._rows),
         )
+
+    def within(self, rows: int) -> Mapping[str, Any] | None:
+        """The smaller resolutions."""
+        kept = [
+            (height, width) for (width, height), most in zip(self._resolutions, self._rows, strict=True) if most <= rows
+        ]
+        return {"image_grid_pinpoints": kept} if kept else None
 
     def parts(self, width: int, height: int) -> Sequence[Part]:
         """The whole picture without its proportions, then the grid."""
@@ -91,7 +101,7 @@ class LlavaNextProcessor(TileProcessor):
         """(columns, rows) of the grid's features that become rows of the language model."""
         return self.inner_features(width, height)
 
-    def expand(self, width: int, height: int, *, index: int, count: int) -> Expansion:
+    def expand(self, width: int, height: int) -> Expansion:
         """One run: the whole picture, then each line of features and the row that ends it."""
         columns, rows = self.features(width, height)
         num_rows = self._features_side**2 + (columns + 1) * rows

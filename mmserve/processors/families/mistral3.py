@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -66,6 +68,11 @@ class Mistral3Processor(PatchProcessor):
         columns, rows = (-(-side // patches.row_side) for side in self._largest)
         super().__init__(settings, patches, row_token=model.image_token, max_rows=columns * rows)
 
+    def within(self, rows: int) -> Mapping[str, Any] | None:
+        """Shorter sides."""
+        edge = math.isqrt(rows) * self._patches.row_side
+        return {"size": {"longest_edge": min(edge, *self._largest)}} if edge else None
+
     def resized_size(self, width: int, height: int) -> Size:
         """At most the largest sides, rounded up to whole rows. Raises MediaError if a side would vanish."""
         ratio = max(height / self._largest[1], width / self._largest[0])
@@ -76,7 +83,7 @@ class Mistral3Processor(PatchProcessor):
         side = self._patches.row_side
         return -(-width // side) * side, -(-height // side) * side
 
-    def expand(self, width: int, height: int, *, index: int, count: int) -> Expansion:
+    def expand(self, width: int, height: int) -> Expansion:
         """A run and a separator for each line. Raises MediaError."""
         columns, rows = self.grid(width, height)
         lines = self._separators.image_break_token.join([self.row_token] * rows)

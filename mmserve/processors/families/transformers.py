@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.vision.generic import GenericVision
-from mmserve.processors.interface import Expansion, Run, Views
+from mmserve.processors.interface import Expansion, ImageProcessor, Run, Views
 from mmserve.processors.picture import decode
 from mmserve.runtime.errors import StartupError
 
@@ -33,9 +35,17 @@ class WholePictures:
         self._vision = model.vision
         self.placeholder, self.row_token = model.vision.placeholder, model.image_token
         self.max_rows = sum(model.vision.rows)
+        self.request_options = frozenset[str]()
         self._expansion = Expansion(model.vision.expansion, tuple(Run(n, (1, 1, n)) for n in model.vision.rows))
 
-    def expand(self, width: int, height: int, *, index: int, count: int) -> Expansion:
+    def within(self, rows: int) -> Mapping[str, Any] | None:
+        """Every picture has the same number of rows."""
+        return None
+
+    def among(self, count: int) -> ImageProcessor:
+        return self
+
+    def expand(self, width: int, height: int) -> Expansion:
         return self._expansion
 
     def views(self, data: bytes | memoryview) -> Views:
@@ -48,6 +58,6 @@ class WholePictures:
         """See ``ImageProcessor``."""
         return loading_nbytes + _PIXEL_NBYTES * width * height
 
-    def settings_digest(self, count: int) -> bytes:
-        """32 bytes, the same for any ``count``. The content key has the checkpoint's path."""
+    def settings_digest(self) -> bytes:
+        """The content key has the checkpoint's path."""
         return hashlib.sha256(b"transformers-1\0" + msgspec.json.encode(self._vision)).digest()

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from PIL import Image
 
-from mmserve.processors.interface import Expansion, Run, Views
+from mmserve.processors.interface import Expansion, ImageProcessor, Run, Views
 from mmserve.processors.picture import decode
 from mmserve.processors.pixels.resizing import peak_nbytes, resized
 from mmserve.processors.pixels.sources import Size, Source
 from mmserve.processors.pixels.values import ValueSettings, channel_values, fill_patches
+from mmserve.processors.settings import changeable
 
 _VALUE_NBYTES = 12
 """Of a pixel's three channels as float32."""
@@ -55,6 +57,7 @@ class PatchProcessor(ABC):
     def __init__(self, settings: ResizeSettings, patches: Patches, *, row_token: str, max_rows: int) -> None:
         self.placeholder = self.row_token = row_token
         self.max_rows = max_rows
+        self.request_options = changeable(type(settings))
         self._settings = settings
         self._patches = patches
         self._values = channel_values(settings)
@@ -63,7 +66,13 @@ class PatchProcessor(ABC):
     def resized_size(self, width: int, height: int) -> Size:
         """Multiples of ``row_side``. Raises MediaError if the picture's proportions cannot be processed."""
 
-    def expand(self, width: int, height: int, *, index: int, count: int) -> Expansion:
+    @abstractmethod
+    def within(self, rows: int) -> Mapping[str, Any] | None: ...
+
+    def among(self, count: int) -> ImageProcessor:
+        return self
+
+    def expand(self, width: int, height: int) -> Expansion:
         """One run over the grid of rows. Raises MediaError."""
         columns, rows = self.grid(width, height)
         return Expansion(self.row_token, (Run(rows * columns, (1, rows, columns)),))
@@ -88,8 +97,8 @@ class PatchProcessor(ABC):
         output_nbytes = self._patches.frames * _VALUE_NBYTES * target[0] * target[1]
         return peak_nbytes(loading_nbytes, [((width, height), target)], output_nbytes)
 
-    def settings_digest(self, count: int) -> bytes:
-        """32 bytes, the same for any ``count``."""
+    def settings_digest(self) -> bytes:
+        """See ``ImageProcessor``."""
         name = f"{type(self).__name__}-1 {self._patches}\0"
         return hashlib.sha256(name.encode() + msgspec.json.encode(self._settings)).digest()
 

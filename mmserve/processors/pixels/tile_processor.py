@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,12 +13,13 @@ from PIL import Image
 
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.vision.tower import TowerSpec
-from mmserve.processors.interface import Expansion, Views
+from mmserve.processors.interface import Expansion, ImageProcessor, Views
 from mmserve.processors.picture import decode
 from mmserve.processors.pixels.patch_processor import ResizeSettings
 from mmserve.processors.pixels.resizing import peak_nbytes, resized
-from mmserve.processors.pixels.sources import Box, Crop, Size, Source
+from mmserve.processors.pixels.sources import Box, Canvas, Crop, Size, Source
 from mmserve.processors.pixels.values import Floats, channel_values, fill_planes
+from mmserve.processors.settings import changeable
 from mmserve.runtime.errors import StartupError
 
 _VALUE_NBYTES = 12
@@ -48,6 +49,8 @@ class Part(NamedTuple):
     rows: int = 1
     box: Box | None = None
     """Where in the picture; None: all of it."""
+    canvas: Size | None = None
+    """Of a canvas of the mean colour that the whole picture is laid on; None: there is none."""
 
     @property
     def num_tiles(self) -> int:
@@ -62,6 +65,7 @@ class TileProcessor(ABC):
         self.placeholder = placeholder
         self.row_token = row_token
         self.max_rows = max_rows
+        self.request_options = changeable(type(settings))
         self._settings = settings
         self._side = side
         self._values = channel_values(settings)
@@ -75,7 +79,13 @@ class TileProcessor(ABC):
         """``Views.grids`` of a picture of this size. Raises MediaError."""
 
     @abstractmethod
-    def expand(self, width: int, height: int, *, index: int, count: int) -> Expansion: ...
+    def expand(self, width: int, height: int) -> Expansion: ...
+
+    @abstractmethod
+    def within(self, rows: int) -> Mapping[str, Any] | None: ...
+
+    def among(self, count: int) -> ImageProcessor:
+        return self
 
     def views(self, data: bytes | memoryview) -> Views:
         """Tiles [k, 3, side, side], those of a part row by row. Raises MediaError."""
@@ -90,23 +100,28 @@ class TileProcessor(ABC):
     def decoded_nbytes(self, width: int, height: int, loading_nbytes: int) -> int:
         """See ``ImageProcessor``. Raises MediaError."""
         parts = self.parts(width, height)
-        steps = [(_box_size(part.box) if part.box else (width, height), part.size) for part in parts]
+        steps = [(_source_size(part, width, height), part.size) for part in parts]
         num_tiles = sum(part.num_tiles for part in parts)
         return peak_nbytes(loading_nbytes, steps, _VALUE_NBYTES * num_tiles * self._side**2)
 
-    def settings_digest(self, count: int) -> bytes:
-        """32 bytes, the same for any ``count``."""
+    def settings_digest(self) -> bytes:
+        """See ``ImageProcessor``."""
         name = f"{type(self).__name__}-1 {self._side}\0"
         return hashlib.sha256(name.encode() + msgspec.json.encode(self._settings)).digest()
 
     def _resized(self, picture: Source) -> tuple[Size, Sequence[Part], list[Image.Image]]:
         """The picture's size and its parts."""
         parts = self.parts(*picture.size)
-        sources = [Crop(picture, part.box) if part.box else picture for part in parts]
+        sources = [self._source(picture, part) for part in parts]
         images = [
             resized(source, part.size, self._settings.resample) for source, part in zip(sources, parts, strict=True)
         ]
         return picture.size, parts, images
+
+    def _source(self, picture: Source, part: Part) -> Source:
+        if part.canvas:
+            return Canvas(picture, part.canvas, tuple(int(255 * mean) for mean in self._settings.image_mean))
+        return Crop(picture, part.box) if part.box else picture
 
     def _fill(self, tiles: Floats, part: Part, image: Image.Image) -> None:
         left, top = (self._side * part.columns - image.width) // 2, (self._side * part.rows - image.height) // 2
@@ -130,5 +145,8 @@ def tower_of(model: ModelSpec, side: int) -> TowerSpec:
     return model.vision
 
 
-def _box_size(box: Box) -> Size:
-    return box[2] - box[0], box[3] - box[1]
+def _source_size(part: Part, width: int, height: int) -> Size:
+    """Of what is resized."""
+    if part.canvas:
+        return part.canvas
+    return (part.box[2] - part.box[0], part.box[3] - part.box[1]) if part.box else (width, height)

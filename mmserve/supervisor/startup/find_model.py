@@ -20,6 +20,7 @@ from mmserve.checkpoint.locate import locate
 from mmserve.checkpoint.registry import is_served
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config, ModelImpl
+from mmserve.processors.settings import with_options
 from mmserve.runtime.errors import StartupError
 
 _DESCRIBER = "mmserve.model_backend.models.generic.describe"
@@ -40,7 +41,7 @@ def find_model(config: Config) -> ModelSpec:
         return model
     if model.vision is None:
         raise StartupError(f"--mm-processor-kwargs: {config.model} is a text model, it has no image processor")
-    return msgspec.structs.replace(model, processor_options=config.mm_processor_kwargs)
+    return with_options(model, config.mm_processor_kwargs)
 
 
 def read_model(directory: Path, impl: ModelImpl) -> ModelSpec:

@@ -18,8 +18,8 @@ from mmserve.checkpoint.load import check_tp
 from mmserve.checkpoint.rope_config import for_context
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
-from mmserve.config.deployment import DTYPE_BYTES, Deployment, Dtype, activation_dtype
-from mmserve.ipc.arena import extent_nbytes
+from mmserve.config.deployment import DTYPE_BYTES, Deployment, Dtype, activation_dtype, embed_row_nbytes
+from mmserve.ipc.arena import extent_nbytes, payload_nbytes
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup.machine import Machine
 
@@ -49,8 +49,8 @@ def make(
     max_model_len = _context(config, model, max_image_rows)
     if model.text.attends_whole_images:
         _check_step(config, max_image_rows)
-    element_nbytes = DTYPE_BYTES[activation_dtype(model, device, dtype)]
-    token_nbytes = kv_token_nbytes(model, config.tp, element_nbytes)
+    activations = activation_dtype(model, device, dtype)
+    token_nbytes = kv_token_nbytes(model, config.tp, DTYPE_BYTES[activations])
     deployment = Deployment(
         config=config,
         model=replace(model, text=for_context(model.text, max_model_len)),
@@ -60,7 +60,7 @@ def make(
         cpu_threads=config.cpu_threads or machine.num_cores,
         max_model_len=max_model_len,
         kv_tokens=_kv_tokens(config, device, max_model_len, token_nbytes, machine),
-        arena_nbytes=_arena_nbytes(config, model, max_image_rows, element_nbytes),
+        arena_nbytes=_arena_nbytes(config, model, max_image_rows * embed_row_nbytes(model, activations)),
         max_image_rows=max_image_rows,
         run_dir=run_dir,
         hash_seed=secrets.randbits(63),
@@ -126,6 +126,16 @@ def _context(config: Config, model: ModelSpec, max_image_rows: int) -> int:
     return length
 
 
+def most_image_rows(config: Config, model: ModelSpec, machine: Machine) -> int:
+    """Of the largest image that ``make`` accepts for the context and the arena; 0 if none fits."""
+    assert model.vision is not None
+    device = _device(config, machine)
+    row_nbytes = embed_row_nbytes(model, activation_dtype(model, device, _dtype(config, device, machine)))
+    of_context = (config.max_model_len or model.text.max_position) - 1
+    arena_nbytes = _arena_of(config) - extent_nbytes(_SMALLEST_IMAGE_NBYTES)
+    return max(0, min(of_context, payload_nbytes(arena_nbytes) // row_nbytes))
+
+
 def _check_step(config: Config, max_image_rows: int) -> None:
     """A step must have room for the largest image and a token of every other running sequence."""
     needed = max_image_rows + config.max_num_seqs - 1
@@ -153,18 +163,22 @@ def _kv_tokens(config: Config, device: str, max_model_len: int, token_nbytes: in
     return max(one_context, min(affordable, one_context * config.max_num_seqs))
 
 
-def _arena_nbytes(config: Config, model: ModelSpec, max_image_rows: int, element_nbytes: int) -> int:
+def _arena_nbytes(config: Config, model: ModelSpec, image_nbytes: int) -> int:
+    """``image_nbytes``: of the rows of the largest image."""
     if model.vision is None:
         return _TEXT_ARENA_NBYTES
-    nbytes = int(config.mm_cache_gb * GIB) // 4096 * 4096
-    rows_nbytes = max_image_rows * model.vision.streams * model.text.hidden_size * element_nbytes
-    needed = extent_nbytes(rows_nbytes) + extent_nbytes(_SMALLEST_IMAGE_NBYTES)
+    nbytes = _arena_of(config)
+    needed = extent_nbytes(image_nbytes) + extent_nbytes(_SMALLEST_IMAGE_NBYTES)
     if 0 < nbytes < needed:
         raise StartupError(
             f"--mm-cache-gb {config.mm_cache_gb:g} cannot hold even one image's embedding: "
             f"raise it to {needed / GIB:.2g} or more"
         )
     return nbytes
+
+
+def _arena_of(config: Config) -> int:
+    return int(config.mm_cache_gb * GIB) // 4096 * 4096
 
 
 def _check_memory(deployment: Deployment, token_nbytes: int, machine: Machine) -> None:

@@ -24,7 +24,7 @@ from mmserve.httpserver.mm_cache.alloc_path import AllocPath
 from mmserve.httpserver.mm_cache.leases import MediaLeases
 from mmserve.ipc.arena import Arena
 from mmserve.messages.cache import AllocItem
-from mmserve.messages.media import Handle
+from mmserve.messages.media import Handle, Processing
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.cache import serving_cache
 from tests.fakes.http_services import IMAGE_TOKENS, StubMedia
@@ -42,10 +42,10 @@ class _GatedMedia(StubMedia):
         self.reading, self.go_on = asyncio.Event(), asyncio.Event()
         self.go_on.set()
 
-    async def read(self, refs: Sequence[MediaRef], cache_salt: str, count: int) -> list[MediaItem]:
+    async def read(self, refs: Sequence[MediaRef], cache_salt: str, processing: Processing) -> list[MediaItem]:
         self.reading.set()
         await self.go_on.wait()
-        return await super().read(refs, cache_salt, count)
+        return await super().read(refs, cache_salt, processing)
 
 
 @dataclass

@@ -22,6 +22,7 @@ from PIL import Image
 
 from mmserve.httpserver.call import MediaItem, MediaRef
 from mmserve.httpserver.media.reader import MediaReader
+from mmserve.messages.media import Processing
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.chat_models import deployment_of, write_chat_model
 from tests.fakes.http_upstream import Upstream, say_then_hold
@@ -59,7 +60,7 @@ async def _say(worker: Worker, text: str = "hi") -> None:
 class Decoded:
     """Reads base64, as far as lengths go."""
 
-    async def read(self, refs: Sequence[MediaRef], cache_salt: str, count: int) -> list[MediaItem]:
+    async def read(self, refs: Sequence[MediaRef], cache_salt: str, processing: Processing) -> list[MediaItem]:
         return [MediaItem(bytes(ref.nbytes * 3 // 4), 8, 8, b"x", ref.param) for ref in refs]
 
 
@@ -213,10 +214,10 @@ def test_once_a_body_is_read_what_is_kept_of_it_is_reserved() -> None:
         def __init__(self) -> None:
             self.started, self.gate = asyncio.Event(), asyncio.Event()
 
-        async def read(self, refs: Sequence[MediaRef], cache_salt: str, count: int) -> list[MediaItem]:
+        async def read(self, refs: Sequence[MediaRef], cache_salt: str, processing: Processing) -> list[MediaItem]:
             self.started.set()
             await self.gate.wait()
-            return await super().read(refs, cache_salt, count)
+            return await super().read(refs, cache_salt, processing)
 
     async def test() -> None:
         reader = Reader()
@@ -321,7 +322,7 @@ def test_fetched_images_have_a_separate_budget() -> None:
         def __init__(self) -> None:
             self.fetching, self.gate = 0, asyncio.Event()
 
-        async def read(self, refs: Sequence[MediaRef], cache_salt: str, count: int) -> list[MediaItem]:
+        async def read(self, refs: Sequence[MediaRef], cache_salt: str, processing: Processing) -> list[MediaItem]:
             self.fetching += 1
             await self.gate.wait()
             return [MediaItem(b"x" * 1000, 8, 8, b"x", ref.param) for ref in refs]

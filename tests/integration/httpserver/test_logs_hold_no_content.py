@@ -13,6 +13,7 @@ from mmserve.httpserver import app
 from mmserve.httpserver.api.protocol import ParsedRequest, Protocol
 from mmserve.httpserver.call import LeasedItem, MediaItem, MediaRef, Prompt
 from mmserve.httpserver.conversation import Conversation, PromptInput, TextPart
+from mmserve.messages.media import Processing
 from mmserve.runtime.errors import MediaError
 from mmserve.runtime.logs import log
 from tests.fakes.http_services import StubPrompts
@@ -72,7 +73,7 @@ def test_a_bug_in_a_route(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 class _Refuses:
     """Refuses all images at once."""
 
-    async def read(self, refs: Sequence[MediaRef], cache_salt: str, count: int) -> list[MediaItem]:
+    async def read(self, refs: Sequence[MediaRef], cache_salt: str, processing: Processing) -> list[MediaItem]:
         async def refuse(ref: MediaRef) -> None:
             raise MediaError(f"{ref.url} cannot be fetched", param=ref.param)
 

@@ -20,6 +20,7 @@ import pytest
 from mmserve.httpserver.call import MediaItem, MediaRef
 from mmserve.httpserver.limits.media_budgets import RequestByteLimit
 from mmserve.httpserver.media.local import read_data_url
+from mmserve.messages.media import Processing
 from mmserve.messages.request import GenerateRequest
 from tests.fakes.http_upstream import Upstream
 from tests.fakes.http_worker import Worker, http_worker, run
@@ -34,7 +35,7 @@ WIDE = "\U0001f600"
 
 
 class Reader:
-    async def read(self, refs: Sequence[MediaRef], cache_salt: str, count: int) -> list[MediaItem]:
+    async def read(self, refs: Sequence[MediaRef], cache_salt: str, processing: Processing) -> list[MediaItem]:
         contents = [read_data_url(ref, RequestByteLimit(1 << 30)) for ref in refs]
         return [MediaItem(content, 8, 8, content[-8:], ref.param) for content, ref in zip(contents, refs, strict=True)]
 

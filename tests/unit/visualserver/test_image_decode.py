@@ -13,7 +13,7 @@ import pytest
 from mmserve.cache_server.client import MediaCacheClient
 from mmserve.ipc.arena import Arena
 from mmserve.messages.cache import EmbedState
-from mmserve.messages.media import Handle
+from mmserve.messages.media import Handle, Processing
 from mmserve.processors.interface import Views
 from mmserve.runtime.errors import MediaError, MmserveError, Shortage, Unavailable
 from mmserve.visualserver.image_decode import ImageDecoder
@@ -74,7 +74,7 @@ class _Guarded:
     def __init__(self, processor: _Processor) -> None:
         self._processor = processor
 
-    def views(self, item_id: int, data: bytes) -> Views:
+    def views(self, item_id: int, data: bytes, processing: Processing) -> Views:
         return self._processor.views(data)
 
 

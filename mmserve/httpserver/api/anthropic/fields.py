@@ -54,7 +54,7 @@ class OutputConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of ``POST /v1/messages``. The last three fields are extensions, as chat completions have them."""
+    """Body of ``POST /v1/messages``. The last four fields are extensions, as chat completions have them."""
 
     model: Annotated[str, Meta(max_length=MAX_MODEL_NAME_CHARS)] | None = None
     messages: Any = None
@@ -82,6 +82,7 @@ class MessagesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """A conversation that the server keeps. Refused by an error after which SDKs send it whole."""
     speed: Name | None = None
     seed: int | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None = None
     timeout: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None = None
 

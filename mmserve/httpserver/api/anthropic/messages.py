@@ -65,6 +65,7 @@ def _parsed(
         stream=bool(request.stream),
         timeout_s=request.timeout,
         cache_salt=request.cache_salt or "",
+        image_options=model.image_options(request.mm_processor_kwargs),
         fit_output=True,
     )
     thinking = request.thinking

@@ -53,12 +53,13 @@ class EmbeddingRequest(Bookkeeping, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     """Of ``messages``; unlike in chat completions, false by default."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Of ``messages``."""
+    mm_processor_kwargs: dict[str, Any] | None = None
+    """These two are of ``messages``."""
     cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None = None
     timeout: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None = None
 
 
-_OF_MESSAGES = ("add_generation_prompt", "chat_template_kwargs")
+_OF_MESSAGES = ("add_generation_prompt", "chat_template_kwargs", "mm_processor_kwargs")
 _OF_INPUT = ("add_special_tokens",)
 
 
@@ -110,6 +111,7 @@ def parse(
         pooling=True,
         timeout_s=request.timeout,
         cache_salt=request.cache_salt or "",
+        image_options=model.image_options(request.mm_processor_kwargs),
     )
     return ParsedRequest(call, EmbeddingAnswer(request.encoding_format or "float"))
 

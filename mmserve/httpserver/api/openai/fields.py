@@ -181,8 +181,3 @@ def refuse_unsupported(request: ChatRequest) -> None:
         raise InvalidRequest("the model has no switch for verbosity", param="verbosity")
     if request.prediction is not None:
         raise InvalidRequest("predicted output is not supported", param="prediction")
-    for name in request.mm_processor_kwargs or ():
-        raise InvalidRequest(
-            f"the image processor takes no {quoted(name)} from a request: its settings are the server's",
-            param=f"mm_processor_kwargs.{shortened(name, 40)}",
-        )

@@ -172,13 +172,18 @@ EFFECTS["structured_outputs.whitespace_pattern"] = (
     lambda p: p.grammar,
     json_schema_grammar(SCHEMA, "", " ?"),
 )
+SQUASHED = {"size": {"width": 8, "height": 8}, "do_center_crop": False}
+EFFECTS["mm_processor_kwargs"] = (
+    {"mm_processor_kwargs": SQUASHED},
+    lambda p: p.call.image_options,
+    '{"do_center_crop":false,"size":{"height":8,"width":8}}',
+)
 REFUSED: dict[str, tuple[Any, Any]] = {
     "store": (False, True),
     "modalities": (["text"], ["audio"]),
     "audio": (None, {"voice": "x"}),
     "verbosity": ("medium", "high"),
     "prediction": (None, {"type": "content", "content": "x"}),
-    "mm_processor_kwargs": ({}, {"num_crops": 4}),
     "guided_decoding_backend": ("guidance", "xgrammar"),
     "model": ("stub", "gpt-4"),
 }
@@ -267,7 +272,9 @@ def test_bookkeeping_changes_nothing(name: str) -> None:
         ({"structured_outputs": {"structural_tag": {"format": {}}}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"disable_any_whitespace": True}}, "structured_outputs.disable_any_whitespace"),
         ({"tools": [TOOL], "tool_choice": "required", "guided_json": SCHEMA}, "tool_choice"),
-        ({"mm_processor_kwargs": {"size": 1}}, "mm_processor_kwargs.size"),
+        ({"mm_processor_kwargs": {"size": 0}}, "mm_processor_kwargs.size"),
+        ({"mm_processor_kwargs": {"num_crops": 4}}, "mm_processor_kwargs.num_crops"),
+        ({"mm_processor_kwargs": {"image_mean": [0, 0, 0]}}, "mm_processor_kwargs.image_mean"),
         ({"tools": [TOOL], "tool_choice": "auto", "function_call": "auto"}, "function_call"),
         ({"functions": [TOOL["function"]], "function_call": {"name": "g"}}, "function_call.function.name"),
     ],

@@ -177,6 +177,9 @@ def nested_body(path: str, value: Any, beside: dict[str, Any] | None = None) -> 
 MODEL_NAME = Refused("stub", "gpt-4", {})
 STREAM = Effect({"stream": True}, lambda p: p.call.stream, True)
 TIMEOUT = Effect({"timeout": 2}, lambda p: p.call.timeout_s, 2)
+SETTINGS = Effect(
+    {"mm_processor_kwargs": chat.SQUASHED}, lambda p: p.call.image_options, chat.EFFECTS["mm_processor_kwargs"][2]
+)
 SALT = Effect({"cache_salt": "a"}, lambda p: p.call.cache_salt, "a")
 COMPLETIONS: dict[str, Case] = shared(ExtensionFields) | {
     "model": MODEL_NAME,
@@ -207,6 +210,7 @@ RESPONSES: dict[str, Case] = (
         "stream": STREAM,
         "timeout": TIMEOUT,
         "cache_salt": SALT,
+        "mm_processor_kwargs": SETTINGS,
         "input": Effect({"input": "x"}, lambda p: p.texts, ["x"]),
         "instructions": Effect({"instructions": "be kind"}, lambda p: p.texts, ["be kind", "hi"]),
         "max_output_tokens": Effect({"max_output_tokens": 7}, lambda p: p.sampling.max_tokens, 7),
@@ -254,6 +258,7 @@ CLAUDE: dict[str, Case] = {
     "top_k": Effect({"top_k": 5}, lambda p: p.sampling.top_k, 5),
     "seed": Effect({"seed": 9}, lambda p: p.sampling.seed, 9),
     "cache_salt": SALT,
+    "mm_processor_kwargs": SETTINGS,
     "timeout": TIMEOUT,
     "tools": Effect({"tools": [CLAUDE_TOOL]}, lambda p: [tool.name for tool in p.prompt.tools], ["f"]),
     "tool_choice.type": Effect(
@@ -307,6 +312,7 @@ EMBEDDINGS: dict[str, Case] = {
     "add_generation_prompt": Effect(
         NOT_HERE | CHAT | {"add_generation_prompt": True}, lambda p: p.prompt.add_generation_prompt, True
     ),
+    "mm_processor_kwargs": Effect(NOT_HERE | CHAT | SETTINGS.body, SETTINGS.look, SETTINGS.expected, NOT_HERE | CHAT),
     "chat_template_kwargs": Effect(
         NOT_HERE | CHAT | {"chat_template_kwargs": {"enable_thinking": False}},
         lambda p: p.kwargs,
@@ -329,6 +335,7 @@ TOKENIZE: dict[str, Case] = {
         True,
     ),
     "chat_template_kwargs": EMBEDDINGS["chat_template_kwargs"],
+    "mm_processor_kwargs": EMBEDDINGS["mm_processor_kwargs"],
     "reasoning_effort": Effect(
         NOT_HERE | CHAT | {"reasoning_effort": "none"}, lambda p: p.kwargs, {"enable_thinking": False}
     ),

@@ -18,6 +18,7 @@ from mmserve.httpserver.limits.media_budgets import RequestByteLimit
 from mmserve.httpserver.media import reader as reader_module
 from mmserve.httpserver.media.local import read_data_url, read_file_url
 from mmserve.httpserver.media.reader import MediaReader
+from mmserve.messages.media import DEFAULT_PROCESSING, Processing
 from mmserve.processors.picture import header
 from mmserve.runtime.errors import MediaError, MmserveError, TooLarge
 from mmserve.runtime.worker_threads import MIN_BATCH_NBYTES
@@ -36,6 +37,7 @@ def read(
     urls: Sequence[str],
     *,
     salt: str = "",
+    processing: Processing = DEFAULT_PROCESSING,
     samples: Samples | None = None,
     alloc_version: AllocVersion = "v2",
     **config: Any,
@@ -44,7 +46,9 @@ def read(
         deployment = deployment_of(model, **config)
         reader = MediaReader(deployment, samples or Samples(), alloc_version)  # type: ignore[arg-type]
         try:
-            return await reader.read([MediaRef(url, f"part{index}") for index, url in enumerate(urls)], salt)
+            return await reader.read(
+                [MediaRef(url, f"part{index}") for index, url in enumerate(urls)], salt, processing
+            )
         finally:
             await reader.aclose()
 
@@ -172,6 +176,20 @@ def test_keys_depend_on_content_salt_and_model(model: Path, tmp_path: Path) -> N
     assert len(set(keys)) == 4
     assert read(model, [url])[0].key == keys[0]
     assert read(model, [url], alloc_version="v1")[0].key == keys[0]
+
+
+def test_keys_depend_on_what_a_request_changes_and_not_on_how_it_says_it(model: Path) -> None:
+    url = data_url(png(1))
+
+    def key(options: str, count: int = 1) -> bytes:
+        (item,) = read(model, [url], processing=Processing(options, count))
+        assert item.processing == Processing(options, count)
+        return item.key
+
+    squashed, as_served = key('{"do_center_crop":false,"size":{"height":28,"width":28}}'), key("")
+    assert squashed != as_served
+    assert key('{"size":{"width":28,"height":28},"do_center_crop":false}', 3) == squashed
+    assert key('{"do_center_crop":true}', 2) == as_served
 
 
 def test_keys_depend_on_the_mode_that_the_header_names(model: Path) -> None:

@@ -48,13 +48,14 @@ class Client:
     def __init__(self, both: BothAllocPaths, version: AllocVersion, owner: str = "", salt: str = "") -> None:
         self._both, self._path, self._owner, self._salt = both, both.paths[version], owner, salt
         self._count = 0
+        self.image_options = ""
 
     async def ask(self, *refs: MediaRef) -> list[bytes]:
         """The bytes that the leased images have in the arena."""
         self._count += 1
-        call = generate_call(media=refs, owner=self._owner, cache_salt=self._salt)
-        read = await self._path.media.read([ref for ref in refs if not ref.is_named], self._salt)
-        items = await with_named(call, read, self._path.leases.named)
+        call = generate_call(media=refs, owner=self._owner, cache_salt=self._salt, image_options=self.image_options)
+        read = await self._path.media.read([ref for ref in refs if not ref.is_named], self._salt, call.processing)
+        items = await with_named(call, read, self._path.leases)
         async with self._path.leases.hold(f"{self._owner}/{self._salt}/{self._count}", items) as leased:
             return self._both.bytes_held(leased)
 
@@ -98,6 +99,26 @@ def test_nobody_else_has_the_name(both: BothAllocPaths, version: AllocVersion) -
         assert await Client(both, version, "ann", "s").ask(named("pet")) == [CAT]
         for owner, salt in (("bob", "s"), ("ann", ""), ("", ""), ("ann", "t"), ("anns", "")):
             assert await refused(Client(both, version, owner, salt))
+
+    both.run(scenario)
+    assert both.is_clean()
+
+
+@pytest.mark.parametrize("version", ALLOC_VERSIONS)
+def test_a_name_stands_for_the_image_with_the_settings_it_was_sent_with(
+    both: BothAllocPaths, version: AllocVersion
+) -> None:
+    """Its rows in the arena are those of these settings."""
+    plain, squashed = Client(both, version), Client(both, version)
+    squashed.image_options = '{"do_center_crop":false,"size":{"height":28,"width":28}}'
+
+    async def scenario() -> None:
+        await plain.ask(sent(CAT, "pet"))
+        with pytest.raises(MediaNotStored):
+            await squashed.ask(named("pet"))
+        await squashed.ask(sent(CAT, "pet"))
+        assert await squashed.ask(named("pet"), sent(DOG, "")) == [CAT, DOG]
+        assert await plain.ask(named("pet"), sent(DOG, "")) == [CAT, DOG]
 
     both.run(scenario)
     assert both.is_clean()
@@ -153,10 +174,11 @@ def evict_all(both: BothAllocPaths) -> None:
 
 
 def test_names_are_hashes_of_all_that_they_depend_on() -> None:
-    def name(owner: str, salt: str, uuid: str) -> bytes:
+    def name(owner: str, salt: str, uuid: str, settings: bytes = b"s") -> bytes:
         call: GenerateCall = generate_call(owner=owner, cache_salt=salt)
-        return name_of(call, uuid)
+        return name_of(call, settings, uuid)
 
     names = [name("a", "b", "c"), name("ab", "", "c"), name("a", "bc", ""), name("", "ab", "c"), name("a", "b", "cc")]
+    names.append(name("a", "b", "c", b"t"))
     assert len(set(names)) == len(names)
     assert {len(one) for one in names} == {32}

@@ -45,7 +45,7 @@ def test_ids_equal_those_of_transformers(directory: Path, parts: tuple[str | int
     leased = []
     for index, size in enumerate(SIZES):
         record = MediaRecord(index, FIRST_VIRTUAL_TOKEN + 100 * index, "hit", None, Handle(7, 64 * index, 128))
-        leased.append(LeasedItem(record, processor.expand(*size, index=index, count=3)))
+        leased.append(LeasedItem(record, processor.expand(*size)))
     ours = tuple(MediaPart(part) if isinstance(part, int) else TextPart(part) for part in parts)
     conversation = Conversation((Message("user", ours),))
     refs = [MediaRef("data:,", f"messages[0].content[{index}]") for index in range(3)]

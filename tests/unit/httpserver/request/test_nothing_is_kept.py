@@ -70,10 +70,6 @@ class Body(bytearray):
     """A request's body that can be referred to weakly."""
 
 
-class TrackedItem(MediaItem, frozen=True, weakref=True):
-    """An image that can be referred to weakly."""
-
-
 class Engine:
     """Answers what a dispatcher sends. ``finish``: None says one token and goes on until it is aborted."""
 
@@ -352,6 +348,16 @@ class Tracker:
 
         patch.setattr(type_, "__init__", init_and_add)
 
+    def items(self) -> type[MediaItem]:
+        """A type of images that adds each of them, copies with other fields included."""
+        add = self.add
+
+        class TrackedItem(MediaItem, frozen=True, weakref=True):
+            def __post_init__(self) -> None:
+                add(self)
+
+        return TrackedItem
+
     def alive(self) -> list[str]:
         return [type(made).__name__ for one in self._made if (made := one()) is not None]
 
@@ -374,7 +380,7 @@ def tracker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracker]:
     found = Tracker()
     for type_ in (GenerateCall, RequestTask, RequestResources, DeltaStream, Detokenizer):
         found.watch(type_, monkeypatch)
-    monkeypatch.setattr(reader, "MediaItem", lambda *fields: found.add(TrackedItem(*fields)))
+    monkeypatch.setattr(reader, "MediaItem", found.items())
     # pytest keeps what is logged, and with it the frames of a traceback.
     monkeypatch.setattr(task.logger, "error", lambda *args, **fields: None)
     gc.collect()

@@ -18,7 +18,7 @@ from mmserve.checkpoint.load import load
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.ipc.arena import Arena
-from mmserve.messages.media import MediaSpan
+from mmserve.messages.media import Handle, MediaSpan
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.reference import TorchPlatform
@@ -44,8 +44,6 @@ PROMPTS: tuple[Prompt, ...] = (
     ("1", "2", 50, 51, 52),
     (*range(60, 80), "0", 31, "1", 32, 33, "2", 34),
 )
-ONE_PICTURE: tuple[Prompt, ...] = (PROMPTS[0], PROMPTS[1], ("2", 50, 51), (*range(60, 80), "0", 31, 32))
-"""For LLaVA-OneVision."""
 AROUND = {"paddleocr_vl": "<|IMAGE_START|>{}<|IMAGE_END|>"}
 """What the chat template writes around a picture, where pictures must not be neighbours."""
 
@@ -55,33 +53,36 @@ class Model(VisionModel):
 
     def __init__(self, family: str, directory: Path, arena: Arena) -> None:
         super().__init__(family, directory, [png(seed, *size) for seed, size in enumerate(SIZES)])
-        self.arena, self.handles, offset = arena, [], 0
-        self.rows = tower_of(self.spec)(self.views)
-        for rows, expansion in zip(self.rows, self.expansions, strict=True):
-            assert len(rows) == expansion.num_rows
-            handle, offset = put_rows(arena, rows, offset)
-            self.handles.append(handle)
+        self.arena, self.handles, offset = arena, dict[tuple[int, int], Handle](), 0
+        """By picture and number of pictures in its prompt."""
+        self.places = [(picture, count) for picture in range(len(SIZES)) for count in range(1, len(SIZES) + 1)]
+        self.rows = self.rows_of(self.spec)
+        for place, rows in zip(self.places, self.rows, strict=True):
+            assert len(rows) == self.expansion(*place).num_rows
+            self.handles[place], offset = put_rows(arena, rows, offset)
+
+    def rows_of(self, spec: ModelSpec) -> list[torch.Tensor]:
+        """Of all pictures in prompts of each length, by the tower of a checkpoint."""
+        return tower_of(spec)([self.views(*place) for place in self.places])
 
     @cached_property
     def transformers(self) -> Any:
         return transformers.AutoModelForImageTextToText.from_pretrained(self.directory, dtype=torch.float32)
 
-    @property
-    def prompts(self) -> tuple[Prompt, ...]:
-        return ONE_PICTURE if self.family == "llava_onevision" else PROMPTS
-
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """With one image token for each row."""
         around, ids = AROUND.get(self.family, "{}").format(self.placeholder), []
         for part in prompt:
-            ids += [part] if isinstance(part, int) else self.ids(around, [int(part)])
+            count = len(pictures_of(prompt))
+            ids += [part] if isinstance(part, int) else self.ids(around, [int(part)], count)
         return ids
 
     def add(self, driver: Driver, slot: int, prompt: Prompt, **settings: Any) -> Running:
         ids, spans, start = self.prompt_ids(prompt), [], 0
         for media_index, picture in enumerate(pictures_of(prompt)):
-            handle, row = self.handles[picture], 0
-            for run in self.expansions[picture].runs:
+            count, row = len(pictures_of(prompt)), 0
+            handle = self.handles[picture, count]
+            for run in self.expansion(picture, count).runs:
                 start = ids.index(IMAGE, start)
                 first = FIRST_VIRTUAL_TOKEN + handle.offset + row
                 ids[start : start + run.rows] = range(first, first + run.rows)
@@ -108,7 +109,7 @@ class Model(VisionModel):
 
     def outputs(self, engine: Engine, chunk: int) -> list[list[int]]:
         driver = Driver(engine, chunk)
-        sequences = [self.add(driver, slot, prompt) for slot, prompt in enumerate(self.prompts)]
+        sequences = [self.add(driver, slot, prompt) for slot, prompt in enumerate(PROMPTS)]
         driver.run(NUM_TOKENS)
         return [sequence.output[:NUM_TOKENS] for sequence in sequences]
 
@@ -132,7 +133,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def expected(model: Model) -> list[list[int]]:
-    return [model.expected(prompt) for prompt in model.prompts]
+    return [model.expected(prompt) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("chunk", [1000, 7, 1])
@@ -152,18 +153,18 @@ def test_torch_alone_and_two_ranks(model: Model, expected: list[list[int]]) -> N
 
 def test_sharded_checkpoint(model: Model, expected: list[list[int]], tmp_path: Path) -> None:
     sharded = in_shards(model.directory, tmp_path)
-    assert all(map(torch.equal, tower_of(load(sharded))(model.views), model.rows))
+    assert all(map(torch.equal, model.rows_of(load(sharded)), model.rows))
     assert model.outputs(make_runner(sharded, model.arena), 1000) == expected
 
 
 @pytest.mark.parametrize("num_copied", [3, 7], ids=["before the picture", "inside the picture"])
 def test_prefix_hit_and_preemption(model: Model, expected: list[list[int]], num_copied: int) -> None:
-    driver, prompt = Driver(make_runner(model.directory, model.arena), chunk=30), model.prompts[3]
+    driver, prompt = Driver(make_runner(model.directory, model.arena), chunk=30), PROMPTS[3]
     first = model.add(driver, 0, prompt)
     while len(first.output) < 5:
         driver.step()
-    other = (*prompt[:21], 110, 111)
-    assert 20 < BLOCK_TOKENS + 7 < len(model.prompt_ids(prompt[:21]))
+    other = (*prompt[:21], 110, 111, "1", "2")
+    assert 20 < BLOCK_TOKENS + 7 < 20 + model.expansion(0, 3).num_rows
     hit = model.add(driver, 1, other, shared=tuple(first.blocks[:1]), copied=(first.blocks[1], num_copied))
     driver.step()
     driver.drop(first)

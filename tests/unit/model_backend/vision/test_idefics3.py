@@ -41,7 +41,7 @@ def test_rows_equal_the_image_features_of_transformers(directory: Path) -> None:
             theirs = reference.get_image_features(picture.values[None]).pooler_output
         torch.testing.assert_close(ours, torch.cat(list(theirs)), rtol=1e-5, atol=1e-5)
         assert torch.equal(ours, tower([picture])[0])
-        assert len(ours) == processor.expand(*size, index=0, count=1).num_rows
+        assert len(ours) == processor.expand(*size).num_rows
 
 
 @pytest.mark.parametrize("side", [26, 27, 31, 32])

@@ -55,7 +55,7 @@ def test_views_and_text_are_those_of_transformers(tmp_path: Path, changes: dict[
     sequence = f"\n\n<start_of_image>{TOKEN}<end_of_image>\n\n"
     for size in SIZES:
         theirs = reference("Gemma3ImageProcessorPil", tmp_path, png(1, *size))
-        expansion = ours.expand(*size, index=0, count=1)
+        expansion = ours.expand(*size)
         assert expansion.text == replacement("gemma3", "Gemma3Processor", theirs, full_image_sequence=sequence)
         assert expansion.text.count(TOKEN) == len(expansion.runs)
         assert expansion.num_rows <= ours.max_rows
@@ -63,9 +63,9 @@ def test_views_and_text_are_those_of_transformers(tmp_path: Path, changes: dict[
 
 def test_rows_and_crops_of_known_sizes(tmp_path: Path) -> None:
     ours = _processor(tmp_path, 896)
-    assert {ours.expand(*size, index=0, count=1).num_rows for size in TABLE_SIZES} == {ours.max_rows} == {256}
+    assert {ours.expand(*size).num_rows for size in TABLE_SIZES} == {ours.max_rows} == {256}
     ours = _processor(tmp_path, 896, do_pan_and_scan=True)
-    crops = [len(ours.expand(*size, index=0, count=1).runs) - 1 for size in TABLE_SIZES]
+    crops = [len(ours.expand(*size).runs) - 1 for size in TABLE_SIZES]
     assert crops == [2, 2, 2, 0, 4, 0]
     assert ours.max_rows == 5 * 256
 

@@ -45,7 +45,7 @@ def test_views_and_texts_follow_the_settings(tmp_path: Path, changes: dict[str, 
         assert np.array_equal(ours.views(png(1, *size)).values, theirs["pixel_values"][0])
         rows, columns = theirs["rows"][0][0], theirs["cols"][0][0]
         text = get_image_prompt_string(rows, columns, 1, "<fake_token_around_image>", "<image>", "<global-img>")
-        expansion = ours.expand(*size, index=0, count=1)
+        expansion = ours.expand(*size)
         assert expansion.text == text
         assert len(expansion.runs) == text.count("<image>") == len(ours.views(png(1, *size)).values)
         assert expansion.num_rows <= ours.max_rows
@@ -54,7 +54,7 @@ def test_views_and_texts_follow_the_settings(tmp_path: Path, changes: dict[str, 
 def test_rows_of_known_sizes(tmp_path: Path) -> None:
     settings = {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}}
     ours = processor(model_with(tmp_path, settings, image_size=512, patch_size=16, patches_per_row=16))
-    rows = [ours.expand(*size, index=0, count=1).num_rows for size in TABLE_SIZES]
+    rows = [ours.expand(*size).num_rows for size in TABLE_SIZES]
     assert rows == [832, 832, 832, 576, 320, 1088]
     assert ours.max_rows == 1088
 
@@ -64,7 +64,7 @@ def test_a_user_may_lower_the_size(tmp_path: Path) -> None:
     model = model_with(tmp_path, settings, image_size=512, patch_size=16, patches_per_row=16)
     ours = processor(msgspec.structs.replace(model, processor_options={"size": {"longest_edge": 1024}}))
     assert ours.max_rows == 5 * 64
-    assert ours.settings_digest(1) != processor(model).settings_digest(1)
+    assert ours.settings_digest() != processor(model).settings_digest()
 
 
 def test_settings_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -44,13 +44,13 @@ def test_tiles_and_text_are_those_of_transformers(tmp_path: Path) -> None:
     theirs = reference("GotOcr2ImageProcessorPil", tmp_path, png(1, 640, 480), crop_to_patches=True)
     tokens = {"image_token": TOKEN, "start_image_token": "<img>", "end_image_token": "</img>"}
     text = replacement("internvl", "InternVLProcessor", theirs, image_seq_length=4, **tokens)
-    expansion = ours.expand(640, 480, index=0, count=1)
+    expansion = ours.expand(640, 480)
     assert expansion.text.replace(TOKEN, TOKEN * expansion.num_rows) == text
 
 
 def test_rows_of_known_sizes(tmp_path: Path) -> None:
     ours = _processor(tmp_path, 448)
-    rows = [ours.expand(*size, index=0, count=1).num_rows for size in TABLE_SIZES]
+    rows = [ours.expand(*size).num_rows for size in TABLE_SIZES]
     assert rows == [256 * tiles for tiles in (13, 9, 9, 11, 7, 1)]
     assert ours.max_rows == 256 * 13
 
@@ -69,7 +69,7 @@ def test_a_native_repository_has_its_settings_in_its_config(tmp_path: Path) -> N
     assert np.array_equal(values, reference("GotOcr2ImageProcessorPil", tmp_path, png(1, 56, 56))["pixel_values"])
     assert native(dynamic_image_size=False).max_rows == 4
     assert native(use_thumbnail=False).max_rows == 4 * 12
-    assert native(use_thumbnail=False).expand(112, 56, index=0, count=1).num_rows == 4 * 2
+    assert native(use_thumbnail=False).expand(112, 56).num_rows == 4 * 2
 
 
 def test_the_user_may_limit_the_tiles(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_the_user_may_limit_the_tiles(tmp_path: Path) -> None:
     options = {"max_patches": 4}
     limited = processor(msgspec.structs.replace(model, processor_options=options))
     assert limited.max_rows == 4 * 5
-    assert limited.settings_digest(1) != processor(model).settings_digest(1)
+    assert limited.settings_digest() != processor(model).settings_digest()
 
 
 def test_settings_that_do_not_fit_are_refused(tmp_path: Path) -> None:

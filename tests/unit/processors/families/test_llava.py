@@ -78,16 +78,16 @@ def test_settings_are_read_from_processor_config_too(tmp_path: Path) -> None:
 def test_token_count_is_fixed_and_extreme_proportions_are_refused(tmp_path: Path) -> None:
     processor = llava_processor(write_preprocessor(tmp_path))
     for width, height in ((1, 1), (4000, 30)):
-        expansion = processor.expand(width, height, index=0, count=1)
+        expansion = processor.expand(width, height)
         assert (expansion.text, expansion.num_rows, processor.max_rows) == ("<image>", 4, 4)
     with pytest.raises(MediaError, match="thin"):
-        processor.expand(1, 10_000_000, index=0, count=1)
+        processor.expand(1, 10_000_000)
 
 
 def test_different_settings_have_different_digests(tmp_path: Path) -> None:
-    first = llava_processor(write_preprocessor(tmp_path)).settings_digest(1)
-    assert llava_processor(write_preprocessor(tmp_path)).settings_digest(1) == first
-    assert llava_processor(write_preprocessor(tmp_path, resample=2)).settings_digest(1) != first
+    first = llava_processor(write_preprocessor(tmp_path)).settings_digest()
+    assert llava_processor(write_preprocessor(tmp_path)).settings_digest() == first
+    assert llava_processor(write_preprocessor(tmp_path, resample=2)).settings_digest() != first
 
 
 @pytest.mark.parametrize("changes", [{"crop_size": {"height": 30, "width": 30}}, {"size": {"longest_edge": 28}}])

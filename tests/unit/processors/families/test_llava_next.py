@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mmserve.processors.families import llava_next, llava_onevision
 from mmserve.processors.families.llava_next import LlavaNextProcessor
 from mmserve.runtime.errors import MediaError, StartupError
-from tests.fakes.image_processors import SIZES, model_with, reference, replacement, unusual_pictures
+from tests.fakes.image_processors import SIZES, model_with, reference, replacement, unusual_pictures, upright
 from tests.fakes.media import png
 
 PINPOINTS = [[56, 56], [28, 56], [56, 28], [84, 28], [28, 84]]
@@ -97,15 +97,49 @@ def test_rows_are_those_of_transformers_and_within_the_bound(
     both: list[tuple[LlavaNextProcessor, Any]], size: tuple[int, int]
 ) -> None:
     for ours, text in both:
-        expansion = ours.expand(*size, index=0, count=1)
+        expansion = ours.expand(*size)
         assert expansion.text * expansion.num_rows == text(size)
         assert expansion.num_rows <= ours.max_rows
 
 
-def test_several_pictures_are_refused_by_onevision_alone(tmp_path: Path) -> None:
-    assert _next(tmp_path).expand(10, 10, index=1, count=2).num_rows
-    with pytest.raises(MediaError, match="one image"):
-        _onevision(tmp_path).expand(10, 10, index=1, count=2)
+def test_one_of_several_pictures_is_one_tile_of_onevision_alone(tmp_path: Path) -> None:
+    """As transformers processes the pictures of one chat."""
+    (tmp_path / "next").mkdir()
+    (tmp_path / "onevision").mkdir()
+    pair = _next(tmp_path / "next")
+    assert pair.among(2) is pair
+    directory = tmp_path / "onevision"
+    alone = _onevision(directory)
+    assert alone.among(1) is alone
+    several = alone.among(2)
+    theirs = transformers.LlavaOnevisionImageProcessorPil.from_pretrained(directory)
+    files = [*(png(1, *size) for size in [*SIZES, (1, 4000)]), *unusual_pictures().values()]
+    for data in files:
+        views = several.views(data)
+        expected = theirs([[upright(data), upright(files[0])]], return_tensors="np")["pixel_values"][0]
+        assert np.array_equal(views.values, np.asarray(expected)[:1])
+        assert len(views.values) == 1
+    assert views.grids.tolist() == [[1, 0, 0]]
+    assert several.settings_digest() not in (alone.settings_digest(), pair.settings_digest())
+    assert several.settings_digest() == alone.among(3).settings_digest()
+    inputs = {"image_sizes": [(480, 640)] * 2, "batch_num_images": [2], "pixel_values": None}
+    text = replacement(
+        "llava_onevision",
+        "LlavaOnevisionProcessor",
+        inputs,
+        **_attributes("LlavaOnevisionImageProcessorPil", directory),
+    )
+    expansion = several.expand(640, 480)
+    assert expansion.text * expansion.num_rows == text
+    assert expansion.num_rows == several.max_rows == 17
+
+
+def test_a_picture_that_no_square_fits_around_is_refused(tmp_path: Path) -> None:
+    several = _onevision(tmp_path).among(2)
+    for call in (lambda: several.expand(9000, 10), lambda: several.views(png(1, 9000, 2))):
+        with pytest.raises(MediaError, match="long and thin"):
+            call()
+    assert several.decoded_nbytes(4000, 10, 4 * 4000 * 10) > 4 * 28 * 4000
 
 
 def test_settings_that_do_not_fit_are_refused(tmp_path: Path) -> None:

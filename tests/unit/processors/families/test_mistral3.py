@@ -42,7 +42,7 @@ def test_patches_are_those_of_transformers(tmp_path: Path) -> None:
 
 def test_rows_and_prompt_tokens_of_known_sizes(tmp_path: Path) -> None:
     ours = _processor(tmp_path)
-    expansions = [ours.expand(*size, index=0, count=1) for size in TABLE_SIZES]
+    expansions = [ours.expand(*size) for size in TABLE_SIZES]
     rows = [each.num_rows for each in expansions]
     assert rows == [414, 1705, 1705, 8, 550, 64]
     separators = [each.text.count("[IMG_BREAK]") + each.text.count("[IMG_END]") for each in expansions]
@@ -51,11 +51,11 @@ def test_rows_and_prompt_tokens_of_known_sizes(tmp_path: Path) -> None:
 
 
 def test_the_text_has_the_row_token_once_a_line(tmp_path: Path) -> None:
-    expansion = _processor(tmp_path).expand(84, 56, index=0, count=1)
+    expansion = _processor(tmp_path).expand(84, 56)
     assert expansion.text == "[IMG][IMG_BREAK][IMG][IMG_END]"
     assert expansion.runs == ((3, (1, 1, 3)),) * 2
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_break_token": "\n", "image_end_token": ">"}))
-    assert _processor(tmp_path).expand(84, 56, index=0, count=1).text == "[IMG]\n[IMG]>"
+    assert _processor(tmp_path).expand(84, 56).text == "[IMG]\n[IMG]>"
 
 
 def test_a_picture_whose_side_would_vanish_is_refused(tmp_path: Path) -> None:

@@ -38,17 +38,17 @@ def test_patches_grids_and_text_are_those_of_transformers(tmp_path: Path) -> Non
     theirs = reference("PaddleOCRVLImageProcessorPil", tmp_path, png(1, *SIZES[0]))
     merging = SimpleNamespace(merge_size=2)
     text = replacement("paddleocr_vl", "PaddleOCRVLProcessor", theirs, image_token=TOKEN, image_processor=merging)
-    expansion = ours.expand(*SIZES[0], index=0, count=1)
+    expansion = ours.expand(*SIZES[0])
     assert text == expansion.text * expansion.num_rows
 
 
 def test_rows_of_known_sizes(tmp_path: Path) -> None:
     ours = _processor(tmp_path)
-    rows = [ours.expand(*size, index=0, count=1).num_rows for size in TABLE_SIZES]
+    rows = [ours.expand(*size).num_rows for size in TABLE_SIZES]
     assert rows == [391, 2691, 2691, 207, 1926, 196]
     assert max(rows) <= ours.max_rows
 
 
 def test_a_picture_of_extreme_proportions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MediaError, match="200 times"):
-        _processor(tmp_path).expand(10, 9000, index=0, count=1)
+        _processor(tmp_path).expand(10, 9000)

@@ -56,7 +56,7 @@ def test_patches_grids_and_text_are_those_of_transformers(tmp_path: Path, settin
     theirs = reference("Qwen2VLImageProcessorPil", tmp_path, pictures[0])
     merging = SimpleNamespace(merge_size=2)
     text = replacement("qwen3_vl", "Qwen3VLProcessor", theirs, image_token="<|image_pad|>", image_processor=merging)
-    expansion = ours.expand(*SIZES[0], index=0, count=1)
+    expansion = ours.expand(*SIZES[0])
     assert text == expansion.text * expansion.num_rows
 
 
@@ -67,7 +67,7 @@ def test_patches_grids_and_text_are_those_of_transformers(tmp_path: Path, settin
 )
 def test_rows_of_known_sizes(tmp_path: Path, settings: dict[str, Any], rows: list[int]) -> None:
     ours = _processor(tmp_path, settings)
-    expansions = [ours.expand(*size, index=0, count=1) for size in TABLE_SIZES]
+    expansions = [ours.expand(*size) for size in TABLE_SIZES]
     assert [each.num_rows for each in expansions] == rows
     assert all(t * h * w == run.rows for each in expansions for run in each.runs for t, h, w in [run.grid])
     assert max(rows) <= ours.max_rows
@@ -75,7 +75,7 @@ def test_rows_of_known_sizes(tmp_path: Path, settings: dict[str, Any], rows: lis
 
 def test_a_picture_of_extreme_proportions_is_refused(tmp_path: Path) -> None:
     ours = _processor(tmp_path, QWEN2)
-    for call in (lambda: ours.expand(1, 4000, index=0, count=1), lambda: ours.views(png(1, 1, 4000))):
+    for call in (lambda: ours.expand(1, 4000), lambda: ours.views(png(1, 1, 4000))):
         with pytest.raises(MediaError, match="200 times"):
             call()
 
@@ -113,6 +113,6 @@ def test_a_checkpoint_without_settings_is_refused(tmp_path: Path) -> None:
 
 
 def test_settings_decide_the_digest_and_switched_off_steps_do_not(tmp_path: Path) -> None:
-    first = _processor(tmp_path, QWEN2).settings_digest(1)
-    assert _processor(tmp_path, {**QWEN2, "do_pad": False, "data_format": "channels_first"}).settings_digest(1) == first
-    assert _processor(tmp_path, {**QWEN2, "max_pixels": 501760}).settings_digest(1) != first
+    first = _processor(tmp_path, QWEN2).settings_digest()
+    assert _processor(tmp_path, {**QWEN2, "do_pad": False, "data_format": "channels_first"}).settings_digest() == first
+    assert _processor(tmp_path, {**QWEN2, "max_pixels": 501760}).settings_digest() != first

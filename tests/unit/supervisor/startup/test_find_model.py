@@ -93,7 +93,7 @@ def test_the_users_settings_of_the_image_processor_are_part_of_the_model(tmp_pat
     model = find_model(config)
     processor = processor_for(model)
     assert processor is not None
-    assert processor.settings_digest(1) != processor_for(read_model(tmp_path, "auto")).settings_digest(1)  # type: ignore[union-attr]
+    assert processor.settings_digest() != processor_for(read_model(tmp_path, "auto")).settings_digest()  # type: ignore[union-attr]
     with pytest.raises(StartupError, match=r"no setting 'max_pixels'; it has .*crop_size"):
         processor_for(find_model(msgspec.structs.replace(config, mm_processor_kwargs={"max_pixels": 5})))
 

@@ -48,6 +48,7 @@ def parse(
         sampling=msgspec.structs.replace(sampling, prompt_logprobs=request.prompt_logprobs),
         arrival_s=arrival_s,
         n=request.n or 1,
+        image_options=model.image_options(request.mm_processor_kwargs),
         stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
         stream=bool(request.stream),
         timeout_s=request.timeout,

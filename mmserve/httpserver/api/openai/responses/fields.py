@@ -67,6 +67,7 @@ class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
     store: bool | None = None
     background: bool | None = None
     previous_response_id: Annotated[str, Meta(max_length=MAX_ID_CHARS)] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None = None
     timeout: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None = None
 

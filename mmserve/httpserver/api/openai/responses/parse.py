@@ -70,6 +70,7 @@ def read_request(
         stream=bool(request.stream),
         timeout_s=request.timeout,
         cache_salt=request.cache_salt or "",
+        image_options=model.image_options(request.mm_processor_kwargs),
     )
     response = _response(request, call, fields)
     call = msgspec.structs.replace(call, echo_nbytes=_ECHO_OBJECTS * len(msgspec.json.encode(response)))

@@ -60,7 +60,7 @@ def test_what_a_picture_becomes_is_found_at_start(model: ModelSpec) -> None:
     assert processor is not None
     assert (processor.placeholder, processor.row_token, processor.max_rows) == ("<image>", "<image>", 16)
     assert model.image_token_id == IMAGE
-    expansion = processor.expand(640, 480, index=0, count=2)
+    expansion = processor.expand(640, 480)
     assert expansion == ("<image>", (Run(16, (1, 1, 16)),))
     assert processor.decoded_nbytes(100, 50, 1000) == 1000 + 30 * 100 * 50
     with pytest.raises(MediaError):
