@@ -183,6 +183,8 @@ class MediaItem(msgspec.Struct, frozen=True):
     processing: Processing = DEFAULT_PROCESSING
     loading_nbytes: int = 0
     """Estimated memory of its decoder, from its header."""
+    counted: Expansion | None = None
+    """What it becomes in the prompt, if a visual server had to be asked for that (``RowCounts``)."""
     name: bytes = b""
     """See named_images. The image gets this name once it is leased."""
     stored: AllocItem | None = None

@@ -13,11 +13,13 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from mmserve.checkpoint.vision.generic import GenericVision
 from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.httpserver.engine.dispatcher import Dispatcher
 from mmserve.httpserver.engine.links import EngineLinks
+from mmserve.httpserver.engine.row_counts import RowCounts
 from mmserve.httpserver.grammars import GrammarChecks
 from mmserve.httpserver.limits.admission import AdmissionControl
 from mmserve.httpserver.limits.idle_memory import return_memory_when_idle
@@ -37,7 +39,7 @@ from mmserve.httpserver.services import RequestServices
 from mmserve.ipc.channel import AsyncReceiver
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.ipc.faults import FaultPoint
-from mmserve.messages.reply import HttpInbound, ServerPhase, TokenReply
+from mmserve.messages.reply import HttpInbound, ImageRows, ServerPhase, TokenReply
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.retry_after import Clock
@@ -97,6 +99,7 @@ async def open_worker(
         answer_format=services.answer_format,
         eos_token_ids=deployment.model.eos_token_ids,
         metrics=metrics,
+        row_counts=_row_counts(deployment, links, process.index),
     )
     body_memory, fetch_memory = _reservations(deployment, metrics, now)
     exports = [TraceExport(deployment, process.name, metrics)] if deployment.config.otlp_traces_endpoint else []
@@ -147,6 +150,13 @@ async def open_worker(
         await responses.aclose()
 
 
+def _row_counts(deployment: Deployment, links: EngineLinks, worker: int) -> RowCounts | None:
+    vision = deployment.model.vision
+    if not isinstance(vision, GenericVision) or vision.rows:
+        return None
+    return RowCounts(worker, vision, links, worker % deployment.config.visual_workers)
+
+
 def _reservations(deployment: Deployment, metrics: MetricsClient, now: Clock) -> tuple[Reservations, Reservations]:
     """Memory for request bodies, and for images that requests fetch."""
     budgets, timeout_s = deployment.budgets, deployment.config.mm_queue_timeout
@@ -184,6 +194,11 @@ def _handle(message: HttpInbound, dispatcher: Dispatcher, context: WorkerContext
         case ServerPhase():
             context.admission.phase = message
             dispatcher.on_phase(message)
+            if context.path.row_counts is not None:
+                context.path.row_counts.on_phase(message)
+        case ImageRows():
+            if context.path.row_counts is not None:
+                context.path.row_counts.deliver(message)
         case _:
             context.responses.runs.handle(message)
 

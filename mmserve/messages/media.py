@@ -26,6 +26,10 @@ class Processing(msgspec.Struct, frozen=True, array_like=True):
 
 
 DEFAULT_PROCESSING = Processing()
+Size = tuple[int, int]
+"""(width, height) of a picture in pixels."""
+Grid = tuple[int, int, int]
+"""(t, h, w): frames, rows and columns of a picture's embedding rows. (1, 1, rows) in a model without a grid."""
 
 
 class MediaSpan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="span"):
@@ -50,8 +54,8 @@ class MediaSpan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="s
     first_row: int = 0
     """Row of the image at which the span begins."""
     processing: Processing = DEFAULT_PROCESSING
-    grid: tuple[int, int, int] = (1, 1, 1)
-    """(t, h, w) of the span's rows, for rotary positions; (1, 1, rows) in a family without a grid."""
+    grid: Grid = (1, 1, 1)
+    """Of the span's rows, for rotary positions."""
 
 
 def end_beside_images(spans: Iterable[MediaSpan], start: int, end: int) -> int:

@@ -1,11 +1,13 @@
-"""Messages to an HTTP worker: tokens from the router, the server's phase from the supervisor, and what other HTTP
-workers ask and tell about responses in the background."""
+"""Messages to an HTTP worker: tokens from the router, the server's phase from the supervisor, rows of images from a
+visual server, and what other HTTP workers ask and tell about responses in the background."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 import msgspec
+
+from mmserve.messages.media import Grid, Size
 
 FinishReason = Literal[
     "stop", "length", "abort", "error", "media_error", "media_lost", "grammar_error", "no_token_allowed", "overloaded"
@@ -74,6 +76,13 @@ class ServerPhase(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
         return self.visual_epochs[index] if index < len(self.visual_epochs) else 0
 
 
+class ImageRows(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="image_rows"):
+    """From a visual server: the grids of rows of images of these sizes; None for one that cannot be processed."""
+
+    sizes: tuple[Size, ...]
+    grids: tuple[Grid | None, ...]
+
+
 class FollowResponse(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="follow"):
     """``worker`` wants one ResponseChanged as soon as more than ``seen`` of the response is stored."""
 
@@ -95,4 +104,4 @@ class StopResponse(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag
 
 
 ResponseMessage = FollowResponse | ResponseChanged | StopResponse
-HttpInbound = TokenReply | ServerPhase | ResponseMessage
+HttpInbound = TokenReply | ServerPhase | ResponseMessage | ImageRows

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from mmserve.messages.media import MediaSpan
+from mmserve.messages.media import MediaSpan, Size
 from mmserve.messages.sampling import SamplingParams
 
 
@@ -91,7 +91,19 @@ class WorkerDied(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="
         return request.reply_to == self.worker and request.arrival_s < self.died_s
 
 
+class CountImageRows(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="count_rows"):
+    """From an HTTP worker to a visual server: how many rows do images of these sizes have? Answered by ImageRows.
+
+    For models whose image processor only transformers has.
+    """
+
+    reply_to: int
+    """Index of the HTTP worker."""
+    sizes: tuple[Size, ...]
+
+
 RequestMessage = GenerateRequest | AbortRequest
 """Messages about one sequence."""
 EngineInbound = RequestMessage | WorkerDied
 """Messages received by the router and the visual servers."""
+VisualInbound = EngineInbound | CountImageRows

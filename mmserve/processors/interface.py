@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-Grid = tuple[int, int, int]
-"""(t, h, w): frames, rows and columns."""
+from mmserve.messages.media import Grid
 
 
 class Run(NamedTuple):

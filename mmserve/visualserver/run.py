@@ -16,12 +16,13 @@ from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.channel import AsyncReceiver, Sender
-from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
+from mmserve.messages.reply import HttpInbound
+from mmserve.messages.request import AbortRequest, CountImageRows, EngineInbound, GenerateRequest, VisualInbound
 from mmserve.metrics.client import MetricsClient
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import DTYPES, platform_for
 from mmserve.model_backend.platforms.interface import Platform
-from mmserve.model_backend.vision.interface import ViewTensors
+from mmserve.model_backend.vision.interface import CountsRows, ViewTensors
 from mmserve.processors.image_processors import image_processors_for
 from mmserve.processors.isolated import IsolatedDecoder
 from mmserve.runtime.cpu.compute_progress import ComputeProgress
@@ -33,6 +34,7 @@ from mmserve.visualserver.guarded_decode import GuardedDecoder
 from mmserve.visualserver.image_decode import ImageDecoder
 from mmserve.visualserver.permits import PermitClient
 from mmserve.visualserver.pipeline import Pipeline
+from mmserve.visualserver.row_counter import RowCounter
 from mmserve.visualserver.work_journal import WorkJournal
 
 _MAX_DECODE_THREADS = 8
@@ -55,18 +57,28 @@ def run(process: Process) -> None:
     with allocator.return_freed_memory():
         tower = load_tower(deployment.model, platform, process.progress)
     platform.prefault_for_images(deployment, _batch_images(deployment))
-    serve(process, _sharing_cores(tower, process, platform, busy_towers))
+    counter = _row_counter(process, tower) if isinstance(tower, CountsRows) else None
+    serve(process, _sharing_cores(tower, process, platform, busy_towers), counter)
 
 
-def serve(process: Process, tower: ComputeRows) -> None:
-    """Serve with this tower until SIGTERM. A SIGTERM before the event loop handles it raises Stop."""
+def serve(process: Process, tower: ComputeRows, counter: RowCounter | None = None) -> None:
+    """Serve with this tower until SIGTERM. A SIGTERM before the event loop handles it raises Stop.
+
+    ``counter``: of a tower that counts rows. It is closed.
+    """
     cache = connect(process.endpoints, process.name, batched=process.deployment.config.enable_concurrent_alloc)
     decode_threads = min(_MAX_DECODE_THREADS, _threads(process.deployment))
     with ThreadPoolExecutor(decode_threads, "pixels") as pool:
         try:
-            asyncio.run(_serve(process, tower, cache, pool))
+            asyncio.run(_serve(process, tower, cache, pool, counter))
         finally:
             cache.close()
+            if counter is not None:
+                counter.close()
+
+
+def _row_counter(process: Process, tower: CountsRows) -> RowCounter:
+    return RowCounter(tower, lambda worker: Sender(process.endpoints.http(worker), HttpInbound))
 
 
 def _sharing_cores(tower: ComputeRows, process: Process, platform: Platform, busy_towers: BusyCores) -> ComputeRows:
@@ -97,14 +109,22 @@ def _batch_images(deployment: Deployment) -> int:
     return deployment.config.visual_batch_size or _BATCH_IMAGES[deployment.device]
 
 
-async def _serve(process: Process, tower: ComputeRows, cache: MediaCacheClient, pool: ThreadPoolExecutor) -> None:
+async def _serve(
+    process: Process,
+    tower: ComputeRows,
+    cache: MediaCacheClient,
+    pool: ThreadPoolExecutor,
+    counter: RowCounter | None = None,
+) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    inbox: AsyncReceiver[EngineInbound] = AsyncReceiver(process.endpoints.visual(process.index), EngineInbound)
+    inbox: AsyncReceiver[VisualInbound] = AsyncReceiver(process.endpoints.visual(process.index), VisualInbound)
     router: Sender[EngineInbound] = Sender(process.endpoints.router, EngineInbound)
     metrics = MetricsClient(process.endpoints, process.name)
     pipeline = _pipeline(process, tower, cache, pool, metrics, router.send)
-    loops = asyncio.gather(_receive(inbox, pipeline, router.send), pipeline.run(), _beat(process, pipeline, metrics))
+    loops = asyncio.gather(
+        _receive(inbox, pipeline, router.send, counter), pipeline.run(), _beat(process, pipeline, metrics)
+    )
     process.ready({})
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -150,18 +170,24 @@ def _pipeline(
 
 
 async def _receive(
-    inbox: AsyncReceiver[EngineInbound], pipeline: Pipeline, emit: Callable[[EngineInbound], object]
+    inbox: AsyncReceiver[VisualInbound],
+    pipeline: Pipeline,
+    emit: Callable[[EngineInbound], object],
+    counter: RowCounter | None = None,
 ) -> None:
     async for message in inbox:
         try:
-            pipeline.receive(message)
+            if not isinstance(message, CountImageRows):
+                pipeline.receive(message)
+            elif counter is not None:
+                counter.receive(message)
         except Exception:  # the boundary of one message
             logger.exception("a message failed: %s", getattr(message, "id", type(message).__name__))
             if (answer := _instead_of(message)) is not None:
                 emit(answer)
 
 
-def _instead_of(message: EngineInbound) -> AbortRequest | None:
+def _instead_of(message: VisualInbound) -> AbortRequest | None:
     """What the router gets when a message has failed here, so that its client does not wait for ever."""
     match message:
         case GenerateRequest():

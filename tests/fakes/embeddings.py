@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.ipc.arena import Arena, extent_nbytes
-from mmserve.messages.media import Handle, MediaSpan
+from mmserve.messages.media import Grid, Handle, MediaSpan
 from mmserve.model_backend.vision.interface import ViewTensors
 
 
@@ -27,17 +28,28 @@ def put_rows(arena: Arena, rows: torch.Tensor, offset: int, generation: int = 77
 
 
 def prompt_with_images(
-    ids: Sequence[int], handles: Sequence[Handle], *, image_id: int, num_tokens: int
+    ids: Sequence[int], handles: Sequence[Handle], *, image_id: int, num_tokens: int = 0, grids: Sequence[Grid] = ()
 ) -> tuple[list[int], tuple[MediaSpan, ...]]:
-    """Replace each run of num_tokens ``image_id`` by virtual ids. Returns the prompt and its spans, in order."""
+    """Replace runs of ``image_id`` by virtual ids. Returns the prompt and its spans, in order. Images have
+    ``num_tokens`` each, or rows in ``grids``."""
     prompt, spans = list(ids), []
+    grids = grids or [(1, 1, num_tokens)] * len(handles)
+    counts = [prod(grid) for grid in grids]
     positions = [index for index, token in enumerate(ids) if token == image_id]
-    assert len(positions) == num_tokens * len(handles)
-    for image, handle in enumerate(handles):
-        start = positions[image * num_tokens]
+    assert len(positions) == sum(counts)
+    for image, (handle, count) in enumerate(zip(handles, counts, strict=True)):
+        start = positions[sum(counts[:image])]
         first = FIRST_VIRTUAL_TOKEN + handle.offset
-        prompt[start : start + num_tokens] = range(first, first + num_tokens)
+        prompt[start : start + count] = range(first, first + count)
         spans.append(
-            MediaSpan(start=start, num_tokens=num_tokens, item_id=image, data=None, embed=handle, media_index=image)
+            MediaSpan(
+                start=start,
+                num_tokens=count,
+                item_id=image,
+                data=None,
+                embed=handle,
+                media_index=image,
+                grid=grids[image],
+            )
         )
     return prompt, tuple(spans)

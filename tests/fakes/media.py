@@ -13,6 +13,7 @@ from PIL import Image
 
 from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
 from mmserve.checkpoint.vision.clip import ClipVision
+from mmserve.checkpoint.vision.generic import GenericVision
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process
@@ -85,6 +86,23 @@ def model_spec(path: Path, *, hidden_size: int = 8, vision: ClipVision | None = 
         rms_eps=1e-5,
     )
     return ModelSpec(family="llava", path=str(path), text=text, vision=vision or vision_spec(), image_token_id=3)
+
+
+COUNTED = GenericVision(
+    hidden_size=8,
+    intermediate_size=16,
+    num_layers=2,
+    num_heads=2,
+    patch_size=14,
+    activation="gelu",
+    layer_norm_eps=1e-5,
+    patches_per_row=1,
+    placeholder="<image>",
+    expansion="<begin><image><end>",
+    rows=(),
+    max_rows=100,
+)
+"""Of a tower of transformers whose pictures have rows by their size."""
 
 
 def one_tile(pixels: npt.NDArray[np.float32]) -> Views:

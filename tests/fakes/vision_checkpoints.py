@@ -217,6 +217,37 @@ def make_vision(directory: Path, family: str, *, seed: int = 0, **changes: Any) 
     return directory
 
 
+def make_llava_next_with_processor(directory: Path) -> Path:
+    """A LLaVA-NeXT as transformers saves it, for its own modules: its processor counts the tokens of pictures."""
+    make_vision(directory, "llava_next")
+    words = transformers.AutoTokenizer.from_pretrained(directory)
+    transformers.LlavaNextProcessor(
+        image_processor=transformers.LlavaNextImageProcessorPil.from_pretrained(directory),
+        tokenizer=words,
+        patch_size=7,
+        vision_feature_select_strategy="default",
+        chat_template=words.chat_template,
+        num_additional_image_tokens=1,
+    ).save_pretrained(directory)
+    return directory
+
+
+def make_paddleocr_with_processor(directory: Path) -> Path:
+    """A PaddleOCR-VL for transformers' own modules, with positions of three axes."""
+    make_vision(directory, "paddleocr_vl")
+    words = transformers.AutoTokenizer.from_pretrained(directory)
+    named = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words.backend_tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        extra_special_tokens={"image_token": _TOKENS["paddleocr_vl"][0]},
+    )
+    images = transformers.PaddleOCRVLImageProcessorPil.from_pretrained(directory)
+    transformers.PaddleOCRVLProcessor(images, named, chat_template=words.chat_template).save_pretrained(directory)
+    return directory
+
+
 def make_native_internvl(directory: Path, source: Path) -> Path:
     """The checkpoint of ``source``, an InternVL in transformers' format, in its authors' format."""
     shutil.copytree(source, directory)

@@ -1,4 +1,4 @@
-"""Any vision tower that transformers' modules compute, if each picture has the same tokens."""
+"""Any vision tower that transformers' modules compute."""
 
 from __future__ import annotations
 
@@ -11,4 +11,8 @@ class GenericVision(TowerSpec, frozen=True, kw_only=True, tag="transformers"):
     expansion: str
     """What stands in its place, with the token of a row once for each run of rows."""
     rows: tuple[int, ...]
-    """Of each run."""
+    """Of each run. Empty: there is one run, whose rows depend on the picture's size and are counted by the tower."""
+    axes: int = 1
+    """Of positions: 3 if they are those of the grid of a picture's rows (M-RoPE)."""
+    max_rows: int
+    """Of a picture. One with more is refused."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmserve.ipc.channel import Sender
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
+from mmserve.messages.request import AbortRequest, CountImageRows, EngineInbound, GenerateRequest, VisualInbound
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
 """2^64 / golden ratio, for Fibonacci hashing (Knuth, volume 3, 6.4). Item ids often grow in equal steps (requests with
@@ -23,8 +23,8 @@ class EngineLinks:
 
     def __init__(self, endpoints: Endpoints, visual_workers: int) -> None:
         self._router: Sender[EngineInbound] = Sender(endpoints.router, EngineInbound)
-        self._visual: list[Sender[EngineInbound]] = [
-            Sender(endpoints.visual(index), EngineInbound) for index in range(visual_workers)
+        self._visual: list[Sender[VisualInbound]] = [
+            Sender(endpoints.visual(index), VisualInbound) for index in range(visual_workers)
         ]
 
     def choose(self, request: GenerateRequest) -> Destination:
@@ -37,9 +37,15 @@ class EngineLinks:
         return None if item_id is None else encoder_for(item_id, len(self._visual))
 
     def send(self, destination: Destination, message: GenerateRequest | AbortRequest) -> None:
-        sender = self._router if destination is None else self._visual[destination]
-        sender.send(message)
+        if destination is None:
+            self._router.send(message)
+        else:
+            self._visual[destination].send(message)
+
+    def count(self, visual_server: int, message: CountImageRows) -> None:
+        self._visual[visual_server].send(message)
 
     def close(self) -> None:
-        for sender in (self._router, *self._visual):
+        self._router.close(linger_ms=200)
+        for sender in self._visual:
             sender.close(linger_ms=200)

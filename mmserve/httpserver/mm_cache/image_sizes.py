@@ -46,6 +46,8 @@ class ImageSizes:
         return AllocItem(item.key, num_rows, len(item.data), num_rows * self._row_nbytes)
 
     def _expansion(self, item: MediaItem) -> Expansion:
+        if item.counted is not None:
+            return item.counted
         try:
             return self._processor(item.processing).expand(item.width, item.height)
         except MmserveError as error:

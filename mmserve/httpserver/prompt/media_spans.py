@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mmserve.httpserver.call import LeasedItem
-from mmserve.messages.media import MediaSpan
-from mmserve.processors.interface import Grid
+from mmserve.messages.media import Grid, MediaSpan
 
 _ID_NBYTES = 8
 

@@ -20,6 +20,7 @@ from mmserve.httpserver import stage_times
 from mmserve.httpserver.call import GenerateCall, LeasedItem, MediaItem, MediaRef, Prompt, kept_nbytes
 from mmserve.httpserver.conversation import Conversation, PromptInput, WrittenPrompt, num_chars, num_parts
 from mmserve.httpserver.engine.dispatcher import Dispatcher
+from mmserve.httpserver.engine.row_counts import RowCounts
 from mmserve.httpserver.grammars import GrammarChecks, constrained
 from mmserve.httpserver.mm_cache.alloc_path import AllocPath, AllocPaths
 from mmserve.httpserver.mm_cache.named_images import with_named
@@ -79,6 +80,8 @@ class RequestPath:
     eos_token_ids: tuple[int, ...]
     """Of the model: a grammar ends an answer with one of them."""
     metrics: MetricsClient
+    row_counts: RowCounts | None = None
+    """Of a model whose visual servers must be asked what an image becomes."""
 
     async def generate(self, call: GenerateCall, deltas: DeltaStream, resources: RequestResources) -> None:
         """Generate the answer to ``call`` into ``deltas``; return once all leases are released. Raises MmserveError.
@@ -204,6 +207,8 @@ class RequestPath:
             await resources.reserve_fetch(self.max_fetched_nbytes)
         read = await alloc_path.media.read(refs, call.cache_salt, call.processing)
         items = await with_named(call, read, alloc_path.leases)
+        if self.row_counts is not None:
+            items = await self.row_counts.with_counts(items)
         fetched = (item for item, ref in zip(items, call.media, strict=True) if not ref.is_inline)
         resources.shrink_fetched(sum(len(item.data) for item in fetched))
         return items

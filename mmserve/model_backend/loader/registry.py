@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from mmserve.checkpoint.spec import ModelSpec
+from mmserve.checkpoint.vision.generic import GenericVision
 from mmserve.model_backend.loader.family import Family
+from mmserve.model_backend.models.positions import PositionFunction, grid_positions, sequential_positions
 
 _PACKAGE = "mmserve.model_backend.loader.families"
 _TEXT = "text"
@@ -25,6 +28,13 @@ _OWN_MODULES = {
     "paddleocr_vl": "paddleocr_vl",
 }
 """Of families that are not text alone."""
+
+
+def positions_of(model: ModelSpec) -> PositionFunction:
+    """How the model's images change the positions of tokens."""
+    if isinstance(model.vision, GenericVision):
+        return grid_positions if model.vision.axes > 1 else sequential_positions
+    return family_of(model.family).positions
 
 
 def family_of(name: str) -> Family:

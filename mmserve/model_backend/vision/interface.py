@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
+from mmserve.messages.media import Grid, Size
 from mmserve.model_backend.layers.target import Target
 
 
@@ -33,6 +34,15 @@ class Tower(Protocol):
 
     def modules(self) -> Iterator[nn.Module]:
         """All layers, nested ones included, as ``nn.Module`` has it."""
+        ...
+
+
+@runtime_checkable
+class CountsRows(Protocol):
+    """A tower whose image processor no other process has."""
+
+    def grids(self, sizes: Sequence[Size], /) -> list[Grid | None]:
+        """Of the rows of pictures of these sizes; None for one that cannot be processed. Not thread-safe."""
         ...
 
 

@@ -22,7 +22,7 @@ from mmserve.messages.step import BlockCopy, SequenceStep, SlotFailure, StepPlan
 from mmserve.model_backend.attention.interface import AttentionSpec, StepLimits
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.loader.load import load_decoder
-from mmserve.model_backend.loader.registry import family_of
+from mmserve.model_backend.loader.registry import positions_of
 from mmserve.model_backend.loader.weights import Progress
 from mmserve.model_backend.models.interface import DeepStackRows
 from mmserve.model_backend.platforms.interface import Platform
@@ -80,7 +80,7 @@ class ModelRunner:
             self.num_blocks,
             self.block_tokens,
             self._vocab_size,
-            family_of(spec.family).positions,
+            positions_of(spec),
             whole_images=spec.text.attends_whole_images,
         )
         config, max_blocks = deployment.config, self._input_batch.blocks.shape[1]

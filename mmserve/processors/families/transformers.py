@@ -11,9 +11,10 @@ import numpy as np
 
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.vision.generic import GenericVision
+from mmserve.messages.media import Grid
 from mmserve.processors.interface import Expansion, ImageProcessor, Run, Views
 from mmserve.processors.picture import decode
-from mmserve.runtime.errors import StartupError
+from mmserve.runtime.errors import MediaError, StartupError
 
 _PIXEL_NBYTES = 3 * (1 + 1 + 4 + 4)
 """RGB as bytes in Pillow and numpy, as float32, and while the tower resizes it."""
@@ -27,6 +28,15 @@ def processor(model: ModelSpec) -> WholePictures:
     return WholePictures(model)
 
 
+def counted(vision: GenericVision, grid: Grid) -> Expansion:
+    """Of a picture whose rows a visual server has counted. Raises MediaError for too many."""
+    frames, rows, columns = grid
+    num_rows = frames * rows * columns
+    if num_rows > vision.max_rows:
+        raise MediaError(f"the image takes {num_rows} tokens, more than the {vision.max_rows} that this server expects")
+    return Expansion(vision.expansion, (Run(num_rows, grid),))
+
+
 class WholePictures:
     """The view of a picture is itself: float32 [1, 3, height, width] from 0 to 255, upright RGB."""
 
@@ -34,7 +44,7 @@ class WholePictures:
         assert isinstance(model.vision, GenericVision)
         self._vision = model.vision
         self.placeholder, self.row_token = model.vision.placeholder, model.image_token
-        self.max_rows = sum(model.vision.rows)
+        self.max_rows = model.vision.max_rows
         self.request_options = frozenset[str]()
         self._expansion = Expansion(model.vision.expansion, tuple(Run(n, (1, 1, n)) for n in model.vision.rows))
 
@@ -46,6 +56,8 @@ class WholePictures:
         return self
 
     def expand(self, width: int, height: int) -> Expansion:
+        """Of a model whose pictures all have the same rows. For others, ask a visual server (``counted``)."""
+        assert self._vision.rows, "the rows of this picture must be counted by a visual server"
         return self._expansion
 
     def views(self, data: bytes | memoryview) -> Views:

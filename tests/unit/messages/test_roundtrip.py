@@ -10,13 +10,29 @@ import pytest
 from mmserve.ipc.codec import Codec
 from mmserve.messages.cache import AllocItem, AllocRequest, CacheRequest, Register, SetEmbedRequest
 from mmserve.messages.logprobs import pack, unpack
-from mmserve.messages.media import Handle, MediaSpan
-from mmserve.messages.reply import FollowResponse, HttpInbound, ResponseChanged, ServerPhase, StopResponse, TokenReply
-from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
+from mmserve.messages.media import Handle, MediaSpan, Processing
+from mmserve.messages.reply import (
+    FollowResponse,
+    HttpInbound,
+    ImageRows,
+    ResponseChanged,
+    ServerPhase,
+    StopResponse,
+    TokenReply,
+)
+from mmserve.messages.request import AbortRequest, CountImageRows, EngineInbound, GenerateRequest, VisualInbound
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, SlotFailure, StepPlan, StepResult
 
-SPAN = MediaSpan(start=1, num_tokens=4, item_id=9, data=Handle(1, 64, 3), embed=Handle(2, 128, 32), media_index=0)
+SPAN = MediaSpan(
+    start=1,
+    num_tokens=4,
+    item_id=9,
+    data=Handle(1, 64, 3),
+    embed=Handle(2, 128, 32),
+    media_index=0,
+    processing=Processing('{"max_pixels":5}', 2),
+)
 SAMPLING = SamplingParams(max_tokens=5, logit_bias={3: -1.5}, stop_token_ids=(2,), logprobs=2)
 LOGPROBS = pack([(5, -0.5), (4, -0.25)])
 IDS = array("q", [1, 1 << 40, 5]).tobytes()
@@ -39,6 +55,9 @@ IDS = array("q", [1, 1 << 40, 5]).tobytes()
         (HttpInbound, FollowResponse(id="resp_1", seen=3, worker=1)),
         (HttpInbound, ResponseChanged(id="resp_1")),
         (HttpInbound, StopResponse(id="resp_1")),
+        (HttpInbound, ImageRows(sizes=((640, 480), (1, 9000)), grids=((1, 3, 4), None))),
+        (VisualInbound, CountImageRows(reply_to=1, sizes=((640, 480),))),
+        (VisualInbound, AbortRequest(id="a", reply_to=1)),
         (
             StepResult,
             StepResult(step_id=1, tokens=((0, (5,)),), failures=(SlotFailure(slot=1, media_lost=True, message="x"),)),

@@ -35,7 +35,7 @@ def describe(directory: Path) -> ModelSpec:
     bos_id, eos_ids = ends_of_text(directory, ends)
     vision = token = None
     if architecture.takes_pictures:
-        vision, token = pictures_of(directory, architecture, probed.base_class)
+        vision, token = pictures_of(directory, architecture, probed.base)
     return ModelSpec(
         family="transformers",
         path=str(directory),

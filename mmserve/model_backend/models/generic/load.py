@@ -50,7 +50,7 @@ def load_tower(spec: ModelSpec, dtype: torch.dtype, device: torch.device, progre
     text, base = model.get_decoder(), model.base_model
     _keep(base, *(part for part in base.children() if part is not text))
     processor = transformers.AutoProcessor.from_pretrained(spec.path, trust_remote_code=False, local_files_only=True)
-    return GenericTower(base.to(device), processor.image_processor, sum(spec.vision.rows))
+    return GenericTower(base.to(device), processor, spec.vision.axes)
 
 
 def _keep(base: Any, *parts: Any) -> None:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import inspect
+import math
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import transformers
+from msgspec.structs import replace
 from PIL import Image
 
 from mmserve.checkpoint.vision.generic import GenericVision
+from mmserve.messages.media import Grid, Size
 from mmserve.model_backend.models.generic.architecture import Architecture
+from mmserve.model_backend.models.generic.positions import axes_of
 from mmserve.runtime.errors import StartupError
 
 _SIZES = ((640, 480), (480, 640), (64, 64), (1024, 256), (300, 2000))
 """(width, height) of the pictures that are tried."""
-_KINDS_OF_TOKENS = ("token_type_ids", "mm_token_type_ids")
-"""Arguments by which attention or positions depend on what is a picture: attention over whole images, M-RoPE."""
+_SIDES = tuple(round(2 ** (step / 4)) for step in range(53))
+"""In pixels, from 1 to 8192, of pictures whose rows are counted to find the most."""
+_FEW_SIDES = (28, 256, 2048, 4096)
+"""Where each picture has to be processed for that."""
 
 
 class PictureToken(NamedTuple):
@@ -27,42 +33,86 @@ class PictureToken(NamedTuple):
     text: str
 
 
-def pictures_of(directory: Path, architecture: Architecture, base_class: Any) -> tuple[GenericVision, PictureToken]:
-    """Raises StartupError if pictures cannot be served. ``base_class``: of the model without its head."""
+def pictures_of(directory: Path, architecture: Architecture, base: Any) -> tuple[GenericVision, PictureToken]:
+    """Raises StartupError if pictures cannot be served. ``base``: the model without its head, and without weights."""
     name = architecture.model_class.__name__
-    if not hasattr(base_class, "get_image_features"):
+    if not hasattr(base, "get_image_features"):
         raise StartupError(f"{name} does not compute the rows of a picture by themselves")
-    arguments = inspect.signature(inspect.unwrap(base_class.forward)).parameters
-    if found := [argument for argument in _KINDS_OF_TOKENS if argument in arguments]:
-        raise StartupError(f"{name} needs {found[0]}: its attention or its positions depend on what is a picture")
+    axes = axes_of(architecture, base)
     processor = transformers.AutoProcessor.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
-    if not hasattr(processor, "_get_num_multimodal_tokens"):
+    if axes == 1 and not hasattr(processor, "_get_num_multimodal_tokens"):
         raise StartupError(f"{type(processor).__name__} cannot count the tokens of a picture")
     token_id = architecture.config.image_token_id
     token = PictureToken(token_id, processor.tokenizer.convert_ids_to_tokens(token_id))
-    expansions = {_expansion(processor, token_id, *size) for size in _SIZES}
-    if len(expansions) > 1:
+    _check_alone(processor)
+    expansions = [_expansion(processor, token_id, axes, *size) for size in _SIZES]
+    texts, runs = {text for text, _ in expansions}, {rows for _, rows in expansions}
+    if len(texts) > 1 or (len(runs) > 1 and {len(rows) for rows in runs} != {1}):
         raise StartupError(
-            f"the tokens of a picture depend on its size, which only families of mmserve can have ({name})"
+            f"the text around the tokens of a picture depends on its size, which only families of mmserve can have "
+            f"({name})"
         )
-    ((text, rows),) = expansions
-    return _vision_spec(architecture.config.vision_config, processor.image_token, text, rows), token
+    (text,) = texts
+    rows = runs.pop() if len(runs) == 1 and axes == 1 else ()
+    most = sum(rows) or _most_rows(processor, axes)
+    spec = _vision_spec(architecture.config.vision_config, processor.image_token, text, rows, most)
+    return replace(spec, axes=axes), token
 
 
-def _expansion(processor: Any, token_id: int, width: int, height: int) -> tuple[str, tuple[int, ...]]:
+def grid_of(processor: Any, axes: int, width: int, height: int) -> Grid | None:
+    """Of the rows of a picture of this size, if it is one run; None if the processor refuses the size.
+
+    Where positions follow the grid, an empty picture is processed to see it.
+    """
+    try:
+        if axes > 1:
+            return _processed_grid(processor.image_processor, width, height)
+        (counted,) = processor._get_num_multimodal_tokens(image_sizes=[(height, width)])["num_image_tokens"]
+    except (ValueError, ArithmeticError):
+        return None
+    return (1, 1, int(counted)) if counted > 0 else None
+
+
+def _processed_grid(image_processor: Any, width: int, height: int) -> Grid:
+    found = image_processor(images=[Image.new("RGB", (width, height))], return_tensors="np")
+    frames, rows, columns = (int(length) for length in found["image_grid_thw"][0])
+    return frames, rows // image_processor.merge_size, columns // image_processor.merge_size
+
+
+def _expansion(processor: Any, token_id: int, axes: int, width: int, height: int) -> tuple[str, tuple[int, ...]]:
     """The text with one row token a run, and the rows of each run."""
-    picture = Image.new("RGB", (width, height))
-    ids = processor(text=[processor.image_token], images=[picture], add_special_tokens=False)["input_ids"][0]
+    ids = _ids(processor, [(width, height)])
     runs = [(is_row, list(group)) for is_row, group in groupby(ids, lambda token: token == token_id)]
     rows = tuple(len(group) for is_row, group in runs if is_row)
-    (counted,) = processor._get_num_multimodal_tokens(image_sizes=[(height, width)])["num_image_tokens"]
+    counted = math.prod(grid_of(processor, axes, width, height) or (0,))
     if sum(rows) != counted:
         raise StartupError(f"{type(processor).__name__} counts {counted} tokens of a picture and writes {sum(rows)}")
     text = processor.tokenizer.decode([token for is_row, group in runs for token in (group[:1] if is_row else group)])
     return text, rows
 
 
-def _vision_spec(config: Any, placeholder: str, text: str, rows: tuple[int, ...]) -> GenericVision:
+def _check_alone(processor: Any) -> None:
+    """Raises StartupError if pictures become something else beside other pictures."""
+    pair = _SIZES[:2]
+    if _ids(processor, pair) != [token for size in pair for token in _ids(processor, [size])]:
+        raise StartupError(f"{type(processor).__name__} writes other tokens of a picture beside other pictures")
+
+
+def _ids(processor: Any, sizes: Sequence[Size]) -> list[int]:
+    """Of a prompt that consists of pictures of these sizes."""
+    pictures = [Image.new("RGB", size) for size in sizes]
+    text = processor.image_token * len(sizes)
+    return list(processor(text=[text], images=[pictures], add_special_tokens=False)["input_ids"][0])
+
+
+def _most_rows(processor: Any, axes: int) -> int:
+    """Of pictures with sides of _SIDES. A picture with more is refused."""
+    sides = _SIDES if axes == 1 else _FEW_SIDES
+    sizes = [(width, height) for width in sides for height in sides]
+    return max(math.prod(grid_of(processor, axes, *size) or (0,)) for size in sizes)
+
+
+def _vision_spec(config: Any, placeholder: str, text: str, rows: tuple[int, ...], max_rows: int) -> GenericVision:
     """The sizes are estimates for memory: keys of the config have no common names."""
     hidden, patch = getattr(config, "hidden_size", 1024), getattr(config, "patch_size", 14)
     patches = (getattr(config, "image_size", patch) // patch) ** 2
@@ -74,8 +124,9 @@ def _vision_spec(config: Any, placeholder: str, text: str, rows: tuple[int, ...]
         patch_size=patch,
         activation=str(getattr(config, "hidden_act", "")),
         layer_norm_eps=0.0,
-        patches_per_row=max(1, -(-patches // sum(rows))),
+        patches_per_row=max(1, -(-patches // sum(rows))) if rows else 1,
         placeholder=placeholder,
         expansion=text,
         rows=rows,
+        max_rows=max_rows,
     )

@@ -41,8 +41,8 @@ class Probed(NamedTuple):
     hidden_size: int
     vocab_size: int
     """Ids that have both an embedding and a logit."""
-    base_class: Any
-    """Of transformers: the model without its head."""
+    base: Any
+    """Of transformers: the model without its head, and without weights."""
 
 
 def probe(architecture: Architecture, max_position: int) -> Probed:
@@ -59,7 +59,7 @@ def probe(architecture: Architecture, max_position: int) -> Probed:
         logits = parts.logits(outputs)
     vocab_size = min(logits.shape[-1], model.get_input_embeddings().weight.shape[0])
     layers = recorder.layers(architecture.text.num_hidden_layers)
-    return Probed(layers, hidden.shape[-1], vocab_size, type(parts.layers))
+    return Probed(layers, hidden.shape[-1], vocab_size, parts.layers)
 
 
 def _without_weights(architecture: Architecture) -> Any:

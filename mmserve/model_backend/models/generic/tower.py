@@ -10,7 +10,9 @@ import torch
 from PIL import Image
 from torch import nn
 
+from mmserve.messages.media import Grid, Size
 from mmserve.model_backend.layers.target import Target
+from mmserve.model_backend.models.generic.pictures import grid_of
 
 View = tuple[torch.Tensor, torch.Tensor]
 """``vision.interface.ViewTensors``: values, grids."""
@@ -19,27 +21,28 @@ View = tuple[torch.Tensor, torch.Tensor]
 class GenericTower(nn.Module):
     """See ``vision.interface.Tower``. A picture's view is the picture: [1, 3, height, width] from 0 to 255."""
 
-    def __init__(self, base: Any, image_processor: Any, num_rows: int) -> None:
-        """``base``: a model without output head, which has ``get_image_features``."""
+    def __init__(self, base: Any, processor: Any, axes: int) -> None:
+        """``base``: a model without output head, which has ``get_image_features``. ``axes``: of its positions."""
         super().__init__()
-        self._base, self._image_processor, self._num_rows = base, image_processor, num_rows
+        self._base, self._processor, self._axes = base, processor, axes
         self._accepted = frozenset(inspect.signature(inspect.unwrap(base.get_image_features)).parameters)
 
     def forward(self, pictures: Sequence[View]) -> list[torch.Tensor]:
-        """One picture after the other. Raises ValueError if one has another number of rows than the prompt."""
+        """One picture after the other."""
         return [self._rows(picture) for picture in pictures]
 
     def _rows(self, picture: View) -> torch.Tensor:
         values, _ = picture
         pixels = values[0].to(torch.uint8).permute(1, 2, 0).numpy()
-        processed = self._image_processor(images=[Image.fromarray(pixels)], return_tensors="pt")
+        processed = self._processor.image_processor(images=[Image.fromarray(pixels)], return_tensors="pt")
         inputs = {name: self._on_device(value) for name, value in processed.items() if name in self._accepted}
         features = self._base.get_image_features(**inputs)
         found = getattr(features, "pooler_output", features)
-        rows = torch.cat(list(found)) if isinstance(found, list | tuple) else found.flatten(0, -2)
-        if len(rows) != self._num_rows:
-            raise ValueError(f"a picture has {len(rows)} rows, its prompt {self._num_rows}")
-        return rows
+        return torch.cat(list(found)) if isinstance(found, list | tuple) else found.flatten(0, -2)
+
+    def grids(self, sizes: Sequence[Size]) -> list[Grid | None]:
+        """See ``vision.interface.CountsRows``."""
+        return [grid_of(self._processor, self._axes, *size) for size in sizes]
 
     def _on_device(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):

@@ -18,6 +18,7 @@ from mmserve.supervisor.startup import plan
 from mmserve.supervisor.startup.image_limit import limit_images
 from mmserve.supervisor.startup.machine import Machine
 from tests.fakes.image_processors import FAMILIES, TABLE_SIZES, model_with
+from tests.fakes.media import COUNTED
 from tests.unit.supervisor.startup.test_plan import GPU, LAPTOP, XEON
 
 
@@ -82,6 +83,18 @@ def test_settings_that_the_user_has_chosen_are_not_changed(tmp_path: Path) -> No
 def test_a_family_without_smaller_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="--max-model-len 200"):
         limited(model_of("gemma3", tmp_path), max_model_len=200)
+
+
+def test_larger_images_of_a_model_of_transformers_are_refused_one_by_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    vision = msgspec.structs.replace(COUNTED, max_rows=9000)
+    model = msgspec.structs.replace(model_of("gemma3", tmp_path), family="transformers", vision=vision)
+    assert limited(model) == (model, 9000)
+    found, rows = limited(model, max_model_len=4096)
+    assert rows == 4095
+    assert found == msgspec.structs.replace(model, vision=msgspec.structs.replace(vision, max_rows=4095))
+    assert "more than 4095 are refused" in caplog.text
 
 
 @pytest.mark.parametrize("family", FAMILIES)

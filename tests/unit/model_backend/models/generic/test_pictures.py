@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,18 +15,23 @@ import transformers
 from msgspec.structs import replace
 from PIL import Image
 
+from mmserve.checkpoint.load import load
 from mmserve.checkpoint.spec import ModelSpec
+from mmserve.checkpoint.vision.generic import GenericVision
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.models.generic.describe import describe
 from mmserve.model_backend.platforms.device import platform_for
-from mmserve.model_backend.vision.interface import ViewTensors
+from mmserve.model_backend.vision.interface import CountsRows, ViewTensors
+from mmserve.processors.families.transformers import counted
 from mmserve.processors.interface import Run
 from mmserve.processors.registry import processor_for
 from mmserve.runtime.errors import MediaError, StartupError
 from tests.fakes.checkpoints import IMAGE, make_llava, make_vipllava
 from tests.fakes.embeddings import prompt_with_images, put_rows
 from tests.fakes.engine import Driver, make_runner
+from tests.fakes.vision_checkpoints import IMAGE as NEXT_IMAGE
+from tests.fakes.vision_checkpoints import make_llava_next_with_processor, make_paddleocr_with_processor
 
 SIZES = ((28, 28), (64, 31), (20, 90))
 TEXTS = ("USER: <image>what?\n", "USER: <image> and <image> then <image>\nASSISTANT:", "no picture")
@@ -65,30 +72,79 @@ def test_what_a_picture_becomes_is_found_at_start(model: ModelSpec) -> None:
     assert processor.decoded_nbytes(100, 50, 1000) == 1000 + 30 * 100 * 50
     with pytest.raises(MediaError):
         processor.views(b"no picture")
+    assert not processor.request_options
     with pytest.raises(StartupError, match="--mm-processor-kwargs"):
         processor_for(replace(model, processor_options={"size": 56}))
 
 
 def test_tokens_equal_transformers(directory: Path, model: ModelSpec, arena: Arena) -> None:
-    reference = transformers.VipLlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
+    assert_tokens_equal_transformers(directory, model, arena)
+
+
+def test_tokens_equal_transformers_where_they_depend_on_sizes(tmp_path: Path, arena: Arena) -> None:
+    model = describe(make_llava_next_with_processor(tmp_path))
+    assert isinstance(model.vision, GenericVision)
+    assert (model.vision.rows, model.vision.expansion, model.image_token_id) == ((), "<image>", NEXT_IMAGE)
+    grids = counting_tower(model).grids(SIZES)
+    assert len(set(grids)) == 3, grids
+    assert all(grid is not None and grid[2] <= model.vision.max_rows for grid in grids)
+    assert_tokens_equal_transformers(tmp_path, model, arena)
+
+
+def test_rows_are_counted_as_by_mmserves_own_processor(tmp_path: Path) -> None:
+    model = describe(make_llava_next_with_processor(tmp_path))
+    own = processor_for(load(tmp_path))
+    tower = counting_tower(model)
+    assert own is not None
+    assert isinstance(model.vision, GenericVision)
+    sizes = [(width, height) for width in (1, 7, 60, 500) for height in (3, 28, 333)]
+    for size, grid in zip(sizes, tower.grids(sizes), strict=True):
+        assert grid is not None
+        assert counted(model.vision, grid).num_rows == own.expand(*size).num_rows
+    with pytest.raises(MediaError, match="more than the"):
+        counted(model.vision, (1, 1, model.vision.max_rows + 1))
+
+
+def test_tokens_equal_transformers_with_positions_of_three_axes(tmp_path: Path, arena: Arena) -> None:
+    model = describe(make_paddleocr_with_processor(tmp_path))
+    assert isinstance(model.vision, GenericVision)
+    assert (model.vision.axes, model.vision.rows) == (3, ())
+    own, grids = processor_for(load(tmp_path)), counting_tower(model).grids(SIZES)
+    assert own is not None
+    assert grids == [own.expand(*size).runs[0].grid for size in SIZES]
+    assert_tokens_equal_transformers(tmp_path, model, arena)
+
+
+def counting_tower(model: ModelSpec) -> Any:
+    tower = load_tower(model, platform_for("cpu", "float32"), lambda done, total, unit: None)
+    assert isinstance(tower, CountsRows)
+    return tower
+
+
+def assert_tokens_equal_transformers(directory: Path, model: ModelSpec, arena: Arena) -> None:
+    reference = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
     hf_processor = transformers.AutoProcessor.from_pretrained(directory)
     processor = processor_for(model)
     assert processor is not None
-    tower = load_tower(model, platform_for("cpu", "float32"), lambda done, total, unit: None)
+    assert model.image_token_id is not None
+    tower = counting_tower(model)
     driver = Driver(make_runner(directory, arena, model=model), chunk=7)
     sequences, expected, offset = [], [], 0
-    for slot, text in enumerate(TEXTS):
-        data = [png(slot + index) for index in range(text.count("<image>"))]
+    for slot, text in enumerate(each.replace("<image>", processor.placeholder) for each in TEXTS):
+        data = [png(slot + index) for index in range(text.count(processor.placeholder))]
         pictures = [Image.open(io.BytesIO(each)) for each in data]
         inputs = hf_processor(text=text, images=pictures or None, return_tensors="pt")
         out = reference.generate(**inputs, do_sample=False, max_new_tokens=10, eos_token_id=-1)
         expected.append(out[0, inputs["input_ids"].shape[1] :].tolist())
         handles = []
-        for each in data:
+        grids = [grid for grid in tower.grids([picture.size for picture in pictures]) if grid is not None]
+        for each, grid in zip(data, grids, strict=True):
             (rows,) = tower([ViewTensors(*map(torch.from_numpy, processor.views(each)))])
+            assert len(rows) == prod(grid)
             handle, offset = put_rows(arena, rows, offset)
             handles.append(handle)
-        prompt, spans = prompt_with_images(inputs["input_ids"][0].tolist(), handles, image_id=IMAGE, num_tokens=16)
+        ids = inputs["input_ids"][0].tolist()
+        prompt, spans = prompt_with_images(ids, handles, image_id=model.image_token_id, grids=grids)
         sequences.append(driver.add(slot, prompt, spans=spans))
     driver.run(10)
     assert [s.output[:10] for s in sequences] == expected
