@@ -16,6 +16,11 @@ typedef uint16_t u16x8 __attribute__((vector_size(16)));
 typedef uint32_t u32x8 __attribute__((vector_size(32)));
 typedef int32_t i32x8 __attribute__((vector_size(32)));
 
+#ifdef __AVX512VL__
+constexpr int kRegisters = 32;
+#else
+constexpr int kRegisters = 16;
+#endif
 constexpr int kMaxRows = 6;  // with 2 vectors a row: 12 sums of 16 registers
 
 template <class V>
@@ -125,6 +130,7 @@ struct Epilogue {
 template <class V, int M, int C>
 struct Sums {
     static constexpr int64_t kColumns = C * kLanes<V>;
+    static constexpr bool kFillRegisters = M * C + C + 2 >= kRegisters;  // with C numbers of B and 2 more
     V sum[M][C] = {};
 
     // Adds the products of one column of A, whose rows are lda numbers apart, and one row of B.
@@ -133,7 +139,11 @@ struct Sums {
         for (int m = 0; m < M; ++m) {
             const V x = broadcast<V>(a[m * lda]);
 #pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) sum[m][c] += x * b[c];
+            for (int c = 0; c < C; ++c) {
+                sum[m][c] += x * b[c];
+                // GCC 12 would make some sums in the register of x, and keep others in memory.
+                if constexpr (kFillRegisters) sum[m][c] = keep_in_register(sum[m][c]);
+            }
         }
     }
 
