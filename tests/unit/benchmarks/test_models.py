@@ -31,7 +31,7 @@ def test_a_picture_becomes_as_many_rows_as_the_documentation_says(tmp_path: Path
     architecture = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[config.model_type]
     processor = processor_for(read_model(tmp_path, config.to_dict() | {"architectures": [architecture]}))
     assert processor is not None
-    assert processor.expand(640, 480, index=0, count=1).num_rows == ROWS[name]
+    assert processor.expand(640, 480).num_rows == ROWS[name]
 
 
 def test_a_word_of_the_loads_is_one_token_and_special_tokens_end_the_vocabulary() -> None:

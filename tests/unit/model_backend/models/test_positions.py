@@ -103,7 +103,7 @@ def test_positions_of_pictures_of_several_sizes(tmp_path: Path, model: Any, size
     """From a picture's size to the positions of its tokens."""
     processor, prompt = family_processor(MODELS[model], tmp_path), list[int | Grid]([4])
     for index, size in enumerate(sizes):
-        [run] = processor.expand(*size, index=index, count=len(sizes)).runs
+        [run] = processor.expand(*size).runs
         prompt += [run.grid, 1 + index]
     spans, length = spans_of(prompt)
     expected, shift = rope_index(model, spans, length)
