@@ -44,7 +44,7 @@ _SIGNATURES = {
     "mm_activation": (_POINTER, *(_SIZE,) * 3),
     "mm_act_and_mul": (_POINTER, _POINTER, *(_SIZE,) * 3),
     "mm_attention": (*(_POINTER,) * 7, *(_SIZE,) * 8, _POINTER, c_float),
-    "mm_encoder_attention": (*(_POINTER,) * 3, *(_SIZE,) * 3),
+    "mm_encoder_attention": (*(_POINTER,) * 3, *(_SIZE,) * 3, c_int),
     "mm_sample": (_POINTER, *(_SIZE,) * 3, _POINTER, c_int, _POINTER),
     "mm_ban": (_POINTER, *(_SIZE,) * 2, _POINTER, _SIZE, _POINTER, _SIZE),
     "mm_finite": (_POINTER, *(_SIZE,) * 3, _POINTER),

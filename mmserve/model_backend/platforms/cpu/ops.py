@@ -18,10 +18,13 @@ ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "ge
 
 
 class KernelOps(TorchOps):
-    """See ``layers.ops.Ops``. A row's result does not depend on the other rows."""
+    """See ``layers.ops.Ops``. A row's result does not depend on the other rows.
 
-    def __init__(self, kernels: ctypes.CDLL) -> None:
-        self._kernels = kernels
+    ``rounds``: the inputs of the products in ``encoder_attention`` are rounded to bfloat16.
+    """
+
+    def __init__(self, kernels: ctypes.CDLL, *, rounds: bool = False) -> None:
+        self._kernels, self._rounds = kernels, rounds
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         if x.shape[-1] % _VECTOR:
@@ -63,7 +66,7 @@ class KernelOps(TorchOps):
             return super().encoder_attention(qkv, num_heads, lengths)
         qkv, out, counts = qkv.contiguous(), torch.empty(rows, size), torch.tensor(lengths)
         addresses = (qkv.data_ptr(), out.data_ptr(), counts.data_ptr())
-        self._kernels.mm_encoder_attention(*addresses, len(counts), num_heads, size // num_heads)
+        self._kernels.mm_encoder_attention(*addresses, len(counts), num_heads, size // num_heads, self._rounds)
         return out
 
     def _activate(self, name: str, x: torch.Tensor) -> torch.Tensor:

@@ -53,7 +53,7 @@ class CpuPlatform(TorchPlatform):
         self.kernels: ctypes.CDLL | None = verified_kernels() if self.dtype is torch.float32 else None
 
     def ops(self) -> Ops:
-        return super().ops() if self.kernels is None else KernelOps(self.kernels)
+        return super().ops() if self.kernels is None else KernelOps(self.kernels, rounds=self._rounds)
 
     def linear_method(self, quantization: Quantization, shape: LinearShape) -> LinearMethod:
         quantization = quantization if shape.quantizable else "none"

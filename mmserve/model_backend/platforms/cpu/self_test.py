@@ -34,6 +34,7 @@ from mmserve.model_backend.platforms.sampling import Draw, TorchSampling
 
 _TOLERANCE = 1e-5
 _QUANTIZED_TOLERANCE = 1e-4
+_ROUNDED_TOLERANCE = 1e-2
 """Relative to the largest result; for quantized weights, whose inputs are rounded to 16-bit integers."""
 _WINDOW = 7
 _MASKS = (CAUSAL, Mask(window=_WINDOW), Mask(whole_images=True), Mask(window=_WINDOW, whole_images=True))
@@ -120,6 +121,13 @@ def _rows(kernels: ctypes.CDLL) -> bool:
 def _same_operation(compute: Callable[[TorchOps], torch.Tensor], kernels: ctypes.CDLL) -> bool:
     """True if the kernels' operations give what torch's give."""
     return _close(compute(KernelOps(kernels)), compute(TorchOps()))
+
+
+def _encoder_attention(kernels: ctypes.CDLL) -> bool:
+    qkv, lengths = _random(240, 144), (170, 17, 53)
+    expected = TorchOps().encoder_attention(qkv, 2, lengths)
+    exact, rounded = (KernelOps(kernels, rounds=rounds).encoder_attention(qkv, 2, lengths) for rounds in (False, True))
+    return _close(exact, expected) and _close(rounded, expected, _ROUNDED_TOLERANCE)
 
 
 def _rotated(ops: TorchOps) -> torch.Tensor:
@@ -258,9 +266,7 @@ _CHECKS: dict[str, Callable[[ctypes.CDLL], bool]] = {
     "mm_activation": partial(_same_operation, lambda ops: _activated(ops.activation)),
     "mm_act_and_mul": partial(_same_operation, lambda ops: _activated(ops.act_and_mul)),
     "mm_attention": _attention,
-    "mm_encoder_attention": partial(
-        _same_operation, lambda ops: ops.encoder_attention(_random(140, 144), 2, (70, 17, 53))
-    ),
+    "mm_encoder_attention": _encoder_attention,
     "mm_decoder": _decoder,
     "mm_sample": _sample,
     "mm_finite": _finite,

@@ -1,12 +1,12 @@
 // The functions that Python calls, on plain addresses. Tensors are contiguous float32 unless stated otherwise.
 #include <cmath>
 #include <cstring>
-#include <numeric>
 #include <vector>
 
 #include "activations.h"
 #include "attention.h"
 #include "decoder.h"
+#include "encoder_attention.h"
 #include "linear/linear.h"
 #include "linear/quantized_linear.h"
 #include "sampling.h"
@@ -174,31 +174,12 @@ void mm_attention(const float* q, const float* kv, const int64_t* slot_mapping, 
 }
 
 // Attention without a mask within each of some sequences, whose rows follow each other. qkv: [rows, 3, heads, dim],
-// out: [rows, heads, dim]. dim: a multiple of 8.
+// out: [rows, heads, dim]. dim: a multiple of 8. rounds: the inputs of both products are rounded to bfloat16.
 void mm_encoder_attention(const float* qkv, float* out, const int64_t* lengths, int64_t sequences, int64_t heads,
-                          int64_t dim) {
-    using attention::kBlock, attention::kMaxRows;
-    const int64_t width = heads * dim;
-    std::vector<int64_t> slots, tiles;
-    int64_t blocks = 0;
-    for (const int64_t *length = lengths, *end = lengths + sequences; length < end; ++length) {
-        const int64_t first_row = slots.size(), parts = (*length + kMaxRows - 1) / kMaxRows;
-        for (int64_t i = 0; i < *length; ++i) slots.push_back(blocks * kBlock + i);
-        for (int64_t part = 0; part < parts; ++part) {
-            const int64_t first = *length * part / parts, rows = *length * (part + 1) / parts - first;
-            tiles.insert(tiles.end(), {first_row + first, rows, *length - rows, blocks});
-        }
-        blocks += (*length + kBlock - 1) / kBlock;
-    }
-    const auto kv = memory::allocate<float>(blocks * kBlock * 2 * width + 16);
-    pool::parallel_for_rows(slots.size(), 2 * width, [&](int64_t row) {
-        std::memcpy(kv.get() + slots[row] * 2 * width, qkv + row * 3 * width + width, 2 * width * sizeof(float));
-    });
-    std::vector<int64_t> table(blocks);  // of all sequences; each begins at its first block
-    std::iota(table.begin(), table.end(), 0);
-    const float scale = 1.f / std::sqrt(static_cast<float>(dim));
-    attention::run({qkv, kv.get(), table.data(), tiles.data(), out, 3 * width, 1, heads, heads, dim, scale, false},
-                   tiles.size() / 4);
+                          int64_t dim, int rounds) {
+    const encoder_attention::Job job{qkv, out, heads, dim};
+    if (rounds) encoder_attention::run<linear::Rounded>(job, lengths, sequences);
+    else encoder_attention::run<linear::Exact>(job, lengths, sequences);
 }
 
 // See sampling::run. Rows are `stride` numbers apart.

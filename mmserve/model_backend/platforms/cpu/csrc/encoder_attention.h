@@ -1,0 +1,208 @@
+// Attention of a vision tower: no mask, within each of some sequences (Dao et al. 2022). Keys and values are packed in
+// panels as weights are, so that both products are those of linear layers, in the modes of linear/product.h. A row's
+// result does not depend on the rows and sequences computed with it.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "aligned_memory.h"
+#include "linear/linear.h"
+#include "softmax.h"
+#include "thread_pool.h"
+
+namespace encoder_attention {
+
+using linear::kPanel;
+
+constexpr int64_t kKeyTile = 128;  // keys between two updates of the softmax
+constexpr int64_t kTaskRows = 48;  // query rows of one task
+constexpr int64_t kAlign = 16;     // the softmax takes this many scores at a time
+
+// `size` uninitialised numbers, valid until the same thread asks again for the same purpose. The type is a part of the
+// array's name: builds for several instruction sets, loaded into one process, share arrays of the same name.
+template <class Purpose, class Number>
+Number* scratch(int64_t size) {
+    static thread_local memory::ReusableArray<Number> array;
+    return array.at_least(size);
+}
+
+inline int64_t round_up(int64_t size, int64_t to) { return (size + to - 1) / to * to; }
+
+struct Job {
+    const float* qkv;  // [rows, 3, heads, dim]
+    float* out;        // [rows, heads, dim]
+    int64_t heads, dim;
+
+    const float* part(int64_t row, int64_t index, int64_t head) const {
+        return qkv + ((3 * row + index) * heads + head) * dim;
+    }
+};
+
+// Words of 32 bits: one float, or two numbers in bfloat16. `row` has room for a vector more than `size` numbers.
+inline void pack_row(const float* x, int64_t size, float* row) { std::copy(x, x + size, row); }
+inline void pack_row(const float* x, int64_t size, uint16_t* row) { linear::round_row(x, size, row); }
+
+// The words of one column in two rows, or in the first alone if a word is one float.
+inline void pack_columns(const float* first, const float*, int64_t size, float* out) {
+    std::copy(first, first + size, out);
+}
+inline void pack_columns(const float* first, const float* second, int64_t size, uint16_t* out) {
+    constexpr int64_t kStep = tile::kLanes<linear::Vector>;
+    for (int64_t i = 0; i < size; i += kStep) {
+        const auto even = linear::rounded_words(tile::load_first<linear::Vector>(first + i, size - i));
+        const auto odd = linear::rounded_words(tile::load_first<linear::Vector>(second + i, size - i));
+        const auto words = even >> 16 | (odd & 0xffff0000u);
+        std::memcpy(out + 2 * i, &words, std::min(kStep, size - i) * sizeof(uint32_t));
+    }
+}
+
+// Some keys of one head of a sequence and their values, [count, dim] and [dim, count] in panels.
+template <class Mode>
+struct KeyTile {
+    using Number = typename Mode::Number;
+    static constexpr int64_t kWordRow = kPanel * Mode::kDepth;  // numbers of a panel that share their inputs
+    Number *keys, *values;
+    int64_t count;
+
+    static int64_t keys_size(int64_t dim) { return kKeyTile / kPanel * Mode::panel_size(dim); }
+    static int64_t size(int64_t dim) { return keys_size(dim) + round_up(dim, kPanel) * kKeyTile; }
+    int64_t padded() const { return round_up(count, kAlign); }
+
+    // row: of pack_row.
+    void set_key(int64_t key, const Number* row, int64_t dim) const {
+        Number* to = keys + key / kPanel * Mode::panel_size(dim) + key % kPanel * Mode::kDepth;
+        for (int64_t k = 0; k < dim; k += Mode::kDepth, to += kWordRow)
+            std::memcpy(to, row + k, sizeof(uint32_t));
+    }
+
+    // The values of keys [key, key + kDepth).
+    void set_values(int64_t key, const float* first, const float* second, int64_t dim) const {
+        for (int64_t start = 0; start < dim; start += kPanel)
+            pack_columns(first + start, second + start, std::min(kPanel, dim - start),
+                         values + start * padded() + key / Mode::kDepth * kWordRow);
+    }
+};
+
+template <class Mode>
+void convert_inputs(const float* x, int64_t size, typename Mode::Input* out) {
+    if constexpr (Mode::kFlushes)
+        linear::round_row(x, size, out);
+    else
+        std::copy(x, x + size, out);
+}
+
+// The rows of one sequence, and the tiles of its keys for each head.
+template <class Mode>
+struct Sequence {
+    int64_t first_row, length;
+    typename Mode::Number* numbers;
+
+    int64_t num_tiles() const { return (length + kKeyTile - 1) / kKeyTile; }
+    int64_t size(const Job& job) const { return job.heads * num_tiles() * KeyTile<Mode>::size(job.dim); }
+
+    KeyTile<Mode> tile(int64_t index, int64_t head, int64_t dim) const {
+        auto* keys = numbers + (head * num_tiles() + index) * KeyTile<Mode>::size(dim);
+        return {keys, keys + KeyTile<Mode>::keys_size(dim), std::min(kKeyTile, length - index * kKeyTile)};
+    }
+
+    void pack(const Job& job, int64_t index, int64_t head) const {
+        const KeyTile<Mode> packed = tile(index, head, job.dim);
+        std::fill(packed.keys, packed.keys + KeyTile<Mode>::size(job.dim), typename Mode::Number{});
+        auto* row = scratch<struct Key, typename Mode::Number>(job.dim + kAlign);
+        float* none = scratch<struct NoValue, float>(job.dim);
+        std::fill(none, none + job.dim, 0.f);
+        const int64_t from = first_row + index * kKeyTile;
+        for (int64_t key = 0; key < packed.count; ++key) {
+            pack_row(job.part(from + key, 1, head), job.dim, row);
+            packed.set_key(key, row, job.dim);
+        }
+        for (int64_t key = 0; key < packed.count; key += Mode::kDepth) {
+            const float* second = key + 1 < packed.count ? job.part(from + key + 1, 2, head) : none;
+            packed.set_values(key, job.part(from + key, 2, head), second, job.dim);
+        }
+    }
+};
+
+// out += softmax(q keys^T) values for `rows` query rows: of one tile of keys, relative to the largest score so far.
+template <class Mode>
+void attend(const KeyTile<Mode>& tile, int64_t rows, int64_t dim, const linear::Rows<typename Mode::Input>& q,
+            float* scores, typename Mode::Input* weights, softmax::OnlineSoftmax* softmax, float* out) {
+    const linear::Job score{nullptr, scores, rows, dim, kKeyTile, {}};
+    for (int64_t panel = 0; panel * kPanel < tile.count; ++panel)
+        linear::multiply_panel<Mode>(score, q, tile.keys, panel, 0, rows);
+    for (int64_t r = 0; r < rows; ++r) {
+        float* row = scores + r * kKeyTile;
+        softmax[r].update(row, 0, tile.count, tile.padded(), out + r * dim, dim);
+        convert_inputs<Mode>(row, tile.padded(), weights + r * kKeyTile);
+    }
+    const linear::Job add{nullptr, out, rows, tile.padded(), dim, {nullptr, true}};
+    for (int64_t panel = 0; panel * kPanel < dim; ++panel)
+        linear::multiply_panel<Mode>(add, {weights, kKeyTile}, tile.values, panel, 0, rows);
+}
+
+// Query rows [first, first + rows) of a sequence, for one head.
+template <class Mode>
+void attend_rows(const Job& job, const Sequence<Mode>& sequence, int64_t head, int64_t first, int64_t rows) {
+    using Input = typename Mode::Input;
+    const int64_t dim = job.dim, stride = linear::copy_stride<Input>(dim);
+    Input *q = scratch<struct Inputs, Input>(rows * (stride + kKeyTile)), *weights = q + rows * stride;
+    float* scores = scratch<struct Sums, float>(rows * (kKeyTile + dim) + dim);
+    float *out = scores + rows * kKeyTile, *row = out + rows * dim;
+    const float scale = 1.f / std::sqrt(static_cast<float>(dim));
+    for (int64_t r = 0; r < rows; ++r) {
+        const float* from = job.part(sequence.first_row + first + r, 0, head);
+        for (int64_t i = 0; i < dim; ++i) row[i] = from[i] * scale;
+        convert_inputs<Mode>(row, dim, q + r * stride);
+    }
+    std::fill(out, out + rows * dim, 0.f);
+    softmax::OnlineSoftmax softmax[kTaskRows];
+    for (int64_t index = 0; index < sequence.num_tiles(); ++index)
+        attend<Mode>(sequence.tile(index, head, dim), rows, dim, {q, stride}, scores, weights, softmax, out);
+    for (int64_t r = 0; r < rows; ++r) {
+        float* to = job.out + ((sequence.first_row + first + r) * job.heads + head) * dim;
+        const float sum = softmax[r].sum();
+        for (int64_t i = 0; i < dim; ++i) to[i] = out[r * dim + i] / sum;
+    }
+}
+
+template <class Mode>
+void run(const Job& job, const int64_t* lengths, int64_t num_sequences) {
+    struct Part {
+        int64_t sequence, first, count;
+    };
+    std::vector<Sequence<Mode>> sequences;
+    std::vector<Part> tiles, parts;  // of keys, and of query rows
+    int64_t rows = 0, size = 0;
+    for (int64_t s = 0; s < num_sequences; ++s) {
+        const Sequence<Mode> sequence{rows, lengths[s], nullptr};
+        for (int64_t tile = 0; tile < sequence.num_tiles(); ++tile) tiles.push_back({s, tile, 1});
+        linear::for_each_tile(0, lengths[s], kTaskRows,
+                              [&](int64_t first, int64_t count) { parts.push_back({s, first, count}); });
+        sequences.push_back(sequence);
+        rows += lengths[s];
+        size += sequence.size(job);
+    }
+    const auto packed = memory::allocate<typename Mode::Number>(size);
+    int64_t offset = 0;
+    for (auto& sequence : sequences) {
+        sequence.numbers = packed.get() + offset;
+        offset += sequence.size(job);
+    }
+    pool::parallel_for(tiles.size() * job.heads, [&](int64_t task) {
+        const Part& tile = tiles[task / job.heads];
+        sequences[tile.sequence].pack(job, tile.first, task % job.heads);
+    });
+    const int64_t count = parts.size();
+    pool::parallel_for(count * job.heads, [&](int64_t task) {  // neighbouring tasks have the same keys
+        std::optional<linear::FlushDenormals> flush;
+        if constexpr (Mode::kFlushes) flush.emplace();
+        const Part& part = parts[task % count];
+        attend_rows<Mode>(job, sequences[part.sequence], task / count, part.first, part.count);
+    });
+}
+
+}  // namespace encoder_attention
