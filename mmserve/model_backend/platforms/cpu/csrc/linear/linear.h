@@ -11,6 +11,15 @@ namespace linear {
 
 constexpr int64_t kAheadNbytes = 16 << 10;  // further than the CPU's own prefetcher looks
 
+// Prefetches `rows` rows of C vectors, which will be written: they are too far apart for the CPU's own prefetcher, and a
+// store that misses the cache would wait for its line.
+template <int C>
+void prefetch_outputs(const float* out, int64_t rows, int64_t stride) {
+    constexpr int64_t kLine = memory::kLine / sizeof(float);
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t i = 0; i < C * tile::kLanes<Vector>; i += kLine) __builtin_prefetch(out + row * stride + i, 1);
+}
+
 // Multiplies rows [row, row + rows) by C vectors of outputs, of which there are `outputs` from `first` on, a few rows at a
 // time. bfloat16 is widened for every tile of rows, which costs less than storing floats: the first tile prefetches the
 // weights into the second-level cache, where the others read them.
@@ -21,6 +30,7 @@ void multiply(const Job& job, const Rows<typename Mode::Input>& inputs, const ty
     for_each_tile(row, rows, kRows, [&](int64_t from, int64_t count) {
         const int64_t ahead = from == row ? kAheadNbytes / sizeof(*weights) : 0;
         float* out = job.out + from * job.N + first;
+        prefetch_outputs<C>(out, count, job.N);
         tile::dispatch_rows<kRows>(count, [&](auto m) {
             const auto sums = sums_of<Mode, m, C>(job.K, inputs.at(from), inputs.stride, weights, ahead);
             if (outputs >= sums.kColumns)
