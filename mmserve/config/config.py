@@ -17,6 +17,7 @@ Quantization = Literal["none", "int8", "int4"]
 ModelImpl = Literal["auto", "mmserve", "transformers"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
+Speculative = Literal["none", "ngram"]
 MmHash = Literal["xxh3", "blake3", "sha256"]
 MAX_SEED = 2**63 - 1
 _MAX_GB = 10**6
@@ -148,6 +149,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         bool,
         _field("scheduling", "compute text that an answer's grammar forces in one step, not one token a step"),
     ] = True
+    speculative: Annotated[
+        Speculative,
+        _field(
+            "scheduling",
+            "ngram: propose what followed the same words earlier in prompt or answer, and compute several proposed "
+            "tokens in one step; the text stays the same; not with --overlap-scheduling",
+        ),
+    ] = "none"
     kv_cache_gb: Annotated[
         Annotated[float, Meta(gt=0, le=_MAX_GB)] | None,
         _field("scheduling", "KV cache of each rank, GiB; default: what fits"),

@@ -52,6 +52,9 @@ class SequenceStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     token_ids: tuple[int, ...] = ()
     """The chunk's last tokens, if the ranks do not have them yet: neither given with the sequence nor sampled by a plan
     before this one."""
+    draft: tuple[int, ...] = ()
+    """Tokens that may follow the chunk, whose keys and values are computed with it. The step (which samples) samples
+    after the chunk and after each of these: see ``StepResult.tokens``."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="plan"):
@@ -88,7 +91,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     step_id: int
     tokens: tuple[tuple[int, Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]], ...]
     """(slot, its new token ids) for every step with ``sample`` that did not fail and is not ``deferred``; at least one
-    token each.
+    token each. After a draft: the sampled tokens up to the first that is not the one drafted for its place.
 
     All but the last of a slot's tokens have their keys and values computed, in blocks that the slot had already. More
     than one is allowed only when no later plan with a step for the slot has been sent.

@@ -113,6 +113,8 @@ METRICS: dict[str, Metric] = {
     "request_decode_time_seconds": _seconds("From the first to the last token"),
     "request_inference_time_seconds": _seconds("From the first step to the last token"),
     "forced_tokens": Metric("counter", "Tokens that the grammars of answers forced and that were not sampled"),
+    "draft_tokens": Metric("counter", "Tokens that --speculative proposed, computed with the tokens before them"),
+    "accepted_draft_tokens": Metric("counter", "Proposed tokens that were sampled too, and so saved a step each"),
     "iteration_tokens": Metric("histogram", "Tokens in one step", (), TOKENS),
     "step_seconds": _stage("One step: plan, forward, result; with --overlap-scheduling, from result to result"),
     "schedule_seconds": _stage("Planning one step"),

@@ -75,7 +75,7 @@ def serve(
 
 def _report_step(metrics: MetricsClient, plan: StepPlan, schedule_s: float, step_s: float) -> None:
     if plan.steps:
-        metrics.add("iteration_tokens", sum(step.num_tokens for step in plan.steps))
+        metrics.add("iteration_tokens", sum(step.num_tokens + len(step.draft) for step in plan.steps))
         metrics.add("schedule_seconds", schedule_s)
         metrics.add("step_seconds", step_s)
 
@@ -88,6 +88,7 @@ def _scheduler(deployment: Deployment, ready: RankReady, metrics: MetricsClient)
         max_model_len=deployment.max_model_len,
         max_step_s=deployment.config.max_step_ms / 1e3,
         whole_images=deployment.model.text.attends_whole_images,
+        ngram_drafts=deployment.config.speculative == "ngram",
     )
     scheduler = Scheduler(
         config,

@@ -180,7 +180,7 @@ class FakeRank:
             assert new.slot not in self._slots, "a slot must be freed before it is used again"
             self._slots[new.slot] = _Slot(new)
         assert len({step.slot for step in plan.steps}) == len(plan.steps)
-        assert sum(step.num_tokens for step in plan.steps) <= self._max_tokens
+        assert sum(step.num_tokens + len(step.draft) for step in plan.steps) <= self._max_tokens
         copied = [self._leading_cells(copy.source, copy.num_tokens) for copy in plan.copies]
         for copy, cells in zip(plan.copies, copied, strict=True):
             start = copy.target * self.block_tokens
@@ -219,7 +219,7 @@ class FakeRank:
             deferred=tuple(deferred),
             prompt_logprobs=tuple(self._prompt_rows.items()),
             embeddings=tuple(self._embeddings.items()),
-            forward_s=self._token_s * sum(step.num_tokens for step in plan.steps),
+            forward_s=self._token_s * sum(step.num_tokens + len(step.draft) for step in plan.steps),
         )
 
     def _defers(self, slot: _Slot) -> bool:
@@ -245,7 +245,9 @@ class FakeRank:
         assert end <= min(len(slot.tokens), len(slot.blocks) * self.block_tokens)
         is_last = end == len(slot.tokens) and not slot.prompt_only
         assert step.sample == is_last or (is_last and end < slot.num_known), "only forced tokens may be still to come"
-        written = slot.blocks[step.start // self.block_tokens : (end - 1) // self.block_tokens + 1]
+        last = end + len(step.draft) - 1
+        assert last < len(slot.blocks) * self.block_tokens
+        written = slot.blocks[step.start // self.block_tokens : last // self.block_tokens + 1]
         self._check_unread(step.slot, written, later)
         slot.computed = end
         self.num_tokens_computed += step.num_tokens
@@ -262,7 +264,28 @@ class FakeRank:
                 self._report_prompt(step.slot, slot, position, state)
         if failure or not step.sample:
             return failure
-        return self._new_tokens(slot, state)
+        return self._verified(slot, state, step.draft) if step.draft else self._new_tokens(slot, state)
+
+    def _verified(self, slot: _Slot, state: int, draft: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
+        """Computes the whole draft, then samples up to the first token that was not drafted."""
+        first, drafted_state = len(slot.tokens), state
+        for position, token_id in enumerate(draft, first):
+            cell = _cell(token_id, position, drafted_state)
+            self.cells[self._address(slot, position)] = cell
+            drafted_state = _absorb(drafted_state, cell)
+        token_ids: list[int] = []
+        logprobs: list[bytes] = []
+        for drafted in (*draft, None):
+            position = len(slot.tokens)
+            token_id = _sample(state, slot.sampling, position - slot.num_prompt_tokens)
+            token_ids.append(token_id)
+            logprobs += filter(None, [_logprobs(state, token_id, slot.sampling)])
+            slot.tokens.append(token_id)
+            if token_id != drafted:
+                break
+            state = _absorb(state, _cell(token_id, position, state))
+            slot.computed += 1
+        return tuple(token_ids), tuple(logprobs)
 
     def _report_prompt(self, number: int, slot: _Slot, position: int, state: int) -> None:
         """What the slot's sequence asks of its prompt, after the prompt's token at ``position``."""

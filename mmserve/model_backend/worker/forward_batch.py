@@ -1,7 +1,7 @@
 """Steps of a plan -> tensors of one forward pass.
 
 Rows of a batch: first one row for each sequence with a single new token, longest context first, then the rows of each
-prefill chunk. ``ForwardBatch.steps`` is in this order.
+prefill chunk and of each token with its draft. ``ForwardBatch.steps`` is in this order.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ class ForwardBatch:
     metadata: Any
     """The attention backend's, for all layers."""
     sample_slots: tuple[int, ...]
+    """The slot of each row that is sampled from: of the last row of a step's tokens, and of those of its draft."""
+    drafts: dict[int, tuple[int, ...]]
+    """Slot -> draft, for slots that have one."""
     logits_indices: torch.Tensor
-    """int64 [S], ascending: the last row of each step that samples, and rows that ``prompt_outputs`` wants."""
+    """int64 [S], ascending: the rows that are sampled from, and rows that ``prompt_outputs`` wants."""
     prompt_outputs: PromptOutputs | None
     """None: all outputs are sampled from."""
 
@@ -51,20 +54,27 @@ def build_forward_batch(
     Rows of tokens that were sampled in an earlier step read ``last_token``, so their ids need not be known on the
     host. At least one step.
     """
-    singles = sorted((step for step in steps if step.num_tokens == 1), key=lambda step: -step.start)
-    ordered = (*singles, *(step for step in steps if step.num_tokens > 1))
+    singles = sorted((step for step in steps if _is_single(step)), key=lambda step: -step.start)
+    ordered = (*singles, *(step for step in steps if not _is_single(step)))
+    drafts = {step.slot: step.draft for step in ordered[len(singles) :] if step.draft}
     starts = np.array([step.start for step in ordered])
-    counts = np.array([step.num_tokens for step in ordered])
+    counts = np.array([step.num_tokens + len(step.draft) for step in ordered])
     slots = np.array([step.slot for step in ordered])
     ends = counts.cumsum()
     first_rows = ends - counts
     indices = np.arange(ends[-1]) + np.repeat(starts - first_rows, counts)
     sampling = [index for index, step in enumerate(ordered) if step.sample]
+    sample_slots = tuple(ordered[index].slot for index in sampling)
+    sampling_rows = ends[sampling] - 1
+    if drafts:
+        num_sampled = np.array([1 + len(ordered[index].draft) for index in sampling])
+        sample_slots = tuple(np.repeat(sample_slots, num_sampled).tolist())
+        sampling_rows = _last_rows(sampling_rows, num_sampled)
     slot_mapping = input_batch.slot_mapping(np.repeat(slots, counts), indices)
     image_ends = _image_ends(input_batch, ordered, first_rows, indices) if input_batch.whole_images else None
     rotary = input_batch.rotary_positions.of_rows(slots, starts, counts, indices)
     output_rows, prompt_outputs = select_outputs(
-        input_batch, ordered, first_rows, ends[sampling] - 1, vocab_size, last_token.device
+        input_batch, ordered, first_rows, sampling_rows, vocab_size, last_token.device
     )
     positions_, logits_indices = (torch.from_numpy(values).to(last_token.device) for values in (rotary, output_rows))
     return ForwardBatch(
@@ -73,10 +83,22 @@ def build_forward_batch(
         token_ids=_token_ids(input_batch, ordered, last_token, vocab_size),
         positions=positions_,
         metadata=builder.build(AttentionInput(slots, starts, counts, input_batch.blocks, slot_mapping, image_ends)),
-        sample_slots=tuple(ordered[index].slot for index in sampling),
+        sample_slots=sample_slots,
+        drafts=drafts,
         logits_indices=logits_indices,
         prompt_outputs=prompt_outputs,
     )
+
+
+def _is_single(step: SequenceStep) -> bool:
+    return step.num_tokens == 1 and not step.draft
+
+
+def _last_rows(last_rows: Int64s, counts: Int64s) -> Int64s:
+    """For each of ``last_rows`` the so many rows that end with it."""
+    ends = counts.cumsum()
+    rows: Int64s = np.arange(ends[-1]) + np.repeat(last_rows + 1 - ends, counts)
+    return rows
 
 
 def _image_ends(
@@ -102,12 +124,14 @@ def _token_ids(
     parts: list[Int64s] = []
     sampled_rows, sampled_slots = [], []
     for row, step in enumerate(steps):
-        if step.num_tokens == 1 and step.start >= input_batch[step.slot].num_given:
+        if _is_single(step) and step.start >= input_batch[step.slot].num_given:
             sampled_rows.append(row)  # steps of one token come first: index of the step = index of its row
             sampled_slots.append(step.slot)
             parts.append(_UNKNOWN)
         else:
             parts.append(input_batch[step.slot].chunk(step.start, step.num_tokens))
+            if step.draft:
+                parts.append(np.array(step.draft, dtype=np.int64))
     device = last_token.device
     if len(sampled_rows) == len(steps):
         return last_token.index_select(0, torch.tensor(sampled_slots, device=device))

@@ -11,6 +11,7 @@ from mmserve.messages.step import SlotFailure, StepResult
 from mmserve.model_backend.platforms.sampling import NO_TOKEN_ALLOWED
 from mmserve.model_backend.worker.input_batch import Slot
 from mmserve.model_backend.worker.prompt_outputs import NOT_FINITE_PROMPT, PromptResults
+from mmserve.model_backend.worker.sampling.draft_sampling import UNVERIFIED
 from mmserve.model_backend.worker.sampling.grammar_masks import GRAMMAR_FAILED, GRAMMAR_PENDING
 from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
 from mmserve.model_backend.worker.sampling.sampler import FAILURES
@@ -21,15 +22,17 @@ class SampledRows:
     """What one forward pass has sampled."""
 
     slots: Sequence[int]
-    """In the order of ``tokens``."""
+    """In the order of ``tokens``. A slot with a draft has several rows, one after another."""
     sequences: Sequence[Slot]
     """The sequences in ``slots``."""
     tokens: torch.Tensor
-    """int64 [S] on the device: token ids, keys of FAILURES or GRAMMAR_PENDING."""
+    """int64 [S] on the device: token ids, keys of FAILURES, GRAMMAR_PENDING or UNVERIFIED."""
     logprobs: ModelLogprobs | None
     """On rank 0."""
     known_tokens: Sequence[int] | None = None
     """``tokens`` on the host, once they have been read."""
+    told: frozenset[int] = frozenset()
+    """Rows whose tokens the sampler has been told of already."""
 
 
 @dataclass
@@ -62,12 +65,16 @@ class InFlight:
 
     def result(self, now_s: float) -> StepResult:
         """The result to send; the tokens of all ``sampled`` rows are known."""
-        tokens, logprobs, deferred, failures = [], [], [], list(self.failures)
+        tokens: dict[int, tuple[int, ...]] = {}
+        logprobs: dict[int, tuple[bytes, ...]] = {}
+        deferred, failures = [], list(self.failures)
         for rows in self.sampled:
             chosen = rows.known_tokens or ()
             for slot, token_id in zip(rows.slots, chosen, strict=True):
                 if token_id == GRAMMAR_PENDING:
                     deferred.append(slot)
+                elif token_id == UNVERIFIED:
+                    continue
                 elif token_id in FAILURES:
                     failures.append(
                         SlotFailure(
@@ -79,17 +86,17 @@ class InFlight:
                         )
                     )
                 else:
-                    tokens.append((slot, (token_id,)))
-            packed = rows.logprobs.pack(chosen) if rows.logprobs else ()
-            logprobs += [(rows.slots[row], (entry,)) for row, entry in packed]
+                    tokens[slot] = (*tokens.get(slot, ()), token_id)
+            for row, entry in rows.logprobs.pack(chosen) if rows.logprobs else ():
+                logprobs[rows.slots[row]] = (*logprobs.get(rows.slots[row], ()), entry)
         scored, pooled = self._prompt_results(failures) if self.prompts else ({}, {})
         return StepResult(
             step_id=self.step_id,
-            tokens=tuple(tokens),
+            tokens=tuple(tokens.items()),
             forced=tuple(self.forced),
             failures=tuple(failures),
             deferred=tuple(deferred),
-            logprobs=tuple(logprobs),
+            logprobs=tuple(logprobs.items()),
             prompt_logprobs=tuple(scored.items()),
             embeddings=tuple(pooled.items()),
             forward_s=0.0 if self.in_parts or deferred else now_s - self.started_s,  # it may have waited for a grammar

@@ -84,7 +84,7 @@ class InputBatch:
         """Free slots, add new sequences, append new blocks and tokens, in this order. Returns slot -> why its step is
         refused.
 
-        The tokens of all plans before must be known if the plan brings tokens.
+        The tokens of all plans before must be known if the plan brings tokens or drafts.
         """
         for slot in plan.free:
             self._slots.pop(slot, None)
@@ -94,7 +94,8 @@ class InputBatch:
         for step in plan.steps:
             if step.slot in refused:
                 continue
-            if problem := self._append_blocks(step) or self._append_tokens(step) or self._check(step):
+            problem = self._append_blocks(step) or self._append_tokens(step) or self._check(step)
+            if problem := problem or self._check_draft(step):
                 refused[step.slot] = problem
             elif not invalid_targets.isdisjoint(step.new_blocks):
                 refused[step.slot] = "a copy to one of its KV blocks is out of range"
@@ -191,6 +192,19 @@ class InputBatch:
         ids = slot.chunk(step.start, step.num_tokens)
         if np.any(unembeddable(ids, step.start, slot.spans_within(step.start, step.num_tokens), self._vocab_size)):
             return "a token id is neither in the vocabulary nor covered by an image"
+        return ""
+
+    def _check_draft(self, step: SequenceStep) -> str:
+        """A reason if the step's draft cannot be computed."""
+        if not step.draft:
+            return ""
+        end = step.start + step.num_tokens
+        if not step.sample or end != len(self._slots[step.slot].tokens):
+            return "a draft does not follow the sequence's last token"
+        if not all(0 <= token_id < self._vocab_size for token_id in step.draft):
+            return "a drafted token id is not in the vocabulary"
+        if end + len(step.draft) > self._slots[step.slot].num_blocks * self._block_tokens:
+            return f"a draft ends at {end + len(step.draft)}, beyond the sequence's KV blocks"
         return ""
 
 

@@ -118,11 +118,11 @@ class ModelRunner:
 
         Steps read tokens that earlier plans sampled from ``last_token`` on the device. Three exceptions read the
         device: a step with images waits for its copies; a step whose logits processors count tokens, and a plan that
-        brings tokens, wait until the tokens of earlier plans are known. Plans must be collected in the order in which
-        they were launched.
+        brings tokens or drafts, wait until the tokens of earlier plans are known. Plans must be collected in the order
+        in which they were launched.
         """
         in_flight = InFlight(plan.step_id, time.perf_counter())
-        if any(step.token_ids for step in plan.steps):
+        if any(step.token_ids or step.draft for step in plan.steps):
             self._sampling.read_tokens()
         refused = self._input_batch.apply(plan)
         self._sampling.update(plan, refused)
@@ -197,7 +197,9 @@ class ModelRunner:
             readable = [step for step in steps if step.slot not in failed]
             return self._attempt(in_flight, readable) if readable else None
         sequences = [self._input_batch[slot] for slot in batch.sample_slots]
-        error = self._sampling.sample(batch.sample_slots, sequences, computed.logits, in_flight) if sequences else None
+        error = None
+        if sequences:
+            error = self._sampling.sample(batch.sample_slots, sequences, batch.drafts, computed.logits, in_flight)
         if computed.prompts is not None and error is None:
             in_flight.prompts.append(computed.prompts)
         return error

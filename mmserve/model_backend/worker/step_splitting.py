@@ -1,14 +1,16 @@
 """Computes the steps of a plan in smaller parts when they cannot be computed together.
 
-After an error the halves of a part are tried, until the sequence at fault is alone. When memory ran out, a part is cut
-in the middle of its tokens, in a chunk if need be, so that all of it is computed. A chunk of a model that reads whole
-images is cut beside them. Pure: no torch.
+After an error drafts are left out first, so that each sequence gets one token. Then the halves of a part are tried,
+until the sequence at fault is alone. When memory ran out, a part is cut in the middle of its tokens, in a chunk if need
+be, so that all of it is computed. A chunk of a model that reads whole images is cut beside them. Pure: no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from mmserve.messages.step import SequenceStep
 
@@ -45,11 +47,17 @@ def compute_in_parts(
         if not part or (error := attempt(part)) is None:
             continue
         errors.append(error)
-        if halves := _halves_of_tokens(part, cut) if error.out_of_memory else _halves(part):
+        if any(step.draft for step in part):
+            stack.append([_without_draft(step) for step in part])
+        elif halves := _halves_of_tokens(part, cut) if error.out_of_memory else _halves(part):
             stack += reversed(halves)
         else:
             failed[part[0].slot] = error.message
     return failed, errors
+
+
+def _without_draft(step: SequenceStep) -> SequenceStep:
+    return msgspec.structs.replace(step, draft=())
 
 
 def _halves(part: Sequence[SequenceStep]) -> list[Sequence[SequenceStep]]:

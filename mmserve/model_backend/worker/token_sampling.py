@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 import torch
 
+from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.platforms.device import is_fatal_device_error
 from mmserve.model_backend.worker.in_flight import InFlight, SampledRows
-from mmserve.model_backend.worker.input_batch import Slot
+from mmserve.model_backend.worker.input_batch import Int64s, Slot
+from mmserve.model_backend.worker.sampling.draft_sampling import UNVERIFIED, DraftSampling, row_positions
 from mmserve.model_backend.worker.sampling.logprobs import ModelLogprobs
 from mmserve.model_backend.worker.sampling.sampler import Sampler, SampleRow
 from mmserve.model_backend.worker.step_errors import StepErrors
@@ -45,41 +47,51 @@ class TokenSampling:
         for new in plan.new:
             if new.slot not in refused:
                 tokens = np.frombuffer(new.token_ids, dtype=np.int64)
-                prompt, output = tokens[: new.num_prompt_tokens], tokens[new.num_prompt_tokens :]
-                try:
-                    self._sampler.add_slot(new.slot, new.sampling, prompt, output)
-                except Exception as error:
-                    # Only rank 0 knows. The other ranks compute the step as well and get the failure as a token.
-                    if is_fatal_device_error(error):
-                        raise
-                    logger.exception("a logits processor failed")
-                    self._sampler.fail_slot(new.slot)
+                _add_slot(self._sampler, new.slot, new.sampling, tokens, new.num_prompt_tokens)
         for step in plan.steps:
             if step.token_ids and step.slot not in refused:
                 _update_processors(self._sampler, step.slot, step.token_ids)
 
     def sample(
-        self, slots: Sequence[int], sequences: Sequence[Slot], logits: torch.Tensor | None, in_flight: InFlight
+        self,
+        slots: Sequence[int],
+        sequences: Sequence[Slot],
+        drafts: Mapping[int, Sequence[int]],
+        logits: torch.Tensor | None,
+        in_flight: InFlight,
     ) -> StepError | None:
         """Sample on rank 0; every rank gets the tokens and keeps them as its slots' last ones, or gets the error.
 
-        ``sequences``: those in ``slots``. ``logits``: [S, vocab], on rank 0.
+        ``slots``, ``sequences``: of each row. ``drafts``: of slots that have one, and so several rows. ``logits``:
+        [S, vocab], on rank 0.
         """
-        error, logprobs = None, None
+        error, logprobs, told = None, None, frozenset[int]()
         if self._sampler is not None and logits is not None:
-            drawn, error = self._errors.catch(self._draw, self._sampler, logits, slots, sequences)
-            tokens, logprobs = drawn or (self._errors.tokens_for(error, len(slots)), None)
+            drawn, error = self._errors.catch(self._draw, self._sampler, logits, slots, sequences, drafts)
+            tokens, logprobs, told = drawn or (self._errors.tokens_for(error, len(slots)), None, told)
         else:
             tokens = torch.empty(len(slots), dtype=torch.int64, device=self._device)
         tokens = self._tp.broadcast(tokens)
         if error := self._errors.in_tokens(error, tokens):
             return error
+        rows = SampledRows(slots, sequences, tokens, logprobs, told=told)
+        in_flight.sampled.append(rows)
+        self._keep(rows, has_drafts=bool(drafts))
+        return None
+
+    def _keep(self, rows: SampledRows, *, has_drafts: bool) -> None:
+        """Keep the last token of each slot. With drafts this waits for the tokens, whose number is not known else."""
+        slots, sequences, tokens = rows.slots, rows.sequences, rows.tokens
+        if has_drafts:
+            self._read(rows)
+            sampled = [row for row, token_id in enumerate(rows.known_tokens or ()) if token_id != UNVERIFIED]
+            last_rows = list({slots[row]: row for row in sampled}.values())
+            slots, tokens = [slots[row] for row in last_rows], tokens[last_rows]
+            sequences = [sequences[row] for row in sampled]
         # A row without a token gets token 0, so that a plan already in flight for its slot can still be computed.
         self.last_token.index_copy_(0, torch.tensor(slots, device=tokens.device), tokens.clamp(min=0))
         for sequence in sequences:
             sequence.length += 1
-        in_flight.sampled.append(SampledRows(slots, sequences, tokens, logprobs))
-        return None
 
     def launched(self, in_flight: InFlight) -> None:
         """The plan's steps have been issued."""
@@ -107,28 +119,64 @@ class TokenSampling:
             self._sampler.prepare()
 
     def _draw(
-        self, sampler: Sampler, logits: torch.Tensor, slots: Sequence[int], sequences: Sequence[Slot]
-    ) -> tuple[torch.Tensor, ModelLogprobs]:
-        """What ``Sampler.sample`` returns, and the log-probabilities of the tokens."""
+        self,
+        sampler: Sampler,
+        logits: torch.Tensor,
+        slots: Sequence[int],
+        sequences: Sequence[Slot],
+        drafts: Mapping[int, Sequence[int]],
+    ) -> tuple[torch.Tensor, ModelLogprobs, frozenset[int]]:
+        """What ``Sampler.sample`` returns, the log-probabilities of the tokens, and ``SampledRows.told``."""
         if any(map(sampler.needs_update, slots)):
             self.read_tokens()
+        positions = row_positions(slots, [sequence.length for sequence in sequences])
         rows = [
-            SampleRow(slot, sequence.sampling, sequence.length) for slot, sequence in zip(slots, sequences, strict=True)
+            SampleRow(slot, sequence.sampling, position)
+            for slot, sequence, position in zip(slots, sequences, positions, strict=True)
         ]
         logprobs = ModelLogprobs(logits, rows)
-        tokens = sampler.sample(logits, rows)
-        logprobs.compute(tokens)
-        return tokens, logprobs
+        if not drafts:
+            tokens, told = sampler.sample(logits, rows), frozenset[int]()
+            logprobs.compute(tokens)
+            return tokens, logprobs, told
+        sampling = DraftSampling(sampler, rows, drafts)
+        try:
+            tokens = sampling.sample(logits)
+            logprobs.compute(tokens)
+        except Exception:
+            for slot, sequence in {rows[row].slot: sequences[row] for row in sampling.told}.items():
+                tokens_so_far = sequence.chunk(0, len(sequence.tokens))
+                _add_slot(sampler, slot, sequence.sampling, tokens_so_far, sequence.num_prompt_tokens)
+            raise
+        return tokens, logprobs, frozenset(sampling.told)
 
     def _record(self, in_flight: InFlight) -> None:
         """At the first call, wait for the plan's tokens and add them to their sequences."""
         for rows in in_flight.sampled:
-            if rows.known_tokens is None:
-                rows.known_tokens = rows.tokens.tolist()
-                for slot, sequence, token_id in zip(rows.slots, rows.sequences, rows.known_tokens, strict=True):
-                    sequence.tokens.append(max(token_id, 0))
-                    if self._sampler is not None and token_id >= 0:
-                        _update_processors(self._sampler, slot, (token_id,))
+            self._read(rows)
+
+    def _read(self, rows: SampledRows) -> None:
+        if rows.known_tokens is not None:
+            return
+        rows.known_tokens = rows.tokens.tolist()
+        for row, token_id in enumerate(rows.known_tokens):
+            if token_id == UNVERIFIED:
+                continue
+            rows.sequences[row].tokens.append(max(token_id, 0))
+            if self._sampler is not None and token_id >= 0 and row not in rows.told:
+                _update_processors(self._sampler, rows.slots[row], (token_id,))
+
+
+def _add_slot(sampler: Sampler, slot: int, sampling: SamplingParams, tokens: Int64s, num_prompt_tokens: int) -> None:
+    """The sampler's state of a sequence with these tokens."""
+    try:
+        sampler.add_slot(slot, sampling, tokens[:num_prompt_tokens], tokens[num_prompt_tokens:])
+    except Exception as error:
+        # Only rank 0 knows. The other ranks compute the step as well and get the failure as a token.
+        if is_fatal_device_error(error):
+            raise
+        logger.exception("a logits processor failed")
+        sampler.fail_slot(slot)
 
 
 def _update_processors(sampler: Sampler, slot: int, token_ids: Sequence[int]) -> None:

@@ -180,7 +180,11 @@ class RunningSet:
         or complete once the plans in flight are done.
         """
         running = SequenceStatus.RUNNING
-        active = [each for each in self.sequences if each.status is running and each.length < each.max_length]
+        active = [
+            each
+            for each in self.sequences
+            if each.status is running and each.length < each.max_length and not each.has_draft
+        ]
         decoding = [each for each in active if each.length - each.num_computed_tokens == 1 or each.num_unsent]
         if self._num_prompt_only:
             decoding = [each for each in decoding if not each.prompt_only]

@@ -19,18 +19,21 @@ from mmserve.router.scheduler.requests import Clock, OutputBuffer, Record, Reque
 from mmserve.router.scheduler.results import StepResults
 from mmserve.router.scheduler.sequence import Sequence
 from mmserve.router.scheduler.step_planner import StepPlanner
+from mmserve.router.speculation.drafter import Drafter
 
 
 @dataclass(frozen=True)
 class SchedulerConfig:
     """``max_num_seqs``: slots. ``max_num_batched_tokens``: of one step. ``max_model_len``: prompt plus output.
-    ``max_step_s``: see StepTimeModel. ``whole_images``: no chunk of a prompt ends inside an image."""
+    ``max_step_s``: see StepTimeModel. ``whole_images``: no chunk of a prompt ends inside an image.
+    ``ngram_drafts``: steps compute and verify tokens that are likely to follow (speculation)."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     max_step_s: float = 0.0
     whole_images: bool = False
+    ngram_drafts: bool = False
 
 
 class Scheduler:
@@ -65,6 +68,7 @@ class Scheduler:
             max_step_tokens=config.max_num_batched_tokens,
             max_step_s=config.max_step_s,
             largest_image=self._largest_image,
+            drafter=Drafter() if config.ngram_drafts else None,
         )
         self._results = StepResults(
             self.kv, self._running, self._waiting, self._admission, self._timings, self._replies, record

@@ -21,6 +21,7 @@ from enum import Enum
 from mmserve.messages.reply import FinishReason
 from mmserve.messages.request import SUSPECT_FROM, GenerateRequest
 from mmserve.router.kv_cache.manager import BlockTable
+from mmserve.router.speculation.draft_source import DraftSource
 
 _FEW_ENDING_TOKENS = 8
 """So many are looked through as fast as a set is asked, and take no memory besides the request's."""
@@ -37,8 +38,10 @@ class Sequence:
 
     __slots__ = (
         "block_table",
+        "draft_source",
         "ending_token_ids",
         "first_token_s",
+        "has_draft",
         "largest_image_tokens",
         "length",
         "max_length",
@@ -100,6 +103,11 @@ class Sequence:
         self.num_unsent = 0
         """Tokens of a result that were not computed with it (``StepResult.forced``) and that no plan has brought to the
         ranks. While there are any, ``length`` is the number of known tokens."""
+        self.draft_source: DraftSource | None = None
+        """Where the sequence's drafts come from; None until the first is looked for."""
+        self.has_draft = False
+        """A plan in flight has a draft for the sequence, so how many tokens it brings is not known: no further plan may
+        compute the sequence."""
         self.times_bypassed = 0
         self.num_frees_when_refused = -1
         """``KvCacheManager.num_frees`` when the sequence last failed to fit; -1: never."""
@@ -155,6 +163,13 @@ class Sequence:
         if self.started_s is None:
             self.num_cached_tokens = min(self.num_computed_tokens, self.num_prompt_tokens)
 
+    @property
+    def max_draft_tokens(self) -> int:
+        """The longest draft that may follow the last token: 0 unless that one is known and decoded next."""
+        if self.num_unsent or self.length != len(self.tokens):
+            return 0
+        return self.max_length - self.length - 1
+
     def plan_chunk(self, num_tokens: int) -> bool:
         """Counts the next ``num_tokens`` tokens as computed. True if none is left: a token is sampled after them, or
         the sequence is ``prompt_only`` and ends."""
@@ -183,9 +198,9 @@ class Sequence:
         """Adds the tokens of a result, up to the one that ends the sequence. Returns why it ends; None: it goes on.
 
         ``position``: of the first of ``token_ids``; those that an earlier result has brought are left out. All but the
-        last of ``token_ids`` are computed beyond the plan (speculation); ``forced``, which follow, are not computed.
+        last of ``token_ids`` were drafted and so are computed; ``forced``, which follow, are not.
         """
-        tokens = self.tokens
+        tokens, self.has_draft = self.tokens, False
         if len(token_ids) == 1 and not forced and position == len(tokens):  # the common case: few further calls
             token_id = token_ids[0]
             tokens.append(token_id)
@@ -220,4 +235,5 @@ class Sequence:
         self.slot = -1
         self.block_table = None
         self.num_computed_tokens = self.num_unsent = 0
+        self.has_draft = False
         self.length = len(self.tokens)

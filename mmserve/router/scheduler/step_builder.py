@@ -25,6 +25,7 @@ class StepBuilder:
     """Steps after which no token is sampled."""
     num_prompt_tokens: int = 0
     """Tokens of prompts, and those of decoding sequences beyond one for each."""
+    num_draft_tokens: int = 0
     prompt_ends: list[Sequence] = field(default_factory=list)
     """Sequences that end with their prompt, which this step completes."""
     _new: list[NewSequence] = field(default_factory=list)
@@ -67,6 +68,18 @@ class StepBuilder:
         start, token_ids = sequence.num_computed_tokens, sequence.take_unsent(num_tokens)
         sample = sequence.plan_chunk(num_tokens)
         self._add(sequence, SequenceStep(sequence.slot, start, num_tokens, new_blocks, sample, token_ids))
+
+    @property
+    def only_decodes(self) -> bool:
+        """Each step computes one token, which was sampled before, and those of a draft."""
+        return not self.num_prompt_tokens
+
+    def add_draft(self, sequence: Sequence, new_blocks: tuple[int, ...], draft: tuple[int, ...]) -> None:
+        """Computes the last token of a sequence and those of a draft, and samples after each."""
+        self.num_draft_tokens += len(draft)
+        sequence.has_draft = True
+        step = SequenceStep(sequence.slot, sequence.plan_decode(), 1, new_blocks, True, draft=draft)
+        self._add(sequence, step)
 
     def add_decode(self, sequence: Sequence, new_blocks: tuple[int, ...]) -> None:
         """Computes the last token of a sequence and samples the next one."""

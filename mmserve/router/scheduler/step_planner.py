@@ -17,13 +17,14 @@ from mmserve.router.scheduler.sequence import Sequence, SequenceStatus
 from mmserve.router.scheduler.step_budget import ChunkLimit, StepBudget, StepTimeModel
 from mmserve.router.scheduler.step_builder import StepBuilder
 from mmserve.router.scheduler.suspects import Suspects
+from mmserve.router.speculation.drafter import Drafter
 
 
 class StepPlanner:
     """Plans steps over the sequences of ``running`` and ``waiting``. Owns how many prompt tokens a step may have.
 
     ``max_step_tokens``: of one step. ``max_step_s``: see StepTimeModel. ``largest_image``: tokens that
-    an image may have if no chunk may end inside one; None: chunks may.
+    an image may have if no chunk may end inside one; None: chunks may. ``drafter``: None: nothing is drafted.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class StepPlanner:
         max_step_tokens: int,
         max_step_s: float,
         largest_image: int | None,
+        drafter: Drafter | None,
     ) -> None:
         self.suspects = Suspects()
         self._kv = kv
@@ -50,6 +52,7 @@ class StepPlanner:
         self._largest_image = largest_image
         self._step_times = StepTimeModel(max_step_s)
         self._chunk_limit = ChunkLimit(max_step_tokens)
+        self._drafter = drafter
 
     def observe_chunk(self, num_tokens: int, seconds: float) -> None:
         """The ranks have computed a step with a prompt of so many tokens. 0 seconds: unknown."""
@@ -57,8 +60,27 @@ class StepPlanner:
 
     def observe(self, done: StepBuilder, result: StepResult) -> None:
         """The ranks have computed this step."""
-        self._step_times.observe(len(done.steps) - done.num_prompt_chunks, done.num_prompt_tokens, result.forward_s)
+        if self._drafter is not None and done.only_decodes:
+            self._drafter.observe_step(len(done.steps), done.num_draft_tokens, result.forward_s)
+        if done.num_draft_tokens:
+            self._observe_drafts(done, result)
+        else:
+            self._observe_step_time(done, result)
         self._chunk_limit.observe(done.num_prompt_tokens, out_of_memory=result.out_of_memory)
+
+    def _observe_step_time(self, done: StepBuilder, result: StepResult) -> None:
+        self._step_times.observe(len(done.steps) - done.num_prompt_chunks, done.num_prompt_tokens, result.forward_s)
+
+    def _observe_drafts(self, done: StepBuilder, result: StepResult) -> None:
+        sampled, num_accepted = dict(result.tokens), 0
+        for sequence, step in zip(done.sequences, done.steps, strict=True):
+            if step.draft and step.slot in sampled:
+                accepted = len(sampled[step.slot]) - 1
+                num_accepted += accepted
+                if self._drafter is not None and sequence.draft_source is not None:
+                    self._drafter.observe_draft(sequence.draft_source, len(step.draft), accepted)
+        self._record("draft_tokens", done.num_draft_tokens)
+        self._record("accepted_draft_tokens", num_accepted)
 
     def plan(self, *, may_preempt: bool) -> StepBuilder | None:
         """The next step, which may be empty. None: it needs preemption, which has to wait for the next result.
@@ -70,7 +92,8 @@ class StepPlanner:
         if not may_preempt and self._kv.num_available < self._num_blocks_needed(decoding):
             return None  # the next result may also end a sequence and free blocks
         step, budget = StepBuilder(), self._budget(decoding, prefilling)
-        has_preempted = self._plan_decoding(decoding, step, budget)
+        drafts = self._drafts(decoding) if self._drafter is not None and not prefilling else {}
+        has_preempted = self._plan_decoding(decoding, drafts, step, budget)
         self._plan_prefilling(prefilling, step, budget)
         if not has_preempted:
             self._plan_waiting(step, budget)
@@ -95,8 +118,21 @@ class StepPlanner:
             return StepBudget(num_tokens, beside_text=has_text)
         return StepBudget(num_tokens, beside_text=has_text, image_room=room, largest_image=self._largest_image)
 
-    def _plan_decoding(self, decoding: list[Sequence], step: StepBuilder, budget: StepBudget) -> bool:
-        """One token for each sequence, oldest first, and more of those that know theirs, as far as the budget goes.
+    def _drafts(self, decoding: list[Sequence]) -> dict[Sequence, tuple[int, ...]]:
+        """Drafts for a step without prompts; none if it is likely to start one."""
+        if self._drafter is None or (len(self._waiting) and self._running.has_free_slot):
+            return {}
+        return self._drafter.drafts(decoding)
+
+    def _plan_decoding(
+        self,
+        decoding: list[Sequence],
+        drafts: dict[Sequence, tuple[int, ...]],
+        step: StepBuilder,
+        budget: StepBudget,
+    ) -> bool:
+        """One token for each sequence, oldest first, and more of those that know theirs or have a draft, as far as the
+        budget goes.
 
         True if sequences had to be preempted.
         """
@@ -113,10 +149,35 @@ class StepPlanner:
                 step.add_known(sequence, 1 + budget.take_known(sequence.num_remaining_tokens - 1), new_blocks)
                 self._cache_full_blocks(sequence, step)
                 continue
-            step.add_decode(sequence, new_blocks)
+            if sequence in drafts and (draft := drafts[sequence][: budget.take_known(len(drafts[sequence]))]):
+                self._plan_draft(sequence, draft, new_blocks, step, num_running)
+            else:
+                step.add_decode(sequence, new_blocks)
             if offset == last_offset:
                 self._cache_full_blocks(sequence, step)
         return len(self._running.sequences) < num_running
+
+    def _plan_draft(
+        self,
+        sequence: Sequence,
+        draft: tuple[int, ...],
+        new_blocks: tuple[int, ...],
+        step: StepBuilder,
+        num_running: int,
+    ) -> None:
+        """Decodes with as much of the draft as the KV cache has room for, beside a block for each running sequence."""
+        table = sequence.block_table
+        assert table is not None
+        length, num_blocks = sequence.length, len(table.blocks)
+        spare = max(0, self._kv.num_available - num_running)
+        draft = draft[: (num_blocks + spare) * self._kv.block_tokens - length]
+        if added := self._kv.extend(table, length + len(draft)):
+            self._admission.kv_demand.mark_grown(sequence)
+            new_blocks += added
+        if draft:
+            step.add_draft(sequence, new_blocks, draft)
+        else:
+            step.add_decode(sequence, new_blocks)
 
     def _plan_prefilling(self, prefilling: list[Sequence], step: StepBuilder, budget: StepBudget) -> None:
         """Chunks of running prompts, oldest first, as far as the budget goes."""

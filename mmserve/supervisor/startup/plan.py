@@ -44,6 +44,7 @@ def make(
     """
     check_tp(model, config.tp)
     _check_impl(config, model)
+    _check_speculation(config)
     device = _device(config, machine)
     dtype = _dtype(config, device, machine)
     max_model_len = _context(config, model, max_image_rows)
@@ -69,6 +70,14 @@ def make(
     )
     _check_memory(deployment, token_nbytes, machine)
     return deployment
+
+
+def _check_speculation(config: Config) -> None:
+    if config.speculative != "none" and config.overlap_scheduling:
+        raise StartupError(
+            f"--speculative {config.speculative} does not go with --overlap-scheduling: what follows a token is looked "
+            "up before the next step is planned; leave one of them out"
+        )
 
 
 def _check_impl(config: Config, model: ModelSpec) -> None:

@@ -14,7 +14,8 @@ from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from mmserve.router.scheduler.sequence import SequenceStatus
-from tests.fakes.rank import BLOCK_TOKENS, FakeRank, cells_of
+from mmserve.router.speculation.drafter import Drafter
+from tests.fakes.rank import BLOCK_TOKENS, VOCAB_SIZE, FakeRank, cells_of, generate_alone
 
 STOP_IDS = (3, 5)
 
@@ -76,6 +77,27 @@ def span(start: int, num_tokens: int, item_id: int) -> MediaSpan:
     return MediaSpan(start=start, num_tokens=num_tokens, item_id=item_id, data=None, embed=handle, media_index=0)
 
 
+class OracleDrafter(Drafter):
+    """Drafts what a sequence will get, as the fake rank's own answers do not repeat; some tokens are wrong."""
+
+    def __init__(self, context_tokens: int) -> None:
+        super().__init__()
+        self._context_tokens = context_tokens
+
+    def drafts(self, decoding: list[Any]) -> dict[Any, tuple[int, ...]]:
+        found = {}
+        for sequence in decoding:
+            state = sum(sequence.tokens)
+            if sequence.max_draft_tokens > 0 and state % 4:
+                answer = generate_alone(
+                    sequence.tokens[: sequence.num_prompt_tokens], sequence.request.sampling, self._context_tokens
+                )[0]
+                draft = answer[sequence.num_output_tokens :][: min(sequence.max_draft_tokens, state % 11)]
+                draft[state % 8 :] = [(token_id + 1) % VOCAB_SIZE for token_id in draft[state % 8 :]]
+                found |= {sequence: tuple(draft)} if draft else {}
+        return found
+
+
 class Engine:
     """A scheduler and a fake rank, with at most ``depth`` plans in flight. Keeps the replies and the metrics."""
 
@@ -94,10 +116,12 @@ class Engine:
         max_new_tokens: int = 1,
         whole_images: bool = False,
         max_forced_tokens: int = 0,
+        drafts: bool = False,
     ) -> None:
         """``expects_short``: many short answers were observed, so long ones are underestimated and lead to preemption.
         ``token_s``: the forward time that the rank reports for a token. ``max_new_tokens``: most tokens of one
-        sequence in one result; ``max_forced_tokens``: most that follow them without keys and values."""
+        sequence in one result; ``max_forced_tokens``: most that follow them without keys and values. ``drafts``:
+        sequences get those of OracleDrafter."""
         self.depth = depth
         self.in_flight: deque[StepPlan] = deque()
         self.context_tokens = min(max_model_len, num_blocks * block_tokens)
@@ -119,6 +143,8 @@ class Engine:
             now=lambda: self.clock_s,
             record=lambda name, value: self.metrics[name].append(value),
         )
+        if drafts:
+            self.scheduler._planner._drafter = OracleDrafter(self.context_tokens)
         for _ in range(200 if expects_short else 0):
             self.scheduler._admission.kv_demand.output_lengths.observe(1)
         self.replies: dict[tuple[str, int], list[TokenReply]] = defaultdict(list)

@@ -51,3 +51,22 @@ def test_a_step_is_cut_beside_images() -> None:
     assert [batch.cut(whole, count) for count in (0, 3, 4, 5, 9, 10)] == [0, 3, 4, 4, 4, 10]
     assert [batch.cut(SequenceStep(0, 4, 7, (), True), count) for count in (0, 3, 6)] == [0, 6, 6]
     assert InputBatch(1, 64, 8, BLOCK, VOCAB).cut(whole, 5) == 5
+
+
+def test_a_draft_that_cannot_be_computed_is_refused() -> None:
+    def step(slot: int, draft: tuple[int, ...], *, end: int = 11, sample: bool = True) -> SequenceStep:
+        return SequenceStep(slot, 0, end, (slot,), sample, draft=draft)
+
+    steps = (
+        step(0, (1, 2, 3, 4, 5)),
+        step(1, (1, 2, 3, 4, 5, 6)),
+        step(2, (1, VOCAB)),
+        step(3, (1, -1)),
+        step(4, (1,), end=10, sample=False),
+    )
+    batch = InputBatch(5, 64, 8, BLOCK, VOCAB)
+    refused = batch.apply(StepPlan(step_id=1, new=tuple(new(slot, 11) for slot in range(5)), steps=steps))
+    assert list(refused) == [1, 2, 3, 4]
+    assert "beyond the sequence's KV blocks" in refused[1]
+    assert "not in the vocabulary" in refused[2]
+    assert "does not follow" in refused[4]

@@ -93,3 +93,11 @@ def test_chunks_are_cut_only_where_they_may_be(limit: int) -> None:
     assert computed[:2] == [(0, 10, 1), (1, 10, 1)]
     assert all(start % 10 == 0 and count % 10 == 0 for _, start, count in computed[2:])
     assert sum(count for _, _, count in computed[2:]) == (50 if limit == 20 else 0)
+
+
+@pytest.mark.parametrize("error", [ERROR, MEMORY])
+def test_drafts_are_left_out_before_a_part_is_split(error: StepError) -> None:
+    steps = [SequenceStep(0, 10, 1, (), True, draft=(1, 2)), *decodes(3)[1:]]
+    failed, errors, parts = compute(steps, lambda part: error if any(step.draft for step in part) else None)
+    assert not failed
+    assert (errors, parts) == ([error], [decodes(3)])

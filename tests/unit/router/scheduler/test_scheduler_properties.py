@@ -233,14 +233,24 @@ def tokens_of(data: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("depth", "max_new_tokens", "max_forced_tokens"), [(1, 1, 0), (2, 1, 0), (1, 4, 0), (1, 4, 20), (2, 1, 20)]
+    ("depth", "max_new_tokens", "max_forced_tokens", "drafts"),
+    [
+        (1, 1, 0, False),
+        (2, 1, 0, False),
+        (1, 4, 0, False),
+        (1, 4, 20, False),
+        (2, 1, 20, False),
+        (1, 1, 0, True),
+        (2, 1, 0, True),
+        (1, 1, 20, True),
+    ],
 )
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(engines, events)
 def test_random_traffic(
-    depth: int, max_new_tokens: int, max_forced_tokens: int, options: dict[str, int], traffic: list[tuple]
+    depth: int, max_new_tokens: int, max_forced_tokens: int, drafts: bool, options: dict[str, int], traffic: list[tuple]
 ) -> None:
-    tokens = {"max_new_tokens": max_new_tokens, "max_forced_tokens": max_forced_tokens}
+    tokens = {"max_new_tokens": max_new_tokens, "max_forced_tokens": max_forced_tokens, "drafts": drafts}
     clients = Traffic(options | {"depth": depth} | tokens)
     for event in traffic:
         clients.apply(event)

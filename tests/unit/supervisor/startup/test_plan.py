@@ -244,3 +244,10 @@ def test_options_that_transformers_modules_do_not_have(model: ModelSpec, options
     generic = msgspec.structs.replace(model, family="transformers", vision=None)
     assert _make(generic).model == generic
     assert "transformers' modules" in _refused(generic, **options)
+
+
+def test_drafts_do_not_go_with_overlap_scheduling(model: ModelSpec) -> None:
+    assert _make(model, speculative="ngram").config.speculative == "ngram"
+    said = _refused(model, speculative="ngram", overlap_scheduling=True)
+    assert "--speculative ngram" in said
+    assert "--overlap-scheduling" in said

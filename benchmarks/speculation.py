@@ -1,0 +1,146 @@
+"""What ``--speculative ngram`` saves, and what it costs where nothing repeats.
+
+    python -m benchmarks.speculation --model DIR [--clients 1 16] [--tokens 256] [--rounds 3] [--json FILE]
+        [--serve-args "..."]
+
+Two servers, with and without, get the same requests alternately, so a drift of the machine's speed affects both alike.
+A prompt of the first loads is a text and its beginning again, which a language model goes on copying: prose, JSON,
+code. A story is sampled, once greedily, so that it soon repeats itself, and once at temperature 1, so that it does not.
+Each client has a text of its own. Their answers must be equal on both servers, as they are with our own kernels; the
+first that differ end the program. A time is that of all clients' requests together, whose prompts are in the prefix
+cache; the factor is the median of the rounds' ratios, after one round that does not count.
+
+The model must be able to copy: SmolLM2-135M is. The packaged one answers too briefly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shlex
+import statistics
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import openai
+
+from benchmarks.load.report import Row, table, write_json
+from benchmarks.load.server import Target, serve
+
+_TEXT_CHARACTERS, _BEGINNING_CHARACTERS = 900, 120
+_OPTIONS = ("none", "ngram")
+
+
+class Load(NamedTuple):
+    """``prompts``: one for each client."""
+
+    name: str
+    prompts: list[str]
+    temperature: float = 0.0
+
+
+def loads(num_clients: int) -> list[Load]:
+    """For so many clients."""
+    here = Path(__file__).parent
+    prose = (here / "answers/harbour.txt").read_text() * 9
+    code = "".join(path.read_text() for path in sorted(here.glob("*.py")))
+    clients = range(num_clients)
+    records = [
+        [{"name": f"item {number}", "price": 7 * number % 50, "sold": number % 3 == 0} for number in range(first, 99)]
+        for first in clients
+    ]
+    texts = {
+        "prose": [prose[300 * client :] for client in clients],
+        "JSON": [json.dumps(each, indent=1) for each in records],
+        "code": [code[2000 * client :] for client in clients],
+    }
+    copies = [
+        Load(name, [f"{text[:_TEXT_CHARACTERS]}\n\n{text[:_BEGINNING_CHARACTERS]}" for text in each])
+        for name, each in texts.items()
+    ]
+    stories = [f"Once upon a time, in a town with {client + 2} towers, there lived" for client in clients]
+    return [*copies, Load("a story, greedy", stories), Load("a story, temperature 1", stories, 1.0)]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="llava")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--serve-args", default="", help="flags for both servers")
+    parser.add_argument("--json", help="also write the rows here")
+    arguments = parser.parse_args()
+    flags = shlex.split(arguments.serve_args)
+    with contextlib.ExitStack() as stack:
+        targets = [
+            stack.enter_context(serve("--speculative", option, *flags, model=arguments.model)) for option in _OPTIONS
+        ]
+        rows = [_row(targets, load, arguments) for count in arguments.clients for load in loads(count)]
+    print(table(rows))
+    write_json(arguments.json, rows)
+
+
+def _row(targets: list[Target], load: Load, arguments: argparse.Namespace) -> Row:
+    seconds: list[list[float]] = [[], []]
+    before = _drafts(targets[1])
+    for _ in range(arguments.rounds + 1):
+        answers = []
+        for target, times in zip(targets, seconds, strict=True):
+            started_s = time.perf_counter()
+            answers.append(_ask(target, load, arguments.tokens))
+            times.append(time.perf_counter() - started_s)
+        for one, other in zip(*answers, strict=True):
+            if one != other:
+                raise SystemExit(f"{load.name}: the answers differ: {one!r} and {other!r}")
+    drafted, accepted = (after - first for after, first in zip(_drafts(targets[1]), before, strict=True))
+    ratios = [plain / drafting for plain, drafting in zip(seconds[0][1:], seconds[1][1:], strict=True)]
+    num_tokens = arguments.tokens * len(load.prompts)
+    return {
+        "clients": len(load.prompts),
+        "load": load.name,
+        "none tokens/s": num_tokens / statistics.median(seconds[0][1:]),
+        "ngram tokens/s": num_tokens / statistics.median(seconds[1][1:]),
+        "factor": statistics.median(ratios),
+        "drafted %": 100 * drafted / (num_tokens * (arguments.rounds + 1)),
+        "accepted %": 100 * accepted / drafted if drafted else 0.0,
+    }
+
+
+def _ask(target: Target, load: Load, num_tokens: int) -> list[str]:
+    """The answers to all prompts at once, of ``num_tokens`` tokens each."""
+    client = openai.OpenAI(base_url=f"{target.url}/v1", api_key="none", max_retries=0, timeout=600)
+
+    def answer(prompt: str) -> str:
+        reply = client.completions.create(
+            model=target.model,
+            prompt=prompt,
+            max_tokens=num_tokens,
+            temperature=load.temperature,
+            seed=1,
+            extra_body={"ignore_eos": True},
+        )
+        return reply.choices[0].text
+
+    with client, ThreadPoolExecutor(len(load.prompts)) as pool:
+        return list(pool.map(answer, load.prompts))
+
+
+def _drafts(target: Target) -> tuple[float, float]:
+    """Drafted tokens, and those that were accepted."""
+    with urllib.request.urlopen(f"{target.url}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    drafted, accepted = (
+        sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"mmserve:{name}"))
+        for name in ("draft_tokens_total", "accepted_draft_tokens_total")
+    )
+    return drafted, accepted
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The whole server with --speculative: the same answers, and in fewer steps."""
+
+from __future__ import annotations
+
+import openai
+
+from tests.e2e.stack import ask, ask_streamed, running
+
+LIST = "\n".join(f'{{"name": "item {number}", "colour": "red", "price": {number}}}' for number in range(12))
+MESSAGES = [{"role": "user", "content": f"Repeat these lines, word for word:\n{LIST}"}]
+
+
+def answers(client: openai.OpenAI) -> list[object]:
+    several = client.chat.completions.create(
+        model="llava", messages=MESSAGES, temperature=0.5, seed=7, n=3, max_tokens=60, frequency_penalty=0.1
+    )
+    scored = client.chat.completions.create(
+        model="llava", messages=MESSAGES, temperature=0, max_tokens=60, logprobs=True, top_logprobs=2, stop=["price"]
+    )
+    schema = {"type": "array", "items": {"type": "object", "properties": {"name": {"type": "string"}}}}
+    return [
+        ask(client, MESSAGES, max_tokens=150),
+        ask_streamed(client, MESSAGES, max_tokens=150),
+        [choice.message.content for choice in several.choices],
+        several.usage,
+        scored.choices[0],
+        scored.usage,
+        ask(
+            client,
+            MESSAGES,
+            max_tokens=60,
+            response_format={"type": "json_schema", "json_schema": {"name": "list", "schema": schema}},
+        ),
+    ]
+
+
+def test_answers_are_the_same_in_fewer_steps() -> None:
+    with running() as server, server.client() as client:
+        expected = answers(client)
+        num_steps = server.metric("step_seconds_count")
+        assert server.metric("draft_tokens_total") == 0
+    with running("--speculative", "ngram") as server, server.client() as client:
+        assert answers(client) == expected
+        accepted = server.metric("accepted_draft_tokens_total")
+        assert 0 < accepted <= server.metric("draft_tokens_total")
+        assert server.metric("step_seconds_count") < num_steps

@@ -1,0 +1,117 @@
+"""Which sequences get drafts: those by which steps bring more tokens a second, by what was observed."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable
+
+import pytest
+
+from mmserve.router.speculation.draft_source import MAX_DRAFT_TOKENS, DraftSource
+from mmserve.router.speculation.drafter import Drafter
+
+TEXT = list(range(100, 160))
+
+
+class Answer:
+    """A sequence that writes ``text`` after a prompt with TEXT."""
+
+    def __init__(self, text: list[int]) -> None:
+        self.tokens = array("q", [*TEXT, 1, *text[:3]])
+        self.text = text[3:]
+        self.draft_source: DraftSource | None = None
+        self.ending_token_ids: tuple[int, ...] = ()
+
+    @property
+    def max_draft_tokens(self) -> int:
+        return len(self.text) - 1
+
+
+def generate(answers: list[Answer], drafter: Drafter, step_s: Callable[[int], float]) -> tuple[float, int]:
+    """Decodes as the scheduler does; returns the seconds of all steps, and their number."""
+    seconds, num_steps = 0.0, 0
+    while running := [answer for answer in answers if answer.text]:
+        drafts = drafter.drafts(running)
+        num_drafted = sum(map(len, drafts.values()))
+        took_s = step_s(len(running) + num_drafted)
+        seconds, num_steps = seconds + took_s, num_steps + 1
+        drafter.observe_step(len(running), num_drafted, took_s)
+        for answer in running:
+            draft = drafts.get(answer, ())
+            accepted = next((i for i, token in enumerate(draft) if answer.text[i] != token), len(draft))
+            if draft and answer.draft_source is not None:
+                drafter.observe_draft(answer.draft_source, len(draft), accepted)
+            answer.tokens.extend(answer.text[: accepted + 1])
+            answer.text = answer.text[accepted + 1 :]
+    return seconds, num_steps
+
+
+def copied() -> list[int]:
+    return TEXT * 8
+
+
+def misleading() -> list[int]:
+    """Every three tokens stand in the prompt, and what follows them there never comes."""
+    return [token for start in range(0, 300) for token in (*TEXT[start % 50 : start % 50 + 3], 1000 + start)]
+
+
+def test_a_copy_takes_few_steps_where_rows_are_free() -> None:
+    _, num_steps = generate([Answer(copied())], Drafter(), lambda rows: 0.01)
+    assert num_steps < len(copied()) / (MAX_DRAFT_TOKENS - 4)
+
+
+def often_right(share: float) -> list[int]:
+    """After three tokens of the prompt each next one is its next token with this probability, else another."""
+    draw, text, place = random.Random(1), TEXT[:3], 3
+    while len(text) < 600:
+        if draw.random() < share:
+            text.append(TEXT[place % len(TEXT)])
+            place += 1
+        else:
+            place = draw.randrange(len(TEXT) - 3)
+            text += [5000 + len(text), *TEXT[place : place + 3]]
+            place += 3
+    return text
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 1.0])
+def test_little_is_lost_where_each_row_costs_as_much_as_a_step(share: float) -> None:
+    """Drafts gain nothing there, however often they are right."""
+    text = often_right(share)
+    seconds, _ = generate([Answer(text)], Drafter(), lambda rows: 0.01 * rows)
+    assert seconds <= 0.01 * (len(text) - 3) / 0.97
+
+
+@pytest.mark.parametrize("row_s", [0.0005, 0.002, 0.01])
+@pytest.mark.parametrize("num_answers", [1, 4])
+def test_wrong_drafts_cost_little(num_answers: int, row_s: float) -> None:
+    def step_s(rows: int) -> float:
+        return 0.01 + row_s * (rows - 1)
+
+    text = misleading()
+    drafter = Drafter()
+    generate([Answer(text[:100])], drafter, step_s)
+    seconds, _ = generate([Answer(text) for _ in range(num_answers)], drafter, step_s)
+    alone, _ = generate(
+        [Answer([-1 - index for index in range(len(text))]) for _ in range(num_answers)], Drafter(), step_s
+    )
+    assert seconds <= alone / 0.97
+
+
+def test_a_copy_is_faster_in_a_step_of_several_answers() -> None:
+    def step_s(rows: int) -> float:
+        return 0.01 + 0.0007 * (rows - 1)
+
+    drafter = Drafter()
+    generate([Answer(copied())], drafter, step_s)
+    seconds, _ = generate([Answer(copied()) for _ in range(2)] + [Answer(misleading()[:500])], drafter, step_s)
+    assert seconds < 500 * step_s(3)
+
+
+def test_drafts_are_tried_again_when_rows_have_become_free() -> None:
+    drafter = Drafter()
+    generate([Answer(copied())], drafter, lambda rows: 0.01 * rows)
+    generate([Answer(copied())], drafter, lambda rows: 0.01)
+    _, num_steps = generate([Answer(copied())], drafter, lambda rows: 0.01)
+    assert num_steps < len(copied()) / 3
