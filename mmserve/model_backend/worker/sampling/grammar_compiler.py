@@ -66,7 +66,8 @@ class GrammarCompiler:
             compilation.future.add_done_callback(lambda _: self._submit(finish))
         else:
             compilation.future.add_done_callback(lambda _: finish())
-        return PendingMatcher(made, compilation.give_up_s)
+        is_compiled = compilation.future.done()  # perhaps long ago; then only the output is still to be consumed
+        return PendingMatcher(made, time.monotonic() + GIVE_UP_S if is_compiled else compilation.give_up_s)
 
     def _compilation(self, grammar: str) -> PendingMatcher:
         if (kept := self._kept.get(grammar)) is not None:

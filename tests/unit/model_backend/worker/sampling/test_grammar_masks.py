@@ -256,6 +256,23 @@ def test_waiting_for_a_grammar_ends(late: LateCompiler, monkeypatch: pytest.Monk
     assert masks.apply(torch.zeros(1, VOCAB), [0]) == {0: GRAMMAR_FAILED}
 
 
+def test_a_sequence_may_start_again_long_after_its_grammar_was_compiled(
+    model: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = GrammarCompiler(model)
+    masks = GrammarMasks(compiler, VOCAB, TorchSampling())
+    with monkeypatch.context() as patched:
+        patched.setattr(grammar_compiler, "GIVE_UP_S", 0.0)
+        add(masks, 0, JSON)
+    jobs: list[Callable[[], None]] = []
+    monkeypatch.setattr(compiler, "_submit", jobs.append)
+    masks.add_slot(1, JSON, encode("{"))
+    assert masks.apply(torch.zeros(1, VOCAB), [1]) == {0: GRAMMAR_PENDING}
+    masks.add_slot(2, JSON, encode("{"))
+    jobs[1]()
+    assert masks.apply(torch.zeros(1, VOCAB), [2]) == {}
+
+
 def test_compiled_grammars_are_kept_within_bounds(model: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_compiler, "_MAX_KEPT", 3)
     compiler = GrammarCompiler(model)
