@@ -11,6 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from mmserve.checkpoint.files import read_json, weight_files
+from mmserve.checkpoint.quantization.read import read_scheme
 from mmserve.checkpoint.registry import read_model
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.tied_head import has_own_head
@@ -18,20 +19,19 @@ from mmserve.runtime.errors import StartupError
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json. Raises StartupError if it is unreadable or of a quantised checkpoint, or if weights are missing."""
+    """config.json. Raises StartupError if it is unreadable, or if weights are missing."""
     config = read_json(directory / "config.json")
     if config is None:
         raise StartupError(f"{directory} holds no config.json, so it is not a checkpoint directory")
-    if "quantization_config" in config or "compression_config" in config:
-        raise StartupError(f"{directory} is a quantised checkpoint; mmserve serves unquantised safetensors")
     weight_files(directory)
     return config
 
 
 def load(directory: Path) -> ModelSpec:
-    """Read a checkpoint directory. Raises StartupError if it is unreadable, unsupported, quantised or lacks weights."""
+    """Read a checkpoint directory. Raises StartupError if it is unreadable, unsupported or lacks weights."""
     directory = directory.resolve()
-    model = read_model(directory, read_config(directory))
+    config = read_config(directory)
+    model = replace(read_model(directory, config), quantization=read_scheme(config))
     if not (model.text.tie_embeddings and has_own_head(weight_files(directory))):
         return model
     return replace(model, text=replace(model.text, tie_embeddings=False))

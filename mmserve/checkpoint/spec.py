@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from mmserve.checkpoint.quantization.scheme import QuantizationScheme
 from mmserve.checkpoint.vision.anyres import LlavaNextVision, LlavaOnevisionVision
 from mmserve.checkpoint.vision.clip import ClipVision
 from mmserve.checkpoint.vision.gemma3 import Gemma3Vision
@@ -164,3 +165,5 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     checkpoint_dtype: str = "float32"
+    quantization: QuantizationScheme | None = None
+    """Of the checkpoint's linear layers."""

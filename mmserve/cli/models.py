@@ -76,7 +76,9 @@ def render(name: str, found: ModelReport) -> str:
     rows = [
         ("model", f"{name}: {found.architecture}, computed by {own}"),
         ("context", f"{found.context} tokens; {found.layers} layers of {found.kv_heads} KV heads of {found.head_dim}"),
-        ("weights", f"{_size(weights.bfloat16)} in bfloat16, {_size(weights.float32)} in float32"),
+        ("weights", f"{_size(weights.bfloat16)} in bfloat16, {_size(weights.float32)} in float32")
+        if found.quantization is None
+        else ("weights", f"{_size(weights.float32)}: {found.quantization}; all else in float32"),
         ("KV cache", f"{_size(token.bfloat16)} a token in bfloat16, {_size(token.float32)} in float32"),
         ("", f"{_size(token.bfloat16 * found.context)} and {_size(token.float32 * found.context)} a whole context"),
         ("pictures", "none" if found.picture_rows is None else f"at most {found.picture_rows} tokens each"),

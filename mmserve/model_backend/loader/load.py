@@ -10,6 +10,7 @@ from mmserve.model_backend.attention.interface import AttentionBackend
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.linear import LayerFinisher
 from mmserve.model_backend.loader import weights
+from mmserve.model_backend.loader.quantized import QuantizedCheckpoint
 from mmserve.model_backend.loader.registry import family_of
 from mmserve.model_backend.loader.weights import Progress
 from mmserve.model_backend.models.interface import DecoderModel
@@ -33,9 +34,11 @@ def load_decoder(
 
         return generic.load_decoder(model, attention, platform.dtype, platform.device, progress)
     family = family_of(model.family)
-    decoder = family.decoder(model.text, attention, platform.layer_context(tp, quantization))
+    checkpoint = QuantizedCheckpoint(model, family)
+    context = checkpoint.context(platform.layer_context(tp, quantization), platform)
+    decoder = family.decoder(model.text, attention, context)
     finisher = LayerFinisher(decoder.modules())
-    weights.load(model.path, ("text.",), family.canonical_name, decoder.targets(), progress, finisher.loaded)
+    weights.load(model.path, ("text.",), checkpoint.canonical_name, decoder.targets(), progress, finisher.loaded)
     return decoder
 
 
@@ -49,8 +52,10 @@ def load_tower(model: ModelSpec, platform: Platform, progress: Progress) -> Towe
     spec, family = model.vision, family_of(model.family)
     if spec is None or family.tower is None:
         raise StartupError(f"{model.path} is a text model: it has no vision tower")
-    tower = family.tower(spec, model.text.hidden_size, platform.layer_context(TpGroup()))
+    checkpoint = QuantizedCheckpoint(model, family)
+    context = checkpoint.context(platform.layer_context(TpGroup()), platform)
+    tower = family.tower(spec, model.text.hidden_size, context)
     finisher = LayerFinisher(tower.modules())
     namespaces = ("vision.", "projector.")
-    weights.load(model.path, namespaces, family.canonical_name, tower.targets(), progress, finisher.loaded)
+    weights.load(model.path, namespaces, checkpoint.canonical_name, tower.targets(), progress, finisher.loaded)
     return tower

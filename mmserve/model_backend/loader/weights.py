@@ -6,12 +6,12 @@ part besides the parameters.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from mmserve.checkpoint.files import weight_files
@@ -23,7 +23,11 @@ Progress = Callable[[int, int, str], None]
 """(done, total, unit)"""
 CanonicalName = Callable[[str], str | None]
 """Stored tensor name -> the name used here, None for a tensor to skip."""
-_ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I32": 4, "I8": 1, "F8_E4M3": 1}
+_EXACT = {"I32": (torch.int32,), "I8": (torch.int8,), "F8_E4M3": (torch.float8_e4m3fn,)}
+_READ_AS = dict.fromkeys(_ITEM_BYTES, _FLOATS) | _EXACT
+"""Whole numbers are those of quantized weights, and are read as they are."""
 _NAMES_SHOWN = 3
 
 
@@ -89,18 +93,35 @@ def _parts(
             if name is None or not name.startswith(namespaces):
                 continue
             stored = file.get_slice(stored_name)
-            for part in stored_parts(stored_name, name, tuple(stored.get_shape()), targets):
+            if _adds_nothing(name, stored, targets):
+                continue
+            shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
+            target = targets.get(name)
+            if target is not None and _is_same_list(shape, target.shape):
+                shape, stored = target.shape, file.get_tensor(stored_name).reshape(target.shape)
+            for part in stored_parts(stored_name, name, shape, targets):
                 missing.discard(part.name)
-                yield _part(stored_name, stored, part)
+                yield _part(stored_name, stored, dtype, part)
     if missing:
         shown = ", ".join(sorted(missing)[:_NAMES_SHOWN])
         raise StartupError(f"{directory} lacks {len(missing)} tensors of its model: {shown}")
 
 
-def _part(stored_name: str, stored: Any, part: StoredPart) -> _Part:
-    dtype = stored.get_dtype()
-    if dtype not in _ITEM_BYTES:
-        raise StartupError(
-            f"tensor {stored_name} has dtype {dtype}; only unquantized floating point weights are supported"
-        )
-    return _Part(stored, part, math.prod(part.target.into.shape) * _ITEM_BYTES[dtype])
+def _adds_nothing(name: str, stored: Any, targets: Targets) -> bool:
+    """AutoGPTQ stored a bias of zeros beside every quantized matrix, also in models without biases."""
+    matrix, _, last = name.rpartition(".")
+    beside_codes = last == "bias" and name not in targets and f"{matrix}.qweight" in targets
+    return beside_codes and not bool(stored[:].any())
+
+
+def _is_same_list(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """One list of numbers in another shape, as scales are stored: [], [1] or [1, 1], and [n] or [n, 1]."""
+    lists = [tuple(size for size in each if size != 1) for each in (shape, expected)]
+    return shape != expected and lists[0] == lists[1] and len(lists[0]) <= 1
+
+
+def _part(stored_name: str, stored: Any, dtype: str, part: StoredPart) -> _Part:
+    into = part.target.into
+    if into.dtype not in _READ_AS.get(dtype, ()):
+        raise StartupError(f"tensor {stored_name} has dtype {dtype}, which is not that of its model's weights")
+    return _Part(stored, part, into.numel() * _ITEM_BYTES[dtype])

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from mmserve.checkpoint.quantization.scheme import QuantizationScheme
 from mmserve.config.config import Quantization
 from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
@@ -65,6 +66,10 @@ class Platform(Protocol):
 
     def embedding_method(self, quantization: Quantization, shape: LinearShape) -> EmbeddingMethod:
         """As ``linear_method``, for a matrix whose rows are looked up as well."""
+        ...
+
+    def checkpoint_linear_method(self, scheme: QuantizationScheme, shape: LinearShape) -> LinearMethod:
+        """For a layer that the checkpoint stores quantized. Raises StartupError as ``linear_method`` does."""
         ...
 
     def layer_context(self, tp: TpGroup, quantization: Quantization = "none") -> LayerContext:

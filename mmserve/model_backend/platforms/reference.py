@@ -12,6 +12,7 @@ import psutil
 import torch
 import torch.nn.functional as F
 
+from mmserve.checkpoint.quantization.scheme import QuantizationScheme
 from mmserve.config.config import Quantization
 from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
@@ -149,6 +150,11 @@ class TorchPlatform:
         if quantization != "none":
             raise StartupError("--quantization needs a C++ compiler on this machine (c++ or g++): install one")
         return PlainLinear(shape, self.dtype, self.device)
+
+    def checkpoint_linear_method(self, scheme: QuantizationScheme, shape: LinearShape) -> LinearMethod:
+        raise StartupError(
+            f"a quantised checkpoint ({scheme}) needs a CPU and the C++ kernels, so a C++ compiler (c++ or g++)"
+        )
 
     def layer_context(self, tp: TpGroup, quantization: Quantization = "none") -> LayerContext:
         return LayerContext(

@@ -17,6 +17,7 @@ import msgspec
 
 from mmserve.checkpoint.load import load, read_config
 from mmserve.checkpoint.locate import locate
+from mmserve.checkpoint.quantization.read import read_scheme
 from mmserve.checkpoint.registry import is_served
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config, ModelImpl
@@ -51,6 +52,8 @@ def read_model(directory: Path, impl: ModelImpl) -> ModelSpec:
     if impl == "mmserve" or (impl == "auto" and is_served(config)):
         return load(directory)
     name = next(iter(config.get("architectures") or []), config.get("model_type") or "an unnamed architecture")
+    if (scheme := read_scheme(config)) is not None:
+        raise StartupError(f"{name} would be computed by transformers' modules, without quantised weights ({scheme})")
     if importlib.util.find_spec("transformers") is None:
         raise StartupError(
             f"{name} needs the modules of transformers, which are not installed: pip install 'mmserve[transformers]', "

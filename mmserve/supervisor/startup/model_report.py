@@ -35,6 +35,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     layers: int
     kv_heads: int
     head_dim: int
+    quantization: str | None
+    """Of the checkpoint's linear layers, which stay in their bits; None: not quantized."""
     weights_bytes: Bytes
     kv_bytes_per_token: Bytes
     """In one rank. On a CPU the KV cache is in float32 with either dtype, but for transformers' own classes."""
@@ -46,7 +48,7 @@ def report(directory: Path, impl: ModelImpl) -> ModelReport:
     """Raises StartupError with the reason if it cannot be served."""
     model = read_model(directory, impl)
     config, text = read_config(directory), model.text
-    weights = plan.num_stored_weights(model)
+    token_nbytes = {dtype: plan.kv_token_nbytes(model, 1, DTYPE_BYTES[dtype]) for dtype in _DTYPES}
     return ModelReport(
         path=str(directory),
         architecture=str(next(iter(config.get("architectures") or []), config.get("model_type"))),
@@ -55,10 +57,18 @@ def report(directory: Path, impl: ModelImpl) -> ModelReport:
         layers=text.num_layers,
         kv_heads=text.num_kv_heads,
         head_dim=text.head_dim,
-        weights_bytes=Bytes(**{dtype: weights * DTYPE_BYTES[dtype] for dtype in _DTYPES}),
-        kv_bytes_per_token=Bytes(**{dtype: plan.kv_token_nbytes(model, 1, DTYPE_BYTES[dtype]) for dtype in _DTYPES}),
+        quantization=None if model.quantization is None else str(model.quantization),
+        weights_bytes=_weights(model),
+        kv_bytes_per_token=Bytes(**token_nbytes),
         picture_rows=_picture_rows(model),
     )
+
+
+def _weights(model: ModelSpec) -> Bytes:
+    """A quantized checkpoint takes the same with either dtype."""
+    if model.quantization is not None:
+        return Bytes(**dict.fromkeys(_DTYPES, plan.quantized_nbytes(model)))
+    return Bytes(**{dtype: plan.num_stored_weights(model) * DTYPE_BYTES[dtype] for dtype in _DTYPES})
 
 
 def _picture_rows(model: ModelSpec) -> int | None:

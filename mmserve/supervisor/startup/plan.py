@@ -17,6 +17,7 @@ from mmserve.checkpoint.files import weight_files
 from mmserve.checkpoint.load import check_tp
 from mmserve.checkpoint.rope_config import for_context
 from mmserve.checkpoint.spec import ModelSpec
+from mmserve.checkpoint.stored_tensors import stored_tensors
 from mmserve.config.config import Config
 from mmserve.config.deployment import DTYPE_BYTES, Deployment, Dtype, activation_dtype, embed_row_nbytes
 from mmserve.ipc.arena import extent_nbytes, payload_nbytes
@@ -30,6 +31,8 @@ _DEFAULT_KV_SHARE = 4
 """Without --kv-cache-gb the ranks together take at most this part (a quarter) of the free memory."""
 _QUANTIZED_BITS = {"int8": 8.5, "int4": 5.0}
 """Of a weight, with its part of the scales. Embedding and head are int8 in both."""
+_FLOAT_DTYPES = ("F32", "BF16", "F16")
+"""As safetensors calls them."""
 _SPARE_KV_TOKENS = 31
 """Beyond one context: the rank's rounding to whole blocks must not leave less than the context."""
 _SMALLEST_IMAGE_NBYTES = 64 << 10
@@ -46,7 +49,7 @@ def make(
     _check_impl(config, model)
     _check_speculation(config)
     device = _device(config, machine)
-    dtype = _dtype(config, device, machine)
+    dtype = _dtype(config, model, device, machine)
     max_model_len = _context(config, model, max_image_rows)
     if model.text.attends_whole_images:
         _check_step(config, max_image_rows)
@@ -110,9 +113,13 @@ def _device(config: Config, machine: Machine) -> Literal["cpu", "cuda"]:
     return config.device
 
 
-def _dtype(config: Config, device: str, machine: Machine) -> Dtype:
-    if config.quantization != "none":
+def _dtype(config: Config, model: ModelSpec, device: str, machine: Machine) -> Dtype:
+    if config.quantization != "none" and model.quantization is not None:
+        raise StartupError(f"--quantization: the checkpoint is quantised already ({model.quantization}); leave it out")
+    if config.quantization != "none" or model.quantization is not None:
         if device != "cpu" or config.dtype not in ("auto", "float32"):
+            if model.quantization is not None:
+                raise StartupError("a quantised checkpoint is computed with --device cpu and without --dtype")
             raise StartupError(
                 f"--quantization {config.quantization} is for a CPU and float32: leave out --dtype and --device"
             )
@@ -139,7 +146,7 @@ def most_image_rows(config: Config, model: ModelSpec, machine: Machine) -> int:
     """Of the largest image that ``make`` accepts for the context and the arena; 0 if none fits."""
     assert model.vision is not None
     device = _device(config, machine)
-    row_nbytes = embed_row_nbytes(model, activation_dtype(model, device, _dtype(config, device, machine)))
+    row_nbytes = embed_row_nbytes(model, activation_dtype(model, device, _dtype(config, model, device, machine)))
     of_context = (config.max_model_len or model.text.max_position) - 1
     arena_nbytes = _arena_of(config) - extent_nbytes(_SMALLEST_IMAGE_NBYTES)
     return max(0, min(of_context, payload_nbytes(arena_nbytes) // row_nbytes))
@@ -212,9 +219,17 @@ def num_stored_weights(model: ModelSpec) -> int:
     return stored_nbytes // DTYPE_BYTES.get(model.checkpoint_dtype, 2)
 
 
+def quantized_nbytes(model: ModelSpec) -> int:
+    """In memory, of a quantized checkpoint's weights: codes as they are stored, all other numbers in float32."""
+    tensors = (tensor for file in weight_files(Path(model.path)) for tensor in stored_tensors(file).values())
+    return sum(tensor.num_elements * 4 if tensor.dtype in _FLOAT_DTYPES else tensor.nbytes for tensor in tensors)
+
+
 def _weights_nbytes(deployment: Deployment) -> int:
     """Of all processes together, when the weights are loaded."""
     model, element_nbytes = deployment.model, DTYPE_BYTES[deployment.dtype]
+    if model.quantization is not None:
+        return quantized_nbytes(model)
     num_stored = num_stored_weights(model)
     quantization = deployment.config.quantization
     if quantization == "none":

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mmserve.checkpoint import tied_head
+from mmserve.checkpoint import stored_tensors
 from mmserve.checkpoint.tied_head import has_own_head
 
 EMBEDDING = torch.arange(40.0).view(8, 5)
@@ -26,7 +26,7 @@ def stored(directory: Path, *files: dict[str, torch.Tensor]) -> list[Path]:
 def test_a_head_is_its_own_if_it_differs_from_the_embedding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str, chunk_nbytes: int
 ) -> None:
-    monkeypatch.setattr(tied_head, "_CHUNK_NBYTES", chunk_nbytes)
+    monkeypatch.setattr(stored_tensors, "CHUNK_NBYTES", chunk_nbytes)
     last = EMBEDDING.clone()
     last[-1, -1] = 0
     for head, own in ((EMBEDDING.clone(), False), (last, True), (EMBEDDING.bfloat16(), True), (last[:4], True)):

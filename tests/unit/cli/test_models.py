@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from mmserve.checkpoint.catalogue import entries
 from mmserve.checkpoint.registry import ARCHITECTURES
@@ -71,7 +73,8 @@ def test_the_packaged_model_takes_pictures(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"quantization_config": {}}, "quantised checkpoint"),
+        ({"quantization_config": {}}, "quantised checkpoint: quant_method None"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quant_method 'bitsandbytes'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
     ],
 )
@@ -84,6 +87,20 @@ def test_why_a_checkpoint_is_not_served(
     code, printed = run(capsys, checkpoint(tmp_path, **changes), "--json")
     assert code == 1
     assert reason in json.loads(printed)["problem"]
+
+
+def test_a_quantized_checkpoint_says_its_scheme_and_what_its_codes_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scheme = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "sym": False}
+    directory = checkpoint(tmp_path, quantization_config=scheme)
+    save_file({"a.qweight": torch.zeros(256, 1024, dtype=torch.int32)}, tmp_path / "model.safetensors")
+    code, printed = run(capsys, directory)
+    assert code == 0
+    assert "1 MiB: GPTQ, 4 bits, groups of 128, zero points, act-order; all else in float32" in printed
+    report = json.loads(run(capsys, directory, "--json")[1])
+    assert report["quantization"] == "GPTQ, 4 bits, groups of 128, zero points, act-order"
+    assert report["weights_bytes"] == {"bfloat16": 1 << 20, "float32": 1 << 20}
 
 
 def test_a_hub_id_is_not_downloaded(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

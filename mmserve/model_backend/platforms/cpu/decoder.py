@@ -12,7 +12,7 @@ from mmserve.model_backend.models.interface import DecoderLayerWeights, DecoderW
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention, PagedCpuMetadata
 from mmserve.model_backend.platforms.cpu.memory import MAX_MLP_ROWS
 from mmserve.model_backend.platforms.cpu.ops import ACTIVATIONS
-from mmserve.model_backend.platforms.cpu.packing import KernelLinear
+from mmserve.model_backend.platforms.cpu.packing import PackedLinear
 
 
 def _address(tensor: torch.Tensor | None) -> int | None:
@@ -25,7 +25,7 @@ class _Matrix(ctypes.Structure):
     @classmethod
     def of(cls, layer: LinearLayer) -> _Matrix:
         method = layer.method
-        assert isinstance(method, KernelLinear)
+        assert isinstance(method, PackedLinear)
         return cls(method.packed.data_ptr(), _address(layer.bias), method.format, method.in_size, method.out_size)
 
 
@@ -129,6 +129,6 @@ def compile_decoder(kernels: ctypes.CDLL, weights: DecoderWeights) -> CompiledDe
         and isinstance(weights.attention, PagedCpuAttention)
         and weights.activation in ACTIVATIONS
         and weights.hidden_size % 8 == weights.intermediate_size % 8 == 0
-        and all(isinstance(linear.method, KernelLinear) for linear in linears)
+        and all(isinstance(linear.method, PackedLinear) for linear in linears)
     )
     return CompiledDecoder(kernels, weights) if compilable else None

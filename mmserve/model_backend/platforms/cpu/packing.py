@@ -29,30 +29,19 @@ _ONEDNN_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """Relative to the largest value of the result."""
 
 
-class KernelLinear(PlainLinear):
-    """Weights in panels (``packed_weights``), float32 inputs and results.
+class PackedLinear:
+    """Weights in a layout of the C++ kernels; float32 inputs and results.
 
     A row's result does not depend on the other rows.
     """
 
     packed: torch.Tensor
     format: int
-    _rounds = False
-    """Both weights and inputs, to bfloat16."""
+    """The kernels' number for a product with them."""
 
     def __init__(self, kernels: ctypes.CDLL, shape: LinearShape) -> None:
-        super().__init__(shape, torch.bfloat16 if self._rounds else torch.float32, _CPU)
         self._kernels = kernels
         self.out_size, self.in_size = shape.out_size, shape.in_size
-
-    def finish_loading(self) -> None:
-        self.packed = self._pack(self.weight)
-        self.format = format_of(self.packed, rounds_inputs=self._rounds)
-        _free(self.weight)
-        del self.weight
-
-    def _pack(self, weight: torch.Tensor) -> torch.Tensor:
-        return pack(weight)
 
     def apply(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
@@ -71,6 +60,26 @@ class KernelLinear(PlainLinear):
             residual is not None,
         )
         return out
+
+
+class KernelLinear(PackedLinear, PlainLinear):
+    """Weights in panels (``packed_weights``)."""
+
+    _rounds = False
+    """Both weights and inputs, to bfloat16."""
+
+    def __init__(self, kernels: ctypes.CDLL, shape: LinearShape) -> None:
+        PackedLinear.__init__(self, kernels, shape)
+        PlainLinear.__init__(self, shape, torch.bfloat16 if self._rounds else torch.float32, _CPU)
+
+    def finish_loading(self) -> None:
+        self.packed = self._pack(self.weight)
+        self.format = format_of(self.packed, rounds_inputs=self._rounds)
+        free(self.weight)
+        del self.weight
+
+    def _pack(self, weight: torch.Tensor) -> torch.Tensor:
+        return pack(weight)
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """float32. Not for int4."""
@@ -122,7 +131,7 @@ def _quantized(weight: torch.Tensor, quantize: Callable[[torch.Tensor], torch.Te
     return packed
 
 
-def _free(weight: torch.Tensor) -> None:
+def free(weight: torch.Tensor) -> None:
     """Its memory, although views of it exist: the targets of the tensors that were loaded into it."""
     weight.untyped_storage().resize_(0)
 
@@ -141,7 +150,7 @@ class OneDnnLinear(PlainLinear):
 
     def finish_loading(self) -> None:
         plain, self.weight = self.weight, torch.ops.mkldnn._reorder_linear_weight(self.weight)
-        _free(plain)
+        free(plain)
 
     def apply(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from mmserve.checkpoint.quantization.scheme import QuantizationScheme
 from mmserve.config.config import Quantization
 from mmserve.config.deployment import Deployment
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, StepLimits
@@ -19,6 +20,7 @@ from mmserve.model_backend.models.interface import DecoderModel
 from mmserve.model_backend.platforms.cpu import memory
 from mmserve.model_backend.platforms.cpu import threads as kernel_threads
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
+from mmserve.model_backend.platforms.cpu.checkpoint_linear import CheckpointLinear
 from mmserve.model_backend.platforms.cpu.decoder import compile_decoder
 from mmserve.model_backend.platforms.cpu.ops import KernelOps
 from mmserve.model_backend.platforms.cpu.packing import (
@@ -75,6 +77,11 @@ class CpuPlatform(TorchPlatform):
         if quantization == "none" and self._rounds_for(shape):
             return RoundedInputs(PlainLinear(shape, torch.bfloat16, self.device))
         return super().embedding_method(quantization, shape)
+
+    def checkpoint_linear_method(self, scheme: QuantizationScheme, shape: LinearShape) -> LinearMethod:
+        if self.kernels is None:
+            return super().checkpoint_linear_method(scheme, shape)
+        return CheckpointLinear(self.kernels, scheme, shape)
 
     def _rounds_for(self, shape: LinearShape) -> bool:
         """Small matrices whose results decide much stay exact."""

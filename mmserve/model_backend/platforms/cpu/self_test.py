@@ -19,10 +19,11 @@ from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import LayerFinisher
 from mmserve.model_backend.layers.ops import Activation
+from mmserve.model_backend.layers.quantized.matrix import QuantizedMatrix
 from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.models.decoder import Decoder
 from mmserve.model_backend.models.interface import DeepStackRows
-from mmserve.model_backend.platforms.cpu import build, quantization
+from mmserve.model_backend.platforms.cpu import build, grouped_weights, quantization
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.model_backend.platforms.cpu.decoder import compile_decoder
 from mmserve.model_backend.platforms.cpu.ops import ACTIVATIONS, KernelOps
@@ -77,7 +78,32 @@ def _linear(kernels: ctypes.CDLL) -> bool:
         and _product(kernels, rounded, packed, bias, bfloat16, rounds_inputs=True)
         and _product(kernels, x, int8, bias, dequantized, _QUANTIZED_TOLERANCE)
         and _product(kernels, x, int4, bias, quantization.from_int4(int4), _QUANTIZED_TOLERANCE)
+        and all(_grouped_product(kernels, x, bias, bits) for bits in (4, 8))
+        and _float8_product(kernels, x, bias)
     )
+
+
+def _grouped_product(kernels: ctypes.CDLL, x: torch.Tensor, bias: torch.Tensor, bits: int) -> bool:
+    """True if products with a quantized checkpoint's weights are those with the numbers they stand for."""
+    outputs, inputs = len(bias), x.shape[1]
+    codes = torch.randint(1 << bits, (outputs, inputs), generator=torch.Generator().manual_seed(3)).to(torch.uint8)
+    zeros, scales = codes[:, :1].short(), _random(outputs, 1, seed=4)
+    order = torch.arange(inputs).flip(0)
+    matrix = QuantizedMatrix(codes, scales, zeros, inputs, bits, order=order)
+    weight = ((codes.short() - zeros) * scales)[:, order]
+    packed, form = grouped_weights.pack(matrix), grouped_weights.format_of(matrix)
+    return _product(kernels, x, packed, bias, weight, _QUANTIZED_TOLERANCE, form=form)
+
+
+def _float8_product(kernels: ctypes.CDLL, x: torch.Tensor, bias: torch.Tensor) -> bool:
+    """The same with weights in E4M3."""
+    numbers, scales = _random(len(bias), x.shape[1], seed=3).to(torch.float8_e4m3fn), _random(len(bias), 2, seed=4)
+    group = x.shape[1] // 2
+    codes, zeros = numbers.view(torch.uint8), torch.zeros_like(scales, dtype=torch.int16)
+    matrix = QuantizedMatrix(codes, scales, zeros, group, bits=8, is_float8=True)
+    weight = numbers.float() * scales.repeat_interleave(group, dim=1)
+    packed, form = grouped_weights.pack(matrix), grouped_weights.format_of(matrix)
+    return _product(kernels, x, packed, bias, weight, form=form)
 
 
 def _product(
@@ -89,12 +115,13 @@ def _product(
     tolerance: float = _TOLERANCE,
     *,
     rounds_inputs: bool = False,
+    form: int | None = None,
 ) -> bool:
     """True if x times the packed weights is x times ``weight``, the matrix that they stand for."""
     expected = F.linear(x, weight, bias)
     for count in (1, 9, len(x)):
         rows, out = x[:count].contiguous(), torch.empty(count, len(bias))
-        form = format_of(packed, rounds_inputs=rounds_inputs)
+        form = format_of(packed, rounds_inputs=rounds_inputs) if form is None else form
         arguments = (rows.data_ptr(), packed.data_ptr(), form, bias.data_ptr(), out.data_ptr())
         kernels.mm_linear(*arguments, *rows.shape, len(bias), 0)
         if not _close(out, expected[:count], tolerance):

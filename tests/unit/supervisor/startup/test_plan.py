@@ -7,8 +7,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 from msgspec import structs
+from safetensors.torch import save_file
 
+from mmserve.checkpoint.quantization.scheme import QuantizationScheme
 from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
 from mmserve.checkpoint.vision.clip import ClipVision
 from mmserve.config.config import Config
@@ -237,6 +240,19 @@ def test_quantized_weights_are_computed_in_float32_on_a_cpu(model: ModelSpec) ->
     assert _make(model, XEON, quantization="int8").dtype == "float32"
     assert "leave out" in _refused(model, GPU, quantization="int8")
     assert "leave out" in _refused(model, XEON, quantization="int8", dtype="bfloat16")
+
+
+def test_a_quantized_checkpoint_is_counted_as_it_is_kept_and_computed_in_float32(model: ModelSpec) -> None:
+    """Codes as stored, all other numbers in float32."""
+    tensors = {"a.qweight": torch.zeros(64, 32, dtype=torch.int32), "b.weight": torch.zeros(10, 10).half()}
+    save_file(tensors, Path(model.path) / "model.safetensors")
+    scheme = QuantizationScheme(method="AWQ", layout="awq", bits=4, group_size=128, zero_points=True)
+    quantized = structs.replace(model, quantization=scheme)
+    assert plan.quantized_nbytes(quantized) == 64 * 32 * 4 + 10 * 10 * 4
+    assert _make(quantized, XEON).dtype == "float32"
+    assert "--device cpu" in _refused(quantized, GPU)
+    assert "without --dtype" in _refused(quantized, XEON, dtype="bfloat16")
+    assert "AWQ, 4 bits, groups of 128" in _refused(quantized, XEON, quantization="int4")
 
 
 @pytest.mark.parametrize("options", [{"tp": 2}, {"quantization": "int8"}], ids=str)

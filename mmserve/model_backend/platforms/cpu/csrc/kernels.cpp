@@ -7,6 +7,8 @@
 #include "attention.h"
 #include "decoder.h"
 #include "encoder_attention.h"
+#include "linear/float8_linear.h"
+#include "linear/grouped_linear.h"
 #include "linear/linear.h"
 #include "linear/quantized_linear.h"
 #include "sampling.h"
@@ -58,7 +60,8 @@ void mm_leave(const int32_t* busy_cores, int64_t count, int64_t share, int64_t m
     pool::shared().leave_cores(busy_cores, count, share, min_threads);
 }
 
-// weights: 0 float32, 1 bfloat16, 2 int8, 3 int4, 4 bfloat16 with the inputs rounded to bfloat16.
+// weights: 0 float32, 1 bfloat16, 2 int8, 3 int4, 4 bfloat16 with the inputs rounded to bfloat16; of quantized checkpoints:
+// 5 codes of 4 bits, 6 of 8 bits, 7 of 8 bits with inputs rounded to 8 bits, 8 E4M3.
 void mm_linear(const float* x, const void* panels, int weights, const float* bias, float* out, int64_t M, int64_t K,
                int64_t N, int add) {
     const linear::Job job{x, out, M, K, N, {bias, add != 0}};
@@ -71,12 +74,20 @@ void mm_linear(const float* x, const void* panels, int weights, const float* bia
             return quantized::run<quantized::Int8>(job, static_cast<const uint8_t*>(panels));
         case 3:
             return quantized::run<quantized::Int4>(job, static_cast<const uint8_t*>(panels));
+        case 5:
+            return grouped::run<grouped::Codes4, grouped::WideInputs>(job, static_cast<const uint8_t*>(panels));
+        case 6:
+            return grouped::run<grouped::Codes8, grouped::WideInputs>(job, static_cast<const uint8_t*>(panels));
+        case 7:
+            return grouped::run<grouped::Codes8, grouped::NarrowInputs>(job, static_cast<const uint8_t*>(panels));
+        case 8:
+            return float8::run(job, static_cast<const uint8_t*>(panels));
         default:
             return linear::run<linear::Rounded>(job, static_cast<const uint16_t*>(panels));
     }
 }
 
-// Rows `indices` of the matrix as floats: [rows, K]. weights: as in mm_linear, but not 3.
+// Rows `indices` of the matrix as floats: [rows, K]. weights: as in mm_linear, but 0, 1, 2 or 4.
 void mm_rows(const void* panels, int weights, const int64_t* indices, float* out, int64_t rows, int64_t K) {
     pool::parallel_for_rows(rows, K, [=](int64_t row) {
         float* to = out + row * K;

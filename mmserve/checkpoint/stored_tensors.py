@@ -1,0 +1,69 @@
+"""Names, types and places of the tensors in a safetensors file, without reading them.
+
+Format: https://github.com/huggingface/safetensors#format. The library's safe_open is not used: without torch it can
+neither read bfloat16 data nor tell where the data lies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+CHUNK_NBYTES = 16 << 20
+_MAX_HEADER_NBYTES = 100 << 20
+"""The limit of the safetensors library."""
+_METADATA = "__metadata__"
+
+
+class _HeaderEntry(msgspec.Struct):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor's dtype and shape, and the range of its bytes in a file."""
+
+    file: Path
+    start: int
+    nbytes: int
+    dtype: str
+    """As safetensors calls it, such as ``BF16``."""
+    shape: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+    def same_type(self, other: StoredTensor) -> bool:
+        return (self.dtype, self.shape) == (other.dtype, other.shape)
+
+    def chunks(self) -> Iterator[bytes]:
+        with self.file.open("rb") as file:
+            file.seek(self.start)
+            for remaining in range(self.nbytes, 0, -CHUNK_NBYTES):
+                yield file.read(min(remaining, CHUNK_NBYTES))
+
+
+def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+    """By name. Raises OSError, ValueError or MsgspecError if the file has no readable header."""
+    with path.open("rb") as file:
+        header_nbytes = int.from_bytes(file.read(8), "little")
+        if header_nbytes > _MAX_HEADER_NBYTES:
+            raise ValueError("no header")
+        header = msgspec.json.decode(file.read(header_nbytes), type=dict[str, msgspec.Raw])
+    return {
+        name: _stored_tensor(path, 8 + header_nbytes, msgspec.json.decode(raw, type=_HeaderEntry))
+        for name, raw in header.items()
+        if name != _METADATA
+    }
+
+
+def _stored_tensor(path: Path, data_start: int, entry: _HeaderEntry) -> StoredTensor:
+    start, end = entry.data_offsets
+    return StoredTensor(path, data_start + start, end - start, entry.dtype, tuple(entry.shape))

@@ -1,0 +1,96 @@
+"""Which layers of a quantized checkpoint are quantized, by the tensors that its files store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from mmserve.checkpoint.files import weight_files
+from mmserve.checkpoint.quantization.scheme import Layout, QuantizationScheme
+from mmserve.checkpoint.spec import ModelSpec
+from mmserve.checkpoint.stored_tensors import stored_tensors
+from mmserve.model_backend.layers.context import LayerContext
+from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape
+from mmserve.model_backend.loader.family import Family
+from mmserve.model_backend.platforms.interface import Platform
+from mmserve.runtime.errors import StartupError
+
+_MARKS: dict[Layout, tuple[str, str]] = {
+    "awq": (".qweight", "I32"),
+    "gptq": (".qweight", "I32"),
+    "packed": (".weight_packed", "I32"),
+    "int8": (".weight", "I8"),
+    "fp8": (".weight", "F8_E4M3"),
+}
+"""Suffix and dtype of a tensor that each quantized matrix has."""
+_UNUSED: dict[Layout, tuple[str, ...]] = {
+    "awq": (),
+    "gptq": (),
+    "packed": (".weight_shape",),
+    "int8": (),
+    "fp8": (".input_scale", ".activation_scale"),
+}
+"""Suffixes of tensors that say nothing new, or how inputs should be rounded, which are not for float8."""
+_ORDER = (".g_idx", ".weight_g_idx")
+_INVERSE_SCALE, _SCALE = ".weight_scale_inv", ".weight_scale"
+"""Both are multiplied with."""
+
+
+class QuantizedCheckpoint:
+    """A checkpoint's quantized layers. Without a scheme it changes nothing."""
+
+    def __init__(self, model: ModelSpec, family: Family) -> None:
+        self._scheme, self._family = model.quantization, family
+        self._names = set() if self._scheme is None else _quantized(model, self._scheme, family)
+
+    def canonical_name(self, stored: str) -> str | None:
+        """As ``Family.canonical_name``. None for tensors that say nothing new, too."""
+        scheme, name = self._scheme, self._family.canonical_name(stored)
+        if scheme is None or name is None:
+            return name
+        if name.endswith(_UNUSED[scheme.layout]) or (name.endswith(_ORDER) and not scheme.act_order):
+            return None
+        if scheme.layout == "fp8" and name.endswith(_INVERSE_SCALE):
+            return name.removesuffix(_INVERSE_SCALE) + _SCALE
+        return name
+
+    def context(self, context: LayerContext, platform: Platform) -> LayerContext:
+        """For the model's layers. Their construction raises StartupError for a layer that cannot be computed."""
+        scheme = self._scheme
+        if scheme is None:
+            return context
+
+        def linear_method(shape: LinearShape) -> LinearMethod:
+            quantized = self._names & set(shape.names)
+            if not quantized:
+                return context.linear_method(shape)
+            if len(quantized) < len(shape.names):
+                names = ", ".join(shape.names)
+                raise StartupError(f"of {names} some are quantised and some not, which is not supported")
+            return platform.checkpoint_linear_method(scheme, shape)
+
+        def embedding_method(shape: LinearShape) -> EmbeddingMethod:
+            if quantized := self._names & set(shape.names):
+                raise StartupError(f"{quantized.pop()} is quantised, which is supported in layers alone")
+            return context.embedding_method(shape)
+
+        return replace(context, linear_method=linear_method, embedding_method=embedding_method)
+
+
+def _quantized(model: ModelSpec, scheme: QuantizationScheme, family: Family) -> set[str]:
+    """Canonical names of the quantized matrices, without a suffix."""
+    suffix, dtype = _MARKS[scheme.layout]
+    found = set()
+    for path in weight_files(Path(model.path)):
+        try:
+            tensors = stored_tensors(path)
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            raise StartupError(f"{path} is not a readable safetensors file ({error}); fetch it again") from error
+        found |= {
+            (family.canonical_name(name) or name).removesuffix(suffix)
+            for name, tensor in tensors.items()
+            if (name.endswith(suffix), tensor.dtype) == (True, dtype)
+        }
+    return found
