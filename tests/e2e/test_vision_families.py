@@ -24,7 +24,7 @@ from tests.fakes import vision_model
 from tests.fakes.idefics3 import make_idefics3
 from tests.fakes.media import png
 from tests.fakes.qwen_vl import make_qwen_vl, processed_qwen_vl
-from tests.fakes.vision_checkpoints import make_vision
+from tests.fakes.vision_checkpoints import make_native_internvl, make_vision
 
 pytestmark = pytest.mark.families
 
@@ -58,6 +58,8 @@ def processed_idefics3(directory: Path, chat: list[dict[str, Any]], images: list
     return dict(processor(text=text, images=images or None, add_special_tokens=False, return_tensors="pt"))
 
 
+OF_NATIVE_INTERNVL = {"max_patches": 12, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+"""What its authors' code does, whatever preprocessor_config.json says."""
 FAMILIES: dict[str, tuple[Callable[[Path], Path], Processed]] = {
     "idefics3": (make_idefics3, processed_idefics3),
     "qwen3_vl": (partial(make_qwen_vl, family="qwen3_vl"), partial(processed_qwen_vl, family="qwen3_vl")),
@@ -121,6 +123,18 @@ def test_pictures_of_several_sizes_are_answered_as_by_transformers(tmp_path: Pat
         again = asyncio.run(answers(stack, QUESTIONS))
         stack.check_all_released()
     assert cold == again == expected(directory, QUESTIONS, processed)
+
+
+def test_internvl_in_its_authors_format_is_answered_as_in_that_of_transformers(tmp_path: Path) -> None:
+    source = make_vision(tmp_path / "source", "internvl")
+    settings = source / "preprocessor_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | OF_NATIVE_INTERNVL))
+    native = make_native_internvl(tmp_path / "native", source)
+    options = ("--dtype", "float32", *LITTLE_MEMORY, "--served-model-name", "tiny", "--http-workers", "1")
+    with serve(*options, *CHUNKS, model=str(native)) as target:
+        assert target.pid is not None
+        found = asyncio.run(answers(Stack(target.url, target.pid), QUESTIONS))
+    assert found == expected(source, QUESTIONS, partial(vision_model.processed, family="internvl"))
 
 
 @pytest.mark.filterwarnings("ignore:Passing `min_pixels` and `max_pixels`")

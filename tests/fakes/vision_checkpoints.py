@@ -276,6 +276,8 @@ def make_native_internvl(directory: Path, source: Path) -> Path:
         "template": "internvl2_5",
     }
     (directory / "config.json").write_text(json.dumps(native))
+    template = directory / "chat_template.jinja"
+    template.write_text(template.read_text().replace("<IMG_CONTEXT>", "<image>"))
     tensors = load_file(source / "model.safetensors")
     for name in [name for name in tensors if ".q_proj." in name and "vision" in name]:
         parts = [tensors.pop(name.replace("q_proj", each)) for each in ("q_proj", "k_proj", "v_proj")]
