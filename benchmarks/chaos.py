@@ -30,7 +30,7 @@ KINDS = ("colour", "word", "where")
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     flags = ["--dtype", "float32", "--http-workers", "2", "--kv-cache-gb", "0.5", "--mm-cache-gb", "0.25"]
-    with serve(*flags, "--fault-injection", *arguments.serve_args.split()) as target:
+    with serve(*flags, "--prefault", "--fault-injection", *arguments.serve_args.split()) as target:
         plan = Plan(arguments.seconds, arguments.clients, arguments.seed, _faults(arguments))
         result = run(target.url, plan, questions(arguments.questions, arguments.seed), _say)
     print(render(result))

@@ -52,7 +52,7 @@ def _numbers(text: str) -> list[int]:
 
 def compare(options: argparse.Namespace, pictures: Pictures) -> list[report.Row]:
     """Measure all gates and the baseline. Prints the targets, returns the rows."""
-    gated = cases.of_mmserve(options.gates, options.tokens, shlex.split(options.serve_args))
+    gated = cases.of_mmserve(options.gates, options.tokens, ["--prefault", *shlex.split(options.serve_args)])
     baseline = []
     if options.baseline_repeats:
         serial_ms = cases.serial_ms(pictures)
@@ -130,7 +130,7 @@ def print_targets(medians: Mapping[Case, Figures], pictures: Pictures, clients: 
 def check_one(options: argparse.Namespace, pictures: Pictures) -> list[report.Row]:
     """Check aborts, endurance or a queue, on one server."""
     met: Sequence[report.Row] = ()
-    with serve(*shlex.split(options.serve_args), model=options.model) as target:
+    with serve("--prefault", *shlex.split(options.serve_args), model=options.model) as target:
         burst.warm_up(target, pictures)
         if options.aborts:
             rows = aborts.check(target, pictures.bodies(target.model, 1), options.aborts, options.seed)

@@ -95,7 +95,7 @@ class Done:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     complaints = deque[str](maxlen=MAX_COMPLAINTS)
-    flags = ["--kv-cache-gb", "0.5", "--mm-cache-gb", "0.25", *arguments.serve_args.split()]
+    flags = ["--kv-cache-gb", "0.5", "--mm-cache-gb", "0.25", "--prefault", *arguments.serve_args.split()]
     with serve(*flags, on_line=lambda line: complaints.append(line) if _COMPLAINT.search(line) else None) as target:
         failed = asyncio.run(_soak(target.url, target.model, arguments.minutes * 60, arguments.seed))
     if failed:

@@ -161,14 +161,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Annotated[float, Meta(gt=0, le=_MAX_GB)] | None,
         _field("scheduling", "KV cache of each rank, GiB; default: what fits"),
     ] = None
+    prefault: Annotated[
+        bool, _field("scheduling", "take the memory of KV cache and arena at start (0.3 s per GiB); off: when used")
+    ] = False
 
     mm_cache_gb: Annotated[
         float,
         _field("media", "shared-memory arena for images and embeddings, GiB; 0 refuses all images", ge=0, le=_MAX_GB),
     ] = 0.5
-    arena_prefault: Annotated[
-        bool, _field("media", "map all of the arena at start (0.3 s per GiB and process); off: page by page, in use")
-    ] = True
     arena_huge_pages: Annotated[
         bool, _field("media", "put the arena into 2 MiB pages, which the machine must have reserved (vm.nr_hugepages)")
     ] = False

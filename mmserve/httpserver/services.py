@@ -38,7 +38,7 @@ async def open_services(process: Process, metrics: MetricsClient) -> AsyncIterat
     """The services of this process, closed at the end of the context."""
     assert process.arena is not None, "an http worker inherits the arena"
     config = process.deployment.config
-    if config.arena_prefault:
+    if config.prefault:
         process.arena.map_all()
     prompts = await asyncio.to_thread(PromptBuilder, process.deployment)
     initial_fraction = config.concurrent_alloc_fraction if config.enable_concurrent_alloc else 0.0

@@ -76,8 +76,10 @@ class Arena:
         self._locks = WriteLocks(fd)
 
     @classmethod
-    def create(cls, nbytes: int, *, huge_pages: bool = False) -> Arena:
-        """Create the memory file and allocate all of it. Huge pages must have been reserved; the size is rounded up.
+    def create(cls, nbytes: int, *, huge_pages: bool = False, when_used: bool = False) -> Arena:
+        """Create the memory file. Its memory is allocated at once or, with ``when_used``, page by page.
+
+        Huge pages must have been reserved, and are always allocated at once; the size is rounded up.
 
         Raises OSError if the machine cannot provide the memory: ENOSPC, ENOMEM, or EFBIG for a limit on file sizes.
         Only sizes beyond the physical memory are refused here. Allocating more than is free invokes the kernel's OOM
@@ -87,7 +89,11 @@ class Arena:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         fd = os.memfd_create("mmserve-arena", os.MFD_CLOEXEC | (_HUGE_PAGES if huge_pages else 0))
         try:
-            os.posix_fallocate(fd, 0, file_nbytes(nbytes, huge_pages=huge_pages))
+            size = file_nbytes(nbytes, huge_pages=huge_pages)
+            if when_used and not huge_pages:
+                os.ftruncate(fd, size)
+            else:
+                os.posix_fallocate(fd, 0, size)
             return cls.attach(fd)
         except BaseException:  # also on Ctrl-C, the memory must be freed; the exception is re-raised
             os.close(fd)

@@ -39,7 +39,7 @@ def run(process: Process) -> None:
         heartbeat = stack.enter_context(closing(HeartbeatSender(endpoints, process.name)))
         tp = stack.enter_context(distributed.join(rank, size, process.rendezvous, platform.device))
         startup_timer.end("kernels and links")
-        if process.arena is not None and deployment.config.arena_prefault:
+        if process.arena is not None and deployment.config.prefault:
             process.arena.map_all()
         busy_visual_servers = BusyCores(endpoints.busy_cores("visualserver"), deployment.config.visual_workers)
         platform.share_cores(deployment.cpu_threads // size, busy_visual_servers.counts, among=size)

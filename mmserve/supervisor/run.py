@@ -93,7 +93,9 @@ def _supervise(
     rendezvous = stack.enter_context(closing(Rendezvous()))
     inherited = InheritedFds(
         parent_death_fd=stack.enter_context(_parent_death_pipe()),
-        arena_fd=stack.enter_context(arena_of(deployment.arena_nbytes, huge_pages=config.arena_huge_pages)).fd,
+        arena_fd=stack.enter_context(
+            arena_of(deployment.arena_nbytes, huge_pages=config.arena_huge_pages, when_used=not config.prefault)
+        ).fd,
         rendezvous=rendezvous,
         listen_fds={"http": http.fileno(), "health": health.fileno()},
     )
@@ -122,10 +124,10 @@ def _parent_death_pipe() -> Iterator[int]:
 
 
 @contextmanager
-def arena_of(nbytes: int, *, huge_pages: bool = False) -> Iterator[Arena]:
-    """The shared memory. Raises StartupError if the machine does not have that much."""
+def arena_of(nbytes: int, *, huge_pages: bool = False, when_used: bool = False) -> Iterator[Arena]:
+    """The shared memory, see ``Arena.create``. Raises StartupError if the machine does not have that much."""
     try:
-        arena = Arena.create(nbytes, huge_pages=huge_pages)
+        arena = Arena.create(nbytes, huge_pages=huge_pages, when_used=when_used)
     except OSError as error:
         raise StartupError(
             f"--mm-cache-gb: no {nbytes / plan.GIB:.1f} GiB of shared memory to be had ({error.strerror}, "

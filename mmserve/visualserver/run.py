@@ -153,7 +153,7 @@ def _pipeline(
     assert arena is not None, "a visual server needs the arena"
     assert processors is not None, "a text model has no visual server"
     config = deployment.config
-    if config.arena_prefault:
+    if config.prefault:
         arena.map_all()
     # Images that are decoded, one a thread, and images that are encoded.
     journal = WorkJournal(process.endpoints.visual_work(process.index), 2 * _batch_images(deployment))

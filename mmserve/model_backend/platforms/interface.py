@@ -87,7 +87,8 @@ class Platform(Protocol):
     # Memory.
 
     def allocate_kv_cache(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor of zeros. They are written at once, so that all of its memory is allocated now.
+        """A tensor of zeros. Memory of a GPU is allocated now, that of a CPU page by page, when used; the plan has
+        compared it with what is free.
 
         Zeros, because attention multiplies masked positions with a weight of 0, and 0 times NaN would be NaN.
         """

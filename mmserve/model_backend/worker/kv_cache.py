@@ -40,7 +40,8 @@ def allocate(
     shape = (num_layers, *attention.kv_shape(num_blocks, block_tokens))
     nbytes = torch.Size(shape).numel() * platform.dtype.itemsize
     try:
-        return platform.allocate_kv_cache(shape)
+        cache = platform.allocate_kv_cache(shape)
+        return cache.zero_() if deployment.config.prefault else cache
     except Exception as error:
         if not is_out_of_memory(error):
             raise

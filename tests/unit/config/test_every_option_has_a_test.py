@@ -70,7 +70,7 @@ SHOWN_BY = {
     "speculative": "e2e/test_speculation.py::test_answers_are_the_same_in_fewer_steps",
     "kv_cache_gb": f"{PLAN}::test_kv_cache_gb_is_per_rank",
     "mm_cache_gb": f"{PLAN}::test_an_arena_too_small_for_one_image_is_refused",
-    "arena_prefault": "unit/httpserver/test_services.py::test_the_arena_is_mapped_at_start_only_with_prefault",
+    "prefault": "unit/httpserver/test_services.py::test_the_arena_is_mapped_at_start_only_with_prefault",
     "arena_huge_pages": f"{PLAN}::test_an_arena_in_huge_pages_may_exceed_available_memory",
     "data_budget_mb": "unit/config/test_deployment.py::test_budgets_in_the_arena_follow_their_options",
     "embed_budget_mb": "unit/httpserver/mm_cache/test_leases.py::test_embeddings_larger_than_their_budget_are_refused",

@@ -23,7 +23,7 @@ def test_the_arena_is_mapped_at_start_only_with_prefault(
     monkeypatch.setattr(Arena, "map_all", lambda arena: mapped.append(arena))
     model = tmp_path / "model"
     model.mkdir()
-    deployment = deployment_of(write_chat_model(model), run_dir=str(tmp_path), arena_prefault=prefault)
+    deployment = deployment_of(write_chat_model(model), run_dir=str(tmp_path), prefault=prefault)
     arena = Arena.create(1 << 16)
     process = Process(deployment, "httpserver", 0, 0, ready=lambda details: None, arena=arena)
 

@@ -105,12 +105,15 @@ def test_an_empty_arena_refuses_every_handle() -> None:
     arena.close()
 
 
-def test_all_memory_is_allocated_at_creation() -> None:
-    """Otherwise a writer could later die of a bus error, when the machine has run out of memory."""
-    arena = Arena.create(8 << 20)
-    taken = os.fstat(arena.fd).st_blocks * 512
+@pytest.mark.parametrize("when_used", [False, True])
+def test_memory_is_allocated_at_creation_or_when_it_is_used(when_used: bool) -> None:
+    arena = Arena.create(8 << 20, when_used=when_used)
+    taken = [os.fstat(arena.fd).st_blocks * 512]
+    arena.map_all()
+    taken.append(os.fstat(arena.fd).st_blocks * 512)
     arena.close()
-    assert taken >= 8 << 20
+    assert (taken[0] >= 8 << 20) is not when_used
+    assert taken[1] >= 8 << 20
 
 
 def _mapped_nbytes() -> int:

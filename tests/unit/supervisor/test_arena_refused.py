@@ -31,7 +31,7 @@ def test_a_limit_on_the_size_of_files_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 
 def _refuse(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    def refuse(nbytes: int, *, huge_pages: bool) -> Arena:
+    def refuse(nbytes: int, *, huge_pages: bool, when_used: bool) -> Arena:
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(Arena, "create", refuse)

@@ -1,6 +1,11 @@
-"""How much memory one step, or one batch of the vision tower, computes in on a CPU."""
+"""Memory of a CPU: what one step, or one batch of the vision tower, computes in, and tensors that take it when used."""
 
 from __future__ import annotations
+
+import mmap
+from math import prod
+
+import torch
 
 from mmserve.config.deployment import DTYPE_BYTES, Deployment
 
@@ -33,3 +38,15 @@ def images_nbytes(deployment: Deployment, max_images: int) -> int:
     patches = min(_MAX_PATCHES, deployment.max_image_rows * vision.patches_per_row)
     elements = max_images * patches * (4 * vision.hidden_size + vision.intermediate_size)
     return elements * DTYPE_BYTES[deployment.activation_dtype] + _PICTURE_NBYTES
+
+
+def zeros_when_used(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of zeros, whose pages the kernel makes when they are first used.
+
+    Raises MemoryError if it refuses the size.
+    """
+    try:
+        mapping = mmap.mmap(-1, prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"mmap: {error.strerror}") from error
+    return torch.frombuffer(mapping, dtype=dtype).view(shape)

@@ -106,9 +106,9 @@ class CpuPlatform(TorchPlatform):
         return super().sampling() if self.kernels is None else KernelSampling(self.kernels)
 
     def allocate_kv_cache(self, shape: tuple[int, ...]) -> torch.Tensor:
-        cache = torch.empty(shape, dtype=self.dtype)
+        cache = memory.zeros_when_used(shape, self.dtype)
         prefer_huge_pages(cache.data_ptr(), cache.nbytes)
-        return cache.zero_()
+        return cache
 
     def prefault_for_steps(self, deployment: Deployment) -> None:
         prefault_heap(memory.step_nbytes(deployment))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
+from mmserve.config.config import Config
+from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.reference import TorchPlatform
+from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import StartupError
 from tests.fakes.checkpoints import make_llama
 from tests.fakes.engine import make_runner
@@ -45,6 +49,17 @@ def test_a_part_of_the_free_memory_is_filled_with_blocks(tmp_path: Path) -> None
 def test_more_blocks_than_all_slots_can_use_are_not_taken(tmp_path: Path) -> None:
     runner = make_runner(make_llama(tmp_path), platform=SmallDevice(1 << 40), kv_tokens=None)
     assert runner.num_blocks == 2 * 8 * 16, "twice what 8 slots of 256 tokens can use"
+
+
+@pytest.mark.parametrize("prefault", [False, True])
+def test_the_cache_takes_its_memory_at_start_only_with_prefault(tmp_path: Path, prefault: bool) -> None:
+    directory = make_llama(tmp_path)
+    config = Config(model=str(directory), prefault=prefault)
+    before = psutil.Process().memory_info().rss
+    runner = make_runner(directory, config=config, platform=CpuPlatform(torch.float32), kv_tokens=1 << 18)
+    taken = psutil.Process().memory_info().rss - before
+    assert runner._kv.nbytes > 100 * MIB
+    assert (taken > 0.9 * runner._kv.nbytes) is prefault
 
 
 class FullDevice(TorchPlatform):
