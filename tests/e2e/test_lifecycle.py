@@ -17,8 +17,8 @@ import openai
 import psutil
 import pytest
 
-from mmserve.config.config import Config
-from tests.e2e.stack import Stack, ask, run_dirs_of, running
+from benchmarks.load.server import serve
+from tests.e2e.stack import LITTLE_MEMORY, Stack, ask, run_dirs_of, running
 from training.sample import samples
 
 PROMPT = [{"role": "user", "content": "What can you do?"}]
@@ -209,12 +209,23 @@ def test_a_port_in_use_is_reported_before_the_model_loads(default_stack: Stack) 
     assert "Traceback" not in printed
 
 
-def test_processes_that_use_the_arena_map_all_of_it(default_stack: Stack) -> None:
-    arena_nbytes = Config().mm_cache_gb * (1 << 30)
-    for title in ("httpserver", "visualserver", "model_backend"):
-        (process,) = default_stack.processes(f"mmserve: {title}")
-        mapped = [each.rss for each in process.memory_maps() if each.path.startswith("/memfd:mmserve-arena")]
-        assert sum(mapped) >= arena_nbytes, title
+def test_processes_that_use_the_arena_map_all_of_it_with_prefault() -> None:
+    with serve("--prefault", *LITTLE_MEMORY) as target:
+        assert target.pid is not None
+        stack = Stack(target.url, target.pid)
+        for title in ("httpserver", "visualserver", "model_backend"):
+            (process,) = stack.processes(f"mmserve: {title}")
+            mapped = [each.rss for each in process.memory_maps() if each.path.startswith("/memfd:mmserve-arena")]
+            assert sum(mapped) >= 0.1 * (1 << 30), title
+
+
+def test_a_server_at_rest_takes_less_than_900_mib() -> None:
+    """With the default options: KV cache and arena take memory when they are used."""
+    with serve("--http-workers", "1") as target:
+        assert target.pid is not None
+        root = psutil.Process(target.pid)
+        taken = sum(each.memory_full_info().pss for each in (root, *root.children(recursive=True)))
+    assert taken < 900 << 20
 
 
 def test_ctrl_c_while_loading_leaves_nothing() -> None:
