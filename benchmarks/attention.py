@@ -1,6 +1,8 @@
 """Attention of one step by the C++ kernel, by gathering KV blocks for torch's SDPA, and by FlexAttention.
 
-    python -m benchmarks.attention [--repeats N] [--no-flex] [--json FILE]
+``short`` is the kernel with K and V in bfloat16; all else is in float32.
+
+    python -m benchmarks.attention [--repeats N] [--no-flex] [--no-gather] [--case TEXT] [--json FILE]
 
 The shapes of SmolLM2-135M: 30 layers of 9 query and 3 key heads of 64, float32, each layer with a KV cache of its own,
 so that keys and values come from memory. All layers one after the other on one thread; CPU time, the minimum of the
@@ -49,6 +51,10 @@ CASES = (
     Case("8 decoding, 1,000 tokens each", 8, 999, 1),
     Case("a prompt of 256", 1, 0, 256),
     Case("64 of a prompt behind 448", 1, 448, 64),
+    Case("1 decoding, 1,000 tokens", 1, 999, 1),
+    Case("1 decoding, 8,192 tokens", 1, 8191, 1),
+    Case("8 decoding, 8,192 tokens each", 8, 8191, 1),
+    Case("256 of a prompt behind 7,936", 1, 7936, 256),
 )
 
 
@@ -57,6 +63,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--flex", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--gather", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--case", action="append", help="only cases whose name contains this; repeatable")
     parser.add_argument("--json", help="also write the rows here")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -64,7 +72,8 @@ def main() -> None:
         parser.error("there is no C++ compiler for the kernel, nor for FlexAttention: install c++ or g++")
     with torch.inference_mode(), tempfile.TemporaryDirectory() as empty_cache:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = empty_cache
-        rows = [_measure(case, options) for case in CASES]
+        chosen = [case for case in CASES if any(part in case.name for part in options.case or [""])]
+        rows = [_measure(case, options) for case in chosen]
     print(table(rows))
     write_json(options.json, rows)
 
@@ -73,17 +82,19 @@ def _measure(case: Case, options: argparse.Namespace) -> Row:
     step = _step(case)
     kernels = verified_kernels()
     assert kernels is not None
-    backends: dict[str, AttentionBackend[Any]] = {
-        "kernel": PagedCpuAttention(kernels, SPEC),
-        "gathered": SdpaAttention(SPEC, torch.float32, torch.device("cpu")),
+    backends: dict[str, tuple[AttentionBackend[Any], torch.dtype]] = {
+        "kernel": (PagedCpuAttention(kernels, SPEC), torch.float32),
+        "short": (PagedCpuAttention(kernels, SPEC, torch.bfloat16), torch.bfloat16),
     }
+    if options.gather:
+        backends["gathered"] = SdpaAttention(SPEC, torch.float32, torch.device("cpu")), torch.float32
     limits = StepLimits(len(step.slot_mapping), case.sequences, step.block_tables.shape[1], BLOCK_TOKENS)
-    shape = backends["kernel"].kv_shape(_num_blocks(case), BLOCK_TOKENS)
-    caches = [torch.randn(shape) for _ in range(LAYERS)]
     heads = torch.randn(case.sequences * case.count, HEADS + 2 * KV_HEADS, DIM)
     q, kv = heads[:, :HEADS], heads[:, HEADS:].unflatten(1, (2, KV_HEADS))
     found: Row = {"step": case.name}
-    for name, backend in backends.items():
+    for name, (backend, dtype) in backends.items():
+        shape = backend.kv_shape(_num_blocks(case), BLOCK_TOKENS)
+        caches = [torch.randn(shape).to(dtype) for _ in range(LAYERS)]
         metadata = backend.builder(limits).build(step)
         found[f"{name}_ms"] = _least_ms(
             lambda cache, b=backend, m=metadata: b.forward(q, kv, cache, m), caches, options.repeats

@@ -42,7 +42,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = ()
     device: Annotated[Device, _field("model", "where ranks and vision tower run")] = "auto"
     dtype: Annotated[
-        Dtype, _field("model", "weights and products; on a GPU also the KV cache; auto: bfloat16 where it is fast")
+        Dtype, _field("model", "weights and products; on a GPU all else too; auto: bfloat16 where it is fast")
     ] = "auto"
     quantization: Annotated[
         Quantization,
@@ -157,6 +157,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "tokens in one step; the text stays the same; not with --overlap-scheduling",
         ),
     ] = "none"
+    kv_cache_dtype: Annotated[
+        Dtype, _field("scheduling", "KV cache; auto: as --dtype; a CPU takes bfloat16 or float32 with either of them")
+    ] = "auto"
     kv_cache_gb: Annotated[
         Annotated[float, Meta(gt=0, le=_MAX_GB)] | None,
         _field("scheduling", "KV cache of each rank, GiB; default: what fits"),

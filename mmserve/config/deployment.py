@@ -23,7 +23,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 def activation_dtype(model: ModelSpec, device: Literal["cpu", "cuda"], dtype: Dtype) -> Dtype:
-    """Of hidden states, the KV cache and images' embedding rows, for a model served in ``dtype``.
+    """Of hidden states and images' embedding rows, for a model served in ``dtype``.
 
     On a CPU bfloat16 is for weights and inputs of linear layers; only transformers' own classes compute in it alone.
     """
@@ -34,6 +34,11 @@ def embed_row_nbytes(model: ModelSpec, dtype: Dtype) -> int:
     """Bytes of one image token's embedding in the arena. ``dtype``: of activations."""
     streams = 1 if model.vision is None else model.vision.streams
     return streams * model.text.hidden_size * DTYPE_BYTES[dtype]
+
+
+def kv_dtype(config: Config, dtype: Dtype) -> Dtype:
+    """Of the KV cache of a model served in ``dtype``."""
+    return dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +66,11 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def activation_dtype(self) -> Dtype:
         return activation_dtype(self.model, self.device, self.dtype)
+
+    @property
+    def kv_dtype(self) -> Dtype:
+        """Of the KV cache."""
+        return kv_dtype(self.config, self.dtype)
 
     @property
     def embed_row_nbytes(self) -> int:

@@ -167,7 +167,7 @@ def _print_ready(deployment: Deployment, children: list[Child], took_s: float, h
         "model": deployment.served_name,
         "device": deployment.device,
         "dtype": deployment.dtype,
-        "KV cache": f"{kv_tokens} tokens",
+        "KV cache": f"{kv_tokens} tokens in {deployment.kv_dtype}",
         "arena": f"{deployment.arena_nbytes / plan.GIB:.2f} GiB",
         "started in": f"{took_s:.1f} s",
         "health": f"{health_url}/health",

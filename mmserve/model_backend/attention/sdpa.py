@@ -30,7 +30,7 @@ class DecodeGroup:
     blocks: torch.Tensor
     """int64 [n * blocks per row]: block tables, padded with any valid block."""
     masks: Mapping[Mask, torch.Tensor]
-    """[n, 1, 1, tokens]: 0 for tokens that a row attends to, -inf for others, in the dtype of the cache."""
+    """[n, 1, 1, tokens]: 0 for tokens that a row attends to, -inf for others, in the dtype of the queries."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,10 @@ class SdpaMetadata:
 
 
 class SdpaAttention:
-    """See ``interface.AttentionBackend``. Any block size."""
+    """See ``interface.AttentionBackend``. Any block size.
+
+    ``dtype``: of queries and results. K and V are rounded to the dtype of the cache, also those of the step itself.
+    """
 
     block_sizes: Sequence[int] = (16, 32, 64, 128)
     supports_graphs = False
@@ -78,14 +81,14 @@ class SdpaAttention:
     ) -> torch.Tensor:
         # Finite numbers only: a masked weight of 0 times inf or NaN of a neighbour's block would be NaN.
         kv.nan_to_num_(0.0, 0.0, 0.0)
-        tokens = layer_kv.flatten(0, 1)
-        tokens.index_copy_(0, metadata.slot_mapping, kv)
+        tokens, stored = layer_kv.flatten(0, 1), kv.to(layer_kv.dtype)
+        tokens.index_copy_(0, metadata.slot_mapping, stored)
         out, scale = torch.empty_like(q), self._spec.scale
         for group in metadata.decodes:
             out[group.rows] = _decode(q[group.rows], layer_kv, group.blocks, group.masks[mask], scale)
         for chunk in metadata.chunks:
-            context = kv[chunk.rows] if chunk.context is None else tokens.index_select(0, chunk.context)
-            out[chunk.rows] = _prefill(q[chunk.rows], context, chunk.masks.get(mask), scale)
+            context = stored[chunk.rows] if chunk.context is None else tokens.index_select(0, chunk.context)
+            out[chunk.rows] = _prefill(q[chunk.rows], context.to(q.dtype), chunk.masks.get(mask), scale)
         return out
 
     def copy_tokens(self, kv_cache: torch.Tensor, copies: Sequence[BlockCopy]) -> None:
@@ -158,7 +161,7 @@ def _decode(
 ) -> torch.Tensor:
     n, heads, dim = q.shape
     kv_heads = layer_kv.shape[3]
-    pages = layer_kv.index_select(0, blocks)
+    pages = layer_kv.index_select(0, blocks).to(q.dtype)
     k, v = pages.view(n, -1, 2, kv_heads, dim).permute(2, 0, 3, 1, 4)  # each [n, kv_heads, tokens, dim]
     rows = q.reshape(n, kv_heads, heads // kv_heads, dim)
     return F.scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=scale).reshape(n, heads, dim)

@@ -76,7 +76,9 @@ class Platform(Protocol):
         """What a model's layers are built with on this platform."""
         ...
 
-    def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> AttentionBackend[Any]: ...
+    def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> AttentionBackend[Any]:
+        """``kv_dtype``: of the KV cache, which may have fewer bits than ``dtype``."""
+        ...
 
     def executor(self, model: DecoderModel, limits: StepLimits) -> ForwardExecutor:
         """For a model whose weights have finished loading; they must not be replaced afterwards."""
@@ -86,7 +88,7 @@ class Platform(Protocol):
 
     # Memory.
 
-    def allocate_kv_cache(self, shape: tuple[int, ...]) -> torch.Tensor:
+    def allocate_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of zeros. Memory of a GPU is allocated now, that of a CPU page by page, when used; the plan has
         compared it with what is free.
 

@@ -167,7 +167,7 @@ class TorchPlatform:
         )
 
     def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> AttentionBackend[Any]:
-        return SdpaAttention(spec, kv_dtype, self.device)
+        return SdpaAttention(spec, self.dtype, self.device)
 
     def executor(self, model: DecoderModel, limits: StepLimits) -> ForwardExecutor:
         return EagerExecutor(model)
@@ -175,8 +175,8 @@ class TorchPlatform:
     def sampling(self) -> TokenSampling:
         return TorchSampling()
 
-    def allocate_kv_cache(self, shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.empty(shape, dtype=self.dtype, device=self.device).zero_()
+    def allocate_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.device).zero_()
 
     def release_cached_memory(self) -> None:
         pass

@@ -9,7 +9,7 @@ import torch
 from mmserve.config.deployment import Deployment
 from mmserve.model_backend.attention.interface import AttentionBackend
 from mmserve.model_backend.distributed import TpGroup
-from mmserve.model_backend.platforms.device import is_out_of_memory
+from mmserve.model_backend.platforms.device import DTYPES, is_out_of_memory
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import StartupError
@@ -25,12 +25,12 @@ def allocate(
 
     Raises StartupError if one sequence of max_model_len does not fit, or if the memory is not there.
     """
-    num_layers = deployment.model.text.num_layers
+    num_layers, dtype = deployment.model.text.num_layers, DTYPES[deployment.kv_dtype]
     if deployment.kv_tokens is not None:
         num_blocks = deployment.kv_tokens // block_tokens
     else:
         block_numbers = num_layers * torch.Size(attention.kv_shape(1, block_tokens)).numel()
-        num_blocks = _blocks_that_fit(deployment, tp, platform, block_tokens, block_numbers * platform.dtype.itemsize)
+        num_blocks = _blocks_that_fit(deployment, tp, platform, block_tokens, block_numbers * dtype.itemsize)
     per_sequence = -(-deployment.max_model_len // block_tokens)
     if num_blocks < per_sequence:
         raise StartupError(
@@ -38,9 +38,9 @@ def allocate(
             f"{deployment.max_model_len}: raise --kv-cache-gb or lower --max-model-len"
         )
     shape = (num_layers, *attention.kv_shape(num_blocks, block_tokens))
-    nbytes = torch.Size(shape).numel() * platform.dtype.itemsize
+    nbytes = torch.Size(shape).numel() * dtype.itemsize
     try:
-        cache = platform.allocate_kv_cache(shape)
+        cache = platform.allocate_kv_cache(shape, dtype)
         return cache.zero_() if deployment.config.prefault else cache
     except Exception as error:
         if not is_out_of_memory(error):

@@ -18,7 +18,7 @@ _DTYPES = ("bfloat16", "float32")
 
 
 class Bytes(msgspec.Struct, frozen=True, kw_only=True):
-    """By the dtype in which the model is served."""
+    """By dtype."""
 
     bfloat16: int
     float32: int
@@ -39,7 +39,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of the checkpoint's linear layers, which stay in their bits; None: not quantized."""
     weights_bytes: Bytes
     kv_bytes_per_token: Bytes
-    """In one rank. On a CPU the KV cache is in float32 with either dtype, but for transformers' own classes."""
+    """In one rank, by the dtype of the KV cache."""
     picture_rows: int | None
     """Tokens of the largest picture; None for a text model."""
 

@@ -19,7 +19,7 @@ from mmserve.checkpoint.rope_config import for_context
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.stored_tensors import stored_tensors
 from mmserve.config.config import Config
-from mmserve.config.deployment import DTYPE_BYTES, Deployment, Dtype, activation_dtype, embed_row_nbytes
+from mmserve.config.deployment import DTYPE_BYTES, Deployment, Dtype, activation_dtype, embed_row_nbytes, kv_dtype
 from mmserve.ipc.arena import extent_nbytes, payload_nbytes
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup.machine import Machine
@@ -53,8 +53,9 @@ def make(
     max_model_len = _context(config, model, max_image_rows)
     if model.text.attends_whole_images:
         _check_step(config, max_image_rows)
+    _check_kv_dtype(config, model, device, dtype)
     activations = activation_dtype(model, device, dtype)
-    token_nbytes = kv_token_nbytes(model, config.tp, DTYPE_BYTES[activations])
+    token_nbytes = kv_token_nbytes(model, config.tp, DTYPE_BYTES[kv_dtype(config, dtype)])
     deployment = Deployment(
         config=config,
         model=replace(model, text=for_context(model.text, max_model_len)),
@@ -127,6 +128,17 @@ def _dtype(config: Config, model: ModelSpec, device: str, machine: Machine) -> D
     if config.dtype == "auto":
         return "bfloat16" if device == "cuda" or machine.fast_bfloat16 else "float32"
     return config.dtype
+
+
+def _check_kv_dtype(config: Config, model: ModelSpec, device: Literal["cpu", "cuda"], dtype: Dtype) -> None:
+    """What mmserve's own code on a CPU computes in float32 it also reads from bfloat16."""
+    chosen, computed = kv_dtype(config, dtype), activation_dtype(model, device, dtype)
+    widened = (device, computed, chosen) == ("cpu", "float32", "bfloat16") and model.family != "transformers"
+    if chosen != computed and not widened:
+        raise StartupError(
+            f"--kv-cache-dtype {chosen} does not go with this model on {device} in {dtype}, which needs {computed}: "
+            "leave it out"
+        )
 
 
 def _context(config: Config, model: ModelSpec, max_image_rows: int) -> int:

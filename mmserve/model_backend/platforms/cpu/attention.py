@@ -1,4 +1,4 @@
-"""Paged attention by the C++ kernel, which reads KV blocks in place. Float32 on a CPU."""
+"""Paged attention by the C++ kernel, which reads KV blocks in place. K and V may be bfloat16; all else is float32."""
 
 from __future__ import annotations
 
@@ -34,22 +34,38 @@ class PagedCpuAttention:
     """See ``attention.interface.AttentionBackend``.
 
     A row's result depends on its own sequence alone, to the bit: not on chunks, batch or the KV of other sequences.
+    ``kv_dtype``: of the KV cache; bfloat16 numbers are widened when they are read.
     """
 
     block_sizes: Sequence[int] = (_BLOCK_TOKENS,)
     supports_graphs = False
 
-    def __init__(self, kernels: ctypes.CDLL, spec: AttentionSpec) -> None:
-        self._kernels, self._spec = kernels, spec
+    def __init__(self, kernels: ctypes.CDLL, spec: AttentionSpec, kv_dtype: torch.dtype = torch.float32) -> None:
+        self._kernels, self._spec, self.kv_dtype = kernels, spec, kv_dtype
 
     @staticmethod
-    def supports(spec: AttentionSpec) -> bool:
-        """True if the kernel can compute these heads."""
+    def supports(spec: AttentionSpec, kv_dtype: torch.dtype) -> bool:
+        """True if the kernel can compute these heads with such a cache."""
+        if kv_dtype not in (torch.float32, torch.bfloat16):
+            return False
         return spec.head_dim % _HEAD_DIM_STEP == 0 and spec.group_size <= _MAX_TILE_ROWS
 
     def kv_shape(self, num_blocks: int, block_tokens: int) -> tuple[int, ...]:
         assert block_tokens in self.block_sizes, f"blocks of {block_tokens} tokens"
-        return token_major_shape(self._spec, num_blocks, block_tokens)
+        if self.kv_dtype is torch.float32:
+            return token_major_shape(self._spec, num_blocks, block_tokens)
+        return (num_blocks, self._spec.num_kv_heads, 2, block_tokens * self._spec.head_dim)
+
+    def token_major(self, layer_kv: torch.Tensor) -> torch.Tensor:
+        """A copy of one layer's cache in the layout of ``kv_layout``, for comparisons."""
+        if self.kv_dtype is torch.float32:
+            return layer_kv.clone()
+        kv_heads, dim = self._spec.num_kv_heads, self._spec.head_dim
+        k, v = layer_kv.unbind(2)
+        keys = k.view(-1, kv_heads, dim // 2, _BLOCK_TOKENS, 2).permute(0, 3, 1, 2, 4)
+        values = v.view(-1, kv_heads, _BLOCK_TOKENS // 2, dim, 2).permute(0, 2, 4, 1, 3)
+        shape = (-1, _BLOCK_TOKENS, kv_heads, dim)
+        return torch.stack((keys.reshape(shape), values.reshape(shape)), dim=2)
 
     def builder(self, limits: StepLimits) -> PagedCpuMetadataBuilder:
         return PagedCpuMetadataBuilder(max(1, _MAX_TILE_ROWS // self._spec.group_size), limits.max_tokens)
@@ -70,6 +86,7 @@ class PagedCpuAttention:
             kv.data_ptr(),
             metadata.slot_mapping.data_ptr(),
             layer_kv.data_ptr(),
+            self.kv_dtype is torch.bfloat16,
             metadata.block_tables.data_ptr(),
             metadata.tiles.data_ptr(),
             out.data_ptr(),
@@ -87,7 +104,10 @@ class PagedCpuAttention:
         return out
 
     def copy_tokens(self, kv_cache: torch.Tensor, copies: Sequence[BlockCopy]) -> None:
-        copy_leading_tokens(kv_cache, copies)
+        if self.kv_dtype is torch.float32:
+            copy_leading_tokens(kv_cache, copies)
+        else:  # Whole blocks: tokens behind the leading ones are not read before they are written.
+            kv_cache[:, [copy.target for copy in copies]] = kv_cache[:, [copy.source for copy in copies]]
 
 
 class PagedCpuMetadataBuilder:

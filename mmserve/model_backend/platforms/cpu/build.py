@@ -43,7 +43,7 @@ _SIGNATURES = {
     "mm_rotate": (_POINTER, _SIZE, _POINTER, _POINTER, *(_SIZE,) * 5),
     "mm_activation": (_POINTER, *(_SIZE,) * 3),
     "mm_act_and_mul": (_POINTER, _POINTER, *(_SIZE,) * 3),
-    "mm_attention": (*(_POINTER,) * 7, *(_SIZE,) * 8, _POINTER, c_float),
+    "mm_attention": (*(_POINTER,) * 4, c_int, *(_POINTER,) * 3, *(_SIZE,) * 8, _POINTER, c_float),
     "mm_encoder_attention": (*(_POINTER,) * 3, *(_SIZE,) * 3, c_int),
     "mm_sample": (_POINTER, *(_SIZE,) * 3, _POINTER, c_int, _POINTER),
     "mm_ban": (_POINTER, *(_SIZE,) * 2, _POINTER, _SIZE, _POINTER, _SIZE),

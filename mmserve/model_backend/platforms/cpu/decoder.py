@@ -67,7 +67,7 @@ class _Layer(ctypes.Structure):
 class _Shape(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "dim", "rotary")),
-        *((name, c_int64) for name in ("adjacent", "mlp_rows", "activation")),
+        *((name, c_int64) for name in ("adjacent", "mlp_rows", "activation", "kv_is_bfloat16")),
         *((name, c_float) for name in ("eps", "attention_scale")),
     )
 
@@ -94,7 +94,9 @@ class CompiledDecoder:
         self._layers = (_Layer * len(weights.layers))(*map(_Layer.of, weights.layers))
         heads, kv_heads, dim, *_ = weights.heads
         sizes = (len(weights.layers), weights.hidden_size, heads, kv_heads, dim, self._rotary.size)
-        kinds = (self._rotary.adjacent, MAX_MLP_ROWS, ACTIVATIONS[weights.activation])
+        assert isinstance(weights.attention, PagedCpuAttention)
+        in_bfloat16 = weights.attention.kv_dtype is torch.bfloat16
+        kinds = (self._rotary.adjacent, MAX_MLP_ROWS, ACTIVATIONS[weights.activation], in_bfloat16)
         self._shape = ctypes.byref(_Shape(*sizes, *kinds, weights.eps, weights.heads.scale))
 
     def forward(
@@ -110,7 +112,7 @@ class CompiledDecoder:
         cos, sin = self._rotary.angles(positions)
         tiles, block_tables, slot_mapping, image_ends = metadata
         tensors = (hidden, cos, sin, kv_cache, slot_mapping, block_tables, tiles, logits_indices)
-        sizes = (len(hidden), len(tiles), len(logits_indices), block_tables.shape[1], kv_cache.stride(0))
+        sizes = (len(hidden), len(tiles), len(logits_indices), block_tables.shape[1], kv_cache[0].nbytes)
         step = _Step(*(tensor.data_ptr() for tensor in tensors), *sizes)
         if image_ends is not None:
             step.image_ends = image_ends.data_ptr()

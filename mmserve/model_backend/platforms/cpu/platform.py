@@ -91,8 +91,8 @@ class CpuPlatform(TorchPlatform):
         return replace(super().layer_context(tp, quantization), max_mlp_rows=memory.MAX_MLP_ROWS)
 
     def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> AttentionBackend[Any]:
-        if self.kernels is not None and kv_dtype is torch.float32 and PagedCpuAttention.supports(spec):
-            return PagedCpuAttention(self.kernels, spec)
+        if self.kernels is not None and PagedCpuAttention.supports(spec, kv_dtype):
+            return PagedCpuAttention(self.kernels, spec, kv_dtype)
         return super().attention(spec, kv_dtype)
 
     def executor(self, model: DecoderModel, limits: StepLimits) -> ForwardExecutor:
@@ -105,8 +105,8 @@ class CpuPlatform(TorchPlatform):
     def sampling(self) -> TokenSampling:
         return super().sampling() if self.kernels is None else KernelSampling(self.kernels)
 
-    def allocate_kv_cache(self, shape: tuple[int, ...]) -> torch.Tensor:
-        cache = memory.zeros_when_used(shape, self.dtype)
+    def allocate_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        cache = memory.zeros_when_used(shape, dtype)
         prefer_huge_pages(cache.data_ptr(), cache.nbytes)
         return cache
 

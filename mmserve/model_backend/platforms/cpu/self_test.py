@@ -177,20 +177,22 @@ def _head_norm(ops: TorchOps) -> torch.Tensor:
 
 
 def _attention(kernels: ctypes.CDLL) -> bool:
+    return all(_attends(PagedCpuAttention(kernels, _HEADS, dtype)) for dtype in (torch.float32, torch.bfloat16))
+
+
+def _attends(kernel: PagedCpuAttention) -> bool:
     step, limits = _prompt()
     qkv, results = _random(_TOKENS, 2 * _HEADS.num_heads, _HEADS.head_dim), []
-    for backend in (
-        PagedCpuAttention(kernels, _HEADS),
-        SdpaAttention(_HEADS, torch.float32, torch.device("cpu")),
-    ):
-        cache, heads = torch.zeros(backend.kv_shape(limits.max_blocks, _BLOCK)), qkv.clone()
+    for backend in (kernel, SdpaAttention(_HEADS, torch.float32, torch.device("cpu"))):
+        cache = torch.zeros(backend.kv_shape(limits.max_blocks, _BLOCK), dtype=kernel.kv_dtype)
+        heads = qkv.clone()
         kv = heads[:, _HEADS.num_heads :].view(_TOKENS, 2, _HEADS.num_kv_heads, _HEADS.head_dim)
         metadata = backend.builder(limits).build(step)
         q = heads[:, : _HEADS.num_heads]
         outs = [backend.forward(q, kv, cache, metadata, mask) for mask in _MASKS]  # type: ignore[arg-type]
         results.append((torch.stack(outs), cache))
     (found, found_cache), (expected, expected_cache) = results
-    return _close(found, expected) and torch.equal(found_cache, expected_cache)
+    return _close(found, expected) and torch.equal(kernel.token_major(found_cache), expected_cache)
 
 
 def _decoder(kernels: ctypes.CDLL) -> bool:

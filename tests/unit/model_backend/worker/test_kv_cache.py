@@ -69,7 +69,7 @@ class FullDevice(TorchPlatform):
         super().__init__(torch.device("cpu"), torch.float32)
         self._error = error
 
-    def allocate_kv_cache(self, shape: tuple[int, ...]) -> torch.Tensor:
+    def allocate_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         raise self._error
 
 

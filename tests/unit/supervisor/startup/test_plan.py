@@ -79,13 +79,44 @@ def test_auto_chooses_a_fast_dtype(machine: Machine, device: str, dtype: str, mo
 
 
 @pytest.mark.parametrize(("family", "on_cpu"), [("llama", "float32"), ("transformers", "bfloat16")])
-def test_on_a_cpu_bfloat16_is_for_products_and_not_for_the_kv_cache(family: str, on_cpu: str, model: ModelSpec) -> None:
+def test_on_a_cpu_bfloat16_is_for_products_and_the_kv_cache(family: str, on_cpu: str, model: ModelSpec) -> None:
     model = structs.replace(model, family=family, vision=None)
     assert _make(model, XEON).activation_dtype == on_cpu
     assert _make(model, GPU).activation_dtype == "bfloat16"
     short, long = (_make(model, XEON, dtype=dtype, kv_cache_gb=4.0).kv_tokens for dtype in ("bfloat16", "float32"))
     assert long is not None
-    assert short == (long if on_cpu == "float32" else 2 * long)
+    assert short == 2 * long
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_cpu_takes_either_dtype_of_the_kv_cache_with_either_dtype(dtype: str, model: ModelSpec) -> None:
+    short, long = (
+        _make(model, XEON, dtype=dtype, kv_cache_dtype=kv_dtype, kv_cache_gb=4.0)
+        for kv_dtype in ("bfloat16", "float32")
+    )
+    assert (short.kv_dtype, long.kv_dtype, short.dtype) == ("bfloat16", "float32", dtype)
+    assert short.kv_tokens == 2 * (long.kv_tokens or 0)
+    quantized = _make(model, XEON, quantization="int8", kv_cache_dtype="bfloat16")
+    assert (quantized.dtype, quantized.kv_dtype) == ("float32", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("family", "machine", "dtype", "kv_dtype"),
+    [
+        ("llama", GPU, "bfloat16", "float32"),
+        ("llama", GPU, "float32", "bfloat16"),
+        ("llama", XEON, "float32", "float16"),
+        ("llama", XEON, "float16", "bfloat16"),
+        ("transformers", XEON, "float32", "bfloat16"),
+        ("transformers", XEON, "bfloat16", "float32"),
+    ],
+)
+def test_another_dtype_of_the_kv_cache_than_can_be_read_is_refused(
+    family: str, machine: Machine, dtype: str, kv_dtype: str, model: ModelSpec
+) -> None:
+    model = structs.replace(model, family=family, vision=None)
+    assert _make(model, machine, dtype=dtype).kv_dtype == dtype
+    assert f"--kv-cache-dtype {kv_dtype}" in _refused(model, machine, dtype=dtype, kv_cache_dtype=kv_dtype)
 
 
 def test_given_options_are_kept(model: ModelSpec) -> None:

@@ -33,13 +33,14 @@ struct Shape {
     int64_t adjacent;    // as in mm_rotate
     int64_t mlp_rows;    // rows of an MLP computed at one time, as its intermediate results are wide
     int64_t activation;  // as in mm_act_and_mul
+    int64_t kv_is_bfloat16;
     float eps, attention_scale;
 };
 
 struct Step {
     float* hidden;                                 // [rows, hidden], in place
     const float *cos, *sin;                        // [ropes, rows, rotary / 2]
-    float* kv;                                     // KV cache of layer 0; the next layer's is kv_stride further
+    char* kv;                                      // KV cache of layer 0; the next layer's is kv_stride bytes further
     const int64_t *slot_mapping, *tables, *tiles;  // as in mm_attention
     const int64_t* logits_indices;  // ascending rows whose hidden states are computed; other rows only need K and V
     int64_t rows, num_tiles, num_logits, table_stride, kv_stride;

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "activations.h"
-#include "attention.h"
+#include "attention/attention.h"
 #include "decoder.h"
 #include "encoder_attention.h"
 #include "linear/float8_linear.h"
@@ -45,6 +45,15 @@ void rotate(float* x, const float* cos, const float* sin, int64_t half) {
         *first = a * cos[i] - b * sin[i];
         *second = b * cos[i] + a * sin[i];
     }
+}
+
+template <class Cache, class Number>
+void store_and_attend(const attention::Job& job, void* layer_kv, const float* kv, const int64_t* slot_mapping,
+                      int64_t rows, int64_t num_tiles) {
+    pool::parallel_for_rows(rows, 2 * job.kv_heads * job.dim, [=, &job](int64_t row) {
+        Cache::store(static_cast<Number*>(layer_kv), slot_mapping[row], kv + row * job.q_stride, job.kv_heads, job.dim);
+    });
+    attention::run<Cache>(job, num_tiles);
 }
 
 }  // namespace
@@ -170,18 +179,18 @@ void mm_act_and_mul(const float* x, float* out, int64_t rows, int64_t size, int6
 }
 
 // Writes each row's K and V into the cache at slot_mapping[row], then computes attention (see attention::Job).
-// kv: [rows, 2, kv_heads, dim], rows q_stride apart. window: 0 for none. ends: [rows] or null.
-void mm_attention(const float* q, const float* kv, const int64_t* slot_mapping, float* layer_kv, const int64_t* tables,
-                  const int64_t* tiles, float* out, int64_t rows, int64_t num_tiles, int64_t q_stride,
-                  int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t dim, int64_t window, const int64_t* ends,
-                  float scale) {
-    const int64_t elements = 2 * kv_heads * dim;
-    pool::parallel_for_rows(rows, elements, [=](int64_t row) {
-        std::memcpy(layer_kv + slot_mapping[row] * elements, kv + row * q_stride, elements * sizeof(float));
-    });
-    attention::run(
-        {q, layer_kv, tables, tiles, out, q_stride, table_stride, heads, kv_heads, dim, scale, true, window, ends},
-        num_tiles);
+// kv: [rows, 2, kv_heads, dim], rows q_stride apart. layer_kv: see attention/float32_cache.h and bfloat16_cache.h.
+// window: 0 for none. ends: [rows] or null.
+void mm_attention(const float* q, const float* kv, const int64_t* slot_mapping, void* layer_kv, int kv_is_bfloat16,
+                  const int64_t* tables, const int64_t* tiles, float* out, int64_t rows, int64_t num_tiles,
+                  int64_t q_stride, int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t dim, int64_t window,
+                  const int64_t* ends, float scale) {
+    const attention::Job job{q,     layer_kv, tables, tiles, out,    q_stride, table_stride,
+                             heads, kv_heads, dim,    scale, true, window,   ends};
+    if (kv_is_bfloat16)
+        store_and_attend<attention::Bfloat16Cache, uint16_t>(job, layer_kv, kv, slot_mapping, rows, num_tiles);
+    else
+        store_and_attend<attention::Float32Cache, float>(job, layer_kv, kv, slot_mapping, rows, num_tiles);
 }
 
 // Attention without a mask within each of some sequences, whose rows follow each other. qkv: [rows, 3, heads, dim],
@@ -238,11 +247,11 @@ struct Ops {
         });
     }
 
-    static void attend(const float* heads, int64_t stride, float* kv, const decoder::Layer& layer,
+    static void attend(const float* heads, int64_t stride, void* kv, const decoder::Layer& layer,
                        const decoder::Shape& shape, const decoder::Step& step, float* out) {
-        mm_attention(heads, heads + shape.heads * shape.dim, step.slot_mapping, kv, step.tables, step.tiles, out,
-                     step.rows, step.num_tiles, stride, step.table_stride, shape.heads, shape.kv_heads, shape.dim,
-                     layer.window, layer.whole_images ? step.image_ends : nullptr, shape.attention_scale);
+        mm_attention(heads, heads + shape.heads * shape.dim, step.slot_mapping, kv, shape.kv_is_bfloat16 != 0,
+                     step.tables, step.tiles, out, step.rows, step.num_tiles, stride, step.table_stride, shape.heads,
+                     shape.kv_heads, shape.dim, layer.window, layer.whole_images ? step.image_ends : nullptr, shape.attention_scale);
     }
 };
 

@@ -174,5 +174,7 @@ def test_a_step_beyond_the_limits_is_refused() -> None:
     ],
 )
 def test_heads_that_the_kernel_cannot_compute_get_the_reference(spec: AttentionSpec, backend: type) -> None:
-    assert type(CpuPlatform(torch.float32).attention(spec, torch.float32)) is backend
-    assert type(CpuPlatform(torch.bfloat16).attention(spec, torch.bfloat16)) is SdpaAttention
+    for dtype in (torch.float32, torch.bfloat16):
+        assert type(CpuPlatform(dtype).attention(spec, dtype)) is backend
+    assert type(CpuPlatform(torch.bfloat16, torch.bfloat16).attention(spec, torch.bfloat16)) is SdpaAttention
+    assert type(CpuPlatform(torch.float16).attention(spec, torch.float16)) is SdpaAttention

@@ -26,13 +26,14 @@ pytestmark = needs_compiler
 LIMITS = StepLimits(max_tokens=100, max_seqs=2, max_blocks=8, block_tokens=BLOCK)
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", [name for name in TEXT_FAMILIES if name != "qwen3_moe"])
 @torch.inference_mode()
-def test_one_call_gives_the_bits_of_the_layers(tmp_path: Path, family: str) -> None:
+def test_one_call_gives_the_bits_of_the_layers(tmp_path: Path, family: str, kv_dtype: torch.dtype) -> None:
     spec = load(make_text(tmp_path, family, hidden_size=128))
     spec = replace(spec, text=for_context(spec.text, 256))
     platform = CpuPlatform(torch.float32)
-    attention = platform.attention(AttentionSpec.of(spec.text, TpGroup()), torch.float32)
+    attention = platform.attention(AttentionSpec.of(spec.text, TpGroup()), kv_dtype)
     assert isinstance(attention, PagedCpuAttention)
     model = load_decoder(spec, platform, attention, TpGroup(), "none", lambda done, total, unit: None)
     compiled = platform.executor(model, LIMITS)
@@ -43,7 +44,7 @@ def test_one_call_gives_the_bits_of_the_layers(tmp_path: Path, family: str) -> N
     shape = attention.kv_shape(int(step.block_tables.max()) + 1, BLOCK)
 
     def run(executor: ForwardExecutor | DecoderModel) -> tuple[torch.Tensor, torch.Tensor]:
-        cache = random(spec.text.num_layers, *shape, seed=1)
+        cache = random(spec.text.num_layers, *shape, seed=1).to(kv_dtype)
         return executor.forward(random(61, 128), positions, cache, metadata, wanted).clone(), cache
 
     (found, found_cache), (expected, expected_cache) = run(compiled), run(model)

@@ -1,0 +1,122 @@
+// Attention over a paged KV cache (Dao et al. 2022). Blocks are read in place, for all query heads of a KV head
+// together. A row's result does not depend on the number of rows and heads computed with it.
+#pragma once
+
+#include <algorithm>
+
+#include "aligned_memory.h"
+#include "attention/bfloat16_cache.h"
+#include "attention/float32_cache.h"
+#include "attention/job.h"
+#include "softmax.h"
+#include "thread_pool.h"
+
+namespace attention {
+
+inline void gather_queries(const Job& job, const int64_t* t, int64_t kv_head, float* rows) {
+    const int64_t group = job.heads / job.kv_heads;
+    for (int64_t token = 0; token < t[1]; ++token) {
+        const float* from = job.q + (t[0] + token) * job.q_stride + kv_head * group * job.dim;
+        for (int64_t i = 0; i < group * job.dim; ++i) rows[token * group * job.dim + i] = from[i] * job.scale;
+    }
+}
+
+// Consecutive query tokens of one sequence, for some KV heads. A row is a query head of a token.
+template <class Cache>
+struct QueryTile {
+    Cache cache;
+    int64_t rows;      // of one KV head
+    int64_t heads;     // KV heads
+    int64_t group;     // query heads of a KV head
+    int64_t position;  // of the first token
+    bool causal;
+    int64_t window;       // 0: none
+    const int64_t* ends;  // of each token, or null
+    float* q;        // [heads, rows, dim]
+    float* out;      // [heads, rows, cache.columns()]
+    float* scores;   // [heads, rows, kKeyTile]
+
+    // The first key tile that a row attends to. Tiles lie at multiples of kKeyTile, so that a row's sums do not depend
+    // on the rows computed with it.
+    int64_t first_token() const { return window ? std::max<int64_t>(0, position - window + 1) / kKeyTile * kKeyTile : 0; }
+
+    // Scores of tokens [first, last) of a sequence of `end` tokens. Prefetches keys further on, and the values of the
+    // first key tile; those of later ones are prefetched by add_key_tile.
+    void score_key_tile(int64_t first, int64_t last, int64_t end) const {
+        for (int64_t token = first; token < last; token += kBlock)
+            for (int64_t h = 0; h < heads; ++h) {
+                const int64_t next = token + Cache::kKeysAhead;
+                score_block(cache, q + h * rows * cache.dim, rows, cache.key(token, h),
+                            next < end ? cache.key(next, h) : nullptr,
+                            first == first_token() ? cache.value(token, h) : nullptr,
+                            scores + h * rows * kKeyTile + token - first);
+            }
+    }
+
+    void update_softmax(int64_t first, int64_t last, softmax::OnlineSoftmax* softmax) const {
+        const int64_t scored = (last - first + kBlock - 1) / kBlock * kBlock;
+        for (int64_t r = 0; r < rows * heads; ++r) {
+            const int64_t token = r % rows / group, after = position + token + 1;
+            const int64_t end = ends ? ends[token] : causal ? after : last;
+            const int64_t hidden = window ? after - window - first : 0;
+            softmax[r].update(scores + r * kKeyTile, hidden, end - first, scored, out + r * cache.columns(),
+                              cache.columns());
+        }
+    }
+
+    // Adds the weighted values of tokens [first, last). Prefetches the values of the next key tile. Rows of a block
+    // beyond the sequence's end hold values of other sequences and must not be used.
+    void add_key_tile(int64_t first, int64_t last, int64_t end) const {
+        for (int64_t token = first; token < last; token += kBlock)
+            for (int64_t h = 0; h < heads; ++h) {
+                const int64_t next = token + kKeyTile;
+                add_values(cache, scores + h * rows * kKeyTile + token - first, rows, cache.value(token, h),
+                           next < end ? cache.value(next, h) : nullptr, std::min(kBlock, last - token),
+                           out + h * rows * cache.columns());
+            }
+    }
+};
+
+template <class Cache>
+void attend_tile(const Job& job, const int64_t* t, int64_t first_head, int64_t heads) {
+    const int64_t group = job.heads / job.kv_heads, rows = t[1] * group, dim = job.dim;
+    const int64_t* ends = job.ends ? job.ends + t[0] : nullptr;
+    const int64_t end = ends ? ends[t[1] - 1] : t[2] + t[1];  // of the last token, which attends furthest
+    const Cache cache(job, t[3], first_head);
+    const int64_t columns = cache.columns();
+    static thread_local memory::ReusableArray<float> buffer;
+    float* q = buffer.at_least(heads * rows * (dim + columns + kKeyTile));
+    float *out = q + heads * rows * dim, *scores = out + heads * rows * columns;
+    const QueryTile<Cache> tile{cache, rows, heads, group, t[2], job.causal, job.window, ends, q, out, scores};
+    softmax::OnlineSoftmax softmax[kMaxRows];
+    for (int64_t h = 0; h < heads; ++h) gather_queries(job, t, first_head + h, q + h * rows * dim);
+    std::fill(out, out + heads * rows * columns, 0.f);
+    for (int64_t first = tile.first_token(); first < end; first += kKeyTile) {
+        const int64_t last = std::min(end, first + kKeyTile);
+        tile.score_key_tile(first, last, end);
+        tile.update_softmax(first, last, softmax);
+        tile.add_key_tile(first, last, end);
+    }
+    for (int64_t r = 0; r < rows * heads; ++r) {
+        const int64_t row = r % rows, head = (first_head + r / rows) * group + row % group;
+        float* to = job.out + ((t[0] + row / group) * job.heads + head) * dim;
+        const float sum = softmax[r].sum();
+        for (int64_t i = 0; i < dim; ++i) to[i] = out[r * columns + i] / sum;
+    }
+}
+
+// A tile of few rows, such as a decoding sequence, is one task with all heads: their keys are neighbours in memory,
+// which is then read in order. A tile of many rows, or any tile if there are fewer tiles than threads, is one task per
+// KV head.
+template <class Cache>
+void run(const Job& job, int64_t tiles) {
+    const bool enough_tiles = tiles >= pool::shared().num_threads();
+    pool::parallel_for(tiles * job.kv_heads, [&](int64_t task) {
+        const int64_t *t = job.tiles + task / job.kv_heads * 4, head = task % job.kv_heads;
+        const bool all_heads = enough_tiles && t[1] * job.heads <= kMaxRows;
+        if (!all_heads) attend_tile<Cache>(job, t, head, 1);
+        if (all_heads && head == 0) attend_tile<Cache>(job, t, 0, job.kv_heads);
+    });
+}
+
+}  // namespace attention

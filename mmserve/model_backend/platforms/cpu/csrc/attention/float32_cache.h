@@ -1,0 +1,130 @@
+// A KV cache in float32: [blocks, 16, 2, kv_heads, dim]. K and V of a token are adjacent.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "attention/job.h"
+#include "tile.h"
+
+namespace attention {
+
+using tile::f32x8;
+
+// Keys and values of consecutive KV heads of one sequence. Tokens of a block are `stride` apart.
+struct Float32Cache {
+    static constexpr int64_t kKeysAhead = kBlock;  // tokens between those whose keys are read and prefetched
+    const float* keys;
+    const int64_t* table;
+    int64_t stride, to_values, dim;
+
+    Float32Cache(const Job& job, int64_t sequence, int64_t first_head)
+        : keys(static_cast<const float*>(job.layer_kv) + first_head * job.dim),
+          table(job.tables + sequence * job.table_stride),
+          stride(2 * job.kv_heads * job.dim),
+          to_values(job.kv_heads * job.dim),
+          dim(job.dim) {}
+
+    static void store(float* layer_kv, int64_t slot, const float* kv, int64_t kv_heads, int64_t dim) {
+        std::memcpy(layer_kv + slot * 2 * kv_heads * dim, kv, 2 * kv_heads * dim * sizeof(float));
+    }
+
+    const float* key(int64_t token, int64_t head) const {
+        return keys + table[token / kBlock] * kBlock * stride + head * dim;
+    }
+    const float* value(int64_t token, int64_t head) const { return key(token, head) + to_values; }
+    // Columns of a row of results: a multiple of 16. Where `dim` is no multiple of 16, 8 numbers behind each head are read.
+    int64_t columns() const { return (dim + 15) / 16 * 16; }
+};
+
+// Stores the horizontal sums of four vectors.
+inline void store_sums(f32x8 a, f32x8 b, f32x8 c, f32x8 d, float* to) {
+    typedef float f32x4 __attribute__((vector_size(16)));
+    using tile::i32x8;
+    constexpr i32x8 kLow{0, 8, 1, 9, 4, 12, 5, 13}, kHigh{2, 10, 3, 11, 6, 14, 7, 15};
+    const f32x8 ab = __builtin_shuffle(a, b, kLow) + __builtin_shuffle(a, b, kHigh);
+    const f32x8 cd = __builtin_shuffle(c, d, kLow) + __builtin_shuffle(c, d, kHigh);
+    constexpr i32x8 kFirst{0, 1, 8, 9, 4, 5, 12, 13}, kSecond{2, 3, 10, 11, 6, 7, 14, 15};
+    const f32x8 all = __builtin_shuffle(ab, cd, kFirst) + __builtin_shuffle(ab, cd, kSecond);
+    f32x4 halves[2];
+    std::memcpy(halves, &all, sizeof all);
+    halves[0] += halves[1];
+    std::memcpy(to, halves, sizeof halves[0]);
+}
+
+constexpr int kTokens = 4;  // scored together
+
+// Scores of R rows and kTokens neighbouring tokens.
+template <int R>
+inline void score_tokens(const float* q, const float* keys, int64_t stride, int64_t dim, float* scores) {
+    f32x8 sums[R][kTokens];
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < kTokens; ++c) sums[r][c] = f32x8{};
+    for (int64_t i = 0; i < dim; i += 8) {
+        f32x8 row[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) row[r] = tile::keep_in_register(tile::load<f32x8>(q + r * dim + i));
+#pragma GCC unroll 8
+        for (int c = 0; c < kTokens; ++c) {
+            const f32x8 key = tile::keep_in_register(tile::load<f32x8>(keys + c * stride + i));
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) sums[r][c] += row[r] * key;
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) store_sums(sums[r][0], sums[r][1], sums[r][2], sums[r][3], scores + r * kKeyTile);
+}
+
+// Prefetches one head's keys or values of some tokens. They are too scattered for the CPU's own prefetcher. They go to
+// the second-level cache, because the first level would lose them before their use. Prefetches are spread over the
+// computation, a few at a time, because a CPU stalls with more than about 24 reads in flight.
+inline void prefetch(const Float32Cache& cache, const float* from, int64_t tokens) {
+    constexpr int64_t kLine = 16;
+    for (int64_t token = 0; token < tokens; ++token)
+        for (int64_t i = 0; i < cache.dim; i += kLine) __builtin_prefetch(from + token * cache.stride + i, 0, 1);
+}
+
+// Scores of all rows and one block. Prefetches the keys and values of other blocks, unless they are null. Not inline, as
+// add_values: within a larger function GCC gives the sums registers whose instructions are longer.
+[[gnu::noinline]] inline void score_block(const Float32Cache& cache, const float* q, int64_t rows, const float* keys,
+                                          const float* next_keys, const float* values, float* scores) {
+    for (int64_t j = 0; j < kBlock; j += kTokens) {
+        const float* tokens = keys + j * cache.stride;
+        if (next_keys) prefetch(cache, next_keys + j * cache.stride, kTokens);
+        if (values) prefetch(cache, values + j * cache.stride, kTokens);
+        int64_t r = 0;
+        for (; r + 3 <= rows; r += 3)
+            score_tokens<3>(q + r * cache.dim, tokens, cache.stride, cache.dim, scores + r * kKeyTile + j);
+        if (rows - r == 2)
+            score_tokens<2>(q + r * cache.dim, tokens, cache.stride, cache.dim, scores + r * kKeyTile + j);
+        if (rows - r == 1)
+            score_tokens<1>(q + r * cache.dim, tokens, cache.stride, cache.dim, scores + r * kKeyTile + j);
+    }
+}
+
+// out += weights values, of M rows; C x 8 columns at a time. Columns of `out` behind the last of a head are not used.
+template <int M, int C>
+inline void add_values(const Float32Cache& cache, const float* weights, const float* values, int64_t tokens, float* out) {
+    const int64_t columns = cache.columns();
+    int64_t i = 0;
+    for (; i + C * 8 <= columns; i += C * 8)
+        tile::product<M, C>(tokens, weights, kKeyTile, values + i, cache.stride, out + i, columns, {nullptr, true});
+    for (; i < columns; i += 16)
+        tile::product<M, 2>(tokens, weights, kKeyTile, values + i, cache.stride, out + i, columns, {nullptr, true});
+}
+
+// Prefetches the values of another block, unless they are null.
+[[gnu::noinline]] inline void add_values(const Float32Cache& cache, const float* weights, int64_t rows,
+                                         const float* values, const float* next_values, int64_t tokens, float* out) {
+    if (next_values) prefetch(cache, next_values, kBlock);
+    for (int64_t r = 0; r < rows; r += tile::kMaxRows) {
+        const float* from = weights + r * kKeyTile;
+        float* to = out + r * cache.columns();
+        tile::dispatch_rows(rows - r, [&](auto m) {
+            constexpr int kVectors = m == 1 ? 8 : m <= 3 ? 4 : 2;  // as many sums as fit the registers
+            add_values<m, kVectors>(cache, from, values, tokens, to);
+        });
+    }
+}
+
+}  // namespace attention

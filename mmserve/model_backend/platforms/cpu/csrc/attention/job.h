@@ -1,0 +1,25 @@
+// What attention computes, and the sizes that it is divided into.
+#pragma once
+
+#include <cstdint>
+
+namespace attention {
+
+constexpr int64_t kBlock = 16;    // tokens of a KV block
+constexpr int64_t kKeyTile = 64;  // tokens between two updates of the softmax
+constexpr int64_t kMaxRows = 48;  // query rows (tokens x heads) of one task
+
+struct Job {
+    const float* q;         // [T, heads, dim], rows q_stride apart
+    const void* layer_kv;   // as the type of cache says
+    const int64_t* tables;  // block tables, table_stride apart
+    const int64_t* tiles;   // [tiles, 4]: first token, number of tokens, position of the first, block table
+    float* out;             // [T, heads, dim]
+    int64_t q_stride, table_stride, heads, kv_heads, dim;
+    float scale;         // of the products of queries and keys
+    bool causal = true;  // if false, a row attends up to the last position of its tile
+    int64_t window = 0;  // if not 0, a row attends to this many positions up to its own, and to none before them
+    const int64_t* ends = nullptr;  // if not null: of each token, the position after the last that it attends to
+};
+
+}  // namespace attention
