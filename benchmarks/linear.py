@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.load.report import Row, table, write_json
-from mmserve.model_backend.platforms.cpu import build, levels
+from mmserve.model_backend.platforms.cpu import build, levels, weight_memory
 from mmserve.model_backend.platforms.cpu.packed_weights import format_of, pack_short
 from mmserve.model_backend.platforms.cpu.threads import set_threads
 
@@ -132,7 +132,8 @@ def _onednn(weights: list[torch.Tensor], inputs: dict[int, torch.Tensor]) -> Cal
 def _read_rate(options: argparse.Namespace) -> float:
     """Bytes a second, of rows that are looked at once."""
     rows, size = 64, 1 << 20
-    numbers, finite = torch.zeros(rows, size), torch.empty(rows, dtype=torch.bool)
+    numbers = weight_memory.empty((rows, size), torch.float32).fill_(1.0)  # written, or all reads are of one page
+    finite = torch.empty(rows, dtype=torch.bool)
     kernels = build.build_and_load(levels.of_this_cpu()[0])
     set_threads(kernels, options.threads)
     looked = _least_s(

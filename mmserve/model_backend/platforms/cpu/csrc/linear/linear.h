@@ -22,13 +22,14 @@ void prefetch_outputs(const float* out, int64_t rows, int64_t stride) {
 
 // Multiplies rows [row, row + rows) by C vectors of outputs, of which there are `outputs` from `first` on, a few rows at a
 // time. bfloat16 is widened for every tile of rows, which costs less than storing floats: the first tile prefetches the
-// weights into the second-level cache, where the others read them.
+// weights into the second-level cache, where the others read them. With one row the CPU's own prefetcher keeps up, and reads
+// further on would disturb it.
 template <class Mode, int C, int kRows>
 void multiply(const Job& job, const Rows<typename Mode::Input>& inputs, const typename Mode::Number* weights,
               int64_t first, int64_t outputs, int64_t row, int64_t rows) {
     const tile::Epilogue epilogue = job.epilogue.at(first);
     for_each_tile(row, rows, kRows, [&](int64_t from, int64_t count) {
-        const int64_t ahead = from == row ? kAheadNbytes / sizeof(*weights) : 0;
+        const int64_t ahead = from == row && rows > 1 ? kAheadNbytes / sizeof(*weights) : 0;
         float* out = job.out + from * job.N + first;
         prefetch_outputs<C>(out, count, job.N);
         tile::dispatch_rows<kRows>(count, [&](auto m) {

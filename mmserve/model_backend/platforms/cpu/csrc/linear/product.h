@@ -13,6 +13,8 @@ namespace linear {
 template <int M, int C>
 using Sums = tile::Sums<Vector, M, C>;
 
+// Each mode's add() must be inline, so that sums stay in registers.
+
 // float32 inputs and weights. Inputs in ascending order.
 struct Exact : Float32 {
     using Input = float;
@@ -20,7 +22,7 @@ struct Exact : Float32 {
     static constexpr bool kFlushes = false;
 
     template <int M, int C>
-    static void add(Sums<M, C>& sums, const float* x, int64_t stride, const float* weights) {
+    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const float* x, int64_t stride, const float* weights) {
         sums.add(x, stride, load<C>(weights).of);
     }
 };
@@ -32,13 +34,13 @@ struct Widened : Bfloat16 {
     static constexpr bool kFlushes = false;
 
     template <int M, int C>
-    static void add(Sums<M, C>& sums, const float* x, int64_t stride, const uint16_t* weights) {
+    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const float* x, int64_t stride, const uint16_t* weights) {
         sums.add(x, stride, load<C, false>(weights).of);
         sums.add(x + 1, stride, load<C, true>(weights).of);
     }
 
     template <int M, int C>
-    static void add_last(Sums<M, C>& sums, const float* x, int64_t stride, const uint16_t* weights) {
+    [[gnu::always_inline]] static void add_last(Sums<M, C>& sums, const float* x, int64_t stride, const uint16_t* weights) {
         sums.add(x, stride, load<C, false>(weights).of);
     }
 };
@@ -53,7 +55,7 @@ struct Rounded : Bfloat16 {
     using Input = uint16_t;
 
     template <int M, int C>
-    static void add(Sums<M, C>& sums, const uint16_t* x, int64_t stride, const uint16_t* weights) {
+    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const uint16_t* x, int64_t stride, const uint16_t* weights) {
         __m512bh numbers[C];
 #pragma GCC unroll 4
         for (int c = 0; c < C; ++c) numbers[c] = reinterpret_cast<__m512bh>(tile::load<Words>(weights + 32 * c));
@@ -70,7 +72,7 @@ struct Rounded : Bfloat16 {
     using Input = float;
 
     template <int M, int C>
-    static void add(Sums<M, C>& sums, const float* x, int64_t stride, const uint16_t* weights) {
+    [[gnu::always_inline]] static void add(Sums<M, C>& sums, const float* x, int64_t stride, const uint16_t* weights) {
         sums.add(x + 1, stride, load<C, true>(weights).of);
         sums.add(x, stride, load<C, false>(weights).of);
     }
@@ -80,7 +82,7 @@ struct Rounded : Bfloat16 {
 
     // The input behind the last is zero.
     template <int M, int C>
-    static void add_last(Sums<M, C>& sums, const Input* x, int64_t stride, const uint16_t* weights) {
+    [[gnu::always_inline]] static void add_last(Sums<M, C>& sums, const Input* x, int64_t stride, const uint16_t* weights) {
         add<M, C>(sums, x, stride, weights);
     }
 };
@@ -99,7 +101,7 @@ inline Sums<M, C> sums_of(int64_t K, const typename Mode::Input* x, int64_t stri
     }
     if constexpr (Mode::kDepth == 2)
         if (K % 2) Mode::template add_last<M, C>(sums, x + K - 1, stride, weights);
-    return sums;
+    return Sums<M, C>(sums);  // a copy: the caller's sums have an address, and GCC 12 would add to them in memory
 }
 
 }  // namespace linear
