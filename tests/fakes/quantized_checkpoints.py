@@ -245,7 +245,7 @@ def fp8(block: tuple[int, int] | None = None, *, static: bool = False) -> Format
 def quantize_checkpoint(directory: Path, form: Format, dequantized: Path, layers: Sequence[str] = EVERY_LINEAR) -> Path:
     """Replaces the matrices of ``layers`` in the directory; writes what they stand for to ``dequantized``.
 
-    Matrices that have the same inputs get the same order of them.
+    Matrices that have the same inputs get the same order of them. Vision towers stay as they are.
     """
     shutil.copytree(directory, dequantized)
     tensors, plain = load_file(directory / "model.safetensors"), {}
@@ -253,7 +253,7 @@ def quantize_checkpoint(directory: Path, form: Format, dequantized: Path, layers
     for name, weight in tensors.items():
         module, _, last = name.rpartition(".")
         layer, _, part = module.rpartition(".")
-        if last != "weight" or part not in layers:
+        if last != "weight" or part not in layers or "vis" in layer:
             continue
         del stored[name]
         packed, plain[name] = form.quantize(weight, len(layer))

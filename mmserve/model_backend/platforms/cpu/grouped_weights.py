@@ -1,6 +1,6 @@
 """Quantized checkpoints' weights in the layouts that the C++ kernels read.
 
-See ``csrc/linear/grouped_linear.h`` and ``float8_linear.h``.
+See ``csrc/grouped/grouped_weights.h`` and ``float8_linear.h``.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 
 from mmserve.model_backend.layers.quantized.matrix import QuantizedMatrix
-from mmserve.model_backend.platforms.cpu import quantization, weight_memory
+from mmserve.model_backend.platforms.cpu import weight_memory
 from mmserve.model_backend.platforms.cpu.quantization import GROUP, PANEL
 
 _LINE_NBYTES = 64
+_QUAD = 4
+"""Neighbouring inputs whose codes lie side by side."""
 _CODES4, _CODES8, _CODES8_NARROW_INPUTS, _FLOAT8 = 5, 6, 7, 8
 """The kernels' numbers."""
-_SIGNED = 128
-"""Codes of 8 bits are stored less this, as signed numbers."""
 _FLOAT8_FACTOR = 256
 """Of scales: the kernels widen E4M3 to numbers smaller by it."""
 
@@ -70,9 +70,10 @@ def _groups(matrix: QuantizedMatrix, groups: slice, size: int) -> torch.Tensor:
     if matrix.is_float8:
         packed, scales = blocks.transpose(-2, -1), scales * _FLOAT8_FACTOR
     elif matrix.bits == 4:
-        packed = quantization.interleaved4(blocks)
+        # pairs of quads, quad, its inputs
+        quads = blocks.reshape(*blocks.shape[:-1], -1, 2, _QUAD)
+        packed = (quads[..., 0, :] | quads[..., 1, :] << 4).transpose(-3, -2)
     else:
-        packed = quantization.interleaved8((blocks - _SIGNED).view(torch.int8))
-        zeros = zeros - _SIGNED
-    parts = [scales.view(torch.uint8), zeros.view(torch.uint8), packed.flatten(2).view(torch.uint8)]
+        packed = blocks.reshape(*blocks.shape[:-1], -1, _QUAD).transpose(-3, -2)
+    parts = [scales.view(torch.uint8), zeros.view(torch.uint8), packed.flatten(2)]
     return torch.cat(parts, dim=-1).flatten(1)

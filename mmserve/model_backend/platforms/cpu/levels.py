@@ -30,7 +30,11 @@ class Level(NamedTuple):
 
 
 LEVELS = (
-    Level("avx512_bf16", ("-march=x86-64-v4", "-mavx512bf16"), _AVX512 | {"avx512_bf16"}),
+    Level(
+        "avx512_bf16",
+        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
+        _AVX512 | {"avx512_bf16", "avx512_vnni"},
+    ),
     Level("avx512", ("-march=x86-64-v4",), _AVX512),
     Level("avx2", ("-march=x86-64-v3",), _AVX2),
 )

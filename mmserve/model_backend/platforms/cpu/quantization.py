@@ -24,7 +24,8 @@ def to_int8(weight: torch.Tensor) -> torch.Tensor:
     grouped = _grouped(weight)
     scale = _stored_scale(grouped.abs().amax(-1) / _INT8_MAX)
     q = (grouped / scale[..., None]).round_().clamp_(-_INT8_MAX, _INT8_MAX)
-    return _joined((scale,), interleaved8(q.to(torch.int8)))
+    pairs = q.to(torch.int8).view(*q.shape[:-1], -1, 2)
+    return _joined((scale,), pairs.transpose(2, 3))
 
 
 def to_int4(weight: torch.Tensor) -> torch.Tensor:
@@ -33,23 +34,10 @@ def to_int4(weight: torch.Tensor) -> torch.Tensor:
     minimum = grouped.amin(-1).bfloat16().float()
     scale = _stored_scale((grouped.amax(-1) - minimum) / _INT4_MAX)
     q = ((grouped - minimum[..., None]) / scale[..., None]).round_().clamp_(0, _INT4_MAX)
-    return _joined((scale, minimum), interleaved4(q.to(torch.uint8)))
-
-
-def interleaved8(q: torch.Tensor) -> torch.Tensor:
-    """[..., 16 outputs, 32 inputs] of 8 bits each -> the kernels' order [..., 16, 16, 2]: pairs of inputs, outputs."""
-    return q.reshape(*q.shape[:-1], -1, 2).transpose(-3, -2)
-
-
-def interleaved4(q: torch.Tensor) -> torch.Tensor:
-    """uint8 [..., 16 outputs, 32 inputs] from 0 to 15 -> the kernels' words, uint8 [..., 4, 16, 2, 2].
-
-    Of eight inputs and an output: a word with the even inputs and one with the odd ones, the lowest bits first.
-    """
     # eight inputs, byte, half of the byte, even or odd input
-    pairs = q.reshape(*q.shape[:-1], -1, 2, 2, 2)
+    pairs = q.to(torch.uint8).view(*q.shape[:-1], -1, 2, 2, 2)
     words = pairs[..., 0, :] | pairs[..., 1, :] << 4
-    return words.transpose(-4, -3).transpose(-2, -1)
+    return _joined((scale, minimum), words.permute(0, 1, 3, 2, 5, 4))
 
 
 def int8_rows(packed: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

@@ -13,10 +13,14 @@ import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file, save_file
 
+from mmserve.checkpoint.load import load
+from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.cpu import build
+from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.runtime.errors import StartupError
-from tests.fakes.checkpoints import VOCAB, make_llama, make_text
+from tests.fakes.checkpoints import VOCAB, make_llama, make_llava, make_text
+from tests.fakes.embeddings import tiles
 from tests.fakes.engine import Driver, Engine, make_runner
 from tests.fakes.quantized_checkpoints import (
     Format,
@@ -149,6 +153,20 @@ def test_other_families(tmp_path: Path, family: str) -> None:
     separate_experts(directory)
     quantize_checkpoint(directory, awq(), tmp_path / "plain")
     assert written(make_runner(directory)) == expected(tmp_path / "plain")
+
+
+@pytest.mark.parametrize("form", [awq(), fp8((128, 128))])
+def test_the_text_behind_an_unquantized_tower(tmp_path: Path, form: Format) -> None:
+    directory, plain = make_llava(tmp_path / "q"), tmp_path / "plain"
+    quantize_checkpoint(directory, form, plain)
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(plain, dtype=torch.float32)
+    assert written(make_runner(directory)) == [_generated(model, prompt) for prompt in PROMPTS]
+    pixels = torch.randn(2, 3, 28, 28, generator=torch.manual_seed(1))
+    found, expected_rows = (
+        load_tower(load(each), platform_for("cpu", "float32"), lambda *_: None)(tiles(pixels))
+        for each in (directory, plain)
+    )
+    assert all(map(torch.equal, found, expected_rows))
 
 
 def separate_experts(directory: Path) -> None:

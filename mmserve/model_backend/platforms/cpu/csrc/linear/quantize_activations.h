@@ -44,7 +44,8 @@ inline i16x8 round_to_int16(f32x8 x) {
     return __builtin_convertvector(reinterpret_cast<i32x8>(x + shift) - reinterpret_cast<i32x8>(shift), i16x8);
 }
 
-inline GroupScale quantize_group(const float* x, int16_t* q) {
+// From -max_q to max_q.
+inline GroupScale quantize_group(const float* x, int16_t* q, float max_q = kMaxQ) {
     f32x8 largest{}, sums{};
     for (int64_t k = 0; k < kGroup; k += 8) {
         const f32x8 values = tile::load<f32x8>(x + k);
@@ -52,12 +53,12 @@ inline GroupScale quantize_group(const float* x, int16_t* q) {
         sums += values;
     }
     const float limit = tile::horizontal_max(largest), sum = horizontal_sum(sums);
-    const float inverse = limit > 0.f ? kMaxQ / limit : 0.f;
+    const float inverse = limit > 0.f ? max_q / limit : 0.f;
     for (int64_t k = 0; k < kGroup; k += 8) {
         const i16x8 values = round_to_int16(tile::load<f32x8>(x + k) * inverse);
         std::memcpy(q + k, &values, sizeof values);
     }
-    return {limit / kMaxQ + 0.f * sum, sum};  // NaN if a number is NaN or infinite
+    return {limit / max_q + 0.f * sum, sum};  // NaN if a number is NaN or infinite
 }
 
 // Quantizes x [M, K]. The result is valid until the same thread calls this again.

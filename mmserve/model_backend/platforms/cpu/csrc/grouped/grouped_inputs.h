@@ -1,0 +1,110 @@
+// Inputs of products with whole-number weights, as integers: of 16 bits, 32 with a scale, or of 8 bits, a row with a scale.
+// Where the CPU multiplies bytes, an integer is kept as two digits, 256 high + low, from -128 to 127.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "linear/quantize_activations.h"
+#include "linear/tasks.h"
+
+namespace grouped {
+
+using quantized::kGroup;
+constexpr float kMaxQ = 32639.f;  // 256 * 127 + 127
+
+#ifdef __AVX512VNNI__
+constexpr bool kDigits = true;
+#else
+constexpr bool kDigits = false;
+#endif
+
+// Of 32 inputs: x = scale * q, and the sum of the q.
+struct BlockScale {
+    float scale;
+    int32_t sum;
+};
+
+// [M, K] each; the integers are `q`, or `low` and, of 16 bits, `high`.
+struct Inputs {
+    int16_t* q;  // of four neighbours the second and the third are exchanged, as weights are paired
+    int8_t *low, *high;
+    BlockScale* blocks;  // [M, K / 32]
+    int64_t K;
+
+    Inputs row(int64_t index) const {
+        return {q + index * K, low + index * K, high + index * K, blocks + index * K / kGroup, K};
+    }
+
+    // Stores 32 integers from input k on.
+    void store(int64_t k, const int16_t* values, float scale) const {
+        int32_t sum = 0;
+        for (int64_t i = 0; i < kGroup; ++i) sum += values[i];
+        blocks[k / kGroup] = {scale, sum};
+        for (int64_t i = 0; i < kGroup; ++i) {
+            if constexpr (kDigits) {
+                low[k + i] = static_cast<int8_t>(values[i]);
+                high[k + i] = static_cast<int8_t>((values[i] + 128) >> 8);
+            } else {
+                constexpr int kPlace[4] = {0, 2, 1, 3};
+                q[k + i / 4 * 4 + kPlace[i % 4]] = values[i];
+            }
+        }
+    }
+};
+
+// `order`: null, or which input comes first, second...
+struct WideInputs {
+    static constexpr int kNumDigits = 2;
+
+    static void quantize(const float* x, const int32_t* order, const Inputs& to) {
+        for (int64_t k = 0; k < to.K; k += kGroup) {
+            float values[kGroup];
+            int16_t q[kGroup];
+            for (int64_t i = 0; i < kGroup; ++i) values[i] = x[order ? order[k + i] : k + i];
+            const float scale = quantized::quantize_group(values, q, kMaxQ).scale;
+            to.store(k, q, scale);
+        }
+    }
+};
+
+// As checkpoints of 8-bit weights and inputs are made for: half of 255 steps is the largest magnitude.
+struct NarrowInputs {
+    static constexpr int kNumDigits = 1;
+
+    static void quantize(const float* x, const int32_t*, const Inputs& to) {
+        float largest = 0.f, sum = 0.f;
+        for (int64_t k = 0; k < to.K; ++k) {
+            largest = std::max(largest, std::fabs(x[k]));
+            sum += x[k];
+        }
+        const float scale = largest > 0.f ? largest / 127.5f : std::numeric_limits<float>::epsilon();
+        for (int64_t k = 0; k < to.K; k += kGroup) {
+            int16_t q[kGroup];
+            for (int64_t i = 0; i < kGroup; ++i) {
+                const float steps = std::nearbyint(x[k + i] / scale);
+                q[i] = static_cast<int16_t>(std::min(127.f, std::max(-128.f, steps)));
+            }
+            to.store(k, q, scale + 0.f * sum);  // NaN if a number is NaN or infinite
+        }
+    }
+};
+
+// The result is valid until the same thread calls this again.
+template <class Rounding>
+Inputs quantize_inputs(const linear::Job& job, const int32_t* order) {
+    static thread_local memory::ReusableArray<int16_t> q;
+    static thread_local memory::ReusableArray<BlockScale> blocks;
+    const int64_t count = job.M * job.K;
+    int16_t* integers = q.at_least(count);
+    auto* digits = reinterpret_cast<int8_t*>(integers);
+    const Inputs all{integers, digits, digits + count, blocks.at_least(count / kGroup), job.K};
+    pool::parallel_for_rows(job.M, job.K, [&](int64_t row) {
+        Rounding::quantize(job.x + row * job.K, order, all.row(row));
+    });
+    return all;
+}
+
+}  // namespace grouped
