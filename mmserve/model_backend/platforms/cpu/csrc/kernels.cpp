@@ -5,8 +5,8 @@
 
 #include "activations.h"
 #include "attention/attention.h"
+#include "attention/encoder.h"
 #include "decoder.h"
-#include "encoder_attention.h"
 #include "grouped/float8_linear.h"
 #include "grouped/grouped_linear.h"
 #include "linear/linear.h"
@@ -186,7 +186,7 @@ void mm_attention(const float* q, const float* kv, const int64_t* slot_mapping, 
                   int64_t q_stride, int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t dim, int64_t window,
                   const int64_t* ends, float scale) {
     const attention::Job job{q,     layer_kv, tables, tiles, out,    q_stride, table_stride,
-                             heads, kv_heads, dim,    scale, true, window,   ends};
+                             heads, kv_heads, dim,    scale, window, ends};
     if (kv_is_bfloat16)
         store_and_attend<attention::Bfloat16Cache, uint16_t>(job, layer_kv, kv, slot_mapping, rows, num_tiles);
     else

@@ -29,7 +29,6 @@ struct QueryTile {
     int64_t heads;     // KV heads
     int64_t group;     // query heads of a KV head
     int64_t position;  // of the first token
-    bool causal;
     int64_t window;       // 0: none
     const int64_t* ends;  // of each token, or null
     float* q;        // [heads, rows, dim]
@@ -57,7 +56,7 @@ struct QueryTile {
         const int64_t scored = (last - first + kBlock - 1) / kBlock * kBlock;
         for (int64_t r = 0; r < rows * heads; ++r) {
             const int64_t token = r % rows / group, after = position + token + 1;
-            const int64_t end = ends ? ends[token] : causal ? after : last;
+            const int64_t end = ends ? ends[token] : after;
             const int64_t hidden = window ? after - window - first : 0;
             softmax[r].update(scores + r * kKeyTile, hidden, end - first, scored, out + r * cache.columns(),
                               cache.columns());
@@ -87,7 +86,7 @@ void attend_tile(const Job& job, const int64_t* t, int64_t first_head, int64_t h
     static thread_local memory::ReusableArray<float> buffer;
     float* q = buffer.at_least(heads * rows * (dim + columns + kKeyTile));
     float *out = q + heads * rows * dim, *scores = out + heads * rows * columns;
-    const QueryTile<Cache> tile{cache, rows, heads, group, t[2], job.causal, job.window, ends, q, out, scores};
+    const QueryTile<Cache> tile{cache, rows, heads, group, t[2], job.window, ends, q, out, scores};
     softmax::OnlineSoftmax softmax[kMaxRows];
     for (int64_t h = 0; h < heads; ++h) gather_queries(job, t, first_head + h, q + h * rows * dim);
     std::fill(out, out + heads * rows * columns, 0.f);

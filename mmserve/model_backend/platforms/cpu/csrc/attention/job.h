@@ -17,7 +17,6 @@ struct Job {
     float* out;             // [T, heads, dim]
     int64_t q_stride, table_stride, heads, kv_heads, dim;
     float scale;         // of the products of queries and keys
-    bool causal = true;  // if false, a row attends up to the last position of its tile
     int64_t window = 0;  // if not 0, a row attends to this many positions up to its own, and to none before them
     const int64_t* ends = nullptr;  // if not null: of each token, the position after the last that it attends to
 };
