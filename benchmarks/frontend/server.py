@@ -53,18 +53,16 @@ class _Engine:
 
     async def serve(self, process: Process) -> None:
         config, endpoints = process.deployment.config, process.endpoints
-        inboxes = [endpoints.router, *(endpoints.visual(index) for index in range(config.visual_workers))]
         ended = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
         with ExitStack() as stack:
             self._http = [_sender(endpoints.http(index)) for index in range(config.http_workers)]
             for sender in self._http:
                 stack.callback(sender.close, linger_ms=100)
-            for endpoint in inboxes:
-                inbox: AsyncReceiver[EngineInbound] = AsyncReceiver(endpoint, EngineInbound)
-                stack.callback(inbox.close)
-                reading = asyncio.create_task(self._read(inbox))
-                stack.callback(reading.cancel)
+            inbox: AsyncReceiver[EngineInbound] = AsyncReceiver(endpoints.router, EngineInbound)
+            stack.callback(inbox.close)
+            reading = asyncio.create_task(self._read(inbox))
+            stack.callback(reading.cancel)
             beating = asyncio.create_task(_beat(process))
             stack.callback(beating.cancel)
             process.ready({"kv_tokens": process.deployment.kv_tokens or 1})

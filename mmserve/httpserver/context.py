@@ -81,8 +81,7 @@ async def open_worker(
 ) -> AsyncIterator[WorkerContext]:
     """A worker whose background tasks run until the context ends. Live requests should have ended before that."""
     deployment, endpoints = process.deployment, process.endpoints
-    # A text model has no visual servers, and a ZeroMQ socket without a peer wakes up 30 times a second to reconnect.
-    links = EngineLinks(endpoints, deployment.config.visual_workers if deployment.model.vision is not None else 0)
+    links = EngineLinks(endpoints)
     dispatcher = Dispatcher(process.index, links, metrics)
     prompt_threads = WorkerThreads("prompt", len(os.sched_getaffinity(0)))
     grammars = GrammarChecks.of_checkpoint(deployment.model.path)

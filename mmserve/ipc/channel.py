@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -107,6 +107,15 @@ class Receiver(Generic[T]):
 
     def close(self) -> None:
         self._socket.close(linger=0)
+
+
+def wait_for_any(receivers: Sequence[Receiver[Any]], timeout_s: float) -> list[Receiver[Any]]:
+    """Wait until one of them has a message, at most timeout_s. Returns those that have one."""
+    poller = zmq.Poller()
+    for receiver in receivers:
+        poller.register(receiver._socket, zmq.POLLIN)
+    ready = dict(poller.poll(int(timeout_s * 1000)))
+    return [receiver for receiver in receivers if receiver._socket in ready]
 
 
 class AsyncReceiver(Generic[T]):

@@ -44,7 +44,7 @@ class MediaSpan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="s
     """Rows of this span."""
     item_id: int
     data: Handle | None
-    """Compressed bytes as the client sent them. None if the embedding was ready at allocation."""
+    """Compressed bytes as the client sent them. None if the embedding is ready."""
     embed: Handle
     """All embedding rows [rows, streams * hidden_size] of the image, in the deployment's dtype."""
     media_index: int

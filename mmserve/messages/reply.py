@@ -53,10 +53,13 @@ class TokenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     retry_after_s: float = 0.0
     """With finish "overloaded" or "abort": estimated seconds until there is room for the request."""
     media_index: int | None = None
+    not_encoded: tuple[int, ...] = ()
+    """On the first reply with tokens: item ids of images that were not encoded, as their keys and values were cached.
+    All others are."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache. Set on the first reply."""
     stage_times: dict[str, float] = {}
-    """Seconds by stage: those of the request's message, and queue, prefill, decode. Set on the reply that ends it."""
+    """Seconds by stage: those of its images, and queue, prefill, decode. Set on the reply that ends it."""
 
 
 class ServerPhase(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="phase"):

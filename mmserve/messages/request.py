@@ -1,4 +1,4 @@
-"""Messages towards the engine: HTTP worker -> visual server or router, visual server -> router."""
+"""Messages towards the engine: HTTP worker -> router, router -> visual server and back."""
 
 from __future__ import annotations
 
@@ -37,13 +37,6 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", 
     """Increased each time the HTTP worker submits the request again. Replies to older attempts are discarded."""
     num_deaths: int = 0
     """How often the engine has died while computing it, since its last token. From SUSPECT_FROM on, it may be why."""
-    stage_times: dict[str, float] = {}
-    """Seconds by stage, set by the visual server: turn (waiting for a permit), image_decode, encode."""
-
-    @property
-    def client_request(self) -> str:
-        """Id of the client's request, of which this sequence is one choice."""
-        return self.id.rsplit("-", 1)[0]
 
 
 MAX_PRIORITY = 100
@@ -58,13 +51,45 @@ def choice_id(request_id: str, index: int) -> str:
     return f"{request_id}-{index}"
 
 
+class EncodeRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="encode"):
+    """From the router to a visual server: encode these images of a sequence, in this order.
+
+    The answers are one ``ImagesEncoded`` or more, or an ``AbortRequest``. An AbortRequest to the visual server says
+    that nobody waits any more.
+    """
+
+    id: str
+    reply_to: int
+    spans: tuple[MediaSpan, ...]
+    """Of the images to encode; all have ``data``."""
+    arrival_s: float
+    attempt: int = 0
+    number: int = 0
+    """How many requests of the same attempt came before this one. They have been answered."""
+
+    @property
+    def client_request(self) -> str:
+        """Id of the client's request, of which this sequence is one choice."""
+        return self.id.rsplit("-", 1)[0]
+
+
+class ImagesEncoded(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="encoded"):
+    """From a visual server to the router: the embeddings of these images of a sequence are in the arena."""
+
+    id: str
+    attempt: int
+    item_ids: tuple[int, ...]
+    stage_times: dict[str, float] = {}
+    """Seconds by stage: turn (waiting for a permit), image_decode, encode. With the last images of an EncodeRequest."""
+
+
 AbortReason = Literal[
     "client", "media_error", "media_lost", "internal_error", "queue_full", "queue_timeout", "shortage"
 ]
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="abort"):
-    """End a request. Sent along the same link as the request; the router answers with the terminal reply."""
+    """End a request. The router answers with the terminal reply."""
 
     id: str
     reply_to: int
@@ -86,7 +111,7 @@ class WorkerDied(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="
     died_s: float
     """Of the monotonic clock."""
 
-    def concerns(self, request: GenerateRequest) -> bool:
+    def concerns(self, request: GenerateRequest | EncodeRequest) -> bool:
         """True if the request belongs to the worker that died."""
         return request.reply_to == self.worker and request.arrival_s < self.died_s
 
@@ -103,7 +128,10 @@ class CountImageRows(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", t
 
 
 RequestMessage = GenerateRequest | AbortRequest
-"""Messages about one sequence."""
-EngineInbound = RequestMessage | WorkerDied
-"""Messages received by the router and the visual servers."""
-VisualInbound = EngineInbound | CountImageRows
+"""Messages about one sequence from an HTTP worker."""
+EngineInbound = RequestMessage | ImagesEncoded | WorkerDied
+"""Messages received by the router."""
+EncoderMessage = EncodeRequest | AbortRequest | WorkerDied
+"""Messages about images that a visual server encodes."""
+VisualInbound = EncoderMessage | CountImageRows
+"""Messages received by a visual server."""

@@ -80,6 +80,9 @@ METRICS: dict[str, Metric] = {
     "mm_encode_seconds": _stage("One vision tower batch"),
     "mm_encode_batch_size": Metric("histogram", "Images in one vision tower batch", (), COUNT),
     "mm_images_encoded": Metric("counter", "Images encoded"),
+    "mm_images_not_encoded": Metric(
+        "counter", "Images of sequences that were not encoded, as their KV was in the prefix cache"
+    ),
     "mm_images_failed": Metric("counter", "Images that could not be decoded or encoded"),
     "mm_encoder_requests_waiting": Metric("gauge", "Requests waiting in the visual servers"),
     "mm_decoding": Metric("gauge", "Requests that hold a decode permit: decoding, or waiting for the encoder"),

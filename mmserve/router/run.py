@@ -14,7 +14,9 @@ from mmserve.ipc.faults import FaultPoint
 from mmserve.messages.request import EngineInbound
 from mmserve.messages.step import RankReady, StepPlan
 from mmserve.metrics.client import MetricsClient
+from mmserve.router.encoder_links import EncoderLinks
 from mmserve.router.engine_client import EngineClient
+from mmserve.router.inbox import Inbox
 from mmserve.router.output import OutputSender
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from mmserve.router.stats import report_state
@@ -26,22 +28,26 @@ def run(process: Process) -> None:
     with suppress(Stop), ExitStack() as stack:
         heartbeat = stack.enter_context(closing(HeartbeatSender(endpoints, process.name)))
         metrics = stack.enter_context(closing(MetricsClient(endpoints, process.name)))
-        inbox: Receiver[EngineInbound] = stack.enter_context(closing(Receiver(endpoints.router, EngineInbound)))
+        receiver: Receiver[EngineInbound] = stack.enter_context(closing(Receiver(endpoints.router, EngineInbound)))
         output = stack.enter_context(
             closing(OutputSender(endpoints, num_http_endpoints(deployment.config.http_workers)))
         )
+        # A text model has no visual servers, and a socket without a peer wakes up 30 times a second to reconnect.
+        visual_workers = deployment.config.visual_workers if deployment.model.vision is not None else 0
+        encoders = stack.enter_context(closing(EncoderLinks(endpoints, visual_workers)))
         engine = stack.enter_context(closing(EngineClient(endpoints, deployment.config.tp, heartbeat)))
         ready = engine.wait_ready()
         scheduler = _scheduler(deployment, ready, metrics)
         process.ready({"kv_blocks": ready.num_blocks, "kv_tokens": ready.num_blocks * ready.block_tokens})
         depth = 2 if deployment.config.overlap_scheduling else 1
-        serve(inbox, scheduler, engine, output, metrics, heartbeat, process.fault_point(), depth)
+        serve(Inbox(receiver), scheduler, engine, encoders, output, metrics, heartbeat, process.fault_point(), depth)
 
 
 def serve(
-    inbox: Receiver[EngineInbound],
+    inbox: Inbox,
     scheduler: Scheduler,
     engine: EngineClient,
+    encoders: EncoderLinks,
     output: OutputSender,
     metrics: MetricsClient,
     heartbeat: HeartbeatSender,
@@ -54,21 +60,29 @@ def serve(
 
     With depth 2 the ranks have the next plan before they finish the last one. The reply to an abort is still sent only
     after the result of every plan that computes the sequence: no rank reads images after their leases may have ended.
+
+    With visual servers, new requests are received while a step is computed as well, so that these need not wait for it.
     """
     while True:
-        for message in inbox.drain(block=scheduler.idle, timeout_s=INTERVAL_S):
+        for message in inbox.take(block=scheduler.idle, timeout_s=INTERVAL_S):
             scheduler.receive(message)
         faults.pass_through()
         started_s = time.perf_counter()
         while engine.num_in_flight < depth and (plan := scheduler.schedule()):
             output.send_all(scheduler.take_starts())
             engine.send(plan)
+        encoders.send_all(scheduler.take_encoder_messages())
         planned_s = time.perf_counter()
         if engine.num_in_flight:
+            while encoders.has_any and not inbox.is_held and not engine.wait(inbox.receiver):
+                for message in inbox.take_early():
+                    scheduler.receive(message)
+                encoders.send_all(scheduler.take_encoder_messages())
             plan, result = engine.receive()
             scheduler.apply(plan, result)
             _report_step(metrics, plan, planned_s - started_s, time.perf_counter() - started_s)
         output.send_all(scheduler.take_replies())
+        encoders.send_all(scheduler.take_encoder_messages())
         report_state(scheduler, metrics)
         heartbeat.beat(busy=not scheduler.idle)
 

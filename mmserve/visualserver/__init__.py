@@ -1,4 +1,4 @@
-"""Visual server: decodes images, encodes them with the vision tower and forwards complete requests to the router.
+"""Visual server: decodes images, encodes them with the vision tower and tells the router of each.
 
 Door: ``run.run(process)``, started by the supervisor.
 """

@@ -11,11 +11,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from mmserve.messages.media import Handle, MediaSpan
-from mmserve.messages.request import AbortReason, AbortRequest, EngineInbound, GenerateRequest, WorkerDied
+from mmserve.messages.request import AbortReason, AbortRequest, EncodeRequest, ImagesEncoded, WorkerDied
 from mmserve.visualserver.images import Image, Outcome, item_ids
 from mmserve.visualserver.pending_request import PendingRequest, PermitCandidate
 from mmserve.visualserver.permits import PermitHolders
+
+Answer = ImagesEncoded | AbortRequest
+"""To the router."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +65,13 @@ class BatchQueue:
         """Number of client requests that are pending."""
         return len(self._num_choices)
 
-    def add(self, request: GenerateRequest, now_s: float) -> list[EngineInbound]:
-        """Add a request. Returns what to send on at once.
+    def add(self, request: EncodeRequest, now_s: float) -> list[Answer]:
+        """Add a request. Returns what can be answered at once: a request for no image, or one too many.
 
-        That is the request itself if no image is missing, an abort if too many requests wait, otherwise nothing. A
-        later attempt replaces an earlier one with the same id; the same attempt again is ignored.
+        A later attempt replaces an earlier one with the same id; the same attempt again is ignored.
         """
         if (known := self._pending.get(request.id)) is not None:
-            if known.request.attempt >= request.attempt:
+            if (known.request.attempt, known.request.number) >= (request.attempt, request.number):
                 return []
             self.drop(request.id)
         pending = PendingRequest(request, now_s)
@@ -76,10 +80,10 @@ class BatchQueue:
                 pending.missing[span.item_id] = span.media_index
                 self._task_for(span, span.data).waiters[request.id] = pending
         if not pending.missing:
-            return [request]
+            return [ImagesEncoded(id=request.id, attempt=request.attempt, item_ids=())]
         self._pending[request.id] = pending
         self._num_choices[request.client_request] += 1
-        if len(self) > self._max_requests:
+        if len(self) > self._max_requests and not request.number:  # a further request's client has been accepted
             return [self.abort(pending, "queue_full", f"{self._max_requests} requests wait for their images already")]
         return []
 
@@ -191,20 +195,30 @@ class BatchQueue:
     def _idle_tasks(self, pending: PendingRequest) -> list[_ImageTask]:
         return [task for item_id in pending.missing if not (task := self._tasks[item_id]).in_flight]
 
-    def finish(self, outcomes: Mapping[int, Outcome], now_s: float) -> list[EngineInbound]:
-        """Record outcomes by item id. Returns the messages for the router: complete requests with the times of their
-        stages, and aborts."""
-        outbound: list[EngineInbound] = []
+    def finish(self, outcomes: Mapping[int, Outcome], now_s: float) -> list[Answer]:
+        """Record outcomes by item id. Returns the messages for the router: the images of each request that are encoded,
+        with the times of its stages if they were the last ones, and aborts."""
+        encoded: dict[str, tuple[PendingRequest, list[int]]] = {}
+        aborts: list[AbortRequest] = []
         for item_id, outcome in outcomes.items():
             task = self._tasks.pop(item_id)
-            for pending in task.waiters.values():
+            for request_id, pending in task.waiters.items():
                 media_index = pending.missing.pop(item_id)
-                if outcome.state != "encoded":
-                    outbound.append(_abort(pending.request, outcome.state, outcome.message, media_index))
-                    self.drop(pending.request.id)
-                elif not pending.missing:
-                    outbound.append(self._remove(pending.request.id).with_stage_times(now_s))
-        return outbound
+                if outcome.state == "encoded":
+                    encoded.setdefault(request_id, (pending, []))[1].append(item_id)
+                    continue
+                aborts.append(_abort(pending.request, outcome.state, outcome.message, media_index))
+                encoded.pop(request_id, None)
+                self.drop(request_id)
+        return [*(self._encoded(pending, item_ids, now_s) for pending, item_ids in encoded.values()), *aborts]
+
+    def _encoded(self, pending: PendingRequest, item_ids: Sequence[int], now_s: float) -> ImagesEncoded:
+        request = pending.request
+        message = ImagesEncoded(id=request.id, attempt=request.attempt, item_ids=tuple(item_ids))
+        if pending.missing:
+            return message
+        self._remove(request.id)
+        return msgspec.structs.replace(message, stage_times=pending.stage_times(now_s))
 
     def _remove(self, request_id: str) -> PendingRequest:
         pending = self._pending.pop(request_id)
@@ -219,7 +233,7 @@ class BatchQueue:
         return self._tasks.setdefault(span.item_id, _ImageTask(image, span.decoded_nbytes))
 
 
-def _abort(request: GenerateRequest, reason: AbortReason, message: str, media_index: int | None) -> AbortRequest:
+def _abort(request: EncodeRequest, reason: AbortReason, message: str, media_index: int | None) -> AbortRequest:
     return AbortRequest(
         id=request.id,
         reply_to=request.reply_to,

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import msgspec
-
 from mmserve.messages.cache import PermitRequest
-from mmserve.messages.request import GenerateRequest
+from mmserve.messages.request import EncodeRequest
 
 
 @dataclass
 class PendingRequest:
     """A request with images that are not encoded yet."""
 
-    request: GenerateRequest
+    request: EncodeRequest
     received_s: float
     missing: dict[int, int] = field(default_factory=dict)
     """Item id of an image that is not encoded -> its index among the request's images."""
@@ -25,22 +23,23 @@ class PendingRequest:
     """When its first images went into a batch, and when that batch was decoded. Set by the pipeline, for its trace."""
     decoded_s: float | None = None
 
-    def with_stage_times(self, now_s: float) -> GenerateRequest:
-        """The request's message with the seconds of its stages, once all its images are encoded."""
+    def stage_times(self, now_s: float) -> dict[str, float]:
+        """The seconds of its stages, once all its images are encoded."""
         if self.started_s is None:  # other requests have started all its images
-            return msgspec.structs.replace(self.request, stage_times={"encode": now_s - self.received_s})
+            return {"encode": now_s - self.received_s}
         decoded_s = self.decoded_s if self.decoded_s is not None else now_s
-        times = {
+        return {
             "turn": self.started_s - self.received_s,
             "image_decode": decoded_s - self.started_s,
             "encode": now_s - decoded_s,
         }
-        return msgspec.structs.replace(self.request, stage_times=times)
 
     @property
     def permit_name(self) -> str:
-        """Name of its decode permit. Attempts at the same request have different permits."""
-        return f"{self.request.id}/{self.request.attempt}"
+        """Name of its decode permit. Requests of the same sequence have different permits: the last one's may not have
+        ended yet."""
+        request = self.request
+        return f"{request.id}/{request.attempt}" + (f".{request.number}" if request.number else "")
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 
-from mmserve.messages.request import AbortRequest, EngineInbound, WorkerDied
+from mmserve.messages.request import AbortRequest, EncoderMessage, WorkerDied
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.retry_after import Turnover
-from mmserve.visualserver.batch_queue import BatchQueue, ImageBatch
+from mmserve.visualserver.batch_queue import Answer, BatchQueue, ImageBatch
 from mmserve.visualserver.encode import Encoder, EncoderBatch
 from mmserve.visualserver.image_decode import DecodedBatch, ImageDecoder
 from mmserve.visualserver.images import Image, Outcome
@@ -43,7 +43,7 @@ class Pipeline:
         decoder: ImageDecoder,
         encoder: Encoder,
         metrics: MetricsClient,
-        emit: Callable[[EngineInbound], object],
+        emit: Callable[[Answer], object],
         max_encoder_images: int,
     ) -> None:
         self._queue = queue
@@ -82,17 +82,15 @@ class Pipeline:
         """True if the decoding of an image takes so long that it is stuck, although it computes."""
         return self._decoder.is_overdue
 
-    def receive(self, message: EngineInbound) -> None:
-        """Hold a request until its images are encoded. An abort ends it here and is forwarded to the router. The death
-        of an HTTP worker ends its requests."""
+    def receive(self, message: EncoderMessage) -> None:
+        """Hold a request until its images are encoded, or it is aborted, or its HTTP worker dies."""
         if isinstance(message, WorkerDied):
             self._queue.drop_orphans(message)
         elif isinstance(message, AbortRequest):
             self._queue.drop(message.id)
-            self._emit(message)
         else:
-            for outbound in self._queue.add(message, time.monotonic()):
-                self._refuse(outbound, 1) if isinstance(outbound, AbortRequest) else self._emit(outbound)
+            for answer in self._queue.add(message, time.monotonic()):
+                self._refuse(answer, 1) if isinstance(answer, AbortRequest) else self._emit(answer)
         self._on_change()
 
     async def run(self) -> None:
@@ -218,7 +216,7 @@ class Pipeline:
     # All stages
 
     def _finish(self, outcomes: Mapping[int, Outcome]) -> None:
-        """Forward the requests that these outcomes complete or abort."""
+        """Tell the router which images are encoded, and which requests are aborted."""
         for message in self._queue.finish(outcomes, time.monotonic()):
             self._emit(message)
         self.num_finished += 1

@@ -17,7 +17,7 @@ from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.channel import AsyncReceiver, Sender
 from mmserve.messages.reply import HttpInbound
-from mmserve.messages.request import AbortRequest, CountImageRows, EngineInbound, GenerateRequest, VisualInbound
+from mmserve.messages.request import AbortRequest, CountImageRows, EncodeRequest, EngineInbound, VisualInbound
 from mmserve.metrics.client import MetricsClient
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import DTYPES, platform_for
@@ -189,18 +189,15 @@ async def _receive(
 
 def _instead_of(message: VisualInbound) -> AbortRequest | None:
     """What the router gets when a message has failed here, so that its client does not wait for ever."""
-    match message:
-        case GenerateRequest():
-            return AbortRequest(
-                id=message.id,
-                reply_to=message.reply_to,
-                reason="internal_error",
-                message="the visual server could not take this request",
-                attempt=message.attempt,
-            )
-        case AbortRequest():
-            return message
-    return None
+    if not isinstance(message, EncodeRequest):
+        return None
+    return AbortRequest(
+        id=message.id,
+        reply_to=message.reply_to,
+        reason="internal_error",
+        message="the visual server could not take this request",
+        attempt=message.attempt,
+    )
 
 
 async def _beat(process: Process, pipeline: Pipeline, metrics: MetricsClient) -> None:

@@ -21,7 +21,7 @@ from mmserve.cache_server.rpc.framing import frame
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem, AllocRequest, GetEmbedRequest, Register, SetEmbedRequest
 from mmserve.messages.media import Handle, MediaSpan
-from mmserve.messages.request import GenerateRequest
+from mmserve.messages.request import EncodeRequest, GenerateRequest
 from mmserve.messages.sampling import SamplingParams
 from tests.e2e.stack import Stack, ask, run_dirs_of
 from tests.fakes.cache import until
@@ -54,7 +54,16 @@ REQUEST = GenerateRequest(
     sampling=SamplingParams(max_tokens=2),
     arrival_s=0.0,
 )
-MESSAGES = [NOISE(300), PICKLE, b"", b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", msgspec.msgpack.encode(REQUEST)]
+ENCODE = EncodeRequest(id="forged-1", reply_to=0, spans=(SPAN,), arrival_s=0.0)
+MESSAGES = [
+    NOISE(300),
+    PICKLE,
+    b"",
+    b"\x91" * 100_000,
+    b"\xdd\xff\xff\xff\xff",
+    msgspec.msgpack.encode(REQUEST),
+    msgspec.msgpack.encode(ENCODE),
+]
 CALLS = [
     AllocRequest(request_id="forged", items=(AllocItem(b"k" * 16, -1, -5, 1 << 62),)),
     AllocRequest(request_id="forged", items=(AllocItem(b"", 1 << 62, 1 << 62, 1 << 62),), wait_s=1e300),

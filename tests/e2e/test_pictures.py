@@ -165,6 +165,23 @@ def test_a_picture_is_named_and_not_sent_again(default_stack: Stack) -> None:
             ask(client, named, extra_body={"cache_salt": "another"})
 
 
+def test_an_answer_is_the_same_however_much_is_computed_before_its_pictures_are_encoded(default_stack: Stack) -> None:
+    """Text, then eight pictures, one of them twice: with pictures that are encoded, and with another salt, for which
+    they are encoded again."""
+    pictures = [sample.messages[0]["content"][0] for sample in samples(7, seed=991, kinds=("colour",))]  # type: ignore[index]
+    system = {"role": "system", "content": "Here are a few pictures. " * 20}
+    question = {"type": "text", "text": "What colour is the background of the last one?"}
+    messages = [system, {"role": "user", "content": [*pictures, pictures[2], question]}]
+    encoded = default_stack.metric("mm_images_encoded_total")
+    with default_stack.client() as client:
+        ask(client, [{"role": "user", "content": pictures[::-1]}], max_tokens=1)
+        answer = ask(client, messages, max_tokens=30)
+        assert default_stack.eventually("mm_images_encoded_total", encoded + 7) == encoded + 7
+        assert ask(client, messages, max_tokens=30, extra_body={"cache_salt": "overlapped"}) == answer
+        assert default_stack.eventually("mm_images_encoded_total", encoded + 14) == encoded + 14
+    assert default_stack.eventually("mm_leases", 0) == 0
+
+
 def _with_uuid(messages: list[dict[str, object]], **changed: object) -> list[dict[str, object]]:
     """The messages with a name for their picture."""
     parts: list[dict[str, object]] = messages[0]["content"]  # type: ignore[assignment]

@@ -46,3 +46,17 @@ def test_an_arena_for_a_few_images_serves_many_clients_one_after_another() -> No
             ask(client, [{"role": "user", "content": others}])
         assert refused.value.status_code == 413
         assert stack.eventually("mm_leases", 0) == 0
+
+
+def test_a_picture_that_the_arena_has_lost_is_not_encoded_again_while_its_keys_and_values_are_cached() -> None:
+    first, *others = samples(17, seed=7, kinds=("colour",))
+    with running("--mm-cache-gb", "0.001") as stack, stack.client() as client:
+        answer = ask(client, first.messages)
+        for sample in others:
+            ask(client, sample.messages)
+        assert stack.eventually("mm_images_encoded_total", 17) == 17
+        hits = stack.metric("mm_cache_hits_total")
+        assert ask(client, first.messages) == answer
+        assert stack.eventually("mm_images_not_encoded_total", 1) == 1
+        assert (stack.metric("mm_images_encoded_total"), stack.metric("mm_cache_hits_total")) == (17, hits)
+        assert stack.eventually("mm_leases", 0) == 0

@@ -1,4 +1,4 @@
-"""The rest of the server as an HTTP worker sees it: router, visual servers and supervisor, on real sockets.
+"""The rest of the server as an HTTP worker sees it: router and supervisor, on real sockets.
 
 ``behave`` replies to a request. The class ensures that each attempt gets exactly one terminal reply.
 """
@@ -65,15 +65,14 @@ def say_then_hold(text: str, rest: str = "") -> Behaviour:
 
 
 class Upstream:
-    """``received`` has (destination, message) in order; the destination is "router" or "visual-0"."""
+    """``received`` has the messages in order."""
 
-    def __init__(self, endpoints: Endpoints, visual_workers: int = 1, http_workers: int = 1) -> None:
+    def __init__(self, endpoints: Endpoints, http_workers: int = 1) -> None:
         self.behave: Behaviour = say("hello")
-        self.received: list[tuple[str, EngineInbound]] = []
+        self.received: list[EngineInbound] = []
         self.release = asyncio.Event()
         self.answer_aborts = True
         self._endpoints = endpoints
-        self._visual_workers = visual_workers
         self._http_workers = http_workers
         self._changed = asyncio.Condition()
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -85,9 +84,10 @@ class Upstream:
         for index in range(self._http_workers):
             self._http.append(Sender(self._endpoints.http(index), HttpInbound))
             self._stack.callback(self._http[index].close, linger_ms=100)
-        self._listen("router", self._endpoints.router)
-        for index in range(self._visual_workers):
-            self._listen(f"visual-{index}", self._endpoints.visual(index))
+        receiver: AsyncReceiver[EngineInbound] = AsyncReceiver(self._endpoints.router, EngineInbound)
+        task = asyncio.create_task(self._receive(receiver))
+        self._stack.callback(receiver.close)
+        self._stack.callback(task.cancel)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -117,28 +117,19 @@ class Upstream:
         self._http[request.reply_to].send(reply)
 
     def requests(self) -> list[GenerateRequest]:
-        return [message for _, message in self.received if isinstance(message, GenerateRequest)]
+        return [message for message in self.received if isinstance(message, GenerateRequest)]
 
     def aborts(self) -> list[AbortRequest]:
-        return [message for _, message in self.received if isinstance(message, AbortRequest)]
-
-    def destinations(self) -> list[str]:
-        return [destination for destination, _ in self.received]
+        return [message for message in self.received if isinstance(message, AbortRequest)]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until the condition holds; checked after each received message."""
         async with asyncio.timeout(TIMEOUT_S), self._changed:
             await self._changed.wait_for(condition)
 
-    def _listen(self, destination: str, endpoint: str) -> None:
-        receiver: AsyncReceiver[EngineInbound] = AsyncReceiver(endpoint, EngineInbound)
-        task = asyncio.create_task(self._receive(destination, receiver))
-        self._stack.callback(receiver.close)
-        self._stack.callback(task.cancel)
-
-    async def _receive(self, destination: str, receiver: AsyncReceiver[EngineInbound]) -> None:
+    async def _receive(self, receiver: AsyncReceiver[EngineInbound]) -> None:
         async for message in receiver:
-            self.received.append((destination, message))
+            self.received.append(message)
             if isinstance(message, GenerateRequest):
                 task = asyncio.create_task(self.behave(self, message))  # type: ignore[arg-type]
                 self._running[message.id, message.attempt] = task

@@ -111,7 +111,7 @@ async def http_worker(
         answers = answer_format(deployment, vocabulary)
         services = RequestServices(alloc_paths, prompts, vocabulary, answers)
         async with (
-            Upstream(process.endpoints, deployment.config.visual_workers) as upstream,
+            Upstream(process.endpoints) as upstream,
             open_worker(process, services, metrics, now) as context,
         ):
             model = dataclasses.replace(context.model, aliases=context.model.aliases | aliases)

@@ -1,1 +1,1 @@
-"""The worker's side of the engine: ``dispatcher.Dispatcher`` tracks sequences, ``links.EngineLinks`` sends messages."""
+"""The worker's side of the engine: ``dispatcher.Dispatcher`` tracks sequences, ``links.EngineLinks`` sends."""

@@ -13,10 +13,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from mmserve.httpserver.engine.links import Destination
 from mmserve.httpserver.engine.live_sequence import LiveSequence
 from mmserve.messages.reply import ServerPhase, TokenReply
-from mmserve.messages.request import SUSPECT_FROM, AbortRequest, GenerateRequest
+from mmserve.messages.request import SUSPECT_FROM, AbortRequest, GenerateRequest, RequestMessage
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.uncancelled import to_completion
 
@@ -30,21 +29,20 @@ a minute. Deaths of visual servers are not counted: they find out themselves whi
 logger = logging.getLogger(__name__)
 
 
-class Links(Protocol):
+class Link(Protocol):
     """Implemented by links.EngineLinks."""
 
-    def choose(self, request: GenerateRequest) -> Destination: ...
-    def send(self, destination: Destination, message: GenerateRequest | AbortRequest) -> None: ...
+    def send(self, message: RequestMessage) -> None: ...
 
 
 class Dispatcher:
     """One per worker; used from its event loop only."""
 
     def __init__(
-        self, worker: int, links: Links, metrics: MetricsClient, *, abort_timeout_s: float = ABORT_TIMEOUT_S
+        self, worker: int, link: Link, metrics: MetricsClient, *, abort_timeout_s: float = ABORT_TIMEOUT_S
     ) -> None:
         self._worker = worker
-        self._links = links
+        self._link = link
         self._metrics = metrics
         self._abort_timeout_s = abort_timeout_s
         self._live: dict[str, LiveSequence] = {}
@@ -61,8 +59,8 @@ class Dispatcher:
         Leaving the context earlier aborts the sequence. The exit waits for the terminal reply, at most the abort
         timeout, even if it is cancelled.
         """
-        sequence = LiveSequence(request, self._links.choose(request))
-        self._links.send(sequence.destination, request)
+        sequence = LiveSequence(request)
+        self._link.send(request)
         self._live[request.id] = sequence  # after sending: a request that cannot be sent is not live
         try:
             yield sequence
@@ -80,7 +78,7 @@ class Dispatcher:
         """
         sequence = self._live.get(reply.id)
         if sequence is None and reply.finish is None:
-            self._links.send(None, AbortRequest(id=reply.id, reply_to=self._worker, attempt=reply.attempt))
+            self._link.send(AbortRequest(id=reply.id, reply_to=self._worker, attempt=reply.attempt))
         elif sequence is not None and reply.attempt == sequence.request.attempt and not sequence.ended.is_set():
             sequence.add_reply(reply)
 
@@ -108,12 +106,13 @@ class Dispatcher:
 
     def _on_restart(self, sequence: LiveSequence, before: ServerPhase, phase: ServerPhase) -> None:
         if sequence.aborted:
-            self._repeat_abort(sequence, before, phase)
+            if phase.engine_epoch > before.engine_epoch:
+                sequence.ended.set()  # a new engine runs no old sequence
         elif phase.cache_epoch > before.cache_epoch and sequence.request.spans and not sequence.answered:
             sequence.lose_media()
         elif phase.engine_epoch > before.engine_epoch:
             self._resend_or_fail(sequence)
-        elif not sequence.answered and _encoder_restarted(sequence, before, phase):
+        elif sequence.needs_encoder and _encoder_restarted(before, phase):
             self._resend(sequence)
 
     def _resend_or_fail(self, sequence: LiveSequence) -> None:
@@ -121,9 +120,7 @@ class Dispatcher:
         if sequence.is_computed or not sequence.num_deaths:
             sequence.num_deaths += 1
         if sequence.num_deaths > SUSPECT_FROM or sequence.num_resent == MAX_RESENDS:
-            # The request may be queued at the visual server, or may have reached the router already.
-            for destination in {sequence.destination, None}:
-                self._links.send(destination, _abort_request(sequence.request))
+            self._link.send(_abort_request(sequence.request))
             sequence.fail(
                 f"what computes this request was started again {sequence.num_resent + 1} times before it answered"
             )
@@ -134,21 +131,12 @@ class Dispatcher:
     def _resend(self, sequence: LiveSequence) -> None:
         sequence.request = sequence.next_attempt()
         sequence.answered = sequence.is_computed = False
-        sequence.destination = self._links.choose(sequence.request)
-        self._links.send(sequence.destination, sequence.request)
+        self._link.send(sequence.request)
         self._metrics.add("requests_resent", 1)
-
-    def _repeat_abort(self, sequence: LiveSequence, before: ServerPhase, phase: ServerPhase) -> None:
-        """A new engine runs no old sequence, so the abort is done. A new visual server may have lost the abort: send it
-        to the router, which answers every abort."""
-        if phase.engine_epoch > before.engine_epoch:
-            sequence.ended.set()
-        elif _encoder_restarted(sequence, before, phase):
-            self._links.send(None, _abort_request(sequence.request))
 
     async def _abort(self, sequence: LiveSequence) -> None:
         sequence.aborted = True
-        self._links.send(sequence.destination, _abort_request(sequence.request))
+        self._link.send(_abort_request(sequence.request))
         try:
             await asyncio.wait_for(sequence.ended.wait(), self._abort_timeout_s)
         except TimeoutError:
@@ -157,10 +145,9 @@ class Dispatcher:
             )
 
 
-def _encoder_restarted(sequence: LiveSequence, before: ServerPhase, phase: ServerPhase) -> bool:
-    """True if the visual server to which the sequence was sent has restarted between the two phases."""
-    index = sequence.destination
-    return index is not None and phase.visual_epoch(index) > before.visual_epoch(index)
+def _encoder_restarted(before: ServerPhase, phase: ServerPhase) -> bool:
+    """True if a visual server has restarted between the two phases. The router alone knows which one has an image."""
+    return any(phase.visual_epoch(index) > before.visual_epoch(index) for index in range(len(phase.visual_epochs)))
 
 
 def _abort_request(request: GenerateRequest) -> AbortRequest:

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from mmserve.httpserver.engine.links import Destination
 from mmserve.messages.logprobs import row_nbytes
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest
@@ -28,24 +27,21 @@ class MediaLost(Exception):
 class LiveSequence:
     """Iterating yields the replies or raises MediaLost."""
 
-    def __init__(self, request: GenerateRequest, destination: Destination) -> None:
+    def __init__(self, request: GenerateRequest) -> None:
         self.request = request
-        self.destination = destination
         self.output = array("q", request.output_ids)
         self.num_prompt_logprobs = request.num_prompt_logprobs
         """Rows of the prompt's log-probabilities so far."""
         self.replies: asyncio.Queue[TokenReply | MediaLost] = asyncio.Queue()
         self.ended = asyncio.Event()
         self.answered = False
-        """True once a reply shows that the current attempt has reached the router."""
+        """True once the current attempt has brought a token: its images are encoded, or were not needed."""
         self.num_resent = 0
         """Resends since the last token, because the engine died."""
         self.num_deaths = request.num_deaths
         """Deaths of the engine while it computed this sequence, since the last token."""
         self.is_computed = False
         """True from the router's notice that it computes this attempt. There is none before the first death."""
-        self.has_embeddings = False
-        """True once a reply shows that all of its images are encoded."""
         self.aborted = False
         self._row_nbytes = row_nbytes(request.sampling.prompt_logprobs or 0)
 
@@ -63,8 +59,12 @@ class LiveSequence:
                 del reply  # the exception refers to this frame, so the frame must not refer to it
         return reply
 
+    @property
+    def needs_encoder(self) -> bool:
+        """True if an image is not known to be encoded: the visual server may be asked for it."""
+        return any(span.data is not None for span in self.request.spans)
+
     def add_reply(self, reply: TokenReply) -> None:
-        self.answered = True
         if reply.finish == "media_lost":
             self.lose_media()
         elif reply.token_ids or reply.finish or reply.prompt_logprobs:
@@ -73,8 +73,6 @@ class LiveSequence:
             self.is_computed = True
         if reply.finish is not None:
             self.ended.set()
-        else:
-            self.has_embeddings = True
 
     def _add_output(self, reply: TokenReply) -> None:
         """In ``output`` and ``replies``, or in neither."""
@@ -89,6 +87,20 @@ class LiveSequence:
             self.num_prompt_logprobs += len(reply.prompt_logprobs) // self._row_nbytes
         if reply.token_ids:
             self.num_resent = self.num_deaths = 0
+            if not self.answered:
+                self.answered = True
+                self._mark_encoded(reply.not_encoded)
+
+    def _mark_encoded(self, not_encoded: tuple[int, ...]) -> None:
+        """All images but these are encoded: the next attempt does not ask a visual server for them. Should one be gone,
+        the ranks find that out (``media_lost``)."""
+        if not self.needs_encoder:
+            return
+        spans = tuple(
+            span if span.item_id in not_encoded else msgspec.structs.replace(span, data=None)
+            for span in self.request.spans
+        )
+        self.request = msgspec.structs.replace(self.request, spans=spans)
 
     def lose_media(self) -> None:
         self.replies.put_nowait(MediaLost(self.request.attempt, self.output.tobytes(), self.num_prompt_logprobs))
@@ -97,15 +109,10 @@ class LiveSequence:
         self.add_reply(TokenReply(id=self.request.id, attempt=self.request.attempt, finish="error", message=message))
 
     def next_attempt(self) -> GenerateRequest:
-        """The request to send again. If its images are encoded, it need not pass a visual server once more; should one
-        be gone, the ranks find that out (``media_lost``)."""
-        spans = self.request.spans
-        if self.has_embeddings:
-            spans = tuple(msgspec.structs.replace(span, data=None) for span in spans)
+        """The request to send again."""
         return msgspec.structs.replace(
             self.request,
             attempt=self.request.attempt + 1,
-            spans=spans,
             output_ids=self.output.tobytes(),
             num_prompt_logprobs=self.num_prompt_logprobs,
             num_deaths=self.num_deaths,

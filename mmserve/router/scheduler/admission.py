@@ -1,36 +1,51 @@
-"""Decides whether a waiting sequence may start: it must fit the KV cache now and, by estimate, until it ends.
-
-The method is the Efficient Router of LightLLM (github.com/ModelTC/lightllm, ``server/router/req_queue``; also
-"Past-Future Scheduler for LLM Serving under SLA Guarantees", ASPLOS 2025). Credit for prefix-cache hits is an addition.
-Estimates may be too low; then the scheduler preempts. Pure: no clock, no I/O.
+"""Decides whether a waiting sequence may start: it must fit the KV cache now and, by estimate, until it ends, and have
+something to compute before an image that is not encoded. Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
-from operator import ge
+import sys
+from collections.abc import Callable, Iterator
 
-from mmserve.router.kv_cache.manager import BlockTable, KvCacheManager
+from mmserve.router.kv_cache.manager import BlockTable, KvCacheManager, PrefixMatch
+from mmserve.router.scheduler.image_requests import ImageRequests
+from mmserve.router.scheduler.kv_demand import KvDemandEstimator
 from mmserve.router.scheduler.queues import RunningSet, WaitingQueue
 from mmserve.router.scheduler.sequence import Sequence, SequenceStatus
 
-_INITIAL_OUTPUT_TOKENS = 256.0
-"""Assumed mean output length before any answer has ended."""
-_LENGTH_MARGIN = 1.25
-_OVERRUN_DIVISOR = 10
-"""A sequence that is longer than expected is assumed to grow by another tenth."""
-_LENGTH_WEIGHT = 1 / 32
+_MIN_TOKENS_BEFORE_IMAGE = 16
+"""A sequence runs for at least so many tokens before an image that is not encoded, in steps in which others run."""
 
 
 class Admission:
-    """Moves sequences from the waiting queue into slots with KV blocks, and back out."""
+    """Moves sequences into the waiting queue, from there into slots with KV blocks, and back out.
 
-    def __init__(self, waiting: WaitingQueue, running: RunningSet, kv: KvCacheManager) -> None:
+    A sequence with images that are not encoded may run for the part of its prompt before them. It then leaves its
+    slot; the blocks that it has computed stay in the prefix cache, where it finds them when it starts again.
+    """
+
+    def __init__(
+        self,
+        waiting: WaitingQueue,
+        running: RunningSet,
+        kv: KvCacheManager,
+        images: ImageRequests,
+        own_step_tokens: Callable[[], float],
+    ) -> None:
+        """``own_step_tokens``: prompt tokens that are worth a step of their own."""
         self._waiting = waiting
         self._running = running
         self._kv = kv
+        self._images = images
+        self._own_step_tokens = own_step_tokens
         self.kv_demand = KvDemandEstimator(kv)
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Queues a sequence that has arrived, or of which more images are encoded than before."""
+        if not sequence.not_encoded or self._has_work(sequence, self._match(sequence).num_tokens):
+            self._waiting.push(sequence)
+        else:
+            self._waiting.set_aside(sequence)
 
     def admit(self, room: Callable[[Sequence], int]) -> Iterator[Sequence]:
         """Starts waiting sequences one by one, and yields each once it has its slot and blocks.
@@ -45,7 +60,16 @@ class Admission:
             for sequence in self._waiting.candidates():
                 if not room(sequence):
                     continue
-                if (block_table := self._allocate(sequence)) is None:
+                if sequence.num_frees_when_refused == self._kv.num_frees:
+                    bypassed.append(sequence)
+                    continue
+                match = self._match(sequence)
+                if not self._has_work(sequence, match.num_tokens):  # cached blocks have been evicted
+                    self._waiting.remove(sequence)
+                    self._waiting.set_aside(sequence)
+                    started = True
+                    continue
+                if (block_table := self._allocate(sequence, match)) is None:
                     bypassed.append(sequence)
                     continue
                 self._waiting.pop(sequence, bypassed)
@@ -57,187 +81,49 @@ class Admission:
                     return
 
     def release(self, sequence: Sequence) -> None:
-        """Frees the sequence's slot and blocks, and caches the blocks. A waiting one goes to the head of the queue."""
+        """Frees the sequence's slot and blocks, and caches the blocks. A waiting one goes to the head of the queue,
+        if it has something to compute."""
         assert sequence.block_table is not None
+        waits = sequence.status is SequenceStatus.WAITING
+        has_work = waits and self._has_work(sequence, sequence.num_computed_tokens)
         self._kv.cache_partial_block(sequence.block_table, sequence.tokens, sequence.num_known_computed_tokens)
         self.kv_demand.remove(sequence)
         self._kv.free(sequence.block_table)
         self._running.remove(sequence)
         sequence.reset()
-        if sequence.status is SequenceStatus.WAITING:
+        if has_work:
             self._waiting.push_front(sequence)
+        elif waits:
+            self._waiting.set_aside(sequence)
 
-    def _allocate(self, sequence: Sequence) -> BlockTable | None:
-        """Blocks for the sequence's tokens; None if it may not start. A sequence always may if no other one runs."""
-        if sequence.num_frees_when_refused == self._kv.num_frees:
-            return None
+    def _match(self, sequence: Sequence) -> PrefixMatch:
         num_cacheable = sequence.num_cacheable_tokens
-        match = self._kv.match_prefix(
+        return self._kv.match_prefix(
             sequence.tokens if num_cacheable == len(sequence.tokens) else sequence.tokens[:num_cacheable],
             sequence.request.cache_salt,
         )
+
+    def _has_work(self, sequence: Sequence, num_computed: int) -> bool:
+        """True if enough can be computed after the first ``num_computed`` tokens. Asks for the images that it needs.
+
+        A suspect, or a sequence that may become one, runs only as a whole: its death would be counted wrongly.
+        """
+        if not sequence.not_encoded:
+            return True
+        self._images.ask(sequence, num_computed)
+        end = sequence.ready_end(num_computed)
+        return end == sys.maxsize or (
+            end - num_computed >= self._min_tokens_before_image() and not sequence.request.num_deaths
+        )
+
+    def _min_tokens_before_image(self) -> float:
+        return max(_MIN_TOKENS_BEFORE_IMAGE, 0.0 if self._running.sequences else self._own_step_tokens())
+
+    def _allocate(self, sequence: Sequence, match: PrefixMatch) -> BlockTable | None:
+        """Blocks for those of the sequence's tokens that it can compute; None if it may not start. A sequence always
+        may if no other one runs."""
         num_newly_used = self._kv.num_unreferenced(match.nodes)
         if self.kv_demand.fits(sequence, num_hit_blocks=len(match.nodes), num_used=self._kv.num_used + num_newly_used):
-            return self._kv.allocate(len(sequence.tokens), match)
+            return self._kv.allocate(min(len(sequence.tokens), sequence.ready_end(match.num_tokens)), match)
         sequence.num_frees_when_refused = self._kv.num_frees
         return None
-
-
-class OutputLengths:
-    """Expected output length of requests that only give an upper limit: a moving average of observed lengths."""
-
-    def __init__(self, block_tokens: int) -> None:
-        self._block_tokens = block_tokens
-        self._mean_tokens = _INITIAL_OUTPUT_TOKENS
-        self.expected_tokens = self._expected()
-        """In whole blocks, so that it changes rarely."""
-
-    def observe(self, num_tokens: int) -> None:
-        """Records the output length of a sequence that ended by itself."""
-        self._mean_tokens += _LENGTH_WEIGHT * (num_tokens - self._mean_tokens)
-        self.expected_tokens = self._expected()
-
-    def final_length(self, sequence: Sequence) -> int:
-        """Expected prompt plus output tokens: at most the request's limit, and exactly that if no token can stop it."""
-        if sequence.prompt_only:
-            return sequence.num_prompt_tokens
-        if not sequence.ending_token_ids:
-            return sequence.max_length
-        num_output = len(sequence.tokens) - sequence.num_prompt_tokens
-        overrun_tokens = num_output + num_output // _OVERRUN_DIVISOR + 2
-        total = self.expected_tokens if self.expected_tokens > overrun_tokens else overrun_tokens
-        length = sequence.num_prompt_tokens + total
-        return length if length < sequence.max_length else sequence.max_length
-
-    def _expected(self) -> int:
-        return max(1, math.ceil(_LENGTH_MARGIN * self._mean_tokens / self._block_tokens)) * self._block_tokens + 1
-
-
-class KvDemandEstimator:
-    """What each running sequence will still need of the KV cache.
-
-    Estimates are kept between calls. ``fits`` recomputes those of sequences that got new blocks, and all of them if the
-    expected output length changed.
-    """
-
-    def __init__(self, kv: KvCacheManager) -> None:
-        self._kv = kv
-        self.output_lengths = OutputLengths(kv.block_tokens)
-        self._expected_tokens = self.output_lengths.expected_tokens
-        """The expected output length that all of ``_demands`` were computed with."""
-        self._peak = PeakKvEstimate(kv.num_blocks)
-        self._demands: dict[Sequence, tuple[int, int]] = {}
-        """(growth, private blocks) of each running sequence, as added to ``_peak``."""
-        self._grown: set[Sequence] = set()
-        """Sequences that got blocks since their estimate."""
-
-    def add(self, sequence: Sequence) -> None:
-        """The sequence has started."""
-        demand = self._demand(sequence)
-        self._demands[sequence] = demand
-        self._peak.add(*demand)
-
-    def mark_grown(self, sequence: Sequence) -> None:
-        """The sequence got more blocks."""
-        self._grown.add(sequence)
-
-    def remove(self, sequence: Sequence) -> None:
-        """The sequence's blocks are about to be freed."""
-        self._grown.discard(sequence)
-        self._peak.remove(*self._demands.pop(sequence))
-
-    def observe_output(self, sequence: Sequence) -> None:
-        """The sequence ended by itself."""
-        self.output_lengths.observe(sequence.num_output_tokens)
-
-    def fits(self, sequence: Sequence, *, num_hit_blocks: int, num_used: int) -> bool:
-        """True if the peak stays within the cache when this sequence starts too.
-
-        ``num_hit_blocks``: its blocks that are cached. ``num_used``: used blocks, including those that the sequence
-        would take into use from the cache.
-        """
-        if self._expected_tokens != self.output_lengths.expected_tokens:
-            self._update(list(self._demands))
-        elif self._grown:
-            self._update(self._grown)
-        num_blocks = self._kv.blocks_for(len(sequence.tokens))
-        growth = self._kv.blocks_for(self.output_lengths.final_length(sequence)) - num_blocks
-        return self._peak.fits(growth, num_blocks - num_hit_blocks, num_used - self._peak.num_private)
-
-    def _update(self, sequences: Iterable[Sequence]) -> None:
-        for sequence in sequences:
-            self._peak.remove(*self._demands[sequence])
-            self.add(sequence)
-        self._grown.clear()
-        self._expected_tokens = self.output_lengths.expected_tokens
-
-    def _demand(self, sequence: Sequence) -> tuple[int, int]:
-        block_table = sequence.block_table
-        assert block_table is not None
-        num_blocks = len(block_table.blocks)
-        growth = self._kv.blocks_for(self.output_lengths.final_length(sequence)) - num_blocks
-        return growth if growth > 0 else 0, num_blocks - block_table.num_hit_blocks
-
-
-class PeakKvEstimate:
-    """Peak number of blocks in use, from each sequence's private blocks and the blocks that it will still add (growth).
-
-    Sequences end in the order of their growth. Just before the i-th longest ends, the i longest are running, and each
-    has grown by growth_i, so the peak is
-
-        shared + max over i of (i * growth_i + sum over j <= i of private_j),  sorted by growth, longest first.
-
-    Of sequences with equal growth only the last one matters, so they are kept as one group. ``fits`` costs as much as
-    there are groups, which are few; ``add`` and ``remove`` take constant time.
-    """
-
-    def __init__(self, num_blocks: int) -> None:
-        self._num_blocks = num_blocks
-        self._groups: dict[int, list[int]] = {}
-        """Growth -> [number of sequences, their private blocks]."""
-        self._refused: tuple[int, int, int] | None = None
-
-    @property
-    def num_private(self) -> int:
-        """Private blocks of all sequences."""
-        return sum(private for _, private in self._groups.values())
-
-    def add(self, growth: int, private: int) -> None:
-        """Adds a sequence that has ``private`` blocks and will add ``growth``."""
-        self._refused = None
-        if group := self._groups.get(growth):
-            group[0] += 1
-            group[1] += private
-        else:
-            self._groups[growth] = [1, private]
-
-    def remove(self, growth: int, private: int) -> None:
-        """Removes a sequence that was added with these numbers."""
-        self._refused = None
-        group = self._groups[growth]
-        group[0] -= 1
-        group[1] -= private
-        if not group[0]:
-            del self._groups[growth]
-
-    def fits(self, growth: int, private: int, shared: int) -> bool:
-        """True if the peak with one more sequence stays within the cache. ``shared``: used blocks that are not private
-        to a sequence.
-
-        The peak only rises with more sequences, so a sequence that needs at least as much as a refused one is refused.
-        """
-        if self._refused and all(map(ge, (growth, private, shared), self._refused)):
-            return False
-        if shared + self._with(growth, private) <= self._num_blocks:
-            return True
-        self._refused = growth, private, shared
-        return False
-
-    def _with(self, growth: int, private: int) -> int:
-        """The peak of private blocks with one more sequence."""
-        peak = num_longer = private_of_longer = 0
-        for each, (count, blocks) in sorted([*self._groups.items(), (growth, [1, private])], reverse=True):
-            num_longer += count
-            private_of_longer += blocks
-            peak = max(peak, private_of_longer + each * num_longer)
-        return peak

@@ -27,6 +27,8 @@ class WaitingQueue:
     - New requests of a lower ``priority`` value go before all others, for as long as there are any.
     - Among new ones of a priority, text requests go before requests with images, so that hundreds of image tokens do
       not delay a line of text. After MAX_TEXTS_BEFORE_MEDIA of them the oldest request with images is first.
+    - Sequences that have nothing to compute before an image is encoded are apart: they cannot start, and count neither
+      as waiting nor as bypassed.
     - A sequence that does not fit yet may be bypassed by later ones that do, so that the engine is not idle. After
       MAX_BYPASSES it may not, so that it does not starve.
 
@@ -40,6 +42,7 @@ class WaitingQueue:
         """Priority -> the new requests that have it; at least one."""
         self._priorities: list[int] = []
         """Ascending."""
+        self._awaiting_images: dict[int, Sequence] = {}
 
     def __len__(self) -> int:
         return len(self._resumed) + len(self._suspects) + sum(map(len, self._levels.values()))
@@ -72,9 +75,17 @@ class WaitingQueue:
         queue[sequence.number] = sequence
         queue.move_to_end(sequence.number, last=False)
 
+    def set_aside(self, sequence: Sequence) -> None:
+        """Adds a sequence that cannot start before an image of it is encoded."""
+        self._awaiting_images[sequence.number] = sequence
+
+    def take_back(self, sequence: Sequence) -> bool:
+        """Removes a sequence that was set aside. False if it was not."""
+        return self._awaiting_images.pop(sequence.number, None) is not None
+
     def remove(self, sequence: Sequence) -> None:
         """Removes a waiting sequence. Raises KeyError if it does not wait."""
-        for queue in (self._resumed, self._suspects):
+        for queue in (self._resumed, self._suspects, self._awaiting_images):
             if queue.pop(sequence.number, None) is not None:
                 return
         priority = sequence.request.priority
@@ -177,13 +188,16 @@ class RunningSet:
         result, and those that compute their prompt.
 
         A sequence that ends with its prompt never decodes. Leaves out sequences that need no more steps: not running,
-        or complete once the plans in flight are done.
+        complete once the plans in flight are done, or then in need of an image that is not encoded.
         """
         running = SequenceStatus.RUNNING
         active = [
             each
             for each in self.sequences
-            if each.status is running and each.length < each.max_length and not each.has_draft
+            if each.status is running
+            and each.length < each.max_length
+            and each.num_computed_tokens < each.num_ready_tokens
+            and not each.has_draft
         ]
         decoding = [each for each in active if each.length - each.num_computed_tokens == 1 or each.num_unsent]
         if self._num_prompt_only:

@@ -103,6 +103,7 @@ class OutputBuffer:
         logprobs: tuple[bytes, ...],
         num_cached_tokens: int,
         stage_times: dict[str, float],
+        not_encoded: tuple[int, ...] = (),
     ) -> None:
         """New tokens of the request; with ``finish`` its last ones, and then with the times of its stages."""
         reply = TokenReply(
@@ -113,6 +114,7 @@ class OutputBuffer:
             finish=finish,
             num_cached_tokens=num_cached_tokens,
             stage_times=stage_times,
+            not_encoded=not_encoded,
         )
         self._add(request, reply)
 
@@ -165,8 +167,14 @@ class RequestTimings:
         self._now = now
         self._record = record
 
+    def encoded(self, sequence: Sequence, stage_times: dict[str, float]) -> None:
+        """All images that were asked for are encoded. Only now the sequence begins to wait for a slot."""
+        sequence.stage_times = stage_times
+        if sequence.started_s is None:
+            sequence.received_s = self._now()
+
     def started(self, sequence: Sequence) -> None:
-        """The sequence has got a slot."""
+        """The sequence has got a slot, to compute all of its prompt."""
         if sequence.started_s is not None:
             return
         sequence.started_s = self._now()
@@ -179,16 +187,18 @@ class RequestTimings:
         if sequence.first_token_s is None and sequence.started_s is not None:
             sequence.first_token_s = self._now()
             self._record("request_prefill_time_seconds", sequence.first_token_s - sequence.started_s)
+            if sequence.not_encoded:
+                self._record("mm_images_not_encoded", len(sequence.not_encoded))
 
     def ended(self, sequence: Sequence) -> dict[str, float]:
         """The sequence has got its last token. Returns the seconds of all its stages so far."""
         if sequence.first_token_s is None or sequence.started_s is None:
-            return sequence.request.stage_times
+            return sequence.stage_times
         now = self._now()
         self._record("request_decode_time_seconds", now - sequence.first_token_s)
         self._record("request_inference_time_seconds", now - sequence.started_s)
         return {
-            **sequence.request.stage_times,
+            **sequence.stage_times,
             "queue": sequence.started_s - sequence.received_s,
             "prefill": sequence.first_token_s - sequence.started_s,
             "decode": now - sequence.first_token_s,

@@ -12,6 +12,7 @@ from mmserve.messages.reply import FinishReason
 from mmserve.messages.step import SlotFailure, StepPlan, StepResult
 from mmserve.router.kv_cache.manager import KvCacheManager
 from mmserve.router.scheduler.admission import Admission
+from mmserve.router.scheduler.image_requests import ImageRequests
 from mmserve.router.scheduler.queues import RunningSet, WaitingQueue
 from mmserve.router.scheduler.requests import OutputBuffer, Record, RequestTimings
 from mmserve.router.scheduler.sequence import Sequence, SequenceStatus
@@ -34,6 +35,7 @@ class StepResults:
         admission: Admission,
         timings: RequestTimings,
         replies: OutputBuffer,
+        images: ImageRequests,
         record: Record,
     ) -> None:
         self._kv = kv
@@ -42,6 +44,7 @@ class StepResults:
         self._admission = admission
         self._timings = timings
         self._replies = replies
+        self._images = images
         self._record = record
         self.in_flight: deque[StepBuilder] = deque()
         """Steps whose plans were made and whose results were not applied, oldest first."""
@@ -69,6 +72,8 @@ class StepResults:
                 self._append(sequence, end, sampled[slot], following, logprobs.get(slot, none) if logprobs else none)
         for sequence in reversed(deferred):
             self._requeue(sequence)  # what it has computed is in the prefix cache
+        if done.num_prompt_chunks:
+            self._leave_at_images(done)
         for sequence in done.prompt_ends:
             if sequence.status is running:
                 self._end_prompt(sequence, dict(result.embeddings).get(sequence.slot, b""))
@@ -76,6 +81,13 @@ class StepResults:
         for sequence in retained:
             self._release(sequence)
         return done
+
+    def _leave_at_images(self, done: StepBuilder) -> None:
+        """Sequences that wait for an image now leave their slots."""
+        for sequence in reversed(done.sequences):
+            waits = sequence.status is SequenceStatus.RUNNING and sequence.has_reached_image
+            if waits and not any(sequence in step.sequences for step in self.in_flight):
+                self._requeue(sequence)
 
     def _fail_slots(self, failures: dict[int, SlotFailure], done: StepBuilder) -> None:
         """Ends the sequences that could not be computed.
@@ -129,11 +141,12 @@ class StepResults:
         if num_added < len(token_ids):
             token_ids, logprobs = token_ids[:num_added], logprobs[:num_added]
         num_cached = 0
+        not_encoded: tuple[int, ...] = ()
         if sequence.first_token_s is None:
             self._timings.sampled(sequence)
-            num_cached = sequence.num_cached_tokens
+            num_cached, not_encoded = sequence.num_cached_tokens, tuple(sequence.not_encoded)
         stage_times = self._timings.ended(sequence) if finish else {}
-        self._replies.add_tokens(sequence.request, token_ids, finish, logprobs, num_cached, stage_times)
+        self._replies.add_tokens(sequence.request, token_ids, finish, logprobs, num_cached, stage_times, not_encoded)
         if finish:
             self._admission.kv_demand.observe_output(sequence)
             self.finish(sequence)
@@ -168,6 +181,7 @@ class StepResults:
         if sequence.block_table is None:
             self._waiting.remove(sequence)
         sequence.finish()
+        self._images.end(sequence)
         self._release(sequence)
 
     def _requeue(self, sequence: Sequence) -> None:

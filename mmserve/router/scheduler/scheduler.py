@@ -10,14 +10,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mmserve.messages.reply import TokenReply
-from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest, WorkerDied
+from mmserve.messages.request import (
+    AbortRequest,
+    EncodeRequest,
+    EngineInbound,
+    GenerateRequest,
+    ImagesEncoded,
+    WorkerDied,
+)
 from mmserve.messages.step import StepPlan, StepResult
 from mmserve.router.kv_cache.manager import KvCacheManager
 from mmserve.router.scheduler.admission import Admission
+from mmserve.router.scheduler.image_requests import ImageRequests
 from mmserve.router.scheduler.queues import RunningSet, WaitingQueue
 from mmserve.router.scheduler.requests import Clock, OutputBuffer, Record, RequestRegistry, RequestTimings
 from mmserve.router.scheduler.results import StepResults
 from mmserve.router.scheduler.sequence import Sequence
+from mmserve.router.scheduler.step_budget import StepTimeModel
 from mmserve.router.scheduler.step_planner import StepPlanner
 from mmserve.router.speculation.drafter import Drafter
 
@@ -54,7 +63,11 @@ class Scheduler:
         self._largest_image = config.max_num_batched_tokens - config.max_num_seqs + 1 if config.whole_images else None
         self._running = RunningSet(config.max_num_seqs)
         self._waiting = WaitingQueue()
-        self._admission = Admission(self._waiting, self._running, self.kv)
+        self._images = ImageRequests()
+        step_times = StepTimeModel(config.max_step_s)
+        self._admission = Admission(
+            self._waiting, self._running, self.kv, self._images, lambda: step_times.own_step_tokens
+        )
         self._requests = RequestRegistry()
         self._replies = OutputBuffer(self._requests)
         self._timings = RequestTimings(now, record)
@@ -66,12 +79,12 @@ class Scheduler:
             self._timings,
             record,
             max_step_tokens=config.max_num_batched_tokens,
-            max_step_s=config.max_step_s,
+            step_times=step_times,
             largest_image=self._largest_image,
             drafter=Drafter() if config.ngram_drafts else None,
         )
         self._results = StepResults(
-            self.kv, self._running, self._waiting, self._admission, self._timings, self._replies, record
+            self.kv, self._running, self._waiting, self._admission, self._timings, self._replies, self._images, record
         )
         self._now = now
         self._num_received = 0
@@ -87,7 +100,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """True if nothing is in flight and ``schedule`` would return None."""
+        """True if nothing is in flight and ``schedule`` would return None, before the next message arrives."""
         return not (
             self._running.sequences or self._waiting or self._running.has_freed_slots or self._results.in_flight
         )
@@ -100,10 +113,15 @@ class Scheduler:
         """(HTTP worker, reply) for the starts (``suspects``) in plans made since the last call; send them first."""
         return self._planner.suspects.take_starts()
 
+    def take_encoder_messages(self) -> list[tuple[int, EncodeRequest | AbortRequest]]:
+        """(item id that selects a visual server, message) since the last call, in order."""
+        return self._images.take_messages()
+
     # ---- messages
 
     def receive(self, message: EngineInbound) -> None:
-        """Accepts a request, an abort, or the death of an HTTP worker, which ends its requests without replies.
+        """Accepts a request, an abort, the news of encoded images, or the death of an HTTP worker, which ends its
+        requests without replies.
 
         Ignores repeated messages and those that a newer attempt has replaced."""
         if isinstance(message, WorkerDied):
@@ -112,6 +130,10 @@ class Scheduler:
             return
         live = self._requests.live(message.id)
         is_current = live is not None and live.request.attempt == message.attempt
+        if isinstance(message, ImagesEncoded):
+            if live and is_current:
+                self._images_encoded(live, message)
+            return
         if isinstance(message, AbortRequest) and live and is_current:
             self._results.finish(live)
         elif self._requests.has_seen(message.id, message.attempt) or self._requests.is_orphan(message):
@@ -140,7 +162,14 @@ class Scheduler:
             self._replies.add_finish(request, finish)
         else:
             self._requests.add(sequence)
-            self._waiting.push(sequence)
+            self._admission.enqueue(sequence)
+
+    def _images_encoded(self, sequence: Sequence, message: ImagesEncoded) -> None:
+        self._images.encoded(sequence, message)
+        if not self._images.awaits(sequence):
+            self._timings.encoded(sequence, message.stage_times)
+        if self._waiting.take_back(sequence):
+            self._admission.enqueue(sequence)
 
     def observe_chunk(self, num_tokens: int, seconds: float) -> None:
         """The ranks have computed a step with a prompt of so many tokens, before the first plan. 0 seconds: unknown."""

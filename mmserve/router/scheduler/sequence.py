@@ -15,6 +15,7 @@ Pure: no clock, no I/O.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from enum import Enum
 
@@ -45,17 +46,21 @@ class Sequence:
         "largest_image_tokens",
         "length",
         "max_length",
+        "not_encoded",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_encode_requests",
         "num_frees_when_refused",
         "num_prompt_logprobs",
         "num_prompt_tokens",
+        "num_ready_tokens",
         "num_unsent",
         "number",
         "prompt_only",
         "received_s",
         "request",
         "slot",
+        "stage_times",
         "started_s",
         "status",
         "times_bypassed",
@@ -91,6 +96,11 @@ class Sequence:
             self.max_length = self.num_prompt_tokens + 1
         self.num_prompt_logprobs = request.num_prompt_logprobs
         """Rows of prompt log-probabilities that were sent, in this attempt or before."""
+        self.stage_times: dict[str, float] = {}
+        """Seconds by stage of encoding its images."""
+        self.not_encoded = frozenset(span.item_id for span in request.spans if span.data is not None)
+        """Images whose embeddings are not known to be in the arena."""
+        self.num_encode_requests = 0
         self.largest_image_tokens = max((span.num_tokens for span in request.spans), default=0)
         ending = request.sampling.ending_token_ids
         self.ending_token_ids = ending if len(ending) <= _FEW_ENDING_TOKENS else frozenset(ending)
@@ -108,10 +118,12 @@ class Sequence:
         self.has_draft = False
         """A plan in flight has a draft for the sequence, so how many tokens it brings is not known: no further plan may
         compute the sequence."""
+        self.num_ready_tokens = sys.maxsize
+        """While the sequence runs: it computes no more than so many tokens, as an image that is not encoded follows."""
         self.times_bypassed = 0
         self.num_frees_when_refused = -1
         """``KvCacheManager.num_frees`` when the sequence last failed to fit; -1: never."""
-        self.num_cached_tokens = 0
+        self.num_cached_tokens = -1
         """Prompt tokens found in the prefix cache on the first start; reported with the first output token."""
 
     @property
@@ -139,6 +151,28 @@ class Sequence:
         return self.length - self.num_computed_tokens
 
     @property
+    def num_plannable_tokens(self) -> int:
+        """Those of the remaining tokens that come before an image that is not encoded."""
+        return min(self.length, self.num_ready_tokens) - self.num_computed_tokens
+
+    @property
+    def has_reached_image(self) -> bool:
+        """True if the next token to plan is of an image that was not encoded when the sequence started to run."""
+        return self.num_computed_tokens >= self.num_ready_tokens
+
+    def ready_end(self, num_computed: int) -> int:
+        """How many tokens can be computed, after the first ``num_computed``: up to the first row of an image that is
+        not encoded; sys.maxsize if none follows."""
+        if not self.not_encoded:
+            return sys.maxsize
+        starts = (
+            max(span.start, num_computed)
+            for span in self.request.spans
+            if span.item_id in self.not_encoded and span.start + span.num_tokens > num_computed
+        )
+        return min(starts, default=sys.maxsize)
+
+    @property
     def num_known_computed_tokens(self) -> int:
         """Computed tokens whose ids are known."""
         return min(self.num_computed_tokens, len(self.tokens))
@@ -160,7 +194,8 @@ class Sequence:
         self.slot = slot
         self.block_table = block_table
         self.num_computed_tokens = block_table.prefix_hit.num_tokens
-        if self.started_s is None:
+        self.num_ready_tokens = self.ready_end(self.num_computed_tokens)
+        if self.num_cached_tokens < 0:
             self.num_cached_tokens = min(self.num_computed_tokens, self.num_prompt_tokens)
 
     @property
@@ -220,7 +255,8 @@ class Sequence:
         return finish
 
     def requeue(self) -> None:
-        """Stops running, to be computed again later: after preemption, or when its prefix was invalidated."""
+        """Stops running, to be computed again later: after preemption, when its prefix was invalidated, or to wait for
+        an image."""
         assert self.status is SequenceStatus.RUNNING
         self.status = SequenceStatus.WAITING
 
@@ -236,4 +272,5 @@ class Sequence:
         self.block_table = None
         self.num_computed_tokens = self.num_unsent = 0
         self.has_draft = False
+        self.num_ready_tokens = sys.maxsize
         self.length = len(self.tokens)

@@ -34,6 +34,10 @@ busy machine) changes the average little."""
 _MIN_OBSERVED_TOKENS = MIN_CHUNK_TOKENS // 2
 """Mixed steps with fewer prompt tokens do not enter token_s. Their prompts cost less than decoding varies from step to
 step."""
+_OWN_STEP_FACTOR = 2.0
+"""One step more costs about as much as a decode-only step, which reads all weights."""
+_MIN_OWN_STEP_S = 0.005
+"""For models so small that most of a step is messages and waking up."""
 _MAX_DECODE_FRACTION = 0.9
 """A mixed step spends at most this part of its time on decoding, whatever decode_s is. Otherwise a step shorter than
 decode_s would make token_s zero or negative."""
@@ -56,6 +60,12 @@ class StepTimeModel:
         self._decode_s = 0.0
         self._decode_rows = 0.0
         self._token_s = 0.0
+
+    @property
+    def own_step_tokens(self) -> float:
+        """Prompt tokens that are worth a step of their own, where they could wait for the next one. 0: unknown."""
+        worth_s = max(_OWN_STEP_FACTOR * self._decode_s, _MIN_OWN_STEP_S)
+        return worth_s / self._token_s if self._token_s else 0.0
 
     def chunk_budget(self, num_decoding: int, max_tokens: int) -> int:
         """Prompt tokens for the next step, in which ``num_decoding`` sequences decode. At most ``max_tokens``."""
@@ -137,8 +147,8 @@ class StepBudget:
         return min(self.num_tokens, self._num_media_tokens)
 
     def take(self, sequence: Sequence) -> int:
-        """Takes as many of the sequence's remaining tokens as fit, and returns their number."""
-        num_tokens = min(sequence.num_remaining_tokens, self.room(sequence))
+        """Takes as many of the sequence's tokens to compute as fit, and returns their number."""
+        num_tokens = min(sequence.num_plannable_tokens, self.room(sequence))
         if self._image_room is not None and num_tokens:
             start = sequence.num_computed_tokens
             num_tokens = end_beside_images(sequence.request.spans, start, start + num_tokens) - start

@@ -6,6 +6,7 @@ Pure: the clock is passed in, no I/O.
 
 from __future__ import annotations
 
+import sys
 from itertools import chain
 
 from mmserve.messages.step import StepResult
@@ -23,8 +24,8 @@ from mmserve.router.speculation.drafter import Drafter
 class StepPlanner:
     """Plans steps over the sequences of ``running`` and ``waiting``. Owns how many prompt tokens a step may have.
 
-    ``max_step_tokens``: of one step. ``max_step_s``: see StepTimeModel. ``largest_image``: tokens that
-    an image may have if no chunk may end inside one; None: chunks may. ``drafter``: None: nothing is drafted.
+    ``max_step_tokens``: of one step. ``largest_image``: tokens that an image may have if no chunk may end inside one;
+    None: chunks may. ``drafter``: None: nothing is drafted.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class StepPlanner:
         record: Record,
         *,
         max_step_tokens: int,
-        max_step_s: float,
+        step_times: StepTimeModel,
         largest_image: int | None,
         drafter: Drafter | None,
     ) -> None:
@@ -50,7 +51,7 @@ class StepPlanner:
         self._record = record
         self._max_step_tokens = max_step_tokens
         self._largest_image = largest_image
-        self._step_times = StepTimeModel(max_step_s)
+        self._step_times = step_times
         self._chunk_limit = ChunkLimit(max_step_tokens)
         self._drafter = drafter
 
@@ -192,7 +193,8 @@ class StepPlanner:
         for sequence in self._admission.admit(lambda waiting: self._room(waiting, budget)):
             assert sequence.block_table is not None
             self.suspects.started(sequence)
-            self._timings.started(sequence)
+            if sequence.num_ready_tokens == sys.maxsize:
+                self._timings.started(sequence)
             step.add_sequence(sequence)
             self._plan_chunk(sequence, tuple(sequence.block_table.blocks), step, budget)
             if not budget.num_tokens:

@@ -67,7 +67,7 @@ async def workers(directory: Path, **config: Any) -> AsyncIterator[Workers]:
         run_dir = stack.enter_context(tempfile.TemporaryDirectory(prefix="test-mmserve-"))
         checkpoint = write_chat_model(directory, images=False)
         deployment = deployment_of(checkpoint, run_dir=run_dir, http_workers=2, **config)
-        upstream = await stack.enter_async_context(Upstream(Endpoints(run_dir), 0, http_workers=2))
+        upstream = await stack.enter_async_context(Upstream(Endpoints(run_dir), http_workers=2))
         made = Workers(deployment, stack, upstream)
         for index in range(2):
             await made.start(index)

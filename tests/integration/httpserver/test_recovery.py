@@ -49,7 +49,6 @@ def test_a_disconnect_aborts_and_the_lease_is_kept_until_the_engine_has_ended(st
             upstream.reply(upstream.requests()[0], finish="abort")
             await worker.idle()
             assert worker.leases.released == worker.leases.held
-            assert upstream.destinations() == ["visual-0", "visual-0"]
 
     run(test)
 
@@ -146,8 +145,7 @@ def test_a_stream_goes_on_with_the_same_text_after_an_engine_restart() -> None:
             assert await _text(stream) == "first and last"
             again = upstream.requests()[-1]
             assert (again.attempt, output_of(again)) == (1, b"first ")
-            assert upstream.destinations() == ["visual-0", "router"], "its picture is encoded"
-            assert [span.data for span in again.spans] == [None]
+            assert [span.data for span in again.spans] == [None], "its picture is encoded"
 
     run(test)
 
@@ -166,7 +164,7 @@ def test_a_request_waiting_in_a_killed_visual_server_is_sent_to_its_successor() 
             upstream.say_phase(visual_epochs=(1, 0))
             answer = await asking
             assert answer.choices[0].message.content == "seen"
-            assert upstream.destinations() == ["visual-0", "visual-0"]
+            assert [each.attempt for each in upstream.requests()] == [0, 1]
 
     run(test)
 

@@ -32,7 +32,7 @@ def test_the_engine_gets_the_grammar_which_decides_where_the_answer_ends() -> No
     async def test() -> None:
         async with http_worker() as worker:
             await ask(worker, SCHEMA, n=2, extra_body={"ignore_eos": True, "min_tokens": 3})
-            requests = [message for _, message in worker.upstream.received if isinstance(message, GenerateRequest)]
+            requests = worker.upstream.requests()
             assert len(requests) == 2
             for request in requests:
                 assert request.sampling.grammar == JSON

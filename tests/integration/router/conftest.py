@@ -1,4 +1,4 @@
-"""A router process between fake ranks (threads) and an HTTP worker, metrics and health server (sockets)."""
+"""A router process between fake ranks (threads) and an HTTP worker, visual, metrics and health server (sockets)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from mmserve.ipc.channel import Receiver, Sender
 from mmserve.ipc.codec import Codec
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.reply import HttpInbound, TokenReply
-from mmserve.messages.request import EngineInbound
+from mmserve.messages.request import EngineInbound, VisualInbound
 from mmserve.messages.step import RankInbound, StepPlan
 from tests.fakes.cache import until
+from tests.fakes.media import vision_spec
 from tests.fakes.rank import STOP_PLAN, FakeRank, serve_rank
 
 NUM_WORKERS, NUM_RANKS = 2, 2
@@ -51,7 +52,7 @@ def _deployment(run_dir: Path, *, overlap: bool) -> Deployment:
             tp=NUM_RANKS,
             overlap_scheduling=overlap,
         ),
-        model=ModelSpec(family="llama", path=str(run_dir), text=text),
+        model=ModelSpec(family="llava", path=str(run_dir), text=text, vision=vision_spec()),
         served_name="fake",
         device="cpu",
         dtype="float32",
@@ -76,6 +77,9 @@ class RouterPeers:
         self.workers: list[Receiver[HttpInbound]] = [
             stack.enter_context(closing(Receiver(endpoints.http(worker), HttpInbound))) for worker in range(NUM_WORKERS)
         ]
+        self.visual: Receiver[VisualInbound] = stack.enter_context(
+            closing(Receiver(endpoints.visual(0), VisualInbound))
+        )
         self.endpoints = endpoints
         self._heartbeat = endpoints.heartbeat("router-0")
         for rank, fake in enumerate(self.fakes):

@@ -35,10 +35,7 @@ class DyingServer:
         self.dispatcher = Dispatcher(0, self, cast(MetricsClient, Samples()))
         self._tell_epoch()
 
-    def choose(self, request: GenerateRequest) -> None:
-        return None
-
-    def send(self, destination: None, message: GenerateRequest | AbortRequest) -> None:
+    def send(self, message: GenerateRequest | AbortRequest) -> None:
         self.engine.scheduler.receive(message)
 
     def run(self) -> None:

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from mmserve.ipc.channel import Sender
+from mmserve.messages.request import AbortRequest, EncodeRequest, ImagesEncoded
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan, StepResult
 from tests.fakes.cache import until
@@ -69,6 +70,82 @@ def test_a_failing_request_does_not_affect_the_others(peers: RouterPeers) -> Non
         "gone": "media_error",
         "good": "length",
     }
+
+
+@with_and_without_overlap
+def test_images_are_encoded_once_their_request_needs_them(peers: RouterPeers) -> None:
+    prompt = [*range(1, 40), *range(1 << 32, (1 << 32) + 20), 7]
+    expected = generate_alone(prompt, SamplingParams(max_tokens=6), CONTEXT_TOKENS)[0]
+    picture = span(39, 20, 1, encoded=False)
+    peers.router.send(request("a", prompt, max_tokens=6, spans=(picture,)))
+    asked = peers.visual.receive()
+    assert asked == EncodeRequest(id="a", reply_to=0, spans=(picture,), arrival_s=0.0)
+    until(lambda: peers.fakes[0].num_tokens_computed == 39)  # the text before it
+    peers.router.send(ImagesEncoded(id="a", attempt=0, item_ids=(1,)))
+    assert outputs(peers.replies_until_finish(0, 1)) == {"a": expected}
+    peers.router.send(request("cached", prompt, max_tokens=6, spans=(picture,)))
+    assert outputs(peers.replies_until_finish(0, 1)) == {"cached": expected}
+    until(lambda: counted(peers.endpoints).get(("mm_images_not_encoded",)) == 1)
+    peers.router.send(request("other", [8, *prompt], spans=(span(40, 20, 1, encoded=False),)))
+    peers.router.send(abort("other"))
+    assert peers.replies_until_finish(0, 1)[-1].finish == "abort"
+    after = peers.visual.receive(), peers.visual.receive()
+    assert [(type(message), message.id) for message in after] == [(EncodeRequest, "other"), (AbortRequest, "other")]
+
+
+@with_and_without_overlap
+def test_a_request_with_eight_images_begins_with_the_first(peers: RouterPeers) -> None:
+    prompt, spans = [1, 2, 3], []
+    for number in range(8):
+        spans.append(span(len(prompt), 20, number, encoded=False))
+        prompt += [*range((1 << 32) + 100 * number, (1 << 32) + 100 * number + 20), 4]
+    peers.router.send(request("a", prompt, max_tokens=3, spans=tuple(spans)))
+    asked = peers.visual.receive()
+    assert isinstance(asked, EncodeRequest)
+    assert [each.item_id for each in asked.spans] == list(range(8))
+    for number, following in enumerate([*spans[1:], None]):
+        peers.router.send(ImagesEncoded(id="a", attempt=0, item_ids=(number,)))
+        if following is not None:
+            until(lambda end=following.start: peers.fakes[0].num_tokens_computed == end)  # type: ignore[misc]
+    expected = generate_alone(prompt, SamplingParams(max_tokens=3), CONTEXT_TOKENS)[0]
+    assert outputs(peers.replies_until_finish(0, 1)) == {"a": expected}
+
+
+@with_and_without_overlap
+def test_a_broken_image_ends_the_request_that_needs_it(peers: RouterPeers) -> None:
+    prompt = [*range(1, 40), *range(1 << 32, (1 << 32) + 20), 7]
+    for name in ("broken", "good"):
+        peers.router.send(request(name, prompt, max_tokens=2, spans=(span(39, 20, 1, encoded=False),)))
+    assert {peers.visual.receive().id for _ in range(2)} == {"broken", "good"}  # type: ignore[union-attr]
+    peers.router.send(abort("broken", reason="media_error", media_index=0, message="it is broken"))
+    peers.router.send(ImagesEncoded(id="good", attempt=0, item_ids=(1,)))
+    last = {reply.id: reply for reply in peers.replies_until_finish(0, 2)}
+    assert (last["broken"].finish, last["broken"].media_index) == ("media_error", 0)
+    assert last["good"].finish == "length"
+
+
+@with_and_without_overlap
+def test_images_are_asked_for_while_a_step_is_computed(peers: RouterPeers) -> None:
+    """The step ends only once the visual server has been asked. The abort, which must wait for it, is not overtaken."""
+    first, asked = peers.fakes[0], threading.Event()
+    compute, in_time = first.step, list[bool]()
+
+    def compute_late(plan: StepPlan) -> StepResult:
+        in_time.append(asked.wait(timeout=20))
+        return compute(plan)
+
+    first.step = compute_late
+    peers.router.send(request("text", [1, 2, 3], max_tokens=200))
+    until(lambda: peers.fakes[1].num_tokens_computed > 0)
+    prompt = [*range(1, 40), *range(1 << 32, (1 << 32) + 20), 7]
+    peers.router.send(request("a", prompt, spans=(span(39, 20, 1, encoded=False),)))
+    assert isinstance(peers.visual.receive(), EncodeRequest)
+    peers.router.send(abort("text"))
+    peers.router.send(request("b", prompt, spans=(span(39, 20, 1, encoded=False),)))
+    asked.set()
+    assert [reply.finish for reply in peers.replies_until_finish(0, 1)][-1] == "abort"
+    assert peers.visual.receive().id == "b"  # type: ignore[union-attr]
+    assert all(in_time)
 
 
 @pytest.mark.parametrize("overlap", [True])

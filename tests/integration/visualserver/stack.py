@@ -10,7 +10,6 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import torch
 
 from mmserve.cache_server.client import MediaCacheClient, connect
@@ -23,8 +22,7 @@ from mmserve.ipc.channel import AsyncReceiver, Sender
 from mmserve.ipc.endpoints import Endpoints
 from mmserve.messages.cache import AllocItem
 from mmserve.messages.media import MediaSpan
-from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest
-from mmserve.messages.sampling import SamplingParams
+from mmserve.messages.request import AbortRequest, EncodeRequest, EngineInbound, ImagesEncoded, VisualInbound
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.vision.interface import ViewTensors
@@ -62,12 +60,14 @@ class Stack:
     tower: FakeTower
     arena: Arena
     client: MediaCacheClient
-    visual: Sender[EngineInbound]
+    visual: Sender[VisualInbound]
     router: AsyncReceiver[EngineInbound]
     server: asyncio.Task[None]
     cache: ExitStack
     table: SharedMediaTable
-    sent: dict[str, GenerateRequest] = field(default_factory=dict)
+    sent: dict[str, EncodeRequest] = field(default_factory=dict)
+    told: dict[str, list[int]] = field(default_factory=dict)
+    """Request id -> item ids that the router was told, in order."""
 
     @property
     def num_tokens(self) -> int:
@@ -75,8 +75,8 @@ class Stack:
         assert vision is not None
         return vision.num_rows
 
-    def request(self, name: str, *pictures: bytes) -> GenerateRequest:
-        """Allocate and write the pictures, as an HTTP worker does before it sends the request."""
+    def request(self, name: str, *pictures: bytes) -> EncodeRequest:
+        """Allocate and write the pictures, as an HTTP worker does; then the router's request for them."""
         num_tokens, row_nbytes = self.num_tokens, self.process.deployment.embed_row_nbytes
         items = [AllocItem(picture[-40:], num_tokens, len(picture), num_tokens * row_nbytes) for picture in pictures]
         records = self.client.alloc(name, items, wait_s=5)
@@ -97,26 +97,40 @@ class Stack:
             )
             for index, record in enumerate(records)
         )
-        sampling = SamplingParams(max_tokens=1)
-        self.sent[name] = GenerateRequest(
-            id=name, reply_to=2, prompt_ids=bytes(8), spans=spans, sampling=sampling, arrival_s=1.5
-        )
+        self.sent[name] = EncodeRequest(id=name, reply_to=2, spans=spans, arrival_s=1.5)
         return self.sent[name]
 
-    def send(self, name: str, *pictures: bytes) -> GenerateRequest:
+    def send(self, name: str, *pictures: bytes) -> EncodeRequest:
         """``request``, then send it to the visual server."""
         request = self.request(name, *pictures)
         self.visual.send(request)
         return request
 
-    async def received(self, count: int) -> dict[str, GenerateRequest | AbortRequest]:
-        """The next ``count`` messages at the router, by request id. Requests come without the times of their stages."""
-        found: dict[str, GenerateRequest | AbortRequest] = {}
+    async def abort(self, *names: str) -> None:
+        """Send aborts, and wait until the visual server has handled them."""
+        for name in names:
+            self.visual.send(AbortRequest(id=name, reply_to=2))
+        self.visual.send(EncodeRequest(id="barrier", reply_to=2, spans=(), arrival_s=0.0))
         async with asyncio.timeout(TIMEOUT_S):
             async for message in self.router:
-                if isinstance(message, GenerateRequest):
-                    message = msgspec.structs.replace(message, stage_times={})
-                found[message.id] = message
+                if message.id == "barrier":  # type: ignore[union-attr]
+                    return
+
+    async def received(self, count: int) -> dict[str, EncodeRequest | AbortRequest]:
+        """The requests that the router was told the last images of, and the aborts, until there are ``count``."""
+        found: dict[str, EncodeRequest | AbortRequest] = {}
+        async with asyncio.timeout(TIMEOUT_S):
+            async for message in self.router:
+                if isinstance(message, ImagesEncoded):
+                    self.told.setdefault(message.id, []).extend(message.item_ids)
+                    asked = {span.item_id for span in self.sent[message.id].spans if span.data is not None}
+                    missing = asked.difference(self.told[message.id])
+                    assert bool(message.stage_times) == bool(asked and not missing)
+                    if missing:
+                        continue
+                    found[message.id] = self.sent[message.id]
+                elif isinstance(message, AbortRequest):
+                    found[message.id] = message
                 if len(found) == count:
                     return found
         raise AssertionError("unreachable")
@@ -126,7 +140,7 @@ class Stack:
         assert await asyncio.to_thread(self.tower.entered.wait, TIMEOUT_S)
         self.tower.entered.clear()
 
-    def rows(self, request: GenerateRequest, index: int = 0) -> torch.Tensor:
+    def rows(self, request: EncodeRequest, index: int = 0) -> torch.Tensor:
         data = bytearray(self.arena.readable(request.spans[index].embed))
         return torch.frombuffer(data, dtype=torch.float32).view(self.num_tokens, -1)
 
@@ -155,7 +169,7 @@ async def _running(tmp_path: Path, model: ModelSpec | None, **config: object) ->
             connect(endpoints, owner, batched=batched, reconnect_timeout_s=0.1) for owner in ("http-2", process.name)
         ]
         router: AsyncReceiver[EngineInbound] = AsyncReceiver(endpoints.router, EngineInbound)
-        visual: Sender[EngineInbound] = Sender(endpoints.visual(0), EngineInbound)
+        visual: Sender[VisualInbound] = Sender(endpoints.visual(0), VisualInbound)
         for socket in (router, visual, *clients):
             stack.callback(socket.close)
         pool = stack.enter_context(ThreadPoolExecutor(2))

@@ -44,11 +44,6 @@ class BlockedDecoder:
         assert await asyncio.to_thread(self.entered.wait, TIMEOUT_S)
 
 
-async def _abort(stack: Stack, request_id: str) -> None:
-    stack.visual.send(AbortRequest(id=request_id, reply_to=2))
-    assert isinstance((await stack.received(1))[request_id], AbortRequest)
-
-
 async def _until_permits(stack: Stack, granted: int, waiting: int) -> None:
     """Wait until the cache server counts this many permits."""
 
@@ -210,7 +205,7 @@ def test_an_aborted_request_keeps_its_permit_until_its_decoding_thread_returns(
 
     async def scenario(stack: Stack) -> None:
         await decoder.block(stack, "gone")
-        await _abort(stack, "gone")
+        await stack.abort("gone")
         stack.send("next", png(1))
         await _until_permits(stack, 1, 1)
         decoder.gate.set()
@@ -229,7 +224,7 @@ def test_a_request_aborted_while_waiting_for_a_permit_leaves_the_queue(
         await decoder.block(stack, "first")
         stack.send("gone", png(1))
         await _until_permits(stack, 1, 1)
-        await _abort(stack, "gone")
+        await stack.abort("gone")
         await _until_permits(stack, 1, 0)
         decoder.gate.set()
         assert set(await stack.received(1)) == {"first"}
@@ -381,7 +376,7 @@ def test_a_batch_behind_another_is_not_decoded_when_its_requests_are_aborted(
         await decoder.block(stack, "first")
         stack.send("gone", png(1))
         assert await asyncio.to_thread(second_batch.wait, TIMEOUT_S)
-        await _abort(stack, "gone")
+        await stack.abort("gone")
         decoder.gate.set()
         assert set(await stack.received(1)) == {"first"}
         stack.send("next", png(2))

@@ -10,7 +10,7 @@ from mmserve.messages.cache import PermitRequest
 from mmserve.messages.request import AbortRequest, choice_id
 from tests.fakes.media import png
 from tests.integration.visualserver.stack import PIXELS_NBYTES, Stack, play
-from tests.integration.visualserver.test_permits import BlockedDecoder, _abort, _until_permits
+from tests.integration.visualserver.test_permits import BlockedDecoder, _until_permits
 
 
 def _acquire_permit(stack: Stack, name: str, nbytes: int = PIXELS_NBYTES) -> None:
@@ -56,7 +56,7 @@ def test_remaining_choices_get_a_permit_when_the_one_that_asked_is_aborted(tmp_p
             stack.send(f"r-{choice}", png(1))
         await _until_permits(stack, 1, 1)
         for choice in range(2):
-            await _abort(stack, f"r-{choice}")
+            await stack.abort(f"r-{choice}")
         stack.client.release_permit("another server's")
         assert set(await stack.received(2)) == {"r-2", "r-3"}
         assert stack.tower.batches == [1]
@@ -74,7 +74,7 @@ def test_a_request_gets_a_permit_for_its_other_pictures_when_the_shared_one_star
         _acquire_permit(stack, "another server's", nbytes=5 * PIXELS_NBYTES)
         stack.send("one", png(1))
         stack.send("both", png(1), png(2))
-        await _abort(stack, "after these")
+        await stack.abort("after these")
         stack.client.release_permit("another server's")
         await _until_permits(stack, 2, 0)
         decoder.gate.set()

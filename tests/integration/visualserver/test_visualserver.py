@@ -19,7 +19,7 @@ from tests.integration.visualserver.stack import Stack, play
 
 
 @pytest.mark.parametrize("batched", [False, True], ids=["v1", "v2"])
-def test_requests_are_forwarded_unchanged_with_their_rows_in_the_arena(tmp_path: Path, batched: bool) -> None:
+def test_all_images_are_told_once_with_their_rows_in_the_arena(tmp_path: Path, batched: bool) -> None:
     async def scenario(stack: Stack) -> None:
         requests = [stack.send(f"r{n}", png(n), png(n + 100)) for n in range(6)]
         received = await stack.received(6)
@@ -49,13 +49,14 @@ def test_images_that_arrive_while_the_tower_computes_are_batched_across_requests
 
 def test_the_same_picture_from_32_requests_is_encoded_once(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
+        early = stack.request("early", png(7))
         for number in range(32):
             stack.send(f"r{number}", png(7))
-        assert await stack.received(32) == stack.sent
+        await stack.received(32)
+        stack.visual.send(early)
+        assert await stack.received(1) == {"early": early}, "the router does not know that it is encoded"
         assert stack.tower.batches == [1]
-        stack.send("later", png(7))
-        assert "later" in await stack.received(1)
-        assert stack.tower.batches == [1]
+        assert [span.data for span in stack.request("later", png(7)).spans] == [None]
 
     play(tmp_path, scenario)
 
@@ -76,21 +77,31 @@ def test_a_broken_picture_aborts_only_its_own_request(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_an_abort_is_forwarded_while_the_tower_computes(tmp_path: Path) -> None:
+def test_aborted_requests_are_not_answered(tmp_path: Path) -> None:
     async def scenario(stack: Stack) -> None:
         stack.tower.gate.clear()
         stack.send("encoding", png(1))
         await stack.encoding()
         stack.send("waiting", png(2))
-        for name in ("encoding", "waiting", "never seen"):
-            stack.visual.send(AbortRequest(id=name, reply_to=2))
-        received = await stack.received(3)
-        assert all(isinstance(message, AbortRequest) for message in received.values())
+        await stack.abort("encoding", "waiting", "never seen")
         stack.tower.gate.set()
         stack.send("next", png(3))
         assert await stack.received(1) == {"next": stack.sent["next"]}
 
     play(tmp_path, scenario)
+
+
+def test_the_first_of_many_images_is_told_before_the_others_are_encoded(tmp_path: Path) -> None:
+    async def scenario(stack: Stack) -> None:
+        stack.tower.gate.clear()
+        request = stack.send("r", *(png(number) for number in range(4)))
+        await stack.encoding()
+        stack.tower.gate.set()
+        await stack.received(1)
+        assert stack.told["r"] == [span.item_id for span in request.spans]
+        assert stack.tower.batches == [1, 1, 1, 1]
+
+    play(tmp_path, scenario, visual_batch_size=1)
 
 
 def test_an_image_whose_bytes_were_evicted_is_reported_as_lost(tmp_path: Path) -> None:

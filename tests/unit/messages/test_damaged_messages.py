@@ -27,7 +27,7 @@ from mmserve.messages.cache import (
 )
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.reply import FollowResponse, HttpInbound, ServerPhase, TokenReply
-from mmserve.messages.request import EngineInbound, GenerateRequest
+from mmserve.messages.request import EncodeRequest, EngineInbound, GenerateRequest, ImagesEncoded, VisualInbound
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.status import HealthInbound, ProcessRow, ProcessTable
 from mmserve.messages.step import NewSequence, RankInbound, RankOutbound, SequenceStep, StepPlan, StepResult
@@ -40,6 +40,8 @@ LINKS: dict[str, tuple[object, object]] = {
         EngineInbound,
         GenerateRequest(id="a", reply_to=0, prompt_ids=bytes(80), spans=(SPAN,), sampling=SAMPLING, arrival_s=1),
     ),
+    "encoder": (VisualInbound, EncodeRequest(id="a", reply_to=0, spans=(SPAN,), arrival_s=1)),
+    "encoded": (EngineInbound, ImagesEncoded(id="a", attempt=1, item_ids=(9,))),
     "http": (HttpInbound, TokenReply(id="a", token_ids=(1, 2), finish="stop")),
     "phase": (HttpInbound, ServerPhase(phase="ready", ready=True, engine_epoch=3)),
     "follow": (HttpInbound, FollowResponse(id="resp_1", seen=3, worker=1)),

@@ -20,7 +20,16 @@ from mmserve.messages.reply import (
     StopResponse,
     TokenReply,
 )
-from mmserve.messages.request import AbortRequest, CountImageRows, EngineInbound, GenerateRequest, VisualInbound
+from mmserve.messages.request import (
+    AbortRequest,
+    CountImageRows,
+    EncodeRequest,
+    EngineInbound,
+    GenerateRequest,
+    ImagesEncoded,
+    VisualInbound,
+    WorkerDied,
+)
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, SlotFailure, StepPlan, StepResult
 
@@ -46,6 +55,9 @@ IDS = array("q", [1, 1 << 40, 5]).tobytes()
             GenerateRequest(id="a", reply_to=0, prompt_ids=IDS, spans=(SPAN,), sampling=SAMPLING, arrival_s=1),
         ),
         (EngineInbound, AbortRequest(id="a", reply_to=1, reason="media_error", media_index=2)),
+        (EngineInbound, ImagesEncoded(id="a", attempt=1, item_ids=(9, 1 << 61), stage_times={"turn": 0.5})),
+        (VisualInbound, EncodeRequest(id="a", reply_to=1, spans=(SPAN,), arrival_s=1, number=2)),
+        (VisualInbound, WorkerDied(worker=1, died_s=2.5)),
         (CacheRequest, Register(owner="http-0/1")),
         (CacheRequest, AllocRequest(request_id="a", items=(AllocItem(b"key", 4, 100, 1 << 40),), wait_s=0.5)),
         (CacheRequest, SetEmbedRequest(item_ids=(1, 1 << 61), ok=(True, False))),

@@ -7,9 +7,11 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from msgspec import structs
+
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.reply import TokenReply
-from mmserve.messages.request import AbortReason, AbortRequest, GenerateRequest
+from mmserve.messages.request import AbortReason, AbortRequest, EncodeRequest, GenerateRequest, ImagesEncoded
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -72,9 +74,56 @@ def abort(request_id: str, *, reason: AbortReason = "client", attempt: int = 0, 
     return AbortRequest(id=request_id, reply_to=0, reason=reason, attempt=attempt, **fields)
 
 
-def span(start: int, num_tokens: int, item_id: int) -> MediaSpan:
+def span(start: int, num_tokens: int, item_id: int, *, encoded: bool = True) -> MediaSpan:
     handle = Handle(generation=1, offset=0, nbytes=num_tokens)
-    return MediaSpan(start=start, num_tokens=num_tokens, item_id=item_id, data=None, embed=handle, media_index=0)
+    return MediaSpan(
+        start=start,
+        num_tokens=num_tokens,
+        item_id=item_id,
+        data=None if encoded else handle,
+        embed=handle,
+        media_index=0,
+    )
+
+
+class Encoders:
+    """The visual servers: what they were asked for, and which images are in the arena."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, EncodeRequest] = {}
+        """Request id -> the images that are not encoded yet."""
+        self.received: list[EncodeRequest | AbortRequest] = []
+        self.encoded: set[int] = set()
+
+    def receive(self, messages: list[tuple[int, EncodeRequest | AbortRequest]]) -> None:
+        for item_id, message in messages:
+            self.received.append(message)
+            if isinstance(message, AbortRequest):
+                self.requests.pop(message.id, None)
+                continue
+            asked = self.requests.get(message.id)
+            assert asked is None or asked.attempt < message.attempt, "one request of an attempt at a time"
+            assert item_id == message.spans[0].item_id
+            assert all(each.data is not None for each in message.spans)
+            self.requests[message.id] = message
+
+    def encode_next(self) -> list[ImagesEncoded]:
+        """Encodes the next image of the oldest request. Returns the news for every request that needs it."""
+        item_id = next(iter(self.requests.values())).spans[0].item_id
+        self.encoded.add(item_id)
+        return [self._answer(each, item_id) for each in list(self.requests.values()) if _needs(each, item_id)]
+
+    def _answer(self, asked: EncodeRequest, item_id: int) -> ImagesEncoded:
+        spans = tuple(each for each in asked.spans if each.item_id != item_id)
+        if spans:
+            self.requests[asked.id] = structs.replace(asked, spans=spans)
+            return ImagesEncoded(id=asked.id, attempt=asked.attempt, item_ids=(item_id,))
+        del self.requests[asked.id]
+        return ImagesEncoded(id=asked.id, attempt=asked.attempt, item_ids=(item_id,), stage_times={"encode": 0.5})
+
+
+def _needs(asked: EncodeRequest, item_id: int) -> bool:
+    return any(each.item_id == item_id for each in asked.spans)
 
 
 class OracleDrafter(Drafter):
@@ -148,12 +197,16 @@ class Engine:
         for _ in range(200 if expects_short else 0):
             self.scheduler._admission.kv_demand.output_lengths.observe(1)
         self.replies: dict[tuple[str, int], list[TokenReply]] = defaultdict(list)
+        self.encoders = Encoders()
+        self._spans: dict[int, tuple[MediaSpan, ...]] = {}
+        """Slot -> images of its sequence."""
 
     def run_step(self, meanwhile: Callable[[], None] = lambda: None) -> StepPlan | None:
         """One pass of the router's loop; returns the plan whose result was applied. ``meanwhile`` runs before that."""
-        idle = self.scheduler.idle
+        was_idle = self.scheduler.idle
         self.plan()
-        assert (not self.in_flight) == idle, "idle exactly when there is nothing to plan and nothing in flight"
+        assert not (was_idle and self.in_flight)
+        assert (not self.in_flight) == self.scheduler.idle, "idle: nothing to plan and nothing in flight"
         plan = self.in_flight[0] if self.in_flight else None
         if plan:
             self.clock_s += 1.0
@@ -166,11 +219,29 @@ class Engine:
         """Plans steps until ``depth`` plans are in flight."""
         while len(self.in_flight) < self.depth and (plan := self.scheduler.schedule()):
             self.in_flight.append(plan)
+            self._check_images(plan)
+        self.encoders.receive(self.scheduler.take_encoder_messages())
+
+    def _check_images(self, plan: StepPlan) -> None:
+        """Asserts that all rows of images that the plan computes are in the arena."""
+        self._spans |= {new.slot: new.spans for new in plan.new}
+        for step in plan.steps:
+            for each in self._spans.get(step.slot, ()):
+                computed = each.start < step.start + step.num_tokens and step.start < each.start + each.num_tokens
+                ready = each.data is None or each.item_id in self.encoders.encoded
+                assert ready or not computed, f"image {each.item_id} is computed before it is encoded"
+
+    def encode_next(self) -> None:
+        """The visual servers encode one more image, and tell the scheduler."""
+        for message in self.encoders.encode_next():
+            self.scheduler.receive(message)
+        self.encoders.receive(self.scheduler.take_encoder_messages())
 
     def apply(self) -> None:
         """Computes the oldest plan in flight and applies its result."""
         plan = self.in_flight.popleft()
         self.scheduler.apply(plan, self.rank.step(plan))
+        self.encoders.receive(self.scheduler.take_encoder_messages())
 
     def take_replies(self) -> None:
         for reply_to, reply in self.scheduler.take_replies():
@@ -183,6 +254,13 @@ class Engine:
             if self.run_step() is None:
                 return num_steps
         raise AssertionError(f"not finished after {max_steps} steps")
+
+    def run_and_encode(self, max_steps: int = 5000) -> None:
+        """Runs until idle with every image encoded that is asked for."""
+        self.run(max_steps)
+        while self.encoders.requests:
+            self.encode_next()
+            self.run(max_steps)
 
     def output(self, request_id: str, attempt: int = 0) -> list[int]:
         return [token_id for reply in self.replies[request_id, attempt] for token_id in reply.token_ids]
@@ -226,6 +304,8 @@ class Engine:
                 assert block in nodes
             if running_users[block] > 1:
                 assert block in nodes, "only cached blocks are shared"
+        for sequence in self.scheduler._waiting._awaiting_images.values():
+            assert self.scheduler._images.awaits(sequence), "nobody would wake it"
         in_flight = [node for step in self.scheduler._results.in_flight for node in step.cached_nodes.values()]
         for root in roots:
             self._check_tree(root, [], in_flight)

@@ -5,31 +5,31 @@ from __future__ import annotations
 from msgspec import structs
 
 from mmserve.messages.media import Handle, MediaSpan
-from mmserve.messages.request import AbortRequest, EngineInbound, GenerateRequest, WorkerDied, choice_id
-from mmserve.messages.sampling import SamplingParams
-from mmserve.visualserver.batch_queue import BatchQueue, ImageBatch
+from mmserve.messages.request import AbortRequest, EncodeRequest, ImagesEncoded, WorkerDied, choice_id
+from mmserve.visualserver.batch_queue import Answer, BatchQueue, ImageBatch
 from mmserve.visualserver.images import ENCODED, Outcome
 
 PIXELS_NBYTES = 1000
 
 
-def _request(name: str, *item_ids: int, ready: tuple[int, ...] = (), attempt: int = 0) -> GenerateRequest:
+def _request(name: str, *item_ids: int, attempt: int = 0, number: int = 0) -> EncodeRequest:
     spans = tuple(
         MediaSpan(
             start=10 * index,
             num_tokens=4,
             item_id=item_id,
-            data=None if item_id in ready else Handle(item_id, 0, 1),
+            data=Handle(item_id, 0, 1),
             embed=Handle(item_id + 1, 64, 1),
             media_index=index,
             decoded_nbytes=PIXELS_NBYTES,
         )
         for index, item_id in enumerate(item_ids)
     )
-    sampling = SamplingParams(max_tokens=1)
-    return GenerateRequest(
-        id=name, reply_to=3, prompt_ids=b"", spans=spans, sampling=sampling, arrival_s=0.0, attempt=attempt
-    )
+    return EncodeRequest(id=name, reply_to=3, spans=spans, arrival_s=0.0, attempt=attempt, number=number)
+
+
+def _encoded(name: str, *item_ids: int, attempt: int = 0) -> ImagesEncoded:
+    return ImagesEncoded(id=name, attempt=attempt, item_ids=item_ids)
 
 
 def _ids(batch: ImageBatch | None) -> list[int]:
@@ -52,11 +52,11 @@ def _next(queue: BatchQueue) -> ImageBatch | None:
     return queue.next_batch()
 
 
-def _finish(queue: BatchQueue, outcomes: dict[int, Outcome]) -> list[EngineInbound]:
+def _finish(queue: BatchQueue, outcomes: dict[int, Outcome]) -> list[Answer]:
     """The messages without the times of their stages."""
     messages = queue.finish(outcomes, now_s=0.0)
     return [
-        structs.replace(message, stage_times={}) if isinstance(message, GenerateRequest) else message
+        structs.replace(message, stage_times={}) if isinstance(message, ImagesEncoded) else message
         for message in messages
     ]
 
@@ -90,41 +90,41 @@ def test_a_batch_has_images_of_several_requests_in_order_of_arrival() -> None:
 
 def test_an_image_is_encoded_once_for_all_requests_that_need_it() -> None:
     queue = BatchQueue(8)
-    requests = [_request(f"r{n}", 7, 7) for n in range(32)]
+    names = [f"r{n}" for n in range(32)]
+    requests = [_request(name, 7, 7) for name in names]
     for request in requests[:31]:
         queue.add(request, 0.0)
     assert _ids(_next(queue)) == [7]
     queue.add(requests[31], 0.0)
     assert _next(queue) is None
-    assert _finish(queue, {7: ENCODED}) == requests
+    assert _finish(queue, {7: ENCODED}) == [_encoded(name, 7) for name in names]
     assert len(queue) == 0
 
 
-def test_a_request_is_complete_with_its_last_image() -> None:
+def test_each_image_is_told_as_soon_as_it_is_encoded() -> None:
     queue = BatchQueue(1)
-    request = _request("a", 1, 2)
-    queue.add(request, 0.0)
-    _next(queue)
-    assert _finish(queue, {1: ENCODED}) == []
-    _next(queue)
-    assert _finish(queue, {2: ENCODED}) == [request]
+    queue.add(_request("a", 1, 2), 0.0)
+    assert _ids(_next(queue)) == [1]
+    (first,) = queue.finish({1: ENCODED}, now_s=1.0)
+    assert (first, len(queue)) == (_encoded("a", 1), 1), "without the times of stages that have not ended"
+    assert _ids(_next(queue)) == [2]
+    assert _finish(queue, {2: ENCODED}) == [_encoded("a", 2)]
+    assert len(queue) == 0
 
 
-def test_a_request_without_missing_images_is_forwarded_at_once() -> None:
+def test_a_request_for_no_image_is_answered_at_once() -> None:
     queue = BatchQueue(8)
-    request = _request("a", 1, ready=(1,))
-    assert queue.add(request, 0.0) == [request]
+    assert queue.add(_request("a"), 0.0) == [_encoded("a")]
     assert len(queue) == 0
 
 
 def test_a_failed_image_aborts_only_the_requests_that_need_it() -> None:
     queue = BatchQueue(8)
-    good, bad, both = _request("good", 1), _request("bad", 2), _request("both", 1, 2, 3)
-    for request in (good, bad, both):
+    for request in (_request("good", 1), _request("bad", 2), _request("both", 1, 2, 3)):
         queue.add(request, 0.0)
     assert [_ids(_next(queue)) for _ in range(2)] == [[1, 2], [3]]
     outbound = _finish(queue, {1: ENCODED, 2: Outcome("media_error", "it is broken"), 3: ENCODED})
-    assert outbound[0] == good
+    assert outbound[0] == _encoded("good", 1)
     assert outbound[1:] == [
         AbortRequest(id="bad", reply_to=3, reason="media_error", message="it is broken", media_index=0),
         AbortRequest(id="both", reply_to=3, reason="media_error", message="it is broken", media_index=1),
@@ -143,13 +143,12 @@ def test_images_needed_only_by_a_failed_request_are_not_encoded() -> None:
 
 def test_dropping_a_request_removes_images_that_no_other_request_needs() -> None:
     queue = BatchQueue(8)
-    other = _request("b", 2)
     queue.add(_request("a", 1, 2), 0.0)
-    queue.add(other, 0.0)
+    queue.add(_request("b", 2), 0.0)
     queue.drop("a")
     queue.drop("a")
     assert _ids(_next(queue)) == [2]
-    assert _finish(queue, {2: ENCODED}) == [other]
+    assert _finish(queue, {2: ENCODED}) == [_encoded("b", 2)]
 
 
 def test_a_request_dropped_while_its_image_is_in_flight_is_not_answered() -> None:
@@ -277,8 +276,8 @@ def test_requests_beyond_the_limit_are_refused() -> None:
     (refused,) = queue.add(_request("c", 2), 0.0)
     assert isinstance(refused, AbortRequest)
     assert (refused.id, refused.reason) == ("c", "queue_full")
-    ready = _request("d", 3, ready=(3,))
-    assert queue.add(ready, 0.0) == [ready], "none of its images is missing"
+    assert queue.add(_request("d", 3, number=1), 0.0) == [], "its sequence was accepted before"
+    queue.drop("d")
     assert _ids(_next(queue)) == [1]
 
 
@@ -308,7 +307,17 @@ def test_a_repeated_attempt_is_ignored_and_a_later_one_replaces_it() -> None:
     queue.add(second, 0.0)
     assert queue.add(first, 0.0) == []
     assert _ids(_next(queue)) == [2]
-    assert _finish(queue, {2: ENCODED}) == [second]
+    assert _finish(queue, {2: ENCODED}) == [_encoded("a", 2, attempt=1)]
+
+
+def test_a_further_request_of_the_same_attempt_has_a_permit_of_its_own() -> None:
+    queue = BatchQueue(8)
+    queue.add(_request("a", 1), 0.0)
+    _next(queue)
+    _finish(queue, {1: ENCODED})
+    queue.add(_request("a", 2, number=1), 0.0)
+    (candidate,) = queue.permit_candidates()
+    assert candidate.pending.permit_name == "a/0.1", "the first one may not be released yet"
 
 
 def test_an_abort_names_the_attempt_it_ends() -> None:

@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.messages.request import EngineInbound, GenerateRequest
-from mmserve.visualserver.batch_queue import BatchQueue
+from mmserve.messages.request import ImagesEncoded
+from mmserve.visualserver.batch_queue import Answer, BatchQueue
 from mmserve.visualserver.images import ENCODED, item_ids
 from mmserve.visualserver.pending_request import PendingRequest, PermitCandidate
 from tests.unit.visualserver.test_batch_queue import PIXELS_NBYTES, _grant_all, _ids, _request
@@ -71,6 +71,9 @@ class RandomPipeline:
         self.decoding: list[tuple[int, ...]] = []
         self.encoding: list[tuple[int, ...]] = []
         self.num_requests = 0
+        self.num_images: dict[str, int] = {}
+        self.told: dict[str, int] = {}
+        """Request id -> images of it that were reported as encoded."""
 
     @property
     def in_flight(self) -> set[int]:
@@ -80,6 +83,7 @@ class RandomPipeline:
         name, items = f"r{self.num_requests}", self.random.sample(range(6), self.random.randint(1, 3))
         self.num_requests += 1
         self.missing[name] = set(items)
+        self.num_images[name] = len(items)
         assert self.queue.add(_request(name, *items), 0.0) == []
 
     def drop(self) -> None:
@@ -132,11 +136,13 @@ class RandomPipeline:
                 items.difference_update(encoded)
             self._complete(self.queue.finish(dict.fromkeys(encoded, ENCODED), 0.0))
 
-    def _complete(self, sent: list[EngineInbound]) -> None:
-        assert {message.id for message in sent} == {name for name, items in self.missing.items() if not items}
-        for message in sent:
-            assert isinstance(message, GenerateRequest)
-            self._forget(message.id)
+    def _complete(self, answers: list[Answer]) -> None:
+        for message in answers:
+            assert isinstance(message, ImagesEncoded)
+            self.told[message.id] = self.told.get(message.id, 0) + len(message.item_ids)
+        for name in [name for name, items in self.missing.items() if not items]:
+            assert self.told[name] == self.num_images[name], "each image is told once"
+            self._forget(name)
 
     def _cover(self, pending: PendingRequest) -> None:
         if self.queue.is_pending(pending):

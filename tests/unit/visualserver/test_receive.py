@@ -8,18 +8,20 @@ from typing import Any
 
 import pytest
 
-from mmserve.messages.request import AbortRequest, EngineInbound, WorkerDied
+from mmserve.messages.request import AbortRequest, EncodeRequest, VisualInbound, WorkerDied
 from mmserve.visualserver.run import _receive
-from tests.unit.router.builders import abort, request
+from tests.unit.router.builders import abort
 
-ABORT = abort("aborted", attempt=2)
+
+def _request(name: str, attempt: int = 0) -> EncodeRequest:
+    return EncodeRequest(id=name, reply_to=0, spans=(), arrival_s=0.0, attempt=attempt)
 
 
 @pytest.mark.parametrize(
     ("failing", "answers"),
     [
         (
-            request("r", [1], attempt=3),
+            _request("r", attempt=3),
             [
                 AbortRequest(
                     id="r",
@@ -30,22 +32,22 @@ ABORT = abort("aborted", attempt=2)
                 )
             ],
         ),
-        (ABORT, [ABORT]),
+        (abort("aborted", attempt=2), []),
         (WorkerDied(worker=0, died_s=1.0), []),
     ],
 )
-def test_a_message_that_fails_is_answered(failing: EngineInbound, answers: list[EngineInbound]) -> None:
-    received: list[EngineInbound] = []
-    emitted: list[EngineInbound] = []
-    after = request("after", [1])
+def test_a_message_that_fails_is_answered(failing: VisualInbound, answers: list[AbortRequest]) -> None:
+    received: list[VisualInbound] = []
+    emitted: list[Any] = []
+    after = _request("after")
 
     class Pipeline:
-        def receive(self, message: EngineInbound) -> None:
+        def receive(self, message: VisualInbound) -> None:
             if message is failing:
                 raise RuntimeError("a bug")
             received.append(message)
 
-    async def inbox() -> AsyncIterator[EngineInbound]:
+    async def inbox() -> AsyncIterator[VisualInbound]:
         yield failing
         yield after
 

@@ -11,40 +11,35 @@ import msgspec
 import pytest
 
 from mmserve.httpserver.engine.dispatcher import MAX_RESENDS, Dispatcher
-from mmserve.httpserver.engine.links import Destination
 from mmserve.httpserver.engine.live_sequence import MediaLost
 from mmserve.messages.logprobs import row_nbytes
 from mmserve.messages.media import Handle, MediaSpan
 from mmserve.messages.reply import ServerPhase, TokenReply
-from mmserve.messages.request import AbortRequest, GenerateRequest
+from mmserve.messages.request import AbortRequest, GenerateRequest, RequestMessage
 from mmserve.messages.sampling import SamplingParams
 from mmserve.metrics.client import MetricsClient
 from tests.fakes.samples import Samples
 
-Sent = tuple[Destination, GenerateRequest | AbortRequest]
 
-
-class RecordingLinks:
-    """Visual server ``item_id`` of the first image that is to be encoded."""
-
+class RecordingLink:
     def __init__(self) -> None:
-        self.sent: list[Sent] = []
+        self.sent: list[RequestMessage] = []
 
-    def choose(self, request: GenerateRequest) -> Destination:
-        return next((span.item_id for span in request.spans if span.data is not None), None)
-
-    def send(self, destination: Destination, message: GenerateRequest | AbortRequest) -> None:
-        self.sent.append((destination, message))
+    def send(self, message: RequestMessage) -> None:
+        self.sent.append(message)
 
 
-def request(id: str = "r", *, image: bool = False, visual: int = 0) -> GenerateRequest:
+def request(id: str = "r", *, image: bool = False, num_images: int = 1) -> GenerateRequest:
     handle = Handle(1, 0, 8)
-    span = MediaSpan(start=0, num_tokens=1, item_id=visual, data=handle, embed=handle, media_index=0)
+    spans = tuple(
+        MediaSpan(start=index, num_tokens=1, item_id=10 + index, data=handle, embed=handle, media_index=index)
+        for index in range(num_images)
+    )
     return GenerateRequest(
         id=id,
         reply_to=0,
         prompt_ids=b"",
-        spans=(span,) if image else (),
+        spans=spans if image else (),
         sampling=SamplingParams(max_tokens=9),
         arrival_s=0.0,
     )
@@ -58,11 +53,11 @@ def epochs(name: str, value: int) -> dict[str, Any]:
     return {name: (value,) if name == "visual_epochs" else value}
 
 
-def make(abort_timeout_s: float = 30.0) -> tuple[Dispatcher, RecordingLinks]:
-    links = RecordingLinks()
-    dispatcher = Dispatcher(0, links, cast(MetricsClient, Samples()), abort_timeout_s=abort_timeout_s)
+def make(abort_timeout_s: float = 30.0) -> tuple[Dispatcher, RecordingLink]:
+    link = RecordingLink()
+    dispatcher = Dispatcher(0, link, cast(MetricsClient, Samples()), abort_timeout_s=abort_timeout_s)
     dispatcher.on_phase(phase())
-    return dispatcher, links
+    return dispatcher, link
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -78,21 +73,21 @@ def tokens(*ids: int) -> bytes:
 
 def test_replies_arrive_in_order_and_end_with_the_terminal_one() -> None:
     async def test() -> None:
-        dispatcher, links = make()
+        dispatcher, link = make()
         async with dispatcher.submit(request()) as replies:
             dispatcher.deliver(TokenReply(id="other", token_ids=(9,), finish="stop"))
             dispatcher.deliver(TokenReply(id="r", token_ids=(1,)))
             dispatcher.deliver(TokenReply(id="r", token_ids=(2,), finish="stop"))
             assert [reply.token_ids async for reply in replies] == [(1,), (2,)]
-        assert [type(message) for _, message in links.sent] == [GenerateRequest]
+        assert [type(message) for message in link.sent] == [GenerateRequest]
         assert dispatcher.num_live == 0
 
     run(test)
 
 
-def test_leaving_early_aborts_at_the_same_destination_and_waits_for_the_terminal_reply() -> None:
+def test_leaving_early_aborts_and_waits_for_the_terminal_reply() -> None:
     async def test() -> None:
-        dispatcher, links = make()
+        dispatcher, link = make()
 
         async def leave() -> None:
             async with dispatcher.submit(request(image=True)):
@@ -101,7 +96,7 @@ def test_leaving_early_aborts_at_the_same_destination_and_waits_for_the_terminal
         leaving = asyncio.create_task(leave())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert links.sent[-1] == (0, AbortRequest(id="r", reply_to=0))
+        assert link.sent[-1] == AbortRequest(id="r", reply_to=0)
         leaving.cancel()
         await asyncio.sleep(0)
         leaving.cancel()
@@ -126,13 +121,14 @@ def test_the_wait_for_a_dead_engine_is_bounded() -> None:
 
 def test_after_an_engine_restart_every_live_request_is_sent_again_with_its_output() -> None:
     async def test() -> None:
-        dispatcher, links = make()
+        dispatcher, link = make()
         async with dispatcher.submit(request(image=True)) as replies:
             dispatcher.deliver(TokenReply(id="r", token_ids=(1, 2)))
             dispatcher.on_phase(phase(engine_epoch=1))
-            destination, again = links.sent[-1]
+            again = link.sent[-1]
             assert isinstance(again, GenerateRequest)
-            assert (destination, again.attempt, again.output_ids) == (None, 1, tokens(1, 2)), "its image is encoded"
+            assert (again.attempt, again.output_ids) == (1, tokens(1, 2))
+            assert [span.data for span in again.spans] == [None], "its image is encoded"
             dispatcher.deliver(TokenReply(id="r", token_ids=(3,), finish="stop"))
             dispatcher.deliver(TokenReply(id="r", attempt=1, token_ids=(3,), finish="stop"))
             assert [reply.token_ids async for reply in replies] == [(1, 2), (3,)]
@@ -142,13 +138,13 @@ def test_after_an_engine_restart_every_live_request_is_sent_again_with_its_outpu
 
 def test_prompt_logprobs_that_have_come_are_not_asked_for_again() -> None:
     async def test() -> None:
-        dispatcher, links = make()
+        dispatcher, link = make()
         sent = request()
         sent = msgspec.structs.replace(sent, sampling=msgspec.structs.replace(sent.sampling, prompt_logprobs=2))
         async with dispatcher.submit(sent) as replies:
             dispatcher.deliver(TokenReply(id="r", prompt_logprobs=bytes(2 * row_nbytes(2))))
             dispatcher.on_phase(phase(engine_epoch=1))
-            assert (links.sent[-1][1].attempt, links.sent[-1][1].num_prompt_logprobs) == (1, 2)
+            assert (link.sent[-1].attempt, link.sent[-1].num_prompt_logprobs) == (1, 2)
             dispatcher.deliver(TokenReply(id="r", attempt=1, prompt_logprobs=bytes(row_nbytes(2))))
             dispatcher.deliver(TokenReply(id="r", attempt=1, finish="media_lost"))
             assert len((await anext(replies)).prompt_logprobs) == 2 * row_nbytes(2)
@@ -162,42 +158,58 @@ def test_prompt_logprobs_that_have_come_are_not_asked_for_again() -> None:
 
 def test_after_a_visual_server_restart_only_its_unanswered_requests_are_sent_again() -> None:
     async def test() -> None:
-        dispatcher, links = make()
+        dispatcher, link = make()
         async with (
             dispatcher.submit(request("waits", image=True)),
             dispatcher.submit(request("has a token", image=True)),
             dispatcher.submit(request("text")),
         ):
             dispatcher.deliver(TokenReply(id="has a token", token_ids=(1,)))
-            before = len(links.sent)
+            before = len(link.sent)
             dispatcher.on_phase(phase(visual_epochs=(1,)))
-            sent = [(destination, message.id, message.attempt) for destination, message in links.sent[before:]]
-            assert sent == [(0, "waits", 1)]
+            assert [(message.id, message.attempt) for message in link.sent[before:]] == [("waits", 1)]
             for id, attempt in (("waits", 1), ("has a token", 0), ("text", 0)):
                 dispatcher.deliver(TokenReply(id=id, attempt=attempt, finish="stop"))
 
     run(test)
 
 
-def test_a_restart_of_one_visual_server_leaves_the_requests_of_another_alone() -> None:
+def test_an_image_that_was_not_encoded_is_so_in_the_next_attempt() -> None:
     async def test() -> None:
-        dispatcher, links = make()
-        async with (
-            dispatcher.submit(request("at 0", image=True, visual=0)),
-            dispatcher.submit(request("at 1", image=True, visual=1)),
-        ):
-            before = len(links.sent)
-            dispatcher.on_phase(phase(visual_epochs=(0, 1)))
-            assert [(to, message.id, message.attempt) for to, message in links.sent[before:]] == [(1, "at 1", 1)]
-            for id, attempt in (("at 0", 0), ("at 1", 1)):
-                dispatcher.deliver(TokenReply(id=id, attempt=attempt, finish="stop"))
+        dispatcher, link = make()
+        async with dispatcher.submit(request(image=True, num_images=2)):
+            dispatcher.deliver(TokenReply(id="r", token_ids=(1,), not_encoded=(11,)))
+            dispatcher.deliver(TokenReply(id="r", token_ids=(2,)))
+            dispatcher.on_phase(phase(visual_epochs=(1,)))
+            again = link.sent[-1]
+            assert isinstance(again, GenerateRequest)
+            assert (again.attempt, again.output_ids) == (1, tokens(1, 2)), "it may be waiting for the image"
+            assert [span.data is None for span in again.spans] == [True, False]
+            dispatcher.deliver(TokenReply(id="r", attempt=1, token_ids=(3,)))
+            dispatcher.on_phase(phase(visual_epochs=(2,)))
+            assert link.sent[-1] is again, "the last attempt has had it encoded"
+            dispatcher.deliver(TokenReply(id="r", attempt=1, finish="stop"))
+
+    run(test)
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_prompt_logprobs_do_not_mean_that_the_images_are_encoded(answered: bool) -> None:
+    async def test() -> None:
+        dispatcher, link = make()
+        async with dispatcher.submit(request(image=True)):
+            reply = TokenReply(id="r", token_ids=(1,)) if answered else TokenReply(id="r", prompt_logprobs=bytes(8))
+            dispatcher.deliver(reply)
+            dispatcher.on_phase(phase(visual_epochs=(1,)))
+            assert [message.attempt for message in link.sent] == ([0] if answered else [0, 1])
+            dispatcher.deliver(TokenReply(id="r", attempt=link.sent[-1].attempt, finish="stop"))
 
     run(test)
 
 
 def test_lost_media_is_raised_with_the_output_so_far() -> None:
     async def test() -> None:
-        dispatcher, links = make()
+        dispatcher, link = make()
         async with dispatcher.submit(request(image=True)) as replies:
             dispatcher.deliver(TokenReply(id="r", token_ids=(5,)))
             dispatcher.deliver(TokenReply(id="r", finish="media_lost"))
@@ -205,14 +217,14 @@ def test_lost_media_is_raised_with_the_output_so_far() -> None:
             with pytest.raises(MediaLost) as lost:
                 await anext(replies)
         assert (lost.value.next_attempt, lost.value.output_ids) == (1, tokens(5))
-        assert len(links.sent) == 1
+        assert len(link.sent) == 1
 
     run(test)
 
 
 def test_a_cache_server_restart_loses_the_media_of_unanswered_requests() -> None:
     async def test() -> None:
-        dispatcher, links = make()
+        dispatcher, link = make()
 
         async def first_reply() -> None:
             async with dispatcher.submit(request(image=True)) as replies:
@@ -224,7 +236,7 @@ def test_a_cache_server_restart_loses_the_media_of_unanswered_requests() -> None
             dispatcher.on_phase(phase(cache_epoch=1))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            assert isinstance(links.sent[-1][1], AbortRequest)
+            assert isinstance(link.sent[-1], AbortRequest)
             dispatcher.deliver(TokenReply(id="r", finish="abort"))
             with pytest.raises(MediaLost):
                 await waiting
@@ -236,7 +248,7 @@ def test_a_cache_server_restart_loses_the_media_of_unanswered_requests() -> None
 @pytest.mark.parametrize(("epoch", "ends"), [("engine_epoch", True), ("visual_epochs", False)])
 def test_an_abort_survives_restarts(epoch: str, ends: bool) -> None:
     async def test() -> None:
-        dispatcher, links = make()
+        dispatcher, link = make()
 
         async def leave() -> None:
             async with dispatcher.submit(request(image=True)):
@@ -247,7 +259,7 @@ def test_an_abort_survives_restarts(epoch: str, ends: bool) -> None:
         await asyncio.sleep(0)
         dispatcher.on_phase(phase(**epochs(epoch, 1)))
         if not ends:
-            assert links.sent[-1] == (None, AbortRequest(id="r", reply_to=0))
+            assert link.sent[-1] == AbortRequest(id="r", reply_to=0), "the router has it"
             dispatcher.deliver(TokenReply(id="r", finish="abort"))
         await leaving
 
@@ -256,22 +268,22 @@ def test_an_abort_survives_restarts(epoch: str, ends: bool) -> None:
 
 def test_a_sequence_of_an_earlier_process_is_aborted() -> None:
     async def test() -> None:
-        dispatcher, links = make()
+        dispatcher, link = make()
         dispatcher.deliver(TokenReply(id="old", attempt=2, token_ids=(7,)))
         dispatcher.deliver(TokenReply(id="older", token_ids=(7,), finish="length"))
-        assert links.sent == [(None, AbortRequest(id="old", reply_to=0, attempt=2))]
+        assert link.sent == [AbortRequest(id="old", reply_to=0, attempt=2)]
 
     run(test)
 
 
-class FullLinks(RecordingLinks):
-    def send(self, destination: Destination, message: GenerateRequest | AbortRequest) -> None:
+class FullLink(RecordingLink):
+    def send(self, message: RequestMessage) -> None:
         raise OverflowError("a number too large for a message")
 
 
 def test_a_request_that_cannot_be_sent_is_not_live() -> None:
     async def test() -> None:
-        dispatcher = Dispatcher(0, FullLinks(), cast(MetricsClient, Samples()))
+        dispatcher = Dispatcher(0, FullLink(), cast(MetricsClient, Samples()))
         with pytest.raises(OverflowError):
             async with dispatcher.submit(request()):
                 pass
@@ -283,15 +295,15 @@ def test_a_request_that_cannot_be_sent_is_not_live() -> None:
 @pytest.mark.parametrize("image", [False, True])
 def test_a_request_is_failed_after_too_many_restarts_without_a_token(image: bool) -> None:
     async def test() -> None:
-        dispatcher, links = make()
+        dispatcher, link = make()
         async with dispatcher.submit(request(image=image)) as replies:
             for restart in range(1, 10):
                 dispatcher.on_phase(phase(engine_epoch=restart))
             last = [reply async for reply in replies][-1]
         assert (last.finish, last.attempt) == ("error", MAX_RESENDS)
         assert "started again" in last.message
-        sent = [type(message) for _, message in links.sent]
-        assert sent == [GenerateRequest] * (1 + MAX_RESENDS) + [AbortRequest] * (1 + image)
+        sent = [type(message) for message in link.sent]
+        assert sent == [GenerateRequest] * (1 + MAX_RESENDS) + [AbortRequest]
         assert dispatcher.num_live == 0
 
     run(test)
@@ -299,15 +311,13 @@ def test_a_request_is_failed_after_too_many_restarts_without_a_token(image: bool
 
 def test_deaths_count_for_requests_that_were_computed_alone() -> None:
     async def test() -> None:
-        dispatcher, links = make()
+        dispatcher, link = make()
         async with dispatcher.submit(request("computed")) as computed, dispatcher.submit(request("waits")) as waits:
             dispatcher.on_phase(phase(engine_epoch=1))
             for attempt in (1, 2):
                 dispatcher.deliver(TokenReply(id="computed", attempt=attempt))
                 dispatcher.on_phase(phase(engine_epoch=1 + attempt))
-            deaths = {
-                message.id: message.num_deaths for _, message in links.sent if isinstance(message, GenerateRequest)
-            }
+            deaths = {message.id: message.num_deaths for message in link.sent if isinstance(message, GenerateRequest)}
             assert deaths == {"computed": 2, "waits": 1}
             assert [reply.finish async for reply in computed] == ["error"], "the third death"
             dispatcher.deliver(TokenReply(id="waits", attempt=3, token_ids=(1,), finish="stop"))
@@ -318,12 +328,12 @@ def test_deaths_count_for_requests_that_were_computed_alone() -> None:
 
 def test_a_lost_reply_is_made_again() -> None:
     async def test() -> None:
-        dispatcher, links = make()
+        dispatcher, link = make()
         async with dispatcher.submit(request()) as replies:
             dispatcher.deliver(TokenReply(id="r", token_ids=(1,)))
             dispatcher.lose(TokenReply(id="r", token_ids=(2,)))
             dispatcher.lose(TokenReply(id="r", token_ids=(3,)))
-            _, (_, again) = links.sent
+            _, again = link.sent
             assert isinstance(again, GenerateRequest)
             assert (again.attempt, again.output_ids, again.num_deaths) == (1, tokens(1), 0)
             dispatcher.deliver(TokenReply(id="r", token_ids=(3,)))
@@ -335,7 +345,7 @@ def test_a_lost_reply_is_made_again() -> None:
 
 def test_a_lost_reply_that_ends_an_abort_ends_it() -> None:
     async def test() -> None:
-        dispatcher, links = make()
+        dispatcher, link = make()
 
         async def leave() -> None:
             async with dispatcher.submit(request()):
@@ -347,23 +357,23 @@ def test_a_lost_reply_that_ends_an_abort_ends_it() -> None:
         dispatcher.lose(TokenReply(id="r", token_ids=(2,)))
         dispatcher.lose(TokenReply(id="r", finish="abort"))
         await leaving
-        assert [type(message) for _, message in links.sent] == [GenerateRequest, AbortRequest]
+        assert [type(message) for message in link.sent] == [GenerateRequest, AbortRequest]
 
     run(test)
 
 
 def test_a_request_that_cannot_be_sent_again_takes_no_other_along() -> None:
     async def test() -> None:
-        dispatcher, links = make()
-        send = links.send
+        dispatcher, link = make()
+        send = link.send
 
-        def fail_for_one(destination: Destination, message: GenerateRequest | AbortRequest) -> None:
+        def fail_for_one(message: RequestMessage) -> None:
             if message.id == "unlucky":
                 raise MemoryError
-            send(destination, message)
+            send(message)
 
         async with dispatcher.submit(request("unlucky")) as unlucky, dispatcher.submit(request("other")) as other:
-            links.send = fail_for_one  # type: ignore[method-assign]
+            link.send = fail_for_one  # type: ignore[method-assign]
             dispatcher.on_phase(phase(engine_epoch=1))
             assert [reply.finish async for reply in unlucky] == ["error"]
             dispatcher.deliver(TokenReply(id="other", attempt=1, token_ids=(1,), finish="stop"))
@@ -376,11 +386,11 @@ def test_a_request_outlives_any_number_of_deaths_of_its_visual_server() -> None:
     """The visual server refuses the image that kills it; the requests that wait beside it are not to blame."""
 
     async def test() -> None:
-        dispatcher, links = make()
+        dispatcher, link = make()
         async with dispatcher.submit(request(image=True)) as replies:
             for restart in range(1, 10):
                 dispatcher.on_phase(phase(visual_epochs=(restart,)))
-            assert [message.attempt for _, message in links.sent] == [*range(10)]
+            assert [message.attempt for message in link.sent] == [*range(10)]
             dispatcher.deliver(TokenReply(id="r", attempt=9, finish="stop"))
             assert [reply.finish async for reply in replies] == ["stop"]
 

@@ -31,7 +31,6 @@ from mmserve.httpserver.call import (
 )
 from mmserve.httpserver.conversation import MediaPart, Message, PromptInput, TextPart
 from mmserve.httpserver.engine.dispatcher import Dispatcher
-from mmserve.httpserver.engine.links import Destination
 from mmserve.httpserver.grammars import GrammarChecks
 from mmserve.httpserver.limits.admission import AdmissionControl
 from mmserve.httpserver.limits.reservations import Reservations
@@ -80,10 +79,7 @@ class Engine:
         self.dispatcher.on_phase(READY)
         self.submitted = asyncio.Event()
 
-    def choose(self, request: GenerateRequest) -> Destination:
-        return None
-
-    def send(self, destination: Destination, message: GenerateRequest | AbortRequest) -> None:
+    def send(self, message: GenerateRequest | AbortRequest) -> None:
         self._reply(message, "abort" if isinstance(message, AbortRequest) else self._next_finish())
         self.submitted.set()
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.logprobs import row_nbytes
@@ -17,14 +18,30 @@ from mmserve.messages.sampling import SamplingParams
 from tests.fakes.rank import generate_alone, prompt_alone
 from tests.unit.router.builders import Engine, abort, ids, request, span
 
+
+def virtual(item_id: int, num_tokens: int) -> range:
+    """Token ids of an image."""
+    return range(FIRST_VIRTUAL_TOKEN + 100 * item_id, FIRST_VIRTUAL_TOKEN + 100 * item_id + num_tokens)
+
+
 _NUM_IDS = 12
 _PREFIXES = [
     list(range(100, 148)),
     [*range(100, 132), *range(200, 217)],
     [*range(100, 110), *range(FIRST_VIRTUAL_TOKEN, FIRST_VIRTUAL_TOKEN + 30)],
     [],
+    [*range(300, 320), *virtual(2, 30), *range(400, 405), *virtual(3, 20)],
+    [*virtual(2, 30), *virtual(4, 12), *virtual(3, 20)],
+    [*range(300, 318), *virtual(5, 1)],
 ]
 _IMAGE_PREFIX, _IMAGE_START, _IMAGE_TOKENS = 2, 10, 30
+_SPANS = {
+    _IMAGE_PREFIX: (span(_IMAGE_START, _IMAGE_TOKENS, 1),),
+    4: (span(20, 30, 2, encoded=False), span(55, 20, 3, encoded=False)),
+    5: (span(0, 30, 2, encoded=False), span(30, 12, 4, encoded=False), span(42, 20, 3, encoded=False)),
+    6: (span(18, 1, 5, encoded=False),),
+}
+"""Prefix -> its images."""
 
 prompts = st.tuples(st.integers(0, len(_PREFIXES) - 1), st.integers(0, 40), st.integers(0, 2))
 requests = st.tuples(
@@ -58,6 +75,9 @@ others = st.sampled_from(
         ("restart",),
     ]
 )
+encoders = st.sampled_from(
+    [("encode",), ("encode",), ("encode",), ("fail_to_encode",), ("restart_encoders",), ("forget_images",)]
+)
 bursts = st.tuples(
     st.just("burst"),
     st.integers(0, len(_PREFIXES) - 1),
@@ -66,7 +86,10 @@ bursts = st.tuples(
 steps_with_aborts = st.tuples(st.just("run_step"), st.lists(aborts, min_size=1, max_size=3))
 resends = st.tuples(st.just("resend"), st.integers(0, _NUM_IDS - 1))
 repeats = st.tuples(st.just("repeat"), st.integers(0, _NUM_IDS - 1))
-events = st.lists(st.one_of(requests, bursts, aborts, steps_with_aborts, resends, repeats, others, others), max_size=60)
+events = st.lists(
+    st.one_of(requests, bursts, aborts, steps_with_aborts, resends, repeats, others, others, encoders),
+    max_size=60,
+)
 engines = st.builds(
     dict,
     num_blocks=st.integers(4, 16),
@@ -111,7 +134,7 @@ class Traffic:
             return
         kind, length, fill = prompt
         tokens = [*_PREFIXES[kind], *[fill] * length]
-        spans = (span(_IMAGE_START, _IMAGE_TOKENS, 1),) if kind == _IMAGE_PREFIX else ()
+        spans = _SPANS.get(kind, ())
         self.send(
             request(
                 name,
@@ -128,6 +151,31 @@ class Traffic:
                 cache_salt=cache_salt,
             )
         )
+
+    def encode(self) -> None:
+        """A visual server encodes one image."""
+        if self.engine.encoders.requests:
+            self.engine.encode_next()
+
+    def fail_to_encode(self) -> None:
+        """The image that is next is broken for the request that waits longest."""
+        if requests := self.engine.encoders.requests:
+            failed = requests.pop(next(iter(requests)))
+            self.engine.scheduler.receive(abort(failed.id, attempt=failed.attempt, reason="media_error"))
+
+    def restart_encoders(self) -> None:
+        """All visual servers lose their requests; HTTP workers send them again."""
+        lost = list(self.engine.encoders.requests)
+        self.engine.encoders.requests.clear()
+        for name in lost:
+            self.resend(int(name))
+
+    def forget_images(self) -> None:
+        """Requests that come later find their images neither in the arena nor, some day, in the prefix cache."""
+        waiting = {each.item_id for asked in self.engine.encoders.requests.values() for each in asked.spans}
+        sequences = self.engine.scheduler._requests._live.values()
+        needed = {each.item_id for sequence in sequences for each in sequence.request.spans}
+        self.engine.encoders.encoded &= waiting | needed
 
     def burst(self, kind: int, members: list[tuple[int, int, int]]) -> None:
         """Several requests with the same prefix at once; one of the seeds may be broken."""
@@ -171,6 +219,7 @@ class Traffic:
         """Restarts router and ranks; all live requests are sent again."""
         old_engine, self.engine = self.engine, Engine(**self.options)
         self.engine.replies = old_engine.replies
+        self.engine.encoders.encoded = old_engine.encoders.encoded
         for old in list(self.sent.values()):
             if old_engine.finish(old.id, old.attempt) is None:
                 self.replaced.add((old.id, old.attempt))
@@ -224,6 +273,7 @@ class Traffic:
     def apply(self, event: tuple) -> None:
         action: Callable[..., None] = getattr(self, event[0])
         action(*event[1:])
+        self.engine.encoders.receive(self.engine.scheduler.take_encoder_messages())
         self.engine.take_replies()
         self.engine.check_memory()
 
@@ -255,8 +305,10 @@ def test_random_traffic(
     for event in traffic:
         clients.apply(event)
     engine = clients.engine
-    engine.run(max_steps=4000)
+    engine.run_and_encode(max_steps=4000)
     engine.check_memory()
+    assert not engine.scheduler._waiting._awaiting_images
+    assert not engine.scheduler._images._unanswered
     assert engine.scheduler.kv.num_used == 0
     assert not engine.rank.num_used_slots
     for name, attempt in clients.asked:
@@ -293,7 +345,8 @@ def test_all_requests_finish_in_bounded_steps(depth: int, options: dict[str, int
     bound = 10
     for number, ((kind, length, fill), max_tokens, seed) in enumerate(jobs):
         prompt = [*_PREFIXES[kind], *[fill] * length, 7]
-        message = request(str(number), prompt, max_tokens=max_tokens, seed=seed, stop_ids=(99,))
+        spans = tuple(structs.replace(each, data=None) for each in _SPANS.get(kind, ()))
+        message = request(str(number), prompt, max_tokens=max_tokens, seed=seed, stop_ids=(99,), spans=spans)
         engine.scheduler.receive(message)
         bound += len(prompt) // options["max_num_batched_tokens"] + max_tokens + 2
     # Preemption costs no more than computing the requests one after the other.

@@ -36,6 +36,12 @@ def test_before_the_first_prompt_steps_are_full() -> None:
     assert StepTimeModel(0.1).chunk_budget(4, 2044) == 2044
 
 
+def test_tokens_worth_a_step_take_twice_as_long_as_decoding_and_5_ms() -> None:
+    assert StepTimeModel(0.0).own_step_tokens == 0.0
+    assert abs(_trained(0.0, 0.03, 0.002).own_step_tokens - 30) <= 1
+    assert abs(_trained(0.0, 0.001, 0.0001).own_step_tokens - 50) <= 2
+
+
 def test_a_chunk_fills_the_time_that_decoding_leaves() -> None:
     assert abs(_trained(0.1, 0.01, 0.002).chunk_budget(2, 2046) - 45) <= 1
     assert _trained(0.1, 0.01, 0.002).chunk_budget(2, 18) == 18

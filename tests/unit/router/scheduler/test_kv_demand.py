@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.router.kv_cache.manager import BlockTable, KvCacheManager, PrefixMatch
-from mmserve.router.scheduler.admission import KvDemandEstimator, OutputLengths, PeakKvEstimate
+from mmserve.router.scheduler.kv_demand import KvDemandEstimator, OutputLengths, PeakKvEstimate
 from mmserve.router.scheduler.sequence import Sequence
 from tests.unit.router.builders import request
 

@@ -8,8 +8,8 @@ import pytest
 
 from mmserve.cache_server.entries import Lease
 from mmserve.cache_server.table import MediaTable
-from mmserve.httpserver.engine.links import encoder_for
 from mmserve.messages.cache import AllocItem
+from mmserve.router.encoder_links import encoder_for
 from tests.fakes.marks import NoMarks
 
 
