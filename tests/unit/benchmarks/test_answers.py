@@ -78,7 +78,7 @@ def test_a_busy_thread_shows_and_the_sum_is_the_last_row() -> None:
 
 
 def test_an_idle_server_is_compared_with_its_limits() -> None:
-    for cpu_percent, pss_mib, met in ((0.5, 1500.0, ["yes", "yes"]), (1.5, 2300.0, ["no", "no"])):
+    for cpu_percent, pss_mib, met in ((0.5, 800.0, ["yes", "yes"]), (1.5, 950.0, ["no", "no"])):
         rows = [{"process": "all", "cpu_percent": cpu_percent, "pss_mib": pss_mib}]
         assert [row["met"] for row in idle.check_limits(rows)] == met
 
