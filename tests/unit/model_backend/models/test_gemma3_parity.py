@@ -22,7 +22,7 @@ from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.vision.interface import Tower
 from tests.fakes.checkpoints import in_shards
 from tests.fakes.embeddings import prompt_with_images, put_rows, tiles
-from tests.fakes.engine import Driver, Engine, Running, make_runner
+from tests.fakes.engine import GREEDY, Driver, Engine, Running, make_runner
 from tests.fakes.ranks_in_threads import RanksInThreads
 from tests.fakes.vision_checkpoints import IMAGE, make_vision
 
@@ -126,24 +126,29 @@ def test_sharded_checkpoint(model: Model, expected: list[list[int]], tmp_path: P
 
 
 def test_prefix_hits_inside_a_picture_and_preemption(model: Model, expected: list[list[int]]) -> None:
+    """The log-probabilities show rows and masks of the rest of a picture that are too little wrong for other tokens."""
     driver = Driver(make_runner(model.directory, model.arena), whole_images=True)
-    first = model.add(driver, 0, PROMPTS[3])
+    sampling = replace(GREEDY, logprobs=5)
+    first, short = (model.add(driver, slot, PROMPTS[prompt], sampling=sampling) for slot, prompt in ((0, 3), (5, 2)))
     while len(first.output) < 5:
         driver.step()
     blocks = first.blocks
     hits = [
-        model.add(driver, 1, PROMPTS[3], copied=(blocks[0], 9)),
-        model.add(driver, 2, PROMPTS[3], shared=(blocks[0],), copied=(blocks[1], 1)),
-        model.add(driver, 3, PROMPTS[3], shared=tuple(blocks[:2]), copied=(blocks[2], 12)),
+        model.add(driver, 1, PROMPTS[3], sampling=sampling, copied=(blocks[0], 9)),
+        model.add(driver, 2, PROMPTS[3], sampling=sampling, shared=(blocks[0],), copied=(blocks[1], 1)),
+        model.add(driver, 3, PROMPTS[3], sampling=sampling, shared=tuple(blocks[:2]), copied=(blocks[2], 12)),
+        model.add(driver, 6, PROMPTS[2], sampling=sampling, copied=(short.blocks[0], 9)),
     ]
-    starts, pictures = [sequence.computed for sequence in hits], first.spans
-    assert all(any(each.start < start < each.start + ROWS for each in pictures) for start in starts)
+    assert all(any(span.start < hit.computed < span.start + ROWS for span in hit.spans) for hit in hits)
     driver.step()
     driver.drop(first)
     driver.step()
     resumed = driver.add(4, first.tokens, num_prompt=first.num_prompt, spans=first.spans)
     driver.run(NUM_TOKENS)
-    assert [sequence.output[:NUM_TOKENS] for sequence in (*hits, resumed)] == [expected[3]] * 4
+    found = [sequence.output[:NUM_TOKENS] for sequence in (*hits, resumed)]
+    assert found == [expected[3]] * 3 + [expected[2], expected[3]]
+    for hit, whole in zip(hits, (first, first, first, short), strict=True):
+        torch.testing.assert_close(torch.tensor(hit.logprobs[:5]), torch.tensor(whole.logprobs[:5]), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("change", [{"whole_images": False}, {"window": None}, {"window": WINDOW + 1}], ids=str)
