@@ -187,7 +187,7 @@ FAMILIES = {
     ),
     "qwen3": _family("qwen3 and not moe", NORM_AFTER_ROTATION, KEYS_WITH_THE_QUERY_NORM),
     "qwen3_moe": _family(
-        "qwen3_moe or (qwen3 and moe)",
+        "qwen3_moe or (qwen3 and moe) or experts",
         Mutation(
             "norm_topk_prob is not read",
             "checkpoint/families/qwen3_moe.py",
@@ -198,6 +198,7 @@ FAMILIES = {
         UNSORTED_WEIGHTS,
         GATE_AFTER_UP,
         NORM_AFTER_ROTATION,
+        more_tests=("model_backend/loader/test_stored_parts.py",),
     ),
     "smollm3": _family(
         "smollm3",
