@@ -4,8 +4,9 @@
         [--serve-args "..."]
 
 Two servers, with and without, get the same requests alternately, so a drift of the machine's speed affects both alike.
-A prompt of the first loads is a text and its beginning again, which a language model goes on copying: prose, JSON,
-code. A story is sampled, once greedily, so that it soon repeats itself, and once at temperature 1, so that it does not.
+A prompt of the first loads is a text, the same text again and its beginning, which a language model goes on copying:
+prose, JSON, code. ``copied %`` tells how much of the answers is the text to the letter, up to the first difference.
+A story is sampled, once greedily, so that it soon repeats itself, and once at temperature 1, so that it does not.
 Each client has a text of its own. Their answers must be equal on both servers, as they are with our own kernels; the
 first that differ end the program. A time is that of all clients' requests together, whose prompts are in the prefix
 cache; the factor is the median of the rounds' ratios, after one round that does not count.
@@ -31,39 +32,44 @@ import openai
 from benchmarks.load.report import Row, table, write_json
 from benchmarks.load.server import Target, serve
 
-_TEXT_CHARACTERS, _BEGINNING_CHARACTERS = 900, 120
+_TEXT_CHARACTERS, _BEGINNING_CHARACTERS = 1400, 120
 _OPTIONS = ("none", "ngram")
 
 
 class Load(NamedTuple):
-    """``prompts``: one for each client."""
+    """``prompts``: one for each client. ``copies``: what the answers would be if they were copied, or nothing."""
 
     name: str
     prompts: list[str]
+    copies: list[str]
     temperature: float = 0.0
 
 
 def loads(num_clients: int) -> list[Load]:
     """For so many clients."""
     here = Path(__file__).parent
-    prose = (here / "answers/harbour.txt").read_text() * 9
-    code = "".join(path.read_text() for path in sorted(here.glob("*.py")))
+    prose = (here / "answers/harbour.txt").read_text().split("\n\n")
+    code = [text for path in sorted(here.glob("*.py")) if len(text := path.read_text()) > 3 * _TEXT_CHARACTERS]
     clients = range(num_clients)
-    records = [
-        [{"name": f"item {number}", "price": 7 * number % 50, "sold": number % 3 == 0} for number in range(first, 99)]
-        for first in clients
-    ]
+    records = [{"name": f"item {number}", "price": 7 * number % 50, "sold": number % 3 == 0} for number in range(99)]
     texts = {
-        "prose": [prose[300 * client :] for client in clients],
-        "JSON": [json.dumps(each, indent=1) for each in records],
-        "code": [code[2000 * client :] for client in clients],
+        "prose": ["\n\n".join((prose[client % len(prose) :] + prose) * 2) for client in clients],
+        "JSON": [json.dumps(records[client:], indent=1) for client in clients],
+        "code": [text[text.index("\ndef ") :] for text in (code[client % len(code)] for client in clients)],
     }
-    copies = [
-        Load(name, [f"{text[:_TEXT_CHARACTERS]}\n\n{text[:_BEGINNING_CHARACTERS]}" for text in each])
-        for name, each in texts.items()
-    ]
     stories = [f"Once upon a time, in a town with {client + 2} towers, there lived" for client in clients]
-    return [*copies, Load("a story, greedy", stories), Load("a story, temperature 1", stories, 1.0)]
+    return [
+        *(_copying(name, [text[:_TEXT_CHARACTERS] for text in each]) for name, each in texts.items()),
+        Load("a story, greedy", stories, []),
+        Load("a story, temperature 1", stories, [], 1.0),
+    ]
+
+
+def _copying(name: str, texts: list[str]) -> Load:
+    beginnings = [text[:_BEGINNING_CHARACTERS].rsplit(maxsplit=1)[0] for text in texts]
+    prompts = [f"{text}\n\n{text}\n\n{beginning}" for text, beginning in zip(texts, beginnings, strict=True)]
+    copies = [text.removeprefix(beginning) for text, beginning in zip(texts, beginnings, strict=True)]
+    return Load(name, prompts, copies)
 
 
 def main() -> None:
@@ -109,7 +115,18 @@ def _row(targets: list[Target], load: Load, arguments: argparse.Namespace) -> Ro
         "factor": statistics.median(ratios),
         "drafted %": 100 * drafted / (num_tokens * (arguments.rounds + 1)),
         "accepted %": 100 * accepted / drafted if drafted else 0.0,
+        "copied %": 100 * _copied(answers[1], load.copies),
     }
+
+
+def _copied(answers: list[str], copies: list[str]) -> float:
+    """The share of the answers that is the copy, up to the first difference."""
+    shares = [
+        next((place for place, (one, other) in enumerate(zip(*pair, strict=False)) if one != other), len(pair[0]))
+        / len(pair[0])
+        for pair in zip(answers, copies, strict=False)
+    ]
+    return statistics.mean(shares) if shares else 0.0
 
 
 def _ask(target: Target, load: Load, num_tokens: int) -> list[str]:
