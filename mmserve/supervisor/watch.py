@@ -83,13 +83,13 @@ class Watch:
         """Events since the last call, in any order. Waits for the first one, at most ``timeout_s``."""
         events: list[Event] = []
         for key, _ in self._selector.select(timeout_s):
-            if key.data is None:
-                events.extend(map(Signalled, self._received()))
-            elif key.data in self._watched:
+            if key.data in self._watched:
                 events.extend(self._read(key.data))
                 if key.fd == key.data.pidfd and key.data.wait(0):
                     self.remove(key.data)
                     events.append(Exited(key.data, key.data.cause))
+        # Also one that arrived while ``select`` returned: an exit in the same moment is then no reason to start again.
+        events.extend(map(Signalled, self._received()))
         return events
 
     def _read(self, child: Child) -> list[Event]:
