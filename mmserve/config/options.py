@@ -21,12 +21,14 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import inspect
 
+from mmserve.config import media_limits
 from mmserve.config.api_keys import load_api_keys
 from mmserve.config.config import ENV_PREFIX, Config
 from mmserve.runtime.errors import StartupError
 
 CONFIG_ENV = f"{ENV_PREFIX}CONFIG"
 """Names the config file, like ``--config``."""
+_PER_PROMPT = "limit_mm_per_prompt"
 _SERVICE_LINK = re.compile(ENV_PREFIX + r"(\w+_)?(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP|SCTP))(_\w+)?")
 
 
@@ -63,6 +65,8 @@ class Option:
     @property
     def allowed(self) -> str:
         """The accepted values, in words."""
+        if self.name == _PER_PROMPT:
+            return media_limits.FORMS
         match self.kind:
             case inspect.LiteralType():
                 return "one of " + ", ".join(self.choices)
@@ -83,10 +87,12 @@ class Option:
         if isinstance(self.kind, inspect.VarTupleType) and isinstance(value, str):
             value = [part.strip() for part in value.split(",") if part.strip()]
         try:
+            if self.name == _PER_PROMPT:
+                value = media_limits.images_of(value)
             if isinstance(self.kind, inspect.DictType) and isinstance(value, str):
                 value = msgspec.json.decode(value)
             parsed = msgspec.convert(value, self.annotation, strict=False)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, ValueError):
             raise OptionError(f"{said}: {self.name} must be {self.allowed}") from None
         if parsed == "" or (isinstance(parsed, float) and not math.isfinite(parsed)):
             raise OptionError(f"{said}: {self.name} must be {self.allowed}")

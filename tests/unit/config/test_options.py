@@ -118,6 +118,20 @@ def test_combinations_that_cannot_work(flags: dict[str, str], says: str) -> None
         resolve(flags, {}, None)
 
 
+@pytest.mark.parametrize("written", ["8", "image=8", "image = 8, video=0", '{"image": 8, "video": 0}', '{"image":8}'])
+def test_the_limit_of_images_is_taken_as_other_servers_write_it(written: str, tmp_path: Path) -> None:
+    assert resolve({"limit_mm_per_prompt": written}, {}, None).limit_mm_per_prompt == 8
+    file = tmp_path / "config.yaml"
+    file.write_text("limit-mm-per-prompt: {image: 8}\n")
+    assert resolve({}, {}, str(file)).limit_mm_per_prompt == 8
+
+
+@pytest.mark.parametrize("written", ["video=1", "image=8,video=1", "image=x", "image", "{", '{"image": -1}', "{}"])
+def test_other_limits_of_media_are_refused(written: str) -> None:
+    with pytest.raises(OptionError, match=r"limit_mm_per_prompt must be .*image=8"):
+        resolve({"limit_mm_per_prompt": written}, {}, None)
+
+
 def test_settings_of_the_image_processor_are_a_json_object(tmp_path: Path) -> None:
     expected = {"max_pixels": 5, "size": {"longest_edge": 9}}
     text = '{"max_pixels": 5, "size": {"longest_edge": 9}}'
