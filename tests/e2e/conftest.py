@@ -31,7 +31,7 @@ def default_stack() -> Iterator[Stack]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _restarting_server() -> Iterator[Stack]:
     with running() as server:
         yield server
@@ -41,8 +41,8 @@ def _restarting_server() -> Iterator[Stack]:
 def restarting_stack(_restarting_server: Stack) -> Iterator[Stack]:
     """A server for tests that kill one of its processes. After each test, waits until all processes run again.
 
-    The supervisor gives up on a group of processes after 5 restarts in a minute (``supervisor/restarts.py``). All tests
-    of this server together kill each group fewer times than that.
+    The supervisor gives up on a group of processes after 5 restarts in a minute (``supervisor/restarts.py``). The tests
+    of a module share a server, and together kill each group fewer times than that.
     """
     titles = _restarting_server.titles()
     yield _restarting_server
