@@ -1,8 +1,8 @@
 """TTFT of one client whose pictures follow text: how much of encoding and prefill happens at the same time.
 
-A long text and then one picture; several pictures; pictures that come again when the arena has lost them, but not the
-KV cache. Every answer is a few tokens. Starts ``mmserve serve`` with a small arena unless targets are given; their
-requests alternate, so that a busy machine disturbs all alike.
+A long text and then one picture; several pictures; and repeated pictures that the arena has evicted, while the KV cache
+still holds them. Every answer is a few tokens. Starts ``mmserve serve`` with a small arena unless targets are given;
+their requests alternate, so that a busy machine disturbs all alike.
 
     python -m benchmarks.mm_overlap
     python -m benchmarks.mm_overlap --target before=http://127.0.0.1:9000 --target after=http://127.0.0.1:9001
@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--words", type=int, default=300, help="of the long text")
     parser.add_argument("--size", type=int, default=1024, help="pixels of a picture's side")
     parser.add_argument("--pictures", type=int, default=8, help="of the request with several")
-    parser.add_argument("--pool", type=int, default=32, help="pictures that come again; too many for the arena")
+    parser.add_argument("--pool", type=int, default=32, help="number of repeated pictures; more than the arena holds")
     parser.add_argument("--json", metavar="PATH", help="write the rows")
     return parser.parse_args()
 

@@ -144,6 +144,7 @@ class TokenSampling:
             tokens = sampling.sample(logits)
             logprobs.compute(tokens)
         except Exception:
+            # Raised again, whatever it is: before that, the slots forget drafts that their sequences did not get.
             for slot, sequence in {rows[row].slot: sequences[row] for row in sampling.told}.items():
                 tokens_so_far = sequence.chunk(0, len(sequence.tokens))
                 _add_slot(sampler, slot, sequence.sampling, tokens_so_far, sequence.num_prompt_tokens)

@@ -147,7 +147,7 @@ def test_requests_that_wait_for_a_single_permit_are_encoded_together(
         assert await stack.received(9) == stack.sent
         assert stack.table.snapshot().peak_permits == 1
         assert sum(stack.tower.batches) == 9
-        assert 2 in stack.tower.batches, "how often depends on which of decoding and encoding is faster"
+        assert stack.tower.batches.count(2) >= 3
 
     play(tmp_path, scenario, max_mm_preprocess_concurrency=1, visual_batch_size=2)
 

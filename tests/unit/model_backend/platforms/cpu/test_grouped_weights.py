@@ -66,15 +66,23 @@ def test_a_product_is_exact_but_for_rounded_inputs_and_the_same_in_any_batch_on_
     outputs, inputs = 16 * panels, 32 * blocks
     of = matrix(outputs, inputs, group, bits, ordered=ordered, seed=seed)
     x, bias = random(rows, inputs, seed=seed + 1), random(outputs, seed=2)
-    found = [product(kernels, x, of, bias) for kernels in built().values()]
-    assert all(torch.equal(each, found[0]) for each in found)
+    found = same_in_any_batch_on_every_level(x, of, bias, cuts)
     # An input is rounded by at most half a step, of which the largest of its 32 has 32639.
     error = x.abs().amax(1).double()[:, None] * weight(of).abs().sum(1) / (2 * 32639) + 1e-5
-    assert ((found[0].double() - (x.double() @ weight(of).T + bias.double())).abs() <= error).all()
-    ends = [0, *sorted(cut for cut in cuts if cut < rows), rows]
+    assert ((found.double() - (x.double() @ weight(of).T + bias.double())).abs() <= error).all()
+
+
+def same_in_any_batch_on_every_level(
+    x: torch.Tensor, of: QuantizedMatrix, bias: torch.Tensor, cuts: set[int]
+) -> torch.Tensor:
+    """The product, after comparing its bits: every level, whole and with the rows cut there."""
+    found = [product(kernels, x, of, bias) for kernels in built().values()]
+    assert all(torch.equal(each, found[0]) for each in found)
+    ends = [0, *sorted(cut for cut in cuts if cut < len(x)), len(x)]
     for kernels in built().values():
         parts = [product(kernels, x[start:end].contiguous(), of, bias) for start, end in pairwise(ends)]
         assert torch.equal(torch.cat(parts), found[0])
+    return found[0]
 
 
 @needs_compiler
@@ -91,14 +99,9 @@ def test_a_product_with_float8_is_one_in_float32_and_the_same_in_any_batch_on_ev
 ) -> None:
     of, bias = float8_matrix(16 * panels, 32 * blocks, group, seed), random(16 * panels, seed=2)
     x = random(rows, 32 * blocks, seed=seed + 1)
-    found = [product(kernels, x, of, bias) for kernels in built().values()]
-    assert all(torch.equal(each, found[0]) for each in found)
+    found = same_in_any_batch_on_every_level(x, of, bias, cuts)
     error = x.abs().double() @ weight(of).abs().T * 1e-6 + 1e-5
-    assert ((found[0].double() - (x.double() @ weight(of).T + bias.double())).abs() <= error).all()
-    ends = [0, *sorted(cut for cut in cuts if cut < rows), rows]
-    for kernels in built().values():
-        parts = [product(kernels, x[start:end].contiguous(), of, bias) for start, end in pairwise(ends)]
-        assert torch.equal(torch.cat(parts), found[0])
+    assert ((found.double() - (x.double() @ weight(of).T + bias.double())).abs() <= error).all()
 
 
 @needs_compiler
