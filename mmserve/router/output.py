@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
-from mmserve.ipc.channel import Sender
 from mmserve.ipc.endpoints import Endpoints
-from mmserve.messages.reply import HttpInbound, TokenReply
+from mmserve.ipc.http_links import HttpLinks
+from mmserve.messages.reply import TokenReply
+from mmserve.messages.request import EngineInbound, WorkerDied
 
 _LINGER_MS = 200
 
@@ -14,22 +16,26 @@ logger = logging.getLogger(__name__)
 
 
 class OutputSender:
-    """Channels to ``num_workers`` HTTP workers."""
+    """Links to at most ``num_workers`` HTTP workers."""
 
     def __init__(self, endpoints: Endpoints, num_workers: int) -> None:
-        self._workers: list[Sender[HttpInbound]] = [
-            Sender(endpoints.http(worker), HttpInbound) for worker in range(num_workers)
-        ]
+        self._num_workers = num_workers
+        self._links = HttpLinks(endpoints)
 
-    def send_all(self, replies: list[tuple[int, TokenReply]]) -> None:
+    def send_all(self, replies: Iterable[tuple[int, TokenReply]]) -> None:
         """Sends each (worker, reply). A reply to a worker that does not exist is logged and dropped."""
         for worker, reply in replies:
-            if 0 <= worker < len(self._workers):
-                self._workers[worker].send(reply)
+            if 0 <= worker < self._num_workers:
+                self._links.send(worker, reply)
             else:
                 logger.error("dropped a reply of request %s to unknown http worker %d", reply.id, worker)
 
+    def drop_dead(self, messages: Iterable[EngineInbound]) -> None:
+        """Close the links to the workers of which the messages say that they have died."""
+        for message in messages:
+            if isinstance(message, WorkerDied):
+                self._links.drop(message.worker)
+
     def close(self) -> None:
-        """Closes the channels; replies that were sent last still go out, for at most 200 ms."""
-        for worker in self._workers:
-            worker.close(linger_ms=_LINGER_MS)
+        """Closes the links; replies that were sent last still go out, for at most 200 ms."""
+        self._links.close(linger_ms=_LINGER_MS)

@@ -64,7 +64,9 @@ def serve(
     With visual servers, new requests are received while a step is computed as well, so that these need not wait for it.
     """
     while True:
-        for message in inbox.take(block=scheduler.idle, timeout_s=INTERVAL_S):
+        messages = inbox.take(block=scheduler.idle, timeout_s=INTERVAL_S)
+        output.drop_dead(messages)
+        for message in messages:
             scheduler.receive(message)
         faults.pass_through()
         started_s = time.perf_counter()

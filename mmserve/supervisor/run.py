@@ -100,7 +100,7 @@ def _supervise(
         listen_fds={"http": http.fileno(), "health": health.fileno()},
     )
     num_visual_servers = sum(role.count for role in table if role.name == "visualserver")
-    publisher = StatusPublisher(Endpoints(run_dir), config.http_workers, num_visual_servers)
+    publisher = StatusPublisher(Endpoints(run_dir), num_visual_servers)
     stack.callback(publisher.close)
     watch = stack.enter_context(Watch())
     supervisor = Supervisor(deployment, table, inherited, watch, publisher)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 
 from mmserve.ipc.channel import Sender
-from mmserve.ipc.endpoints import Endpoints, num_http_endpoints
-from mmserve.messages.reply import HttpInbound, ServerPhase
+from mmserve.ipc.endpoints import Endpoints
+from mmserve.ipc.http_links import HttpLinks
+from mmserve.messages.reply import ServerPhase
 from mmserve.messages.request import EngineInbound, WorkerDied
 from mmserve.messages.status import HealthInbound, ProcessTable
 from mmserve.metrics.client import MetricsClient
@@ -17,10 +19,8 @@ from mmserve.supervisor.topology import Epoch, Member
 class StatusPublisher:
     """Sends to every HTTP worker, the health server, the router and visual servers; counts restarts in the metrics."""
 
-    def __init__(self, endpoints: Endpoints, http_workers: int, visual_workers: int) -> None:
-        self._phases: list[Sender[ServerPhase]] = [
-            Sender(endpoints.http(worker), HttpInbound) for worker in range(num_http_endpoints(http_workers))
-        ]
+    def __init__(self, endpoints: Endpoints, visual_workers: int) -> None:
+        self._http = HttpLinks(endpoints)
         self._health: Sender[HealthInbound] = Sender(endpoints.health, HealthInbound)
         self._metrics = MetricsClient(endpoints, "supervisor")
         self._engine: list[Sender[EngineInbound]] = [
@@ -31,8 +31,11 @@ class StatusPublisher:
         self._epochs: Counter[tuple[Epoch, int]] = Counter()
         """By part and, for visual servers, index of the process; other parts restart as a whole and have index 0."""
 
-    def phase(self, phase: str, *, ready: bool, detail: str = "") -> None:
-        """Send the server's phase, with the current epochs. Idempotent for the receivers."""
+    def phase(self, phase: str, http_workers: Iterable[Member], *, ready: bool, detail: str = "") -> None:
+        """Send the server's phase, with the current epochs. Idempotent for the receivers.
+
+        ``http_workers``: those that run or are starting.
+        """
         message = ServerPhase(
             phase=phase,
             ready=ready,
@@ -41,8 +44,8 @@ class StatusPublisher:
             visual_epochs=tuple(self._epochs["visual", index] for index in range(self._visual_workers)),
             cache_epoch=self._epochs["cache", 0],
         )
-        for sender in self._phases:
-            sender.send(message)
+        for worker in http_workers:
+            self._http.send(worker.index, message)
         self._health.send(message)
 
     def processes(self, table: ProcessTable) -> None:
@@ -57,15 +60,15 @@ class StatusPublisher:
     def died(self, member: Member) -> None:
         """Count the restart. The sequences of an HTTP worker are ended in the router and the visual servers."""
         if member.role.listens == "http":
+            self._http.drop(member.index)
             died = WorkerDied(worker=member.index, died_s=time.monotonic())
             for sender in self._engine:
                 sender.send(died)
         self._metrics.add("process_restarts", 1, member.role.name)
 
     def close(self) -> None:
-        for phase_sender in self._phases:
-            phase_sender.close()
-        for engine_sender in self._engine:
-            engine_sender.close()
+        self._http.close()
+        for sender in self._engine:
+            sender.close()
         self._health.close()
         self._metrics.close()

@@ -195,15 +195,17 @@ class Supervisor:
         """Send the phase. After the start it depends on the engine only: without another process requests are delayed,
         without the engine none can be answered."""
         self._publisher.processes(self._children.table())
+        workers = self._children.http_workers()
         if self._draining:
             # Sent again when a group gets ready during a drain: HTTP workers see its new epoch and resend requests.
-            self._publisher.phase("draining", ready=False)
+            self._publisher.phase("draining", workers, ready=False)
             return
         missing = [member.title for member in self._children.missing()]
         engine = self._children.engine_ready
         phase = "ready" if engine else "restarting"
         self._publisher.phase(
             phase if self._has_served else "loading",
+            workers,
             ready=self._has_served and engine,
             detail=f"waiting for {', '.join(missing)}" if missing else "",
         )

@@ -16,13 +16,14 @@ from mmserve.supervisor.topology import Member, Role
 
 def test_each_visual_server_has_an_epoch_and_the_ranks_share_one(tmp_path: Path) -> None:
     endpoints = Endpoints(tmp_path)
+    http = Role("httpserver", "", listens="http")
     visual, rank = Role("visualserver", "", count=3, epoch="visual"), Role("model_backend", "", epoch="engine")
     inbox: Receiver[HttpInbound] = Receiver(endpoints.http(0), HttpInbound)
-    with closing(inbox), closing(StatusPublisher(endpoints, http_workers=1, visual_workers=3)) as publisher:
+    with closing(inbox), closing(StatusPublisher(endpoints, visual_workers=3)) as publisher:
         publisher.raise_epoch(Member(visual, 1))
         publisher.raise_epoch(Member(rank, 2))
         publisher.raise_epoch(Member(visual, 1))
-        publisher.phase("ready", ready=True)
+        publisher.phase("ready", [Member(http, 0)], ready=True)
         phase = inbox.receive()
     assert isinstance(phase, ServerPhase)
     assert (phase.visual_epochs, phase.engine_epoch, phase.cache_epoch) == ((0, 2, 0), 1, 0)
@@ -36,7 +37,7 @@ def test_router_and_visual_servers_are_told_of_an_http_worker_that_died(tmp_path
         Receiver(endpoint, EngineInbound) for endpoint in (endpoints.router, endpoints.visual(0), endpoints.visual(1))
     ]
     before_s = time.monotonic()
-    with closing(StatusPublisher(endpoints, http_workers=2, visual_workers=2)) as publisher:
+    with closing(StatusPublisher(endpoints, visual_workers=2)) as publisher:
         publisher.died(Member(rank, 0))
         publisher.died(Member(worker, 1))
         for receiver in receivers:
