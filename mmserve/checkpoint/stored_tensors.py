@@ -13,6 +13,9 @@ from pathlib import Path
 
 import msgspec
 
+from mmserve.checkpoint.files import weight_files
+from mmserve.runtime.errors import StartupError
+
 CHUNK_NBYTES = 16 << 20
 _MAX_HEADER_NBYTES = 100 << 20
 """The limit of the safetensors library."""
@@ -48,6 +51,16 @@ class StoredTensor:
             file.seek(self.start)
             for remaining in range(self.nbytes, 0, -CHUNK_NBYTES):
                 yield file.read(min(remaining, CHUNK_NBYTES))
+
+
+def checkpoint_tensors(directory: Path) -> Iterator[tuple[str, StoredTensor]]:
+    """Of all files, with their names. Raises StartupError if a file is missing or has no readable header."""
+    for path in weight_files(directory):
+        try:
+            tensors = stored_tensors(path)
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            raise StartupError(f"{path} is not a readable safetensors file ({error}); fetch it again") from error
+        yield from tensors.items()
 
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:

@@ -11,7 +11,7 @@ from mmserve.config.options import OPTIONS
 from mmserve.runtime.errors import StartupError
 
 if TYPE_CHECKING:
-    from mmserve.supervisor.startup.model_report import ModelReport
+    from mmserve.supervisor.startup.model_report import Bytes, ModelReport, PictureReport
 
 _KIB = 1 << 10
 _OTHERS = (
@@ -72,18 +72,44 @@ def _report(name: str, arguments: argparse.Namespace) -> int:
 def render(name: str, found: ModelReport) -> str:
     """The report as text for a terminal."""
     own = "mmserve's own code" if found.computed_by == "mmserve" else "transformers' modules, slower (docs/models.md)"
-    token, weights = found.kv_bytes_per_token, found.weights_bytes
+    weights = _sizes(found.weights_bytes)
     rows = [
         ("model", f"{name}: {found.architecture}, computed by {own}"),
         ("context", f"{found.context} tokens; {found.layers} layers of {found.kv_heads} KV heads of {found.head_dim}"),
-        ("weights", f"{_size(weights.bfloat16)} in bfloat16, {_size(weights.float32)} in float32")
+        ("weights", weights)
         if found.quantization is None
-        else ("weights", f"{_size(weights.float32)}: {found.quantization}; all else in float32"),
-        ("KV cache", f"{_size(token.bfloat16)} a token in bfloat16, {_size(token.float32)} in float32"),
-        ("", f"{_size(token.bfloat16 * found.context)} and {_size(token.float32 * found.context)} a whole context"),
-        ("pictures", "none" if found.picture_rows is None else f"at most {found.picture_rows} tokens each"),
+        else ("weights", f"{_size(found.weights_bytes.float32)}: {found.quantization}; all else in float32"),
+        *_picture_rows(found.pictures),
+        ("KV cache", f"a token {_sizes(found.kv_bytes_per_token)}"),
+        ("", f"a whole context {_sizes(found.kv_bytes_of_context)}"),
+        ("arena", f"{_size(found.arena_bytes)}{_fitting(found.pictures)}"),
+        ("together", f"{_sizes(found.total_bytes)}, with the KV cache of one context"),
     ]
     return "\n".join(_table(rows))
+
+
+def _picture_rows(pictures: PictureReport | None) -> list[tuple[str, str]]:
+    if pictures is None:
+        return [("pictures", "none")]
+    tower = pictures.tower_weights_bytes
+    of_tower = [] if tower is None else [("", f"of these the vision tower {_sizes(tower)}")]
+    return [
+        *of_tower,
+        ("pictures", f"at most {pictures.rows} tokens each"),
+        ("", f"the largest {_sizes(pictures.embedding_bytes)}; on a CPU always in float32"),
+    ]
+
+
+def _fitting(pictures: PictureReport | None) -> str:
+    if pictures is None:
+        return ""
+    if not pictures.fit_into_arena:
+        return ", too little for the largest picture: raise --mm-cache-gb, or pictures are made smaller"
+    return f" (--mm-cache-gb): room for {pictures.fit_into_arena} of the largest pictures in float32"
+
+
+def _sizes(nbytes: Bytes) -> str:
+    return f"{_size(nbytes.bfloat16)} in bfloat16, {_size(nbytes.float32)} in float32"
 
 
 def _size(nbytes: int) -> str:

@@ -19,6 +19,7 @@ import msgspec
 import psutil
 
 from mmserve.messages.reply import ServerPhase
+from tests.fakes.weight_files import sparse_weights
 
 TIMEOUT_S = 30.0
 
@@ -138,7 +139,7 @@ def supervised(
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scratch")))
         runtime = runtime or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rt", dir="/tmp")))
         os.mkfifo(scratch / "events")
-        (scratch / "model.safetensors").touch()
+        sparse_weights(scratch, {})
         if real_status:
             (scratch / "real-status").touch()
         for name, order in (orders or {}).items():

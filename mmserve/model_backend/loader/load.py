@@ -34,7 +34,7 @@ def load_decoder(
 
         return generic.load_decoder(model, attention, platform.dtype, platform.device, progress)
     family = family_of(model.family)
-    checkpoint = QuantizedCheckpoint(model, family)
+    checkpoint = QuantizedCheckpoint(model)
     context = checkpoint.context(platform.layer_context(tp, quantization), platform)
     decoder = family.decoder(model.text, attention, context)
     finisher = LayerFinisher(decoder.modules())
@@ -52,7 +52,7 @@ def load_tower(model: ModelSpec, platform: Platform, progress: Progress) -> Towe
     spec, family = model.vision, family_of(model.family)
     if spec is None or family.tower is None:
         raise StartupError(f"{model.path} is a text model: it has no vision tower")
-    checkpoint = QuantizedCheckpoint(model, family)
+    checkpoint = QuantizedCheckpoint(model)
     context = checkpoint.context(platform.layer_context(TpGroup()), platform)
     tower = family.tower(spec, model.text.hidden_size, context)
     finisher = LayerFinisher(tower.modules())

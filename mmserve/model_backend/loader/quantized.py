@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
-from mmserve.checkpoint.files import weight_files
 from mmserve.checkpoint.quantization.scheme import Layout, QuantizationScheme
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.checkpoint.stored_tensors import stored_tensors
+from mmserve.checkpoint.stored_tensors import checkpoint_tensors
+from mmserve.checkpoint.tensor_names import canonical_name
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape
-from mmserve.model_backend.loader.family import Family
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.runtime.errors import StartupError
 
@@ -41,13 +38,13 @@ _INVERSE_SCALE, _SCALE = ".weight_scale_inv", ".weight_scale"
 class QuantizedCheckpoint:
     """A checkpoint's quantized layers. Without a scheme it changes nothing."""
 
-    def __init__(self, model: ModelSpec, family: Family) -> None:
-        self._scheme, self._family = model.quantization, family
-        self._names = set() if self._scheme is None else _quantized(model, self._scheme, family)
+    def __init__(self, model: ModelSpec) -> None:
+        self._scheme, self._family = model.quantization, model.family
+        self._names = set() if self._scheme is None else _quantized(model, self._scheme)
 
     def canonical_name(self, stored: str) -> str | None:
-        """As ``Family.canonical_name``. None for tensors that say nothing new, too."""
-        scheme, name = self._scheme, self._family.canonical_name(stored)
+        """As ``tensor_names.canonical_name``. None for tensors that say nothing new, too."""
+        scheme, name = self._scheme, canonical_name(self._family, stored)
         if scheme is None or name is None:
             return name
         if name.endswith(_UNUSED[scheme.layout]) or (name.endswith(_ORDER) and not scheme.act_order):
@@ -79,18 +76,11 @@ class QuantizedCheckpoint:
         return replace(context, linear_method=linear_method, embedding_method=embedding_method)
 
 
-def _quantized(model: ModelSpec, scheme: QuantizationScheme, family: Family) -> set[str]:
+def _quantized(model: ModelSpec, scheme: QuantizationScheme) -> set[str]:
     """Canonical names of the quantized matrices, without a suffix."""
     suffix, dtype = _MARKS[scheme.layout]
-    found = set()
-    for path in weight_files(Path(model.path)):
-        try:
-            tensors = stored_tensors(path)
-        except (OSError, ValueError, msgspec.MsgspecError) as error:
-            raise StartupError(f"{path} is not a readable safetensors file ({error}); fetch it again") from error
-        found |= {
-            (family.canonical_name(name) or name).removesuffix(suffix)
-            for name, tensor in tensors.items()
-            if (name.endswith(suffix), tensor.dtype) == (True, dtype)
-        }
-    return found
+    return {
+        (canonical_name(model.family, name) or name).removesuffix(suffix)
+        for name, tensor in checkpoint_tensors(Path(model.path))
+        if (name.endswith(suffix), tensor.dtype) == (True, dtype)
+    }

@@ -21,7 +21,7 @@ _OWN_MODULES = {
     "qwen3_vl": "qwen3_vl",
     "qwen3_vl_moe": "qwen3_vl",
     "internvl": "internvl",
-    "internvl_chat": "internvl_chat",
+    "internvl_chat": "internvl",
     "mistral3": "mistral3",
     "pixtral": "mistral3",
     "gemma3": "gemma3",

@@ -1,6 +1,6 @@
 """Config, model and machine to Deployment: all decisions before processes start.
 
-Reads the sizes of the weight files; otherwise pure. Raises StartupError with one line that names a remedy.
+Reads the headers of the weight files; otherwise pure. Raises StartupError with one line that names a remedy.
 """
 
 from __future__ import annotations
@@ -8,31 +8,26 @@ from __future__ import annotations
 import os
 import secrets
 from importlib import metadata
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Literal
 
 from msgspec.structs import replace
 
-from mmserve.checkpoint.files import weight_files
 from mmserve.checkpoint.load import check_tp
 from mmserve.checkpoint.rope_config import for_context
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.checkpoint.stored_tensors import stored_tensors
 from mmserve.config.config import Config
 from mmserve.config.deployment import DTYPE_BYTES, Deployment, Dtype, activation_dtype, embed_row_nbytes, kv_dtype
 from mmserve.ipc.arena import extent_nbytes, payload_nbytes
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup.machine import Machine
+from mmserve.supervisor.startup.weight_memory import loaded_nbytes
 
 GIB = 1 << 30
 _TEXT_ARENA_NBYTES = 1 << 20
 _DEFAULT_KV_NBYTES = GIB
 _DEFAULT_KV_SHARE = 4
 """Without --kv-cache-gb the ranks together take at most this part (a quarter) of the free memory."""
-_QUANTIZED_BITS = {"int8": 8.5, "int4": 5.0}
-"""Of a weight, with its part of the scales. Embedding and head are int8 in both."""
-_FLOAT_DTYPES = ("F32", "BF16", "F16")
-"""As safetensors calls them."""
 _SPARE_KV_TOKENS = 31
 """Beyond one context: the rank's rounding to whole blocks must not leave less than the context."""
 _SMALLEST_IMAGE_NBYTES = 64 << 10
@@ -160,7 +155,7 @@ def most_image_rows(config: Config, model: ModelSpec, machine: Machine) -> int:
     device = _device(config, machine)
     row_nbytes = embed_row_nbytes(model, activation_dtype(model, device, _dtype(config, model, device, machine)))
     of_context = (config.max_model_len or model.text.max_position) - 1
-    arena_nbytes = _arena_of(config) - extent_nbytes(_SMALLEST_IMAGE_NBYTES)
+    arena_nbytes = arena_size(config, model) - extent_nbytes(_SMALLEST_IMAGE_NBYTES)
     return max(0, min(of_context, payload_nbytes(arena_nbytes) // row_nbytes))
 
 
@@ -191,13 +186,16 @@ def _kv_tokens(config: Config, device: str, max_model_len: int, token_nbytes: in
     return max(one_context, min(affordable, one_context * config.max_num_seqs))
 
 
+def arena_size(config: Config, model: ModelSpec) -> int:
+    """Bytes of the shared memory for images and their embeddings."""
+    return _TEXT_ARENA_NBYTES if model.vision is None else int(config.mm_cache_gb * GIB) // 4096 * 4096
+
+
 def _arena_nbytes(config: Config, model: ModelSpec, image_nbytes: int) -> int:
     """``image_nbytes``: of the rows of the largest image."""
-    if model.vision is None:
-        return _TEXT_ARENA_NBYTES
-    nbytes = _arena_of(config)
+    nbytes = arena_size(config, model)
     needed = extent_nbytes(image_nbytes) + extent_nbytes(_SMALLEST_IMAGE_NBYTES)
-    if 0 < nbytes < needed:
+    if model.vision is not None and 0 < nbytes < needed:
         raise StartupError(
             f"--mm-cache-gb {config.mm_cache_gb:g} cannot hold even one image's embedding: "
             f"raise it to {needed / GIB:.2g} or more"
@@ -205,14 +203,10 @@ def _arena_nbytes(config: Config, model: ModelSpec, image_nbytes: int) -> int:
     return nbytes
 
 
-def _arena_of(config: Config) -> int:
-    return int(config.mm_cache_gb * GIB) // 4096 * 4096
-
-
 def _check_memory(deployment: Deployment, token_nbytes: int, machine: Machine) -> None:
     weights = kv = 0
     if deployment.device == "cpu":
-        weights = _weights_nbytes(deployment)
+        weights = loaded_nbytes(deployment.model, deployment.dtype, deployment.config.quantization)
         kv = (deployment.kv_tokens or 0) * token_nbytes * deployment.config.tp
     # Huge pages are reserved beforehand and are not part of the free memory.
     arena = 0 if deployment.config.arena_huge_pages else deployment.arena_nbytes
@@ -223,37 +217,6 @@ def _check_memory(deployment: Deployment, token_nbytes: int, machine: Machine) -
             f"{_gib(arena)} are more than the {_gib(machine.memory_bytes)} free on "
             f"{machine.limited_by}; lower --kv-cache-gb, --max-model-len or --mm-cache-gb"
         )
-
-
-def num_stored_weights(model: ModelSpec) -> int:
-    """Numbers in the checkpoint's files, which store each in the dtype that config.json names."""
-    stored_nbytes = sum(file.stat().st_size for file in weight_files(Path(model.path)))
-    return stored_nbytes // DTYPE_BYTES.get(model.checkpoint_dtype, 2)
-
-
-def quantized_nbytes(model: ModelSpec) -> int:
-    """In memory, of a quantized checkpoint's weights: codes as they are stored, all other numbers in float32."""
-    tensors = (tensor for file in weight_files(Path(model.path)) for tensor in stored_tensors(file).values())
-    return sum(tensor.num_elements * 4 if tensor.dtype in _FLOAT_DTYPES else tensor.nbytes for tensor in tensors)
-
-
-def _weights_nbytes(deployment: Deployment) -> int:
-    """Of all processes together, when the weights are loaded."""
-    model, element_nbytes = deployment.model, DTYPE_BYTES[deployment.dtype]
-    if model.quantization is not None:
-        return quantized_nbytes(model)
-    num_stored = num_stored_weights(model)
-    quantization = deployment.config.quantization
-    if quantization == "none":
-        return num_stored * element_nbytes
-    text = model.text
-    heads = (2 * text.num_heads + 2 * text.num_kv_heads) * text.head_dim
-    layers = text.num_layers * text.hidden_size * heads + text.num_mlp_weights
-    embedding = text.vocab_size * text.hidden_size
-    tables = embedding if text.tie_embeddings else 2 * embedding
-    quantized = layers * _QUANTIZED_BITS[quantization] + tables * _QUANTIZED_BITS["int8"]
-    largest = max(embedding, 2 * max(text.intermediate_sizes) * text.hidden_size)  # in float32 until it is quantized
-    return int(quantized / 8) + (max(0, num_stored - layers - tables) + largest) * element_nbytes
 
 
 def _gib(nbytes: int) -> str:

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from mmserve.checkpoint.catalogue import entries
 from mmserve.checkpoint.registry import ARCHITECTURES
 from mmserve.cli import main as cli
+from tests.fakes.weight_files import sparse_weights
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -28,8 +29,7 @@ LLAMA: dict[str, Any] = {
 
 def checkpoint(directory: Path, **changes: Any) -> str:
     (directory / "config.json").write_text(json.dumps(LLAMA | changes))
-    with (directory / "model.safetensors").open("wb") as file:
-        file.truncate(3 << 30)
+    sparse_weights(directory, {"model.norm.weight": 3 << 29}, "BF16")
     return str(directory)
 
 
@@ -54,20 +54,82 @@ def test_what_a_checkpoint_needs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert code == 0
     report = json.loads(printed)
     assert report["weights_bytes"] == {"bfloat16": 3 << 30, "float32": 6 << 30}
-    assert report["kv_bytes_per_token"] == {"bfloat16": 2 * 8 * 4 * 64 * 2, "float32": 2 * 8 * 4 * 64 * 4}
-    assert (report["context"], report["computed_by"], report["picture_rows"]) == (4096, "mmserve", None)
+    token = 2 * 8 * 4 * 64
+    assert report["kv_bytes_per_token"] == {"bfloat16": token * 2, "float32": token * 4}
+    assert report["kv_bytes_of_context"] == {"bfloat16": 4096 * token * 2, "float32": 4096 * token * 4}
+    assert (report["context"], report["computed_by"], report["pictures"]) == (4096, "mmserve", None)
+    context, arena = 4096 * token, report["arena_bytes"]
+    expected = {"bfloat16": (3 << 30) + 2 * context + arena, "float32": (6 << 30) + 4 * context + arena}
+    assert report["total_bytes"] == expected
     code, printed = run(capsys, checkpoint(tmp_path))
     assert code == 0
     assert "LlamaForCausalLM, computed by mmserve's own code" in printed
-    assert "3.0 GiB in bfloat16, 6.0 GiB in float32" in printed
-    assert "8 KiB a token in bfloat16, 16 KiB in float32" in printed
-    assert "32 MiB and 64 MiB a whole context" in printed
+    assert "weights   3.0 GiB in bfloat16, 6.0 GiB in float32" in printed
+    assert "a token 8 KiB in bfloat16, 16 KiB in float32" in printed
+    assert "a whole context 32 MiB in bfloat16, 64 MiB in float32" in printed
+    assert "together  3.0 GiB in bfloat16, 6.1 GiB in float32" in printed
+
+
+LLAVA: dict[str, Any] = {
+    "architectures": ["LlavaForConditionalGeneration"],
+    "model_type": "llava",
+    "text_config": LLAMA | {"max_position_embeddings": 8192},
+    "dtype": "bfloat16",
+}
+CLIP_336 = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
+LLAVA_TENSORS = {
+    "language_model.model.norm.weight": 1 << 20,
+    "vision_tower.vision_model.post_layernorm.weight": 1 << 18,
+    "multi_modal_projector.linear_1.weight": 1 << 16,
+    "vision_tower.vision_model.embeddings.position_ids": 577,
+}
+
+
+def test_what_the_pictures_of_a_checkpoint_need(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """LLaVA-1.5's defaults: 576 rows, here 1024 wide. Constants in the files are not counted."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAVA))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(CLIP_336))
+    sparse_weights(tmp_path, LLAVA_TENSORS, "BF16")
+    report = json.loads(run(capsys, str(tmp_path), "--json")[1])
+    tower = (1 << 18) + (1 << 16)
+    assert report["weights_bytes"] == {"bfloat16": 2 * ((1 << 20) + tower), "float32": 4 * ((1 << 20) + tower)}
+    assert report["arena_bytes"] == 1 << 29
+    assert report["pictures"] == {
+        "rows": 576,
+        "embedding_bytes": {"bfloat16": 576 * 1024 * 2, "float32": 576 * 1024 * 4},
+        "tower_weights_bytes": {"bfloat16": 2 * tower, "float32": 4 * tower},
+        "fit_into_arena": (1 << 29) // (576 * 1024 * 4 + 128),
+    }
+    printed = run(capsys, str(tmp_path))[1]
+    assert "of these the vision tower 640 KiB in bfloat16, 1.25 MiB in float32" in printed
+    assert "at most 576 tokens each" in printed
+    assert "the largest 1.125 MiB in bfloat16, 2.25 MiB in float32; on a CPU always in float32" in printed
+    assert "512 MiB (--mm-cache-gb): room for 227 of the largest pictures in float32" in printed
+
+
+def test_pictures_that_the_arena_cannot_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wide = LLAVA | {"text_config": LLAMA | {"hidden_size": 1 << 18, "num_attention_heads": 4096}}
+    (tmp_path / "config.json").write_text(json.dumps(wide))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(CLIP_336))
+    sparse_weights(tmp_path, LLAVA_TENSORS, "BF16")
+    assert "too little for the largest picture: raise --mm-cache-gb" in run(capsys, str(tmp_path))[1]
 
 
 def test_the_packaged_model_takes_pictures(capsys: pytest.CaptureFixture[str]) -> None:
     code, printed = run(capsys, "llava", "--json")
     assert code == 0
-    assert json.loads(printed)["picture_rows"] > 0
+    report = json.loads(printed)
+    assert report["pictures"]["rows"] > 0
+    tower, weights = report["pictures"]["tower_weights_bytes"], report["weights_bytes"]
+    assert 0 < tower["float32"] < weights["float32"]
+
+
+def test_weights_that_are_not_readable_are_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"not a safetensors file")
+    code, printed = run(capsys, directory)
+    assert code == 1
+    assert "is not a readable safetensors file" in printed
 
 
 @pytest.mark.parametrize(

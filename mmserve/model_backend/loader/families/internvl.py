@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmserve.checkpoint.vision.internvit import InternVit
 from mmserve.model_backend.layers.context import LayerContext
-from mmserve.model_backend.loader.families import llava, text
+from mmserve.model_backend.loader.families import text
 from mmserve.model_backend.loader.family import Family
 from mmserve.model_backend.vision.internvit import InternVitTower
 
@@ -13,4 +13,4 @@ def tower(spec: InternVit, text_hidden_size: int, context: LayerContext) -> Inte
     return InternVitTower(spec, text_hidden_size, context=context)
 
 
-FAMILY = Family(llava.NAME_PREFIXES, text.decoder, tower)
+FAMILY = Family(text.decoder, tower)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmserve.checkpoint.vision.pixtral import Pixtral
 from mmserve.model_backend.layers.context import LayerContext
-from mmserve.model_backend.loader.families import llava, text
+from mmserve.model_backend.loader.families import text
 from mmserve.model_backend.loader.family import Family
 from mmserve.model_backend.vision.pixtral import PixtralTower
 
@@ -13,4 +13,4 @@ def tower(spec: Pixtral, text_hidden_size: int, context: LayerContext) -> Pixtra
     return PixtralTower(spec, text_hidden_size, context=context)
 
 
-FAMILY = Family(llava.NAME_PREFIXES, text.decoder, tower)
+FAMILY = Family(text.decoder, tower)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmserve.checkpoint.vision.qwen_vl import Qwen25Vision
 from mmserve.model_backend.layers.context import LayerContext
-from mmserve.model_backend.loader.families import qwen2_vl, text
+from mmserve.model_backend.loader.families import text
 from mmserve.model_backend.loader.family import Family
 from mmserve.model_backend.models.positions import grid_positions
 from mmserve.model_backend.vision.qwen2_5_vl import Qwen25VisionTower
@@ -14,4 +14,4 @@ def tower(spec: Qwen25Vision, text_hidden_size: int, context: LayerContext) -> Q
     return Qwen25VisionTower(spec, text_hidden_size, context=context)
 
 
-FAMILY = Family(qwen2_vl.NAME_PREFIXES, text.decoder, tower, grid_positions)
+FAMILY = Family(text.decoder, tower, grid_positions)

@@ -11,11 +11,9 @@ from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.loader.family import Family
 from mmserve.model_backend.models.decoder import Decoder
 
-NAME_PREFIXES = (("model.", "text."), ("lm_head.", "text.lm_head."))
-
 
 def decoder(spec: TextSpec, attention: AttentionBackend[Any], context: LayerContext) -> Decoder:
     return Decoder(spec, attention, Rotary(spec.layers, spec.head_dim, context.dtype, context.device), context=context)
 
 
-FAMILY = Family(NAME_PREFIXES, decoder)
+FAMILY = Family(decoder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmserve.checkpoint.load import load
+from mmserve.checkpoint.tensor_names import canonical_name
 from mmserve.model_backend.attention.interface import AttentionSpec
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.linear_method import LinearShape
@@ -76,7 +78,11 @@ def test_ranks_hold_disjoint_parts_that_make_up_the_checkpoint(tmp_path: Path, s
         attention = platform.attention(AttentionSpec(8 // size, 4 // size, spec.head_dim), torch.float32)
         model = family.decoder(spec, attention, platform.layer_context(TpGroup(rank, size)))
         weights.load(
-            tmp_path, ("text.",), family.canonical_name, model.targets(), lambda *event: reported.append(event)
+            tmp_path,
+            ("text.",),
+            partial(canonical_name, "llama"),
+            model.targets(),
+            lambda *event: reported.append(event),
         )
         assert reported[-1] == (reported[-1][1], reported[-1][1], "bytes")
         assert [done for done, *_ in reported] == sorted(done for done, *_ in reported)

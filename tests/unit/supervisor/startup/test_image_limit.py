@@ -19,13 +19,14 @@ from mmserve.supervisor.startup.image_limit import limit_images
 from mmserve.supervisor.startup.machine import Machine
 from tests.fakes.image_processors import FAMILIES, TABLE_SIZES, model_with
 from tests.fakes.media import COUNTED
+from tests.fakes.weight_files import sparse_weights
 from tests.unit.supervisor.startup.test_plan import GPU, LAPTOP, XEON
 
 
 def model_of(family: str, directory: Path, **text: Any) -> ModelSpec:
     """Of one of FAMILIES, with a context of 32768 tokens."""
     settings, tower = FAMILIES[family]
-    (directory / "model.safetensors").write_bytes(bytes(8))
+    sparse_weights(directory, {})
     model = model_with(directory, settings, **tower)
     spec = msgspec.structs.replace(model.text, max_position=32768, **text)
     return msgspec.structs.replace(model, family=family, text=spec)

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import torch
 from msgspec import structs
-from safetensors.torch import save_file
 
 from mmserve.checkpoint.quantization.scheme import QuantizationScheme
 from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
@@ -20,6 +18,7 @@ from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup import plan
 from mmserve.supervisor.startup.machine import Machine
 from mmserve.supervisor.topology import members, render, topology
+from tests.fakes.weight_files import sparse_weights
 
 GIB = plan.GIB
 LAPTOP = Machine(memory_bytes=8 * GIB, limited_by="this machine", has_cuda=False, fast_bfloat16=False)
@@ -43,7 +42,7 @@ VISION = ClipVision(
 
 @pytest.fixture
 def model(tmp_path: Path) -> ModelSpec:
-    (tmp_path / "model.safetensors").write_bytes(bytes(1 << 20))
+    sparse_weights(tmp_path, {"model.norm.weight": 1 << 19})
     text = TextSpec(
         hidden_size=4096,
         intermediate_size=11008,
@@ -126,9 +125,7 @@ def test_given_options_are_kept(model: ModelSpec) -> None:
 
 def test_quantized_weights_are_counted_as_they_are_kept(model: ModelSpec) -> None:
     """Of a model with 6.07e9 weights in layers and 0.26e9 in embedding and head, 28 GiB in float32."""
-    weights = Path(model.path) / "model.safetensors"
-    with weights.open("wb") as file:
-        file.truncate(14 * GIB)  # sparse
+    sparse_weights(Path(model.path), {"model.layers.0.weight": 7 * GIB})
     options = {"mm_cache_gb": 0, "kv_cache_gb": 2, "max_model_len": 1024}
     sixteen = replace(LAPTOP, memory_bytes=16 * GIB)
     assert "too little memory" in _refused(model, sixteen, **options)
@@ -273,13 +270,9 @@ def test_quantized_weights_are_computed_in_float32_on_a_cpu(model: ModelSpec) ->
     assert "leave out" in _refused(model, XEON, quantization="int8", dtype="bfloat16")
 
 
-def test_a_quantized_checkpoint_is_counted_as_it_is_kept_and_computed_in_float32(model: ModelSpec) -> None:
-    """Codes as stored, all other numbers in float32."""
-    tensors = {"a.qweight": torch.zeros(64, 32, dtype=torch.int32), "b.weight": torch.zeros(10, 10).half()}
-    save_file(tensors, Path(model.path) / "model.safetensors")
+def test_a_quantized_checkpoint_is_computed_in_float32_on_a_cpu(model: ModelSpec) -> None:
     scheme = QuantizationScheme(method="AWQ", layout="awq", bits=4, group_size=128, zero_points=True)
     quantized = structs.replace(model, quantization=scheme)
-    assert plan.quantized_nbytes(quantized) == 64 * 32 * 4 + 10 * 10 * 4
     assert _make(quantized, XEON).dtype == "float32"
     assert "--device cpu" in _refused(quantized, GPU)
     assert "without --dtype" in _refused(quantized, XEON, dtype="bfloat16")
