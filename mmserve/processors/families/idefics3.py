@@ -21,14 +21,13 @@ from mmserve.processors.picture import decode
 from mmserve.processors.pixels.patch_processor import ResizeSettings
 from mmserve.processors.pixels.resizing import peak_nbytes, resized
 from mmserve.processors.pixels.sources import Size
+from mmserve.processors.pixels.tile_grids import first_size, whole_tiles
 from mmserve.processors.pixels.tile_processor import tower_of
 from mmserve.processors.pixels.values import channel_values, fill_planes
 from mmserve.processors.settings import changeable, load_settings
 from mmserve.processors.upright import UprightPicture
 
 _FAKE, _GLOBAL = "<fake_token_around_image>", "<global-img>"
-_LONGEST_EDGE = 4096
-"""Of a resized picture, whatever the settings say."""
 _UNUSED = ("do_pad", "return_row_col_info", "video_sampling")
 _VALUE_NBYTES = 12
 """Of a pixel's three channels as float32."""
@@ -142,36 +141,3 @@ class Idefics3Processor:
     def settings_digest(self) -> bytes:
         """See ``ImageProcessor``."""
         return hashlib.sha256(b"idefics3-1\0" + msgspec.json.encode(self._settings)).digest()
-
-
-def first_size(width: int, height: int, longest_edge: int) -> Size:
-    """The picture with a longer side of ``longest_edge``, also if it has to be enlarged; the shorter one is even.
-
-    At most _LONGEST_EDGE a side, and at least 1.
-    """
-    ratio = width / height
-    if width >= height:
-        width, height = longest_edge, _even(longest_edge / ratio)
-    else:
-        width, height = _even(longest_edge * ratio), longest_edge
-    width, height = max(1, width), max(1, height)
-    ratio = width / height
-    if width >= height and width > _LONGEST_EDGE:
-        width, height = _LONGEST_EDGE, int(_LONGEST_EDGE / ratio)
-    elif height > width and height > _LONGEST_EDGE:
-        width, height = int(_LONGEST_EDGE * ratio), _LONGEST_EDGE
-    return max(1, width), max(1, height)
-
-
-def whole_tiles(width: int, height: int, side: int) -> Size:
-    """The longer side rounded up to whole tiles, the other one in proportion and then rounded up."""
-    ratio = width / height
-    if width >= height:
-        width = math.ceil(width / side) * side
-        return width, math.ceil(max(1, int(width / ratio)) / side) * side
-    height = math.ceil(height / side) * side
-    return math.ceil(max(1, int(height * ratio)) / side) * side, height
-
-
-def _even(length: float) -> int:
-    return int(length) + int(length) % 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -18,6 +18,7 @@ from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.text_config import convert
 from mmserve.processors.interface import Expansion, Run
 from mmserve.processors.pixels.patch_processor import ResizeSettings
+from mmserve.processors.pixels.tile_grids import best_grid, tile_grids
 from mmserve.processors.pixels.tile_processor import Part, TileProcessor, TileSize, image_size, tower_of
 from mmserve.processors.settings import SettingsRefused, changed_settings, load_settings
 
@@ -80,7 +81,7 @@ class InternVlProcessor(TileProcessor):
         most = settings.most_tiles
         self._thumbnail = settings.use_thumbnail and most > 1
         self._tile_rows = (side // tower.patch_size) ** 2 // tower.patches_per_row
-        self._grids = _grids(min(settings.min_patches, most), most)
+        self._grids = tile_grids(min(settings.min_patches, most), most)
         super().__init__(
             settings,
             side=side,
@@ -114,36 +115,6 @@ class InternVlProcessor(TileProcessor):
         """One run between two tokens."""
         rows = self._tile_rows * sum(part.num_tiles for part in self.parts(width, height))
         return Expansion(f"{_BEGIN}{self.row_token}{_END}", (Run(rows, (1, 1, rows)),))
-
-
-class TileGrid(NamedTuple):
-    columns: int
-    rows: int
-
-
-def best_grid(width: int, height: int, grids: Sequence[TileGrid], side: int) -> TileGrid:
-    """The grid whose proportions are nearest to the picture's.
-
-    Of equally near ones, the last that the picture fills by more than half. As ``get_optimal_tiled_canvas`` of
-    transformers.
-    """
-    best, nearest = TileGrid(1, 1), float("inf")
-    for grid in grids:
-        distance = abs(width / height - grid.columns / grid.rows)
-        fills = width * height > 0.5 * side * side * grid.columns * grid.rows
-        if distance < nearest or (distance == nearest and fills):
-            best, nearest = grid, distance
-    return best
-
-
-def _grids(fewest: int, most: int) -> list[TileGrid]:
-    """All grids of so many tiles, smaller ones first."""
-    grids = [
-        TileGrid(columns, rows)
-        for columns in range(1, most + 1)
-        for rows in range(-(-fewest // columns), most // columns + 1)
-    ]
-    return sorted(grids, key=lambda grid: grid.columns * grid.rows)
 
 
 def _native_settings(model: ModelSpec) -> InternVlSettings:

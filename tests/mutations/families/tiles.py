@@ -11,6 +11,7 @@ _CLIP = "model_backend/vision/clip.py"
 _GEMMA3 = "processors/families/gemma3.py"
 _IDEFICS3 = "processors/families/idefics3.py"
 _INTERNVL = "processors/families/internvl.py"
+_TILE_GRIDS = "processors/pixels/tile_grids.py"
 _INTERNVIT = "model_backend/vision/internvit.py"
 _SDPA = "model_backend/attention/sdpa.py"
 _TOWERS = ("model_backend/vision/test_towers.py", "model_backend/models/test_vision_parity.py")
@@ -132,13 +133,13 @@ FAMILIES = {
             ),
             Mutation(
                 "of grids that are as near, one that is filled is taken",
-                _INTERNVL,
+                _TILE_GRIDS,
                 "fills = width * height > 0.5 * side",
                 "fills = width * height > 1.0 * side",
             ),
             Mutation(
                 "of grids that are as near, the first is taken",
-                _INTERNVL,
+                _TILE_GRIDS,
                 "distance < nearest or (distance == nearest and fills)",
                 "distance < nearest",
             ),
@@ -249,7 +250,7 @@ FAMILIES = {
                 '+ ("\\n" if lines else "")',
                 '+ ("" if lines else "")',
             ),
-            Mutation("the shorter side may be odd", _IDEFICS3, "int(length) + int(length) % 2", "int(length)"),
+            Mutation("the shorter side may be odd", _TILE_GRIDS, "int(length) + int(length) % 2", "int(length)"),
             Mutation(
                 "a tile's patches have their own positions",
                 "model_backend/vision/idefics3.py",
