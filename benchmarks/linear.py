@@ -21,7 +21,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.load.report import Row, table, write_json
-from mmserve.model_backend.platforms.cpu import build, levels, weight_memory
+from mmserve.model_backend.platforms.cpu import weight_memory
+from mmserve.model_backend.platforms.cpu.library import build, levels
 from mmserve.model_backend.platforms.cpu.packed_weights import format_of, pack_short
 from mmserve.model_backend.platforms.cpu.threads import set_threads
 

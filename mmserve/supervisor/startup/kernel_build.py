@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from mmserve.config.deployment import Deployment
 
-_BUILDER = "mmserve.model_backend.platforms.cpu.build"
+_BUILDER = "mmserve.model_backend.platforms.cpu.library.build"
 
 
 @contextlib.contextmanager

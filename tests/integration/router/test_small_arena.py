@@ -20,7 +20,7 @@ from mmserve.messages.cache import AllocItem
 from mmserve.messages.media import MediaSpan
 from mmserve.messages.reply import TokenReply
 from mmserve.messages.request import GenerateRequest
-from mmserve.model_backend.platforms.cpu import build
+from mmserve.model_backend.platforms.cpu.library import compiler
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.fakes.checkpoints import make_llava
 from tests.fakes.engine import BLOCK_TOKENS, make_runner
@@ -104,7 +104,7 @@ def test_a_thousand_images_through_an_arena_for_a_dozen(tmp_path: Path) -> None:
     for name, tokens in output.items():
         answers[image_of[name]].add(tuple(tokens))
     num_consistent = sum(len(each) == 1 for each in answers.values())
-    expected = DISTINCT if build.compilers() else 0.9 * DISTINCT
+    expected = DISTINCT if compiler.compilers() else 0.9 * DISTINCT
     assert num_consistent >= expected, "an image's answer does not depend on preemption and batches"
     assert len({min(each) for each in answers.values()}) > DISTINCT / 2, "different images have different answers"
     del runner

@@ -23,9 +23,10 @@ from mmserve.model_backend.layers.quantized.matrix import QuantizedMatrix
 from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.models.decoder import Decoder
 from mmserve.model_backend.models.interface import DeepStackRows
-from mmserve.model_backend.platforms.cpu import build, grouped_weights, quantization
+from mmserve.model_backend.platforms.cpu import grouped_weights, quantization
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.model_backend.platforms.cpu.decoder import compile_decoder
+from mmserve.model_backend.platforms.cpu.library import build
 from mmserve.model_backend.platforms.cpu.ops import ACTIVATIONS, KernelOps
 from mmserve.model_backend.platforms.cpu.packed_weights import format_of, pack
 from mmserve.model_backend.platforms.cpu.packing import KernelLinear

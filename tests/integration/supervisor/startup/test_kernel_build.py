@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from mmserve.config.deployment import Deployment
-from mmserve.model_backend.platforms.cpu import build
+from mmserve.model_backend.platforms.cpu.library import compiler
 from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
 from mmserve.supervisor.startup.kernel_build import building
 from tests.fakes.cache import until
@@ -18,7 +18,7 @@ from tests.fakes.http_services import make_deployment
 
 # Without a compiler the builder ends at once and the server computes with torch; tests that start a whole server cover
 # that. With a compiler, these tests fail if the kernels cannot be built.
-pytestmark = pytest.mark.skipif(not build.compilers(), reason="no C++ compiler on this machine, so nothing to build")
+pytestmark = pytest.mark.skipif(not compiler.compilers(), reason="no C++ compiler on this machine, so nothing to build")
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ import ctypes
 import pytest
 import torch
 
-from mmserve.model_backend.platforms.cpu import build
+from mmserve.model_backend.platforms.cpu.library import compiler
 from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
 from mmserve.model_backend.platforms.cpu.threads import set_threads
 
 # Without a compiler mmserve computes with torch, and the parity tests of the model check that. With one, kernels that
 # cannot be built or fail their self-test are failures, not skips.
 needs_compiler = pytest.mark.skipif(
-    not build.compilers(),
+    not compiler.compilers(),
     reason="no C++ compiler on this machine: torch computes, which every other test of the model then checks",
 )
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from mmserve.checkpoint.load import load
 from mmserve.model_backend.loader.load import load_tower
-from mmserve.model_backend.platforms.cpu import build
+from mmserve.model_backend.platforms.cpu.library import compiler
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.runtime.errors import StartupError
@@ -35,7 +35,7 @@ from tests.fakes.quantized_checkpoints import (
 from tests.fakes.ranks_in_threads import RanksInThreads
 
 pytestmark = pytest.mark.skipif(
-    not build.compilers(), reason="no C++ compiler on this machine, so no quantized weights either"
+    not compiler.compilers(), reason="no C++ compiler on this machine, so no quantized weights either"
 )
 SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 PROMPTS = [[(7 * i + 11 * n) % (VOCAB - 4) + 4 for i in range(length)] for n, length in enumerate((1, 5, 33, 70))]

@@ -12,8 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.model_backend.platforms.cpu import build, levels, quantization
-from mmserve.model_backend.platforms.cpu.levels import Level
+from mmserve.model_backend.platforms.cpu import quantization
+from mmserve.model_backend.platforms.cpu.library import build, levels
+from mmserve.model_backend.platforms.cpu.library.levels import Level
 from mmserve.model_backend.platforms.cpu.ops import ACTIVATIONS, KernelOps
 from mmserve.model_backend.platforms.cpu.packed_weights import format_of, pack, pack_short
 from mmserve.model_backend.platforms.cpu.threads import set_threads
@@ -186,9 +187,11 @@ def test_the_fastest_level_comes_first_and_every_cpu_has_one(monkeypatch: pytest
         monkeypatch.setattr("platform.machine", lambda: machine)
         return levels.of_this_cpu()
 
-    every = " ".join(levels.LEVELS[0].needs)
-    assert found(every) == list(levels.LEVELS)
+    x86_64, (neon,) = levels.LEVELS["x86_64"], levels.LEVELS["aarch64"]
+    every = " ".join(x86_64[0].needs)
+    assert found(every) == list(x86_64)
     assert [level.name for level in found(every.replace("avx512_bf16", ""))] == ["avx512", "avx2"]
     assert [level.name for level in found(every.replace("avx512vl", ""))] == ["avx2"]
-    assert found("sse2") == found("") == found(every, "aarch64") == [levels.NATIVE]
-    assert levels.key(levels.LEVELS[2]) != levels.key(levels.LEVELS[1])
+    assert found("sse2") == found("") == found(every, "aarch64") == found(every, "riscv64") == [levels.NATIVE]
+    assert found("fp asimd bf16", "aarch64") == [neon]
+    assert levels.key(x86_64[2]) != levels.key(x86_64[1])

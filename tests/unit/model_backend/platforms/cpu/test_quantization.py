@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from mmserve.config.config import Config
-from mmserve.model_backend.platforms.cpu import build
+from mmserve.model_backend.platforms.cpu.library import compiler
 from mmserve.runtime.errors import StartupError
 from tests.fakes.checkpoints import TEXT_FAMILIES, VOCAB, make_llama, make_text
 from tests.fakes.engine import Driver, make_runner
@@ -19,7 +19,7 @@ from tests.fakes.quantized import dequantized
 # Only the compiled kernels compute with quantized weights; test_packing checks that they are refused without. With a
 # compiler, kernels that cannot be used are failures here, not skips.
 pytestmark = pytest.mark.skipif(
-    not build.compilers(), reason="no C++ compiler on this machine, so no quantized weights either"
+    not compiler.compilers(), reason="no C++ compiler on this machine, so no quantized weights either"
 )
 SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 272}
 CHANGES: dict[str, dict[str, Any]] = {"qwen3_moe": {"moe_intermediate_size": 32}, "phi3": {"hidden_size": 128}}

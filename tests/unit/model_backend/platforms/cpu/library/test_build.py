@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmserve.model_backend.platforms.cpu import build
+from mmserve.model_backend.platforms.cpu.library import build
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
 from mmserve.model_backend.platforms.reference import TorchOps
@@ -108,8 +108,15 @@ def test_other_activations_than_float32_do_not_build_the_kernels(
     assert CpuPlatform(dtype, dtype).kernels is None
 
 
-def test_without_a_compiler_there_are_no_kernels(fresh_cache: Path, compiler: Compiler) -> None:
+def test_without_a_compiler_there_are_no_kernels(
+    fresh_cache: Path, compiler: Compiler, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The builder's warning is the only one, however many processes load the kernels."""
     assert build.loaded() is None
+    assert not build.build_or_warn()
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "no C++ compiler" in warning
+    assert "nstall" in warning
 
 
 @needs_compiler
@@ -147,7 +154,7 @@ def test_all_errors_are_reported_when_no_compiler_works(
 ) -> None:
     for name in ("c++", "g++"):
         compiler(name, f"echo no luck with {name} >&2; exit 1")
-    assert build.loaded() is None
+    assert not build.build_or_warn()
     assert all(f"no luck with {name}" in caplog.text for name in ("c++", "g++"))
 
 
@@ -175,4 +182,4 @@ def test_a_cached_file_is_found_while_no_temporary_directory_can_be_written(
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/dev/null"])
     with pytest.raises(FileNotFoundError):
         tempfile.gettempdir()
-    assert build._cache_directory() == fresh_cache / "mmserve"
+    assert build.user_cache.directory() == fresh_cache / "mmserve"

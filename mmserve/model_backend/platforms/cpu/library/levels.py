@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 _AVX2 = frozenset({"avx", "avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-"""By the names of ``/proc/cpuinfo``; these two are x86-64-v3 and x86-64-v4."""
+"""By the names of ``/proc/cpuinfo``. These two are x86-64-v3 and x86-64-v4."""
 
 
 class Level(NamedTuple):
@@ -29,7 +29,7 @@ class Level(NamedTuple):
     """Compiled for all flags that this CPU happens to have."""
 
 
-LEVELS = (
+_X86_64 = (
     Level(
         "avx512_bf16",
         ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
@@ -38,7 +38,9 @@ LEVELS = (
     Level("avx512", ("-march=x86-64-v4",), _AVX512),
     Level("avx2", ("-march=x86-64-v3",), _AVX2),
 )
-"""The fastest first."""
+_AARCH64 = (Level("neon", ("-march=armv8-a",), frozenset({"fp", "asimd"})),)
+LEVELS = {"x86_64": _X86_64, "aarch64": _AARCH64}
+"""Of each machine, the fastest first."""
 NATIVE = Level("native", ("-march=native",), tied_to_this_cpu=True)
 """Any other CPU: plain code, as good as its compiler makes it."""
 
@@ -46,8 +48,12 @@ NATIVE = Level("native", ("-march=native",), tied_to_this_cpu=True)
 def of_this_cpu() -> list[Level]:
     """The levels that this CPU has, the fastest first; at least one."""
     flags = set(_flags().split())
-    found = [level for level in LEVELS if level.needs <= flags] if platform.machine() == "x86_64" else []
-    return found or [NATIVE]
+    return [level for level in of_this_machine() if level.needs <= flags] or [NATIVE]
+
+
+def of_this_machine() -> tuple[Level, ...]:
+    """The levels that CPUs of this architecture may have, the fastest first; empty for one without any."""
+    return LEVELS.get(platform.machine(), ())
 
 
 def key(level: Level) -> bytes:
