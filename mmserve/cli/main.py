@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from mmserve.cli.bench import add_bench, bench
 from mmserve.cli.chaos import add_chaos, chaos
+from mmserve.cli.chat import add_chat, chat
 from mmserve.cli.models import add_models, models
 from mmserve.cli.serve import add_serve, serve
 from mmserve.cli.status import add_status, status
@@ -17,6 +18,8 @@ from mmserve.config.options import OptionError
 from mmserve.runtime.errors import StartupError
 
 USAGE_ERROR = 2
+_COMMANDS = {"chaos": chaos, "chat": chat, "models": models, "status": status}
+"""Those that take no further arguments than their parser knows."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -46,13 +49,11 @@ def _run(argv: Sequence[str]) -> int:
     if arguments.command is None:
         parser.print_help()
         return USAGE_ERROR
-    if arguments.command == "chaos" and not unknown:
-        return chaos(arguments)
-    if arguments.command == "models" and not unknown:
-        return models(arguments)
-    if arguments.command == "status" and not unknown:
-        return status(arguments)
-    return serve(arguments, unknown)
+    if arguments.command == "serve":
+        return serve(arguments, unknown)
+    if unknown:
+        raise OptionError(f"unknown argument {unknown[0]} (see mmserve {arguments.command} --help)")
+    return _COMMANDS[arguments.command](arguments)
 
 
 def _parser() -> _Parser:
@@ -60,6 +61,7 @@ def _parser() -> _Parser:
     parser.add_argument("--version", action="version", version=f"mmserve {metadata.version('mmserve')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     add_serve(commands)
+    add_chat(commands)
     add_bench(commands)
     add_models(commands)
     add_chaos(commands)

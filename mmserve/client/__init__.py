@@ -1,0 +1,1 @@
+"""Using a server from another program: starting one of one's own, and chat completions over HTTP."""
