@@ -57,7 +57,7 @@ async def answers(stack: Stack) -> list[tuple[str, str]]:
         return await asyncio.gather(*map(ask, QUESTIONS))
 
 
-@pytest.mark.parametrize("family", [*TEXT_FAMILIES, "granite"])
+@pytest.mark.parametrize("family", ["llama", *TEXT_FAMILIES, "granite"])
 def test_answers_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     directory = make_text(tmp_path, family, hidden_size=128)
     generation = {"eos_token_id": [EOS, *STOPS], "bos_token_id": 1}

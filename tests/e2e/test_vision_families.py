@@ -21,6 +21,7 @@ from mmserve.checkpoint.load import load
 from mmserve.processors.registry import processor_for
 from tests.e2e.stack import LITTLE_MEMORY, Stack
 from tests.fakes import vision_model
+from tests.fakes.checkpoints import make_llava
 from tests.fakes.idefics3 import make_idefics3
 from tests.fakes.media import png
 from tests.fakes.qwen_vl import make_qwen_vl, processed_qwen_vl
@@ -52,7 +53,8 @@ Processed = Callable[[Path, list[dict[str, Any]], list[Image.Image]], dict[str, 
 """(checkpoint, messages, images) -> what ``generate`` takes."""
 
 
-def processed_idefics3(directory: Path, chat: list[dict[str, Any]], images: list[Image.Image]) -> dict[str, Any]:
+def processed_whole(directory: Path, chat: list[dict[str, Any]], images: list[Image.Image]) -> dict[str, Any]:
+    """By the checkpoint's whole processor."""
     processor = transformers.AutoProcessor.from_pretrained(directory, use_fast=False)
     text = processor.apply_chat_template(chat, add_generation_prompt=True)
     return dict(processor(text=text, images=images or None, add_special_tokens=False, return_tensors="pt"))
@@ -61,7 +63,8 @@ def processed_idefics3(directory: Path, chat: list[dict[str, Any]], images: list
 OF_NATIVE_INTERNVL = {"max_patches": 12, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 """What its authors' code does, whatever preprocessor_config.json says."""
 FAMILIES: dict[str, tuple[Callable[[Path], Path], Processed]] = {
-    "idefics3": (make_idefics3, processed_idefics3),
+    "llava": (make_llava, processed_whole),
+    "idefics3": (make_idefics3, processed_whole),
     "qwen3_vl": (partial(make_qwen_vl, family="qwen3_vl"), partial(processed_qwen_vl, family="qwen3_vl")),
     **{
         family: (partial(make_vision, family=family), partial(vision_model.processed, family=family))

@@ -69,14 +69,13 @@ def model_with(
 
 def unusual_pictures(width: int = 61, height: int = 44) -> dict[str, bytes]:
     """Pictures that are not upright RGB."""
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    return {
-        "grey": encoded(picture(width, height, "L")),
-        "alpha": encoded(picture(width, height, "RGBA")),
-        "CMYK": encoded(picture(width, height, "CMYK"), "TIFF"),
-        "turned": encoded(picture(width, height), "JPEG", exif=turned),
-    }
+    found = {mode: encoded(picture(width, height, mode)) for mode in ("1", "L", "LA", "P", "RGBA")}
+    found["CMYK"] = encoded(picture(width, height, "CMYK"), "TIFF")
+    for orientation in range(2, 9):
+        turned = Image.Exif()
+        turned[0x0112] = orientation
+        found[f"orientation {orientation}"] = encoded(picture(width, height), "JPEG", exif=turned)
+    return found
 
 
 def upright(data: bytes) -> Image.Image:

@@ -229,7 +229,7 @@ FAMILIES = {
             "model_backend/vision/test_idefics3.py",
             "model_backend/models/test_vision_parity.py",
         ),
-        "idefics3 or vision_families",
+        "idefics3",
         (
             Mutation(
                 "tiles go column by column",

@@ -1,60 +1,100 @@
-"""Prompts with images have the ids of transformers' processors, with a virtual id for each row."""
+"""Prompts with pictures have the ids that transformers' whole processors give them, with a virtual id for each row."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import msgspec
 import pytest
-import transformers
 
+from mmserve.checkpoint.registry import VISION
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.httpserver.call import LeasedItem, MediaRef
 from mmserve.httpserver.conversation import Conversation, MediaPart, Message, TextPart
 from mmserve.httpserver.prompt.builder import PromptBuilder
 from mmserve.messages.cache import MediaRecord
 from mmserve.messages.media import Handle
+from mmserve.processors.interface import ImageProcessor
 from mmserve.processors.registry import processor_for
 from tests.fakes.chat_models import deployment_of
-from tests.fakes.idefics3 import make_idefics3
 from tests.fakes.media import picture
+from tests.fakes.whole_processors import WHOLE, make_adding_bos, processed_ids, whole_processor
 
-SIZES = [(100, 37), (56, 56), (30, 90)]
+PICTURES = [picture(*size) for size in [(100, 37), (56, 56), (30, 90)]]
+REFS = [MediaRef("data:,", f"messages[0].content[{index}]") for index in range(len(PICTURES))]
+ID_STEP = 1000
+"""Between the first virtual ids of two pictures."""
+PAN_AND_SCAN = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 20}
+CASES: dict[str, tuple[str, bool, dict[str, Any]]] = {
+    **{f"{family}, {'' if bos else 'no '}bos": (family, bos, {}) for family in WHOLE for bos in (True, False)},
+    "gemma3, pan and scan": ("gemma3", True, PAN_AND_SCAN),
+}
+"""Family, whether the template writes the bos token, and settings of its pictures."""
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_idefics3(tmp_path_factory.mktemp("idefics3"))
+class Both(NamedTuple):
+    """A checkpoint, as transformers and as mmserve process its prompts."""
+
+    reference: Any
+    prompts: PromptBuilder
+    images: ImageProcessor
+    image_token_id: int | None
+    options: dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
+    family, bos, options = CASES[request.param]
+    directory = make_adding_bos(tmp_path_factory.mktemp(family), family)
+    if not bos:
+        begin_with_text(directory)
+    deployment = deployment_of(directory)
+    processor = processor_for(msgspec.structs.replace(deployment.model, processor_options=options))
+    assert processor is not None
+    reference = whole_processor(directory, family)
+    return Both(reference, PromptBuilder(deployment), processor, deployment.model.image_token_id, options)
+
+
+def begin_with_text(directory: Path) -> None:
+    """Let the template begin with a text in the place of the bos token, which the tokenizer then adds."""
+    file = directory / "chat_template.jinja"
+    file.write_text("A chat.\n" + file.read_text().replace("{{ bos_token }}", ""))
+
+
+def test_every_family_with_pictures_is_compared() -> None:
+    """But for the authors' format of InternVL, which transformers does not read."""
+    assert set(WHOLE) == set(VISION.values()) - {"internvl_chat"} | {"pixtral", "smolvlm"}
 
 
 @pytest.mark.parametrize(
     "parts",
-    [(0, "what?\n"), ("\n", 0, "\n\n"), (0, 1, "and", 2), ("text alone",), ("see ", 2, 0, " end")],
+    [
+        (0, "what?\n"),
+        ("\n", 1, "\n\n"),
+        (2, 0, 1, "and"),
+        ("see ", 1, "or\n", 2, " end ", 0),
+        (0, 2, 0),
+        ("text alone",),
+    ],
     ids=str,
 )
-def test_ids_equal_those_of_transformers(directory: Path, parts: tuple[str | int, ...]) -> None:
-    reference = transformers.AutoProcessor.from_pretrained(directory, use_fast=False)
-    images = [part for part in parts if isinstance(part, int)]
-    content = [{"type": "image"} if isinstance(part, int) else {"type": "text", "text": part} for part in parts]
-    text = reference.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-    pictures = [picture(*SIZES[index]) for index in images]
-    theirs = reference(text=text, images=pictures or None, add_special_tokens=False)["input_ids"]
+def test_ids_equal_those_of_transformers(both: Both, parts: tuple[str | int, ...]) -> None:
+    shown = [part if isinstance(part, str) else PICTURES[part] for part in parts]
+    theirs = processed_ids(both.reference, shown, **both.options)
 
-    deployment = deployment_of(directory)
-    processor = processor_for(deployment.model)
-    assert processor is not None
-    leased = []
-    for index, size in enumerate(SIZES):
-        record = MediaRecord(index, FIRST_VIRTUAL_TOKEN + 100 * index, "hit", None, Handle(7, 64 * index, 128))
-        leased.append(LeasedItem(record, processor.expand(*size)))
+    images = [part for part in parts if isinstance(part, int)]
+    expansions = [both.images.among(len(images)).expand(*each.size) for each in PICTURES]
+    records = [
+        MediaRecord(index, FIRST_VIRTUAL_TOKEN + ID_STEP * index, "hit", None, Handle(7, 64 * index, 128))
+        for index in range(len(PICTURES))
+    ]
     ours = tuple(MediaPart(part) if isinstance(part, int) else TextPart(part) for part in parts)
     conversation = Conversation((Message("user", ours),))
-    refs = [MediaRef("data:,", f"messages[0].content[{index}]") for index in range(3)]
-    prompt = PromptBuilder(deployment).build(conversation, refs, leased)
-    assert [min(id, FIRST_VIRTUAL_TOKEN) for id in prompt.ids] == [
-        FIRST_VIRTUAL_TOKEN if id == reference.image_token_id else id for id in theirs[0]
-    ]
-    for index in set(images):
-        virtual = [id for id in prompt.ids if 0 <= id - leased[index].record.token_start < 100]
-        rows = list(range(leased[index].record.token_start, leased[index].record.token_start + len(virtual)))
-        assert virtual == rows
-        assert len(rows) == leased[index].expansion.num_rows
+    assert both.prompts.token_ids(conversation, REFS, expansions).tolist() == theirs
+
+    prompt = both.prompts.build(conversation, REFS, [*map(LeasedItem, records, expansions)])
+    assert [both.image_token_id if id >= FIRST_VIRTUAL_TOKEN else id for id in prompt.ids] == theirs
+    virtual = [id for id in prompt.ids if id >= FIRST_VIRTUAL_TOKEN]
+    rows = [range(expansion.num_rows) for expansion in expansions]
+    assert virtual == [records[index].token_start + row for index in images for row in rows[index]]

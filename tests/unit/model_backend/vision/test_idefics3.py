@@ -25,12 +25,16 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_idefics3(tmp_path_factory.mktemp("idefics3"))
 
 
-def test_rows_equal_the_image_features_of_transformers(directory: Path) -> None:
+@pytest.mark.parametrize("name", ["Idefics3", "SmolVLM"])
+def test_rows_equal_the_image_features_of_transformers(directory: Path, name: str) -> None:
+    """Of both classes, with the same weights."""
     model = load(directory)
     tower = load_tower(model, platform_for("cpu", "float32"), lambda done, total, unit: None)
     processor = processor_for(model)
     assert processor is not None
-    reference = transformers.Idefics3ForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
+    reference = getattr(transformers, f"{name}ForConditionalGeneration").from_pretrained(
+        directory, config=getattr(transformers, f"{name}Config").from_pretrained(directory), dtype=torch.float32
+    )
     sizes = ((100, 37), (56, 56), (64, 80))
     pictures = [
         ViewTensors(*map(torch.from_numpy, processor.views(png(seed, *size)))) for seed, size in enumerate(sizes)

@@ -16,6 +16,8 @@ from mmserve.checkpoint.load import load
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
+from mmserve.model_backend.platforms.interface import Platform
+from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.vision.interface import Tower
 from tests.fakes.checkpoints import IMAGE, make_llava, rename_weights
 from tests.fakes.embeddings import prompt_with_images, put_rows, tiles
@@ -28,6 +30,14 @@ TEXTS = ("USER: <image>what?\n", "USER: <image> and <image> then <image>\nASSIST
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llava(tmp_path_factory.mktemp("llava"))
+
+
+@pytest.fixture(params=["cpu", "reference"])
+def platform(request: pytest.FixtureRequest) -> Platform:
+    """With the C++ kernels, then torch alone."""
+    if request.param == "cpu":
+        return platform_for("cpu", "float32")
+    return TorchPlatform(torch.device("cpu"), torch.float32)
 
 
 @pytest.fixture
@@ -43,30 +53,34 @@ def picture(index: int) -> Image.Image:
     return Image.fromarray(values)
 
 
-def tower_of(directory: Path) -> Tower:
-    return load_tower(load(directory), platform_for("cpu", "float32"), lambda done, total, unit: None)
+def tower_of(directory: Path, platform: Platform | None = None) -> Tower:
+    return load_tower(load(directory), platform or platform_for("cpu", "float32"), lambda done, total, unit: None)
 
 
 @pytest.mark.parametrize(
     "settings", [{}, {"feature_layer": -1}, {"feature_layer": 2, "strategy": "full"}, {"feature_layer": -3}]
 )
-def test_rows_equal_the_image_features_of_transformers(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_rows_equal_the_image_features_of_transformers(
+    tmp_path: Path, platform: Platform, settings: dict[str, Any]
+) -> None:
     make_llava(tmp_path, **settings)
     pixels = torch.randn(3, 3, 28, 28, generator=torch.manual_seed(1))
     model = transformers.LlavaForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32)
     with torch.inference_mode():
         features = torch.stack(list(model.get_image_features(pixels).pooler_output))
-    rows = torch.stack(tower_of(tmp_path)(tiles(pixels)))
+    rows = torch.stack(tower_of(tmp_path, platform)(tiles(pixels)))
     assert rows.shape[1] == load(tmp_path).vision.num_rows  # type: ignore[union-attr]
     torch.testing.assert_close(rows, features, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("chunk", [1000, 7])
-def test_tokens_equal_transformers_with_images_of_several_sizes(directory: Path, arena: Arena, chunk: int) -> None:
+def test_tokens_equal_transformers_with_images_of_several_sizes(
+    directory: Path, arena: Arena, platform: Platform, chunk: int
+) -> None:
     model = transformers.LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
     processor = transformers.AutoProcessor.from_pretrained(directory, use_fast=False)
-    tower = tower_of(directory)
-    driver = Driver(make_runner(directory, arena), chunk=chunk)
+    tower = tower_of(directory, platform)
+    driver = Driver(make_runner(directory, arena, platform), chunk=chunk)
     sequences, expected, offset = [], [], 0
     for slot, text in enumerate(TEXTS):
         pictures = [picture(slot + index) for index in range(text.count("<image>"))]

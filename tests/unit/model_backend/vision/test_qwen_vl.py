@@ -26,7 +26,7 @@ from tests.fakes.checkpoints import rename_weights
 from tests.fakes.qwen_vl import make_qwen_vl, random_pictures
 
 GRIDS = ((1, 6, 10), (1, 2, 2), (1, 4, 14), (2, 10, 6))
-FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"]
 Directories = dict[str, Path]
 
 
@@ -79,7 +79,7 @@ def test_rows_equal_the_image_features_of_transformers(directories: Directories,
 @pytest.mark.parametrize("family", FAMILIES)
 def test_names_of_the_hub_and_of_transformers_5(tmp_path: Path, directories: Directories, family: str) -> None:
     renamed = shutil.copytree(directories[family], tmp_path / "renamed")
-    if family == "qwen3_vl":
+    if family.startswith("qwen3_vl"):
         rename_weights(renamed, ("model.visual.", "visual."), ("model.language_model.", "model."))
     else:
         rename_weights(renamed, ("visual.", "model.visual."), ("model.", "model.language_model."))

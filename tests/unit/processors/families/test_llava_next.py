@@ -10,13 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mmserve.processors.families import llava_next, llava_onevision
 from mmserve.processors.families.llava_next import LlavaNextProcessor
 from mmserve.runtime.errors import MediaError, StartupError
-from tests.fakes.image_processors import SIZES, model_with, reference, replacement, unusual_pictures, upright
+from tests.fakes.image_processors import (
+    SIZES,
+    TABLE_SIZES,
+    family_processor,
+    model_with,
+    reference,
+    replacement,
+    unusual_pictures,
+    upright,
+)
 from tests.fakes.media import png
 
 PINPOINTS = [[56, 56], [28, 56], [56, 28], [84, 28], [28, 84]]
@@ -93,13 +102,28 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[LlavaNextProces
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(size=st.tuples(st.integers(1, 400), st.integers(1, 400)))
+@example(size=(98, 28))
 def test_rows_are_those_of_transformers_and_within_the_bound(
     both: list[tuple[LlavaNextProcessor, Any]], size: tuple[int, int]
 ) -> None:
+    """The example: of OneVision, 56 features where the limit is 48, which is not enough to shrink them."""
     for ours, text in both:
         expansion = ours.expand(*size)
         assert expansion.text * expansion.num_rows == text(size)
         assert expansion.num_rows <= ours.max_rows
+
+
+@pytest.mark.parametrize(
+    ("family", "rows", "most"),
+    [
+        ("llava_next", [2340, 1948, 1968, 1458, 1452, 1176], 2928),
+        ("llava_onevision", [2929, 7269, 7317, 981, 5130, 1485], 8831),
+    ],
+)
+def test_rows_of_known_sizes(tmp_path: Path, family: str, rows: list[int], most: int) -> None:
+    ours = family_processor(family, tmp_path)
+    assert [ours.expand(*size).num_rows for size in TABLE_SIZES] == rows
+    assert ours.max_rows == most
 
 
 def test_one_of_several_pictures_is_one_tile_of_onevision_alone(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import transformers
 from mmserve.config.config import Config
 from mmserve.model_backend.platforms.cpu.library import compiler
 from mmserve.runtime.errors import StartupError
-from tests.fakes.checkpoints import TEXT_FAMILIES, VOCAB, make_llama, make_text
+from tests.fakes.checkpoints import TEXT_FAMILIES, VOCAB, make_llama, make_llava, make_text
 from tests.fakes.engine import Driver, make_runner
 from tests.fakes.quantized import dequantized
 
@@ -24,34 +24,54 @@ pytestmark = pytest.mark.skipif(
 SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 272}
 CHANGES: dict[str, dict[str, Any]] = {"qwen3_moe": {"moe_intermediate_size": 32}, "phi3": {"hidden_size": 128}}
 """Phi-3's heads are as wide as its hidden size says."""
+TOWER = ("vision_tower.", "multi_modal_projector.")
+"""Stay as they are, as the routers of experts do."""
 
 
-def expected(directory: Path, form: str, prompt: list[int], num_tokens: int) -> list[int]:
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+PROMPTS = [[(7 * i + 11 * n) % (VOCAB - 4) + 4 for i in range(length)] for n, length in enumerate((1, 5, 33, 70))]
+NUM_TOKENS = 12
+
+
+def expected(model: Any, form: str) -> list[list[int]]:
+    """Of a model of transformers, whose text's weights are rounded."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.dim() > 1 and not name.endswith("mlp.gate.weight"):  # routers stay as they are
+            if weight.dim() > 1 and not name.endswith("mlp.gate.weight") and not any(part in name for part in TOWER):
                 table = "embed" in name or "lm_head" in name
                 for matrix in weight if weight.dim() == 3 else [weight]:  # experts are stacked
                     matrix.copy_(dequantized(matrix.data, "int8" if table else form))
-    ids = torch.tensor([prompt])
+    return [generated(model, torch.tensor([prompt])) for prompt in PROMPTS]
+
+
+def generated(model: Any, ids: torch.Tensor) -> list[int]:
     out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, eos_token_id=-1
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NUM_TOKENS, eos_token_id=-1
     )
-    return out[0, len(prompt) :].tolist()
+    found: list[int] = out[0, ids.shape[1] :].tolist()
+    return found
+
+
+def written(directory: Path, form: Any) -> list[list[int]]:
+    config = Config(model=str(directory), max_num_seqs=8, quantization=form)
+    driver = Driver(make_runner(directory, config=config), chunk=20)
+    sequences = [driver.add(slot, prompt) for slot, prompt in enumerate(PROMPTS)]
+    driver.run(NUM_TOKENS)
+    return [sequence.output[:NUM_TOKENS] for sequence in sequences]
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
 @pytest.mark.parametrize("family", ["llama", *TEXT_FAMILIES])
 def test_tokens_equal_transformers_with_the_rounded_weights(tmp_path: Path, family: str, form: Any) -> None:
     directory = make_text(tmp_path, family, tie_word_embeddings=True, **(SHAPE | CHANGES.get(family, {})))
-    config = Config(model=str(directory), max_num_seqs=8, quantization=form)
-    driver = Driver(make_runner(directory, config=config), chunk=20)
-    prompts = [[(7 * i + 11 * n) % (VOCAB - 4) + 4 for i in range(length)] for n, length in enumerate((1, 5, 33, 70))]
-    sequences = [driver.add(slot, prompt) for slot, prompt in enumerate(prompts)]
-    driver.run(12)
-    for sequence, prompt in zip(sequences, prompts, strict=True):
-        assert sequence.output[:12] == expected(directory, form, prompt, 12)
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    assert written(directory, form) == expected(model, form)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_the_text_behind_a_tower(tmp_path: Path, form: Any) -> None:
+    directory = make_llava(tmp_path, text=SHAPE | {"tie_word_embeddings": True})
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
+    assert written(directory, form) == expected(model, form)
 
 
 def test_layers_of_other_sizes_are_refused(tmp_path: Path) -> None:
