@@ -13,14 +13,16 @@ from typing import Protocol, TypeVar
 from mmserve.router.speculation.draft_source import AcceptedShares, DraftSource
 from mmserve.router.speculation.step_costs import StepCosts
 
-_MIN_GAIN = 1.05
-"""Drafts must be expected to bring so many times the tokens a second. The rest covers what the averages do not know."""
+_MIN_GAIN = 1.08
+"""Drafts must be expected to bring so many times the tokens a second. The rest covers what the averages do not know,
+and that a batch ends with its slowest sequence while drafts help some more than others."""
 _MIN_CHANCE = 0.05
 """Tokens less likely to be right are left out, however cheap their rows seem."""
 _MAX_SEQUENCES = 32
 """The oldest sequences of a step, which alone get drafts: looking for one takes a few microseconds."""
-_STEPS_BETWEEN_TRIALS = 64
-"""After so many steps with drafts one is computed without, so that the time of those stays known."""
+_FEWEST_STEPS_TO_TRIAL, _MOST_STEPS_TO_TRIAL = 4, 64
+"""After so many steps with drafts one is computed without, so that the time of those stays known: the more drafts are
+expected to gain, the fewer, as each costs what they gain."""
 _SHORT_SHARE, _LONG_SHARE, _PRIOR_WEIGHT = 0.5, 0.8, 0.02
 
 
@@ -50,6 +52,8 @@ class Drafter:
         self._prior = AcceptedShares(_SHORT_SHARE, _LONG_SHARE, _PRIOR_WEIGHT)
         self._num_with_drafts = 0
         """Steps since the last one without."""
+        self._gain = 1.0
+        """How many times the tokens a second the last drafts were expected to bring."""
 
     def drafts(self, decoding: list[S]) -> dict[S, tuple[int, ...]]:
         """Drafts of at least one token for some of the sequences, all that a step computes."""
@@ -58,7 +62,8 @@ class Drafter:
             return {}
         lengths = self._best_lengths(offers, len(decoding))
         self._num_with_drafts = self._num_with_drafts + 1 if any(lengths) else 0
-        if self._num_with_drafts > _STEPS_BETWEEN_TRIALS:
+        most = _MOST_STEPS_TO_TRIAL * (self._gain - 1.0)
+        if self._num_with_drafts > min(max(most, _FEWEST_STEPS_TO_TRIAL), _MOST_STEPS_TO_TRIAL):
             self._num_with_drafts = 0
             return {}
         drafts = {}
@@ -91,12 +96,14 @@ class Drafter:
         """How much of each draft the step should compute: the tokens most likely to be right, as long as they pay."""
         chances = [each for each in _chances(offers) if each[0] >= _MIN_CHANCE]
         plain_s, *seconds = self._costs.seconds(num_sequences, len(chances)) or (0.0,)
-        best, best_rate = 0, _MIN_GAIN * num_sequences / plain_s if plain_s else 0.0
+        plain_rate = num_sequences / plain_s if plain_s else 0.0
+        best, best_rate = 0, _MIN_GAIN * plain_rate
         expected = float(num_sequences)
         for num_tokens, ((chance, _), step_s) in enumerate(zip(chances, seconds, strict=False), 1):
             expected += chance
             if expected / step_s > best_rate:
                 best, best_rate = num_tokens, expected / step_s
+        self._gain = best_rate / plain_rate if plain_rate else 1.0
         lengths = [0] * len(offers)
         for _, index in chances[:best]:
             lengths[index] += 1

@@ -61,9 +61,9 @@ def test_a_copy_takes_few_steps_where_rows_are_free() -> None:
     assert num_steps < len(copied()) / (MAX_DRAFT_TOKENS - 4)
 
 
-def often_right(share: float) -> list[int]:
+def often_right(share: float, seed: int = 1) -> list[int]:
     """After three tokens of the prompt each next one is its next token with this probability, else another."""
-    draw, text, place = random.Random(1), TEXT[:3], 3
+    draw, text, place = random.Random(seed), TEXT[:3], 3
     while len(text) < 600:
         if draw.random() < share:
             text.append(TEXT[place % len(TEXT)])
@@ -99,6 +99,39 @@ def test_wrong_drafts_cost_little(num_answers: int, row_s: float) -> None:
     assert seconds <= alone / 0.97
 
 
+def uneven(step_s: Callable[[int], float], seed: int) -> Callable[[int], float]:
+    """Steps of a machine with other work, which also become slower as texts grow."""
+    draw, slowness = random.Random(seed), 1.0
+
+    def observed_s(rows: int) -> float:
+        nonlocal slowness
+        slowness += 0.0005
+        hiccup = 1.5 if draw.random() < 0.01 else 1.0
+        return step_s(rows) * slowness * hiccup * (1.0 + abs(draw.gauss(0.0, 0.05)))
+
+    return observed_s
+
+
+@pytest.mark.parametrize("share", [0.5, 0.75])
+@pytest.mark.parametrize("num_answers", [16, 32])
+@pytest.mark.parametrize(
+    "step_s",
+    [
+        pytest.param(lambda rows: 0.01 + 0.0005 * (rows - 1), id="each row costs"),
+        pytest.param(lambda rows: 0.01 + 0.002 * ((rows - 1) // 8), id="rows in eights"),
+        pytest.param(lambda rows: 0.01 + 0.006 * ((rows - 1) // 16), id="rows in sixteens"),
+    ],
+)
+def test_many_drafts_of_little_gain_lose_little(step_s: Callable[[int], float], num_answers: int, share: float) -> None:
+    """Each may gain a little by itself, but the batch ends with its slowest answer. Times vary from step to step."""
+    for seed in range(2):
+        texts = [often_right(share, 100 * seed + number)[:400] for number in range(num_answers)]
+        unlike = [[-1 - index for index in range(len(text))] for text in texts]
+        seconds, _ = generate([Answer(text) for text in texts], Drafter(), uneven(step_s, seed))
+        alone, _ = generate([Answer(text) for text in unlike], Drafter(), uneven(step_s, seed + 10))
+        assert seconds <= alone / 0.96
+
+
 def test_a_copy_is_faster_in_a_step_of_several_answers() -> None:
     def step_s(rows: int) -> float:
         return 0.01 + 0.0007 * (rows - 1)
@@ -112,6 +145,7 @@ def test_a_copy_is_faster_in_a_step_of_several_answers() -> None:
 def test_drafts_are_tried_again_when_rows_have_become_free() -> None:
     drafter = Drafter()
     generate([Answer(copied())], drafter, lambda rows: 0.01 * rows)
-    generate([Answer(copied())], drafter, lambda rows: 0.01)
+    for _ in range(7):
+        generate([Answer(copied())], drafter, lambda rows: 0.01)
     _, num_steps = generate([Answer(copied())], drafter, lambda rows: 0.01)
     assert num_steps < len(copied()) / 3
