@@ -153,13 +153,17 @@ TEXT_FAMILIES = [family for family in TEXT.values() if family != "llama"]
 """By ``model_type``: those that the tests of text families cover. Llama has tests of its own."""
 
 
+def text_config(family: str, **changes: Any) -> transformers.PreTrainedConfig:
+    """Of a tiny text model."""
+    shape = llama_config().to_dict()
+    shared = {name: shape[name] for name in _SHARED_SETTINGS}
+    return transformers.AutoConfig.for_model(family, **(shared | _TEXT_DETAILS[family] | changes))
+
+
 def make_text(directory: Path, family: str, *, seed: int = 0, **changes: Any) -> Path:
     """Write a random text model of a family, with tokenizer; ``changes`` go into its config."""
     torch.manual_seed(seed)
-    shape = llama_config().to_dict()
-    shared = {name: shape[name] for name in _SHARED_SETTINGS}
-    config = transformers.AutoConfig.for_model(family, **(shared | _TEXT_DETAILS[family] | changes))
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = transformers.AutoModelForCausalLM.from_config(text_config(family, **changes))
     randomise_small_parameters(model)
     model.save_pretrained(directory)
     tokenizer().save_pretrained(directory)
@@ -173,9 +177,13 @@ def make_llava(
     seed: int = 0,
     feature_layer: int = -2,
     strategy: str = "default",
+    family: str = "llama",
     text: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a random LLaVA-1.5: 28 x 28 pixels in 16 patches; tokenizer, chat template, image processor included."""
+    """Write a random LLaVA-1.5: 28 x 28 pixels in 16 patches; tokenizer, chat template, image processor included.
+
+    ``family``: of its text; ``text``: changes of that.
+    """
     torch.manual_seed(seed)
     vision = transformers.CLIPVisionConfig(
         hidden_size=48,
@@ -190,7 +198,7 @@ def make_llava(
     )
     config = transformers.LlavaConfig(
         vision_config=vision,
-        text_config=llama_config(**(text or {})),
+        text_config=text_config(family, **(text or {})),
         image_token_id=IMAGE,
         vision_feature_layer=feature_layer,
         vision_feature_select_strategy=strategy,

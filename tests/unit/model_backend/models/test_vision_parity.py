@@ -5,7 +5,7 @@ Pictures go through the families' image processors, towers and prompts. Qwen's a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.vision.interface import Tower
-from tests.fakes.checkpoints import in_shards
+from tests.fakes.checkpoints import in_shards, make_llava
 from tests.fakes.embeddings import put_rows
 from tests.fakes.engine import BLOCK_TOKENS, Driver, Engine, Running, make_runner
 from tests.fakes.idefics3 import make_idefics3
@@ -32,7 +32,14 @@ from tests.fakes.ranks_in_threads import RanksInThreads
 from tests.fakes.vision_checkpoints import IMAGE, make_vision
 from tests.fakes.vision_model import VisionModel
 
-FAMILIES = ["internvl", "mistral3", "pixtral", "paddleocr_vl", "llava_next", "llava_onevision", "idefics3"]
+MAKERS: dict[str, Callable[[Path], Path]] = {
+    "llava": make_llava,
+    "idefics3": make_idefics3,
+    **{
+        family: partial(make_vision, family=family)
+        for family in ("internvl", "mistral3", "pixtral", "paddleocr_vl", "llava_next", "llava_onevision")
+    },
+}
 SIZES = ((60, 50), (30, 61), (100, 37))
 """(width, height) of the pictures."""
 NUM_TOKENS = 10
@@ -122,12 +129,11 @@ def pictures_of(prompt: Prompt) -> list[int]:
     return [int(part) for part in prompt if isinstance(part, str)]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=MAKERS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     arena = Arena.create(1 << 20)
     directory = tmp_path_factory.mktemp(request.param)
-    make = make_idefics3 if request.param == "idefics3" else partial(make_vision, family=request.param)
-    yield Model(request.param, make(directory), arena)
+    yield Model(request.param, MAKERS[request.param](directory), arena)
     arena.close()
 
 

@@ -12,6 +12,7 @@ import transformers
 from mmserve.checkpoint.load import load
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.platforms.device import platform_for
+from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.vision import idefics3
 from mmserve.model_backend.vision.interface import ViewTensors
 from mmserve.processors.registry import processor_for
@@ -46,6 +47,11 @@ def test_rows_equal_the_image_features_of_transformers(directory: Path, name: st
         torch.testing.assert_close(ours, torch.cat(list(theirs)), rtol=1e-5, atol=1e-5)
         assert torch.equal(ours, tower([picture])[0])
         assert len(ours) == processor.expand(*size).num_rows
+    alone = load_tower(model, TorchPlatform(torch.device("cpu"), torch.float32), lambda *_: None)
+    short = load_tower(model, platform_for("cpu", "bfloat16"), lambda *_: None)
+    for ours, of_torch, rounded in zip(rows, alone(pictures), short(pictures), strict=True):
+        torch.testing.assert_close(of_torch, ours, rtol=1e-5, atol=1e-5)
+        assert (rounded - ours).norm() < 0.03 * ours.norm()
 
 
 @pytest.mark.parametrize("side", [26, 27, 31, 32])

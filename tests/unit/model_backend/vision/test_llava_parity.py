@@ -19,7 +19,7 @@ from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.vision.interface import Tower
-from tests.fakes.checkpoints import IMAGE, make_llava, rename_weights
+from tests.fakes.checkpoints import IMAGE, TEXT_FAMILIES, make_llava, rename_weights
 from tests.fakes.embeddings import prompt_with_images, put_rows, tiles
 from tests.fakes.engine import Driver, make_runner
 
@@ -77,6 +77,15 @@ def test_rows_equal_the_image_features_of_transformers(
 def test_tokens_equal_transformers_with_images_of_several_sizes(
     directory: Path, arena: Arena, platform: Platform, chunk: int
 ) -> None:
+    assert_tokens_equal_transformers(directory, arena, platform, chunk)
+
+
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
+def test_other_families_behind_the_tower(tmp_path: Path, arena: Arena, family: str) -> None:
+    assert_tokens_equal_transformers(make_llava(tmp_path, family=family), arena, platform_for("cpu", "float32"), 7)
+
+
+def assert_tokens_equal_transformers(directory: Path, arena: Arena, platform: Platform, chunk: int) -> None:
     model = transformers.LlavaForConditionalGeneration.from_pretrained(directory, dtype=torch.float32)
     processor = transformers.AutoProcessor.from_pretrained(directory, use_fast=False)
     tower = tower_of(directory, platform)
