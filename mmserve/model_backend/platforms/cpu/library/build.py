@@ -56,6 +56,11 @@ def loaded() -> ctypes.CDLL | None:
         return None
 
 
+def is_shipped(level: Level) -> bool:
+    """True if this installation came with the kernels of this level."""
+    return (_SHIPPED / compiler.file_name(level)).exists()
+
+
 def build_and_load(level: Level) -> ctypes.CDLL:
     """The kernels of these sources for this level, which this CPU must have. Raises OSError or SubprocessError.
 

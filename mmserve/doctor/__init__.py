@@ -1,0 +1,1 @@
+"""``mmserve doctor``: looks at the machine, the installation, and a running server, and says what to do."""
