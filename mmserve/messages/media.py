@@ -32,6 +32,15 @@ Grid = tuple[int, int, int]
 """(t, h, w): frames, rows and columns of a picture's embedding rows. (1, 1, rows) in a model without a grid."""
 
 
+class ExpandedImage(msgspec.Struct, frozen=True, array_like=True):
+    """What a picture becomes in a prompt, of a model whose image processor only transformers has."""
+
+    text: str
+    """With the token of a row once for each run of rows."""
+    grids: tuple[Grid, ...]
+    """Of the runs."""
+
+
 class MediaSpan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="span"):
     """Consecutive rows of an image in a prompt: their position, and the image's bytes and rows in the arena.
 

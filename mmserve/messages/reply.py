@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from mmserve.messages.media import Grid, Size
+from mmserve.messages.media import ExpandedImage, Size
 
 FinishReason = Literal[
     "stop", "length", "abort", "error", "media_error", "media_lost", "grammar_error", "no_token_allowed", "overloaded"
@@ -80,10 +80,10 @@ class ServerPhase(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
 
 
 class ImageRows(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="image_rows"):
-    """From a visual server: the grids of rows of images of these sizes; None for one that cannot be processed."""
+    """From a visual server: what images of these sizes become; None for one that cannot be processed."""
 
     sizes: tuple[Size, ...]
-    grids: tuple[Grid | None, ...]
+    expansions: tuple[ExpandedImage | None, ...]
 
 
 class FollowResponse(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="follow"):

@@ -117,7 +117,7 @@ class WorkerDied(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="
 
 
 class CountImageRows(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="count_rows"):
-    """From an HTTP worker to a visual server: how many rows do images of these sizes have? Answered by ImageRows.
+    """From an HTTP worker to a visual server: what do images of these sizes become? Answered by ImageRows.
 
     For models whose image processor only transformers has.
     """

@@ -1,4 +1,4 @@
-"""Answers HTTP workers that ask how many rows images of some sizes have, in a thread of its own."""
+"""Answers HTTP workers that ask what images of some sizes become in a prompt, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class RowCounter:
 
     def _answer(self, question: CountImageRows) -> None:
         try:
-            grids = tuple(self._tower.grids(question.sizes))
+            expansions = tuple(self._tower.expansions(question.sizes))
             link = self._links.get(question.reply_to)
             if link is None:
                 link = self._links[question.reply_to] = self._link(question.reply_to)
-            link.send(ImageRows(sizes=question.sizes, grids=grids))
+            link.send(ImageRows(sizes=question.sizes, expansions=expansions))
         except Exception:  # the boundary of one question
             logger.exception("the rows of images of the sizes %s could not be counted", question.sizes)

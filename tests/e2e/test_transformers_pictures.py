@@ -17,6 +17,7 @@ from PIL import Image
 from benchmarks.load.server import serve
 from tests.e2e.stack import LITTLE_MEMORY, Stack
 from tests.fakes.checkpoints import make_vipllava
+from tests.fakes.idefics3 import make_idefics3
 from tests.fakes.vision_checkpoints import make_llava_next_with_processor, make_paddleocr_with_processor
 
 pytestmark = pytest.mark.families
@@ -53,8 +54,8 @@ def content(pictures: list[Image.Image]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "make",
-    [make_vipllava, make_llava_next_with_processor, make_paddleocr_with_processor],
-    ids=["alike", "by size", "three axes"],
+    [make_vipllava, make_llava_next_with_processor, make_paddleocr_with_processor, make_idefics3],
+    ids=["alike", "by size", "three axes", "other text"],
 )
 def test_answers_about_pictures(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     """``alike``: every picture has the same number of tokens. Two HTTP workers ask for those that have not."""

@@ -28,28 +28,36 @@ def put_rows(arena: Arena, rows: torch.Tensor, offset: int, generation: int = 77
 
 
 def prompt_with_images(
-    ids: Sequence[int], handles: Sequence[Handle], *, image_id: int, num_tokens: int = 0, grids: Sequence[Grid] = ()
+    ids: Sequence[int],
+    handles: Sequence[Handle],
+    *,
+    image_id: int,
+    num_tokens: int = 0,
+    grids: Sequence[Sequence[Grid]] = (),
 ) -> tuple[list[int], tuple[MediaSpan, ...]]:
     """Replace runs of ``image_id`` by virtual ids. Returns the prompt and its spans, in order. Images have
-    ``num_tokens`` each, or rows in ``grids``."""
+    ``num_tokens`` each in one run, or runs of rows in ``grids``."""
     prompt, spans = list(ids), []
-    grids = grids or [(1, 1, num_tokens)] * len(handles)
-    counts = [prod(grid) for grid in grids]
-    positions = [index for index, token in enumerate(ids) if token == image_id]
-    assert len(positions) == sum(counts)
-    for image, (handle, count) in enumerate(zip(handles, counts, strict=True)):
-        start = positions[sum(counts[:image])]
-        first = FIRST_VIRTUAL_TOKEN + handle.offset
-        prompt[start : start + count] = range(first, first + count)
-        spans.append(
-            MediaSpan(
-                start=start,
-                num_tokens=count,
-                item_id=image,
-                data=None,
-                embed=handle,
-                media_index=image,
-                grid=grids[image],
+    runs_of = grids or [[(1, 1, num_tokens)]] * len(handles)
+    positions = iter([index for index, token in enumerate(ids) if token == image_id])
+    for image, (handle, runs) in enumerate(zip(handles, runs_of, strict=True)):
+        row = 0
+        for grid in runs:
+            start, *_ = [next(positions) for _ in range(prod(grid))]
+            first = FIRST_VIRTUAL_TOKEN + handle.offset + row
+            prompt[start : start + prod(grid)] = range(first, first + prod(grid))
+            spans.append(
+                MediaSpan(
+                    start=start,
+                    num_tokens=prod(grid),
+                    item_id=image,
+                    data=None,
+                    embed=handle,
+                    media_index=image,
+                    first_row=row,
+                    grid=grid,
+                )
             )
-        )
+            row += prod(grid)
+    assert next(positions, None) is None
     return prompt, tuple(spans)

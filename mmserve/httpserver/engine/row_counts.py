@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from mmserve.checkpoint.vision.generic import GenericVision
 from mmserve.httpserver.call import MediaItem
-from mmserve.messages.media import Grid, Size
+from mmserve.messages.media import ExpandedImage, Size
 from mmserve.messages.reply import ImageRows, ServerPhase
 from mmserve.messages.request import CountImageRows
 from mmserve.processors.families.transformers import counted
@@ -43,35 +43,35 @@ class RowCounts:
         """``visual_server``: index of the one that is asked."""
         self._worker, self._vision, self._links = worker, vision, links
         self._visual_server, self._timeout_s = visual_server, timeout_s
-        self._known: OrderedDict[Size, Grid | None] = OrderedDict()
-        self._asked: dict[Size, asyncio.Future[Grid | None]] = {}
+        self._known: OrderedDict[Size, ExpandedImage | None] = OrderedDict()
+        self._asked: dict[Size, asyncio.Future[ExpandedImage | None]] = {}
         self._phase: ServerPhase | None = None
 
     async def with_counts(self, items: Sequence[MediaItem]) -> list[MediaItem]:
         """The items with what they become. Raises MediaError with the image's ``param``, or Unavailable."""
         sizes = dict.fromkeys((item.width, item.height) for item in items)
-        grids = {size: self._known[size] for size in sizes if size in self._known}
-        for size in grids:
+        found = {size: self._known[size] for size in sizes if size in self._known}
+        for size in found:
             self._known.move_to_end(size)
-        self._ask([size for size in sizes if size not in grids and size not in self._asked])
-        answers = {size: self._asked[size] for size in sizes if size not in grids}
+        self._ask([size for size in sizes if size not in found and size not in self._asked])
+        answers = {size: self._asked[size] for size in sizes if size not in found}
         try:
             async with asyncio.timeout(self._timeout_s):
                 for size, answer in answers.items():
-                    grids[size] = await asyncio.shield(answer)
+                    found[size] = await asyncio.shield(answer)
         except TimeoutError:
             self._send([size for size in answers if size in self._asked])  # others may still wait for it
             raise Unavailable(
                 "the visual server has not counted the tokens of an image in time", retry_after_s=AFTER_CACHE_RESTART_S
             ) from None
-        return [self._with_count(item, grids[item.width, item.height]) for item in items]
+        return [self._with_count(item, found[item.width, item.height]) for item in items]
 
     def deliver(self, answer: ImageRows) -> None:
         """An answer of a visual server."""
-        for size, grid in zip(answer.sizes, answer.grids, strict=True):
-            self._known[size] = grid
+        for size, image in zip(answer.sizes, answer.expansions, strict=True):
+            self._known[size] = image
             if (future := self._asked.pop(size, None)) is not None and not future.done():
-                future.set_result(grid)
+                future.set_result(image)
         while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
@@ -91,11 +91,11 @@ class RowCounts:
         if sizes:
             self._links.count(self._visual_server, CountImageRows(reply_to=self._worker, sizes=tuple(sizes)))
 
-    def _with_count(self, item: MediaItem, grid: Grid | None) -> MediaItem:
+    def _with_count(self, item: MediaItem, image: ExpandedImage | None) -> MediaItem:
         try:
-            if grid is None:
+            if image is None:
                 raise MediaError("the model's image processor cannot process an image of this size")
-            return replace(item, counted=counted(self._vision, grid))
+            return replace(item, counted=counted(self._vision, image))
         except MmserveError as error:
             error.param = item.param
             raise

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from mmserve.messages.media import Grid, Size
+from mmserve.messages.media import ExpandedImage, Size
 from mmserve.model_backend.layers.target import Target
 
 
@@ -41,8 +41,8 @@ class Tower(Protocol):
 class CountsRows(Protocol):
     """A tower whose image processor no other process has."""
 
-    def grids(self, sizes: Sequence[Size], /) -> list[Grid | None]:
-        """Of the rows of pictures of these sizes; None for one that cannot be processed. Not thread-safe."""
+    def expansions(self, sizes: Sequence[Size], /) -> list[ExpandedImage | None]:
+        """Of pictures of these sizes; None for one that cannot be processed. Not thread-safe."""
         ...
 
 

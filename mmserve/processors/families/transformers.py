@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.vision.generic import GenericVision
-from mmserve.messages.media import Grid
+from mmserve.messages.media import ExpandedImage
 from mmserve.processors.interface import Expansion, ImageProcessor, Run, Views
 from mmserve.processors.picture import decode
 from mmserve.runtime.errors import MediaError, StartupError
@@ -28,13 +29,12 @@ def processor(model: ModelSpec) -> WholePictures:
     return WholePictures(model)
 
 
-def counted(vision: GenericVision, grid: Grid) -> Expansion:
-    """Of a picture whose rows a visual server has counted. Raises MediaError for too many."""
-    frames, rows, columns = grid
-    num_rows = frames * rows * columns
-    if num_rows > vision.max_rows:
+def counted(vision: GenericVision, image: ExpandedImage) -> Expansion:
+    """Of a picture that a visual server has expanded. Raises MediaError for too many rows."""
+    expansion = Expansion(image.text, tuple(Run(math.prod(grid), grid) for grid in image.grids))
+    if (num_rows := expansion.num_rows) > vision.max_rows:
         raise MediaError(f"the image takes {num_rows} tokens, more than the {vision.max_rows} that this server expects")
-    return Expansion(vision.expansion, (Run(num_rows, grid),))
+    return expansion
 
 
 class WholePictures:

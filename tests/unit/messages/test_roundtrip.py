@@ -10,7 +10,7 @@ import pytest
 from mmserve.ipc.codec import Codec
 from mmserve.messages.cache import AllocItem, AllocRequest, CacheRequest, Register, SetEmbedRequest
 from mmserve.messages.logprobs import pack, unpack
-from mmserve.messages.media import Handle, MediaSpan, Processing
+from mmserve.messages.media import ExpandedImage, Handle, MediaSpan, Processing
 from mmserve.messages.reply import (
     FollowResponse,
     HttpInbound,
@@ -67,7 +67,10 @@ IDS = array("q", [1, 1 << 40, 5]).tobytes()
         (HttpInbound, FollowResponse(id="resp_1", seen=3, worker=1)),
         (HttpInbound, ResponseChanged(id="resp_1")),
         (HttpInbound, StopResponse(id="resp_1")),
-        (HttpInbound, ImageRows(sizes=((640, 480), (1, 9000)), grids=((1, 3, 4), None))),
+        (
+            HttpInbound,
+            ImageRows(sizes=((640, 480), (1, 9000)), expansions=(ExpandedImage("<image>", ((1, 3, 4),)), None)),
+        ),
         (VisualInbound, CountImageRows(reply_to=1, sizes=((640, 480),))),
         (VisualInbound, AbortRequest(id="a", reply_to=1)),
         (

@@ -6,17 +6,21 @@ import queue
 from collections.abc import Sequence
 from typing import Any
 
-from mmserve.messages.media import Grid, Size
+from mmserve.messages.media import ExpandedImage, Size
 from mmserve.messages.reply import ImageRows
 from mmserve.messages.request import CountImageRows
 from mmserve.visualserver.row_counter import RowCounter
 
 
+def image(rows: int) -> ExpandedImage:
+    return ExpandedImage("<image>", ((1, 1, rows),))
+
+
 class Tower:
-    def grids(self, sizes: Sequence[Size]) -> list[Grid | None]:
+    def expansions(self, sizes: Sequence[Size]) -> list[ExpandedImage | None]:
         if (0, 0) in sizes:
             raise RuntimeError("a bug")
-        return [(1, 1, width) if width else None for width, _ in sizes]
+        return [image(width) if width else None for width, _ in sizes]
 
 
 Sent = queue.SimpleQueue[tuple[int, ImageRows]]
@@ -47,9 +51,9 @@ def test_each_worker_gets_its_answers_and_a_bug_ends_nothing() -> None:
     for worker, sizes in ((2, ((3, 4), (0, 9))), (0, ((5, 5),)), (2, ((0, 0),)), (2, ((7, 1),))):
         counter.receive(CountImageRows(reply_to=worker, sizes=sizes))
     assert [sent.get(timeout=20) for _ in range(3)] == [
-        (2, ImageRows(sizes=((3, 4), (0, 9)), grids=((1, 1, 3), None))),
-        (0, ImageRows(sizes=((5, 5),), grids=((1, 1, 5),))),
-        (2, ImageRows(sizes=((7, 1),), grids=((1, 1, 7),))),
+        (2, ImageRows(sizes=((3, 4), (0, 9)), expansions=(image(3), None))),
+        (0, ImageRows(sizes=((5, 5),), expansions=(image(5),))),
+        (2, ImageRows(sizes=((7, 1),), expansions=(image(7),))),
     ]
     counter.close()
     assert all(link.closed for link in links.values())

@@ -46,11 +46,12 @@ def load_tower(spec: ModelSpec, dtype: torch.dtype, device: torch.device, progre
     The language model is loaded too, and freed.
     """
     assert isinstance(spec.vision, GenericVision)
+    assert spec.image_token_id is not None
     model = _with_weights(spec, dtype, progress)
     text, base = model.get_decoder(), model.base_model
     _keep(base, *(part for part in base.children() if part is not text))
     processor = transformers.AutoProcessor.from_pretrained(spec.path, trust_remote_code=False, local_files_only=True)
-    return GenericTower(base.to(device), processor, spec.vision.axes)
+    return GenericTower(base.to(device), processor, spec.vision, spec.image_token_id)
 
 
 def _keep(base: Any, *parts: Any) -> None:

@@ -10,9 +10,10 @@ import torch
 from PIL import Image
 from torch import nn
 
-from mmserve.messages.media import Grid, Size
+from mmserve.checkpoint.vision.generic import GenericVision
+from mmserve.messages.media import ExpandedImage, Size
 from mmserve.model_backend.layers.target import Target
-from mmserve.model_backend.models.generic.pictures import grid_of
+from mmserve.model_backend.models.generic.pictures import expanded
 
 View = tuple[torch.Tensor, torch.Tensor]
 """``vision.interface.ViewTensors``: values, grids."""
@@ -21,10 +22,11 @@ View = tuple[torch.Tensor, torch.Tensor]
 class GenericTower(nn.Module):
     """See ``vision.interface.Tower``. A picture's view is the picture: [1, 3, height, width] from 0 to 255."""
 
-    def __init__(self, base: Any, processor: Any, axes: int) -> None:
-        """``base``: a model without output head, which has ``get_image_features``. ``axes``: of its positions."""
+    def __init__(self, base: Any, processor: Any, vision: GenericVision, token_id: int) -> None:
+        """``base``: a model without output head, which has ``get_image_features``. ``token_id``: of a row."""
         super().__init__()
-        self._base, self._processor, self._axes = base, processor, axes
+        self._base, self._processor = base, processor
+        self._vision, self._token_id = vision, token_id
         self._accepted = frozenset(inspect.signature(inspect.unwrap(base.get_image_features)).parameters)
 
     def forward(self, pictures: Sequence[View]) -> list[torch.Tensor]:
@@ -40,9 +42,9 @@ class GenericTower(nn.Module):
         found = getattr(features, "pooler_output", features)
         return torch.cat(list(found)) if isinstance(found, list | tuple) else found.flatten(0, -2)
 
-    def grids(self, sizes: Sequence[Size]) -> list[Grid | None]:
+    def expansions(self, sizes: Sequence[Size]) -> list[ExpandedImage | None]:
         """See ``vision.interface.CountsRows``."""
-        return [grid_of(self._processor, self._axes, *size) for size in sizes]
+        return [expanded(self._processor, self._vision, self._token_id, *size) for size in sizes]
 
     def _on_device(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):

@@ -10,7 +10,7 @@ import pytest
 from mmserve.httpserver.call import MediaItem
 from mmserve.httpserver.engine import row_counts
 from mmserve.httpserver.engine.row_counts import RowCounts
-from mmserve.messages.media import Size
+from mmserve.messages.media import ExpandedImage, Size
 from mmserve.messages.reply import ImageRows, ServerPhase
 from mmserve.messages.request import CountImageRows
 from mmserve.processors.interface import Run
@@ -34,8 +34,11 @@ class VisualServer:
 
     def answer(self) -> None:
         for _, message in self.asked:
-            grids = tuple((1, height, 2) if height > 1 else None for _, height in message.sizes)
-            self.counts.deliver(ImageRows(sizes=message.sizes, grids=grids))
+            expansions = tuple(
+                ExpandedImage("<begin><image><end>", ((1, height, 2),)) if height > 1 else None
+                for _, height in message.sizes
+            )
+            self.counts.deliver(ImageRows(sizes=message.sizes, expansions=expansions))
 
     async def rows(self, *sizes: Size) -> list[int]:
         """Answers the questions for these images."""

@@ -19,6 +19,7 @@ from mmserve.checkpoint.load import load
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.vision.generic import GenericVision
 from mmserve.ipc.arena import Arena
+from mmserve.messages.media import ExpandedImage
 from mmserve.model_backend.loader.load import load_tower
 from mmserve.model_backend.models.generic.describe import describe
 from mmserve.model_backend.platforms.device import platform_for
@@ -30,6 +31,7 @@ from mmserve.runtime.errors import MediaError, StartupError
 from tests.fakes.checkpoints import IMAGE, make_llava, make_vipllava
 from tests.fakes.embeddings import prompt_with_images, put_rows
 from tests.fakes.engine import Driver, make_runner
+from tests.fakes.idefics3 import make_idefics3
 from tests.fakes.vision_checkpoints import IMAGE as NEXT_IMAGE
 from tests.fakes.vision_checkpoints import make_llava_next_with_processor, make_paddleocr_with_processor
 
@@ -85,9 +87,9 @@ def test_tokens_equal_transformers_where_they_depend_on_sizes(tmp_path: Path, ar
     model = describe(make_llava_next_with_processor(tmp_path))
     assert isinstance(model.vision, GenericVision)
     assert (model.vision.rows, model.vision.expansion, model.image_token_id) == ((), "<image>", NEXT_IMAGE)
-    grids = counting_tower(model).grids(SIZES)
-    assert len(set(grids)) == 3, grids
-    assert all(grid is not None and grid[2] <= model.vision.max_rows for grid in grids)
+    found = counting_tower(model).expansions(SIZES)
+    assert len({image.grids for image in found}) == 3, found
+    assert all(counted(model.vision, image).text == "<image>" for image in found)
     assert_tokens_equal_transformers(tmp_path, model, arena)
 
 
@@ -98,21 +100,43 @@ def test_rows_are_counted_as_by_mmserves_own_processor(tmp_path: Path) -> None:
     assert own is not None
     assert isinstance(model.vision, GenericVision)
     sizes = [(width, height) for width in (1, 7, 60, 500) for height in (3, 28, 333)]
-    for size, grid in zip(sizes, tower.grids(sizes), strict=True):
-        assert grid is not None
-        assert counted(model.vision, grid).num_rows == own.expand(*size).num_rows
+    for size, image in zip(sizes, tower.expansions(sizes), strict=True):
+        assert counted(model.vision, image).num_rows == own.expand(*size).num_rows
     with pytest.raises(MediaError, match="more than the"):
-        counted(model.vision, (1, 1, model.vision.max_rows + 1))
+        counted(model.vision, ExpandedImage("<image>", ((1, 1, model.vision.max_rows + 1),)))
 
 
 def test_tokens_equal_transformers_with_positions_of_three_axes(tmp_path: Path, arena: Arena) -> None:
     model = describe(make_paddleocr_with_processor(tmp_path))
     assert isinstance(model.vision, GenericVision)
     assert (model.vision.axes, model.vision.rows) == (3, ())
-    own, grids = processor_for(load(tmp_path)), counting_tower(model).grids(SIZES)
+    own, found = processor_for(load(tmp_path)), counting_tower(model).expansions(SIZES)
     assert own is not None
-    assert grids == [own.expand(*size).runs[0].grid for size in SIZES]
+    assert [image.grids[0] for image in found] == [own.expand(*size).runs[0].grid for size in SIZES]
     assert_tokens_equal_transformers(tmp_path, model, arena)
+
+
+def test_tokens_equal_transformers_where_the_text_depends_on_sizes(tmp_path: Path, arena: Arena) -> None:
+    """Tiles with names and line breaks between them."""
+    model = describe(make_idefics3(tmp_path))
+    assert isinstance(model.vision, GenericVision)
+    assert (model.vision.expansion, model.vision.rows) == ("", ())
+    own, found = processor_for(load(tmp_path)), counting_tower(model).expansions(SIZES)
+    assert own is not None
+    assert [counted(model.vision, image).text for image in found] == [own.expand(*size).text for size in SIZES]
+    assert len({len(image.grids) for image in found}) == 2, "one has more tiles than another"
+    assert own.max_rows <= model.vision.max_rows
+    assert_tokens_equal_transformers(tmp_path, model, arena)
+
+
+def test_a_text_that_gives_other_tokens_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_idefics3(tmp_path)
+    decode = transformers.PreTrainedTokenizerFast.decode
+    monkeypatch.setattr(
+        transformers.PreTrainedTokenizerFast, "decode", lambda *given, **more: decode(*given, **more)[1:]
+    )
+    with pytest.raises(StartupError, match="Idefics3Processor writes for a picture gives other tokens alone"):
+        describe(tmp_path)
 
 
 def counting_tower(model: ModelSpec) -> Any:
@@ -137,10 +161,10 @@ def assert_tokens_equal_transformers(directory: Path, model: ModelSpec, arena: A
         out = reference.generate(**inputs, do_sample=False, max_new_tokens=10, eos_token_id=-1)
         expected.append(out[0, inputs["input_ids"].shape[1] :].tolist())
         handles = []
-        grids = [grid for grid in tower.grids([picture.size for picture in pictures]) if grid is not None]
-        for each, grid in zip(data, grids, strict=True):
+        grids = [image.grids for image in tower.expansions([picture.size for picture in pictures])]
+        for each, runs in zip(data, grids, strict=True):
             (rows,) = tower([ViewTensors(*map(torch.from_numpy, processor.views(each)))])
-            assert len(rows) == prod(grid)
+            assert len(rows) == sum(map(prod, runs))
             handle, offset = put_rows(arena, rows, offset)
             handles.append(handle)
         ids = inputs["input_ids"][0].tolist()
