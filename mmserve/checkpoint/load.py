@@ -11,6 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from mmserve.checkpoint.files import read_json, weight_files
+from mmserve.checkpoint.layer_states import check, with_states
 from mmserve.checkpoint.quantization.read import read_scheme
 from mmserve.checkpoint.registry import read_model
 from mmserve.checkpoint.spec import ModelSpec
@@ -31,7 +32,10 @@ def load(directory: Path) -> ModelSpec:
     """Read a checkpoint directory. Raises StartupError if it is unreadable, unsupported or lacks weights."""
     directory = directory.resolve()
     config = read_config(directory)
-    model = replace(read_model(directory, config), quantization=read_scheme(config))
+    model = read_model(directory, config)
+    text = with_states(model.text, config.get("text_config") or config.get("llm_config") or config)
+    check(text)
+    model = replace(model, text=text, quantization=read_scheme(config))
     if not (model.text.tie_embeddings and has_own_head(weight_files(directory))):
         return model
     return replace(model, text=replace(model.text, tie_embeddings=False))

@@ -66,6 +66,35 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     """The pairs of the sections alternate, instead of following each other."""
 
 
+class OwnKv(msgspec.Struct, frozen=True, kw_only=True, tag="own_kv"):
+    """Keys and values of every token, in the blocks of the KV cache."""
+
+
+class SharedKv(msgspec.Struct, frozen=True, kw_only=True, tag="shared_kv"):
+    """None of its own: it attends to the keys and values of an earlier layer."""
+
+    layer: int
+
+
+class RecurrentState(msgspec.Struct, frozen=True, kw_only=True, tag="recurrent"):
+    """As large for a long sequence as for a short one, in place of keys and values."""
+
+    kind: str
+    """As config.json calls it."""
+
+
+LayerState = OwnKv | SharedKv | RecurrentState
+"""What a layer keeps of the tokens that it has computed. Only the first kind is served (``layer_states.check``)."""
+
+
+class KvGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers whose KV blocks are of one shape and are kept equally long. They share the ids of blocks."""
+
+    layers: tuple[int, ...]
+    num_kv_heads: int
+    head_dim: int
+
+
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What may differ between the layers of one decoder."""
 
@@ -77,6 +106,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A token of an image attends to the image's tokens after it, too."""
     experts: bool = False
     """Its MLP is a mixture of experts (``TextSpec.moe``)."""
+    state: LayerState = OwnKv()
 
 
 class MoeSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +154,12 @@ class TextSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def kv_groups(self) -> tuple[KvGroup, ...]:
+        """One: layers with a window keep all their blocks, too."""
+        own = tuple(index for index, layer in enumerate(self.layers) if isinstance(layer.state, OwnKv))
+        return (KvGroup(layers=own, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim),)
 
     @property
     def attends_whole_images(self) -> bool:

@@ -18,7 +18,6 @@ from mmserve.runtime.errors import StartupError
 TokenIds = int | list[int] | None
 S = TypeVar("S")
 _ACTIVATIONS = frozenset({"silu", "gelu", "gelu_pytorch_tanh", "quick_gelu", "relu"})
-_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 class GenerationJson(msgspec.Struct, kw_only=True):
@@ -110,9 +109,7 @@ class TextJson(msgspec.Struct, kw_only=True):
 
 
 def sliding_types(layer_types: Sequence[str]) -> list[bool]:
-    """For each entry of ``layer_types``, if it slides. Raises StartupError for another kind of layer."""
-    if unknown := sorted(set(layer_types) - _LAYER_TYPES):
-        raise StartupError(f"layer type {unknown[0]!r} is not supported; supported are {', '.join(_LAYER_TYPES)}")
+    """For each entry of ``layer_types``, if it slides. Other kinds are refused later (``layer_states``)."""
     return [kind == "sliding_attention" for kind in layer_types]
 
 

@@ -25,7 +25,8 @@ def allocate(
 
     Raises StartupError if one sequence of max_model_len does not fit, or if the memory is not there.
     """
-    num_layers, dtype = deployment.model.text.num_layers, DTYPES[deployment.kv_dtype]
+    (group,) = deployment.model.text.kv_groups
+    num_layers, dtype = len(group.layers), DTYPES[deployment.kv_dtype]
     if deployment.kv_tokens is not None:
         num_blocks = deployment.kv_tokens // block_tokens
     else:

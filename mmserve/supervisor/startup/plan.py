@@ -94,8 +94,8 @@ def _base_name(model: str) -> str:
 
 def kv_token_nbytes(model: ModelSpec, tp: int, element_nbytes: int) -> int:
     """Bytes of one token in the KV cache of one rank: its key and value in every layer."""
-    text = model.text
-    return 2 * text.num_layers * max(1, text.num_kv_heads // tp) * text.head_dim * element_nbytes
+    numbers = (len(group.layers) * max(1, group.num_kv_heads // tp) * group.head_dim for group in model.text.kv_groups)
+    return 2 * element_nbytes * sum(numbers)
 
 
 def _device(config: Config, machine: Machine) -> Literal["cpu", "cuda"]:
