@@ -127,12 +127,13 @@ def _dtype(config: Config, model: ModelSpec, device: str, machine: Machine) -> D
 
 def _check_kv_dtype(config: Config, model: ModelSpec, device: Literal["cpu", "cuda"], dtype: Dtype) -> None:
     """What mmserve's own code on a CPU computes in float32 it also reads from bfloat16."""
-    chosen, computed = kv_dtype(config, dtype), activation_dtype(model, device, dtype)
-    widened = (device, computed, chosen) == ("cpu", "float32", "bfloat16") and model.family != "transformers"
-    if chosen != computed and not widened:
+    chosen, accepted = kv_dtype(config, dtype), [activation_dtype(model, device, dtype)]
+    if (device, accepted) == ("cpu", ["float32"]) and model.family != "transformers":
+        accepted.append("bfloat16")
+    if chosen not in accepted:
         raise StartupError(
-            f"--kv-cache-dtype {chosen} does not go with this model on {device} in {dtype}, which needs {computed}: "
-            "leave it out"
+            f"--kv-cache-dtype {chosen} does not go with this model on {device} in {dtype}: leave it out, or choose "
+            f"{' or '.join(accepted)}"
         )
 
 

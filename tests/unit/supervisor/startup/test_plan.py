@@ -100,22 +100,25 @@ def test_a_cpu_takes_either_dtype_of_the_kv_cache_with_either_dtype(dtype: str, 
 
 
 @pytest.mark.parametrize(
-    ("family", "machine", "dtype", "kv_dtype"),
+    ("family", "machine", "dtype", "kv_dtype", "accepted"),
     [
-        ("llama", GPU, "bfloat16", "float32"),
-        ("llama", GPU, "float32", "bfloat16"),
-        ("llama", XEON, "float32", "float16"),
-        ("llama", XEON, "float16", "bfloat16"),
-        ("transformers", XEON, "float32", "bfloat16"),
-        ("transformers", XEON, "bfloat16", "float32"),
+        ("llama", GPU, "bfloat16", "float32", "bfloat16"),
+        ("llama", GPU, "float32", "bfloat16", "float32"),
+        ("llama", XEON, "float32", "float16", "float32 or bfloat16"),
+        ("llama", XEON, "bfloat16", "float16", "float32 or bfloat16"),
+        ("llama", XEON, "float16", "bfloat16", "float16"),
+        ("transformers", XEON, "float32", "bfloat16", "float32"),
+        ("transformers", XEON, "bfloat16", "float32", "bfloat16"),
     ],
 )
 def test_another_dtype_of_the_kv_cache_than_can_be_read_is_refused(
-    family: str, machine: Machine, dtype: str, kv_dtype: str, model: ModelSpec
+    family: str, machine: Machine, dtype: str, kv_dtype: str, accepted: str, model: ModelSpec
 ) -> None:
     model = structs.replace(model, family=family, vision=None)
     assert _make(model, machine, dtype=dtype).kv_dtype == dtype
-    assert f"--kv-cache-dtype {kv_dtype}" in _refused(model, machine, dtype=dtype, kv_cache_dtype=kv_dtype)
+    refusal = _refused(model, machine, dtype=dtype, kv_cache_dtype=kv_dtype)
+    assert f"--kv-cache-dtype {kv_dtype}" in refusal
+    assert refusal.endswith(f"leave it out, or choose {accepted}")
 
 
 def test_given_options_are_kept(model: ModelSpec) -> None:
