@@ -17,6 +17,7 @@ Quantization = Literal["none", "int8", "int4"]
 ModelImpl = Literal["auto", "mmserve", "transformers"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
+KernelWays = Literal["auto", "kept", "default"]
 Speculative = Literal["none", "ngram"]
 MmHash = Literal["xxh3", "blake3", "sha256"]
 MAX_SEED = 2**63 - 1
@@ -57,6 +58,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Annotated[int, Meta(ge=1)] | None,
         _field("model", "threads that all ranks together compute with on a CPU; default: the cores it may use"),
     ] = None
+    kernel_ways: Annotated[
+        KernelWays,
+        _field(
+            "model",
+            "how a CPU divides products; the numbers are the same; auto: as measured at a model's first start on this "
+            "CPU; kept: never measure, use earlier results; default: use none",
+        ),
+    ] = "auto"
     max_model_len: Annotated[
         Annotated[int, Meta(ge=16)] | None, _field("model", "context length in tokens; default: the model's")
     ] = None

@@ -89,6 +89,7 @@ def _sharing_cores(tower: ComputeRows, process: Process, platform: Platform, bus
     platform.release_torch_threads()
     all_cores = deployment.cpu_threads // deployment.config.visual_workers
     platform.share_cores(all_cores, busy_ranks.counts, at_least=share)
+    platform.choose_ways(deployment.config.kernel_ways)
 
     faults = process.fault_point()
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from mmserve.checkpoint.quantization.scheme import QuantizationScheme
-from mmserve.config.config import Quantization
+from mmserve.config.config import KernelWays, Quantization
 from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, StepLimits
@@ -85,6 +85,13 @@ class Platform(Protocol):
         ...
 
     def sampling(self) -> TokenSampling: ...
+
+    def choose_ways(self, ways: KernelWays) -> None:
+        """Once the model is loaded: compute its products in the fastest way. At the first start this measures.
+
+        Results are the same in all ways. Nothing else of this process may compute meanwhile.
+        """
+        ...
 
     # Memory.
 

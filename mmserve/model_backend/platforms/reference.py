@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from mmserve.checkpoint.quantization.scheme import QuantizationScheme
-from mmserve.config.config import Quantization
+from mmserve.config.config import KernelWays, Quantization
 from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, StepLimits
@@ -183,6 +183,9 @@ class TorchPlatform:
 
     def free_memory_nbytes(self) -> int:
         return int(psutil.virtual_memory().available)
+
+    def choose_ways(self, ways: KernelWays) -> None:
+        pass
 
     def prefault_for_steps(self, deployment: Deployment) -> None:
         pass

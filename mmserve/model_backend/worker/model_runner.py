@@ -74,6 +74,8 @@ class ModelRunner:
         quantization = deployment.config.quantization
         self._model = load_decoder(spec, platform, self._attention, tp, quantization, progress)
         startup_timer.end("weights")
+        platform.choose_ways(deployment.config.kernel_ways)
+        startup_timer.end("choice of kernels")
         self._kv = kv_cache.allocate(deployment, tp, platform, self._attention, self.block_tokens)
         self._input_batch = InputBatch(
             deployment.config.max_num_seqs,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from mmserve.checkpoint.quantization.scheme import QuantizationScheme
-from mmserve.config.config import Quantization
+from mmserve.config.config import KernelWays, Quantization
 from mmserve.config.deployment import Deployment
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, StepLimits
 from mmserve.model_backend.distributed import TpGroup
@@ -28,16 +28,20 @@ from mmserve.model_backend.platforms.cpu.packing import (
     Int8Linear,
     KernelLinear,
     OneDnnLinear,
+    PackedLinear,
     RoundedInputs,
     RoundedKernelLinear,
     onednn_works,
 )
 from mmserve.model_backend.platforms.cpu.sampling import KernelSampling
 from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
+from mmserve.model_backend.platforms.cpu.ways.choose import choose_ways
 from mmserve.model_backend.platforms.interface import ForwardExecutor
 from mmserve.model_backend.platforms.reference import PlainLinear, TorchPlatform
 from mmserve.model_backend.platforms.sampling import TokenSampling
 from mmserve.runtime.memory.allocator import prefault_heap, prefer_huge_pages
+
+_Packed = TypeVar("_Packed", bound=PackedLinear)
 
 
 class CpuPlatform(TorchPlatform):
@@ -53,6 +57,9 @@ class CpuPlatform(TorchPlatform):
         self._rounds = activations is not dtype
         super().__init__(torch.device("cpu"), activations)
         self.kernels: ctypes.CDLL | None = verified_kernels() if self.dtype is torch.float32 else None
+        self._threads = 1
+        self._linears: list[PackedLinear] = []
+        """Made since ways were chosen."""
 
     def ops(self) -> Ops:
         return super().ops() if self.kernels is None else KernelOps(self.kernels, rounds=self._rounds)
@@ -60,7 +67,7 @@ class CpuPlatform(TorchPlatform):
     def linear_method(self, quantization: Quantization, shape: LinearShape) -> LinearMethod:
         quantization = quantization if shape.quantizable else "none"
         if quantization == "int4" and self.kernels is not None:
-            return Int4Linear(self.kernels, shape)
+            return self._noted(Int4Linear(self.kernels, shape))
         if quantization == "none" and self.kernels is None:
             dtype = torch.bfloat16 if self._rounds_for(shape) else self.dtype
             plain = OneDnnLinear if onednn_works(dtype) else PlainLinear
@@ -71,9 +78,9 @@ class CpuPlatform(TorchPlatform):
     def embedding_method(self, quantization: Quantization, shape: LinearShape) -> EmbeddingMethod:
         """Rows of int4 weights would cost too much to look up, so these are int8. oneDNN's layout has no rows."""
         if self.kernels is not None and quantization != "none":
-            return Int8Linear(self.kernels, shape)
+            return self._noted(Int8Linear(self.kernels, shape))
         if self.kernels is not None:
-            return (RoundedKernelLinear if self._rounds_for(shape) else KernelLinear)(self.kernels, shape)
+            return self._noted((RoundedKernelLinear if self._rounds_for(shape) else KernelLinear)(self.kernels, shape))
         if quantization == "none" and self._rounds_for(shape):
             return RoundedInputs(PlainLinear(shape, torch.bfloat16, self.device))
         return super().embedding_method(quantization, shape)
@@ -81,7 +88,11 @@ class CpuPlatform(TorchPlatform):
     def checkpoint_linear_method(self, scheme: QuantizationScheme, shape: LinearShape) -> LinearMethod:
         if self.kernels is None:
             return super().checkpoint_linear_method(scheme, shape)
-        return CheckpointLinear(self.kernels, scheme, shape)
+        return self._noted(CheckpointLinear(self.kernels, scheme, shape))
+
+    def _noted(self, linear: _Packed) -> _Packed:
+        self._linears.append(linear)
+        return linear
 
     def _rounds_for(self, shape: LinearShape) -> bool:
         """Small matrices whose results decide much stay exact."""
@@ -110,6 +121,11 @@ class CpuPlatform(TorchPlatform):
         prefer_huge_pages(cache.data_ptr(), cache.nbytes)
         return cache
 
+    def choose_ways(self, ways: KernelWays) -> None:
+        linears, self._linears = self._linears, []
+        if self.kernels is not None:
+            choose_ways(self.kernels, self._threads, linears, ways)
+
     def prefault_for_steps(self, deployment: Deployment) -> None:
         prefault_heap(memory.step_nbytes(deployment))
 
@@ -119,12 +135,14 @@ class CpuPlatform(TorchPlatform):
     def set_threads(self, count: int) -> None:
         super().set_threads(count)
         if self.kernels is not None:
-            kernel_threads.set_threads(self.kernels, max(1, count))
+            self._threads = max(1, count)
+            kernel_threads.set_threads(self.kernels, self._threads)
 
     def share_cores(
         self, threads: int, busy_cores: ctypes.Array[ctypes.c_int32], *, among: int = 1, at_least: int = 1
     ) -> None:
         if self.kernels is not None:
+            self._threads = max(self._threads, threads)
             kernel_threads.set_threads(self.kernels, threads)
             kernel_threads.share_cores(self.kernels, busy_cores, among=among, at_least=at_least)
 

@@ -69,11 +69,16 @@ void mm_leave(const int32_t* busy_cores, int64_t count, int64_t share, int64_t m
     pool::shared().leave_cores(busy_cores, count, share, min_threads);
 }
 
+// From now on these products are computed so: see linear/ways.h. Not while another function runs.
+void mm_choose_ways(const linear::Choice* choices, int64_t count) {
+    linear::choices().assign(choices, choices + count);
+}
+
 // weights: 0 float32, 1 bfloat16, 2 int8, 3 int4, 4 bfloat16 with the inputs rounded to bfloat16; of quantized checkpoints:
 // 5 codes of 4 bits, 6 of 8 bits, 7 of 8 bits with inputs rounded to 8 bits, 8 E4M3.
 void mm_linear(const float* x, const void* panels, int weights, const float* bias, float* out, int64_t M, int64_t K,
                int64_t N, int add) {
-    const linear::Job job{x, out, M, K, N, {bias, add != 0}};
+    const linear::Job job{x, out, M, K, N, {bias, add != 0}, linear::ways_of(weights, M, K, N)};
     switch (weights) {
         case 0:
             return linear::run<linear::Exact>(job, static_cast<const float*>(panels));

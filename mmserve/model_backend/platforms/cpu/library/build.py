@@ -28,6 +28,7 @@ _POINTER, _SIZE = c_void_p, c_int64
 _SIGNATURES = {
     "mm_set_threads": (c_int,),
     "mm_leave": (_POINTER, *(_SIZE,) * 3),
+    "mm_choose_ways": (_POINTER, _SIZE),
     "mm_linear": (_POINTER, _POINTER, c_int, *(_POINTER,) * 2, *(_SIZE,) * 3, c_int),
     "mm_rows": (_POINTER, c_int, *(_POINTER,) * 2, *(_SIZE,) * 2),
     "mm_rms_norm": (_POINTER, _POINTER, c_float, _POINTER, _SIZE, _SIZE),

@@ -61,9 +61,20 @@ def key(level: Level) -> bytes:
     return " ".join((platform.machine(), *level.options, _flags() if level.tied_to_this_cpu else "")).encode()
 
 
+def cpu_model() -> str:
+    """What tells CPUs of different speed apart: vendor, name, family, model and stepping."""
+    names = ("vendor_id", "model name", "cpu family", "model", "stepping", "CPU implementer", "CPU part", "CPU variant")
+    return ", ".join(found for name in names if (found := _field(name).strip())) or platform.processor()
+
+
 def _flags() -> str:
+    return _field("flags|Features") or platform.processor()
+
+
+def _field(name: str) -> str:
+    """Of the first CPU in ``/proc/cpuinfo``; empty without it."""
     with contextlib.suppress(OSError):
-        found = re.search(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        found = re.search(rf"^(?:{name})[ \t]*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         if found:
             return found[1]
-    return platform.processor()
+    return ""

@@ -20,11 +20,11 @@ using tile::f32x8;
 
 constexpr int kMostRows = 8;
 
-// M rows of x times one panel. The next panel is prefetched.
+// M rows of x times one panel. The next panel is prefetched, if `fetches`.
 template <int M, class Codes, int kNumDigits>
-inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, float* out, int64_t ldc,
+inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, bool fetches, float* out, int64_t ldc,
                     const tile::Epilogue& epilogue) {
-    const int64_t next_panel = panel_nbytes<Codes>(x.K, group_size);
+    const int64_t next_panel = fetches ? panel_nbytes<Codes>(x.K, group_size) : 0;
     f32x16 totals[M] = {};
     for (int64_t k = 0; k < x.K;) {
         const auto* group = reinterpret_cast<const Scales*>(panel);
@@ -65,11 +65,11 @@ inline void add_products(const uint8_t* codes, const Inputs& x, int64_t k, i32x8
         }
 }
 
-// M rows of x times one panel. The next panel is prefetched.
+// M rows of x times one panel. The next panel is prefetched, if `fetches`.
 template <int M, class Codes, int kNumDigits>
-inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, float* out, int64_t ldc,
+inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, bool fetches, float* out, int64_t ldc,
                     const tile::Epilogue& epilogue) {
-    const int64_t next_panel = panel_nbytes<Codes>(x.K, group_size);
+    const int64_t next_panel = fetches ? panel_nbytes<Codes>(x.K, group_size) : 0;
     f32x8 totals[M][2] = {};
     for (int64_t k = 0; k < x.K;) {
         const auto* group = reinterpret_cast<const Scales*>(panel);
@@ -104,6 +104,7 @@ void run(const linear::Job& job, const uint8_t* weights) {
     const int64_t group_size = header->group_size;
     const uint8_t* panels = header->panels(job.K);
     const Inputs x = quantize_inputs<Rounding>(job, header->order());
+    const bool fetches = job.ways.ahead_nbytes > 0;
     linear::for_each_task(job, kOutputs, [&](int64_t panel, int64_t end, int64_t row, int64_t rows) {
         for (; panel < end; ++panel) {
             const uint8_t* from = panels + panel * panel_nbytes<Codes>(job.K, group_size);
@@ -111,7 +112,7 @@ void run(const linear::Job& job, const uint8_t* weights) {
             linear::for_each_tile(row, rows, kMostRows, [&](int64_t first, int64_t count) {
                 float* out = job.out + first * job.N + panel * kOutputs;
                 tile::dispatch_rows<kMostRows>(count, [&](auto m) {
-                    product<m, Codes, Rounding::kNumDigits>(group_size, x.row(first), from, out, job.N, epilogue);
+                    product<m, Codes, Rounding::kNumDigits>(group_size, x.row(first), from, fetches, out, job.N, epilogue);
                 });
             });
         }

@@ -9,8 +9,6 @@
 
 namespace linear {
 
-constexpr int64_t kAheadNbytes = 16 << 10;  // further than the CPU's own prefetcher looks
-
 // Prefetches `rows` rows of C vectors, which will be written: they are too far apart for the CPU's own prefetcher, and a
 // store that misses the cache would wait for its line.
 template <int C>
@@ -22,14 +20,13 @@ void prefetch_outputs(const float* out, int64_t rows, int64_t stride) {
 
 // Multiplies rows [row, row + rows) by C vectors of outputs, of which there are `outputs` from `first` on, a few rows at a
 // time. bfloat16 is widened for every tile of rows, which costs less than storing floats: the first tile prefetches the
-// weights into the second-level cache, where the others read them. With one row the CPU's own prefetcher keeps up, and reads
-// further on would disturb it.
+// weights into the second-level cache, where the others read them.
 template <class Mode, int C, int kRows>
 void multiply(const Job& job, const Rows<typename Mode::Input>& inputs, const typename Mode::Number* weights,
               int64_t first, int64_t outputs, int64_t row, int64_t rows) {
     const tile::Epilogue epilogue = job.epilogue.at(first);
     for_each_tile(row, rows, kRows, [&](int64_t from, int64_t count) {
-        const int64_t ahead = from == row && rows > 1 ? kAheadNbytes / sizeof(*weights) : 0;
+        const int64_t ahead = from == row ? job.ways.ahead_nbytes / sizeof(*weights) : 0;
         float* out = job.out + from * job.N + first;
         prefetch_outputs<C>(out, count, job.N);
         tile::dispatch_rows<kRows>(count, [&](auto m) {

@@ -47,16 +47,16 @@ inline void multiply(const uint8_t* group, const int16_t* q, int64_t K, i32x8 (&
         }
 }
 
-// M rows from `first` on times one panel. The next panel is prefetched.
+// M rows from `first` on times one panel. The next panel is prefetched, if `fetches`.
 template <int M, class W>
-inline void product(int64_t K, const Activations& x, int64_t first, const uint8_t* panel, float* out, int64_t ldc,
-                    const tile::Epilogue& epilogue) {
-    const int64_t groups = K / kGroup;
+inline void product(int64_t K, const Activations& x, int64_t first, const uint8_t* panel, bool fetches, float* out,
+                    int64_t ldc, const tile::Epilogue& epilogue) {
+    const int64_t groups = K / kGroup, ahead = fetches ? groups * W::kNbytes : 0;
     f32x8 totals[M][2];
     for (auto& row : totals) row[0] = row[1] = f32x8{};
     for (int64_t g = 0; g < groups; ++g) {
         const uint8_t* group = panel + g * W::kNbytes;
-        prefetch(group + groups * W::kNbytes, W::kNbytes);
+        prefetch(group + ahead, W::kNbytes);
         i32x8 sums[M][2];
         for (auto& row : sums) row[0] = row[1] = i32x8{};
         multiply<M, W>(group, x.q + first * K + g * kGroup, K, sums);
@@ -83,6 +83,7 @@ inline void load_weight_row(const uint8_t* panels, int64_t index, int64_t K, flo
 template <class W>
 void run(const linear::Job& job, const uint8_t* panels) {
     const Activations x = quantize_activations(job.x, job.M, job.K);
+    const bool fetches = job.ways.ahead_nbytes > 0;
     linear::for_each_task(job, kOutputs, [&](int64_t panel, int64_t end, int64_t row, int64_t rows) {
         for (; panel < end; ++panel) {
             const uint8_t* weights = panels + panel * (job.K / kGroup) * W::kNbytes;
@@ -90,7 +91,7 @@ void run(const linear::Job& job, const uint8_t* panels) {
             linear::for_each_tile(row, rows, tile::kMaxRows, [&](int64_t first, int64_t count) {
                 float* out = job.out + first * job.N + panel * kOutputs;
                 tile::dispatch_rows(count,
-                                    [&](auto m) { product<m, W>(job.K, x, first, weights, out, job.N, epilogue); });
+                                    [&](auto m) { product<m, W>(job.K, x, first, weights, fetches, out, job.N, epilogue); });
             });
         }
     });

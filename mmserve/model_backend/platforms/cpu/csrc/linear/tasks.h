@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "linear/ways.h"
 #include "thread_pool.h"
 #include "tile.h"
 
@@ -15,11 +16,8 @@ struct Job {
     float* out;
     int64_t M, K, N;
     tile::Epilogue epilogue;  // its bias: [N] or null
+    Ways ways;
 };
-
-constexpr int64_t kTaskOutputs = 32;
-// Bytes of float32 inputs in one task. Each task reads its weights again, and more inputs do not stay in the cache.
-constexpr int64_t kTaskRowsNbytes = 768 << 10;
 
 // Calls body(first, count) for tiles of rows [row, row + rows), of about equal size and at most max_rows rows.
 template <class Body>
@@ -36,8 +34,8 @@ void for_each_tile(int64_t row, int64_t rows, int64_t max_rows, const Body& body
 template <class Body>
 void for_each_task(const Job& job, int64_t panel_outputs, const Body& body) {
     const int64_t num_panels = (job.N + panel_outputs - 1) / panel_outputs;
-    const int64_t task_panels = kTaskOutputs / panel_outputs, groups = (num_panels + task_panels - 1) / task_panels;
-    const int64_t max_rows = std::max<int64_t>(24, kTaskRowsNbytes / sizeof(float) / job.K);
+    const int64_t task_panels = job.ways.task_outputs / panel_outputs, groups = (num_panels + task_panels - 1) / task_panels;
+    const int64_t max_rows = std::max<int64_t>(24, job.ways.task_rows_nbytes / sizeof(float) / job.K);
     const int64_t blocks = (job.M + max_rows - 1) / max_rows;
     pool::parallel_for(groups * blocks, [&](int64_t task) {
         const int64_t first = task % groups * task_panels, row = job.M * (task / groups) / blocks;

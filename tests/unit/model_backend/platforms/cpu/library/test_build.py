@@ -86,7 +86,7 @@ class _WithoutOne:
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", sorted(set(build._SIGNATURES) - {"mm_set_threads", "mm_leave"}))
+@pytest.mark.parametrize("name", sorted(set(build._SIGNATURES) - {"mm_set_threads", "mm_leave", "mm_choose_ways"}))
 def test_each_function_is_checked(
     name: str, monkeypatch: pytest.MonkeyPatch, fresh_self_test: None, caplog: pytest.LogCaptureFixture
 ) -> None:

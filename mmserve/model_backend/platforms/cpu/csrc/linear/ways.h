@@ -1,0 +1,46 @@
+// Ways to read the weights of a product and to divide it into tasks, which all give the same bits. Which is the fastest
+// depends on the CPU, the shape and the number of rows: Python measures that (platforms/cpu/ways).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace linear {
+
+struct Ways {
+    // How far ahead weights are fetched into the second-level cache; 0: not at all. Layouts of quantized weights fetch the
+    // next panel for any other number.
+    int64_t ahead_nbytes;
+    int64_t task_outputs;  // a multiple of 32
+    // Bytes of float32 inputs in one task. Each task reads its weights again, and more inputs do not stay in the cache.
+    int64_t task_rows_nbytes;
+};
+
+// What a product of up to max_rows rows is computed with. weights: their kind, as in mm_linear.
+struct Choice {
+    int64_t weights, K, N, max_rows;
+    Ways ways;
+};
+
+constexpr int kFloat32 = 0, kBfloat16 = 1, kRounded = 4;
+constexpr int64_t kAheadNbytes = 16 << 10;  // further than the CPU's own prefetcher looks
+
+// With one row of unquantized weights the CPU's own prefetcher keeps up, and reads further on would disturb it.
+inline Ways default_ways(int weights, int64_t M) {
+    const bool keeps_up = M == 1 && (weights == kFloat32 || weights == kBfloat16 || weights == kRounded);
+    return {keeps_up ? 0 : kAheadNbytes, 32, 768 << 10};
+}
+
+// Fewer rows before more of the same product. Replaced only while nothing is computed.
+inline std::vector<Choice>& choices() {
+    static std::vector<Choice> choices;
+    return choices;
+}
+
+inline Ways ways_of(int weights, int64_t M, int64_t K, int64_t N) {
+    for (const Choice& choice : choices())
+        if (choice.K == K && choice.N == N && choice.weights == weights && M <= choice.max_rows) return choice.ways;
+    return default_ways(weights, M);
+}
+
+}  // namespace linear

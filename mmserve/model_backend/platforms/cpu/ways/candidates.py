@@ -1,0 +1,60 @@
+"""The ways in which the kernels can compute a product, all with the same bits (``csrc/linear/ways.h``)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from itertools import product
+from typing import NamedTuple
+
+_UNQUANTIZED = (0, 1, 4)
+"""Numbers of the layouts float32, bfloat16, and bfloat16 with rounded inputs."""
+_KIB = 1 << 10
+_FAR = 16 * _KIB
+MAX_ROWS = {1: 1, 4: 8, 16: 48, 128: 1 << 40}
+"""Rows that are measured, and up to how many rows the choice is used."""
+
+
+class Way(NamedTuple):
+    """See ``csrc/linear/ways.h``."""
+
+    ahead_nbytes: int
+    task_outputs: int
+    task_rows_nbytes: int
+
+
+class Product(NamedTuple):
+    """Products with matrices of one shape and layout."""
+
+    format: int
+    """The kernels' number for the layout of the weights."""
+    in_size: int
+    out_size: int
+
+
+Choices = Mapping[tuple[Product, int], Way]
+"""By product and rows, a key of ``MAX_ROWS``."""
+
+
+def default(format: int, rows: int) -> Way:
+    """What the kernels do without a choice."""
+    return Way(0 if rows == 1 and format in _UNQUANTIZED else _FAR, 32, 768 * _KIB)
+
+
+def candidates(format: int, rows: int) -> list[Way]:
+    """All ways worth a measurement; the default is the first."""
+    if rows >= 128:
+        found = [Way(_FAR, 32, nbytes * _KIB) for nbytes in (256, 768, 1536)]
+    else:
+        near = (4 * _KIB,) if format in _UNQUANTIZED and rows < 16 else ()
+        found = [Way(ahead, outputs, 768 * _KIB) for ahead, outputs in product((0, *near, _FAR), (32, 64))]
+    first = default(format, rows)
+    return [first, *(way for way in found if way != first)]
+
+
+def install(kernels: ctypes.CDLL, choices: Choices) -> None:
+    """Compute so from now on; all other products by default. Not while another thread computes."""
+    by_rows = sorted(choices.items(), key=lambda choice: choice[0][1])
+    numbers = [n for (of, rows), way in by_rows for n in (*of, MAX_ROWS[rows], *way)]
+    table = (ctypes.c_int64 * len(numbers))(*numbers)
+    kernels.mm_choose_ways(ctypes.addressof(table), len(by_rows))
