@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from mmserve.config.config import Config
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan, StepResult
+from mmserve.model_backend.platforms.cpu import platform
 from mmserve.model_backend.worker.model_runner import InFlight, ModelRunner
 from tests.fakes.checkpoints import make_llama
 from tests.fakes.engine import make_runner, spoil_embedding
+from tests.unit.model_backend.platforms.cpu.kernels import needs_compiler
 
 PROMPTS = [list(range(10, 40)), [7, 8, 9]]
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -108,3 +111,21 @@ def test_the_last_token_of_each_slot_is_on_the_device(directory: Path) -> None:
     results = run(runner, plans(4, SamplingParams(max_tokens=100, temperature=0.0)), depth=1)
     assert runner._sampling.last_token[:2].tolist() == [tokens[-1] for _, tokens in sorted(results[-1].tokens)]
     assert runner._sampling.last_token.dtype is torch.int64
+
+
+@needs_compiler
+@pytest.mark.parametrize("ways", ["auto", "kept", "default"])
+def test_the_ways_of_the_kernels_follow_their_option(
+    ways: Any, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are chosen once, for all matrices of the loaded model."""
+    chosen: list[tuple[str, int]] = []
+
+    def note(kernels: Any, threads: int, linears: Any, ways: str) -> None:
+        chosen.append((ways, sum(linear.packed.numel() for linear in linears)))
+
+    monkeypatch.setattr(platform, "choose_ways", note)
+    make_runner(directory, config=Config(model=str(directory), max_num_seqs=8, kernel_ways=ways))
+    (found,) = chosen
+    assert found[0] == ways
+    assert found[1] > 0

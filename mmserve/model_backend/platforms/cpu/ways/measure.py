@@ -18,8 +18,8 @@ _LEAST_GAIN_OF_ONE_ROW = 0.1
 def fastest(ways: Sequence[Way], rows: int, run: Callable[[Way], None], within_s: float) -> tuple[Way, float]:
     """The fastest way, and the share of the default's time that it saves. The default is the first.
 
-    The default (and 0) unless another is clearly faster in both halves of the rounds. Without time for the fewest rounds it
-    is the default, too.
+    The default (and 0) unless another is clearly faster in both halves of the rounds, and if there is no time for the
+    fewest rounds.
     """
     started_s = time.perf_counter()
     run(ways[0])
