@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from mmserve.checkpoint.json_config import convert
 from mmserve.checkpoint.spec import LayerState, OwnKv, RecurrentState, SharedKv, TextSpec
-from mmserve.checkpoint.text_config import convert
 from mmserve.runtime.errors import StartupError
 
 _ATTENTION = ("full_attention", "sliding_attention", "attention")

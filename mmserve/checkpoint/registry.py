@@ -6,9 +6,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+from mmserve.checkpoint.json_config import convert
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.stop_tokens import ends_of_text
-from mmserve.checkpoint.text_config import TextJson, convert
+from mmserve.checkpoint.text_config import TextJson
 from mmserve.runtime.errors import StartupError
 
 TEXT = {

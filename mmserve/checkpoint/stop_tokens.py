@@ -6,7 +6,8 @@ from pathlib import Path
 
 from mmserve.checkpoint.added_tokens import added_tokens
 from mmserve.checkpoint.files import read_json
-from mmserve.checkpoint.text_config import GenerationJson, TextJson, TokenIds, convert
+from mmserve.checkpoint.json_config import convert
+from mmserve.checkpoint.text_config import GenerationJson, TextJson, TokenIds
 
 
 def ends_of_text(directory: Path, config: TextJson) -> tuple[int | None, tuple[int, ...]]:

@@ -6,18 +6,17 @@ Defaults for missing keys are those of the config classes in transformers 5.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar
 
 import msgspec
 from msgspec.structs import replace
 
+from mmserve.checkpoint.json_config import check_activation
 from mmserve.checkpoint.rope_config import RopeJson, check_rope
 from mmserve.checkpoint.spec import LayerSpec, Rope, TextSpec
 from mmserve.runtime.errors import StartupError
 
 TokenIds = int | list[int] | None
-S = TypeVar("S")
-_ACTIVATIONS = frozenset({"silu", "gelu", "gelu_pytorch_tanh", "quick_gelu", "relu"})
 
 
 class GenerationJson(msgspec.Struct, kw_only=True):
@@ -111,17 +110,3 @@ class TextJson(msgspec.Struct, kw_only=True):
 def sliding_types(layer_types: Sequence[str]) -> list[bool]:
     """For each entry of ``layer_types``, if it slides. Other kinds are refused later (``layer_states``)."""
     return [kind == "sliding_attention" for kind in layer_types]
-
-
-def check_activation(name: str) -> None:
-    """Raises StartupError for a function that is not supported."""
-    if name not in _ACTIVATIONS:
-        raise StartupError(f"activation {name!r} is not supported; supported are {', '.join(sorted(_ACTIVATIONS))}")
-
-
-def convert(raw: dict[str, Any], struct: type[S], file: str = "config.json") -> S:
-    """Raises StartupError that names the key whose value has the wrong type."""
-    try:
-        return msgspec.convert(raw, struct)
-    except msgspec.ValidationError as error:
-        raise StartupError(f"{file}: {error}") from None

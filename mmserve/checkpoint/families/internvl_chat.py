@@ -9,10 +9,10 @@ import msgspec
 from msgspec.structs import replace
 
 from mmserve.checkpoint.added_tokens import added_tokens
+from mmserve.checkpoint.json_config import convert
 from mmserve.checkpoint.multimodal import MultimodalJson
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.checkpoint.text_config import convert
-from mmserve.checkpoint.vision_config.internvit import InternVitJson
+from mmserve.checkpoint.vision.internvit import InternVitJson
 from mmserve.runtime.errors import StartupError
 
 _CHAT_TEMPLATE = (

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from mmserve.checkpoint.families import pixtral
+from mmserve.checkpoint.json_config import check_activation, convert
 from mmserve.checkpoint.multimodal import MultimodalJson
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.checkpoint.text_config import check_activation, convert
-from mmserve.checkpoint.vision.clip import ClipVision
-from mmserve.checkpoint.vision_config.clip import ClipJson
+from mmserve.checkpoint.vision.clip import ClipJson, ClipVision
 from mmserve.runtime.errors import StartupError
 
 V = TypeVar("V", bound=ClipVision)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mmserve.checkpoint.families.llava import LlavaJson
+from mmserve.checkpoint.json_config import convert
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.checkpoint.text_config import convert
 from mmserve.checkpoint.vision.anyres import LlavaNextVision
 from mmserve.runtime.errors import StartupError
 

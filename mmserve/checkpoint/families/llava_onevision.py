@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from mmserve.checkpoint.json_config import check_activation, convert
 from mmserve.checkpoint.multimodal import MultimodalJson
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.checkpoint.text_config import check_activation, convert
 from mmserve.checkpoint.vision.anyres import LlavaOnevisionVision
-from mmserve.checkpoint.vision_config.siglip import SiglipJson
+from mmserve.checkpoint.vision.siglip import SiglipJson
 from mmserve.runtime.errors import StartupError
 
 

@@ -9,11 +9,11 @@ import msgspec
 from msgspec.structs import replace
 
 from mmserve.checkpoint.families import ernie4_5
+from mmserve.checkpoint.json_config import convert
 from mmserve.checkpoint.multimodal import MultimodalJson
 from mmserve.checkpoint.spec import ModelSpec, Rope
-from mmserve.checkpoint.text_config import convert
 from mmserve.checkpoint.vision.paddleocr_vl import PaddleOcrVision
-from mmserve.checkpoint.vision_config.siglip import SiglipJson
+from mmserve.checkpoint.vision.siglip import SiglipJson
 from mmserve.runtime.errors import StartupError
 
 _SECTIONS = (16, 24, 24)

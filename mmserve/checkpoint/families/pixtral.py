@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from mmserve.checkpoint.json_config import convert
 from mmserve.checkpoint.multimodal import MultimodalJson
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.checkpoint.text_config import convert
-from mmserve.checkpoint.vision_config.pixtral import PixtralJson
+from mmserve.checkpoint.vision.pixtral import PixtralJson
 from mmserve.runtime.errors import StartupError
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mmserve.checkpoint.families import qwen2_vl
+from mmserve.checkpoint.json_config import convert
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.checkpoint.text_config import convert
 from mmserve.checkpoint.vision.qwen_vl import Qwen25Vision
 from mmserve.runtime.errors import StartupError
 

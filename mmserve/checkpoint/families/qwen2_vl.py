@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from mmserve.checkpoint.added_tokens import added_tokens
 from mmserve.checkpoint.families import qwen2
+from mmserve.checkpoint.json_config import check_activation, convert
 from mmserve.checkpoint.spec import ModelSpec, Rope, VisionSpec
 from mmserve.checkpoint.stop_tokens import ends_of_text
-from mmserve.checkpoint.text_config import TextJson, TokenIds, check_activation, convert
+from mmserve.checkpoint.text_config import TextJson, TokenIds
 from mmserve.checkpoint.vision.qwen_vl import Qwen2Vision
 from mmserve.runtime.errors import StartupError
 

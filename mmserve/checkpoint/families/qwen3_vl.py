@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 from msgspec.structs import replace
 
 from mmserve.checkpoint.families import qwen2_vl, qwen3
+from mmserve.checkpoint.json_config import convert
 from mmserve.checkpoint.spec import ModelSpec, Rope
-from mmserve.checkpoint.text_config import TextJson, convert
+from mmserve.checkpoint.text_config import TextJson
 from mmserve.checkpoint.vision.qwen_vl import Qwen3Vision
 from mmserve.runtime.errors import StartupError
 

@@ -1,8 +1,10 @@
-"""What the specs of all vision towers have in common."""
+"""What the specs of all vision towers have in common, and sizes that config.json gives as one number or two."""
 
 from __future__ import annotations
 
 import msgspec
+
+from mmserve.runtime.errors import StartupError
 
 
 class TowerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,3 +22,11 @@ class TowerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Patches that become one row of the language model."""
     streams: int = 1
     """A row is this many times as wide as the language model's hidden size."""
+
+
+def side_of(size: int | list[int], name: str) -> int:
+    """Of a square. Raises StartupError, naming the key, for another shape."""
+    sides = [size] if isinstance(size, int) else size
+    if len(set(sides)) != 1:
+        raise StartupError(f"vision_config: {name} {size} is not supported; it must be a square")
+    return sides[0]

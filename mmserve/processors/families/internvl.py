@@ -14,8 +14,8 @@ import msgspec
 from msgspec.structs import replace
 
 from mmserve.checkpoint.files import read_json
+from mmserve.checkpoint.json_config import convert
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.checkpoint.text_config import convert
 from mmserve.processors.interface import Expansion, Run
 from mmserve.processors.pixels.patch_processor import ResizeSettings
 from mmserve.processors.pixels.tile_grids import best_grid, tile_grids

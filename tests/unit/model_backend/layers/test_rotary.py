@@ -14,9 +14,9 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbeddin
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
 from mmserve.checkpoint.families import phi3, qwen2
+from mmserve.checkpoint.json_config import convert
 from mmserve.checkpoint.rope_config import for_context
 from mmserve.checkpoint.spec import LayerSpec, Rope
-from mmserve.checkpoint.text_config import convert
 from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.platforms.reference import TorchOps
 from mmserve.runtime.errors import StartupError

@@ -9,9 +9,8 @@ import pytest
 import torch
 import transformers
 
-from mmserve.checkpoint.text_config import convert
-from mmserve.checkpoint.vision.siglip import SiglipSpec
-from mmserve.checkpoint.vision_config.siglip import SiglipJson
+from mmserve.checkpoint.json_config import convert
+from mmserve.checkpoint.vision.siglip import SiglipJson, SiglipSpec
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.linear import LayerFinisher
 from mmserve.model_backend.loader import weights
