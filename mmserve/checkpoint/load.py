@@ -10,8 +10,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from mmserve.checkpoint.config.layer_states import check, with_states
 from mmserve.checkpoint.files import read_json, weight_files
-from mmserve.checkpoint.layer_states import check, with_states
 from mmserve.checkpoint.quantization.read import read_scheme
 from mmserve.checkpoint.registry import read_model
 from mmserve.checkpoint.spec import ModelSpec

@@ -6,10 +6,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from mmserve.checkpoint.json_config import convert
+from mmserve.checkpoint.config.json_config import convert
+from mmserve.checkpoint.config.stop_tokens import ends_of_text
+from mmserve.checkpoint.config.text_config import TextJson
 from mmserve.checkpoint.spec import ModelSpec
-from mmserve.checkpoint.stop_tokens import ends_of_text
-from mmserve.checkpoint.text_config import TextJson
 from mmserve.runtime.errors import StartupError
 
 TEXT = {
@@ -88,5 +88,11 @@ def _family(config: dict[str, Any]) -> str:
     return ARCHITECTURES[name]
 
 
+def module_name(family: str) -> str:
+    """Of the module that reads config.json for a family."""
+    kind = "text" if family in TEXT.values() else "vision"
+    return f"mmserve.checkpoint.families.{kind}.{family}"
+
+
 def _module(family: str) -> Any:
-    return import_module(f"mmserve.checkpoint.families.{family}")
+    return import_module(module_name(family))

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 from msgspec.structs import replace
 
+from mmserve.checkpoint.config.rope_config import for_context
 from mmserve.checkpoint.load import load
-from mmserve.checkpoint.rope_config import for_context
 from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.ipc.arena import Arena

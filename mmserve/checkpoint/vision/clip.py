@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from mmserve.checkpoint.json_config import check_activation
+from mmserve.checkpoint.config.json_config import check_activation
 from mmserve.checkpoint.vision.tower import TowerSpec
 from mmserve.runtime.errors import StartupError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from mmserve.checkpoint.json_config import check_activation
+from mmserve.checkpoint.config.json_config import check_activation
 from mmserve.checkpoint.vision.tower import TowerSpec, side_of
 from mmserve.runtime.errors import StartupError
 

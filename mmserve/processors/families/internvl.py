@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from mmserve.checkpoint.config.json_config import convert
 from mmserve.checkpoint.files import read_json
-from mmserve.checkpoint.json_config import convert
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.processors.interface import Expansion, Run
 from mmserve.processors.pixels.patch_processor import ResizeSettings

@@ -13,8 +13,8 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from mmserve.checkpoint.config.rope_config import for_context
 from mmserve.checkpoint.load import check_tp
-from mmserve.checkpoint.rope_config import for_context
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.config.config import Config
 from mmserve.config.deployment import DTYPE_BYTES, Deployment, Dtype, activation_dtype, embed_row_nbytes, kv_dtype

@@ -107,7 +107,7 @@ FAMILIES = {
             shared.BLOCKS_BY_COLUMN,
             Mutation(
                 "heads turn as ERNIE's",
-                "checkpoint/families/paddleocr_vl.py",
+                "checkpoint/families/vision/paddleocr_vl.py",
                 "replace(rope, adjacent=False, sections",
                 "replace(rope, sections",
             ),

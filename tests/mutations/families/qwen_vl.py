@@ -81,7 +81,7 @@ _DEEPSTACK = (
 _INTERLEAVED = (
     Mutation(
         "the axes of positions follow each other",
-        "checkpoint/families/qwen3_vl.py",
+        "checkpoint/families/vision/qwen3_vl.py",
         "interleaved=True",
         "interleaved=False",
     ),
@@ -152,7 +152,7 @@ FAMILIES = {
         "moe or experts",
         Mutation(
             "the router's probabilities are the weights of experts",
-            "checkpoint/families/qwen3_vl_moe.py",
+            "checkpoint/families/vision/qwen3_vl_moe.py",
             "renormalize=True",
             "renormalize=False",
         ),

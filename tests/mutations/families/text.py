@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutations.mutation import Family, Mutation
 
-_ROPE_CONFIG = "checkpoint/rope_config.py"
+_ROPE_CONFIG = "checkpoint/config/rope_config.py"
 _ROTARY = "model_backend/layers/rotary.py"
 _ATTENTION = "model_backend/layers/attention.py"
 _DECODER = "model_backend/models/decoder.py"
@@ -39,7 +39,7 @@ KEYS_WITH_THE_QUERY_NORM = Mutation(
 )
 FEWER_EXPERTS = Mutation(
     "a token has one expert less",
-    "checkpoint/families/qwen3_moe.py",
+    "checkpoint/families/text/qwen3_moe.py",
     "top_k=self.num_experts_per_tok,",
     "top_k=self.num_experts_per_tok - 1,",
 )
@@ -130,7 +130,7 @@ FAMILIES = {
         WINDOW_ONE_MORE,
         Mutation(
             "no layer has a window",
-            "checkpoint/families/mistral.py",
+            "checkpoint/families/text/mistral.py",
             "[True] * self.num_hidden_layers",
             "[False] * self.num_hidden_layers",
         ),
@@ -139,13 +139,13 @@ FAMILIES = {
         "ministral and not ministral3",
         Mutation(
             "layer_types is not read",
-            "checkpoint/families/ministral.py",
+            "checkpoint/families/text/ministral.py",
             "super().layers() if sliding is None else",
             "super().layers() if sliding else",
         ),
         Mutation(
             "the window is in the other layers",
-            "checkpoint/text_config.py",
+            "checkpoint/config/text_config.py",
             '[kind == "sliding_attention" for kind in layer_types]',
             '[kind != "sliding_attention" for kind in layer_types]',
         ),
@@ -167,7 +167,7 @@ FAMILIES = {
         "qwen2 or config_as_published",
         Mutation(
             "rope_theta at the top of config.json is not read",
-            "checkpoint/text_config.py",
+            "checkpoint/config/text_config.py",
             "self.rope_theta or self.default_theta",
             "self.default_theta",
         ),
@@ -179,7 +179,7 @@ FAMILIES = {
         ),
         Mutation(
             "every layer has the window",
-            "checkpoint/families/qwen2.py",
+            "checkpoint/families/text/qwen2.py",
             "self.sliding_window if self.use_sliding_window else None, sliding)",
             "self.sliding_window if self.use_sliding_window else None, [True] * len(sliding))",
         ),
@@ -190,7 +190,7 @@ FAMILIES = {
         "qwen3_moe or (qwen3 and moe) or experts",
         Mutation(
             "norm_topk_prob is not read",
-            "checkpoint/families/qwen3_moe.py",
+            "checkpoint/families/text/qwen3_moe.py",
             "renormalize=self.norm_topk_prob",
             "renormalize=True",
         ),
@@ -204,13 +204,13 @@ FAMILIES = {
         "smollm3",
         Mutation(
             "the other layers turn",
-            "checkpoint/families/smollm3.py",
+            "checkpoint/families/text/smollm3.py",
             "layer if rotate else replace(layer, rope=None)",
             "replace(layer, rope=None) if rotate else layer",
         ),
         Mutation(
             "all layers turn",
-            "checkpoint/families/smollm3.py",
+            "checkpoint/families/text/smollm3.py",
             "layer if rotate else replace(layer, rope=None)",
             "layer",
         ),
@@ -248,7 +248,7 @@ FAMILIES = {
         "ernie4_5",
         Mutation(
             "a pair is of the two halves of a head",
-            "checkpoint/families/ernie4_5.py",
+            "checkpoint/families/text/ernie4_5.py",
             "adjacent=True",
             "adjacent=False",
         ),
@@ -269,25 +269,25 @@ FAMILIES = {
         ),
         Mutation(
             "the weights of norms are as they are stored",
-            "checkpoint/families/gemma3_text.py",
+            "checkpoint/families/text/gemma3_text.py",
             "norm_offset=1.0",
             "norm_offset=0.0",
         ),
         Mutation(
             "embeddings are as they are stored",
-            "checkpoint/families/gemma3_text.py",
+            "checkpoint/families/text/gemma3_text.py",
             "embedding_scale=self.hidden_size**0.5",
             "embedding_scale=None",
         ),
         Mutation(
             "the scale of attention follows from the heads",
-            "checkpoint/families/gemma3_text.py",
+            "checkpoint/families/text/gemma3_text.py",
             "attention_scale=self.query_pre_attn_scalar**-0.5",
             "attention_scale=self.head_size() ** -0.5",
         ),
         Mutation(
             "layers with a window have the rope of the others",
-            "checkpoint/families/gemma3_text.py",
+            "checkpoint/families/text/gemma3_text.py",
             "replace(layer, rope=local) if slides else layer",
             "replace(layer, rope=local) if not slides else layer",
         ),

@@ -197,7 +197,7 @@ FAMILIES = {
             ),
             Mutation(
                 "pictures are read as text is",
-                "checkpoint/families/gemma3.py",
+                "checkpoint/families/vision/gemma3.py",
                 "whole_images=True",
                 "whole_images=False",
             ),

@@ -11,7 +11,7 @@ import pytest
 
 from mmserve.checkpoint.files import weight_files
 from mmserve.checkpoint.load import check_tp, load
-from mmserve.checkpoint.registry import ARCHITECTURES
+from mmserve.checkpoint.registry import ARCHITECTURES, module_name
 from mmserve.checkpoint.spec import ModelSpec, Rope
 from mmserve.runtime.errors import StartupError
 
@@ -278,7 +278,7 @@ def test_a_family_is_imported_when_it_is_used() -> None:
 
 def test_every_architecture_has_a_module_for_its_file() -> None:
     for family in ARCHITECTURES.values():
-        assert find_spec(f"mmserve.checkpoint.families.{family}")
+        assert find_spec(module_name(family))
 
 
 def test_missing_files_are_reported(tmp_path: Path) -> None:

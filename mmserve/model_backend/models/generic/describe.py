@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import transformers
 
+from mmserve.checkpoint.config.stop_tokens import ends_of_text
+from mmserve.checkpoint.config.text_config import TextJson
 from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
-from mmserve.checkpoint.stop_tokens import ends_of_text
-from mmserve.checkpoint.text_config import TextJson
 from mmserve.model_backend.models.generic.architecture import architecture_of
 from mmserve.model_backend.models.generic.pictures import pictures_of
 from mmserve.model_backend.models.generic.probe import Probed, probe

@@ -13,9 +13,9 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
-from mmserve.checkpoint.families import phi3, qwen2
-from mmserve.checkpoint.json_config import convert
-from mmserve.checkpoint.rope_config import for_context
+from mmserve.checkpoint.config.json_config import convert
+from mmserve.checkpoint.config.rope_config import for_context
+from mmserve.checkpoint.families.text import phi3, qwen2
 from mmserve.checkpoint.spec import LayerSpec, Rope
 from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.platforms.reference import TorchOps

@@ -16,9 +16,9 @@ import transformers
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
+from mmserve.checkpoint.config.rope_config import for_context
 from mmserve.checkpoint.load import load
 from mmserve.checkpoint.registry import ARCHITECTURES
-from mmserve.checkpoint.rope_config import for_context
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.model_backend.attention.interface import AttentionSpec
 from mmserve.model_backend.distributed import TpGroup

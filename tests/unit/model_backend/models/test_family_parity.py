@@ -14,8 +14,8 @@ import torch
 import transformers
 from msgspec.structs import replace
 
+from mmserve.checkpoint.config.rope_config import for_context
 from mmserve.checkpoint.load import load
-from mmserve.checkpoint.rope_config import for_context
 from mmserve.checkpoint.spec import LayerSpec, ModelSpec, Rope
 from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.model_backend.worker.model_runner import ModelRunner

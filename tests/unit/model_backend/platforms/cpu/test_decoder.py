@@ -8,8 +8,8 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from mmserve.checkpoint.config.rope_config import for_context
 from mmserve.checkpoint.load import load
-from mmserve.checkpoint.rope_config import for_context
 from mmserve.model_backend.attention.interface import AttentionSpec, StepLimits
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.loader.load import load_decoder

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from mmserve.checkpoint.json_config import convert
+from mmserve.checkpoint.config.json_config import convert
 from mmserve.checkpoint.vision.siglip import SiglipJson, SiglipSpec
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.linear import LayerFinisher

@@ -1,0 +1,1 @@
+"""config.json of text models, one module a family."""

@@ -1,0 +1,1 @@
+"""config.json of models that take pictures, one module a family."""
