@@ -34,14 +34,24 @@ class PagedCpuAttention:
     """See ``attention.interface.AttentionBackend``.
 
     A row's result depends on its own sequence alone, to the bit: not on chunks, batch or the KV of other sequences.
-    ``kv_dtype``: of the KV cache; bfloat16 numbers are widened when they are read.
+    ``kv_dtype``: of the KV cache. ``rounds``: with a cache in bfloat16 the other inputs of both products, queries and
+    the weights of the softmax, are rounded to it as well; without it, keys and values are widened when they are read.
     """
 
     block_sizes: Sequence[int] = (_BLOCK_TOKENS,)
     supports_graphs = False
 
-    def __init__(self, kernels: ctypes.CDLL, spec: AttentionSpec, kv_dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        kernels: ctypes.CDLL,
+        spec: AttentionSpec,
+        kv_dtype: torch.dtype = torch.float32,
+        *,
+        rounds: bool = False,
+    ) -> None:
         self._kernels, self._spec, self.kv_dtype = kernels, spec, kv_dtype
+        self.cache_format = 0 if kv_dtype is torch.float32 else 1 + rounds
+        """The kernels' number for such a cache and its products."""
 
     @staticmethod
     def supports(spec: AttentionSpec, kv_dtype: torch.dtype) -> bool:
@@ -86,7 +96,7 @@ class PagedCpuAttention:
             kv.data_ptr(),
             metadata.slot_mapping.data_ptr(),
             layer_kv.data_ptr(),
-            self.kv_dtype is torch.bfloat16,
+            self.cache_format,
             metadata.block_tables.data_ptr(),
             metadata.tiles.data_ptr(),
             out.data_ptr(),

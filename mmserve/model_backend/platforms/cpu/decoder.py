@@ -11,7 +11,7 @@ from mmserve.model_backend.layers.linear import LinearLayer
 from mmserve.model_backend.models.interface import DecoderLayerWeights, DecoderWeights, DeepStackRows
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention, PagedCpuMetadata
 from mmserve.model_backend.platforms.cpu.memory import MAX_MLP_ROWS
-from mmserve.model_backend.platforms.cpu.ops import ACTIVATIONS
+from mmserve.model_backend.platforms.cpu.ops import ACTIVATIONS, activation_number
 from mmserve.model_backend.platforms.cpu.packing import PackedLinear
 
 
@@ -67,7 +67,7 @@ class _Layer(ctypes.Structure):
 class _Shape(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "dim", "rotary")),
-        *((name, c_int64) for name in ("adjacent", "mlp_rows", "activation", "kv_is_bfloat16")),
+        *((name, c_int64) for name in ("adjacent", "mlp_rows", "activation", "cache")),
         *((name, c_float) for name in ("eps", "attention_scale")),
     )
 
@@ -85,18 +85,18 @@ class _Step(ctypes.Structure):
 class CompiledDecoder:
     """A ``ForwardExecutor`` that computes the same numbers as the layers one by one, to the bit.
 
-    It keeps the addresses of the weights, which must not be replaced afterwards.
+    It keeps the addresses of the weights, which must not be replaced afterwards. ``rounds``: as in ``KernelOps``.
     """
 
-    def __init__(self, kernels: ctypes.CDLL, weights: DecoderWeights) -> None:
+    def __init__(self, kernels: ctypes.CDLL, weights: DecoderWeights, *, rounds: bool = False) -> None:
         self._decode = kernels.mm_decoder
         self._weights, self._rotary = weights, weights.rotary
         self._layers = (_Layer * len(weights.layers))(*map(_Layer.of, weights.layers))
         heads, kv_heads, dim, *_ = weights.heads
         sizes = (len(weights.layers), weights.hidden_size, heads, kv_heads, dim, self._rotary.size)
         assert isinstance(weights.attention, PagedCpuAttention)
-        in_bfloat16 = weights.attention.kv_dtype is torch.bfloat16
-        kinds = (self._rotary.adjacent, MAX_MLP_ROWS, ACTIVATIONS[weights.activation], in_bfloat16)
+        activation = activation_number(weights.activation, rounds=rounds)
+        kinds = (self._rotary.adjacent, MAX_MLP_ROWS, activation, weights.attention.cache_format)
         self._shape = ctypes.byref(_Shape(*sizes, *kinds, weights.eps, weights.heads.scale))
 
     def forward(
@@ -123,8 +123,8 @@ class CompiledDecoder:
         return hidden[: len(logits_indices)]
 
 
-def compile_decoder(kernels: ctypes.CDLL, weights: DecoderWeights) -> CompiledDecoder | None:
-    """None if the kernels cannot compute every part of this decoder in one call."""
+def compile_decoder(kernels: ctypes.CDLL, weights: DecoderWeights, *, rounds: bool = False) -> CompiledDecoder | None:
+    """None if the kernels cannot compute every part of this decoder in one call. ``rounds``: as in ``KernelOps``."""
     linears = (linear for layer in weights.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down))
     compilable = (
         weights.tp_size == 1
@@ -133,4 +133,4 @@ def compile_decoder(kernels: ctypes.CDLL, weights: DecoderWeights) -> CompiledDe
         and weights.hidden_size % 8 == weights.intermediate_size % 8 == 0
         and all(isinstance(linear.method, PackedLinear) for linear in linears)
     )
-    return CompiledDecoder(kernels, weights) if compilable else None
+    return CompiledDecoder(kernels, weights, rounds=rounds) if compilable else None

@@ -15,12 +15,20 @@ _VECTOR = 8
 """Numbers in a vector of the kernels, which compute whole vectors only."""
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2, "quick_gelu": 3}
 """Activations that the kernels compute, with the kernels' numbers for them."""
+_SHORT = 4
+"""Added to an activation's number: faster, for results that are rounded to bfloat16."""
+
+
+def activation_number(name: str, *, rounds: bool) -> int:
+    """The kernels' number for an activation in ``ACTIVATIONS``. ``rounds``: its result is rounded to bfloat16."""
+    return ACTIVATIONS[name] + (_SHORT if rounds else 0)
 
 
 class KernelOps(TorchOps):
     """See ``layers.ops.Ops``. A row's result does not depend on the other rows.
 
-    ``rounds``: the inputs of the products in ``encoder_attention`` are rounded to bfloat16.
+    ``rounds``: the inputs of products are rounded to bfloat16. Those in ``encoder_attention`` are rounded here, and
+    activations, which are inputs of a product, are computed no more exactly than that needs.
     """
 
     def __init__(self, kernels: ctypes.CDLL, *, rounds: bool = False) -> None:
@@ -74,12 +82,15 @@ class KernelOps(TorchOps):
         if not x.is_contiguous():
             return super().activation(name)(x)
         size = x.shape[-1]
-        self._kernels.mm_activation(x.data_ptr(), x.numel() // size, size, ACTIVATIONS[name])
+        self._kernels.mm_activation(x.data_ptr(), x.numel() // size, size, self._number(name))
         return x
 
     def _act_and_mul(self, name: str, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
         rows, width = x.shape
         out = torch.empty(rows, width // 2)
-        self._kernels.mm_act_and_mul(x.data_ptr(), out.data_ptr(), rows, width // 2, ACTIVATIONS[name])
+        self._kernels.mm_act_and_mul(x.data_ptr(), out.data_ptr(), rows, width // 2, self._number(name))
         return out
+
+    def _number(self, name: str) -> int:
+        return activation_number(name, rounds=self._rounds)

@@ -103,14 +103,14 @@ class CpuPlatform(TorchPlatform):
 
     def attention(self, spec: AttentionSpec, kv_dtype: torch.dtype) -> AttentionBackend[Any]:
         if self.kernels is not None and PagedCpuAttention.supports(spec, kv_dtype):
-            return PagedCpuAttention(self.kernels, spec, kv_dtype)
+            return PagedCpuAttention(self.kernels, spec, kv_dtype, rounds=self._rounds)
         return super().attention(spec, kv_dtype)
 
     def executor(self, model: DecoderModel, limits: StepLimits) -> ForwardExecutor:
         weights = model.decoder_weights()
         compiled = None
         if self.kernels is not None and weights is not None:
-            compiled = compile_decoder(self.kernels, weights)
+            compiled = compile_decoder(self.kernels, weights, rounds=self._rounds)
         return compiled or super().executor(model, limits)
 
     def sampling(self) -> TokenSampling:

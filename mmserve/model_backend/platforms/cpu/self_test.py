@@ -37,7 +37,8 @@ from mmserve.model_backend.platforms.sampling import Draw, TorchSampling
 _TOLERANCE = 1e-5
 _QUANTIZED_TOLERANCE = 1e-4
 _ROUNDED_TOLERANCE = 1e-2
-"""Relative to the largest result; for quantized weights, whose inputs are rounded to 16-bit integers."""
+"""Relative to the largest result; for quantized weights, whose inputs are rounded to 16-bit integers, and for numbers
+that are rounded to bfloat16."""
 _WINDOW = 7
 _MASKS = (CAUSAL, Mask(window=_WINDOW), Mask(whole_images=True), Mask(window=_WINDOW, whole_images=True))
 _HEADS = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, masks=_MASKS)
@@ -147,8 +148,9 @@ def _rows(kernels: ctypes.CDLL) -> bool:
 
 
 def _same_operation(compute: Callable[[TorchOps], torch.Tensor], kernels: ctypes.CDLL) -> bool:
-    """True if the kernels' operations give what torch's give."""
-    return _close(compute(KernelOps(kernels)), compute(TorchOps()))
+    """True if the kernels' operations give what torch's give; those for bfloat16 within its rounding."""
+    exact, rounded, expected = map(compute, (KernelOps(kernels), KernelOps(kernels, rounds=True), TorchOps()))
+    return _close(exact, expected) and _close(rounded, expected, _ROUNDED_TOLERANCE)
 
 
 def _encoder_attention(kernels: ctypes.CDLL) -> bool:
@@ -178,10 +180,12 @@ def _head_norm(ops: TorchOps) -> torch.Tensor:
 
 
 def _attention(kernels: ctypes.CDLL) -> bool:
-    return all(_attends(PagedCpuAttention(kernels, _HEADS, dtype)) for dtype in (torch.float32, torch.bfloat16))
+    exact = (PagedCpuAttention(kernels, _HEADS, dtype) for dtype in (torch.float32, torch.bfloat16))
+    rounded = PagedCpuAttention(kernels, _HEADS, torch.bfloat16, rounds=True)
+    return all(map(_attends, exact)) and _attends(rounded, _ROUNDED_TOLERANCE)
 
 
-def _attends(kernel: PagedCpuAttention) -> bool:
+def _attends(kernel: PagedCpuAttention, tolerance: float = _TOLERANCE) -> bool:
     step, limits = _prompt()
     qkv, results = _random(_TOKENS, 2 * _HEADS.num_heads, _HEADS.head_dim), []
     for backend in (kernel, SdpaAttention(_HEADS, torch.float32, torch.device("cpu"))):
@@ -193,7 +197,7 @@ def _attends(kernel: PagedCpuAttention) -> bool:
         outs = [backend.forward(q, kv, cache, metadata, mask) for mask in _MASKS]  # type: ignore[arg-type]
         results.append((torch.stack(outs), cache))
     (found, found_cache), (expected, expected_cache) = results
-    return _close(found, expected) and torch.equal(kernel.token_major(found_cache), expected_cache)
+    return _close(found, expected, tolerance) and torch.equal(kernel.token_major(found_cache), expected_cache)
 
 
 def _decoder(kernels: ctypes.CDLL) -> bool:

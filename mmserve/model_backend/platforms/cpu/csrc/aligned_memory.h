@@ -43,4 +43,12 @@ private:
     int64_t count_ = 0;
 };
 
+// `size` uninitialised numbers, valid until the same thread asks again for the same purpose. The type is a part of the
+// array's name: builds for several instruction sets, loaded into one process, share arrays of the same name.
+template <class Purpose, class Number>
+Number* scratch(int64_t size) {
+    static thread_local ReusableArray<Number> array;
+    return array.at_least(size);
+}
+
 }  // namespace memory

@@ -33,7 +33,7 @@ struct Shape {
     int64_t adjacent;    // as in mm_rotate
     int64_t mlp_rows;    // rows of an MLP computed at one time, as its intermediate results are wide
     int64_t activation;  // as in mm_act_and_mul
-    int64_t kv_is_bfloat16;
+    int64_t cache;       // as in mm_attention
     float eps, attention_scale;
 };
 

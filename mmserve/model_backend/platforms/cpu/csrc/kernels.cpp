@@ -162,22 +162,22 @@ void mm_rotate(float* x, int64_t stride, const float* cos, const float* sin, int
 
 // x = act(x), in place: [rows, size]. activation: see activations::dispatch.
 void mm_activation(float* x, int64_t rows, int64_t size, int64_t activation) {
-    activations::dispatch(activation, [=](auto act) {
+    activations::dispatch(activation, [=]<class V>(auto act, V) {
         pool::parallel_for_rows(rows, 2 * size, [=](int64_t row) {
-            for (float *at = x + row * size, *end = at + size; at < end; at += 8)
-                tile::store_first(at, act(tile::load_first(at, end - at)), end - at);
+            for (float *at = x + row * size, *end = at + size; at < end; at += tile::kLanes<V>)
+                tile::store_first(at, act(tile::load_first<V>(at, end - at)), end - at);
         });
     });
 }
 
 // x [rows, 2 * size]: gate, then up. out = act(gate) * up: [rows, size]. activation: see activations::dispatch.
 void mm_act_and_mul(const float* x, float* out, int64_t rows, int64_t size, int64_t activation) {
-    activations::dispatch(activation, [=](auto act) {
+    activations::dispatch(activation, [=]<class V>(auto act, V) {
         pool::parallel_for_rows(rows, 4 * size, [=](int64_t row) {
             const float *gate = x + row * 2 * size, *up = gate + size;
-            for (int64_t i = 0; i < size; i += 8) {
-                const tile::f32x8 activated = act(tile::load_first(gate + i, size - i));
-                tile::store_first(out + row * size + i, activated * tile::load_first(up + i, size - i), size - i);
+            for (int64_t i = 0; i < size; i += tile::kLanes<V>) {
+                const V activated = act(tile::load_first<V>(gate + i, size - i));
+                tile::store_first(out + row * size + i, activated * tile::load_first<V>(up + i, size - i), size - i);
             }
         });
     });
@@ -185,17 +185,21 @@ void mm_act_and_mul(const float* x, float* out, int64_t rows, int64_t size, int6
 
 // Writes each row's K and V into the cache at slot_mapping[row], then computes attention (see attention::Job).
 // kv: [rows, 2, kv_heads, dim], rows q_stride apart. layer_kv: see attention/float32_cache.h and bfloat16_cache.h.
-// window: 0 for none. ends: [rows] or null.
-void mm_attention(const float* q, const float* kv, const int64_t* slot_mapping, void* layer_kv, int kv_is_bfloat16,
+// cache: 0 float32, 1 bfloat16, 2 bfloat16 and the inputs of both products rounded to it. window: 0 for none. ends:
+// [rows] or null.
+void mm_attention(const float* q, const float* kv, const int64_t* slot_mapping, void* layer_kv, int cache,
                   const int64_t* tables, const int64_t* tiles, float* out, int64_t rows, int64_t num_tiles,
                   int64_t q_stride, int64_t table_stride, int64_t heads, int64_t kv_heads, int64_t dim, int64_t window,
                   const int64_t* ends, float scale) {
     const attention::Job job{q,     layer_kv, tables, tiles, out,    q_stride, table_stride,
                              heads, kv_heads, dim,    scale, window, ends};
-    if (kv_is_bfloat16)
-        store_and_attend<attention::Bfloat16Cache, uint16_t>(job, layer_kv, kv, slot_mapping, rows, num_tiles);
+    using namespace attention;
+    if (cache == 0)
+        store_and_attend<Float32Cache, float>(job, layer_kv, kv, slot_mapping, rows, num_tiles);
+    else if (cache == 1)
+        store_and_attend<Bfloat16Cache<linear::Widened>, uint16_t>(job, layer_kv, kv, slot_mapping, rows, num_tiles);
     else
-        store_and_attend<attention::Float32Cache, float>(job, layer_kv, kv, slot_mapping, rows, num_tiles);
+        store_and_attend<Bfloat16Cache<linear::Rounded>, uint16_t>(job, layer_kv, kv, slot_mapping, rows, num_tiles);
 }
 
 // Attention without a mask within each of some sequences, whose rows follow each other. qkv: [rows, 3, heads, dim],
@@ -254,7 +258,7 @@ struct Ops {
 
     static void attend(const float* heads, int64_t stride, void* kv, const decoder::Layer& layer,
                        const decoder::Shape& shape, const decoder::Step& step, float* out) {
-        mm_attention(heads, heads + shape.heads * shape.dim, step.slot_mapping, kv, shape.kv_is_bfloat16 != 0,
+        mm_attention(heads, heads + shape.heads * shape.dim, step.slot_mapping, kv, static_cast<int>(shape.cache),
                      step.tables, step.tiles, out, step.rows, step.num_tiles, stride, step.table_stride, shape.heads,
                      shape.kv_heads, shape.dim, layer.window, layer.whole_images ? step.image_ends : nullptr, shape.attention_scale);
     }

@@ -79,7 +79,8 @@ inline f32x8 rounded(f32x8 value) {
     return value;
 }
 
-inline f32x8 maximum(f32x8 a, f32x8 b) {
+template <class V>
+inline V maximum(V a, V b) {
     return a > b ? a : b;
 }
 
@@ -87,6 +88,12 @@ inline float horizontal_max(f32x8 x) {
     x = maximum(x, __builtin_shuffle(x, i32x8{4, 5, 6, 7, 0, 1, 2, 3}));
     x = maximum(x, __builtin_shuffle(x, i32x8{2, 3, 0, 1, 6, 7, 4, 5}));
     return std::max(x[0], x[1]);
+}
+
+inline float horizontal_max(f32x16 x) {
+    f32x8 halves[2];
+    std::memcpy(halves, &x, sizeof x);
+    return horizontal_max(maximum(halves[0], halves[1]));
 }
 
 // 8 neighbouring numbers from bfloat16, which is the upper half of a float.

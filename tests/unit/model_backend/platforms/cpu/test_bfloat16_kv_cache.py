@@ -21,10 +21,13 @@ SHORT = torch.bfloat16
 KV_HEADS = 2
 
 
-def backends(group: int, dim: int, *masks: Mask) -> list[PagedCpuAttention]:
+both_products = pytest.mark.parametrize("rounds", [False, True], ids=["widened", "rounded"])
+
+
+def backends(group: int, dim: int, *masks: Mask, rounds: bool = False) -> list[PagedCpuAttention]:
     """Of every level of this CPU."""
     spec = AttentionSpec(group * KV_HEADS, KV_HEADS, dim, masks or (Mask(),))
-    return [PagedCpuAttention(level, spec, SHORT) for level in built().values()]
+    return [PagedCpuAttention(level, spec, SHORT, rounds=rounds) for level in built().values()]
 
 
 def new_cache(backend: PagedCpuAttention, step: AttentionInput, fill: float = 0.0) -> torch.Tensor:
@@ -83,15 +86,16 @@ def test_results_and_stored_numbers_equal_the_reference(group: int, dim: int, wi
         assert all(map(torch.equal, level, found[0]))
 
 
+@both_products
 @pytest.mark.parametrize("dim", [16, 48, 64])
 @pytest.mark.parametrize("length", [63, 64, 65, 150])
 @pytest.mark.parametrize("window", [None, 20, 70])
 def test_a_token_has_the_same_bits_in_a_prompt_in_chunks_alone_and_in_a_batch(
-    length: int, dim: int, window: int | None
+    length: int, dim: int, window: int | None, rounds: bool
 ) -> None:
     group, mask, whole = 3, Mask(window), step_of([(0, length)])
     qkv = random(length, (group + 2) * KV_HEADS, dim)
-    for backend in backends(group, dim, mask):
+    for backend in backends(group, dim, mask, rounds=rounds):
         cache = new_cache(backend, whole)
         expected = attend(backend, qkv, cache, whole, mask)
         for start in (1, length - 31, length - 1):
@@ -102,12 +106,36 @@ def test_a_token_has_the_same_bits_in_a_prompt_in_chunks_alone_and_in_a_batch(
             assert torch.equal(row, expected[-1])
 
 
+@pytest.mark.parametrize("window", [None, 15, 64])
+@pytest.mark.parametrize(("group", "dim"), [(3, 64), (7, 80)])
+def test_queries_and_weights_of_the_softmax_are_rounded_too(group: int, dim: int, window: int | None) -> None:
+    """On every level the same bits."""
+    length, mask = 150, Mask(window)
+    step, qkv = step_of([(0, length)]), random(length, (group + 2) * KV_HEADS, dim)
+    q, kv = qkv.split([group * KV_HEADS, 2 * KV_HEADS], dim=1)
+    k, v = kv.bfloat16().float().transpose(0, 1).repeat_interleave(group, 0).chunk(2)
+    scores = (q / dim**0.5).bfloat16().float().transpose(0, 1) @ k.mT
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    scores[:, (distance < 0) | (distance >= (window or length))] = -torch.inf
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    # A later tile of keys may raise the largest score; the weights of earlier ones are rounded before that.
+    expected = ((weights.bfloat16().float() @ v) / weights.sum(-1, keepdim=True)).transpose(0, 1)
+    found, exact = (
+        [attend(backend, qkv, new_cache(backend, step), step, mask) for backend in backends(group, dim, mask, rounds=r)]
+        for r in (True, False)
+    )
+    assert all(torch.equal(each, found[0]) for each in found)
+    error, of_exact = (torch.dist(each, expected) / expected.norm() for each in (found[0], exact[0]))
+    assert error < 0.0009 < of_exact
+
+
+@both_products
 @pytest.mark.parametrize("length", [1, 20, 35])
-def test_nothing_behind_a_sequence_is_read(length: int) -> None:
+def test_nothing_behind_a_sequence_is_read(length: int, rounds: bool) -> None:
     """A cache that holds NaN behind it, also in the odd half of a pair of tokens, gives the bits of one with zeros."""
     step = step_of([(0, length)])
     qkv = random(length, 4 * KV_HEADS, 32)
-    for backend in backends(2, 32):
+    for backend in backends(2, 32, rounds=rounds):
         zeros, spoiled = (
             attend(backend, qkv, new_cache(backend, step, fill), step, Mask()) for fill in (0.0, torch.nan)
         )

@@ -26,13 +26,16 @@ pytestmark = needs_compiler
 LIMITS = StepLimits(max_tokens=100, max_seqs=2, max_blocks=8, block_tokens=BLOCK)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", ["llama", *(name for name in TEXT_FAMILIES if name != "qwen3_moe")])
 @torch.inference_mode()
-def test_one_call_gives_the_bits_of_the_layers(tmp_path: Path, family: str, kv_dtype: torch.dtype) -> None:
+def test_one_call_gives_the_bits_of_the_layers(
+    tmp_path: Path, family: str, kv_dtype: torch.dtype, dtype: torch.dtype
+) -> None:
     spec = load(make_text(tmp_path, family, hidden_size=128))
     spec = replace(spec, text=for_context(spec.text, 256))
-    platform = CpuPlatform(torch.float32)
+    platform = CpuPlatform(dtype)
     attention = platform.attention(AttentionSpec.of(spec.text, TpGroup()), kv_dtype)
     assert isinstance(attention, PagedCpuAttention)
     model = load_decoder(spec, platform, attention, TpGroup(), "none", lambda done, total, unit: None)

@@ -163,7 +163,7 @@ def test_inputs_are_rounded_to_the_nearest_bfloat16() -> None:
 def test_all_other_operations_have_the_same_bits_on_every_level() -> None:
     results = []
     for kernels in built().values():
-        ops = KernelOps(kernels)
+        ops, rounding = KernelOps(kernels), KernelOps(kernels, rounds=True)
         heads, angles = random(20, 3, 32), random(20, 16, seed=1)
         ops.head_norm_(heads, random(32, seed=1), 1e-5)
         ops.rotary_(heads, angles.cos(), angles.sin())
@@ -173,9 +173,9 @@ def test_all_other_operations_have_the_same_bits_on_every_level() -> None:
                 ops.rms_norm(random(9, 64), random(64, seed=1), 1e-5),
                 ops.layer_norm(random(9, 64), random(64, seed=1), random(64, seed=2), 1e-5),
                 ops.encoder_attention(random(340, 144), 2, (270, 17, 53)),
-                KernelOps(kernels, rounds=True).encoder_attention(random(340, 144), 2, (270, 17, 53)),
-                *(ops.activation(name)(random(5, 40)) for name in ACTIVATIONS),
-                *(ops.act_and_mul(name)(random(5, 40)) for name in ACTIVATIONS),
+                rounding.encoder_attention(random(340, 144), 2, (270, 17, 53)),
+                *(each.activation(name)(5 * random(5, 40)) for name in ACTIVATIONS for each in (ops, rounding)),
+                *(each.act_and_mul(name)(5 * random(5, 40)) for name in ACTIVATIONS for each in (ops, rounding)),
             ]
         )
     assert all(torch.equal(*pair) for found in results for pair in zip(found, results[0], strict=True))

@@ -42,6 +42,21 @@ def test_activations(ops: KernelOps, size: int) -> None:
         torch.testing.assert_close(ops.act_and_mul(name)(fused.clone()), plain.activation(name)(gate) * up)
 
 
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_for_bfloat16_err_by_less_than_its_rounding(name: str) -> None:
+    """By a fortieth of its last bit where results are not tiny."""
+    ops, last_bit = KernelOps(kernels(), rounds=True), 2.0**-8
+    x = torch.cat((torch.linspace(-1, 1, 4001), torch.linspace(-20, 20, 4001), torch.tensor([-1e30, -200, 200, 1e30])))
+    expected = TorchOps().activation(name)(x.double())
+    tolerance = torch.where(x > -1, expected.abs() * last_bit / 39, 2e-5)
+    found = ops.activation(name)(x[None].clone())[0]
+    assert ((found - expected).abs() <= tolerance).all()
+    gated = ops.act_and_mul(name)(torch.stack((x, x.flip(0))).view(1, -1))[0]
+    assert ((gated - expected * x.flip(0)).abs() <= tolerance * x.flip(0).abs() + 1e-30).all()
+    spoiled = torch.tensor([[torch.nan, -torch.nan, 1.0, 0.0]])
+    assert ops.activation(name)(spoiled.clone()).isnan().tolist() == [[True, True, False, False]]
+
+
 @pytest.mark.parametrize("size", [16, 12], ids=["whole vectors", "falls back to torch"])
 def test_norm_of_heads_changes_only_the_heads_it_is_given(ops: KernelOps, size: int) -> None:
     heads, weight = random(40, 5, size), random(size, seed=1)
@@ -83,6 +98,18 @@ def test_encoder_attention_of_a_sequence_does_not_depend_on_its_batch(dim: int, 
     qkv = random(sum(lengths), 3 * heads * dim)
     alone = [ops.encoder_attention(part, heads, (len(part),)) for part in qkv.split(lengths)]
     assert torch.equal(ops.encoder_attention(qkv, heads, lengths), torch.cat(alone))
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+@pytest.mark.parametrize("part", [0, 1, 2], ids=["query", "key", "value"])
+def test_numbers_that_are_not_finite_stay_so_in_encoder_attention(part: int, rounds: bool) -> None:
+    """A query's reach its own row, those of keys and values all rows of the head."""
+    qkv = random(70, 3, 2, 16)
+    qkv[33, part, 1, 5] = torch.nan
+    found = KernelOps(kernels(), rounds=rounds).encoder_attention(qkv.flatten(1), 2, (70,)).view(70, 2, 16)
+    spoiled = found.isnan().any(-1)
+    assert not spoiled[:, 0].any()
+    assert spoiled[:, 1].tolist() == [part > 0 or row == 33 for row in range(70)]
 
 
 def test_encoder_attention_rounds_the_inputs_of_both_products() -> None:

@@ -3,21 +3,26 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
+#include <type_traits>
 
 #include "aligned_memory.h"
 #include "attention/bfloat16_cache.h"
 #include "attention/float32_cache.h"
 #include "attention/job.h"
-#include "softmax.h"
+#include "linear/inputs.h"
 #include "thread_pool.h"
 
 namespace attention {
 
-inline void gather_queries(const Job& job, const int64_t* t, int64_t kv_head, float* rows) {
-    const int64_t group = job.heads / job.kv_heads;
+// `scaled`: room for one token's queries.
+template <class Cache>
+void gather_queries(const Job& job, const int64_t* t, int64_t kv_head, float* scaled, typename Cache::Input* rows) {
+    const int64_t size = job.heads / job.kv_heads * job.dim;
     for (int64_t token = 0; token < t[1]; ++token) {
-        const float* from = job.q + (t[0] + token) * job.q_stride + kv_head * group * job.dim;
-        for (int64_t i = 0; i < group * job.dim; ++i) rows[token * group * job.dim + i] = from[i] * job.scale;
+        const float* from = job.q + (t[0] + token) * job.q_stride + kv_head * size;
+        for (int64_t i = 0; i < size; ++i) scaled[i] = from[i] * job.scale;
+        Cache::store_inputs(scaled, size, rows + token * size);
     }
 }
 
@@ -31,9 +36,10 @@ struct QueryTile {
     int64_t position;  // of the first token
     int64_t window;       // 0: none
     const int64_t* ends;  // of each token, or null
-    float* q;        // [heads, rows, dim]
-    float* out;      // [heads, rows, cache.columns()]
-    float* scores;   // [heads, rows, kKeyTile]
+    typename Cache::Input* q;  // [heads, rows, dim]
+    float* out;                // [heads, rows, cache.columns()]
+    float* scores;             // [heads, rows, kKeyTile]
+    typename Cache::Input* weights;  // the same; where the scores are if they have one type
 
     // The first key tile that a row attends to. Tiles lie at multiples of kKeyTile, so that a row's sums do not depend
     // on the rows computed with it.
@@ -52,14 +58,14 @@ struct QueryTile {
             }
     }
 
-    void update_softmax(int64_t first, int64_t last, softmax::OnlineSoftmax* softmax) const {
+    void update_softmax(int64_t first, int64_t last, typename Cache::Softmax* softmax) const {
         const int64_t scored = (last - first + kBlock - 1) / kBlock * kBlock;
         for (int64_t r = 0; r < rows * heads; ++r) {
             const int64_t token = r % rows / group, after = position + token + 1;
             const int64_t end = ends ? ends[token] : after;
             const int64_t hidden = window ? after - window - first : 0;
-            softmax[r].update(scores + r * kKeyTile, hidden, end - first, scored, out + r * cache.columns(),
-                              cache.columns());
+            softmax[r].update(scores + r * kKeyTile, hidden, end - first, scored, weights + r * kKeyTile,
+                              out + r * cache.columns(), cache.columns());
         }
     }
 
@@ -69,7 +75,7 @@ struct QueryTile {
         for (int64_t token = first; token < last; token += kBlock)
             for (int64_t h = 0; h < heads; ++h) {
                 const int64_t next = token + kKeyTile;
-                add_values(cache, scores + h * rows * kKeyTile + token - first, rows, cache.value(token, h),
+                add_values(cache, weights + h * rows * kKeyTile + token - first, rows, cache.value(token, h),
                            next < end ? cache.value(next, h) : nullptr, std::min(kBlock, last - token),
                            out + h * rows * cache.columns());
             }
@@ -78,17 +84,19 @@ struct QueryTile {
 
 template <class Cache>
 void attend_tile(const Job& job, const int64_t* t, int64_t first_head, int64_t heads) {
+    using Input = typename Cache::Input;
     const int64_t group = job.heads / job.kv_heads, rows = t[1] * group, dim = job.dim;
     const int64_t* ends = job.ends ? job.ends + t[0] : nullptr;
     const int64_t end = ends ? ends[t[1] - 1] : t[2] + t[1];  // of the last token, which attends furthest
     const Cache cache(job, t[3], first_head);
     const int64_t columns = cache.columns();
-    static thread_local memory::ReusableArray<float> buffer;
-    float* q = buffer.at_least(heads * rows * (dim + columns + kKeyTile));
-    float *out = q + heads * rows * dim, *scores = out + heads * rows * columns;
-    const QueryTile<Cache> tile{cache, rows, heads, group, t[2], job.window, ends, q, out, scores};
-    softmax::OnlineSoftmax softmax[kMaxRows];
-    for (int64_t h = 0; h < heads; ++h) gather_queries(job, t, first_head + h, q + h * rows * dim);
+    float* out = memory::scratch<struct Results, float>(heads * rows * (columns + kKeyTile) + group * dim);
+    float *scores = out + heads * rows * columns, *scaled = scores + heads * rows * kKeyTile;
+    Input *q = memory::scratch<struct Queries, Input>(heads * rows * (dim + kKeyTile)), *weights = q + heads * rows * dim;
+    if constexpr (std::is_same_v<Input, float>) weights = scores;
+    const QueryTile<Cache> tile{cache, rows, heads, group, t[2], job.window, ends, q, out, scores, weights};
+    typename Cache::Softmax softmax[kMaxRows];
+    for (int64_t h = 0; h < heads; ++h) gather_queries<Cache>(job, t, first_head + h, scaled, q + h * rows * dim);
     std::fill(out, out + heads * rows * columns, 0.f);
     for (int64_t first = tile.first_token(); first < end; first += kKeyTile) {
         const int64_t last = std::min(end, first + kKeyTile);
@@ -111,6 +119,8 @@ template <class Cache>
 void run(const Job& job, int64_t tiles) {
     const bool enough_tiles = tiles >= pool::shared().num_threads();
     pool::parallel_for(tiles * job.kv_heads, [&](int64_t task) {
+        std::optional<linear::FlushDenormals> flush;
+        if constexpr (Cache::kFlushes) flush.emplace();
         const int64_t *t = job.tiles + task / job.kv_heads * 4, head = task % job.kv_heads;
         const bool all_heads = enough_tiles && t[1] * job.heads <= kMaxRows;
         if (!all_heads) attend_tile<Cache>(job, t, head, 1);

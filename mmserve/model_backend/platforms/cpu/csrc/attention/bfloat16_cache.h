@@ -1,12 +1,13 @@
 // A KV cache in bfloat16: [blocks, kv_heads, 2 (K, V), 16 dim]. The keys of a block and head are [dim / 2, 16 tokens, 2],
 // its values [8 pairs of tokens, dim, 2]: both are panels of weights (linear/panels.h), whose products have no horizontal
-// sums. Numbers are widened, and sums are in float32 and in one order, so every instruction set gives the same bits.
+// sums. Products are those of linear::Widened or linear::Rounded, so every instruction set gives the same bits.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
 #include "attention/job.h"
+#include "attention/rounded_softmax.h"
 #include "linear/inputs.h"
 #include "linear/panels.h"
 #include "linear/product.h"
@@ -15,8 +16,22 @@
 
 namespace attention {
 
+// Queries and the weights of the softmax as inputs of products.
+template <class Mode>
+struct Inputs : ExactInputs {};
+
+template <>
+struct Inputs<linear::Rounded> {
+    using Input = linear::Rounded::Input;
+    using Softmax = RoundedSoftmax;
+    static constexpr bool kFlushes = true;
+
+    static void store_inputs(const float* x, int64_t size, Input* out) { linear::round_inputs(x, size, out); }
+};
+
 // Keys and values of consecutive KV heads of one sequence.
-struct Bfloat16Cache {
+template <class Mode>
+struct Bfloat16Cache : Inputs<Mode> {
     static constexpr int64_t kKeysAhead = kKeyTile;  // tokens between those whose keys are read and prefetched
     const uint16_t* blocks;
     const int64_t* table;
@@ -59,18 +74,12 @@ inline void prefetch(const uint16_t* from, int64_t count) {
     for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(from + i, 0, 2);
 }
 
-// Adds the products of two neighbouring columns of `a`, whose rows are lda numbers apart, and two rows of a panel.
-template <int M, int C>
-inline void add_pair(linear::Sums<M, C>& sums, const float* a, int64_t lda, const uint16_t* panel) {
-    sums.add(a, lda, linear::load<C, false>(panel).of);
-    sums.add(a + 1, lda, linear::load<C, true>(panel).of);
-}
-
 constexpr int kBlockVectors = kBlock / tile::kLanes<linear::Vector>;
 
 // Scores of all rows and one block. Prefetches the keys and values of other blocks, unless they are null.
-inline void score_block(const Bfloat16Cache& cache, const float* q, int64_t rows, const uint16_t* keys,
-                        const uint16_t* next_keys, const uint16_t* values, float* scores) {
+template <class Mode>
+void score_block(const Bfloat16Cache<Mode>& cache, const typename Mode::Input* q, int64_t rows, const uint16_t* keys,
+                 const uint16_t* next_keys, const uint16_t* values, float* scores) {
     linear::for_each_tile(0, rows, linear::kMaxRows, [&](int64_t first, int64_t count) {
         const uint16_t *ahead = first || !next_keys ? keys : next_keys, *beside = first || !values ? keys : values;
         tile::dispatch_rows<linear::kMaxRows>(count, [&](auto m) {
@@ -78,32 +87,38 @@ inline void score_block(const Bfloat16Cache& cache, const float* q, int64_t rows
             for (int64_t i = 0; i < cache.dim; i += 2) {
                 prefetch(ahead + i * kBlock, 2 * kBlock);
                 prefetch(beside + i * kBlock, 2 * kBlock);
-                add_pair<m, kBlockVectors>(sums, q + first * cache.dim + i, cache.dim, keys + i * kBlock);
+                Mode::template add<m, kBlockVectors>(sums, q + first * cache.dim + i, cache.dim, keys + i * kBlock);
             }
             sums.store(scores + first * kKeyTile, kKeyTile, {});
         });
     });
 }
 
-// out += weights values, of M rows and C vectors of columns. `ahead`: as many values of another block.
-template <int M, int C>
-inline void add_columns(const float* weights, const uint16_t* values, const uint16_t* ahead, int64_t tokens, int64_t dim,
-                        float* out) {
+// out += weights values, of M rows and C vectors of columns. `ahead`: as many values of another block. Behind the last
+// token there may be values of another sequence, which must not be used: zeros take their place.
+template <class Mode, int M, int C>
+void add_columns(const typename Mode::Input* weights, const uint16_t* values, const uint16_t* ahead, int64_t tokens,
+                 int64_t dim, float* out) {
     linear::Sums<M, C> sums;
     for (int64_t token = 0; token + 2 <= tokens; token += 2, values += 2 * dim, ahead += 2 * dim) {
         prefetch(ahead, 2 * sums.kColumns);
-        add_pair<M, C>(sums, weights + token, kKeyTile, values);
+        Mode::template add<M, C>(sums, weights + token, kKeyTile, values);
     }
-    if (tokens % 2) sums.add(weights + tokens - 1, kKeyTile, linear::load<C, false>(values).of);
+    if (tokens % 2) {
+        uint16_t last[2 * sums.kColumns] = {};
+        for (int64_t i = 0; i < 2 * sums.kColumns; i += 2) last[i] = values[i];
+        Mode::template add_last<M, C>(sums, weights + tokens - 1, kKeyTile, last);
+    }
     sums.store(out, dim, {nullptr, true});
 }
 
 // Prefetches the values of another block, unless they are null.
-inline void add_values(const Bfloat16Cache& cache, const float* weights, int64_t rows, const uint16_t* values,
-                       const uint16_t* next_values, int64_t tokens, float* out) {
+template <class Mode>
+void add_values(const Bfloat16Cache<Mode>& cache, const typename Mode::Input* weights, int64_t rows,
+                const uint16_t* values, const uint16_t* next_values, int64_t tokens, float* out) {
     const int64_t dim = cache.dim;
     linear::for_each_tile(0, rows, linear::kMaxRows, [&](int64_t first, int64_t count) {
-        const float* from = weights + first * kKeyTile;
+        const auto* from = weights + first * kKeyTile;
         const uint16_t* ahead = first || !next_values ? values : next_values;
         float* to = out + first * dim;
         tile::dispatch_rows<linear::kMaxRows>(count, [&](auto m) {
@@ -111,9 +126,9 @@ inline void add_values(const Bfloat16Cache& cache, const float* weights, int64_t
             constexpr int64_t kColumns = kVectors * tile::kLanes<linear::Vector>;
             int64_t i = 0;
             for (; i + kColumns <= dim; i += kColumns)
-                add_columns<m, kVectors>(from, values + 2 * i, ahead + 2 * i, tokens, dim, to + i);
+                add_columns<Mode, m, kVectors>(from, values + 2 * i, ahead + 2 * i, tokens, dim, to + i);
             for (; i < dim; i += kBlock)
-                add_columns<m, kBlockVectors>(from, values + 2 * i, ahead + 2 * i, tokens, dim, to + i);
+                add_columns<Mode, m, kBlockVectors>(from, values + 2 * i, ahead + 2 * i, tokens, dim, to + i);
         });
     });
 }

@@ -7,9 +7,11 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "aligned_memory.h"
+#include "attention/rounded_softmax.h"
 #include "linear/linear.h"
 #include "softmax.h"
 #include "thread_pool.h"
@@ -21,14 +23,6 @@ using linear::kPanel;
 constexpr int64_t kKeyTile = 128;  // keys between two updates of the softmax
 constexpr int64_t kTaskRows = 48;  // query rows of one task
 constexpr int64_t kAlign = 16;     // the softmax takes this many scores at a time
-
-// `size` uninitialised numbers, valid until the same thread asks again for the same purpose. The type is a part of the
-// array's name: builds for several instruction sets, loaded into one process, share arrays of the same name.
-template <class Purpose, class Number>
-Number* scratch(int64_t size) {
-    static thread_local memory::ReusableArray<Number> array;
-    return array.at_least(size);
-}
 
 inline int64_t round_up(int64_t size, int64_t to) { return (size + to - 1) / to * to; }
 
@@ -90,10 +84,13 @@ struct KeyTile {
 template <class Mode>
 void convert_inputs(const float* x, int64_t size, typename Mode::Input* out) {
     if constexpr (Mode::kFlushes)
-        linear::round_row(x, size, out);
+        linear::round_inputs(x, size, out);
     else
         std::copy(x, x + size, out);
 }
+
+template <class Mode>
+using SoftmaxOf = std::conditional_t<Mode::kFlushes, attention::RoundedSoftmax, softmax::OnlineSoftmax>;
 
 // The rows of one sequence, and the tiles of its keys for each head.
 template <class Mode>
@@ -112,8 +109,8 @@ struct Sequence {
     void pack(const Job& job, int64_t index, int64_t head) const {
         const KeyTile<Mode> packed = tile(index, head, job.dim);
         std::fill(packed.keys, packed.keys + KeyTile<Mode>::size(job.dim), typename Mode::Number{});
-        auto* row = scratch<struct Key, typename Mode::Number>(job.dim + kAlign);
-        float* none = scratch<struct NoValue, float>(job.dim);
+        auto* row = memory::scratch<struct Key, typename Mode::Number>(job.dim + kAlign);
+        float* none = memory::scratch<struct NoValue, float>(job.dim);
         std::fill(none, none + job.dim, 0.f);
         const int64_t from = first_row + index * kKeyTile;
         for (int64_t key = 0; key < packed.count; ++key) {
@@ -130,15 +127,12 @@ struct Sequence {
 // out += softmax(q keys^T) values for `rows` query rows: of one tile of keys, relative to the largest score so far.
 template <class Mode>
 void attend(const KeyTile<Mode>& tile, int64_t rows, int64_t dim, const linear::Rows<typename Mode::Input>& q,
-            float* scores, typename Mode::Input* weights, softmax::OnlineSoftmax* softmax, float* out) {
+            float* scores, typename Mode::Input* weights, SoftmaxOf<Mode>* softmax, float* out) {
     const linear::Job score{nullptr, scores, rows, dim, kKeyTile, {}};
     for (int64_t panel = 0; panel * kPanel < tile.count; ++panel)
         linear::multiply_panel<Mode>(score, q, tile.keys, panel, 0, rows);
-    for (int64_t r = 0; r < rows; ++r) {
-        float* row = scores + r * kKeyTile;
-        softmax[r].update(row, 0, tile.count, tile.padded(), out + r * dim, dim);
-        convert_inputs<Mode>(row, tile.padded(), weights + r * kKeyTile);
-    }
+    for (int64_t r = 0; r < rows; ++r)
+        softmax[r].update(scores + r * kKeyTile, 0, tile.count, tile.padded(), weights + r * kKeyTile, out + r * dim, dim);
     const linear::Job add{nullptr, out, rows, tile.padded(), dim, {nullptr, true}};
     for (int64_t panel = 0; panel * kPanel < dim; ++panel)
         linear::multiply_panel<Mode>(add, {weights, kKeyTile}, tile.values, panel, 0, rows);
@@ -149,8 +143,8 @@ template <class Mode>
 void attend_rows(const Job& job, const Sequence<Mode>& sequence, int64_t head, int64_t first, int64_t rows) {
     using Input = typename Mode::Input;
     const int64_t dim = job.dim, stride = linear::copy_stride<Input>(dim);
-    Input *q = scratch<struct Inputs, Input>(rows * (stride + kKeyTile)), *weights = q + rows * stride;
-    float* scores = scratch<struct Sums, float>(rows * (kKeyTile + dim) + dim);
+    Input *q = memory::scratch<struct Inputs, Input>(rows * (stride + kKeyTile)), *weights = q + rows * stride;
+    float* scores = memory::scratch<struct Sums, float>(rows * (kKeyTile + dim) + dim);
     float *out = scores + rows * kKeyTile, *row = out + rows * dim;
     const float scale = 1.f / std::sqrt(static_cast<float>(dim));
     for (int64_t r = 0; r < rows; ++r) {
@@ -159,7 +153,7 @@ void attend_rows(const Job& job, const Sequence<Mode>& sequence, int64_t head, i
         convert_inputs<Mode>(row, dim, q + r * stride);
     }
     std::fill(out, out + rows * dim, 0.f);
-    softmax::OnlineSoftmax softmax[kTaskRows];
+    SoftmaxOf<Mode> softmax[kTaskRows];
     for (int64_t index = 0; index < sequence.num_tiles(); ++index)
         attend<Mode>(sequence.tile(index, head, dim), rows, dim, {q, stride}, scores, weights, softmax, out);
     for (int64_t r = 0; r < rows; ++r) {

@@ -12,7 +12,7 @@ namespace attention {
 using tile::f32x8;
 
 // Keys and values of consecutive KV heads of one sequence. Tokens of a block are `stride` apart.
-struct Float32Cache {
+struct Float32Cache : ExactInputs {
     static constexpr int64_t kKeysAhead = kBlock;  // tokens between those whose keys are read and prefetched
     const float* keys;
     const int64_t* table;

@@ -1,7 +1,10 @@
 // What attention computes, and the sizes that it is divided into.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+
+#include "softmax.h"
 
 namespace attention {
 
@@ -19,6 +22,15 @@ struct Job {
     float scale;         // of the products of queries and keys
     int64_t window = 0;  // if not 0, a row attends to this many positions up to its own, and to none before them
     const int64_t* ends = nullptr;  // if not null: of each token, the position after the last that it attends to
+};
+
+// Of a cache whose products have float32 inputs.
+struct ExactInputs {
+    using Input = float;
+    using Softmax = softmax::OnlineSoftmax;
+    static constexpr bool kFlushes = false;
+
+    static void store_inputs(const float* x, int64_t size, float* out) { std::copy(x, x + size, out); }
 };
 
 }  // namespace attention

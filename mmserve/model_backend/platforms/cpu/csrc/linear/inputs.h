@@ -54,6 +54,23 @@ inline void round_row(const float* x, int64_t K, float* out) {
         tile::store(out + k, reinterpret_cast<Vector>(rounded_words(tile::load_first<Vector>(x + k, K - k)) & 0xffff0000u));
 }
 
+// As round_row for the inputs of products alone, for which a denormal number is a zero.
+inline void store_inputs(Vector x, float* out) {
+    tile::store(out, reinterpret_cast<Vector>(rounded_words(x) & 0xffff0000u));
+}
+
+#ifdef __AVX512BF16__
+inline void store_inputs(Vector x, uint16_t* out) {
+    const __m256bh halves = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(x));
+    std::memcpy(out, &halves, sizeof halves);
+}
+#endif
+
+template <class Input>
+inline void round_inputs(const float* x, int64_t K, Input* out) {
+    for (int64_t k = 0; k < K; k += tile::kLanes<Vector>) store_inputs(tile::load_first<Vector>(x + k, K - k), out + k);
+}
+
 // Rounds x [M, K] to bfloat16, stored as Number. Zeros follow each row up to its stride, or up to a whole vector. The
 // result is valid until the same thread calls this again.
 template <class Number>
@@ -61,7 +78,7 @@ Rows<Number> rounded(const Job& job) {
     static thread_local memory::ReusableArray<Number> reusable;
     const int64_t K = job.K, stride = copy_stride<Number>(K);
     Number* rows = reusable.at_least(job.M * stride);
-    pool::parallel_for_rows(job.M, K, [=](int64_t row) { round_row(job.x + row * K, K, rows + row * stride); });
+    pool::parallel_for_rows(job.M, K, [=](int64_t row) { round_inputs(job.x + row * K, K, rows + row * stride); });
     return {rows, stride};
 }
 
