@@ -67,7 +67,7 @@ MEANINGS = {
     "`include_obfuscation`: changes nothing",
     "n": "choices; each has a seed of its own",
     "max_tokens": "older name of `max_completion_tokens`",
-    "max_completion_tokens": "default: what the context leaves",
+    "max_completion_tokens": "default: the checkpoint's `max_new_tokens`, or what the context leaves",
     "stop": "the answer ends before the first of these; `stop_reason` of the choice names it",
     "cache_salt": "requests with different salts share neither cached prompts nor cached images",
     "timeout": "seconds from the request's arrival after which it ends with an error (504)",

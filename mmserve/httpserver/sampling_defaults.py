@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -21,6 +22,8 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    max_tokens: int = 0
+    """Of chat completions and Responses. 0: the rest of the context."""
 
 
 class _GenerationConfig(msgspec.Struct, frozen=True):
@@ -30,6 +33,7 @@ class _GenerationConfig(msgspec.Struct, frozen=True):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = msgspec.field(name="max_new_tokens", default=None)
 
 
 def read_sampling_defaults(checkpoint: str) -> SamplingDefaults:

@@ -19,6 +19,8 @@ from mmserve.httpserver.sampling_defaults import SamplingDefaults, read_sampling
         ('{"do_sample": true, "top_k": 20}', SamplingDefaults(top_k=20)),
         ('{"do_sample": false}', SamplingDefaults(temperature=0.0)),
         ('{"do_sample": false, "temperature": 0.6}', SamplingDefaults(temperature=0.0)),
+        ('{"max_new_tokens": 512, "max_length": 20}', SamplingDefaults(max_tokens=512)),
+        ('{"temperature": 0.6, "max_new_tokens": 0}', SamplingDefaults()),
         ('{"repetition_penalty": 1.05, "min_p": 0.1}', SamplingDefaults(repetition_penalty=1.05, min_p=0.1)),
     ],
 )

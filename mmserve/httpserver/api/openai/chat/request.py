@@ -34,10 +34,11 @@ def parse(
     reader = ConversationReader(model.max_images, split_urls, model.max_model_len)
     messages = reader.read(request.messages)
     options = request.stream_options or StreamOptions()
+    max_tokens = request.max_completion_tokens or request.max_tokens
     sampling = sampling_params(
         request,
         model,
-        max_tokens=request.max_completion_tokens or request.max_tokens or 0,
+        max_tokens=max_tokens or model.sampling_defaults.max_tokens,
         logprobs=requested_logprobs(request),
     )
     call = GenerateCall(
@@ -52,6 +53,7 @@ def parse(
         stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
         stream=bool(request.stream),
         timeout_s=request.timeout,
+        fit_output=max_tokens is None,
     )
     answer = ChatAnswer(
         include_usage=bool(options.include_usage),

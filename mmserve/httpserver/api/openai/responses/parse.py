@@ -57,7 +57,10 @@ def read_request(
     previous = 0 if knows_all else -1
     reader = ItemsReader(model.max_images, split_urls, model.max_model_len, previous)
     sampling = sampling_params(
-        request, model, max_tokens=request.max_output_tokens or 0, logprobs=requested_logprobs(request)
+        request,
+        model,
+        max_tokens=request.max_output_tokens or model.sampling_defaults.max_tokens,
+        logprobs=requested_logprobs(request),
     )
     call = GenerateCall(
         request_id=new_request_id(),
@@ -69,6 +72,7 @@ def read_request(
         arrival_s=arrival_s,
         stream=bool(request.stream),
         timeout_s=request.timeout,
+        fit_output=request.max_output_tokens is None,
         cache_salt=request.cache_salt or "",
         image_options=model.image_options(request.mm_processor_kwargs),
     )
