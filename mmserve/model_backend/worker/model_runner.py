@@ -243,4 +243,4 @@ def _sampler(deployment: Deployment, platform: Platform) -> Sampler:
         deployment.cpu_threads,
         jumps=deployment.config.jump_forward,
     )
-    return Sampler(vocab_size, platform.device, sampling, grammars)
+    return Sampler(vocab_size, platform.device, sampling, grammars, deployment.model.image_token_id)

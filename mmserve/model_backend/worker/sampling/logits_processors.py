@@ -2,7 +2,7 @@
 
 A processor keeps its own state for each slot: it is told when a sequence enters a slot, which tokens it gets, and when
 it leaves. A step then costs in proportion to what has changed, not to the length of the sequence. To add a processor,
-write one more class and name it in ``make_processors``. Ids outside the vocabulary (images) are ignored by all.
+write one more class and name it in ``make_processors``. Ids outside the vocabulary are ignored by all.
 """
 
 from __future__ import annotations

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
+from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.messages.sampling import SamplingParams
 from mmserve.model_backend.platforms.sampling import NO_TOKEN_ALLOWED, NOT_FINITE, Draw, TokenSampling
 from mmserve.model_backend.worker.sampling.counter_random import uniform
@@ -41,13 +43,20 @@ class SampleRow(NamedTuple):
 class Sampler:
     """Samples tokens and owns the logits processors, whose state it keeps for each slot.
 
-    ``grammars``: None where no sequence has a grammar.
+    ``grammars``: None where no sequence has a grammar. ``image_token_id``: what processors see for each image row, as
+    penalties are defined on prompts that have this token there.
     """
 
     def __init__(
-        self, vocab_size: int, device: torch.device, sampling: TokenSampling, grammars: GrammarMasks | None = None
+        self,
+        vocab_size: int,
+        device: torch.device,
+        sampling: TokenSampling,
+        grammars: GrammarMasks | None = None,
+        image_token_id: int | None = None,
     ) -> None:
         self._sampling = sampling
+        self._image_token_id = image_token_id
         self._grammars = grammars
         self._processors = make_processors(vocab_size, device)
         self._to_update: dict[int, list[LogitsProcessor]] = {}
@@ -57,6 +66,8 @@ class Sampler:
     def add_slot(self, slot: int, sampling: SamplingParams, prompt: Int64s, output: Int64s) -> None:
         """A sequence enters the slot; what an earlier one left there is forgotten."""
         self.remove_slot(slot)
+        if self._image_token_id is not None:
+            prompt = np.where(prompt < FIRST_VIRTUAL_TOKEN, prompt, self._image_token_id)
         if updated := [each for each in self._processors if each.add_slot(slot, sampling, prompt, output)]:
             self._to_update[slot] = updated
         if sampling.grammar and self._grammars is not None:

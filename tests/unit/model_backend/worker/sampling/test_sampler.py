@@ -35,9 +35,9 @@ def row(prompt: tuple[int, ...] = (1, 2), output: tuple[int, ...] = (), **params
     return Request(SamplingParams(max_tokens=100, **params), prompt, output)
 
 
-def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
+def sample(logits: torch.Tensor, requests: Sequence[Request], image_token_id: int | None = None) -> list[int]:
     """What a sampler chooses when request i is in slot i."""
-    sampler = Sampler(logits.shape[1], logits.device, TorchSampling())
+    sampler = Sampler(logits.shape[1], logits.device, TorchSampling(), image_token_id=image_token_id)
     rows = []
     for slot, request in enumerate(requests):
         prompt, output = (np.array(tokens, dtype=np.int64) for tokens in (request.prompt, request.output))
@@ -62,6 +62,14 @@ def frequencies(values: torch.Tensor, draws: int = 4000, **params: Any) -> dict[
 
 def test_temperature_zero_samples_the_largest_logit() -> None:
     assert sample(logits({5: 1.0}, {9: 2.0, 3: 1.9}), [row(temperature=0.0)] * 2) == [5, 9]
+
+
+def test_the_image_token_counts_as_repeated_after_an_image() -> None:
+    values = logits(*[{7: 1.0, 9: 0.9}] * 3)
+    image = (1, FIRST_VIRTUAL_TOKEN + 4)
+    requests = [row(prompt, temperature=0.0, repetition_penalty=1.5) for prompt in (image, (1,), (1, 7))]
+    assert sample(values.clone(), requests, image_token_id=7) == [9, 7, 9]
+    assert sample(values.clone(), requests) == [7, 7, 9]
 
 
 def test_draws_follow_the_distribution() -> None:
