@@ -62,6 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _shared_server(item: pytest.Item) -> str | None:
     fixtures = getattr(item, "fixturenames", ())
+    if "family" in fixtures and hasattr(item, "callspec"):
+        return f"family {item.callspec.params['family']}"
     if "stack" in fixtures:
         return next(name for name in CONFIGURATIONS if name in item.name)
     return next((name for name in ("default_stack", "restarting_stack") if name in fixtures), None)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from benchmarks.load.server import serve
+from tests.e2e.picture_chats import CHUNKS, QUESTIONS, ask_all, expected
 from tests.e2e.stack import LITTLE_MEMORY, Stack
-from tests.e2e.test_vision_families import CHUNKS, QUESTIONS, answers, expected
 from tests.fakes.quantized_checkpoints import awq, fp8, quantize_checkpoint
 from tests.fakes.qwen_vl import make_qwen_vl, processed_qwen_vl
 
@@ -25,6 +24,6 @@ def test_questions_about_pictures_are_answered_as_by_transformers(tmp_path: Path
     with serve(*options, *CHUNKS, model=str(directory)) as target:
         assert target.pid is not None
         stack = Stack(target.url, target.pid)
-        found = asyncio.run(answers(stack, QUESTIONS))
+        found = ask_all(stack, QUESTIONS)
         stack.check_all_released()
     assert found == expected(plain, QUESTIONS, partial(processed_qwen_vl, family="qwen2_5_vl"))

@@ -1,226 +1,98 @@
-"""Vision families behind the whole server: pictures of three sizes at once get the texts that transformers writes."""
+"""Every family that sees pictures behind the whole server: the texts that transformers writes for the same chats.
+
+A family's tests share one server, whose KV cache has room for little more than one context.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import io
-import json
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
-import torch
-import transformers
-from PIL import Image
 
 from benchmarks.load.server import serve
 from mmserve.checkpoint.load import load
-from mmserve.processors.registry import processor_for
-from tests.e2e.stack import LITTLE_MEMORY, Stack
-from tests.fakes import vision_model
-from tests.fakes.checkpoints import make_llava
-from tests.fakes.idefics3 import make_idefics3
-from tests.fakes.media import png
-from tests.fakes.qwen_vl import make_qwen_vl, processed_qwen_vl
-from tests.fakes.vision_checkpoints import make_native_internvl, make_vision
+from mmserve.supervisor.startup.plan import kv_token_nbytes
+from tests.e2e.picture_chats import (
+    CHUNKS,
+    GREEDY,
+    QUESTIONS,
+    THEIR_GREEDY,
+    Answer,
+    Question,
+    ask_all,
+    expected,
+    request,
+    write_generation_config,
+)
+from tests.e2e.stack import Stack
+from tests.fakes.engine import BLOCK_TOKENS
+from tests.fakes.picture_families import PICTURE_FAMILIES, Processed
 
 pytestmark = pytest.mark.families
 
-NUM_TOKENS = 12
-CHUNKS = ("--max-num-seqs", "8", "--max-num-batched-tokens", "16")
-"""Smaller than most images."""
-PICTURES = [png(seed, *size) for seed, size in enumerate([(100, 37), (56, 56), (30, 90)])]
-LARGE = len(PICTURES)
-"""Index of a picture that some tests ask about."""
-PICTURES.append(png(LARGE, 640, 480))
-QWEN3_SIZE = {"shortest_edge": 65536, "longest_edge": 16777216}
-"""Of the published checkpoints."""
-Question = tuple[str | int, ...]
-"""Texts, and indexes of PICTURES."""
-QUESTIONS: list[Question] = [
-    (0, "what is it?"),
-    (1, "and this?"),
-    (2, "third"),
-    ("Compare ", 0, " with ", 1, " and ", 2, "."),
-    ("The last one first: ", 2, 0),
-    ("no picture",),
-]
-
-Processed = Callable[[Path, list[dict[str, Any]], list[Image.Image]], dict[str, Any]]
-"""(checkpoint, messages, images) -> what ``generate`` takes."""
+CONTEXT = 320
+GENERATION = {"do_sample": False, "max_new_tokens": 8, "repetition_penalty": 1.3, "eos_token_id": [*range(20, 260, 8)]}
+"""generation_config.json of the checkpoints. The ids are tokens of bytes, so random models write some."""
+STOP = 100
+LONG, THEIR_LONG = {"max_tokens": 40, "stop_token_ids": [STOP]}, {"max_new_tokens": 40, "eos_token_id": [STOP]}
+"""Answers that may end early, as far as the router knows; fields of a request, and the same for ``generate``."""
 
 
-def processed_whole(directory: Path, chat: list[dict[str, Any]], images: list[Image.Image]) -> dict[str, Any]:
-    """By the checkpoint's whole processor."""
-    processor = transformers.AutoProcessor.from_pretrained(directory, use_fast=False)
-    text = processor.apply_chat_template(chat, add_generation_prompt=True)
-    return dict(processor(text=text, images=images or None, add_special_tokens=False, return_tensors="pt"))
+class Served(NamedTuple):
+    """A family behind a server."""
+
+    directory: Path
+    processed: Processed
+    stack: Stack
+
+    def expected(self, asked: list[Question], settings: dict[str, Any]) -> list[Answer]:
+        """Of transformers."""
+        return expected(self.directory, asked, self.processed, settings)
 
 
-OF_NATIVE_INTERNVL = {"max_patches": 12, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
-"""What its authors' code does, whatever preprocessor_config.json says."""
-FAMILIES: dict[str, tuple[Callable[[Path], Path], Processed]] = {
-    "llava": (make_llava, processed_whole),
-    "idefics3": (make_idefics3, processed_whole),
-    "qwen3_vl": (partial(make_qwen_vl, family="qwen3_vl"), partial(processed_qwen_vl, family="qwen3_vl")),
-    **{
-        family: (partial(make_vision, family=family), partial(vision_model.processed, family=family))
-        for family in ("internvl", "mistral3", "gemma3", "paddleocr_vl", "llava_next", "llava_onevision")
-    },
-}
-
-
-def expected(directory: Path, asked: Sequence[Question], processed: Processed) -> list[str]:
-    model = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    found = []
-    for question in asked:
-        content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in question]
-        images = [Image.open(io.BytesIO(PICTURES[part])) for part in question if isinstance(part, int)]
-        inputs = processed(directory, [{"role": "user", "content": content}], images)
-        out = model.generate(**inputs, do_sample=False, max_new_tokens=NUM_TOKENS, eos_token_id=-1)
-        found.append(tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
-    return found
-
-
-async def answers(stack: Stack, asked: Sequence[Question], options: dict[str, Any] | None = None) -> list[str]:
-    """``options``: mm_processor_kwargs."""
-    client = stack.async_client()
-
-    async def ask(question: Question) -> str:
-        content = [
-            {"type": "text", "text": part}
-            if isinstance(part, str)
-            else {"type": "image_url", "image_url": {"url": "data:image/png;base64," + _base64(PICTURES[part])}}
-            for part in question
-        ]
-        reply = await client.chat.completions.create(
-            model="tiny",
-            messages=[{"role": "user", "content": content}],
-            temperature=0,
-            max_tokens=NUM_TOKENS,
-            extra_body={"ignore_eos": True, "mm_processor_kwargs": options},
-        )
-        return reply.choices[0].message.content or ""
-
-    async with client:
-        return await asyncio.gather(*map(ask, asked))
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_pictures_of_several_sizes_are_answered_as_by_transformers(tmp_path: Path, family: str) -> None:
-    make, processed = FAMILIES[family]
-    directory = make(tmp_path)
-    options = ("--dtype", "float32", *LITTLE_MEMORY, "--served-model-name", "tiny", "--http-workers", "1")
+@pytest.fixture(scope="module", params=PICTURE_FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    make, processed = PICTURE_FAMILIES[request.param]
+    directory = make(tmp_path_factory.mktemp(request.param))
+    write_generation_config(directory, GENERATION)
+    kv_nbytes = (CONTEXT + 2 * BLOCK_TOKENS) * kv_token_nbytes(load(directory), 1, 4)
+    memory = ("--kv-cache-gb", str(kv_nbytes / (1 << 30)), "--mm-cache-gb", "0.1", "--max-model-len", str(CONTEXT))
+    options = ("--dtype", "float32", *memory, "--served-model-name", "tiny", "--http-workers", "1")
     with serve(*options, *CHUNKS, model=str(directory)) as target:
         assert target.pid is not None
         stack = Stack(target.url, target.pid)
-        cold = asyncio.run(answers(stack, QUESTIONS))
-        again = asyncio.run(answers(stack, QUESTIONS))
+        yield Served(directory, processed, stack)
         stack.check_all_released()
-    assert cold == again == expected(directory, QUESTIONS, processed)
 
 
-def test_internvl_in_its_authors_format_is_answered_as_in_that_of_transformers(tmp_path: Path) -> None:
-    source = make_vision(tmp_path / "source", "internvl")
-    settings = source / "preprocessor_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | OF_NATIVE_INTERNVL))
-    native = make_native_internvl(tmp_path / "native", source)
-    options = ("--dtype", "float32", *LITTLE_MEMORY, "--served-model-name", "tiny", "--http-workers", "1")
-    with serve(*options, *CHUNKS, model=str(native)) as target:
-        assert target.pid is not None
-        found = asyncio.run(answers(Stack(target.url, target.pid), QUESTIONS))
-    assert found == expected(source, QUESTIONS, partial(vision_model.processed, family="internvl"))
+def test_16_clients_are_answered_as_by_transformers(family: Served) -> None:
+    """Cold, and from the caches. Their fields override generation_config.json."""
+    cold, again = ask_all(family.stack, QUESTIONS), ask_all(family.stack, QUESTIONS)
+    assert cold == again == family.expected(QUESTIONS, THEIR_GREEDY)
 
 
-@pytest.mark.filterwarnings("ignore:Passing `min_pixels` and `max_pixels`")
-def test_one_server_answers_with_the_settings_that_each_request_wants(tmp_path: Path) -> None:
-    """The same pictures with other settings are never taken from the caches, in any protocol's count."""
-    directory = make_qwen_vl(tmp_path, "qwen2_5_vl")
-    processed = partial(processed_qwen_vl, family="qwen2_5_vl")
-    asked: list[Question] = [(LARGE, "what is it?"), (0, "or ", LARGE, 1), (2, "no large one")]
-    fewer = {"max_pixels": 12 * 28**2}
-    size = {"size": {"shortest_edge": 28**2, "longest_edge": 6 * 28**2}}
-    options = ("--dtype", "float32", *LITTLE_MEMORY, "--served-model-name", "tiny", "--http-workers", "1")
-    with serve(*options, *CHUNKS, model=str(directory)) as target:
-        assert target.pid is not None
-        stack = Stack(target.url, target.pid)
-        found = [asyncio.run(answers(stack, asked, each)) for each in (None, fewer, size, None, fewer)]
-        counts = [token_counts(stack, each) for each in (None, fewer, size, {})]
-        refused = [refusal(stack, each) for each in ({"fps": 1}, {"max_pixels": 41 * 28**2}, {"max_pixels": 1})]
-        stack.check_all_released()
-    wanted = [expected(directory, asked, partial(processed, **each)) for each in ({}, fewer, size)]
-    assert found == [*wanted, *wanted[:2]]
-    assert wanted[0] != wanted[1] != wanted[2] != wanted[0]
-    rows = [len(set(count)) for count in counts]
-    assert rows == [1] * 4, f"all protocols count alike: {counts}"
-    plain, few, small, again = (count[0] for count in counts)
-    assert plain == again > few > small
-    assert refused == [f"mm_processor_kwargs.{name}" for name in ("fps", "max_pixels", "max_pixels")]
+def test_generation_config_is_what_requests_leave_out(family: Served) -> None:
+    assert ask_all(family.stack, QUESTIONS, {}) == family.expected(QUESTIONS, {})
 
 
-def test_pictures_are_made_smaller_where_the_context_is_too_short_for_the_largest(tmp_path: Path) -> None:
-    directory = make_qwen_vl(tmp_path, "qwen3_vl")
-    settings = directory / "preprocessor_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"size": QWEN3_SIZE}))
-    processor = processor_for(load(directory))
-    assert processor is not None
-    assert processor.max_rows == 16384
-    options = ("--dtype", "float32", *LITTLE_MEMORY, "--served-model-name", "tiny", "--http-workers", "1")
-    asked: list[Question] = [(LARGE, "what is it?"), ("And ", 0, "?")]
-    with serve(*options, *CHUNKS, "--max-model-len", "512", model=str(directory)) as target:
-        assert target.pid is not None
-        found = asyncio.run(answers(Stack(target.url, target.pid), asked))
-    within = processor.within(511 // 2)
-    assert within is not None
-    assert processor.expand(640, 480).num_rows == 300
-    processed = partial(processed_qwen_vl, family="qwen3_vl", size=within["size"])
-    assert found == expected(directory, asked, processed)
-    assert found != expected(directory, asked, partial(processed_qwen_vl, family="qwen3_vl", size=QWEN3_SIZE))
+def test_a_request_that_was_computed_before_is_found_whole_in_the_prefix_cache(family: Served) -> None:
+    """All but its last token, whether a block of the KV cache ends with the prompt or not."""
+    client, lengths = family.stack.client(), set[int]()
+    questions: list[Question] = [("Once more: ", 0, " and ", 2, "!" * number) for number in range(BLOCK_TOKENS)]
+    for question in questions:
+        first, second = (client.chat.completions.create(**request(question)) for _ in range(2))
+        assert first.choices[0].message == second.choices[0].message
+        usage = second.usage
+        assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - 1
+        lengths.add(usage.prompt_tokens % BLOCK_TOKENS)
+    assert len(lengths) == BLOCK_TOKENS
 
 
-def token_counts(stack: Stack, options: dict[str, Any] | None) -> list[int]:
-    """Of a prompt with a picture, as all protocols count it."""
-    data = _base64(PICTURES[LARGE])
-    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
-    body = {"model": "tiny", "mm_processor_kwargs": options}
-    chat = body | {"messages": [{"role": "user", "content": [image]}]}
-    response = body | {
-        "input": [{"role": "user", "content": [{"type": "input_image", "image_url": image["image_url"]["url"]}]}],  # type: ignore[index]
-        "max_output_tokens": 1,
-    }
-    source = {"type": "base64", "media_type": "image/png", "data": data}
-    claude = body | {"messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
-    embedded = chat | {"add_generation_prompt": True}
-    of_claude = posted(stack, "/v1/messages", claude | {"max_tokens": 1})["usage"]
-    return [
-        posted(stack, "/v1/chat/completions", chat | {"max_tokens": 1})["usage"]["prompt_tokens"],
-        posted(stack, "/tokenize", chat)["count"],
-        posted(stack, "/v1/embeddings", embedded)["usage"]["prompt_tokens"],
-        posted(stack, "/v1/responses", response)["usage"]["input_tokens"],
-        posted(stack, "/v1/responses/input_tokens", response)["input_tokens"],
-        of_claude["input_tokens"] + of_claude["cache_read_input_tokens"],
-        posted(stack, "/v1/messages/count_tokens", claude)["input_tokens"],
-    ]
-
-
-def refusal(stack: Stack, options: dict[str, Any]) -> str:
-    """The field that the error names."""
-    messages = [{"role": "user", "content": "no picture"}]
-    body = {"model": "tiny", "messages": messages, "mm_processor_kwargs": options}
-    status, found = stack.post("/v1/chat/completions", body)
-    assert status == 400
-    return str(found["error"]["param"])
-
-
-def posted(stack: Stack, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    status, found = stack.post(path, body)
-    assert status == 200, found
-    return found
+def test_preempted_sequences_get_the_texts_of_transformers(family: Served) -> None:
+    """After many short answers the router expects short ones, so it starts more than the KV cache has room for."""
+    stack, few = family.stack, QUESTIONS[:8]
+    ask_all(stack, [("no picture",)] * 10, GREEDY | LONG | {"n": 16, "logit_bias": {STOP: 100}})
+    assert ask_all(stack, few, GREEDY | LONG) == family.expected(few, THEIR_GREEDY | THEIR_LONG)
+    assert stack.metric("num_preemptions_total") > 0

@@ -1,0 +1,48 @@
+"""Every family that sees pictures: its tiny random checkpoint, and what transformers' ``generate`` takes for a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import transformers
+from PIL import Image
+
+from tests.fakes import vision_model
+from tests.fakes.checkpoints import make_llava
+from tests.fakes.idefics3 import make_idefics3
+from tests.fakes.qwen_vl import CONFIGS, make_qwen_vl, processed_qwen_vl
+from tests.fakes.vision_checkpoints import FAMILIES, make_vision
+
+Processed = Callable[[Path, list[dict[str, Any]], list[Image.Image]], dict[str, Any]]
+"""(checkpoint, messages, images) -> what ``generate`` takes."""
+
+
+class PictureFamily(NamedTuple):
+    make: Callable[[Path], Path]
+    """Writes the checkpoint into a directory, which it returns."""
+    processed: Processed
+
+
+def by_its_processor(directory: Path, chat: list[dict[str, Any]], images: list[Image.Image]) -> dict[str, Any]:
+    """See ``Processed``. For families whose processor needs no package that is missing."""
+    processor = transformers.AutoProcessor.from_pretrained(directory, use_fast=False)
+    text = processor.apply_chat_template(chat, add_generation_prompt=True)
+    return dict(processor(text=text, images=images or None, add_special_tokens=False, return_tensors="pt"))
+
+
+PICTURE_FAMILIES = {
+    "llava": PictureFamily(make_llava, by_its_processor),
+    "idefics3": PictureFamily(make_idefics3, by_its_processor),
+    **{
+        name: PictureFamily(partial(make_qwen_vl, family=name), partial(processed_qwen_vl, family=name))
+        for name in CONFIGS
+    },
+    **{
+        name: PictureFamily(partial(make_vision, family=name), partial(vision_model.processed, family=name))
+        for name in FAMILIES
+    },
+}
+"""By ``model_type``; Pixtral-12B's is ``llava``, and here ``pixtral``."""
