@@ -9,8 +9,8 @@ DIR holds models/smollm2-noeos, models/llava-rand and the installed peers: venv-
 llamacpp/build/bin/llama-server with models/smollm2-f16.gguf. A missing peer is named and left out. Running servers are
 named with --target (text model) and --picture-target (LLaVA).
 
-The loads are W1 to W6 and, for the text model, ``clients`` (1 to 64 clients, 128 in, 64 out) and ``prompts`` (128 to
-4,096 tokens in, one client, 16 out). Ratios are mmserve's figure over the peer's.
+The loads are W1 to W8 (W7 and W8 if asked for) and, for the text model, ``clients`` (1 to 64 clients, 128 in, 64 out)
+and ``prompts`` (128 to 4,096 tokens in, one client, 16 out). Ratios are mmserve's figure over the peer's.
 """
 
 from __future__ import annotations

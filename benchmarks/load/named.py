@@ -2,7 +2,8 @@
 
 W1 one client, 128 words in and 128 tokens out. W2 16 clients, 256 in, 64 out. W3 8 clients, a shared prefix of 1,000
 words, 16 out. W4 8 clients, 32 different 640x480 JPEGs, 16 out. W5 the same with 4 pictures. W6: W2 alone, then W2
-while W4's clients run, at the same server.
+while W4's clients run, at the same server. W7 one client, 7,800 words in and 256 tokens out. W8 one client, a text of
+1,500 words twice in and 2,000 tokens out, which copy it for the most part.
 """
 
 from __future__ import annotations
@@ -33,10 +34,16 @@ WORKLOADS = _by_name(
     Workload("W4", concurrency=8, requests=32, prompt_words=6, output_tokens=16, images=1),
     Workload("W5", concurrency=8, requests=32, prompt_words=6, output_tokens=16, images=1, image_pool=4),
 )
+LONG = _by_name(
+    Workload("W7", concurrency=1, requests=1, prompt_words=7800, output_tokens=256),
+    Workload("W8", concurrency=1, requests=1, prompt_words=0, output_tokens=2000, document_words=1500),
+)
+"""They need a context of 8,192 tokens."""
 MIXED = Mixed("W6", WORKLOADS["W2"], WORKLOADS["W4"])
 NAMED: Mapping[str, Workload | Mixed] = {
     **WORKLOADS,
     MIXED.name: MIXED,
+    **LONG,
     **_by_name(
         Workload("single", concurrency=1, requests=8, prompt_words=32, output_tokens=64),
         Workload("text", concurrency=16, requests=64, prompt_words=64, output_tokens=48),

@@ -7,10 +7,13 @@ import io
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+_DOCUMENT = Path(__file__).parents[1] / "answers/harbour.txt"
+_BEGINNING_WORDS = 20
 _WORDS = (
     "river stone window garden paper winter summer yellow circle number letter village mountain picture music "
     "table morning evening ship harbour bridge forest question answer story market engine signal copper silver "
@@ -33,6 +36,8 @@ class Workload:
     image_pool: int = 0
     """Number of distinct images in all requests; 0: every image is new."""
     image_size: tuple[int, int] = (640, 480)
+    document_words: int = 0
+    """The prompt is a text of so many words, twice, and the answer begins as the text does: a model goes on copying."""
 
 
 def jpeg(rng: random.Random, size: tuple[int, int]) -> bytes:
@@ -67,14 +72,34 @@ def _data_url(data: bytes) -> str:
 
 
 def _body(workload: Workload, model: str, rng: random.Random, prefix: str, pool: list[str]) -> dict[str, object]:
+    if workload.document_words:
+        return _copying_body(workload, model, rng)
     content: list[dict[str, object]] = []
     for _ in range(workload.images):
         url = rng.choice(pool) if pool else _data_url(jpeg(rng, workload.image_size))
         content.append({"type": "image_url", "image_url": {"url": url}})
     content.append({"type": "text", "text": f"{prefix} {words(rng, workload.prompt_words)}".strip()})
+    return _streamed(workload, model, [{"role": "user", "content": content}])
+
+
+def _copying_body(workload: Workload, model: str, rng: random.Random) -> dict[str, object]:
+    """``continue_final_message`` is vLLM's; llama.cpp continues an assistant's last message without being asked to."""
+    paragraphs = _DOCUMENT.read_text().split("\n\n")
+    first = rng.randrange(len(paragraphs))
+    text = "\n\n".join(paragraphs[first:] + paragraphs[:first]).split(" ")[: workload.document_words]
+    document, beginning = " ".join(text), " ".join(text[:_BEGINNING_WORDS])
+    messages = [
+        {"role": "user", "content": f"{document}\n\n{document}"},
+        {"role": "assistant", "content": beginning},
+    ]
+    continued = {"continue_final_message": True, "add_generation_prompt": False}
+    return {**_streamed(workload, model, messages), **continued}
+
+
+def _streamed(workload: Workload, model: str, messages: list[dict[str, object]]) -> dict[str, object]:
     return {
         "model": model,
-        "messages": [{"role": "user", "content": content}],
+        "messages": messages,
         "max_tokens": workload.output_tokens,
         "temperature": 0,
         "stream": True,

@@ -22,6 +22,8 @@ _LIMITS = {
     ("W4", "vllm", "ttft_p50_ms"): 0.7,
     ("W5", "vllm", "requests_per_s"): 1.5,
     ("W5", "vllm", "ttft_p50_ms"): 0.5,
+    **{(load, "vllm", "tokens_per_s"): 1.6 for load in ("W7", "W8")},
+    **{(load, "vllm", "ttft_p50_ms"): 1.0 for load in ("W7", "W8")},
 }
 """(load, peer, figure) -> limit of our figure divided by the peer's: a minimum, or a maximum if lower is better."""
 _ITL_BESIDE_PICTURES = 1.3

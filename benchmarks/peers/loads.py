@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.load.named import MIXED, WORKLOADS
+from benchmarks.load.named import LONG, MIXED, WORKLOADS
 from benchmarks.load.workload import Workload
 from benchmarks.peers.servers import MODELS, Capacity
 
 CLIENTS, PROMPTS = "clients", "prompts"
-CHOICES = (*WORKLOADS, MIXED.name, CLIENTS, PROMPTS)
+CHOICES = (*WORKLOADS, MIXED.name, *LONG, CLIENTS, PROMPTS)
+_LONG_CONTEXT = 8192
 _CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 _PROMPT_TOKENS = (128, 256, 512, 1024, 2048, 4096)
 _TEMPLATE_TOKENS = 32
@@ -40,6 +41,8 @@ def groups(only: list[str] | None, home: Path) -> Iterator[Group]:
         loads = tuple(load for load in workloads if (load.images > 0) == (kind == "llava"))
         if loads or mixed:
             yield Group(f"workloads, {kind}", kind, Capacity(), loads, mixed)
+    if long := tuple(load for load in LONG.values() if load.name in chosen):
+        yield Group("long prompts and answers", "text", Capacity(_LONG_CONTEXT, 4), long)
     if CLIENTS in chosen:
         yield Group("growth with clients", "text", Capacity(512, 64), tuple(map(_of_clients, _CLIENTS)))
     if PROMPTS in chosen:
