@@ -56,7 +56,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tp: Annotated[int, _field("model", "tensor-parallel ranks, one process each", ge=1, le=64)] = 1
     cpu_threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        _field("model", "threads that all ranks together compute with on a CPU; default: the cores it may use"),
+        _field(
+            "model", "threads that all ranks together compute with on a CPU; default: the physical cores it may use"
+        ),
     ] = None
     kernel_ways: Annotated[
         KernelWays,

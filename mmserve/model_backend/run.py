@@ -30,6 +30,7 @@ def run(process: Process) -> None:
     startup_timer = StartupTimer()
     startup_timer.end("process and imports")
     platform = platform_for(deployment.device, deployment.dtype, rank, deployment.activation_dtype)
+    platform.place(rank, size)
     platform.set_threads(deployment.cpu_threads // size)
     with ExitStack() as stack:
         inbox: Receiver[StepPlan] = stack.enter_context(

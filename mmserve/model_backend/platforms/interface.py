@@ -129,6 +129,10 @@ class Platform(Protocol):
 
     # Threads.
 
+    def place(self, rank: int, size: int) -> None:
+        """In one of ``size`` ranks, before it loads: compute on its part of the CPU, and keep its memory there."""
+        ...
+
     def set_threads(self, count: int) -> None:
         """Compute with ``count`` threads, at least one."""
         ...

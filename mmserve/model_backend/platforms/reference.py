@@ -199,6 +199,9 @@ class TorchPlatform:
     def wait_for_copies(self) -> None:
         pass
 
+    def place(self, rank: int, size: int) -> None:
+        pass
+
     def set_threads(self, count: int) -> None:
         torch.set_num_threads(max(1, count))
 

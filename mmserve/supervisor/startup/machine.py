@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from mmserve.runtime.cpu import topology
 from mmserve.runtime.memory import cgroup
 from mmserve.supervisor.startup import cuda_driver
 
@@ -35,7 +36,7 @@ class Machine:
     has_cuda: bool
     fast_bfloat16: bool
     num_cores: int = 1
-    """Cores that this process may use, by affinity mask and container quota."""
+    """Physical cores that this process may use, by affinity mask and container quota."""
     cuda_problem: str = ""
     """Why CUDA cannot be used, in words; empty if it can."""
 
@@ -74,10 +75,10 @@ def allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
-def num_cores(root: Path = cgroup.ROOT, own: Path = cgroup.OWN) -> int:
-    """Cores of the affinity mask, or fewer where a cgroup's quota gives less time; at least one."""
+def num_cores(root: Path = cgroup.ROOT, own: Path = cgroup.OWN, system: Path = topology.SYSTEM) -> int:
+    """Physical cores of the affinity mask, or fewer where a cgroup's quota gives less time; at least one."""
     quotas = filter(None, map(_quota_cores, cgroup.directories(root, own)))
-    return max(1, min([len(os.sched_getaffinity(0)), *map(round, quotas)]))
+    return max(1, min([len(topology.cores(os.sched_getaffinity(0), system)), *map(round, quotas)]))
 
 
 def _quota_cores(directory: Path) -> float | None:

@@ -132,6 +132,9 @@ class CpuPlatform(TorchPlatform):
     def prefault_for_images(self, deployment: Deployment, max_images: int) -> None:
         prefault_heap(memory.images_nbytes(deployment, max_images))
 
+    def place(self, rank: int, size: int) -> None:
+        kernel_threads.place(rank, size)
+
     def set_threads(self, count: int) -> None:
         super().set_threads(count)
         if self.kernels is not None:

@@ -32,7 +32,16 @@ def test_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str,
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     cgroup(tmp_path / "fs/cpu/job", **files)
     (tmp_path / "own").write_text("5:cpu:/job\n")
-    assert num_cores(tmp_path / "fs", tmp_path / "own") == cores
+    assert num_cores(tmp_path / "fs", tmp_path / "own", tmp_path / "no topology") == cores
+
+
+def test_hyper_threads_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    for cpu in range(8):
+        topology = tmp_path / f"cpu/cpu{cpu}/topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
+    assert num_cores(tmp_path / "fs", tmp_path / "own", tmp_path) == 4
 
 
 def test_the_descriptor_limit_is_raised_and_never_lowered() -> None:
