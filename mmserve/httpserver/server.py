@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from mmserve.config.process import RETIRE, Process
 from mmserve.httpserver.api.openai.errors import error_body
-from mmserve.httpserver.api.openai.responses.fold import lost
+from mmserve.httpserver.api.openai.responses.events.fold import lost
 from mmserve.httpserver.app import make_app
 from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.http.connections import ConnectionLimits, OpenConnections

@@ -15,11 +15,12 @@ WALL_CLOCK = {
     ("time", name) for name in ("time", "time_ns", "ctime", "localtime", "gmtime", "strftime", "CLOCK_REALTIME")
 } | {(name, method) for name in ("datetime", "date") for method in ("now", "utcnow", "today")}
 SHOWN = {
+    "doctor/machine_checks.py",  # whether the date is set at all
     "httpserver/api/models.py",  # "created" of a model
     "httpserver/api/openai/chat/answer.py",  # "created" of an answer
     "httpserver/api/openai/completions/answer.py",
     "httpserver/api/openai/responses/compact.py",  # "created_at"
-    "httpserver/api/openai/responses/fold.py",  # "completed_at"
+    "httpserver/api/openai/responses/events/fold.py",  # "completed_at"
     "httpserver/api/openai/responses/parse.py",
     "httpserver/prompt/chat_template.py",  # templates may say today's date
     "httpserver/request/otlp_export.py",  # when a span began

@@ -20,7 +20,7 @@ from mmserve.httpserver.api.anthropic.fields import ToolChoiceField as Anthropic
 from mmserve.httpserver.api.openai.completions.request import CompletionRequest
 from mmserve.httpserver.api.openai.fields import ExtensionFields, SamplingFields, StructuredOutputs
 from mmserve.httpserver.api.openai.fields import StreamOptions as ChatStreamOptions
-from mmserve.httpserver.api.openai.responses.fields import ReasoningFields, StreamOptions, TextFields
+from mmserve.httpserver.api.openai.responses.request.fields import ReasoningFields, StreamOptions, TextFields
 from mmserve.httpserver.api.protocol import parse_body
 from mmserve.httpserver.call import GenerateCall
 from mmserve.httpserver.conversation import Conversation, WrittenPrompt

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.httpserver.api.openai.responses.fold import (
+from mmserve.httpserver.api.openai.responses.events.fold import (
     Fold,
     cancelled,
     failed,
@@ -21,9 +21,9 @@ from mmserve.httpserver.api.openai.responses.fold import (
     stored_output,
     without_output,
 )
-from mmserve.httpserver.api.openai.responses.numbering import Numbering
-from mmserve.httpserver.api.openai.responses.objects import ResponseError, ResponseObject
-from mmserve.httpserver.api.openai.responses.writer import Event
+from mmserve.httpserver.api.openai.responses.events.numbering import Numbering
+from mmserve.httpserver.api.openai.responses.events.objects import ResponseError, ResponseObject
+from mmserve.httpserver.api.openai.responses.events.writer import Event
 from mmserve.httpserver.output.parsing.pieces import CallArguments, CallEnd, CallStart, Piece, Reasoning, Text
 
 CALL = [CallStart(0, "f"), CallArguments(0, '{"a":'), CallArguments(0, " 1}"), CallEnd(0)]

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from mmserve.httpserver.api.openai.responses.answer import ResponsesAnswer
-from mmserve.httpserver.api.openai.responses.fields import ResponsesRequest
-from mmserve.httpserver.api.openai.responses.objects import ResponseObject
+from mmserve.httpserver.api.openai.responses.events.answer import ResponsesAnswer
+from mmserve.httpserver.api.openai.responses.events.objects import ResponseObject
 from mmserve.httpserver.api.openai.responses.parse import RESPONSES
+from mmserve.httpserver.api.openai.responses.request.fields import ResponsesRequest
 from mmserve.httpserver.api.openai.responses.sealed import sealed
 from mmserve.httpserver.api.protocol import ParsedRequest, parse_body
 from mmserve.httpserver.call import GenerateCall, MediaRef

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmserve.httpserver.api.openai.responses.references import references_in, stored_items
+from mmserve.httpserver.api.openai.responses.request.references import references_in, stored_items
 from mmserve.httpserver.response_store.database import StoredItem, StoredOutput
 from mmserve.httpserver.response_store.runs import BackgroundRuns
 from mmserve.httpserver.response_store.store import ResponseStore

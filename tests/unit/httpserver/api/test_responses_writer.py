@@ -8,8 +8,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.httpserver.api.openai.responses.objects import Item
-from mmserve.httpserver.api.openai.responses.writer import Event, OutputWriter
+from mmserve.httpserver.api.openai.responses.events.objects import Item
+from mmserve.httpserver.api.openai.responses.events.writer import Event, OutputWriter
 from mmserve.httpserver.output.parsing.pieces import CallArguments, CallEnd, CallStart, Piece, Reasoning, Text, join
 
 ANSWER: tuple[Piece, ...] = (

@@ -21,12 +21,12 @@ from mmserve.httpserver.api.openai.fields import (
     Bookkeeping,
     decode,
 )
-from mmserve.httpserver.api.openai.responses.fields import ResponsesRequest
-from mmserve.httpserver.api.openai.responses.fold import ID_PREFIX
+from mmserve.httpserver.api.openai.responses.events.fold import ID_PREFIX
+from mmserve.httpserver.api.openai.responses.events.objects import ResponseUsage
 from mmserve.httpserver.api.openai.responses.history import InputItems, with_history
-from mmserve.httpserver.api.openai.responses.items import as_items
-from mmserve.httpserver.api.openai.responses.objects import ResponseUsage
 from mmserve.httpserver.api.openai.responses.parse import read_request
+from mmserve.httpserver.api.openai.responses.request.fields import ResponsesRequest
+from mmserve.httpserver.api.openai.responses.request.items import as_items
 from mmserve.httpserver.api.openai.responses.sealed import sealed
 from mmserve.httpserver.api.protocol import ParsedRequest, Protocol
 from mmserve.httpserver.api.response import send_json

@@ -12,13 +12,13 @@ import msgspec
 
 from mmserve.httpserver.api.call_ids import call_id
 from mmserve.httpserver.api.json_limits import max_json_nbytes
-from mmserve.httpserver.api.openai.responses.answer import ResponsesAnswer, StoredResponse
-from mmserve.httpserver.api.openai.responses.background import BackgroundAnswer
-from mmserve.httpserver.api.openai.responses.fields import ResponsesRequest
-from mmserve.httpserver.api.openai.responses.follow import Follower
-from mmserve.httpserver.api.openai.responses.items import ItemsReader, as_items
-from mmserve.httpserver.api.openai.responses.objects import ResponseObject
-from mmserve.httpserver.api.openai.responses.references import references_in, stored_items
+from mmserve.httpserver.api.openai.responses.events.answer import ResponsesAnswer, StoredResponse
+from mmserve.httpserver.api.openai.responses.events.background import BackgroundAnswer
+from mmserve.httpserver.api.openai.responses.events.follow import Follower
+from mmserve.httpserver.api.openai.responses.events.objects import ResponseObject
+from mmserve.httpserver.api.openai.responses.request.fields import ResponsesRequest
+from mmserve.httpserver.api.openai.responses.request.items import ItemsReader, as_items
+from mmserve.httpserver.api.openai.responses.request.references import references_in, stored_items
 from mmserve.httpserver.api.protocol import ParsedRequest
 from mmserve.httpserver.call import GenerateCall, kept_nbytes
 from mmserve.httpserver.conversation import Conversation

@@ -10,21 +10,21 @@ import msgspec
 from msgspec import UNSET
 
 from mmserve.httpserver.api.openai.fields import decode
-from mmserve.httpserver.api.openai.responses.answer import ResponsesAnswer
-from mmserve.httpserver.api.openai.responses.fields import (
+from mmserve.httpserver.api.openai.responses.events.answer import ResponsesAnswer
+from mmserve.httpserver.api.openai.responses.events.fold import ENCRYPTED_THOUGHTS, ID_PREFIX
+from mmserve.httpserver.api.openai.responses.events.objects import InputTokens, ReasoningEcho, ResponseObject, TextEcho
+from mmserve.httpserver.api.openai.responses.history import ParsedResponses, complete
+from mmserve.httpserver.api.openai.responses.request.fields import (
     ReasoningFields,
     ResponsesRequest,
     TextFields,
     check_request,
     requested_logprobs,
 )
-from mmserve.httpserver.api.openai.responses.fold import ENCRYPTED_THOUGHTS, ID_PREFIX
-from mmserve.httpserver.api.openai.responses.history import ParsedResponses, complete
-from mmserve.httpserver.api.openai.responses.items import ItemsReader
-from mmserve.httpserver.api.openai.responses.objects import InputTokens, ReasoningEcho, ResponseObject, TextEcho
-from mmserve.httpserver.api.openai.responses.references import references_in
-from mmserve.httpserver.api.openai.responses.text_format import format_grammar
-from mmserve.httpserver.api.openai.responses.tools import FunctionTool, read_tool_choice, read_tools
+from mmserve.httpserver.api.openai.responses.request.items import ItemsReader
+from mmserve.httpserver.api.openai.responses.request.references import references_in
+from mmserve.httpserver.api.openai.responses.request.text_format import format_grammar
+from mmserve.httpserver.api.openai.responses.request.tools import FunctionTool, read_tool_choice, read_tools
 from mmserve.httpserver.api.openai.sampling import sampling_params
 from mmserve.httpserver.api.protocol import ParsedRequest, Protocol
 from mmserve.httpserver.call import GenerateCall, new_request_id

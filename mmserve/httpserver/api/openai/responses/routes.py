@@ -11,13 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mmserve.httpserver.api.openai.responses.fields import check_included
-from mmserve.httpserver.api.openai.responses.fold import cancelled, lost
-from mmserve.httpserver.api.openai.responses.follow import FollowedEvents, Follower
+from mmserve.httpserver.api.openai.responses.events.fold import cancelled, lost
+from mmserve.httpserver.api.openai.responses.events.follow import FollowedEvents, Follower
+from mmserve.httpserver.api.openai.responses.events.objects import InputTokens, ResponseObject
 from mmserve.httpserver.api.openai.responses.history import with_history
-from mmserve.httpserver.api.openai.responses.objects import InputTokens, ResponseObject
 from mmserve.httpserver.api.openai.responses.parse import INPUT_TOKENS
-from mmserve.httpserver.api.openai.responses.queries import (
+from mmserve.httpserver.api.openai.responses.request.fields import check_included
+from mmserve.httpserver.api.openai.responses.request.queries import (
     ITEMS_QUERY,
     RETRIEVE_QUERY,
     after_number,

@@ -14,10 +14,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from mmserve.httpserver.api.openai.errors import error_object
-from mmserve.httpserver.api.openai.responses.fold import Fold, lost, read_line, without_output
-from mmserve.httpserver.api.openai.responses.numbering import Numbering, parts_of
-from mmserve.httpserver.api.openai.responses.objects import ResponseObject
-from mmserve.httpserver.api.openai.responses.writer import Event
+from mmserve.httpserver.api.openai.responses.events.fold import Fold, lost, read_line, without_output
+from mmserve.httpserver.api.openai.responses.events.numbering import Numbering, parts_of
+from mmserve.httpserver.api.openai.responses.events.objects import ResponseObject
+from mmserve.httpserver.api.openai.responses.events.writer import Event
 from mmserve.httpserver.api.response import SSE_DONE, send_events
 from mmserve.httpserver.http.disconnect import WhileConnected
 from mmserve.httpserver.limits.reservations import Reservation

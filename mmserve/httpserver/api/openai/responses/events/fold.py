@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from mmserve.httpserver.api.openai.responses.objects import (
+from mmserve.httpserver.api.openai.responses.events.objects import (
     IncompleteDetails,
     ResponseError,
     ResponseObject,
     ResponseUsage,
 )
-from mmserve.httpserver.api.openai.responses.writer import Event, OutputWriter
+from mmserve.httpserver.api.openai.responses.events.writer import Event, OutputWriter
 from mmserve.httpserver.output.parsing.pieces import (
     CallArguments,
     CallEnd,

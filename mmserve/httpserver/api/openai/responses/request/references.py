@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from mmserve.httpserver.api.json_limits import max_json_nbytes
-from mmserve.httpserver.api.openai.responses.items import REFERENCE, type_of
+from mmserve.httpserver.api.openai.responses.request.items import REFERENCE, type_of
 from mmserve.httpserver.response_store.store import ResponseStore
 from mmserve.runtime.errors import ContextLengthExceeded, ItemNotFound, quoted
 

@@ -11,10 +11,10 @@ from starlette.types import Send
 
 from mmserve.httpserver.api.openai.errors import error_object
 from mmserve.httpserver.api.openai.logprobs import logprobs_for
-from mmserve.httpserver.api.openai.responses.fold import Fold, record_line, stored_output
-from mmserve.httpserver.api.openai.responses.numbering import Numbering, parts_of
-from mmserve.httpserver.api.openai.responses.objects import ResponseError, ResponseObject, ResponseUsage
-from mmserve.httpserver.api.openai.responses.writer import Event
+from mmserve.httpserver.api.openai.responses.events.fold import Fold, record_line, stored_output
+from mmserve.httpserver.api.openai.responses.events.numbering import Numbering, parts_of
+from mmserve.httpserver.api.openai.responses.events.objects import ResponseError, ResponseObject, ResponseUsage
+from mmserve.httpserver.api.openai.responses.events.writer import Event
 from mmserve.httpserver.api.response import SSE_DONE, send_events, send_json
 from mmserve.httpserver.output.answer_delta import AnswerDelta
 from mmserve.httpserver.output.parsing.pieces import Piece, characters

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 from starlette.requests import Request
 
-from mmserve.httpserver.api.openai.responses.fields import Included
+from mmserve.httpserver.api.openai.responses.request.fields import Included
 from mmserve.httpserver.api.openapi import query
 from mmserve.runtime.errors import InvalidRequest
 

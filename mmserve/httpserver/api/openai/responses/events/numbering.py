@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from mmserve.httpserver.api.openai.responses.writer import Event
+from mmserve.httpserver.api.openai.responses.events.writer import Event
 from mmserve.httpserver.api.response import PART_NBYTES
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mmserve.httpserver.api.call_ids import call_id
-from mmserve.httpserver.api.openai.responses.objects import (
+from mmserve.httpserver.api.openai.responses.events.objects import (
     CallItem,
     Item,
     MessageItem,

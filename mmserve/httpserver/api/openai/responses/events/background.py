@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import msgspec
 from starlette.responses import Response
 
-from mmserve.httpserver.api.openai.responses.answer import TaskFold, response_error
-from mmserve.httpserver.api.openai.responses.fold import failed, stored_output
-from mmserve.httpserver.api.openai.responses.follow import FollowedEvents, Follower, seen
-from mmserve.httpserver.api.openai.responses.objects import ResponseObject
+from mmserve.httpserver.api.openai.responses.events.answer import TaskFold, response_error
+from mmserve.httpserver.api.openai.responses.events.fold import failed, stored_output
+from mmserve.httpserver.api.openai.responses.events.follow import FollowedEvents, Follower, seen
+from mmserve.httpserver.api.openai.responses.events.objects import ResponseObject
 from mmserve.httpserver.request.task import RequestTask
 from mmserve.httpserver.response_store.store import ResponseStore
 from mmserve.runtime.errors import MmserveError, Unavailable

@@ -1,0 +1,1 @@
+"""From pieces of an answer to output items, events and the response itself, sent or stored."""
