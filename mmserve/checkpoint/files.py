@@ -11,7 +11,12 @@ from mmserve.runtime.errors import StartupError
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The checkpoint's safetensors files, sorted. Raises StartupError if there are none or a shard is missing."""
+    """The checkpoint's safetensors files, sorted, or links to GGUF files.
+
+    Raises StartupError if there are none or a shard is missing.
+    """
+    if links := sorted(table.with_suffix("") for table in directory.glob("*.gguf.json")):
+        return links
     index = read_json(directory / "model.safetensors.index.json")
     if index is None:
         files = [directory / "model.safetensors"]
@@ -21,7 +26,7 @@ def weight_files(directory: Path) -> list[Path]:
     missing = [file.name for file in files if not file.is_file()]
     if not files or missing:
         raise StartupError(
-            f"{directory} lacks its weights ({', '.join(missing) or 'empty index'}); mmserve reads safetensors only"
+            f"{directory} lacks its weights ({', '.join(missing) or 'empty index'}); mmserve reads safetensors and GGUF"
         )
     return files
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from mmserve.checkpoint.config.layer_states import check, with_states
 from mmserve.checkpoint.files import read_json, weight_files
+from mmserve.checkpoint.gguf.adapt import as_stored
 from mmserve.checkpoint.quantization.read import read_scheme
 from mmserve.checkpoint.registry import read_model
 from mmserve.checkpoint.spec import ModelSpec
@@ -35,6 +36,8 @@ def load(directory: Path) -> ModelSpec:
     model = read_model(directory, config)
     text = with_states(model.text, config.get("text_config") or config.get("llm_config") or config)
     check(text)
+    if "gguf" in config:
+        text = as_stored(text, config["gguf"])
     model = replace(model, text=text, quantization=read_scheme(config))
     if not (model.text.tie_embeddings and has_own_head(weight_files(directory))):
         return model

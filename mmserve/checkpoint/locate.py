@@ -1,10 +1,12 @@
-"""Finds the checkpoint directory for ``--model``: a packaged name, a local directory, or a hub id to download."""
+"""Finds the checkpoint directory for ``--model``: a packaged name, a local directory or GGUF file, or a hub id to
+download."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from mmserve.checkpoint.gguf.directory import directory_of, gguf_files
 from mmserve.runtime.errors import StartupError
 
 _PACKAGED = Path(__file__).parent.parent / "packaged"
@@ -24,12 +26,15 @@ def locate(model: str, *, download: bool = True) -> Path:
     if model in packaged_names():
         return _PACKAGED / model
     path = Path(model).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        return directory_of(path)
     if path.is_dir():
-        return path.resolve()
+        is_gguf = gguf_files(path) and not (path / "config.json").exists()
+        return directory_of(path) if is_gguf else path.resolve()
     if _HUB_ID.fullmatch(model) and not model.startswith("."):
         return _of_hub(model, download=download)
     raise StartupError(
-        f"--model {model}: no such directory, no hub id (owner/name), and not one of the packaged models "
+        f"--model {model}: no such directory or GGUF file, no hub id (owner/name), and not one of the packaged models "
         f"({', '.join(packaged_names()) or 'none'})"
     )
 

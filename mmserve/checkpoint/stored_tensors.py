@@ -1,4 +1,4 @@
-"""Names, types and places of the tensors in a safetensors file, without reading them.
+"""Names, types and places of the tensors in a safetensors or GGUF file, without reading them.
 
 Format: https://github.com/huggingface/safetensors#format. The library's safe_open is not used: without torch it can
 neither read bfloat16 data nor tell where the data lies.
@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from mmserve.checkpoint.files import weight_files
+from mmserve.checkpoint.gguf.table import read_table
 from mmserve.runtime.errors import StartupError
 
 CHUNK_NBYTES = 16 << 20
@@ -36,7 +37,7 @@ class StoredTensor:
     start: int
     nbytes: int
     dtype: str
-    """As safetensors calls it, such as ``BF16``."""
+    """As safetensors calls it, such as ``BF16``, or GGUF, such as ``Q4_K``."""
     shape: tuple[int, ...]
 
     @property
@@ -65,6 +66,10 @@ def checkpoint_tensors(directory: Path) -> Iterator[tuple[str, StoredTensor]]:
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
     """By name. Raises OSError, ValueError or MsgspecError if the file has no readable header."""
+    if path.suffix == ".gguf":
+        return {
+            each.name: StoredTensor(path, each.start, each.nbytes, each.dtype, each.shape) for each in read_table(path)
+        }
     with path.open("rb") as file:
         header_nbytes = int.from_bytes(file.read(8), "little")
         if header_nbytes > _MAX_HEADER_NBYTES:

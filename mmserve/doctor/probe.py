@@ -36,14 +36,15 @@ def _torch() -> dict[str, Any]:
 
 def _kernels() -> dict[str, Any]:
     try:
-        from mmserve.model_backend.platforms.cpu.library import build, cache, compiler, levels
+        from mmserve.model_backend.platforms.cpu.library import build, compiler, levels
         from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
+        from mmserve.runtime import user_cache
     except (ImportError, OSError) as error:
         return {"error": str(error)}
     level = levels.of_this_cpu()[0]
     name = compiler.file_name(level)
     try:
-        cached = (cache.directory() / name).exists()
+        cached = (user_cache.directory() / name).exists()
     except OSError:
         cached = False
     source = "wheel" if build.is_shipped(level) else "cache" if cached else ""

@@ -8,6 +8,7 @@ from typing import Any
 from mmserve.checkpoint.quantization.compressed_tensors import read_compressed_tensors
 from mmserve.checkpoint.quantization.fields import refused
 from mmserve.checkpoint.quantization.fp8 import read_fp8
+from mmserve.checkpoint.quantization.gguf import read_gguf
 from mmserve.checkpoint.quantization.integer_formats import read_awq, read_gptq
 from mmserve.checkpoint.quantization.scheme import QuantizationScheme
 
@@ -16,6 +17,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], QuantizationScheme]] = {
     "gptq": read_gptq,
     "compressed-tensors": read_compressed_tensors,
     "fp8": read_fp8,
+    "gguf": read_gguf,
 }
 """By ``quant_method``."""
 _KEYS = ("quantization_config", "compression_config")

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-Layout = Literal["awq", "gptq", "packed", "int8", "fp8"]
+Layout = Literal["awq", "gptq", "packed", "int8", "fp8", "gguf"]
 
 
 class QuantizationScheme(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,8 +16,10 @@ class QuantizationScheme(msgspec.Struct, frozen=True, kw_only=True):
     """For people."""
     layout: Layout
     """Of the stored tensors: ``layers.quantized`` has a class for each."""
-    bits: Literal[4, 8]
-    """Of a weight."""
+    bits: Literal[0, 4, 8]
+    """Of a weight; 0: each matrix of a GGUF file has its own format."""
+    types: tuple[str, ...] = ()
+    """Of GGUF: the formats of one layer's matrices, which the loader adds."""
     group_size: int | None = None
     """Neighbouring inputs of an output that share a scale; None: all."""
     zero_points: bool = False
@@ -34,6 +36,8 @@ class QuantizationScheme(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs are rounded to 8 bits with a scale for each token."""
 
     def __str__(self) -> str:
+        if not self.bits:
+            return self.method
         parts = [f"{self.method}, {self.bits} bits"]
         if self.block is not None:
             parts.append("blocks of {} x {}".format(*self.block))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
+from mmserve.checkpoint.gguf.tensor_types import QUANTIZED
 from mmserve.checkpoint.quantization.scheme import Layout, QuantizationScheme
 from mmserve.checkpoint.spec import ModelSpec
 from mmserve.checkpoint.stored_tensors import checkpoint_tensors
@@ -14,20 +18,22 @@ from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMe
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.runtime.errors import StartupError
 
-_MARKS: dict[Layout, tuple[str, str]] = {
-    "awq": (".qweight", "I32"),
-    "gptq": (".qweight", "I32"),
-    "packed": (".weight_packed", "I32"),
-    "int8": (".weight", "I8"),
-    "fp8": (".weight", "F8_E4M3"),
+_MARKS: dict[Layout, tuple[str, Collection[str]]] = {
+    "awq": (".qweight", {"I32"}),
+    "gptq": (".qweight", {"I32"}),
+    "packed": (".weight_packed", {"I32"}),
+    "int8": (".weight", {"I8"}),
+    "fp8": (".weight", {"F8_E4M3"}),
+    "gguf": (".weight", QUANTIZED),
 }
-"""Suffix and dtype of a tensor that each quantized matrix has."""
+"""Suffix and dtypes of a tensor that each quantized matrix has."""
 _UNUSED: dict[Layout, tuple[str, ...]] = {
     "awq": (),
     "gptq": (),
     "packed": (".weight_shape",),
     "int8": (),
     "fp8": (".input_scale", ".activation_scale"),
+    "gguf": (),
 }
 """Suffixes of tensors that say nothing new, or how inputs should be rounded, which are not for float8."""
 _ORDER = (".g_idx", ".weight_g_idx")
@@ -40,7 +46,7 @@ class QuantizedCheckpoint:
 
     def __init__(self, model: ModelSpec) -> None:
         self._scheme, self._family = model.quantization, model.family
-        self._names = set() if self._scheme is None else _quantized(model, self._scheme)
+        self._types = {} if self._scheme is None else _quantized(model, self._scheme)
 
     def canonical_name(self, stored: str) -> str | None:
         """As ``tensor_names.canonical_name``. None for tensors that say nothing new, too."""
@@ -60,27 +66,31 @@ class QuantizedCheckpoint:
             return context
 
         def linear_method(shape: LinearShape) -> LinearMethod:
-            quantized = self._names & set(shape.names)
-            if not quantized:
+            types = self._types_of(shape)
+            if not types:
                 return context.linear_method(shape)
-            if len(quantized) < len(shape.names):
+            if len(types) < len(shape.names):
                 names = ", ".join(shape.names)
                 raise StartupError(f"of {names} some are quantised and some not, which is not supported")
-            return platform.checkpoint_linear_method(scheme, shape)
+            return platform.checkpoint_linear_method(structs.replace(scheme, types=types), shape)
 
         def embedding_method(shape: LinearShape) -> EmbeddingMethod:
-            if quantized := self._names & set(shape.names):
-                raise StartupError(f"{quantized.pop()} is quantised, which is supported in layers alone")
-            return context.embedding_method(shape)
+            if not (types := self._types_of(shape)):
+                return context.embedding_method(shape)
+            return platform.checkpoint_embedding_method(structs.replace(scheme, types=types), shape)
 
         return replace(context, linear_method=linear_method, embedding_method=embedding_method)
 
+    def _types_of(self, shape: LinearShape) -> tuple[str, ...]:
+        """dtypes of those of a layer's matrices that are quantized."""
+        return tuple(self._types[name] for name in shape.names if name in self._types)
 
-def _quantized(model: ModelSpec, scheme: QuantizationScheme) -> set[str]:
-    """Canonical names of the quantized matrices, without a suffix."""
-    suffix, dtype = _MARKS[scheme.layout]
+
+def _quantized(model: ModelSpec, scheme: QuantizationScheme) -> dict[str, str]:
+    """Canonical names of the quantized matrices, without a suffix, and their dtypes in the files."""
+    suffix, dtypes = _MARKS[scheme.layout]
     return {
-        (canonical_name(model.family, name) or name).removesuffix(suffix)
+        (canonical_name(model.family, name) or name).removesuffix(suffix): tensor.dtype
         for name, tensor in checkpoint_tensors(Path(model.path))
-        if (name.endswith(suffix), tensor.dtype) == (True, dtype)
+        if name.endswith(suffix) and tensor.dtype in dtypes
     }

@@ -1,4 +1,4 @@
-"""Streams a checkpoint's safetensors files into the parts of parameters that this process holds.
+"""Streams a checkpoint's safetensors or GGUF files into the parts of parameters that this process holds.
 
 A model says where each tensor goes (``Target``). Only that part is read from the file, so host memory holds at most one
 part besides the parameters.
@@ -15,7 +15,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from mmserve.checkpoint.files import weight_files
+from mmserve.checkpoint.gguf.tensor_types import QUANTIZED
 from mmserve.model_backend.layers.target import Targets
+from mmserve.model_backend.loader.gguf_file import GgufFile
 from mmserve.model_backend.loader.stored_parts import StoredPart, stored_parts
 from mmserve.runtime.errors import StartupError
 
@@ -26,7 +28,8 @@ CanonicalName = Callable[[str], str | None]
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I32": 4, "I8": 1, "F8_E4M3": 1}
 _EXACT = {"I32": (torch.int32,), "I8": (torch.int8,), "F8_E4M3": (torch.float8_e4m3fn,)}
-_READ_AS = dict.fromkeys(_ITEM_BYTES, _FLOATS) | _EXACT
+_BLOCKS = dict.fromkeys(QUANTIZED, (torch.uint8,))
+_READ_AS = dict.fromkeys(_ITEM_BYTES, _FLOATS) | _EXACT | _BLOCKS
 """Whole numbers are those of quantized weights, and are read as they are."""
 _NAMES_SHOWN = 3
 
@@ -84,10 +87,7 @@ def _parts(
 ) -> Iterator[_Part]:
     missing = {name for name, target in targets.items() if target is not None}
     for path in weight_files(directory):
-        try:
-            file: Any = safe_open(path, framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise StartupError(f"{path} is not a readable safetensors file ({error}); fetch it again") from error
+        file = _opened(path)
         for stored_name in file.keys():  # noqa: SIM118 (no mapping)
             name = canonical_name(stored_name)
             if name is None or not name.startswith(namespaces):
@@ -107,6 +107,15 @@ def _parts(
         raise StartupError(f"{directory} lacks {len(missing)} tensors of its model: {shown}")
 
 
+def _opened(path: Path) -> Any:
+    if path.suffix == ".gguf":
+        return GgufFile(path)
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise StartupError(f"{path} is not a readable safetensors file ({error}); fetch it again") from error
+
+
 def _adds_nothing(name: str, stored: Any, targets: Targets) -> bool:
     """AutoGPTQ stored a bias of zeros beside every quantized matrix, also in models without biases."""
     matrix, _, last = name.rpartition(".")
@@ -124,4 +133,4 @@ def _part(stored_name: str, stored: Any, dtype: str, part: StoredPart) -> _Part:
     into = part.target.into
     if into.dtype not in _READ_AS.get(dtype, ()):
         raise StartupError(f"tensor {stored_name} has dtype {dtype}, which is not that of its model's weights")
-    return _Part(stored, part, into.numel() * _ITEM_BYTES[dtype])
+    return _Part(stored, part, into.numel() * _ITEM_BYTES.get(dtype, 1))

@@ -72,6 +72,10 @@ class Platform(Protocol):
         """For a layer that the checkpoint stores quantized. Raises StartupError as ``linear_method`` does."""
         ...
 
+    def checkpoint_embedding_method(self, scheme: QuantizationScheme, shape: LinearShape) -> EmbeddingMethod:
+        """As ``checkpoint_linear_method``, for a matrix whose rows are looked up as well."""
+        ...
+
     def layer_context(self, tp: TpGroup, quantization: Quantization = "none") -> LayerContext:
         """What a model's layers are built with on this platform."""
         ...

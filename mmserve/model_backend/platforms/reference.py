@@ -156,6 +156,12 @@ class TorchPlatform:
             f"a quantised checkpoint ({scheme}) needs a CPU and the C++ kernels, so a C++ compiler (c++ or g++)"
         )
 
+    def checkpoint_embedding_method(self, scheme: QuantizationScheme, shape: LinearShape) -> EmbeddingMethod:
+        if scheme.layout == "gguf":
+            self.checkpoint_linear_method(scheme, shape)
+        names = ", ".join(shape.names)
+        raise StartupError(f"{names} is quantised, which is supported in layers alone, or in GGUF files")
+
     def layer_context(self, tp: TpGroup, quantization: Quantization = "none") -> LayerContext:
         return LayerContext(
             ops=self.ops(),

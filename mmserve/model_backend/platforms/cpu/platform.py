@@ -22,6 +22,7 @@ from mmserve.model_backend.platforms.cpu import threads as kernel_threads
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.model_backend.platforms.cpu.checkpoint_linear import CheckpointLinear
 from mmserve.model_backend.platforms.cpu.decoder import compile_decoder
+from mmserve.model_backend.platforms.cpu.gguf_linear import GgufEmbedding, GgufLinear
 from mmserve.model_backend.platforms.cpu.ops import KernelOps
 from mmserve.model_backend.platforms.cpu.packing import (
     Int4Linear,
@@ -88,11 +89,17 @@ class CpuPlatform(TorchPlatform):
     def checkpoint_linear_method(self, scheme: QuantizationScheme, shape: LinearShape) -> LinearMethod:
         if self.kernels is None:
             return super().checkpoint_linear_method(scheme, shape)
-        return self._noted(CheckpointLinear(self.kernels, scheme, shape))
+        linear = GgufLinear if scheme.layout == "gguf" else CheckpointLinear
+        return self._noted(linear(self.kernels, scheme, shape))
 
     def _noted(self, linear: _Packed) -> _Packed:
         self._linears.append(linear)
         return linear
+
+    def checkpoint_embedding_method(self, scheme: QuantizationScheme, shape: LinearShape) -> EmbeddingMethod:
+        if self.kernels is None or scheme.layout != "gguf":
+            return super().checkpoint_embedding_method(scheme, shape)
+        return GgufEmbedding(self.kernels, scheme, shape)
 
     def _rounds_for(self, shape: LinearShape) -> bool:
         """Small matrices whose results decide much stay exact."""

@@ -19,11 +19,12 @@ from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import LayerFinisher
 from mmserve.model_backend.layers.ops import Activation
+from mmserve.model_backend.layers.quantized.gguf import blocks
 from mmserve.model_backend.layers.quantized.matrix import QuantizedMatrix
 from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.models.decoder import Decoder
 from mmserve.model_backend.models.interface import DeepStackRows
-from mmserve.model_backend.platforms.cpu import grouped_weights, quantization
+from mmserve.model_backend.platforms.cpu import gguf_weights, grouped_weights, quantization
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.model_backend.platforms.cpu.decoder import compile_decoder
 from mmserve.model_backend.platforms.cpu.library import build
@@ -82,6 +83,7 @@ def _linear(kernels: ctypes.CDLL) -> bool:
         and _product(kernels, x, int4, bias, quantization.from_int4(int4), _QUANTIZED_TOLERANCE)
         and all(_grouped_product(kernels, x, bias, bits) for bits in (4, 8))
         and _float8_product(kernels, x, bias)
+        and _gguf_product(kernels, bias)
     )
 
 
@@ -106,6 +108,17 @@ def _float8_product(kernels: ctypes.CDLL, x: torch.Tensor, bias: torch.Tensor) -
     weight = numbers.float() * scales.repeat_interleave(group, dim=1)
     packed, form = grouped_weights.pack(matrix), grouped_weights.format_of(matrix)
     return _product(kernels, x, packed, bias, weight, form=form)
+
+
+def _gguf_product(kernels: ctypes.CDLL, bias: torch.Tensor) -> bool:
+    """The same with weights in Q6_K, of one superblock."""
+    rows = torch.randint(256, (len(bias), 210), generator=torch.Generator().manual_seed(3)).to(torch.uint8)
+    rows[:, 208:] = torch.tensor([0, 0x1C])  # 2^-8, in half precision
+    scales, codes = rows[:, 192:208].view(torch.int8) / 256, blocks("Q6_K", rows).codes
+    weight = (codes.short() - 32) * scales.repeat_interleave(16, dim=1)
+    packed = gguf_weights.pack([("Q6_K", rows)])
+    x = _random(_TOKENS, weight.shape[1], seed=5)
+    return _product(kernels, x, packed, bias, weight, _QUANTIZED_TOLERANCE, form=gguf_weights.FORMAT)
 
 
 def _product(

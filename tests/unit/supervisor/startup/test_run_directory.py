@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mmserve.model_backend.platforms.cpu.library import cache
+from mmserve.runtime import user_cache
 from mmserve.runtime.errors import StartupError
 from mmserve.supervisor.startup.run_directory import PREFIX, run_directory, sweep
 
@@ -41,7 +41,7 @@ def test_the_kernels_of_a_user_without_a_home_are_kept(parent: Path, monkeypatch
     """They are cached beside the run directories, and nothing locks their directory."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     monkeypatch.setenv("TMPDIR", str(parent))
-    kernels = cache.directory() / "kernels.so"
+    kernels = user_cache.directory() / "kernels.so"
     kernels.touch()
     assert kernels.parent.parent == parent
     with run_directory([parent]):

@@ -8,6 +8,7 @@
 #include "attention/encoder.h"
 #include "decoder.h"
 #include "grouped/float8_linear.h"
+#include "grouped/gguf_linear.h"
 #include "grouped/grouped_linear.h"
 #include "linear/linear.h"
 #include "linear/quantized_linear.h"
@@ -75,7 +76,7 @@ void mm_choose_ways(const linear::Choice* choices, int64_t count) {
 }
 
 // weights: 0 float32, 1 bfloat16, 2 int8, 3 int4, 4 bfloat16 with the inputs rounded to bfloat16; of quantized checkpoints:
-// 5 codes of 4 bits, 6 of 8 bits, 7 of 8 bits with inputs rounded to 8 bits, 8 E4M3.
+// 5 codes of 4 bits, 6 of 8 bits, 7 of 8 bits with inputs rounded to 8 bits, 8 E4M3, 9 formats of GGUF.
 void mm_linear(const float* x, const void* panels, int weights, const float* bias, float* out, int64_t M, int64_t K,
                int64_t N, int add) {
     const linear::Job job{x, out, M, K, N, {bias, add != 0}, linear::ways_of(weights, M, K, N)};
@@ -96,12 +97,14 @@ void mm_linear(const float* x, const void* panels, int weights, const float* bia
             return grouped::run<grouped::Codes8, grouped::NarrowInputs>(job, static_cast<const uint8_t*>(panels));
         case 8:
             return float8::run(job, static_cast<const uint8_t*>(panels));
+        case 9:
+            return grouped::run_gguf(job, static_cast<const uint8_t*>(panels));
         default:
             return linear::run<linear::Rounded>(job, static_cast<const uint16_t*>(panels));
     }
 }
 
-// Rows `indices` of the matrix as floats: [rows, K]. weights: as in mm_linear, but 0, 1, 2 or 4.
+// Rows `indices` of the matrix as floats: [rows, K]. weights: as in mm_linear, but 0, 1, 2, 4 or 9.
 void mm_rows(const void* panels, int weights, const int64_t* indices, float* out, int64_t rows, int64_t K) {
     pool::parallel_for_rows(rows, K, [=](int64_t row) {
         float* to = out + row * K;
@@ -109,6 +112,8 @@ void mm_rows(const void* panels, int weights, const int64_t* indices, float* out
             linear::load_weight_row<linear::Float32>(static_cast<const float*>(panels), indices[row], K, to);
         else if (weights == 2)
             quantized::load_weight_row(static_cast<const uint8_t*>(panels), indices[row], K, to);
+        else if (weights == 9)
+            grouped::load_gguf_row(static_cast<const uint8_t*>(panels), indices[row], K, to);
         else
             linear::load_weight_row<linear::Bfloat16>(static_cast<const uint16_t*>(panels), indices[row], K, to);
     });

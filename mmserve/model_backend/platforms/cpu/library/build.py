@@ -17,9 +17,9 @@ from ctypes import c_float, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
-from mmserve.model_backend.platforms.cpu.library import cache as user_cache
 from mmserve.model_backend.platforms.cpu.library import compiler, levels
 from mmserve.model_backend.platforms.cpu.library.levels import Level
+from mmserve.runtime import user_cache
 from mmserve.runtime.logs import log
 
 _SHIPPED = Path(__file__).with_name("shipped")

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from mmserve.model_backend.platforms.cpu.library import cache, levels
+from mmserve.model_backend.platforms.cpu.library import levels
 from mmserve.model_backend.platforms.cpu.ways.candidates import MAX_ROWS, Choices, Product, Way
+from mmserve.runtime import user_cache
 
 _PREFIX = "ways-"
 
@@ -45,7 +46,7 @@ class Store:
     def __init__(self, kernels: Path, threads: int) -> None:
         self._is_about = (levels.cpu_model(), kernels.name, threads)
         key = hashlib.sha256(repr(self._is_about).encode()).hexdigest()[:16]
-        self._path = cache.directory() / f"{_PREFIX}{key}.json"
+        self._path = user_cache.directory() / f"{_PREFIX}{key}.json"
 
     def read(self) -> Kept:
         """Empty if there is no file, or none that can be read."""
@@ -59,14 +60,14 @@ class Store:
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
         """Within the block no other process of this user measures, whatever it measures. Waits for it."""
-        with cache.locked(self._path.with_name(f"{_PREFIX}measuring.lock")):
+        with user_cache.locked(self._path.with_name(f"{_PREFIX}measuring.lock")):
             yield
 
 
 def kept() -> list[Kept]:
     """All results in the user's cache directory."""
     try:
-        files = sorted(cache.directory().glob(f"{_PREFIX}*.json"))
+        files = sorted(user_cache.directory().glob(f"{_PREFIX}*.json"))
     except OSError:
         return []
     return [found for path in files if (found := _read(path)) is not None]

@@ -11,6 +11,8 @@
 
 namespace grouped {
 
+typedef uint16_t u16x32 __attribute__((vector_size(64)));
+
 struct Quads {
     __m512i first, second;
 };
@@ -21,6 +23,23 @@ inline Quads load_quads(Codes4, const uint8_t* codes, int pair) {
     return {_mm512_and_si512(both, mask), _mm512_and_si512(_mm512_srli_epi16(both, 4), mask)};
 }
 
+// The higher bits of a quad's codes, where they belong in its bytes.
+template <int kHigh>
+inline __m512i higher_bits(const uint8_t* codes, int quad) {
+    using Codes = CodesAbove4<kHigh>;
+    const auto bits = tile::load<u16x32>(codes + Codes4::kNbytes + quad / Codes::kTogether * 64);
+    const int right = quad % Codes::kTogether * kHigh - 4;
+    const auto moved = reinterpret_cast<__m512i>(right > 0 ? bits >> right : bits << -right);
+    return _mm512_and_si512(moved, _mm512_set1_epi8(Codes::kMask << 4));
+}
+
+template <int kHigh>
+inline Quads load_quads(CodesAbove4<kHigh>, const uint8_t* codes, int pair) {
+    const Quads low = load_quads(Codes4(), codes, pair);
+    return {_mm512_or_si512(low.first, higher_bits<kHigh>(codes, 2 * pair)),
+            _mm512_or_si512(low.second, higher_bits<kHigh>(codes, 2 * pair + 1))};
+}
+
 inline Quads load_quads(Codes8, const uint8_t* codes, int pair) {
     return {_mm512_loadu_si512(codes + pair * 128), _mm512_loadu_si512(codes + pair * 128 + 64)};
 }
@@ -29,18 +48,22 @@ inline __m512i add_products(__m512i sums, __m512i weights, const int8_t* inputs)
     return _mm512_dpbusd_epi32(sums, weights, _mm512_set1_epi32(tile::load<int32_t>(inputs)));
 }
 
-// The sums of 32 inputs of M rows, from input k on: [M, 16 outputs].
-template <int M, class Codes, int kNumDigits>
+// The sums of one of kParts parts of the 32 inputs of M rows from input k on: [M, 16 outputs].
+template <int M, class Codes, int kNumDigits, int kParts, bool kHasZeros, int part>
 inline void block_sums(const uint8_t* codes, __m512i zeros, const Inputs& x, int64_t k, __m512i (&sums)[M]) {
+    constexpr int kPairs = kQuads / 2 / kParts;
     constexpr int kSets = M <= 4 ? 2 : 1;  // more sums do not wait for each other
     __m512i low[kSets][M], high[kSets][M];
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
         for (int set = 0; set < kSets; ++set) low[set][m] = high[set][m] = _mm512_setzero_si512();
-        low[0][m] = _mm512_mullo_epi32(zeros, _mm512_set1_epi32(-x.blocks[(m * x.K + k) / kGroup].sum));
+        if constexpr (kHasZeros) {
+            const int32_t sum = x.blocks[(m * x.K + k) / kGroup].sum_of<kParts>(part);
+            low[0][m] = _mm512_mullo_epi32(zeros, _mm512_set1_epi32(-sum));
+        }
     }
 #pragma GCC unroll 4
-    for (int pair = 0; pair < kQuads / 2; ++pair) {
+    for (int pair = part * kPairs; pair < (part + 1) * kPairs; ++pair) {
         const Quads weights = load_quads(Codes(), codes, pair);
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {

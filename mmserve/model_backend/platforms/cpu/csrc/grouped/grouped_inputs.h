@@ -21,10 +21,19 @@ constexpr bool kDigits = true;
 constexpr bool kDigits = false;
 #endif
 
-// Of 32 inputs: x = scale * q, and the sum of the q.
+// Of 32 inputs: x = scale * q, the sum of the q, and that of the first 16.
 struct BlockScale {
     float scale;
-    int32_t sum;
+    int32_t sum, first_sum;
+
+    float total() const { return scale * static_cast<float>(sum); }  // of the x
+
+    // Of one of `parts` equal parts.
+    template <int parts>
+    int32_t sum_of(int part) const {
+        if constexpr (parts == 1) return sum;
+        return part ? sum - first_sum : first_sum;
+    }
 };
 
 // [M, K] each; the integers are `q`, or `low` and, of 16 bits, `high`.
@@ -40,9 +49,9 @@ struct Inputs {
 
     // Stores 32 integers from input k on.
     void store(int64_t k, const int16_t* values, float scale) const {
-        int32_t sum = 0;
-        for (int64_t i = 0; i < kGroup; ++i) sum += values[i];
-        blocks[k / kGroup] = {scale, sum};
+        int32_t sums[2] = {};
+        for (int64_t i = 0; i < kGroup; ++i) sums[2 * i / kGroup] += values[i];
+        blocks[k / kGroup] = {scale, sums[0] + sums[1], sums[0]};
         for (int64_t i = 0; i < kGroup; ++i) {
             if constexpr (kDigits) {
                 low[k + i] = static_cast<int8_t>(values[i]);

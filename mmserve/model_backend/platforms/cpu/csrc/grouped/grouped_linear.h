@@ -1,10 +1,11 @@
-// out[M, N] = x[M, K] W^T with the weights of quantized checkpoints: whole numbers in groups of any multiple of 32 inputs,
-// each with a scale in float32 and a zero point. Products within 32 inputs are sums of integers, exact but for the
+// out[M, N] = x[M, K] W^T with the weights of quantized checkpoints: whole numbers in groups of inputs, with a scale and a
+// zero point or a minimum each (see Scales, and gguf_scales.h). Products within 32 inputs are sums of integers, exact but for the
 // rounding of the inputs; these sums are added in ascending order. So a row's result depends neither on the number of rows
 // nor on the instruction set.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "grouped/byte_products.h"
 #include "grouped/grouped_inputs.h"
@@ -16,29 +17,54 @@ namespace grouped {
 using tile::f32x16;
 using tile::f32x8;
 
+// The zero points of 8 outputs, or zeros.
+template <class Group>
+inline i32x8 zeros_of(const Group& group, int first) {
+    if constexpr (Group::kHasZeros) return group.zeros_of(first);
+    return i32x8{};
+}
+
+// Calls body(part) with each of the parts of 32 inputs that have scales of their own, as a compile-time constant.
+template <int kParts, class Body>
+inline void for_each_part(const Body& body) {
+    body(std::integral_constant<int, 0>());
+    if constexpr (kParts > 1) body(std::integral_constant<int, 1>());
+}
+
 #ifdef __AVX512VNNI__
 
 constexpr int kMostRows = 8;
 
 // M rows of x times one panel. The next panel is prefetched, if `fetches`.
-template <int M, class Codes, int kNumDigits>
+template <int M, class Codes, class Group, int kNumDigits>
 inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, bool fetches, float* out, int64_t ldc,
                     const tile::Epilogue& epilogue) {
-    const int64_t next_panel = fetches ? panel_nbytes<Codes>(x.K, group_size) : 0;
+    constexpr int kParts = Group::kParts;
+    const int64_t next_panel = fetches ? panel_nbytes<Codes, Group>(x.K, group_size) : 0;
     f32x16 totals[M] = {};
     for (int64_t k = 0; k < x.K;) {
-        const auto* group = reinterpret_cast<const Scales*>(panel);
-        const auto scales = tile::load<f32x16>(group->scales);
-        const __m512i zeros = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(group->zeros)));
-        panel += sizeof(Scales);
-        for (const int64_t end = std::min(x.K, k + group_size); k < end; k += kGroup, panel += Codes::kNbytes) {
+        const auto* group = reinterpret_cast<const Group*>(panel);
+        const __m512i zeros = _mm512_inserti64x4(_mm512_castsi256_si512(reinterpret_cast<__m256i>(zeros_of(*group, 0))),
+                                                 reinterpret_cast<__m256i>(zeros_of(*group, 8)), 1);
+        panel += sizeof(Group);
+        for (int64_t end = std::min(x.K, k + group_size), block = 0; k < end; k += kGroup, ++block) {
             quantized::prefetch(panel + next_panel, Codes::kNbytes);
-            __m512i sums[M];
-            block_sums<M, Codes, kNumDigits>(panel, zeros, x, k, sums);
+            const BlockScale* blocks = x.blocks + k / kGroup;
+            for_each_part<kParts>([&](auto part) {
+                __m512i sums[M];
+                block_sums<M, Codes, kNumDigits, kParts, Group::kHasZeros, part>(panel, zeros, x, k, sums);
+                const auto scales = group->template scale_of<f32x16>(kParts * block + part, 0);
 #pragma GCC unroll 8
-            for (int m = 0; m < M; ++m)
-                totals[m] += reinterpret_cast<f32x16>(_mm512_cvtepi32_ps(sums[m])) *
-                             (scales * x.blocks[(m * x.K + k) / kGroup].scale);
+                for (int m = 0; m < M; ++m)
+                    totals[m] += reinterpret_cast<f32x16>(_mm512_cvtepi32_ps(sums[m])) *
+                                 (scales * blocks[m * (x.K / kGroup)].scale);
+            });
+            if constexpr (Group::kHasMinima) {
+                const auto minima = group->template minimum_of<f32x16>(block, 0);
+#pragma GCC unroll 8
+                for (int m = 0; m < M; ++m) totals[m] += minima * blocks[m * (x.K / kGroup)].total();
+            }
+            panel += Codes::kNbytes;
         }
     }
     for (int m = 0; m < M; ++m) epilogue.store(totals[m], 0, out + m * ldc);
@@ -48,10 +74,11 @@ inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, b
 
 constexpr int kMostRows = tile::kMaxRows;
 
-// The products of 32 inputs of M rows, from input k on, are added to sums [M, 16 outputs].
-template <int M, class Codes>
-inline void add_products(const uint8_t* codes, const Inputs& x, int64_t k, i32x8 (&sums)[M][2]) {
-    for (int two = 0; two < kQuads; two += 2)
+// The products of one of kParts parts of the 32 inputs of M rows from input k on are added to sums [M, 16 outputs].
+template <int M, class Codes, int kParts>
+inline void add_products(const uint8_t* codes, const Inputs& x, int64_t k, int part, i32x8 (&sums)[M][2]) {
+    constexpr int kPartQuads = kQuads / kParts;
+    for (int two = part * kPartQuads; two < (part + 1) * kPartQuads; two += 2)
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
             const int quad = two + i % 2, odd = i / 2;
@@ -66,29 +93,42 @@ inline void add_products(const uint8_t* codes, const Inputs& x, int64_t k, i32x8
 }
 
 // M rows of x times one panel. The next panel is prefetched, if `fetches`.
-template <int M, class Codes, int kNumDigits>
+template <int M, class Codes, class Group, int kNumDigits>
 inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, bool fetches, float* out, int64_t ldc,
                     const tile::Epilogue& epilogue) {
-    const int64_t next_panel = fetches ? panel_nbytes<Codes>(x.K, group_size) : 0;
+    constexpr int kParts = Group::kParts;
+    const int64_t next_panel = fetches ? panel_nbytes<Codes, Group>(x.K, group_size) : 0;
     f32x8 totals[M][2] = {};
     for (int64_t k = 0; k < x.K;) {
-        const auto* group = reinterpret_cast<const Scales*>(panel);
-        const f32x8 scales[2] = {tile::load<f32x8>(group->scales), tile::load<f32x8>(group->scales + 8)};
-        const i32x8 zeros[2] = {group->zeros_of(0), group->zeros_of(1)};
-        panel += sizeof(Scales);
-        for (const int64_t end = std::min(x.K, k + group_size); k < end; k += kGroup, panel += Codes::kNbytes) {
+        const auto* group = reinterpret_cast<const Group*>(panel);
+        panel += sizeof(Group);
+        for (int64_t end = std::min(x.K, k + group_size), block = 0; k < end; k += kGroup, ++block) {
             quantized::prefetch(panel + next_panel, Codes::kNbytes);
             const BlockScale* blocks = x.blocks + k / kGroup;
-            i32x8 sums[M][2];
+            for_each_part<kParts>([&](auto part) {
+                i32x8 sums[M][2];
+                for (int half = 0; half < 2; ++half) {
+                    const i32x8 zeros = zeros_of(*group, 8 * half);
 #pragma GCC unroll 8
-            for (int m = 0; m < M; ++m)
-                for (int half = 0; half < 2; ++half) sums[m][half] = zeros[half] * -blocks[m * (x.K / kGroup)].sum;
-            add_products<M, Codes>(panel, x, k, sums);
-            for (int half = 0; half < 2; ++half)
+                    for (int m = 0; m < M; ++m)
+                        sums[m][half] = zeros * -blocks[m * (x.K / kGroup)].template sum_of<kParts>(part);
+                }
+                add_products<M, Codes, kParts>(panel, x, k, part, sums);
+                for (int half = 0; half < 2; ++half) {
+                    const auto scales = group->template scale_of<f32x8>(kParts * block + part, 8 * half);
 #pragma GCC unroll 8
-                for (int m = 0; m < M; ++m)
-                    totals[m][half] += __builtin_convertvector(sums[m][half], f32x8) *
-                                       (scales[half] * blocks[m * (x.K / kGroup)].scale);
+                    for (int m = 0; m < M; ++m)
+                        totals[m][half] += __builtin_convertvector(sums[m][half], f32x8) *
+                                           (scales * blocks[m * (x.K / kGroup)].scale);
+                }
+            });
+            if constexpr (Group::kHasMinima)
+                for (int half = 0; half < 2; ++half) {
+                    const auto minima = group->template minimum_of<f32x8>(block, 8 * half);
+#pragma GCC unroll 8
+                    for (int m = 0; m < M; ++m) totals[m][half] += minima * blocks[m * (x.K / kGroup)].total();
+                }
+            panel += Codes::kNbytes;
         }
     }
     for (int m = 0; m < M; ++m)
@@ -98,25 +138,29 @@ inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, b
 
 #endif
 
-template <class Codes, class Rounding>
-void run(const linear::Job& job, const uint8_t* weights) {
-    const auto* header = reinterpret_cast<const Header*>(weights);
-    const int64_t group_size = header->group_size;
-    const uint8_t* panels = header->panels(job.K);
-    const Inputs x = quantize_inputs<Rounding>(job, header->order());
+// Panels of a matrix of job.N outputs, whose results lie in rows of `ldc` numbers.
+template <class Codes, class Group, int kNumDigits>
+void multiply(const linear::Job& job, int64_t ldc, const Inputs& x, int64_t group_size, const uint8_t* panels) {
     const bool fetches = job.ways.ahead_nbytes > 0;
     linear::for_each_task(job, kOutputs, [&](int64_t panel, int64_t end, int64_t row, int64_t rows) {
         for (; panel < end; ++panel) {
-            const uint8_t* from = panels + panel * panel_nbytes<Codes>(job.K, group_size);
+            const uint8_t* from = panels + panel * panel_nbytes<Codes, Group>(job.K, group_size);
             const tile::Epilogue epilogue = job.epilogue.at(panel * kOutputs);
             linear::for_each_tile(row, rows, kMostRows, [&](int64_t first, int64_t count) {
-                float* out = job.out + first * job.N + panel * kOutputs;
+                float* out = job.out + first * ldc + panel * kOutputs;
                 tile::dispatch_rows<kMostRows>(count, [&](auto m) {
-                    product<m, Codes, Rounding::kNumDigits>(group_size, x.row(first), from, fetches, out, job.N, epilogue);
+                    product<m, Codes, Group, kNumDigits>(group_size, x.row(first), from, fetches, out, ldc, epilogue);
                 });
             });
         }
     });
+}
+
+template <class Codes, class Rounding>
+void run(const linear::Job& job, const uint8_t* weights) {
+    const auto* header = reinterpret_cast<const Header*>(weights);
+    const Inputs x = quantize_inputs<Rounding>(job, header->order());
+    multiply<Codes, Scales, Rounding::kNumDigits>(job, job.N, x, header->group_size, header->panels(job.K));
 }
 
 }  // namespace grouped

@@ -37,7 +37,16 @@ struct Scales {
     float scales[kOutputs];
     int16_t zeros[kOutputs];
 
-    i32x8 zeros_of(int half) const { return __builtin_convertvector(tile::load<i16x8>(zeros + 8 * half), i32x8); }
+    static constexpr int64_t kInputs = 0;  // as the header says
+    static constexpr int kParts = 1;       // of 32 inputs, with a scale each
+    static constexpr bool kHasZeros = true, kHasMinima = false;
+
+    template <class V>
+    V scale_of(int64_t, int first) const {
+        return tile::load<V>(scales + first);
+    }
+
+    i32x8 zeros_of(int first) const { return __builtin_convertvector(tile::load<i16x8>(zeros + first), i32x8); }
 };
 
 // [4 pairs of quads, 16 outputs, 4 inputs] bytes, with the first quad in their lower half.
@@ -49,7 +58,36 @@ struct Codes4 {
         const auto words = tile::load<u16x16>(codes + quad / 2 * 64 + half * 32);
         return reinterpret_cast<i16x16>(words >> (8 * odd + quad % 2 * 4) & 15);
     }
+
+    static int code(const uint8_t* codes, int64_t output, int64_t input) {
+        return codes[input / 8 * 64 + output * 4 + input % 4] >> input / 4 % 2 * 4 & 15;
+    }
 };
+
+// As Codes4, then [2^(kHigh - 1) parts of the quads, 16 outputs, 4 inputs] bytes with kHigh more bits of each code, those of
+// the first quad lowest.
+template <int kHigh>
+struct CodesAbove4 {
+    static constexpr int64_t kHighNbytes = kGroup * kHigh / 8 * kOutputs;
+    static constexpr int64_t kNbytes = Codes4::kNbytes + kHighNbytes;
+    static constexpr int kTogether = kQuads / kHigh;  // quads whose bits share bytes
+    static constexpr uint16_t kMask = (1 << kHigh) - 1;
+
+    static i16x16 pair(const uint8_t* codes, int quad, int odd, int half) {
+        const uint8_t* from = codes + Codes4::kNbytes + quad / kTogether * 64 + half * 32;
+        const auto high = tile::load<u16x16>(from) >> (8 * odd + quad % kTogether * kHigh) & kMask;
+        return Codes4::pair(codes, quad, odd, half) | reinterpret_cast<i16x16>(high << 4);
+    }
+
+    static int code(const uint8_t* codes, int64_t output, int64_t input) {
+        const int64_t quad = input / 4, at = quad / kTogether * 64 + output * 4 + input % 4;
+        const int high = codes[Codes4::kNbytes + at] >> quad % kTogether * kHigh & kMask;
+        return Codes4::code(codes, output, input) | high << 4;
+    }
+};
+
+using Codes5 = CodesAbove4<1>;
+using Codes6 = CodesAbove4<2>;
 
 // [8 quads, 16 outputs, 4 inputs] bytes.
 struct Codes8 {
@@ -59,11 +97,15 @@ struct Codes8 {
         const auto words = tile::load<u16x16>(codes + quad * 64 + half * 32);
         return reinterpret_cast<i16x16>(odd ? words >> 8 : words & 255);
     }
+
+    static int code(const uint8_t* codes, int64_t output, int64_t input) {
+        return codes[input / 4 * 64 + output * 4 + input % 4];
+    }
 };
 
-template <class Codes>
+template <class Codes, class Group = Scales>
 constexpr int64_t panel_nbytes(int64_t K, int64_t group_size) {
-    return (K + group_size - 1) / group_size * sizeof(Scales) + K / kGroup * Codes::kNbytes;
+    return (K + group_size - 1) / group_size * sizeof(Group) + K / kGroup * Codes::kNbytes;
 }
 
 }  // namespace grouped

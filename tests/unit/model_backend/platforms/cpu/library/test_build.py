@@ -17,6 +17,7 @@ from mmserve.model_backend.platforms.cpu.library import build
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
 from mmserve.model_backend.platforms.reference import TorchOps
+from mmserve.runtime import user_cache
 from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler
 
 Compiler = Callable[[str, str], None]
@@ -182,4 +183,4 @@ def test_a_cached_file_is_found_while_no_temporary_directory_can_be_written(
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/dev/null"])
     with pytest.raises(FileNotFoundError):
         tempfile.gettempdir()
-    assert build.user_cache.directory() == fresh_cache / "mmserve"
+    assert user_cache.directory() == fresh_cache / "mmserve"

@@ -1,4 +1,4 @@
-"""The user's cache directory, and locks on files in it."""
+"""The directory for what can be made again (kernels, choices, what GGUF files say), and locks on files in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def directory() -> Path:
             found = candidate.lstat()
             if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and os.access(candidate, os.W_OK):
                 return candidate
-    raise PermissionError("there is no directory of our own to build them in")
+    raise PermissionError("there is no cache directory of our own to write to")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,59 @@
+"""Tensors of a GGUF file, as ``safetensors.safe_open`` gives those of its files. Matrices in blocks are bytes."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import torch
+
+from mmserve.checkpoint.gguf.table import Entry, read_table
+from mmserve.checkpoint.gguf.tensor_types import QUANTIZED
+from mmserve.runtime.errors import StartupError
+
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+class GgufFile:
+    """The file is mapped, so that what is not read costs nothing."""
+
+    def __init__(self, link: Path) -> None:
+        """Raises StartupError if it cannot be read."""
+        self._entries = {entry.name: entry for entry in read_table(link)}
+        try:
+            with link.open("rb") as file:
+                # Copied when written, for torch wants memory that can be; nothing writes.
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except (OSError, ValueError) as error:
+            raise StartupError(f"{link.resolve()} cannot be read: {error}") from None
+
+    def keys(self) -> list[str]:
+        return list(self._entries)
+
+    def get_slice(self, name: str) -> GgufSlice:
+        return GgufSlice(self._entries[name], self._data)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return self.get_slice(name).tensor
+
+
+class GgufSlice:
+    """``tensor``: the file's own memory."""
+
+    def __init__(self, entry: Entry, data: mmap.mmap) -> None:
+        self._dtype = entry.dtype
+        stored = torch.frombuffer(data, dtype=torch.uint8, count=entry.nbytes, offset=entry.start)
+        if entry.dtype in QUANTIZED:
+            kind = QUANTIZED[entry.dtype]
+            self.tensor = stored.view(*entry.shape[:-1], entry.shape[-1] // kind.block * kind.nbytes)
+        else:
+            self.tensor = stored.view(_FLOATS[entry.dtype]).view(entry.shape)
+
+    def get_shape(self) -> list[int]:
+        return list(self.tensor.shape)
+
+    def get_dtype(self) -> str:
+        return self._dtype
+
+    def __getitem__(self, index: tuple[slice, ...]) -> torch.Tensor:
+        return self.tensor[index]

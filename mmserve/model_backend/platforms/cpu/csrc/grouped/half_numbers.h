@@ -1,0 +1,56 @@
+// Vectors of floats from numbers in half precision, and from bytes.
+#pragma once
+
+#include <cstdint>
+
+#include "tile.h"
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+namespace half_numbers {
+
+template <class V>
+struct OfLanes {
+    static constexpr int kSize = tile::kLanes<V>;
+    typedef int8_t Signed __attribute__((vector_size(kSize)));
+    typedef uint8_t Bytes __attribute__((vector_size(kSize)));
+    typedef uint16_t Halves __attribute__((vector_size(2 * kSize)));
+    typedef int32_t Words __attribute__((vector_size(4 * kSize)));
+};
+
+// Finite numbers.
+template <class V>
+inline V widen(const uint16_t* from) {
+#if defined(__AVX512F__)
+    if constexpr (tile::kLanes<V> == 16)
+        return reinterpret_cast<V>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+#endif
+#if defined(__F16C__)
+    if constexpr (tile::kLanes<V> == 8)
+        return reinterpret_cast<V>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#endif
+    // A float's exponents are 112 more, and its fraction is 13 bits longer.
+    using Words = typename OfLanes<V>::Words;
+    const Words bits = __builtin_convertvector(tile::load<typename OfLanes<V>::Halves>(from), Words);
+    const V magnitude = reinterpret_cast<V>((bits & 0x7fff) << 13) * 0x1p112f;
+    const Words sign = (bits & 0x8000) << 16;
+    return reinterpret_cast<V>(reinterpret_cast<Words>(magnitude) | sign);
+}
+
+template <class V>
+inline V from_bytes(const uint8_t* from) {
+    using Words = typename OfLanes<V>::Words;
+    return __builtin_convertvector(
+        __builtin_convertvector(tile::load<typename OfLanes<V>::Bytes>(from), Words), V);
+}
+
+template <class V>
+inline V from_bytes(const int8_t* from) {
+    using Words = typename OfLanes<V>::Words;
+    return __builtin_convertvector(
+        __builtin_convertvector(tile::load<typename OfLanes<V>::Signed>(from), Words), V);
+}
+
+}  // namespace half_numbers
