@@ -59,9 +59,12 @@ def _report(name: str, arguments: argparse.Namespace) -> int:
 
     from mmserve.checkpoint.locate import locate
     from mmserve.supervisor.startup.model_report import report
+    from mmserve.supervisor.startup.tensor_check import check_tensors
 
     try:
         found = report(locate(name, download=False), arguments.model_impl)
+        if found.computed_by == "mmserve" and found.quantization is None:
+            check_tensors(found.path)
     except StartupError as error:
         print(json.dumps({"model": name, "problem": str(error)}) if arguments.json else f"{name}: {error}")
         return 1
@@ -92,11 +95,12 @@ def _picture_rows(pictures: PictureReport | None) -> list[tuple[str, str]]:
     if pictures is None:
         return [("pictures", "none")]
     tower = pictures.tower_weights_bytes
+    on_cpu = "" if tower is None else "; on a CPU always in float32"
     of_tower = [] if tower is None else [("", f"of these the vision tower {_sizes(tower)}")]
     return [
         *of_tower,
         ("pictures", f"at most {pictures.rows} tokens each"),
-        ("", f"the largest {_sizes(pictures.embedding_bytes)}; on a CPU always in float32"),
+        ("", f"the largest {_sizes(pictures.embedding_bytes)}{on_cpu}"),
     ]
 
 

@@ -77,6 +77,8 @@ class _Part:
 
     def copy(self) -> None:
         target = self.stored.target
+        if target.into.is_meta:
+            return  # A model without memory: only names, shapes and dtypes are checked.
         target.into.copy_(self.stored.read(self.slice))
         if target.offset:
             target.into.add_(target.offset)

@@ -32,7 +32,7 @@ class PictureReport(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     """Tokens of the largest."""
     embedding_bytes: Bytes
-    """Of its rows, by their dtype, which on a CPU is float32 whatever the dtype of the weights."""
+    """Of its rows, by their dtype, which is float32 in mmserve's own code on a CPU."""
     tower_weights_bytes: Bytes | None
     """Of each visual server; None if transformers' modules compute the model: its weights are not told apart."""
     fit_into_arena: int

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from mmserve.checkpoint.catalogue import entries
 from mmserve.checkpoint.registry import ARCHITECTURES
 from mmserve.cli import main as cli
+from mmserve.supervisor.startup import tensor_check
 from tests.fakes.weight_files import sparse_weights
 
 LLAMA: dict[str, Any] = {
@@ -33,6 +34,12 @@ def checkpoint(directory: Path, **changes: Any) -> str:
     return str(directory)
 
 
+@pytest.fixture
+def any_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints whose files hold other tensors than their model's."""
+    monkeypatch.setattr(tensor_check, "check_tensors", lambda directory: None)
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     code = cli.main(["models", *arguments])
     return code, capsys.readouterr().out
@@ -49,6 +56,7 @@ def test_every_architecture_is_listed(capsys: pytest.CaptureFixture[str]) -> Non
     assert not unnamed, "mmserve/checkpoint/catalogue.py lacks them"
 
 
+@pytest.mark.usefixtures("any_tensors")
 def test_what_a_checkpoint_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, printed = run(capsys, checkpoint(tmp_path), "--json")
     assert code == 0
@@ -85,6 +93,7 @@ LLAVA_TENSORS = {
 }
 
 
+@pytest.mark.usefixtures("any_tensors")
 def test_what_the_pictures_of_a_checkpoint_need(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """LLaVA-1.5's defaults: 576 rows, here 1024 wide. Constants in the files are not counted."""
     (tmp_path / "config.json").write_text(json.dumps(LLAVA))
@@ -107,6 +116,7 @@ def test_what_the_pictures_of_a_checkpoint_need(tmp_path: Path, capsys: pytest.C
     assert "512 MiB (--mm-cache-gb): room for 227 of the largest pictures in float32" in printed
 
 
+@pytest.mark.usefixtures("any_tensors")
 def test_pictures_that_the_arena_cannot_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wide = LLAVA | {"text_config": LLAMA | {"hidden_size": 1 << 18, "num_attention_heads": 4096}}
     (tmp_path / "config.json").write_text(json.dumps(wide))
@@ -122,6 +132,12 @@ def test_the_packaged_model_takes_pictures(capsys: pytest.CaptureFixture[str]) -
     assert report["pictures"]["rows"] > 0
     tower, weights = report["pictures"]["tower_weights_bytes"], report["weights_bytes"]
     assert 0 < tower["float32"] < weights["float32"]
+
+
+def test_a_tensor_that_is_wrong_is_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed = run(capsys, checkpoint(tmp_path), "--json")
+    assert code == 1
+    assert "tensor model.norm.weight has shape" in json.loads(printed)["problem"]
 
 
 def test_weights_that_are_not_readable_are_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
