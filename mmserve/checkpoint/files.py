@@ -31,6 +31,14 @@ def weight_files(directory: Path) -> list[Path]:
     return files
 
 
+def has_weights(directory: Path) -> bool:
+    """True if the checkpoint's safetensors files are there, all of them."""
+    try:
+        return bool(weight_files(directory))
+    except StartupError:
+        return False
+
+
 def read_json(file: Path) -> dict[str, Any] | None:
     """The object in a JSON file; None if the file does not exist. Raises StartupError if it cannot be parsed."""
     try:

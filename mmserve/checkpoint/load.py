@@ -20,26 +20,30 @@ from mmserve.checkpoint.tied_head import has_own_head
 from mmserve.runtime.errors import StartupError
 
 
-def read_config(directory: Path) -> dict[str, Any]:
-    """config.json. Raises StartupError if it is unreadable, or if weights are missing."""
+def read_config(directory: Path, *, weights: bool = True) -> dict[str, Any]:
+    """config.json. Raises StartupError if it is unreadable, or if ``weights`` are wanted and missing."""
     config = read_json(directory / "config.json")
     if config is None:
         raise StartupError(f"{directory} holds no config.json, so it is not a checkpoint directory")
-    weight_files(directory)
+    if weights:
+        weight_files(directory)
     return config
 
 
-def load(directory: Path) -> ModelSpec:
-    """Read a checkpoint directory. Raises StartupError if it is unreadable, unsupported or lacks weights."""
+def load(directory: Path, *, weights: bool = True) -> ModelSpec:
+    """Read a checkpoint directory. Raises StartupError if it is unreadable, unsupported or lacks weights.
+
+    Without ``weights`` there need be none; a tied head is then what config.json says.
+    """
     directory = directory.resolve()
-    config = read_config(directory)
+    config = read_config(directory, weights=weights)
     model = read_model(directory, config)
     text = with_states(model.text, config.get("text_config") or config.get("llm_config") or config)
     check(text)
     if "gguf" in config:
         text = as_stored(text, config["gguf"])
     model = replace(model, text=text, quantization=read_scheme(config))
-    if not (model.text.tie_embeddings and has_own_head(weight_files(directory))):
+    if not (weights and model.text.tie_embeddings and has_own_head(weight_files(directory))):
         return model
     return replace(model, text=replace(model.text, tie_embeddings=False))
 

@@ -11,15 +11,16 @@ from mmserve.runtime.errors import StartupError
 
 _PACKAGED = Path(__file__).parent.parent / "packaged"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_DOWNLOADED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
+_WEIGHTS = ["*.safetensors"]
+_DOWNLOADED = ["*.json", "*.jinja", "tokenizer*"]
 _SKIPPED = ["*/*", "consolidated*"]
 """Some hub repositories also have the same weights in another layout."""
 
 
-def locate(model: str, *, download: bool = True) -> Path:
+def locate(model: str, *, download: bool = True, weights: bool = True) -> Path:
     """The checkpoint directory, downloaded if necessary. Raises StartupError with a message of one line.
 
-    Without ``download`` a hub id must have been downloaded before.
+    Without ``download`` a hub id must have been downloaded before. Without ``weights`` they are not downloaded.
 
     A packaged name takes precedence over a directory of that name; ``./name`` selects the directory.
     """
@@ -32,7 +33,7 @@ def locate(model: str, *, download: bool = True) -> Path:
         is_gguf = gguf_files(path) and not (path / "config.json").exists()
         return directory_of(path) if is_gguf else path.resolve()
     if _HUB_ID.fullmatch(model) and not model.startswith("."):
-        return _of_hub(model, download=download)
+        return _of_hub(model, download=download, weights=weights)
     raise StartupError(
         f"--model {model}: no such directory or GGUF file, no hub id (owner/name), and not one of the packaged models "
         f"({', '.join(packaged_names()) or 'none'})"
@@ -44,14 +45,15 @@ def packaged_names() -> list[str]:
     return sorted(file.parent.name for file in _PACKAGED.glob("*/config.json"))
 
 
-def _of_hub(hub_id: str, *, download: bool) -> Path:
+def _of_hub(hub_id: str, *, download: bool, weights: bool) -> Path:
     # Imported lazily: the import takes a tenth of a second, and local models do not need it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
+    wanted = [*_WEIGHTS, *_DOWNLOADED] if weights else _DOWNLOADED
     try:
         found = snapshot_download(
-            hub_id, local_files_only=not download, allow_patterns=_DOWNLOADED, ignore_patterns=_SKIPPED
+            hub_id, local_files_only=not download, allow_patterns=wanted, ignore_patterns=_SKIPPED
         )
         return Path(found)
     except GatedRepoError:

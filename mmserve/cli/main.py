@@ -13,13 +13,14 @@ from mmserve.cli.chaos import add_chaos, chaos
 from mmserve.cli.chat import add_chat, chat
 from mmserve.cli.doctor import add_doctor, doctor
 from mmserve.cli.models import add_models, models
+from mmserve.cli.plan import add_plan, plan
 from mmserve.cli.serve import add_serve, serve
 from mmserve.cli.status import add_status, status
 from mmserve.config.options import OptionError
 from mmserve.runtime.errors import StartupError
 
 USAGE_ERROR = 2
-_COMMANDS = {"chaos": chaos, "chat": chat, "doctor": doctor, "models": models, "status": status}
+_COMMANDS = {"chaos": chaos, "chat": chat, "doctor": doctor, "models": models, "plan": plan, "status": status}
 """Those that take no further arguments than their parser knows."""
 
 
@@ -66,6 +67,7 @@ def _parser() -> _Parser:
     add_bench(commands)
     add_doctor(commands)
     add_models(commands)
+    add_plan(commands)
     add_chaos(commands)
     add_status(commands)
     return parser

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec import inspect
@@ -69,7 +69,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     for option in OPTIONS.values():
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
-        groups[option.group].add_argument(option.flag, dest=option.name, **_argument(option))
+        add_options(groups[option.group], [option])
+
+
+def add_options(group: argparse._ArgumentGroup, options: Iterable[Option]) -> None:
+    """Flags of these options; those that are not given are not in the result."""
+    for option in options:
+        group.add_argument(option.flag, dest=option.name, **_argument(option))
 
 
 def _argument(option: Option) -> dict[str, Any]:

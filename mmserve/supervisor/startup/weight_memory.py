@@ -43,7 +43,11 @@ def part_nbytes(model: ModelSpec, dtype: Dtype) -> PartBytes:
 
 def loaded_nbytes(model: ModelSpec, dtype: Dtype, quantization: Quantization) -> int:
     """Of all processes together, when the weights are loaded. ``quantization``: of the server (--quantization)."""
-    stored_nbytes = sum(part_nbytes(model, dtype))
+    return quantized_nbytes(model, sum(part_nbytes(model, dtype)), dtype, quantization)
+
+
+def quantized_nbytes(model: ModelSpec, stored_nbytes: int, dtype: Dtype, quantization: Quantization) -> int:
+    """Of weights that take ``stored_nbytes`` in ``dtype``, when ``quantization`` has been applied."""
     if quantization == "none":
         return stored_nbytes
     text, element_nbytes = model.text, DTYPE_BYTES[dtype]

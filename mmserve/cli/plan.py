@@ -1,0 +1,145 @@
+"""``mmserve plan``: its flags, the hardware that is planned for, and the report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from mmserve.cli.serve import add_options
+from mmserve.config.options import OPTIONS, resolve
+from mmserve.runtime.errors import StartupError
+
+if TYPE_CHECKING:
+    from mmserve.capacity.estimate import Estimate
+    from mmserve.capacity.hardware import Hardware
+    from mmserve.config.config import Config
+    from mmserve.config.deployment import Dtype
+
+_OF_SERVE = (
+    *("tp", "dtype", "quantization", "kv_cache_dtype", "kv_cache_gb", "mm_cache_gb", "max_model_len", "max_num_seqs"),
+    *("max_num_batched_tokens", "visual_workers", "mm_processor_kwargs"),
+)
+_GIB = 1 << 30
+
+
+def add_plan(commands: Any) -> None:
+    """Add the command and its flags."""
+    parser = commands.add_parser(
+        "plan",
+        help="say what a model needs, and how many requests fit on this machine or on a GPU",
+        description="Say what a model needs, and how many requests fit, before it is loaded. Of a model of the hub "
+        "that is not on this disk, config.json and the like are fetched, no weights.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--model", required=True, help="packaged name, checkpoint directory, or hub id")
+    parser.add_argument("--gpu", help="plan for --tp of these GPUs in place of this machine's CPU: h100, h200, ...")
+    parser.add_argument("--memory-gb", type=float, metavar="X", help="GiB of memory, in place of what is free here")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_options(parser.add_argument_group("as in mmserve serve"), [OPTIONS[name] for name in _OF_SERVE])
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Run the command; 1 if not even one context fits. Raises StartupError for what cannot be served."""
+    # Imported here: these would slow down --help.
+    import msgspec
+
+    from mmserve.capacity import model_facts
+    from mmserve.capacity.estimate import estimate
+    from mmserve.checkpoint.load import check_tp
+    from mmserve.checkpoint.locate import locate
+    from mmserve.processors.registry import processor_for
+    from mmserve.processors.settings import with_options
+
+    flags = {name: value for name, value in vars(arguments).items() if name in _OF_SERVE}
+    config = resolve(flags, {}, None)
+    hardware, fast_bfloat16 = _hardware(arguments)
+    facts = model_facts.read(locate(arguments.model, weights=False))
+    check_tp(facts.model, config.tp)
+    dtype = _dtype(config, facts.model.quantization is not None, hardware, fast_bfloat16)
+    model = with_options(facts.model, config.mm_processor_kwargs) if config.mm_processor_kwargs else facts.model
+    processor = processor_for(model)
+    found = estimate(config, model, facts.parts[dtype], dtype, hardware, processor.max_rows if processor else 0)
+    print(json.dumps(msgspec.to_builtins(found)) if arguments.json else render(arguments.model, found))
+    return 0 if found.kv_tokens else 1
+
+
+def _hardware(arguments: argparse.Namespace) -> tuple[Hardware, bool]:
+    """What is planned for, and whether it multiplies bfloat16 fast."""
+    from mmserve.capacity import hardware
+    from mmserve.supervisor.startup import machine
+
+    if arguments.gpu is None:
+        found = machine.look()
+        memory = None if arguments.memory_gb is None else int(arguments.memory_gb * _GIB)
+        return hardware.this_machine(found, memory), found.fast_bfloat16
+    name = arguments.gpu.lower()
+    if name not in hardware.GPU_NAMES:
+        raise StartupError(f"--gpu {arguments.gpu} is not known; known are {', '.join(hardware.GPU_NAMES)}")
+    card = hardware.gpu(name)
+    if arguments.memory_gb is not None:
+        card = card._replace(memory_nbytes=int(arguments.memory_gb * _GIB))
+    return card, True
+
+
+def _dtype(config: Config, is_quantized: bool, hardware: Hardware, fast_bfloat16: bool) -> Dtype:
+    """As the server decides it."""
+    if is_quantized or config.quantization != "none":
+        return "float32"
+    if config.dtype in ("bfloat16", "float16"):
+        return "bfloat16"
+    return "bfloat16" if config.dtype == "auto" and fast_bfloat16 else "float32"
+
+
+def render(name: str, found: Estimate) -> str:
+    """The report as text for a terminal."""
+    each = "" if found.tp == 1 else f" on each of {found.tp}"
+    weights = found.text_weights_bytes + found.tower_weights_bytes
+    rows = [
+        ("hardware", f"{found.hardware}, {_size(found.memory_bytes)}{each if found.hardware[:1].isalpha() else ''}"),
+        ("weights", f"{_size(weights)} in {found.dtype}" + _tower(found)),
+        ("processes", f"{_size(found.other_bytes)} with the activations of a step"),
+        ("arena", f"{_size(found.arena_bytes)} of shared memory for pictures"),
+        (
+            "KV cache",
+            f"{_size(found.kv_bytes_per_token)} a token in {found.kv_dtype}; room for {found.kv_tokens} tokens",
+        ),
+    ]
+    if found.picture_rows:
+        size = f"{found.picture_rows} tokens: {_size(found.picture_kv_bytes)} of KV cache while its request is served"
+        rows.append(("picture", f"the largest is {size}, {_size(found.picture_arena_bytes)} of the arena"))
+    if not found.kv_tokens:
+        rows.append(("result", f"does not fit: not even one context of {found.context} tokens; see --max-model-len"))
+        return _aligned(rows)
+    rows += [
+        ("requests", f"{fit.requests} of {fit.tokens} tokens at once" + _pictures(fit.pictures)) for fit in found.fits
+    ]
+    rows += [
+        (
+            "decoding",
+            f"at most {speed.tokens_per_s:g} tokens/s, {speed.sequences} at once with {speed.context} tokens each",
+        )
+        for speed in found.speeds
+    ]
+    rows.append(("command", " ".join(["mmserve serve --model", name, *found.flags])))
+    return _aligned(rows)
+
+
+def _tower(found: Estimate) -> str:
+    return f", of it {_size(found.tower_weights_bytes)} for the vision tower" if found.tower_weights_bytes else ""
+
+
+def _pictures(count: int) -> str:
+    return f", {count} of the largest pictures in each" if count else ""
+
+
+def _aligned(rows: list[tuple[str, str]]) -> str:
+    width = max(len(left) for left, _ in rows)
+    return "\n".join(f"{left:<{width}}  {right}" for left, right in rows)
+
+
+def _size(nbytes: float) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes / 1024:.1f} KiB"

@@ -1,0 +1,94 @@
+"""How much fits, and how fast it decodes at most."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from mmserve.capacity.estimate import Estimate, estimate
+from mmserve.capacity.hardware import GPU_NAMES, Hardware, gpu, read_rate
+from mmserve.checkpoint.spec import LayerSpec, ModelSpec, MoeSpec, TextSpec
+from mmserve.config.config import Config
+from mmserve.supervisor.startup.weight_memory import PartBytes
+
+GIB = 1 << 30
+TEXT = TextSpec(
+    hidden_size=1024,
+    intermediate_size=4096,
+    layers=(LayerSpec(),) * 8,
+    num_heads=16,
+    num_kv_heads=4,
+    head_dim=64,
+    vocab_size=32_000,
+    max_position=8192,
+    rms_eps=1e-6,
+)
+MODEL = ModelSpec(family="llama", path="/x", text=TEXT)
+TOKEN_NBYTES = 2 * 8 * 4 * 64 * 2
+CPU = Hardware("2 cores", 16 * GIB, 40e9, False, "measured")
+
+
+def _estimate(hardware: Hardware = CPU, model: ModelSpec = MODEL, rows: int = 0, **options: Any) -> Estimate:
+    return estimate(Config(**options), model, PartBytes(2 * GIB, 0), "bfloat16", hardware, rows)
+
+
+def test_what_the_cache_has_room_for_is_what_the_memory_leaves() -> None:
+    found = _estimate()
+    assert found.kv_bytes_per_token == TOKEN_NBYTES
+    used = found.text_weights_bytes + found.other_bytes + found.arena_bytes + found.kv_tokens * TOKEN_NBYTES
+    assert 0.89 * CPU.memory_nbytes < used <= 0.9 * CPU.memory_nbytes
+    assert [(fit.tokens, fit.requests) for fit in found.fits] == [(4096, found.kv_tokens // 4096)]
+
+
+def test_a_memory_that_is_too_small_for_one_context_has_no_room() -> None:
+    small = CPU._replace(memory_nbytes=4 * GIB)
+    assert _estimate(small, max_model_len=1024).kv_tokens > 1024
+    assert _estimate(CPU._replace(memory_nbytes=3 * GIB)).kv_tokens == 0
+
+
+def test_pictures_count_as_their_rows() -> None:
+    found = _estimate(rows=576)
+    assert [(fit.tokens, fit.pictures) for fit in found.fits] == [(4096, 0), (512 + 576, 1), (512 + 8 * 576, 8)]
+    assert found.picture_kv_bytes == 576 * TOKEN_NBYTES
+    assert found.picture_arena_bytes >= 576 * 1024 * 4  # embeddings are float32 on a CPU
+
+
+def test_cards_share_weights_and_heads() -> None:
+    one, two = _estimate(gpu("h200")), _estimate(gpu("h200"), tp=2)
+    assert two.text_weights_bytes == one.text_weights_bytes // 2
+    assert two.kv_bytes_per_token == one.kv_bytes_per_token // 2
+    assert two.kv_tokens > 2 * one.kv_tokens
+    assert "--tp 2" in two.flags
+
+
+def test_decoding_is_bound_by_reading_weights_and_cache() -> None:
+    one, sixteen, long = _estimate().speeds
+    table = 32_000 * 1024 * 2
+    assert one.tokens_per_s == pytest.approx(40e9 / (2 * GIB - table + 1024 * TOKEN_NBYTES), rel=1e-2)
+    assert one.tokens_per_s < sixteen.tokens_per_s < 16 * one.tokens_per_s
+    assert long.tokens_per_s < one.tokens_per_s
+
+
+def test_a_mixture_of_experts_reads_those_that_are_chosen() -> None:
+    moe = MoeSpec(num_experts=64, top_k=2, intermediate_size=512, renormalize=True)
+    sparse = replace(MODEL, text=replace(TEXT, layers=(LayerSpec(experts=True),) * 8, moe=moe))
+    dense_one, sparse_one = _estimate().speeds[0], _estimate(model=sparse).speeds[0]
+    assert sparse_one.tokens_per_s > 3 * dense_one.tokens_per_s
+    assert _estimate(model=sparse).speeds[1].tokens_per_s < 16 * sparse_one.tokens_per_s
+
+
+def test_the_command_has_the_options_that_were_planned_with() -> None:
+    found = _estimate(tp=2, kv_cache_dtype="float32", max_model_len=4096)
+    assert {"--tp 2", "--kv-cache-dtype float32", "--max-model-len 4096"} < {*found.flags}
+    kv_gb = float(next(flag for flag in found.flags if flag.startswith("--kv-cache-gb")).split()[1])
+    assert kv_gb * 2 * GIB == pytest.approx(found.kv_tokens * found.kv_bytes_per_token, rel=0.01)
+
+
+def test_every_card_has_memory_and_a_rate() -> None:
+    assert all(gpu(name).memory_nbytes > GIB and gpu(name).read_rate > 1e11 for name in GPU_NAMES)
+
+
+def test_this_machine_reads_some_bytes() -> None:
+    assert read_rate(1, seconds=0.01) > 1e6
