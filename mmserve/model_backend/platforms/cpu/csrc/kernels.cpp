@@ -43,8 +43,8 @@ void rotate(float* x, const float* cos, const float* sin, int64_t half) {
     for (int64_t i = 0; i < half; ++i) {
         float *first = kAdjacent ? x + 2 * i : x + i, *second = kAdjacent ? first + 1 : first + half;
         const float a = *first, b = *second;
-        *first = a * cos[i] - b * sin[i];
-        *second = b * cos[i] + a * sin[i];
+        *first = std::fma(a, cos[i], -(b * sin[i]));  // which product is rounded is not left to the compiler
+        *second = std::fma(b, cos[i], a * sin[i]);
     }
 }
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from mmserve.model_backend.platforms.cpu.library import levels
 from mmserve.model_backend.platforms.cpu.library.levels import Level
 
-_SOURCES = Path(__file__).parents[1] / "csrc"
-_OPTIONS = ("-std=c++20", "-O3", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
+SOURCES = Path(__file__).parents[1] / "csrc"
+OPTIONS = ("-std=c++20", "-O3", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 _COMPILERS = ("c++", "g++", "clang++")
 _COMPILE_WITHIN_S = 300
 
@@ -26,8 +26,8 @@ def compilers() -> list[str]:
 
 def file_name(level: Level) -> str:
     """Of the shared object. Differs for other sources, options or levels."""
-    sources = b"".join(path.read_bytes() for path in sorted(_SOURCES.rglob("*")) if path.is_file())
-    key = hashlib.sha256(b"\0".join((sources, " ".join(_OPTIONS).encode(), levels.key(level)))).hexdigest()
+    sources = b"".join(path.read_bytes() for path in sorted(SOURCES.rglob("*")) if path.is_file())
+    key = hashlib.sha256(b"\0".join((sources, " ".join(OPTIONS).encode(), levels.key(level)))).hexdigest()
     return f"kernels-{level.name}-{key[:16]}.so"
 
 
@@ -42,8 +42,8 @@ def compile_kernels(level: Level, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
         built = Path(directory) / path.name
         for program in programs:
-            options = (*_OPTIONS, *level.options, f"-I{_SOURCES}")
-            command = [program, *options, str(_SOURCES / "kernels.cpp"), "-o", str(built)]
+            options = (*OPTIONS, *level.options, f"-I{SOURCES}")
+            command = [program, *options, str(SOURCES / "kernels.cpp"), "-o", str(built)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_WITHIN_S, check=False)
             if not done.returncode:
                 _write_back(built)

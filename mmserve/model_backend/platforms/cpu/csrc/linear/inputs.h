@@ -98,16 +98,30 @@ inline Rows<float> unrounded(const Job& job) {
 // While it exists, this thread treats denormal numbers as zeros, as bfloat16 dot products do on every CPU that has them.
 class FlushDenormals {
 public:
-#ifdef __x86_64__
-    FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kFlush); }
-    ~FlushDenormals() { _mm_setcsr(before_); }
+    FlushDenormals() : before_(mode()) { set_mode(before_ | kFlush); }
+    ~FlushDenormals() { set_mode(before_); }
     FlushDenormals(const FlushDenormals&) = delete;
     FlushDenormals& operator=(const FlushDenormals&) = delete;
 
 private:
-    static constexpr unsigned kFlush = _MM_FLUSH_ZERO_ON | 0x40;  // results, and operands (DAZ)
-    const unsigned before_;
+#if defined(__x86_64__)
+    static constexpr uint64_t kFlush = _MM_FLUSH_ZERO_ON | 0x40;  // results, and operands (DAZ)
+    static uint64_t mode() { return _mm_getcsr(); }
+    static void set_mode(uint64_t mode) { _mm_setcsr(static_cast<unsigned>(mode)); }
+#elif defined(__aarch64__)
+    static constexpr uint64_t kFlush = 1 << 24;  // results and operands (FZ)
+    static uint64_t mode() {
+        uint64_t mode;
+        asm volatile("mrs %0, fpcr" : "=r"(mode)::"memory");
+        return mode;
+    }
+    static void set_mode(uint64_t mode) { asm volatile("msr fpcr, %0" ::"r"(mode) : "memory"); }
+#else
+    static constexpr uint64_t kFlush = 0;
+    static uint64_t mode() { return 0; }
+    static void set_mode(uint64_t) {}
 #endif
+    const uint64_t before_;
 };
 
 }  // namespace linear

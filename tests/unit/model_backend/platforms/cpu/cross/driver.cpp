@@ -1,0 +1,157 @@
+// Computes products, norms, activations and attention from fixed numbers and writes the results, a line each: a name, a
+// colon and the bits of every number. Equal texts on two machines mean equal bits. With the kernels compiled into one program.
+#include "kernels.cpp"
+
+#include <cstdio>
+#include <string>
+
+namespace {
+
+// The same numbers everywhere, from -1 to 1 times a power of two.
+class Numbers {
+public:
+    explicit Numbers(uint64_t seed) : state_(seed) {}
+
+    uint32_t bits() {
+        state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+        return static_cast<uint32_t>(state_ >> 33);
+    }
+
+    float one(int exponent = 0) { return std::ldexp(static_cast<float>(bits()) / (1u << 30) - 1.f, exponent); }
+
+    std::vector<float> floats(int64_t count, int exponent = 0) {
+        std::vector<float> numbers(count);
+        for (float& number : numbers) number = one(exponent);
+        return numbers;
+    }
+
+    std::vector<uint16_t> bfloat16(int64_t count, int exponent = 0) {
+        std::vector<uint16_t> numbers(count);
+        for (uint16_t& number : numbers) {
+            const float value = one(exponent);
+            uint32_t bits;
+            std::memcpy(&bits, &value, sizeof bits);
+            number = bits >> 16;
+        }
+        return numbers;
+    }
+
+    // Bytes that begin with `scales` numbers in bfloat16, group by group.
+    std::vector<uint8_t> groups(int64_t count, int64_t scales, int64_t nbytes) {
+        std::vector<uint8_t> bytes(count * nbytes);
+        for (uint8_t& byte : bytes) byte = bits();
+        for (int64_t group = 0; group < count; ++group) {
+            const auto numbers = bfloat16(scales, -5);
+            std::memcpy(bytes.data() + group * nbytes, numbers.data(), scales * sizeof numbers[0]);
+        }
+        return bytes;
+    }
+
+private:
+    uint64_t state_;
+};
+
+void write(const std::string& name, const std::vector<float>& numbers) {
+    std::printf("%s:", name.c_str());
+    for (const float number : numbers) {
+        uint32_t bits;
+        std::memcpy(&bits, &number, sizeof bits);
+        std::printf(" %08x", bits);
+    }
+    std::printf("\n");
+}
+
+void products() {
+    constexpr int64_t K = 96, N = 64;
+    Numbers numbers(1);
+    const auto bias = numbers.floats(N);
+    const auto exact = numbers.floats(K * N);
+    const auto short_weights = numbers.bfloat16(K * N);
+    const auto tiny = numbers.bfloat16(K * N, -70);
+    const auto int8 = numbers.groups(N / 16 * K / 32, 16, quantized::Int8::kNbytes);
+    const auto int4 = numbers.groups(N / 16 * K / 32, 32, quantized::Int4::kNbytes);
+    const struct {
+        const char* name;
+        const void* panels;
+        int weights, exponent;
+    } cases[] = {{"float32", exact.data(), 0, 0},
+                 {"bfloat16", short_weights.data(), 1, 0},
+                 {"int8", int8.data(), 2, 0},
+                 {"int4", int4.data(), 3, 0},
+                 {"rounded", short_weights.data(), 4, 0},
+                 {"rounded, denormal results", tiny.data(), 4, -58},
+                 {"rounded, denormal inputs", short_weights.data(), 4, -127}};
+    for (const auto& each : cases)
+        for (const int64_t rows : {1, 5, 29}) {
+            const auto x = numbers.floats(rows * K, each.exponent);
+            std::vector<float> out(rows * N);
+            mm_linear(x.data(), each.panels, each.weights, bias.data(), out.data(), rows, K, N, 0);
+            write(each.name, out);
+            mm_linear(x.data(), each.panels, each.weights, nullptr, out.data(), rows, K, N, 0);
+            write(std::string(each.name) + ", no bias", out);
+        }
+}
+
+void rows() {
+    constexpr int64_t kRows = 7, kSize = 64;
+    Numbers numbers(2);
+    const auto x = numbers.floats(kRows * kSize, 3), weight = numbers.floats(kSize), bias = numbers.floats(kSize);
+    std::vector<float> out(kRows * kSize);
+    mm_rms_norm(x.data(), weight.data(), 1e-5f, out.data(), kRows, kSize);
+    write("rms norm", out);
+    mm_layer_norm(x.data(), weight.data(), bias.data(), 1e-5f, out.data(), kRows, kSize);
+    write("layer norm", out);
+    for (const int64_t adjacent : {0, 1}) {
+        out = x;
+        const auto cos = numbers.floats(kRows * 8), sin = numbers.floats(kRows * 8);
+        mm_rotate(out.data(), kSize, cos.data(), sin.data(), kRows, 4, 16, 16, adjacent);
+        write("rotated", out);
+    }
+    for (const int64_t activation : {0, 1, 2, 3}) {
+        out = x;
+        mm_activation(out.data(), kRows, kSize, activation);
+        write("activation", out);
+        std::vector<float> half(kRows * kSize / 2);
+        mm_act_and_mul(x.data(), half.data(), kRows, kSize / 2, activation);
+        write("activation and product", half);
+    }
+}
+
+void attention_of_sequence() {
+    constexpr int64_t kTokens = 70, kHeads = 4, kKvHeads = 2, kDim = 32, kWidth = (kHeads + 2 * kKvHeads) * kDim;
+    constexpr int64_t kBlocks = (kTokens + 15) / 16;
+    Numbers numbers(3);
+    const auto qkv = numbers.floats(kTokens * kWidth, 1);
+    std::vector<int64_t> slots(kTokens), table(kBlocks), tiles;
+    for (int64_t i = 0; i < kTokens; ++i) slots[i] = i;
+    for (int64_t i = 0; i < kBlocks; ++i) table[i] = i;
+    for (int64_t first = 0; first < kTokens; first += 10) tiles.insert(tiles.end(), {first, 10, first, 0});
+    for (const int format : {0, 1}) {
+        std::vector<float> cache(kBlocks * 16 * 2 * kKvHeads * kDim), out(kTokens * kHeads * kDim);
+        mm_attention(qkv.data(), qkv.data() + kHeads * kDim, slots.data(), cache.data(), format, table.data(), tiles.data(),
+                     out.data(), kTokens, tiles.size() / 4, kWidth, kBlocks, kHeads, kKvHeads, kDim, 0, nullptr, 0.17f);
+        write("attention", out);
+    }
+}
+
+void attention_of_pictures() {
+    constexpr int64_t kHeads = 2, kDim = 40;
+    const std::vector<int64_t> lengths{70, 17};
+    Numbers numbers(4);
+    const auto qkv = numbers.floats(87 * 3 * kHeads * kDim, 1);
+    for (const int rounds : {0, 1}) {
+        std::vector<float> out(87 * kHeads * kDim);
+        mm_encoder_attention(qkv.data(), out.data(), lengths.data(), 2, kHeads, kDim, rounds);
+        write(rounds ? "encoder attention, rounded" : "encoder attention", out);
+    }
+}
+
+}  // namespace
+
+int main() {
+    mm_set_threads(2);
+    products();
+    rows();
+    attention_of_sequence();
+    attention_of_pictures();
+}
