@@ -1,7 +1,10 @@
-"""What ``--speculative ngram`` saves, and what it costs where nothing repeats.
+"""What drafts save, of ``--speculative ngram`` or of a draft model, and what they cost where they are mostly wrong.
 
-    python -m benchmarks.speculation --model DIR [--clients 1 16] [--tokens 256] [--rounds 3] [--json FILE]
-        [--serve-args "..."]
+    python -m benchmarks.speculation --model DIR [--draft-model DIR] [--clients 1 16] [--loads JSON ...] [--tokens 256]
+        [--rounds 3] [--json FILE] [--serve-args "..."]
+
+With ``--draft-model`` drafts are that model's (``--speculative-model``) instead of n-grams. Without a small model of
+the same tokens, ``python -m benchmarks.first_layers`` makes one of the model's own first layers.
 
 Two servers, with and without, get the same requests alternately, so a drift of the machine's speed affects both alike.
 A prompt of the first loads is a text, the same text again and its beginning, which a language model goes on copying:
@@ -33,7 +36,6 @@ from benchmarks.load.report import Row, table, write_json
 from benchmarks.load.server import Target, serve
 
 _TEXT_CHARACTERS, _BEGINNING_CHARACTERS = 1400, 120
-_OPTIONS = ("none", "ngram")
 
 
 class Load(NamedTuple):
@@ -77,17 +79,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="llava")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--draft-model", help="proposes the drafts, in place of n-grams")
+    parser.add_argument("--loads", nargs="+", help="beginnings of the loads' names; default: all")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--serve-args", default="", help="flags for both servers")
     parser.add_argument("--json", help="also write the rows here")
     arguments = parser.parse_args()
-    flags = shlex.split(arguments.serve_args)
+    flags, draft_model = shlex.split(arguments.serve_args), arguments.draft_model
+    drafts = ("--speculative-model", draft_model) if draft_model else ("--speculative", "ngram")
     with contextlib.ExitStack() as stack:
-        targets = [
-            stack.enter_context(serve("--speculative", option, *flags, model=arguments.model)) for option in _OPTIONS
+        targets = [stack.enter_context(serve(*options, *flags, model=arguments.model)) for options in ((), drafts)]
+        chosen = tuple(arguments.loads or [""])
+        rows = [
+            _row(targets, load, arguments)
+            for count in arguments.clients
+            for load in loads(count)
+            if load.name.startswith(chosen)
         ]
-        rows = [_row(targets, load, arguments) for count in arguments.clients for load in loads(count)]
     print(table(rows))
     write_json(arguments.json, rows)
 
@@ -111,7 +120,7 @@ def _row(targets: list[Target], load: Load, arguments: argparse.Namespace) -> Ro
         "clients": len(load.prompts),
         "load": load.name,
         "none tokens/s": num_tokens / statistics.median(seconds[0][1:]),
-        "ngram tokens/s": num_tokens / statistics.median(seconds[1][1:]),
+        "drafts tokens/s": num_tokens / statistics.median(seconds[1][1:]),
         "factor": statistics.median(ratios),
         "drafted %": 100 * drafted / (num_tokens * (arguments.rounds + 1)),
         "accepted %": 100 * accepted / drafted if drafted else 0.0,

@@ -168,6 +168,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "tokens in one step; the text stays the same; not with --overlap-scheduling",
         ),
     ] = "none"
+    speculative_model: Annotated[
+        str | None,
+        _field(
+            "scheduling",
+            "directory or hub id of a small text model with the tokens of --model: it proposes tokens where "
+            "--speculative finds none, which are computed in one step; the text stays the same; not with "
+            "--overlap-scheduling",
+        ),
+    ] = None
     kv_cache_dtype: Annotated[
         Dtype, _field("scheduling", "KV cache; auto: as --dtype; a CPU takes bfloat16 or float32 with either of them")
     ] = "auto"

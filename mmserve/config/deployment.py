@@ -46,6 +46,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
     config: Config
     model: ModelSpec
+    draft: ModelSpec | None = None
+    """The draft model (--speculative-model). Rank 0 computes it."""
     served_name: str
     device: Literal["cpu", "cuda"]
     dtype: Dtype

@@ -55,6 +55,8 @@ class SequenceStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     draft: tuple[int, ...] = ()
     """Tokens that may follow the chunk, whose keys and values are computed with it. The step (which samples) samples
     after the chunk and after each of these: see ``StepResult.tokens``."""
+    num_proposed: int = 0
+    """In place of ``draft``: it has up to so many tokens, which the ranks' draft model proposes."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="plan"):
@@ -85,6 +87,16 @@ class SlotFailure(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """True: the sequence's parameters ban every token."""
 
 
+class Proposal(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the draft model has made of a step that asked for a draft."""
+
+    slot: int
+    num_tokens: int
+    """Of the draft. 0 while more of the sequence must be computed first, and after an error."""
+    num_missing: int
+    """Tokens of the sequence that the draft model has not computed yet."""
+
+
 class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t", tag="result"):
     """From rank 0, one for each plan with steps. A plan that only frees slots has no result."""
 
@@ -110,6 +122,13 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """(slot, one packed entry a token, see messages/logprobs) for the sequences that asked for log-probabilities."""
     prompt_logprobs: tuple[tuple[int, bytes], ...] = ()
     """(slot, the next rows of the prompt's log-probabilities) for the sequences that asked for those."""
+    proposals: tuple[Proposal, ...] = ()
+    """For steps with ``num_proposed``."""
+    num_draft_rows: int = 0
+    """Tokens that the first pass of the draft model has computed: the last of each sequence, and those before that it
+    had not computed yet."""
+    draft_s: float = 0.0
+    """Seconds of ``forward_s`` in which drafts were made."""
     embeddings: tuple[tuple[int, bytes], ...] = ()
     """(slot, float32 [hidden]) for the sequences with ``pooling`` whose prompt the step has completed."""
     forward_s: float = 0.0

@@ -117,6 +117,7 @@ METRICS: dict[str, Metric] = {
     "request_inference_time_seconds": _seconds("From the first step to the last token"),
     "forced_tokens": Metric("counter", "Tokens that the grammars of answers forced and that were not sampled"),
     "draft_tokens": Metric("counter", "Tokens that --speculative proposed, computed with the tokens before them"),
+    "draft_seconds": _stage("The draft model's part of one step"),
     "accepted_draft_tokens": Metric("counter", "Proposed tokens that were sampled too, and so saved a step each"),
     "iteration_tokens": Metric("histogram", "Tokens in one step", (), TOKENS),
     "step_seconds": _stage("One step: plan, forward, result; with --overlap-scheduling, from result to result"),

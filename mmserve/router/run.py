@@ -91,7 +91,8 @@ def serve(
 
 def _report_step(metrics: MetricsClient, plan: StepPlan, schedule_s: float, step_s: float) -> None:
     if plan.steps:
-        metrics.add("iteration_tokens", sum(step.num_tokens + len(step.draft) for step in plan.steps))
+        num_tokens = sum(step.num_tokens + len(step.draft) + step.num_proposed for step in plan.steps)
+        metrics.add("iteration_tokens", num_tokens)
         metrics.add("schedule_seconds", schedule_s)
         metrics.add("step_seconds", step_s)
 
@@ -105,6 +106,7 @@ def _scheduler(deployment: Deployment, ready: RankReady, metrics: MetricsClient)
         max_step_s=deployment.config.max_step_ms / 1e3,
         whole_images=deployment.model.text.attends_whole_images,
         ngram_drafts=deployment.config.speculative == "ngram",
+        draft_context=0 if deployment.draft is None else deployment.draft.text.max_position,
     )
     scheduler = Scheduler(
         config,

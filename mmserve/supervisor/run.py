@@ -27,6 +27,7 @@ from mmserve.supervisor.child.process import Child, InheritedFds
 from mmserve.supervisor.child.rendezvous import Rendezvous
 from mmserve.supervisor.progress import say
 from mmserve.supervisor.startup import machine, plan
+from mmserve.supervisor.startup.find_draft import find_draft
 from mmserve.supervisor.startup.find_model import find_model
 from mmserve.supervisor.startup.image_limit import limit_images
 from mmserve.supervisor.startup.kernel_build import building
@@ -82,7 +83,15 @@ def _supervise(
     Endpoints(run_dir).health_url.write_text(url_of(health))  # run_directory has made sure that there is room
     found = machine.look()
     model, max_image_rows = limit_images(config, model, found)
-    deployment = plan.make(config, model, found, run_dir=str(run_dir), url=url_of(http), max_image_rows=max_image_rows)
+    deployment = plan.make(
+        config,
+        model,
+        found,
+        run_dir=str(run_dir),
+        url=url_of(http),
+        max_image_rows=max_image_rows,
+        draft=find_draft(config, model),
+    )
     if model.vision is not None and not deployment.arena_nbytes:
         logger.warning("--mm-cache-gb 0: there is no room for any image, requests with images will be refused (413)")
     if config.fault_injection:

@@ -35,9 +35,11 @@ GREEDY = SamplingParams(max_tokens=1000, temperature=0.0)
 def deployment(directory: Path, **changes: Any) -> Deployment:
     """A deployment of a tiny checkpoint on the CPU in float32."""
     config = changes.pop("config", Config(model=str(directory), max_num_seqs=8))
+    draft = changes.pop("draft", None)
     settings: dict[str, Any] = {
         "config": config,
         "model": changes.get("model") or load(directory),
+        "draft": draft and load(draft),
         "served_name": "tiny",
         "device": "cpu",
         "dtype": "float32",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mmserve.messages.step import SlotFailure, StepResult
+from mmserve.messages.step import Proposal, SlotFailure, StepResult
 from mmserve.model_backend.platforms.sampling import NO_TOKEN_ALLOWED
 from mmserve.model_backend.worker.input_batch import Slot
 from mmserve.model_backend.worker.prompt_outputs import NOT_FINITE_PROMPT, PromptResults
@@ -48,6 +48,11 @@ class InFlight:
     """On rank 0, one for each forward pass that computed something wanted of prompts."""
     forced: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     """(slot, tokens that must follow the sampled one), on rank 0."""
+    proposals: list[Proposal] = field(default_factory=list)
+    """For the steps that asked for a draft of the draft model."""
+    num_draft_rows: int = 0
+    """See ``StepResult``, as is ``draft_s``. On rank 0."""
+    draft_s: float = 0.0
     agrees: bool = False
     """The ranks agree on errors before the model's first collective."""
     in_parts: bool = False
@@ -99,6 +104,9 @@ class InFlight:
             logprobs=tuple(logprobs.items()),
             prompt_logprobs=tuple(scored.items()),
             embeddings=tuple(pooled.items()),
+            proposals=tuple(self.proposals),
+            num_draft_rows=self.num_draft_rows,
+            draft_s=self.draft_s,
             forward_s=0.0 if self.in_parts or deferred else now_s - self.started_s,  # it may have waited for a grammar
             out_of_memory=self.out_of_memory,
         )

@@ -196,15 +196,15 @@ class InputBatch:
 
     def _check_draft(self, step: SequenceStep) -> str:
         """A reason if the step's draft cannot be computed."""
-        if not step.draft:
+        if not (num_drafted := len(step.draft) or step.num_proposed):
             return ""
         end = step.start + step.num_tokens
         if not step.sample or end != len(self._slots[step.slot].tokens):
             return "a draft does not follow the sequence's last token"
         if not all(0 <= token_id < self._vocab_size for token_id in step.draft):
             return "a drafted token id is not in the vocabulary"
-        if end + len(step.draft) > self._slots[step.slot].num_blocks * self._block_tokens:
-            return f"a draft ends at {end + len(step.draft)}, beyond the sequence's KV blocks"
+        if end + num_drafted > self._slots[step.slot].num_blocks * self._block_tokens:
+            return f"a draft ends at {end + num_drafted}, beyond the sequence's KV blocks"
         return ""
 
 

@@ -19,9 +19,16 @@ _FREE_SHARE = 0.85
 
 
 def allocate(
-    deployment: Deployment, tp: TpGroup, platform: Platform, attention: AttentionBackend[Any], block_tokens: int
+    deployment: Deployment,
+    tp: TpGroup,
+    platform: Platform,
+    attention: AttentionBackend[Any],
+    block_tokens: int,
+    draft_block_nbytes: int = 0,
 ) -> torch.Tensor:
     """Zeros [layers, *kv_shape of the attention backend], with the same number of blocks on all ranks.
+
+    ``draft_block_nbytes``: of a block of the draft model's cache, which this rank allocates besides.
 
     Raises StartupError if one sequence of max_model_len does not fit, or if the memory is not there.
     """
@@ -30,8 +37,8 @@ def allocate(
     if deployment.kv_tokens is not None:
         num_blocks = deployment.kv_tokens // block_tokens
     else:
-        block_numbers = num_layers * torch.Size(attention.kv_shape(1, block_tokens)).numel()
-        num_blocks = _blocks_that_fit(deployment, tp, platform, block_tokens, block_numbers * dtype.itemsize)
+        nbytes = block_nbytes(num_layers, dtype, attention, block_tokens) + draft_block_nbytes
+        num_blocks = _blocks_that_fit(deployment, tp, platform, block_tokens, nbytes)
     per_sequence = -(-deployment.max_model_len // block_tokens)
     if num_blocks < per_sequence:
         raise StartupError(
@@ -50,6 +57,11 @@ def allocate(
             f"the KV cache of {nbytes / MIB:.0f} MiB for {num_blocks * block_tokens} tokens does not fit the memory of "
             f"{platform.device_name}: lower --kv-cache-gb or --max-model-len, or end what else uses that memory"
         ) from error
+
+
+def block_nbytes(num_layers: int, dtype: torch.dtype, attention: AttentionBackend[Any], block_tokens: int) -> int:
+    """Of one block in all layers."""
+    return num_layers * torch.Size(attention.kv_shape(1, block_tokens)).numel() * dtype.itemsize
 
 
 def _blocks_that_fit(

@@ -8,7 +8,7 @@ finds it, and the broadcast of the tokens has a negative number in place of the 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -28,6 +28,8 @@ from mmserve.model_backend.models.interface import DeepStackRows
 from mmserve.model_backend.platforms.device import DTYPES
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker import kv_cache
+from mmserve.model_backend.worker.drafting.draft_model import DraftModel
+from mmserve.model_backend.worker.drafting.proposals import Proposals
 from mmserve.model_backend.worker.forward_batch import ForwardBatch, build_forward_batch
 from mmserve.model_backend.worker.image_inputs import ImageEmbeddingWriter
 from mmserve.model_backend.worker.in_flight import InFlight
@@ -73,10 +75,14 @@ class ModelRunner:
         self.block_tokens = self._attention.block_sizes[0]
         quantization = deployment.config.quantization
         self._model = load_decoder(spec, platform, self._attention, tp, quantization, progress)
+        draft = None
+        if deployment.draft is not None and tp.rank == 0:
+            draft = DraftModel(deployment, deployment.draft, platform, progress)
         startup_timer.end("weights")
         platform.choose_ways(deployment.config.kernel_ways)
         startup_timer.end("choice of kernels")
-        self._kv = kv_cache.allocate(deployment, tp, platform, self._attention, self.block_tokens)
+        draft_block_nbytes = 0 if draft is None else draft.block_nbytes(self.block_tokens)
+        self._kv = kv_cache.allocate(deployment, tp, platform, self._attention, self.block_tokens, draft_block_nbytes)
         self._input_batch = InputBatch(
             deployment.config.max_num_seqs,
             deployment.max_model_len,
@@ -97,6 +103,10 @@ class ModelRunner:
         streams = 1 if spec.vision is None else spec.vision.streams
         self._image_writer = ImageEmbeddingWriter(arena, spec.text.hidden_size, tp, platform, streams)
         self._errors = StepErrors(tp, platform)
+        if draft is not None:
+            draft.allocate(self._input_batch, self.num_blocks, limits)
+        self._has_draft_model = deployment.draft is not None
+        self._proposals = Proposals(draft, tp, self._errors, platform.device)
         sampler = _sampler(deployment, platform) if tp.rank == 0 else None
         self._sampling = TokenSampling(sampler, tp, self._errors, platform.device, config.max_num_seqs)
         self.faults = NO_FAULTS
@@ -108,7 +118,7 @@ class ModelRunner:
     def warm_up(self) -> ChunkTime:
         """Compute once, so that no request pays for first calls, and time a chunk. Raises StartupError."""
         warm_up = WarmUp(self.step, self._tp, self._platform.device, self.block_tokens)
-        warm_up.first_steps()
+        warm_up.first_steps(with_draft=self._has_draft_model)
         return warm_up.time_chunk(self._max_chunk_tokens, self._max_step_s)
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -125,16 +135,17 @@ class ModelRunner:
         in which they were launched.
         """
         in_flight = InFlight(plan.step_id, time.perf_counter())
-        if any(step.token_ids or step.draft for step in plan.steps):
+        if any(step.token_ids or step.draft or step.num_proposed for step in plan.steps):
             self._sampling.read_tokens()
         refused = self._input_batch.apply(plan)
         self._sampling.update(plan, refused)
-        refused |= self._copy_tokens(plan)
+        refused |= self._copy_tokens(plan, refused)
         for step in plan.steps:
             if step.slot in refused:
                 in_flight.add_failure(step.slot, refused[step.slot])
         if steps := [step for step in plan.steps if step.slot not in refused]:
-            self._launch_steps(steps, in_flight)
+            self._launch_steps(self._proposals.fill_in(steps, in_flight), in_flight)
+            self._proposals.verified(in_flight)
         self._sampling.launched(in_flight)
         return in_flight
 
@@ -148,9 +159,10 @@ class ModelRunner:
         """Work for the next step that need not wait for its plan."""
         self._sampling.prepare()
 
-    def _copy_tokens(self, plan: StepPlan) -> dict[int, str]:
+    def _copy_tokens(self, plan: StepPlan, refused: Mapping[int, str]) -> dict[int, str]:
         """Copy KV blocks. Returns slot -> message for the steps whose copies fail on some rank."""
         copies = self._input_batch.valid_copies(plan)
+        self._proposals.apply(plan, copies, refused)
         if not copies:
             return {}
         errors = self._errors.agree([self._copy(copies)]) * len(copies)

@@ -12,7 +12,7 @@ from mmserve.messages.step import NewSequence, SequenceStep, StepPlan, StepResul
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.runtime.errors import StartupError
 
-_FIRST_TOKENS = 8
+_FIRST_TOKENS, _FIRST_DRAFT_TOKENS = 8, 2
 _FIRST_CHUNK_TOKENS, _CHUNK_GROWTH = 16, 4
 _GREEDY = SamplingParams(max_tokens=2, temperature=0.0)
 
@@ -30,10 +30,18 @@ class WarmUp:
     def __init__(self, step: Callable[[StepPlan], StepResult], tp: TpGroup, device: torch.device, block_tokens: int):
         self._step, self._tp, self._device, self._block_tokens = step, tp, device, block_tokens
 
-    def first_steps(self) -> None:
-        """Prefill and decode. Raises StartupError if the model cannot compute or its output is not finite."""
+    def first_steps(self, *, with_draft: bool = False) -> None:
+        """Prefill and decode. Raises StartupError if the model cannot compute or its output is not finite.
+
+        ``with_draft``: the draft model computes as well.
+        """
         self._prefill(_FIRST_TOKENS)
         self._compute(StepPlan(step_id=0, steps=(SequenceStep(0, _FIRST_TOKENS, 1, (), True),)))
+        if with_draft:
+            step = SequenceStep(0, _FIRST_TOKENS + 1, 1, (), True, num_proposed=_FIRST_DRAFT_TOKENS)
+            result = self._compute(StepPlan(step_id=0, steps=(step,)))
+            if not result.proposals[0].num_tokens:
+                raise StartupError("the draft model's first forward pass fails; choose another --speculative-model")
         self._step(StepPlan(step_id=0, free=(0,)))
 
     def time_chunk(self, max_tokens: int, max_s: float) -> ChunkTime:

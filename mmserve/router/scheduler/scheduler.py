@@ -35,7 +35,8 @@ from mmserve.router.speculation.drafter import Drafter
 class SchedulerConfig:
     """``max_num_seqs``: slots. ``max_num_batched_tokens``: of one step. ``max_model_len``: prompt plus output.
     ``max_step_s``: see StepTimeModel. ``whole_images``: no chunk of a prompt ends inside an image.
-    ``ngram_drafts``: steps compute and verify tokens that are likely to follow (speculation)."""
+    ``ngram_drafts``: steps compute and verify tokens that are likely to follow (speculation). ``draft_context``: so do
+    those that the ranks' draft model proposes, for text of up to so many tokens; 0: they have none."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -43,6 +44,7 @@ class SchedulerConfig:
     max_step_s: float = 0.0
     whole_images: bool = False
     ngram_drafts: bool = False
+    draft_context: int = 0
 
 
 class Scheduler:
@@ -81,7 +83,9 @@ class Scheduler:
             max_step_tokens=config.max_num_batched_tokens,
             step_times=step_times,
             largest_image=self._largest_image,
-            drafter=Drafter() if config.ngram_drafts else None,
+            drafter=Drafter(ngrams=config.ngram_drafts, model_context=config.draft_context)
+            if config.ngram_drafts or config.draft_context
+            else None,
         )
         self._results = StepResults(
             self.kv, self._running, self._waiting, self._admission, self._timings, self._replies, self._images, record

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from mmserve.messages.step import BlockCopy, NewSequence, SequenceStep, SlotFailure, StepPlan, StepResult
 from mmserve.router.kv_cache.prefix_cache import Node
 from mmserve.router.scheduler.sequence import Sequence
+from mmserve.router.speculation.draft_source import Draft
 
 
 @dataclass
@@ -26,6 +27,7 @@ class StepBuilder:
     num_prompt_tokens: int = 0
     """Tokens of prompts, and those of decoding sequences beyond one for each."""
     num_draft_tokens: int = 0
+    """Those that the draft model proposes count in full."""
     prompt_ends: list[Sequence] = field(default_factory=list)
     """Sequences that end with their prompt, which this step completes."""
     _new: list[NewSequence] = field(default_factory=list)
@@ -74,11 +76,13 @@ class StepBuilder:
         """Each step computes one token, which was sampled before, and those of a draft."""
         return not self.num_prompt_tokens
 
-    def add_draft(self, sequence: Sequence, new_blocks: tuple[int, ...], draft: tuple[int, ...]) -> None:
+    def add_draft(self, sequence: Sequence, new_blocks: tuple[int, ...], draft: Draft) -> None:
         """Computes the last token of a sequence and those of a draft, and samples after each."""
-        self.num_draft_tokens += len(draft)
+        self.num_draft_tokens += draft.num_tokens
         sequence.has_draft = True
-        step = SequenceStep(sequence.slot, sequence.plan_decode(), 1, new_blocks, True, draft=draft)
+        proposed = 0 if draft.token_ids else draft.num_tokens
+        start = sequence.plan_decode()
+        step = SequenceStep(sequence.slot, start, 1, new_blocks, True, draft=draft.token_ids, num_proposed=proposed)
         self._add(sequence, step)
 
     def add_decode(self, sequence: Sequence, new_blocks: tuple[int, ...]) -> None:

@@ -18,6 +18,7 @@ from mmserve.router.scheduler.sequence import Sequence, SequenceStatus
 from mmserve.router.scheduler.step_budget import ChunkLimit, StepBudget, StepTimeModel
 from mmserve.router.scheduler.step_builder import StepBuilder
 from mmserve.router.scheduler.suspects import Suspects
+from mmserve.router.speculation.draft_source import Draft
 from mmserve.router.speculation.drafter import Drafter
 
 
@@ -61,27 +62,41 @@ class StepPlanner:
 
     def observe(self, done: StepBuilder, result: StepResult) -> None:
         """The ranks have computed this step."""
+        num_drafted = self._observe_drafts(done, result) if done.num_draft_tokens else 0
         if self._drafter is not None and done.only_decodes:
-            self._drafter.observe_step(len(done.steps), done.num_draft_tokens, result.forward_s)
-        if done.num_draft_tokens:
-            self._observe_drafts(done, result)
-        else:
+            step_s = result.forward_s - result.draft_s
+            self._drafter.observe_step(len(done.steps), num_drafted, step_s if result.forward_s else 0.0)
+        if not done.num_draft_tokens:
             self._observe_step_time(done, result)
         self._chunk_limit.observe(done.num_prompt_tokens, out_of_memory=result.out_of_memory)
 
     def _observe_step_time(self, done: StepBuilder, result: StepResult) -> None:
         self._step_times.observe(len(done.steps) - done.num_prompt_chunks, done.num_prompt_tokens, result.forward_s)
 
-    def _observe_drafts(self, done: StepBuilder, result: StepResult) -> None:
-        sampled, num_accepted = dict(result.tokens), 0
+    def _observe_drafts(self, done: StepBuilder, result: StepResult) -> int:
+        """Returns how many drafted tokens the step has computed."""
+        sampled, num_accepted, num_drafted = dict(result.tokens), 0, 0
+        proposed = {each.slot: each for each in result.proposals}
         for sequence, step in zip(done.sequences, done.steps, strict=True):
-            if step.draft and step.slot in sampled:
-                accepted = len(sampled[step.slot]) - 1
-                num_accepted += accepted
-                if self._drafter is not None and sequence.draft_source is not None:
-                    self._drafter.observe_draft(sequence.draft_source, len(step.draft), accepted)
-        self._record("draft_tokens", done.num_draft_tokens)
+            drafted, source = len(step.draft), sequence.draft_source
+            if step.num_proposed and (proposal := proposed.get(step.slot)) is not None:
+                drafted = proposal.num_tokens
+                if source is not None:
+                    source.computed(step.start + 1, proposal.num_missing)
+            num_drafted += drafted
+            if not drafted or step.slot not in sampled:
+                continue
+            accepted = len(sampled[step.slot]) - 1
+            num_accepted += accepted
+            if self._drafter is not None and source is not None:
+                self._drafter.observe_draft(source, drafted, accepted)
+        if self._drafter is not None and proposed:
+            lengths = [proposal.num_tokens for proposal in result.proposals]
+            self._drafter.observe_proposals(lengths, result.num_draft_rows, result.draft_s)
+            self._record("draft_seconds", result.draft_s)
+        self._record("draft_tokens", num_drafted)
         self._record("accepted_draft_tokens", num_accepted)
+        return num_drafted
 
     def plan(self, *, may_preempt: bool) -> StepBuilder | None:
         """The next step, which may be empty. None: it needs preemption, which has to wait for the next result.
@@ -119,7 +134,7 @@ class StepPlanner:
             return StepBudget(num_tokens, beside_text=has_text)
         return StepBudget(num_tokens, beside_text=has_text, image_room=room, largest_image=self._largest_image)
 
-    def _drafts(self, decoding: list[Sequence]) -> dict[Sequence, tuple[int, ...]]:
+    def _drafts(self, decoding: list[Sequence]) -> dict[Sequence, Draft]:
         """Drafts for a step without prompts; none if it is likely to start one."""
         if self._drafter is None or (len(self._waiting) and self._running.has_free_slot):
             return {}
@@ -128,7 +143,7 @@ class StepPlanner:
     def _plan_decoding(
         self,
         decoding: list[Sequence],
-        drafts: dict[Sequence, tuple[int, ...]],
+        drafts: dict[Sequence, Draft],
         step: StepBuilder,
         budget: StepBudget,
     ) -> bool:
@@ -150,8 +165,9 @@ class StepPlanner:
                 step.add_known(sequence, 1 + budget.take_known(sequence.num_remaining_tokens - 1), new_blocks)
                 self._cache_full_blocks(sequence, step)
                 continue
-            if sequence in drafts and (draft := drafts[sequence][: budget.take_known(len(drafts[sequence]))]):
-                self._plan_draft(sequence, draft, new_blocks, step, num_running)
+            draft = drafts.get(sequence)
+            if draft is not None and (num_tokens := budget.take_known(draft.num_tokens)):
+                self._plan_draft(sequence, draft.first(num_tokens), new_blocks, step, num_running)
             else:
                 step.add_decode(sequence, new_blocks)
             if offset == last_offset:
@@ -161,7 +177,7 @@ class StepPlanner:
     def _plan_draft(
         self,
         sequence: Sequence,
-        draft: tuple[int, ...],
+        draft: Draft,
         new_blocks: tuple[int, ...],
         step: StepBuilder,
         num_running: int,
@@ -171,11 +187,11 @@ class StepPlanner:
         assert table is not None
         length, num_blocks = sequence.length, len(table.blocks)
         spare = max(0, self._kv.num_available - num_running)
-        draft = draft[: (num_blocks + spare) * self._kv.block_tokens - length]
-        if added := self._kv.extend(table, length + len(draft)):
+        draft = draft.first((num_blocks + spare) * self._kv.block_tokens - length)
+        if added := self._kv.extend(table, length + draft.num_tokens):
             self._admission.kv_demand.mark_grown(sequence)
             new_blocks += added
-        if draft:
+        if draft.num_tokens:
             step.add_draft(sequence, new_blocks, draft)
         else:
             step.add_decode(sequence, new_blocks)

@@ -1,6 +1,7 @@
 """Decides which sequences of a step get drafts, and how long ones: those by which the step brings more tokens a second.
 
-What is learned: the time of steps by their rows, and how often drafts are right. Pure: no clock, no I/O.
+What is learned: the time of steps by their rows, that of the draft model, and how often drafts are right. Pure: no
+clock, no I/O.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Container, Iterable
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
-from mmserve.router.speculation.draft_source import AcceptedShares, DraftSource
+from mmserve.router.speculation.draft_source import AcceptedShares, Draft, DraftSource
+from mmserve.router.speculation.proposal_costs import ProposalCosts
 from mmserve.router.speculation.step_costs import StepCosts
 
 _MIN_GAIN = 1.08
@@ -23,7 +25,10 @@ _MAX_SEQUENCES = 32
 _FEWEST_STEPS_TO_TRIAL, _MOST_STEPS_TO_TRIAL = 4, 64
 """After so many steps with drafts one is computed without, so that the time of those stays known: the more drafts are
 expected to gain, the fewer, as each costs what they gain."""
-_SHORT_SHARE, _LONG_SHARE, _PRIOR_WEIGHT = 0.5, 0.8, 0.02
+_SHORT_SHARE, _LONG_SHARE, _MODEL_SHARE, _PRIOR_WEIGHT = 0.5, 0.8, 0.6, 0.05
+_FEW_BEHIND = 16
+"""So many tokens the draft model may have to compute before a draft, whatever they cost. A sequence of which it has to
+compute more is behind: one at a time catches up, so that the others know by then what drafts gain."""
 
 
 class Decoding(Protocol):
@@ -31,6 +36,8 @@ class Decoding(Protocol):
 
     tokens: array[int]
     draft_source: DraftSource | None
+    largest_image_tokens: int
+    """0: it has no pictures."""
 
     @property
     def ending_token_ids(self) -> Container[int]: ...
@@ -40,22 +47,39 @@ class Decoding(Protocol):
 
 
 S = TypeVar("S", bound=Decoding)
-Offer = tuple[S, DraftSource, list[int]]
+Offer = tuple[S, DraftSource, Draft]
 """A sequence and its draft."""
 
 
-class Drafter:
-    """Proposes tokens for the sequences of steps that only decode. Owns what is learned of all of them."""
+class _DraftToken(NamedTuple):
+    """A token that the step may compute."""
 
-    def __init__(self) -> None:
+    chance: float
+    """Probability that it and those before it are right."""
+    offer: int
+    """Its index."""
+    place: int
+    """In its draft, from 1 on."""
+
+
+class Drafter:
+    """Proposes tokens for the sequences of steps that only decode. Owns what is learned of all of them.
+
+    ``ngrams``: drafts are what followed the same tokens before. ``model_context``: a draft model proposes tokens for
+    text of up to so many tokens where there are none of these; 0: there is no draft model.
+    """
+
+    def __init__(self, *, ngrams: bool = True, model_context: int = 0) -> None:
+        self._ngrams, self._model_context = ngrams, model_context
         self._costs = StepCosts()
-        self._prior = AcceptedShares(_SHORT_SHARE, _LONG_SHARE, _PRIOR_WEIGHT)
+        self._proposal_costs = ProposalCosts()
+        self._prior = AcceptedShares(_SHORT_SHARE, _LONG_SHARE, _MODEL_SHARE, _PRIOR_WEIGHT)
         self._num_with_drafts = 0
         """Steps since the last one without."""
         self._gain = 1.0
         """How many times the tokens a second the last drafts were expected to bring."""
 
-    def drafts(self, decoding: list[S]) -> dict[S, tuple[int, ...]]:
+    def drafts(self, decoding: list[S]) -> dict[S, Draft]:
         """Drafts of at least one token for some of the sequences, all that a step computes."""
         offers = list(self._offers(decoding))
         if not offers:
@@ -66,21 +90,29 @@ class Drafter:
         if self._num_with_drafts > min(max(most, _FEWEST_STEPS_TO_TRIAL), _MOST_STEPS_TO_TRIAL):
             self._num_with_drafts = 0
             return {}
-        drafts = {}
+        drafts, is_any_behind = {}, False
         for (sequence, source, draft), length in zip(offers, lengths, strict=True):
-            if length:
-                drafts[sequence] = tuple(draft[:length])
-            else:
-                source.shares.observe_unused(long=source.is_long)
+            if not length:
+                source.shares.observe_unused(source.kind)
+                continue
+            if not draft.token_ids and (num_behind := len(sequence.tokens) - source.num_modelled) > _FEW_BEHIND:
+                if is_any_behind or not self._pays_catch_up(num_behind, source, len(decoding)):
+                    continue
+                is_any_behind = True
+            drafts[sequence] = draft.first(length)
         return drafts
 
     def observe_step(self, num_sequences: int, num_draft_tokens: int, seconds: float) -> None:
-        """The ranks have computed a step that only decodes. 0 seconds: unknown."""
+        """The ranks have computed a step that only decodes, apart from its drafts. 0 seconds: unknown."""
         self._costs.observe(num_sequences + num_draft_tokens, seconds)
+
+    def observe_proposals(self, lengths: list[int], num_rows: int, seconds: float) -> None:
+        """The draft model has made drafts of these lengths. ``num_rows``: of its first pass."""
+        self._proposal_costs.observe(len(lengths), max(1, *lengths), num_rows, seconds)
 
     def observe_draft(self, source: DraftSource, num_drafted: int, num_accepted: int) -> None:
         """The first ``num_accepted`` tokens of the source's last draft were right."""
-        self._prior.observe(long=source.is_long, num_drafted=num_drafted, num_accepted=num_accepted)
+        self._prior.observe(source.kind, num_drafted=num_drafted, num_accepted=num_accepted)
         source.observe(num_drafted, num_accepted)
 
     def _offers(self, decoding: list[S]) -> Iterable[Offer[S]]:
@@ -89,34 +121,52 @@ class Drafter:
                 continue
             if (source := sequence.draft_source) is None:
                 source = sequence.draft_source = DraftSource(self._prior)
-            if draft := source.draft(sequence.tokens, sequence.ending_token_ids, max_tokens):
-                yield sequence, source, draft
+            source.num_steps_behind += 1
+            tokens = sequence.tokens
+            if self._ngrams and (found := source.draft(tokens, sequence.ending_token_ids, max_tokens)):
+                yield sequence, source, Draft(len(found), tuple(found))
+                continue
+            max_tokens = min(max_tokens, self._model_context - len(tokens) - 1)
+            if max_tokens > 0 and not sequence.largest_image_tokens:
+                yield sequence, source, source.proposal(max_tokens)
+
+    def _pays_catch_up(self, num_behind: int, source: DraftSource, num_sequences: int) -> bool:
+        """True if the drafts of this step are expected to save the time of so many tokens of the draft model, were the
+        sequence to go on as long as it has since those before were computed, and all others to catch up too."""
+        (plain_s,) = self._costs.seconds(num_sequences)
+        saved_s = (1.0 - 1.0 / self._gain) * plain_s * source.num_steps_behind
+        return num_sequences * num_behind * self._proposal_costs.row_s <= saved_s
 
     def _best_lengths(self, offers: list[Offer[S]], num_sequences: int) -> list[int]:
         """How much of each draft the step should compute: the tokens most likely to be right, as long as they pay."""
-        chances = [each for each in _chances(offers) if each[0] >= _MIN_CHANCE]
-        plain_s, *seconds = self._costs.seconds(num_sequences, len(chances)) or (0.0,)
+        tokens = [each for each in _draft_tokens(offers) if each.chance >= _MIN_CHANCE]
+        plain_s, *seconds = self._costs.seconds(num_sequences, len(tokens)) or (0.0,)
+        pass_s = self._proposal_costs.pass_seconds(len(offers))
+        num_passes = num_proposing = 0
         plain_rate = num_sequences / plain_s if plain_s else 0.0
         best, best_rate = 0, _MIN_GAIN * plain_rate
         expected = float(num_sequences)
-        for num_tokens, ((chance, _), step_s) in enumerate(zip(chances, seconds, strict=False), 1):
-            expected += chance
-            if expected / step_s > best_rate:
-                best, best_rate = num_tokens, expected / step_s
+        for num_tokens, (token, step_s) in enumerate(zip(tokens, seconds, strict=False), 1):
+            expected += token.chance
+            if not offers[token.offer][2].token_ids:
+                num_passes, num_proposing = max(num_passes, token.place), num_proposing + (token.place == 1)
+            draft_s = num_passes * pass_s[num_proposing - 1] if num_passes else 0.0
+            if expected / (step_s + draft_s) > best_rate:
+                best, best_rate = num_tokens, expected / (step_s + draft_s)
         self._gain = best_rate / plain_rate if plain_rate else 1.0
         lengths = [0] * len(offers)
-        for _, index in chances[:best]:
-            lengths[index] += 1
+        for token in tokens[:best]:
+            lengths[token.offer] += 1
         return lengths
 
 
-def _chances(offers: list[Offer[S]]) -> list[tuple[float, int]]:
-    """(probability that it and those before it are right, index of its offer) of each token, the most likely first."""
+def _draft_tokens(offers: list[Offer[S]]) -> list[_DraftToken]:
+    """Those of all drafts, the most likely first."""
     return sorted(
         (
-            (source.shares[source.is_long] ** place, index)
+            _DraftToken(source.share**place, index, place)
             for index, (_, source, draft) in enumerate(offers)
-            for place in range(1, len(draft) + 1)
+            for place in range(1, draft.num_tokens + 1)
         ),
-        reverse=True,
+        key=lambda token: (-token.chance, token.place),
     )

@@ -34,11 +34,18 @@ _SMALLEST_IMAGE_NBYTES = 64 << 10
 
 
 def make(
-    config: Config, model: ModelSpec, machine: Machine, *, run_dir: str, url: str, max_image_rows: int = 0
+    config: Config,
+    model: ModelSpec,
+    machine: Machine,
+    *,
+    run_dir: str,
+    url: str,
+    max_image_rows: int = 0,
+    draft: ModelSpec | None = None,
 ) -> Deployment:
     """Decide device, dtype, context, KV cache and arena; check that it all fits.
 
-    ``max_image_rows``: of the model's image processor; 0 for a text model.
+    ``max_image_rows``: of the model's image processor; 0 for a text model. ``draft``: the draft model.
     """
     check_tp(model, config.tp)
     _check_impl(config, model)
@@ -49,17 +56,22 @@ def make(
     if model.text.attends_whole_images:
         _check_step(config, max_image_rows)
     _check_kv_dtype(config, model, device, dtype)
+    if draft is not None:
+        _check_draft(config, model, draft, dtype)
     activations = activation_dtype(model, device, dtype)
-    token_nbytes = kv_token_nbytes(model, config.tp, DTYPE_BYTES[kv_dtype(config, dtype)])
+    kv_nbytes = DTYPE_BYTES[kv_dtype(config, dtype)]
+    token_nbytes = kv_token_nbytes(model, config.tp, kv_nbytes)
+    draft_token_nbytes = 0 if draft is None else kv_token_nbytes(draft, 1, kv_nbytes)
     deployment = Deployment(
         config=config,
         model=replace(model, text=for_context(model.text, max_model_len)),
+        draft=None if draft is None else _for_context(draft, max_model_len),
         served_name=next(iter(config.served_model_name), _base_name(config.model)),
         device=device,
         dtype=dtype,
         cpu_threads=config.cpu_threads or machine.num_cores,
         max_model_len=max_model_len,
-        kv_tokens=_kv_tokens(config, device, max_model_len, token_nbytes, machine),
+        kv_tokens=_kv_tokens(config, device, max_model_len, token_nbytes + draft_token_nbytes, machine),
         arena_nbytes=_arena_nbytes(config, model, max_image_rows * embed_row_nbytes(model, activations)),
         max_image_rows=max_image_rows,
         run_dir=run_dir,
@@ -67,16 +79,35 @@ def make(
         url=url,
         version=metadata.version("mmserve"),
     )
-    _check_memory(deployment, token_nbytes, machine)
+    _check_memory(deployment, token_nbytes * config.tp + draft_token_nbytes, machine)
     return deployment
 
 
 def _check_speculation(config: Config) -> None:
-    if config.speculative != "none" and config.overlap_scheduling:
+    option = "--speculative-model" if config.speculative_model is not None else f"--speculative {config.speculative}"
+    if config.overlap_scheduling and option != "--speculative none":
         raise StartupError(
-            f"--speculative {config.speculative} does not go with --overlap-scheduling: what follows a token is looked "
-            "up before the next step is planned; leave one of them out"
+            f"{option} does not go with --overlap-scheduling: what follows a token is looked up before the next step "
+            "is planned; leave one of them out"
         )
+
+
+def _check_draft(config: Config, model: ModelSpec, draft: ModelSpec, dtype: Dtype) -> None:
+    if model.family == "transformers":
+        raise StartupError(
+            "--speculative-model does not go with a model that transformers' modules compute: leave it out"
+        )
+    if draft.quantization is not None and dtype != "float32":
+        raise StartupError(
+            f"--speculative-model {config.speculative_model} is quantised ({draft.quantization}), which is computed in "
+            f"float32, and the served model in {dtype}: add --dtype float32, or choose another"
+        )
+
+
+def _for_context(draft: ModelSpec, max_model_len: int) -> ModelSpec:
+    """The draft model for the contexts that both models can have."""
+    length = min(draft.text.max_position, max_model_len)
+    return replace(draft, text=replace(for_context(draft.text, length), max_position=length))
 
 
 def _check_impl(config: Config, model: ModelSpec) -> None:
@@ -205,10 +236,14 @@ def _arena_nbytes(config: Config, model: ModelSpec, image_nbytes: int) -> int:
 
 
 def _check_memory(deployment: Deployment, token_nbytes: int, machine: Machine) -> None:
+    """``token_nbytes``: of a token in the KV caches of all ranks together."""
     weights = kv = 0
     if deployment.device == "cpu":
         weights = loaded_nbytes(deployment.model, deployment.dtype, deployment.config.quantization)
-        kv = (deployment.kv_tokens or 0) * token_nbytes * deployment.config.tp
+        if (draft := deployment.draft) is not None:
+            quantization = deployment.config.quantization if draft.quantization is None else "none"
+            weights += loaded_nbytes(draft, deployment.dtype, quantization)
+        kv = (deployment.kv_tokens or 0) * token_nbytes
     # Huge pages are reserved beforehand and are not part of the free memory.
     arena = 0 if deployment.config.arena_huge_pages else deployment.arena_nbytes
     needed = weights + kv + arena

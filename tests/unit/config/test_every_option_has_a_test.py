@@ -69,6 +69,7 @@ SHOWN_BY = {
     "::test_the_ranks_have_the_next_plan_before_they_finish_the_last_one",
     "jump_forward": "integration/router/test_grammars.py::test_text_that_a_grammar_forces_takes_few_steps",
     "speculative": "e2e/test_speculation.py::test_answers_are_the_same_in_fewer_steps",
+    "speculative_model": "e2e/test_speculation.py::test_answers_are_the_same_in_fewer_steps",
     "kv_cache_dtype": f"{PLAN}::test_a_cpu_takes_either_dtype_of_the_kv_cache_with_either_dtype",
     "kv_cache_gb": f"{PLAN}::test_kv_cache_gb_is_per_rank",
     "mm_cache_gb": f"{PLAN}::test_an_arena_too_small_for_one_image_is_refused",

@@ -16,6 +16,7 @@ from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import StepPlan
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from mmserve.router.scheduler.sequence import SequenceStatus
+from mmserve.router.speculation.draft_source import Draft
 from mmserve.router.speculation.drafter import Drafter
 from tests.fakes.rank import BLOCK_TOKENS, VOCAB_SIZE, FakeRank, cells_of, generate_alone
 
@@ -133,7 +134,7 @@ class OracleDrafter(Drafter):
         super().__init__()
         self._context_tokens = context_tokens
 
-    def drafts(self, decoding: list[Any]) -> dict[Any, tuple[int, ...]]:
+    def drafts(self, decoding: list[Any]) -> dict[Any, Draft]:
         found = {}
         for sequence in decoding:
             state = sum(sequence.tokens)
@@ -143,7 +144,7 @@ class OracleDrafter(Drafter):
                 )[0]
                 draft = answer[sequence.num_output_tokens :][: min(sequence.max_draft_tokens, state % 11)]
                 draft[state % 8 :] = [(token_id + 1) % VOCAB_SIZE for token_id in draft[state % 8 :]]
-                found |= {sequence: tuple(draft)} if draft else {}
+                found |= {sequence: Draft(len(draft), tuple(draft))} if draft else {}
         return found
 
 

@@ -116,7 +116,7 @@ class Sampler:
         """
         logits = logits.float()
         slots = [row.slot for row in rows]
-        draws = [_draw_of(row) for row in rows]
+        draws = [draw_of(row) for row in rows]
         grammars = self._grammars if self._grammars is not None and self._grammars.active else None
         active = [processor for processor in self._processors if processor.active]
         without_token: dict[int, int] = {}
@@ -142,7 +142,8 @@ def _may_force(sampling: SamplingParams) -> bool:
     return sampling.logprobs is None and not sampling.allowed_token_ids and not sampling.bad_words
 
 
-def _draw_of(row: SampleRow) -> Draw:
+def draw_of(row: SampleRow) -> Draw:
+    """How the row's token is drawn."""
     params = row.sampling
     if params.temperature < _GREEDY_BELOW:
         return _GREEDY

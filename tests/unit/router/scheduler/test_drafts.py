@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from mmserve.messages.sampling import SamplingParams
-from mmserve.messages.step import StepPlan, StepResult
+from mmserve.messages.step import Proposal, StepPlan, StepResult
 from mmserve.router.scheduler.scheduler import Scheduler, SchedulerConfig
 from tests.fakes.rank import generate_alone
 from tests.unit.router.builders import Engine, request
@@ -17,10 +19,17 @@ def planned(scheduler: Scheduler) -> StepPlan:
     return plan
 
 
-def scheduler_of(**options: int) -> Scheduler:
-    """With the drafter of a server, which finds ``102, 103, ...`` after PROMPT and 102."""
+def scheduler_of(*, ngrams: bool = True, **options: int) -> Scheduler:
+    """With the drafter of a server, which finds ``102, 103, ...`` after PROMPT and 102; without ``ngrams`` with a draft
+    model."""
     limits = {"num_blocks": 64, "max_num_seqs": 8, "max_num_batched_tokens": 64} | options
-    config = SchedulerConfig(limits["max_num_seqs"], limits["max_num_batched_tokens"], 1024, ngram_drafts=True)
+    config = SchedulerConfig(
+        limits["max_num_seqs"],
+        limits["max_num_batched_tokens"],
+        1024,
+        ngram_drafts=ngrams,
+        draft_context=0 if ngrams else 1024,
+    )
     return Scheduler(
         config, num_blocks=limits["num_blocks"], block_tokens=16, now=lambda: 0.0, record=lambda name, value: None
     )
@@ -133,3 +142,32 @@ def test_nothing_is_drafted_by_default() -> None:
     while plan := engine.run_step():
         assert not any(step.draft for step in plan.steps)
     assert not engine.metrics["draft_tokens"]
+
+
+def test_a_draft_model_is_asked_for_tokens_that_have_room() -> None:
+    scheduler = scheduler_of(ngrams=False, num_blocks=3)
+    started(scheduler)
+    plan = planned(scheduler)
+    step = plan.steps[0]
+    assert (step.draft, step.num_proposed, step.new_blocks) == ((), 4, ())
+    assert scheduler.schedule() is None, "how many tokens the step brings is not known"
+    result = StepResult(
+        step_id=plan.step_id, tokens=((0, (7, 8, 9)),), proposals=(Proposal(0, 3, 0),), num_draft_rows=43
+    )
+    scheduler.apply(plan, msgspec.structs.replace(result, forward_s=0.02, draft_s=0.01))
+    following = planned(scheduler).steps[0]
+    assert (following.start, following.num_proposed) == (45, 1), "position 47, the last one, is for the next token"
+
+
+def test_a_draft_model_that_proposes_nothing_yet_is_asked_again() -> None:
+    recorded: dict[str, float] = {}
+    scheduler = scheduler_of(ngrams=False)
+    scheduler._planner._record = recorded.__setitem__
+    started(scheduler)
+    for token_id in range(3):
+        plan = planned(scheduler)
+        assert plan.steps[0].num_proposed == 4
+        proposals = (Proposal(0, 0, 9),)
+        result = StepResult(step_id=plan.step_id, tokens=((0, (token_id,)),), proposals=proposals, num_draft_rows=256)
+        scheduler.apply(plan, msgspec.structs.replace(result, forward_s=0.01))
+    assert (recorded["draft_tokens"], recorded["accepted_draft_tokens"]) == (0, 0)

@@ -7,13 +7,13 @@ from array import array
 import pytest
 
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
-from mmserve.router.speculation.draft_source import MAX_DRAFT_TOKENS, AcceptedShares, DraftSource
+from mmserve.router.speculation.draft_source import MAX_DRAFT_TOKENS, AcceptedShares, Draft, DraftSource, Kind
 
 TEXT = list(range(100, 140))
 
 
 def source() -> DraftSource:
-    return DraftSource(AcceptedShares(0.5, 0.5))
+    return DraftSource(AcceptedShares(0.5, 0.5, 0.5))
 
 
 def draft(text: list[int], ending: tuple[int, ...] = (), max_tokens: int = 50) -> list[int]:
@@ -42,22 +42,38 @@ def test_drafts_become_longer_while_they_are_right() -> None:
     assert len(drafts.draft(tokens, (), 50)) == 6
 
 
+def test_a_proposal_is_as_long_as_drafts_were_right() -> None:
+    drafts = source()
+    assert drafts.proposal(50) == Draft(4)
+    drafts.observe(4, 4)
+    assert drafts.shares[Kind.MODEL] > 0.5
+    assert drafts.shares[Kind.SHORT] == 0.5
+    assert drafts.proposal(50) == Draft(12)
+    assert drafts.proposal(3) == Draft(3)
+
+
+def test_a_draft_may_be_cut() -> None:
+    assert Draft(3, (7, 8, 9)).first(2) == Draft(2, (7, 8))
+    assert Draft(3).first(2) == Draft(2)
+    assert Draft(3, (7, 8, 9)).first(5) == Draft(3, (7, 8, 9))
+
+
 def test_shares_approach_what_is_observed() -> None:
-    shares = AcceptedShares(0.5, 0.5)
+    shares = AcceptedShares(0.5, 0.5, 0.5)
     for _ in range(50):
-        shares.observe(long=True, num_drafted=4, num_accepted=4)
-        shares.observe(long=False, num_drafted=4, num_accepted=0)
-    assert shares[True] == pytest.approx(1.0, abs=1e-3)
-    assert shares[False] == pytest.approx(0.0, abs=1e-3)
+        shares.observe(Kind.LONG, num_drafted=4, num_accepted=4)
+        shares.observe(Kind.SHORT, num_drafted=4, num_accepted=0)
+    assert shares[Kind.LONG] == pytest.approx(1.0, abs=1e-3)
+    assert shares[Kind.SHORT] == pytest.approx(0.0, abs=1e-3)
     for _ in range(200):
-        shares.observe(long=False, num_drafted=4, num_accepted=1)
-    assert 0.4 < shares[False] < 0.6, "each draft shows one right and one wrong token"
+        shares.observe(Kind.SHORT, num_drafted=4, num_accepted=1)
+    assert 0.4 < shares[Kind.SHORT] < 0.6, "each draft shows one right and one wrong token"
 
 
 def test_drafts_that_are_not_computed_are_tried_again_after_a_while() -> None:
-    shares = AcceptedShares(0.01, 0.9)
+    shares = AcceptedShares(0.01, 0.9, 0.5)
     for _ in range(100):
-        shares.observe_unused(long=False)
-        shares.observe_unused(long=True)
-    assert 0.2 < shares[False] < 0.5
-    assert shares[True] == 0.9
+        shares.observe_unused(Kind.SHORT)
+        shares.observe_unused(Kind.LONG)
+    assert 0.2 < shares[Kind.SHORT] < 0.5
+    assert shares[Kind.LONG] == 0.9

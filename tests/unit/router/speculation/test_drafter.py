@@ -22,6 +22,7 @@ class Answer:
         self.text = text[3:]
         self.draft_source: DraftSource | None = None
         self.ending_token_ids: tuple[int, ...] = ()
+        self.largest_image_tokens = 0
 
     @property
     def max_draft_tokens(self) -> int:
@@ -33,12 +34,12 @@ def generate(answers: list[Answer], drafter: Drafter, step_s: Callable[[int], fl
     seconds, num_steps = 0.0, 0
     while running := [answer for answer in answers if answer.text]:
         drafts = drafter.drafts(running)
-        num_drafted = sum(map(len, drafts.values()))
+        num_drafted = sum(draft.num_tokens for draft in drafts.values())
         took_s = step_s(len(running) + num_drafted)
         seconds, num_steps = seconds + took_s, num_steps + 1
         drafter.observe_step(len(running), num_drafted, took_s)
         for answer in running:
-            draft = drafts.get(answer, ())
+            draft = drafts[answer].token_ids if answer in drafts else ()
             accepted = next((i for i, token in enumerate(draft) if answer.text[i] != token), len(draft))
             if draft and answer.draft_source is not None:
                 drafter.observe_draft(answer.draft_source, len(draft), accepted)
@@ -149,3 +150,102 @@ def test_drafts_are_tried_again_when_rows_have_become_free() -> None:
         generate([Answer(copied())], drafter, lambda rows: 0.01)
     _, num_steps = generate([Answer(copied())], drafter, lambda rows: 0.01)
     assert num_steps < len(copied()) / 3
+
+
+def generate_with_model(
+    answers: list[Answer], drafter: Drafter, share: float, step_s: Callable[[int], float], pass_s: float, row_s: float
+) -> tuple[float, float, int]:
+    """As ``generate``, with a draft model that is right with this probability. Returns the seconds of all steps, those
+    of steps without drafts, and the drafted tokens."""
+    draw, computed = random.Random(2), dict.fromkeys(answers, 0)
+    seconds = plain_s = num_drafted = 0.0
+    while running := [answer for answer in answers if answer.text]:
+        drafts = drafter.drafts(running)
+        asked = {answer: draft.num_tokens for answer, draft in drafts.items()}
+        num_rows = sum(min(256, len(answer.tokens) - computed[answer]) for answer in asked)
+        lengths = {answer: asked[answer] if len(answer.tokens) - computed[answer] <= 256 else 0 for answer in asked}
+        draft_s = pass_s * max([*lengths.values(), 0]) + row_s * num_rows if asked else 0.0
+        target_s = step_s(len(running) + sum(lengths.values()))
+        seconds, plain_s = seconds + target_s + draft_s, plain_s + step_s(len(running))
+        drafter.observe_step(len(running), sum(lengths.values()), target_s)
+        if asked:
+            drafter.observe_proposals(list(lengths.values()), num_rows, draft_s)
+        for answer in running:
+            length = lengths.get(answer, 0)
+            computed[answer] += min(256, len(answer.tokens) - computed[answer]) if answer in asked else 0
+            accepted = next((place for place in range(length) if draw.random() >= share), length)
+            source = answer.draft_source
+            if answer in asked and source is not None:
+                source.computed(len(answer.tokens), len(answer.tokens) - computed[answer])
+            if length and source is not None:
+                num_drafted += length
+                drafter.observe_draft(source, length, accepted)
+            answer.tokens.extend(answer.text[: accepted + 1])
+            answer.text = answer.text[accepted + 1 :]
+            computed[answer] = min(computed[answer] + accepted, len(answer.tokens) - 1)
+    return seconds, plain_s, int(num_drafted)
+
+
+def stories(num_answers: int, prompt: int = 100, length: int = 400) -> list[Answer]:
+    """Answers that repeat nothing, of texts without pictures."""
+    found = []
+    for number in range(num_answers):
+        answer = Answer([-1 - number * 10_000 - index for index in range(length)])
+        answer.tokens = array("q", [-5_000_000 - index for index in range(prompt)] + answer.tokens.tolist()[-3:])
+        found.append(answer)
+    return found
+
+
+def model_drafter(**options: int) -> Drafter:
+    return Drafter(ngrams=False, **({"model_context": 100_000} | options))
+
+
+def test_a_draft_model_that_is_often_right_saves_steps() -> None:
+    seconds, _, _ = generate_with_model(stories(1), model_drafter(), 0.85, lambda rows: 0.01, 0.001, 0.00004)
+    assert seconds < 0.01 * 400 / 1.8
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
+@pytest.mark.parametrize("num_answers", [1, 16])
+@pytest.mark.parametrize("pass_s", [0.001, 0.005])
+@pytest.mark.parametrize("prompt", [100, 3000])
+def test_a_draft_model_costs_little(share: float, num_answers: int, pass_s: float, prompt: int) -> None:
+    def step_s(rows: int) -> float:
+        return 0.01 + 0.0004 * (rows - 1)
+
+    drafter = model_drafter()
+    generate_with_model(stories(1), drafter, share, step_s, pass_s, 0.00004)
+    seconds, _, _ = generate_with_model(stories(num_answers, prompt), drafter, share, step_s, pass_s, 0.00004)
+    assert seconds <= 397 * step_s(num_answers) / 0.96
+
+
+def test_a_long_prompt_is_computed_only_for_an_answer_that_is_long_too() -> None:
+    drafter = model_drafter()
+    generate_with_model(stories(1, 3000), drafter, 0.9, lambda rows: 0.01, 0.001, 0.0001)
+    _, _, num_drafted = generate_with_model(stories(1, 3000, length=30), drafter, 0.9, lambda rows: 0.01, 0.001, 0.0001)
+    assert num_drafted == 0
+    _, _, num_drafted = generate_with_model(stories(1, 3000), drafter, 0.9, lambda rows: 0.01, 0.001, 0.0001)
+    assert num_drafted > 100
+
+
+def test_nothing_is_proposed_beside_pictures_or_beyond_the_context_of_the_draft_model() -> None:
+    (answer,) = stories(1)
+    drafter = model_drafter()
+    drafter.observe_step(1, 0, 0.01)
+    assert drafter.drafts([answer])
+    answer.largest_image_tokens = 16
+    assert not drafter.drafts([answer])
+    answer.largest_image_tokens = 0
+    short = model_drafter(model_context=len(answer.tokens) + 3)
+    short.observe_step(1, 0, 0.01)
+    assert [draft.num_tokens for draft in short.drafts([answer]).values()] == [2]
+
+
+def test_what_followed_before_goes_before_what_a_draft_model_proposes() -> None:
+    drafter = Drafter(ngrams=True, model_context=1000)
+    drafter.observe_step(2, 0, 0.01)
+    copy, story = Answer(copied()), stories(1)[0]
+    drafts = drafter.drafts([copy, story])
+    assert drafts[copy].token_ids
+    assert not drafts[story].token_ids
+    assert drafts[story].num_tokens

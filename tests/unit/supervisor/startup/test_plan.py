@@ -62,6 +62,12 @@ def _make(model: ModelSpec, machine: Machine = LAPTOP, **options: object) -> Dep
     return plan.make(config, model, machine, run_dir="/run/x", url="http://127.0.0.1:1", max_image_rows=rows)
 
 
+def _with_draft(model: ModelSpec, draft: ModelSpec, machine: Machine = LAPTOP, **options: object) -> Deployment:
+    config = Config(speculative_model="draft", **options)  # type: ignore[arg-type]
+    place = {"run_dir": "/run/x", "url": "http://127.0.0.1:1"}
+    return plan.make(config, model, machine, max_image_rows=VISION.num_rows, draft=draft, **place)
+
+
 def _refused(model: ModelSpec, machine: Machine = LAPTOP, **options: object) -> str:
     with pytest.raises(StartupError) as refused:
         _make(model, machine, **options)
@@ -291,6 +297,50 @@ def test_options_that_transformers_modules_do_not_have(model: ModelSpec, options
 
 def test_drafts_do_not_go_with_overlap_scheduling(model: ModelSpec) -> None:
     assert _make(model, speculative="ngram").config.speculative == "ngram"
+    assert "--speculative-model" in _refused(model, speculative_model="x", overlap_scheduling=True)
     said = _refused(model, speculative="ngram", overlap_scheduling=True)
     assert "--speculative ngram" in said
     assert "--overlap-scheduling" in said
+
+
+def _draft_of(model: ModelSpec, **changes: object) -> ModelSpec:
+    """A text model with a quarter of the layers."""
+    text = structs.replace(model.text, layers=model.text.layers[:8], **changes)
+    return structs.replace(model, family="llama", text=text, vision=None)
+
+
+def test_the_kv_cache_of_the_draft_model_is_part_of_the_plan(model: ModelSpec) -> None:
+    options = {"kv_cache_gb": 2.5}
+    plain, drafting = _make(model, **options), _with_draft(model, _draft_of(model), **options)
+    assert plain.kv_tokens is not None
+    assert drafting.kv_tokens == int(plain.kv_tokens / 1.25)
+    assert drafting.draft is not None
+
+
+def test_the_weights_of_the_draft_model_are_part_of_the_plan(model: ModelSpec) -> None:
+    machine, options = replace(LAPTOP, memory_bytes=4 * GIB), {"kv_cache_gb": 2.5}
+    draft = _draft_of(model)
+    assert _with_draft(model, draft, machine, **options).draft is not None
+    large = Path(model.path) / "large"
+    large.mkdir()
+    sparse_weights(large, {"model.norm.weight": 1 << 28})
+    with pytest.raises(StartupError, match="too little memory"):
+        _with_draft(model, structs.replace(draft, path=str(large)), machine, **options)
+
+
+def test_a_draft_model_has_no_longer_contexts_than_both_models(model: ModelSpec) -> None:
+    shorter = _with_draft(model, _draft_of(model, max_position=1024)).draft
+    longer = _with_draft(model, _draft_of(model, max_position=100_000)).draft
+    assert shorter is not None
+    assert longer is not None
+    assert (shorter.text.max_position, longer.text.max_position) == (1024, 4096)
+
+
+def test_a_draft_model_that_cannot_be_computed_is_refused(model: ModelSpec) -> None:
+    with pytest.raises(StartupError, match="--speculative-model does not go with a model that transformers"):
+        _with_draft(structs.replace(model, family="transformers"), _draft_of(model))
+    scheme = QuantizationScheme(method="AWQ", layout="awq", bits=4, group_size=128, zero_points=True)
+    quantized = structs.replace(_draft_of(model), quantization=scheme)
+    with pytest.raises(StartupError, match="--dtype float32"):
+        _with_draft(model, quantized, XEON)
+    assert _with_draft(model, quantized, XEON, dtype="float32").draft is not None

@@ -1,0 +1,42 @@
+"""What ``--speculative-model`` names, and whether its tokens are those of the served model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mmserve.checkpoint.files import read_json
+from mmserve.checkpoint.load import load
+from mmserve.checkpoint.locate import locate
+from mmserve.checkpoint.spec import ModelSpec
+from mmserve.config.config import Config
+from mmserve.runtime.errors import StartupError
+
+
+def find_draft(config: Config, model: ModelSpec) -> ModelSpec | None:
+    """The draft model; None without the option. May download it.
+
+    Raises StartupError if mmserve's own code does not compute it, or if a token has another id than in ``model``.
+    """
+    if config.speculative_model is None:
+        return None
+    draft = load(locate(config.speculative_model, option="--speculative-model"))
+    served, own = _tokens(model), _tokens(draft)
+    if (different := next((token for token in served if served[token] != own.get(token)), None)) is not None:
+        raise StartupError(
+            f"--speculative-model {config.speculative_model} has other tokens than the served model: {different!r} is "
+            f"{own.get(different, 'none')} instead of {served[different]}; a draft model must have the same tokenizer"
+        )
+    return draft
+
+
+def _tokens(model: ModelSpec) -> dict[str, int]:
+    """Token -> id."""
+    file = Path(model.path) / "tokenizer.json"
+    definition = read_json(file)
+    if definition is None:
+        raise StartupError(f"--speculative-model: there is no {file}, so the tokens of the models cannot be compared")
+    vocabulary = (definition.get("model") or {}).get("vocab") or {}
+    if isinstance(vocabulary, list):  # of a unigram model: (token, score), in the order of their ids
+        vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
+    added = {token["content"]: token["id"] for token in definition.get("added_tokens") or ()}
+    return {**vocabulary, **added}

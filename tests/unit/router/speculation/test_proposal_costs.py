@@ -1,0 +1,33 @@
+"""The learned time of the draft model."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmserve.router.speculation.proposal_costs import ProposalCosts
+
+
+def test_nothing_is_known_at_first() -> None:
+    costs = ProposalCosts()
+    costs.observe(3, 4, 3, 0.0)
+    assert (costs.row_s, costs.pass_seconds(3)) == (0.0, [0.0, 0.0, 0.0])
+
+
+def test_a_draft_takes_a_pass_for_each_token() -> None:
+    costs = ProposalCosts()
+    costs.observe(1, 4, 1, 0.008)
+    costs.observe(8, 2, 16, 0.012)
+    assert costs.pass_seconds(8)[0] == pytest.approx(0.002)
+    assert costs.pass_seconds(8)[-1] == pytest.approx(0.006)
+    assert costs.row_s == 0.0
+
+
+def test_a_long_first_pass_tells_about_its_tokens() -> None:
+    costs = ProposalCosts()
+    costs.observe(1, 4, 1, 0.008)
+    costs.observe(1, 3, 200, 0.004 + 0.1)
+    assert costs.row_s == pytest.approx(0.0005)
+    assert costs.pass_seconds(1) == pytest.approx([0.002])
+    for _ in range(60):
+        costs.observe(1, 1, 200, 0.2)
+    assert costs.row_s == pytest.approx(0.001, rel=0.01)
