@@ -21,6 +21,7 @@ from mmserve.config.deployment import Deployment
 from mmserve.messages.sampling import SamplingParams
 from mmserve.messages.step import NewSequence, SequenceStep, StepPlan
 from mmserve.model_backend.distributed import TpGroup
+from mmserve.model_backend.layers.linear import LinearLayer
 from mmserve.model_backend.platforms.device import platform_for
 from mmserve.model_backend.platforms.interface import Platform
 from mmserve.model_backend.worker.forward_batch import ForwardBatch
@@ -50,6 +51,13 @@ class Engine:
         self._runner = _Observed(deployment, platform)
         self._runner.warm_up()
         self.dtype = deployment.dtype
+
+    @property
+    def matrices_nbytes(self) -> int:
+        """What the kernels read of the model's matrices. They must be in use: other methods keep no packed weights."""
+        model: Any = self._runner._model
+        methods = {module.method for module in model.modules() if isinstance(module, LinearLayer)}
+        return sum(method.packed.nbytes for method in methods)  # type: ignore[attr-defined]
 
     def read(self, texts: Sequence[Sequence[int]]) -> Read:
         """Read texts of equal length in one batch, one token of each a step. ``nll`` is that of the first text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import struct
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from mmserve.checkpoint.tensor_names import canonical_name
 from tests.fakes.gguf_formats import stored
 
 _NUMBERS = {
@@ -22,7 +24,7 @@ _NUMBERS = {
 _ALIGNMENT = 32
 _ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
 _NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output",
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
@@ -89,10 +91,16 @@ def gguf_of(
     ``plain``: gets the checkpoint with the numbers that were stored, for transformers. ``extra``: further tensors.
     ``more``: key-values, with __ for dots.
     """
-    config = json.loads((directory / "config.json").read_text())
+    whole = json.loads((directory / "config.json").read_text())
+    config = whole.get("text_config") or whole
     kind, tensors, plain_tensors = config["model_type"], {}, {}
     for name, weight in load_file(directory / "model.safetensors").items():
-        found = _gguf_name(name, sandwich=kind == "gemma3_text")
+        family = "llava" if "vision_config" in whole else kind
+        part, _, rest = (canonical_name(family, name) or "").partition(".")
+        if part != "text":
+            plain_tensors[name] = weight
+            continue
+        found = _gguf_name(rest, sandwich=kind == "gemma3_text")
         numbers = weight.float().numpy()
         if weight.dim() == 1:
             offset = np.float32(kind == "gemma3_text" and "norm" in found)
@@ -112,11 +120,59 @@ def gguf_of(
     return write_gguf(path, metadata, tensors | dict(extra or {}))
 
 
+_TOWER_NAMES = {
+    "embeddings.class_embedding": "v.class_embd", "embeddings.patch_embedding.weight": "v.patch_embd.weight",
+    "embeddings.position_embedding.weight": "v.position_embd.weight", "pre_layrnorm.": "v.pre_ln.",
+    "post_layernorm.": "v.post_ln.", "encoder.layers.": "v.blk.", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.out_proj": "attn_out", "layer_norm1": "ln1",
+    "layer_norm2": "ln2",
+}  # fmt: skip
+
+
+def projector_of(
+    directory: Path, path: Path, *, layers: int | None = None, exchanged: bool = False, **more: Any
+) -> Path:
+    """Writes the tower and the projector of a LLaVA checkpoint, in F16 and F32.
+
+    ``layers``: those that are stored. ``exchanged``: fc1 is called down, as older converters did.
+    """
+    vision = json.loads((directory / "config.json").read_text())["vision_config"]
+    names = _TOWER_NAMES | {"mlp.fc1": "ffn_down" if exchanged else "ffn_up"}
+    names |= {"mlp.fc2": "ffn_up" if exchanged else "ffn_down"}
+    tensors, layers = {}, layers or vision["num_hidden_layers"]
+    for name, weight in load_file(directory / "model.safetensors").items():
+        part, _, short = (canonical_name("llava", name) or "").partition(".")
+        layer = re.match(r"encoder\.layers\.(\d+)", short)
+        if part == "text" or (layer is not None and int(layer[1]) >= layers):
+            continue
+        for one, other in names.items():
+            short = short.replace(one, other)
+        short = short.replace("linear_1", "mm.0").replace("linear_2", "mm.2")
+        kind = "F16" if weight.dim() > 1 and "position" not in short else "F32"
+        tensors[short] = Tensor(kind, tuple(weight.shape), stored(weight.float().numpy(), kind).data)
+    values = {
+        "general.architecture": "clip",
+        "clip.has_vision_encoder": True,
+        "clip.projector_type": "mlp",
+        "clip.use_gelu": vision["hidden_act"] == "gelu",
+        "clip.vision.image_size": vision["image_size"],
+        "clip.vision.patch_size": vision["patch_size"],
+        "clip.vision.embedding_length": vision["hidden_size"],
+        "clip.vision.feed_forward_length": vision["intermediate_size"],
+        "clip.vision.block_count": layers,
+        "clip.vision.attention.head_count": vision["num_attention_heads"],
+        "clip.vision.attention.layer_norm_epsilon": float(vision["layer_norm_eps"]),
+        "clip.vision.image_mean": [0.5, 0.5, 0.5],
+        "clip.vision.image_std": [0.5, 0.5, 0.5],
+    }
+    return write_gguf(path, values | {key.replace("__", "."): each for key, each in more.items()}, tensors)
+
+
 def _gguf_name(name: str, *, sandwich: bool) -> str:
     module, _, last = name.rpartition(".")
     if module in _NAMES:
         return f"{_NAMES[module]}.{last}"
-    _, _, layer, part = module.split(".", 3)
+    _, layer, part = module.split(".", 2)
     return f"blk.{layer}.{(_NAMES | (_SANDWICH_NORMS if sandwich else _PLAIN_NORMS))[part]}.{last}"
 
 

@@ -1,7 +1,8 @@
 """A checkpoint directory that stands for a GGUF file: its key-values as JSON files, and links to the files themselves.
 
-It is made once, in the user's cache directory, so that no process but the first reads the file's key-values. Files of
-the usual names beside the GGUF file (``BESIDE``) take the place of those made from it.
+A projector (``mmproj-*.gguf``) beside the file belongs to it. The directory is made once, in the user's cache
+directory, so that no process but the first reads the file's key-values. Files of the usual names beside the GGUF file
+(``BESIDE``) take the place of those made from it.
 """
 
 from __future__ import annotations
@@ -18,15 +19,28 @@ import msgspec
 
 from mmserve.checkpoint.files import read_json
 from mmserve.checkpoint.gguf.names import ROPE_DIVISORS, text_name
+from mmserve.checkpoint.gguf.projector import (
+    image_settings,
+    is_projector,
+    multimodal_config,
+    named,
+    projector_beside,
+)
 from mmserve.checkpoint.gguf.reader import GgufHeader, GgufTensor, read_header
-from mmserve.checkpoint.gguf.table import MODEL_FILE, write_table
+from mmserve.checkpoint.gguf.table import MODEL_FILE, PROJECTOR_FILE, write_table
 from mmserve.checkpoint.gguf.tensor_types import FILE_TYPES, QUANTIZED
 from mmserve.checkpoint.gguf.text_config import architecture_of, text_config
 from mmserve.checkpoint.gguf.tokenizer import GgufTokenizer
 from mmserve.runtime import user_cache
 from mmserve.runtime.errors import StartupError
 
-BESIDE = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+BESIDE = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "preprocessor_config.json",
+)
 _VERSION = 1
 """Of what is made; part of the directory's name."""
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -34,20 +48,24 @@ _TOKENS_OF_ANOTHER_MODEL = 0.01
 
 
 def gguf_files(directory: Path) -> list[Path]:
-    return sorted(directory.glob("*.gguf"))
+    """Of language models."""
+    return sorted(path for path in directory.glob("*.gguf") if not is_projector(path))
 
 
 def directory_of(path: Path, cache: Path | None = None) -> Path:
     """``path``: a GGUF file, or a directory with one. Raises StartupError for what is not supported."""
     file = _only_model(path) if path.is_dir() else path.resolve()
+    if is_projector(file):
+        raise StartupError(f"{file} is a projector: name the language model's file beside it")
     beside = [each for name in BESIDE if (each := file.parent / name).is_file()]
+    projector = projector_beside(file)
     parent = (cache or user_cache.directory()) / "gguf"
-    made = parent / f"{file.stem}-{_digest([file, *beside])}"
+    made = parent / f"{file.stem}-{_digest([file, *beside, *filter(None, [projector])])}"
     if not made.is_dir():
         parent.mkdir(exist_ok=True)
         _forget_lost_files(parent)
         with tempfile.TemporaryDirectory(dir=parent) as temporary:
-            _write(Path(temporary) / made.name, file, beside)
+            _write(Path(temporary) / made.name, file, projector, beside)
             with contextlib.suppress(OSError):  # another process has made it meanwhile
                 (Path(temporary) / made.name).rename(made)
     return made
@@ -74,15 +92,18 @@ def _forget_lost_files(parent: Path) -> None:
             shutil.rmtree(made, ignore_errors=True)
 
 
-def _write(directory: Path, file: Path, beside: list[Path]) -> None:
-    header = read_header(file)
+def _write(directory: Path, file: Path, projector: Path | None, beside: list[Path]) -> None:
+    header, tower = read_header(file), None if projector is None else read_header(projector)
     try:
-        made = _files(file, header)
+        made = _files(file, header, tower)
     except StartupError as error:
-        raise StartupError(f"{file}: {error}") from None
+        raise StartupError(f"{' and '.join(str(each) for each in (file, projector) if each)}: {error}") from None
     directory.mkdir()
     (directory / MODEL_FILE).symlink_to(file)
     write_table(directory / MODEL_FILE, _named(header))
+    if projector is not None and tower is not None:
+        (directory / PROJECTOR_FILE).symlink_to(projector)
+        write_table(directory / PROJECTOR_FILE, named(tower))
     for name, content in made.items():
         (directory / name).write_bytes(msgspec.json.encode(content))
     if template := header.metadata.get("tokenizer.chat_template"):
@@ -91,23 +112,28 @@ def _write(directory: Path, file: Path, beside: list[Path]) -> None:
         shutil.copyfile(each, directory / each.name)
 
 
-def _files(file: Path, header: GgufHeader) -> dict[str, dict[str, Any]]:
+def _files(file: Path, header: GgufHeader, tower: GgufHeader | None) -> dict[str, dict[str, Any]]:
     """JSON files by name."""
     tokenizer = GgufTokenizer(header.metadata)
     beside = read_json(file.parent / "tokenizer.json")
     if beside is not None:
         _check_same_tokens(tokenizer.tokens, beside)
-    return {
-        "config.json": text_config(file, header) | _about_numbers(header),
+    config, pictures = text_config(file, header), {}
+    if tower is not None:
+        config = multimodal_config(tower, config, tokenizer.tokens)
+        pictures = {"preprocessor_config.json": image_settings(tower.metadata)}
+    return pictures | {
+        "config.json": config | _about_numbers(header, tower),
         "tokenizer.json": tokenizer.definition() if beside is None else beside,
         "tokenizer_config.json": tokenizer.config(),
         "generation_config.json": tokenizer.generation_config(),
     }
 
 
-def _about_numbers(header: GgufHeader) -> dict[str, Any]:
+def _about_numbers(header: GgufHeader, tower: GgufHeader | None) -> dict[str, Any]:
     """Fields of config.json: how weights are stored."""
-    kinds = Counter(tensor.kind.name for tensor in header.tensors.values() if len(tensor.shape) > 1)
+    tensors = [*header.tensors.values(), *(() if tower is None else tower.tensors.values())]
+    kinds = Counter(tensor.kind.name for tensor in tensors if len(tensor.shape) > 1)
     architecture = architecture_of(header.metadata)
     stored = {"adjacent_rope": architecture.adjacent_rope, "offset_norms": architecture.offset_norms}
     if not kinds.keys() & QUANTIZED.keys():

@@ -13,8 +13,8 @@ import msgspec
 from mmserve.checkpoint.gguf.reader import GgufTensor
 from mmserve.runtime.errors import StartupError
 
-MODEL_FILE = "model.gguf"
-"""Name of the link."""
+MODEL_FILE, PROJECTOR_FILE = "model.gguf", "mmproj.gguf"
+"""Names of the links."""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
