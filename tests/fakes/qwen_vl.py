@@ -78,13 +78,20 @@ CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """By ``model_type``: what ``text_config`` has besides, and ``vision_config``."""
 
 
-def make_qwen_vl(directory: Path, family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
-    """Write a random model of a family, with tokenizer and image processor."""
+def make_qwen_vl(
+    directory: Path,
+    family: str,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    text: dict[str, Any] | None = None,
+) -> Path:
+    """Write a random model of a family, with tokenizer and image processor. ``text``: changes of its text_config."""
     torch.manual_seed(seed)
-    text, vision = CONFIGS[family]
+    usual, vision = CONFIGS[family]
     config = transformers.AutoConfig.for_model(
         family,
-        text_config=_TEXT | text,
+        text_config=_TEXT | usual | (text or {}),
         vision_config=vision | {"initializer_range": 0.2},
         image_token_id=IMAGE,
         video_token_id=VIDEO,

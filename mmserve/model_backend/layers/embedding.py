@@ -11,11 +11,14 @@ from mmserve.model_backend.layers.linear import LinearLayer
 from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearShape
 from mmserve.model_backend.layers.target import LinearShard, Target
 
+_ROW_MULTIPLE = 16
+"""What quantized formats need; some vocabularies are of another size, as InternVL3's of 151674 tokens."""
+
 
 class VocabParallelEmbedding(LinearLayer):
     """One row per token id: looked up as the embedding, or multiplied with as the head (both when tied).
 
-    All ranks' shards have the same size, so the last ones may be padded.
+    All ranks' shards have the same size, a multiple of ``_ROW_MULTIPLE``, so the last ones may be padded.
     """
 
     method: EmbeddingMethod
@@ -23,7 +26,7 @@ class VocabParallelEmbedding(LinearLayer):
     def __init__(self, name: str, vocab_size: int, hidden_size: int, *, context: LayerContext) -> None:
         super().__init__()
         self._name, self._shape, self._tp = context.prefix + name, (vocab_size, hidden_size), context.tp
-        shard_size = -(-vocab_size // context.tp.size)
+        shard_size = -(-vocab_size // (context.tp.size * _ROW_MULTIPLE)) * _ROW_MULTIPLE
         self._first = min(context.tp.rank * shard_size, vocab_size)
         self._used = min(shard_size, vocab_size - self._first)
         self.method = context.embedding_method(LinearShape(shard_size, hidden_size, self._used, (self._name,)))

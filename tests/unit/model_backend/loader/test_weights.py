@@ -115,7 +115,7 @@ def test_each_layer_is_packed_when_its_tensors_are_loaded(tmp_path: Path, monkey
     monkeypatch.setattr(weights._Part, "copy", read)
     monkeypatch.setattr(PlainLinear, "finish_loading", pack)
     platform = TorchPlatform(torch.device("cpu"), torch.float32)
-    spec = load(make_llama(tmp_path))
+    spec = load(make_llama(tmp_path, vocab_size=272))  # which is not padded
     text = spec.text
     attention = platform.attention(AttentionSpec(text.num_heads, text.num_kv_heads, text.head_dim), torch.float32)
     load_decoder(spec, platform, attention, TpGroup(), "none", lambda *_: None)

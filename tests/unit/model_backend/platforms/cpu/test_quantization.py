@@ -21,7 +21,8 @@ from tests.fakes.quantized import dequantized
 pytestmark = pytest.mark.skipif(
     not compiler.compilers(), reason="no C++ compiler on this machine, so no quantized weights either"
 )
-SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 272}
+SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 270}
+"""The vocabulary is padded."""
 CHANGES: dict[str, dict[str, Any]] = {"qwen3_moe": {"moe_intermediate_size": 32}, "phi3": {"hidden_size": 128}}
 """Phi-3's heads are as wide as its hidden size says."""
 TOWER = ("vision_tower.", "multi_modal_projector.")
