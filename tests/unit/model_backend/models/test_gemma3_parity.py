@@ -109,10 +109,14 @@ def test_prompts_in_chunks(model: Model, expected: list[list[int]], chunk: int) 
     assert model.outputs(runner, chunk) == expected
 
 
-def test_torch_alone_and_two_ranks(model: Model, expected: list[list[int]]) -> None:
+def test_torch_alone(model: Model, expected: list[list[int]]) -> None:
     reference = TorchPlatform(torch.device("cpu"), torch.float32)
     assert model.outputs(make_runner(model.directory, model.arena, reference), 20) == expected
-    ranks = RanksInThreads(model.directory, model.arena, size=2)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks(model: Model, expected: list[list[int]], size: int) -> None:
+    ranks = RanksInThreads(model.directory, model.arena, size=size)
     try:
         assert model.outputs(ranks, 20) == expected
     finally:

@@ -26,7 +26,7 @@ from mmserve.model_backend.vision.interface import Tower, ViewTensors
 from mmserve.model_backend.worker.model_runner import ModelRunner
 from tests.fakes.checkpoints import in_shards
 from tests.fakes.embeddings import put_rows
-from tests.fakes.engine import BLOCK_TOKENS, Driver, Running, make_runner
+from tests.fakes.engine import BLOCK_TOKENS, Driver, Engine, Running, make_runner
 from tests.fakes.qwen_vl import CONFIGS, IMAGE, VISION_END, VISION_START, make_qwen_vl, random_pictures
 from tests.fakes.ranks_in_threads import RanksInThreads
 
@@ -84,6 +84,12 @@ class Model:
             )
         return driver.add(slot, ids, spans=tuple(spans), **settings)
 
+    def outputs(self, engine: Engine, chunk: int) -> list[list[int]]:
+        driver = Driver(engine, chunk)
+        sequences = [self.add(driver, slot, prompt) for slot, prompt in enumerate(PROMPTS)]
+        driver.run(NUM_TOKENS)
+        return [sequence.output[:NUM_TOKENS] for sequence in sequences]
+
     def expected(self, prompt: Prompt) -> list[int]:
         """Of transformers."""
         ids = torch.tensor([self.ids(prompt)])
@@ -128,21 +134,20 @@ def expected(model: Model) -> list[list[int]]:
 
 @pytest.mark.parametrize("chunk", [1000, 7, 1])
 def test_prompts_in_chunks(model: Model, expected: list[list[int]], chunk: int) -> None:
-    driver = Driver(make_runner(model.directory, model.arena), chunk=chunk)
-    sequences = [model.add(driver, slot, prompt) for slot, prompt in enumerate(PROMPTS)]
-    driver.run(NUM_TOKENS)
-    assert [sequence.output[:NUM_TOKENS] for sequence in sequences] == expected
+    assert model.outputs(make_runner(model.directory, model.arena), chunk) == expected
 
 
-def test_torch_alone_and_two_ranks(model: Model, expected: list[list[int]]) -> None:
+def test_torch_alone(model: Model, expected: list[list[int]]) -> None:
     reference = TorchPlatform(torch.device("cpu"), torch.float32)
-    ranks = RanksInThreads(model.directory, model.arena, size=2)
+    assert model.outputs(make_runner(model.directory, model.arena, reference), 20) == expected
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks(model: Model, expected: list[list[int]], size: int) -> None:
+    """Of four, two have the same KV head."""
+    ranks = RanksInThreads(model.directory, model.arena, size=size)
     try:
-        for engine in (make_runner(model.directory, model.arena, reference), ranks):
-            driver = Driver(engine, chunk=20)
-            sequences = [model.add(driver, slot, prompt) for slot, prompt in enumerate(PROMPTS)]
-            driver.run(NUM_TOKENS)
-            assert [sequence.output[:NUM_TOKENS] for sequence in sequences] == expected
+        assert model.outputs(ranks, 20) == expected
     finally:
         ranks.close()
 
@@ -150,10 +155,7 @@ def test_torch_alone_and_two_ranks(model: Model, expected: list[list[int]]) -> N
 def test_sharded_checkpoint(model: Model, expected: list[list[int]], tmp_path: Path) -> None:
     sharded = in_shards(model.directory, tmp_path)
     assert all(map(torch.equal, tower_of(sharded)(model.views), tower_of(model.directory)(model.views)))
-    driver = Driver(make_runner(sharded, model.arena))
-    sequences = [model.add(driver, slot, prompt) for slot, prompt in enumerate(PROMPTS)]
-    driver.run(NUM_TOKENS)
-    assert [sequence.output[:NUM_TOKENS] for sequence in sequences] == expected
+    assert model.outputs(make_runner(sharded, model.arena), 1000) == expected
 
 
 @pytest.mark.parametrize("num_copied", [3, 12], ids=["before the picture's rows", "inside the picture"])
@@ -193,10 +195,7 @@ def test_the_prompts_show_a_wrong_option(
         runners.append(make_runner(model.directory, model.arena))
         monkeypatch.setattr(runners[-1]._image_writer, "scatter", without_further_streams(runners[-1]))
     for runner in runners:
-        driver = Driver(runner)
-        sequences = [model.add(driver, slot, prompt) for slot, prompt in enumerate(PROMPTS)]
-        driver.run(NUM_TOKENS)
-        found = [sequence.output[:NUM_TOKENS] for sequence in sequences]
+        found = model.outputs(runner, 1000)
         assert found[0] == expected[0]
         assert found != expected
 
