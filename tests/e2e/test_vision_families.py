@@ -36,7 +36,7 @@ CONTEXT = 320
 GENERATION = {"do_sample": False, "max_new_tokens": 8, "repetition_penalty": 1.3, "eos_token_id": [*range(20, 260, 8)]}
 """generation_config.json of the checkpoints. The ids are tokens of bytes, so random models write some."""
 STOP = 100
-LONG, THEIR_LONG = {"max_tokens": 40, "stop_token_ids": [STOP]}, {"max_new_tokens": 40, "eos_token_id": [STOP]}
+LONG, THEIR_LONG = {"max_tokens": 64, "stop_token_ids": [STOP]}, {"max_new_tokens": 64, "eos_token_id": [STOP]}
 """Answers that may end early, as far as the router knows; fields of a request, and the same for ``generate``."""
 
 
@@ -92,7 +92,7 @@ def test_a_request_that_was_computed_before_is_found_whole_in_the_prefix_cache(f
 
 def test_preempted_sequences_get_the_texts_of_transformers(family: Served) -> None:
     """After many short answers the router expects short ones, so it starts more than the KV cache has room for."""
-    stack, few = family.stack, QUESTIONS[:8]
+    stack, few = family.stack, QUESTIONS[:6]
     ask_all(stack, [("no picture",)] * 10, GREEDY | LONG | {"n": 16, "logit_bias": {STOP: 100}})
     assert ask_all(stack, few, GREEDY | LONG) == family.expected(few, THEIR_GREEDY | THEIR_LONG)
     assert stack.metric("num_preemptions_total") > 0
