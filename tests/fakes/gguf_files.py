@@ -36,6 +36,7 @@ _SANDWICH_NORMS = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }  # fmt: skip
 _TOKEN, _CONTROL = 1, 3
+_INT32 = 5
 
 
 class Tensor(NamedTuple):
@@ -45,7 +46,7 @@ class Tensor(NamedTuple):
 
 
 def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
-    """Integers become uint32, floats float32; lists are of one type."""
+    """Integers become uint32, in lists int32; floats float32; lists are of one type."""
     head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
     head += [_string(key) + _typed(value) for key, value in metadata.items()]
     body, offset = [], 0
@@ -65,7 +66,7 @@ def _string(text: str) -> bytes:
 
 def _typed(value: Any) -> bytes:
     if isinstance(value, list):
-        kind = _kind(value[0])
+        kind = _INT32 if type(value[0]) is int else _kind(value[0])
         return struct.pack("<IIQ", 9, kind, len(value)) + b"".join(_plain(each, kind) for each in value)
     return struct.pack("<I", _kind(value)) + _plain(value, _kind(value))
 
@@ -75,7 +76,7 @@ def _kind(value: Any) -> int:
 
 
 def _plain(value: Any, kind: int) -> bytes:
-    return _string(value) if kind == 8 else struct.pack({7: "<?", 4: "<I", 6: "<f"}[kind], value)
+    return _string(value) if kind == 8 else struct.pack({7: "<?", 4: "<I", 5: "<i", 6: "<f"}[kind], value)
 
 
 def gguf_of(
