@@ -43,7 +43,10 @@ def _try(name: str, family: Family) -> int:
     """How many mutations were not killed. All of them, if the tests fail without a mutation."""
     unchanged = verdict(family, None)
     if unchanged.outcome != "SURVIVED":
-        print(_ROW.format(name, "nothing", "ERROR", f"fails without a mutation: {unchanged.by}"), flush=True)
+        print(
+            _ROW.format(name, "nothing", "ERROR", f"fails without a mutation: {unchanged.by} {unchanged.why}"),
+            flush=True,
+        )
         return len(family.mutations)
     wrong = 0
     for mutation in family.mutations:

@@ -24,9 +24,18 @@ from tests.mutations.mutation import Family, Mutation, TargetError, mutate
 
 _ROOT = Path(__file__).parents[2]
 _COPIED = ("mmserve", "tests", "pyproject.toml")
-_OPTIONS = ("-x", "-n0", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+_OPTIONS = (
+    "-x",
+    "-n0",
+    "--tb=line",
+    "-rfE",
+    "-p",
+    "no:cacheprovider",
+    "-W",
+    "ignore::pytest.PytestAssertRewriteWarning",
+)
 """The warning: transformers has imported packages that are plugins too."""
-_NOTICED = re.compile(r"^(?:FAILED|ERROR) (?:tests/unit/)?(.+?)(?: - .*)?$", re.MULTILINE)
+_NOTICED = re.compile(r"^(?:FAILED|ERROR) (?:tests/unit/)?(.+?)(?: - (.*))?$", re.MULTILINE)
 _PASSED, _FAILED, _CRASHED = 0, 1, 70
 """Exit codes of pytest, and of a child in which it raised."""
 _SHARED = ("torch", "transformers")
@@ -38,6 +47,8 @@ class Verdict(NamedTuple):
     """``killed``, ``SURVIVED``, or ``ERROR`` where the tests say nothing about the mutation."""
     by: str
     """The test that noticed it, or what is wrong."""
+    why: str = ""
+    """What pytest's summary says of that test."""
 
 
 def verdict(family: Family, mutation: Mutation | None) -> Verdict:
@@ -61,7 +72,7 @@ def verdict_of(exit_code: int, output: str) -> Verdict:
         return Verdict("SURVIVED", "")
     found = _NOTICED.search(output)
     if exit_code == _FAILED and found is not None:
-        return Verdict("killed", found[1])
+        return Verdict("killed", found[1], found[2] or "")
     last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
     return Verdict("ERROR", f"pytest ended with {exit_code}: {last}")
 
@@ -103,6 +114,7 @@ def _pytest_below(root: Path, arguments: Sequence[str]) -> int:
         del sys.modules[name]
     os.chdir(root)
     os.environ["PYTHONPATH"] = str(root)
+    os.environ["COLUMNS"] = "1000"  # pytest leaves reasons out of the summary that a line has no room for
     sys.path[:] = [str(root), *(path for path in sys.path if path and Path(path).resolve() != _ROOT)]
     exit_code = int(pytest.main(list(arguments)))
     if not Path(sys.modules["mmserve"].__file__ or "").is_relative_to(root):

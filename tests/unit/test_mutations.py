@@ -60,13 +60,14 @@ SUMMARY = "..F\n=== summary ===\n{} tests/unit/a/test_b.py::test_c[x-y, z] - Ass
 @pytest.mark.parametrize(
     ("exit_code", "output", "expected"),
     [
-        (0, "12 passed", ("SURVIVED", "")),
-        (1, SUMMARY.format("FAILED"), ("killed", "a/test_b.py::test_c[x-y, z]")),
-        (1, SUMMARY.format("ERROR"), ("killed", "a/test_b.py::test_c[x-y, z]")),
-        (1, "no summary\n", ("ERROR", "pytest ended with 1: no summary")),
-        (2, SUMMARY.format("ERROR") + "Interrupted\n\n", ("ERROR", "pytest ended with 2: Interrupted")),
-        (5, "3 deselected\n", ("ERROR", "pytest ended with 5: 3 deselected")),
+        (0, "12 passed", ("SURVIVED", "", "")),
+        (1, SUMMARY.format("FAILED"), ("killed", "a/test_b.py::test_c[x-y, z]", "AssertionError: a - b")),
+        (1, SUMMARY.format("ERROR"), ("killed", "a/test_b.py::test_c[x-y, z]", "AssertionError: a - b")),
+        (1, "FAILED tests/unit/a/test_b.py::test_c\n", ("killed", "a/test_b.py::test_c", "")),
+        (1, "no summary\n", ("ERROR", "pytest ended with 1: no summary", "")),
+        (2, SUMMARY.format("ERROR") + "Interrupted\n\n", ("ERROR", "pytest ended with 2: Interrupted", "")),
+        (5, "3 deselected\n", ("ERROR", "pytest ended with 5: 3 deselected", "")),
     ],
 )
-def test_only_a_failed_test_kills(exit_code: int, output: str, expected: tuple[str, str]) -> None:
+def test_only_a_failed_test_kills(exit_code: int, output: str, expected: tuple[str, str, str]) -> None:
     assert verdict_of(exit_code, output) == expected
