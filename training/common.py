@@ -49,7 +49,7 @@ class Optimizers:
         rest: list[nn.Parameter] = []
         for module in modules:
             for name, parameter in module.named_parameters():
-                hidden = parameter.ndim == 2 and ".layers." in f".{name}"
+                hidden = parameter.ndim == 2 and any(part in f".{name}" for part in (".layers.", ".blocks."))
                 (matrices if hidden else rest).append(parameter)
         self.rates = (muon, adam)
         self.all = [*matrices, *rest]
