@@ -38,6 +38,7 @@ def _kernels() -> dict[str, Any]:
     try:
         from mmserve.model_backend.platforms.cpu.library import build, compiler, levels
         from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
+        from mmserve.model_backend.platforms.cpu.ways import candidates, store
         from mmserve.runtime import user_cache
     except (ImportError, OSError) as error:
         return {"error": str(error)}
@@ -47,6 +48,8 @@ def _kernels() -> dict[str, Any]:
         cached = (user_cache.directory() / name).exists()
     except OSError:
         cached = False
+    measured = [found for kept in store.kept() if kept.kernels == name for found in kept.measured]
+    faster = [found for found in measured if found.way != candidates.default(found.product.format, found.rows)]
     source = "wheel" if build.is_shipped(level) else "cache" if cached else ""
     return {
         "level": level.name,
@@ -54,6 +57,8 @@ def _kernels() -> dict[str, Any]:
         "compilers": compiler.compilers(),
         # Without a file, the self-test would compile for many seconds.
         "correct": verified_kernels() is not None if source else None,
+        "measured": len(measured),
+        "faster": [(*found.product, found.rows, round(found.gain, 3)) for found in faster],
     }
 
 

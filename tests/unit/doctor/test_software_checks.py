@@ -17,7 +17,8 @@ def _torch(version: str = "2.13.0+cpu") -> dict[str, Any]:
 
 
 def _kernels(**changed: Any) -> dict[str, Any]:
-    return {"kernels": {"level": "avx2", "source": "wheel", "compilers": ["/usr/bin/c++"], "correct": True, **changed}}
+    kernels = {"level": "avx2", "source": "wheel", "compilers": ["/usr/bin/c++"], "correct": True}
+    return {"kernels": {**kernels, "measured": 12, "faster": [(1, 64, 64, 1, 0.2)], **changed}}
 
 
 def _gpu(*peers: int) -> dict[str, Any]:
@@ -43,6 +44,7 @@ def test_a_broken_torch_is_a_line_that_says_what_to_do() -> None:
     ("probe", "status", "words"),
     [
         (_kernels(), "ok", "from the wheel"),
+        (_kernels(), "ok", "12 products measured, 1 of them faster"),
         (_kernels(source="", correct=None), "ok", "/usr/bin/c++"),
         (_kernels(source="", correct=None, compilers=[]), "warning", "no compiler"),
         (_kernels(correct=False), "warning", "wrong numbers"),
