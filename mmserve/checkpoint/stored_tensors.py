@@ -7,7 +7,7 @@ neither read bfloat16 data nor tell where the data lies.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +43,9 @@ class StoredTensor:
     @property
     def num_elements(self) -> int:
         return math.prod(self.shape)
+
+    def is_stored_as(self, dtypes: Container[str]) -> bool:
+        return self.dtype in dtypes
 
     def same_type(self, other: StoredTensor) -> bool:
         return (self.dtype, self.shape) == (other.dtype, other.shape)

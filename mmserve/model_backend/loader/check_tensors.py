@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import torch
 from msgspec.structs import replace
 
 from mmserve.checkpoint.config.rope_config import for_context
@@ -18,16 +17,15 @@ from mmserve.checkpoint.spec import ModelSpec
 from mmserve.model_backend.attention.interface import AttentionSpec
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.loader.load import load_decoder, load_tower
-from mmserve.model_backend.platforms.reference import TorchPlatform
+from mmserve.model_backend.platforms.device import shapes_alone
 from mmserve.runtime.errors import StartupError
 
 
 def check_tensors(model: ModelSpec) -> None:
     """Raises StartupError that names a tensor. ``model``: of mmserve's own code, not quantized."""
-    # torch's meta device gives tensors a shape and no memory.
     model = replace(model, text=for_context(model.text, model.text.max_position))
-    platform = TorchPlatform(torch.device("meta"), torch.float32)
-    attention = platform.attention(AttentionSpec.of(model.text, TpGroup()), torch.float32)
+    platform = shapes_alone()
+    attention = platform.attention(AttentionSpec.of(model.text, TpGroup()), platform.dtype)
     load_decoder(model, platform, attention, TpGroup(), "none", _ignore)
     if model.vision is not None:
         load_tower(model, platform, _ignore)

@@ -10,7 +10,6 @@ import math
 import sys
 
 import msgspec
-import torch
 
 from mmserve.checkpoint.config.rope_config import for_context
 from mmserve.checkpoint.spec import ModelSpec
@@ -18,15 +17,15 @@ from mmserve.model_backend.attention.interface import AttentionSpec
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.target import Targets
 from mmserve.model_backend.loader.registry import family_of
-from mmserve.model_backend.platforms.reference import TorchPlatform
+from mmserve.model_backend.platforms.device import shapes_alone
 
 
 def count(model: ModelSpec) -> tuple[int, int]:
     """(language model, tower and projector). A head that is the embedding counts once. Raises StartupError."""
     family, text = family_of(model.family), for_context(model.text, model.text.max_position)
-    platform = TorchPlatform(torch.device("meta"), torch.bfloat16)
-    spec = AttentionSpec(num_heads=text.num_heads, num_kv_heads=text.num_kv_heads, head_dim=text.head_dim)
-    attention, context = platform.attention(spec, torch.bfloat16), platform.layer_context(TpGroup())
+    platform = shapes_alone()
+    attention = platform.attention(AttentionSpec.of(text, TpGroup()), platform.dtype)
+    context = platform.layer_context(TpGroup())
     in_text = _numbers(family.decoder(text, attention, context).targets())
     if model.vision is None or family.tower is None:
         return in_text, 0

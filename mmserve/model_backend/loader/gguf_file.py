@@ -43,8 +43,7 @@ class GgufSlice:
     def __init__(self, entry: Entry, data: mmap.mmap) -> None:
         self._dtype = entry.dtype
         stored = torch.frombuffer(data, dtype=torch.uint8, count=entry.nbytes, offset=entry.start)
-        if entry.dtype in QUANTIZED:
-            kind = QUANTIZED[entry.dtype]
+        if (kind := QUANTIZED.get(entry.dtype)) is not None:
             self.tensor = stored.view(*entry.shape[:-1], entry.shape[-1] // kind.block * kind.nbytes)
         else:
             self.tensor = stored.view(_FLOATS[entry.dtype]).view(entry.shape)

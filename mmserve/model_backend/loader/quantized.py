@@ -92,5 +92,5 @@ def _quantized(model: ModelSpec, scheme: QuantizationScheme) -> dict[str, str]:
     return {
         (canonical_name(model.family, name) or name).removesuffix(suffix): tensor.dtype
         for name, tensor in checkpoint_tensors(Path(model.path))
-        if name.endswith(suffix) and tensor.dtype in dtypes
+        if name.endswith(suffix) and tensor.is_stored_as(dtypes)
     }

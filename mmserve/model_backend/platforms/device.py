@@ -7,6 +7,7 @@ import torch
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
 from mmserve.model_backend.platforms.interface import Platform
+from mmserve.model_backend.platforms.reference import TorchPlatform
 from mmserve.runtime.errors import StartupError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -24,6 +25,11 @@ def platform_for(device: str, dtype: str, rank: int = 0, activation_dtype: str |
     if not (num_gpus := torch.cuda.device_count()):
         raise StartupError("torch finds no GPU: use --device cpu, or check the driver and CUDA_VISIBLE_DEVICES")
     return CudaPlatform(torch.device("cuda", rank % num_gpus), DTYPES[dtype])
+
+
+def shapes_alone(dtype: str = "float32") -> Platform:
+    """A platform whose tensors have shapes and no memory (torch's meta device): for looking at a model's parameters."""
+    return TorchPlatform(torch.device("meta"), DTYPES[dtype])
 
 
 def is_out_of_memory(error: BaseException) -> bool:
