@@ -96,7 +96,7 @@ class RunningServer:
         found = f"a wrong key is answered with {status}: the server needs none"
         if is_loopback(self._client.url):
             return ok(f"{found}, and this machine alone reaches it by this URL")
-        return warning(found, "whoever reaches this address may use it: start the server with --api-key")
+        return warning(found, "every client that reaches this address may use it: start the server with --api-key")
 
     def _leftovers(self) -> Finding:
         if self._before is None:

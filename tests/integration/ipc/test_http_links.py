@@ -1,4 +1,4 @@
-"""Links to HTTP workers that come and go."""
+"""Links to HTTP workers: made for the first message, dropped when the worker has died."""
 
 from __future__ import annotations
 
