@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from mmserve.cli.tables import aligned
 from mmserve.config.options import OPTIONS
 from mmserve.runtime.errors import StartupError
 
@@ -51,7 +51,7 @@ def _listing(*, as_json: bool) -> str:
     if as_json:
         return json.dumps([entry._asdict() for entry in found])
     rows = [("architecture", "models", "what it adds to Llama"), *found]
-    return "\n".join([*_table(rows), "", _OTHERS])
+    return "\n".join([*aligned(rows), "", _OTHERS])
 
 
 def _report(name: str, arguments: argparse.Namespace) -> int:
@@ -88,7 +88,7 @@ def render(name: str, found: ModelReport) -> str:
         ("arena", f"{_size(found.arena_bytes)}{_fitting(found.pictures)}"),
         ("together", f"{_sizes(found.total_bytes)}, with the KV cache of one context"),
     ]
-    return "\n".join(_table(rows))
+    return "\n".join(aligned(rows))
 
 
 def _picture_rows(pictures: PictureReport | None) -> list[tuple[str, str]]:
@@ -124,8 +124,3 @@ def _size(nbytes: int) -> str:
             return f"{size:.4g} {unit}"
         size /= _KIB
     return f"{size:.1f} GiB"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from mmserve.cli.serve import add_options
+from mmserve.cli.tables import aligned
 from mmserve.config.options import OPTIONS, resolve
 from mmserve.runtime.errors import StartupError
 
@@ -110,7 +111,7 @@ def render(name: str, found: Estimate) -> str:
         rows.append(("picture", f"the largest is {size}, {_size(found.picture_arena_bytes)} of the arena"))
     if not found.kv_tokens:
         rows.append(("result", f"does not fit: not even one context of {found.context} tokens; see --max-model-len"))
-        return _aligned(rows)
+        return "\n".join(aligned(rows))
     rows += [
         ("requests", f"{fit.requests} of {fit.tokens} tokens at once" + _pictures(fit.pictures)) for fit in found.fits
     ]
@@ -122,7 +123,7 @@ def render(name: str, found: Estimate) -> str:
         for speed in found.speeds
     ]
     rows.append(("command", " ".join(["mmserve serve --model", name, *found.flags])))
-    return _aligned(rows)
+    return "\n".join(aligned(rows))
 
 
 def _tower(found: Estimate) -> str:
@@ -131,11 +132,6 @@ def _tower(found: Estimate) -> str:
 
 def _pictures(count: int) -> str:
     return f", {count} of the largest pictures in each" if count else ""
-
-
-def _aligned(rows: list[tuple[str, str]]) -> str:
-    width = max(len(left) for left, _ in rows)
-    return "\n".join(f"{left:<{width}}  {right}" for left, right in rows)
 
 
 def _size(nbytes: float) -> str:

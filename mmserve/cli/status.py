@@ -7,9 +7,10 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from mmserve.cli.tables import aligned
 from mmserve.runtime.errors import StartupError
 
 _TIMEOUT_S = 5.0
@@ -65,7 +66,7 @@ def render(report: Report) -> str:
     lines = [
         f"{report['phase']} ({report['status']})" + "".join(f"; {reason}" for reason in report["reasons"]),
         "",
-        *_table(rows),
+        *aligned(rows),
         "",
         f"epochs: engine {epochs['engine']}, visual {' '.join(map(str, epochs['visual'])) or '-'}, "
         f"cache {epochs['cache']}",
@@ -101,11 +102,6 @@ def _load(report: Report) -> list[str]:
         f"arena: {used:.0f} of {size:.0f} MiB in {load['arena_slots']:.0f} slots, {load['leases']:.0f} leases",
         f"tokens/s: {'-' if rate is None else rate}; generated since the start: {load['generation_tokens']:.0f}",
     ]
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _duration(seconds: float) -> str:
