@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 
 from benchmarks.load.report import Row, table, write_json
-from mmserve.model_backend.platforms.cpu import weight_memory
+from benchmarks.machine_rates import least_s, read_rate, square_rate
 from mmserve.model_backend.platforms.cpu.library import build, levels
 from mmserve.model_backend.platforms.cpu.packed_weights import format_of, pack_short
 from mmserve.model_backend.platforms.cpu.threads import set_threads
@@ -30,10 +28,6 @@ LAYERS = 30
 LAYER_SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 HEAD = (49152, 576)
 ROWS = (1, 4, 8, 16, 32, 256)
-SQUARE = 2048
-"""Of the matrix whose product shows torch's best rate."""
-_PAUSE_S = 0.03
-"""Before each measurement: threads of the variant before spin for some time."""
 _SHORT = 2
 """Bytes of a weight."""
 
@@ -50,8 +44,11 @@ def main() -> None:
     shapes = [*LAYER_SHAPES * LAYERS, HEAD]
     with torch.inference_mode():
         weights = [torch.randn(*shape).bfloat16() for shape in shapes]
-        read = _read_rate(options)
-        peaks = {"widened": _square_rate(torch.float32, options), "rounded": _square_rate(torch.bfloat16, options)}
+        read = read_rate(options.threads, options.rounds)
+        peaks = {
+            "widened": square_rate(torch.float32, options.rounds),
+            "rounded": square_rate(torch.bfloat16, options.rounds),
+        }
         print(
             f"reads {read / 1e9:.1f} GB/s; torch multiplies {peaks['widened'] / 1e9:.0f} GFLOP/s in float32, "
             f"{peaks['rounded'] / 1e9:.0f} in bfloat16\n"
@@ -68,12 +65,12 @@ def _measure(
 ) -> Row:
     """All products of ``count`` rows, in ms; at many rows without the head, which a prompt multiplies once."""
     chosen = weights if count <= 32 else weights[:-1]
-    least_s = _least_s(dict(_variants(count, chosen)), options.rounds)
+    spent = least_s(dict(_variants(count, chosen)), options.rounds)
     numbers = sum(weight.numel() for weight in chosen)
-    row: Row = {"rows": count} | {f"{name} ms": 1e3 * spent_s for name, spent_s in least_s.items()}
+    row: Row = {"rows": count} | {f"{name} ms": 1e3 * spent_s for name, spent_s in spent.items()}
     best = levels.of_this_cpu()[0].name
     for mode, peak in peaks.items():
-        row[f"{mode}, share"] = _share(count, numbers, least_s[f"{best} {mode}"], read, peak)
+        row[f"{mode}, share"] = _share(count, numbers, spent[f"{best} {mode}"], read, peak)
     return row
 
 
@@ -83,11 +80,11 @@ def _each(shape: tuple[int, int], read: float, peaks: dict[str, float], options:
     best = levels.of_this_cpu()[0].name
     for count in (1, 256):
         chosen = weights if count == 1 else weights[:4]
-        least_s = _least_s(dict(_variants(count, chosen, only_best=True)), options.rounds)
+        spent = least_s(dict(_variants(count, chosen, only_best=True)), options.rounds)
         numbers = sum(weight.numel() for weight in chosen)
         row: Row = {"shape": "x".join(map(str, shape)), "rows": count}
         for mode, peak in peaks.items():
-            spent_s = least_s[f"{best} {mode}"]
+            spent_s = spent[f"{best} {mode}"]
             row[f"{mode} GB/s"] = _SHORT * numbers / spent_s / 1e9
             row[f"{mode} GFLOP/s"] = 2 * count * numbers / spent_s / 1e9
             row[f"{mode}, share"] = _share(count, numbers, spent_s, read, peak)
@@ -128,36 +125,6 @@ def _onednn(weights: list[torch.Tensor], inputs: dict[int, torch.Tensor]) -> Cal
             torch.ops.mkldnn._linear_pointwise(inputs[in_size], weight, None, "none", [], "")
 
     return run
-
-
-def _read_rate(options: argparse.Namespace) -> float:
-    """Bytes a second, of rows that are looked at once."""
-    rows, size = 64, 1 << 20
-    numbers = weight_memory.empty((rows, size), torch.float32).fill_(1.0)  # written, or all reads are of one page
-    finite = torch.empty(rows, dtype=torch.bool)
-    kernels = build.build_and_load(levels.of_this_cpu()[0])
-    set_threads(kernels, options.threads)
-    looked = _least_s(
-        {"": lambda: kernels.mm_finite(numbers.data_ptr(), size, rows, size, finite.data_ptr())}, 3 * options.rounds
-    )
-    return numbers.nbytes / looked[""]
-
-
-def _square_rate(dtype: torch.dtype, options: argparse.Namespace) -> float:
-    x, weight = (torch.randn(SQUARE, SQUARE).to(dtype) for _ in range(2))
-    return 2 * SQUARE**3 / _least_s({"": lambda: F.linear(x, weight)}, options.rounds)[""]
-
-
-def _least_s(variants: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    least = dict.fromkeys(variants, float("inf"))
-    for number in range(rounds + 1):  # the first is a warm-up
-        for name, run in variants.items():
-            time.sleep(_PAUSE_S)
-            started_s = time.perf_counter()
-            run()
-            if number:
-                least[name] = min(least[name], time.perf_counter() - started_s)
-    return least
 
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ llamacpp/build/bin/llama-server with models/smollm2-f16.gguf. A missing peer is 
 named with --target (text model) and --picture-target (LLaVA).
 
 The loads are W1 to W8 (W7 and W8 if asked for) and, for the text model, ``clients`` (1 to 64 clients, 128 in, 64 out)
-and ``prompts`` (128 to 4,096 tokens in, one client, 16 out). Ratios are mmserve's figure over the peer's.
+and ``prompts`` (128 to 4,096 tokens in, one client, 16 out). Ratios are mmserve's figure over the peer's. ``of_limit``
+is the least time of the load on this machine (``benchmarks.peers.roofline``), with as many tokens from the prefix cache
+as mmserve took, divided by the time that it took.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ from benchmarks.load.memory import MIB, usage
 from benchmarks.load.named import MIXED
 from benchmarks.load.server import Target, parse_target
 from benchmarks.load.workload import Workload
-from benchmarks.peers.limits import check_limits, ratios
+from benchmarks.peers import roofline
+from benchmarks.peers.limits import SHARE, check_limits, ratios
 from benchmarks.peers.loads import CHOICES, Group, groups
-from benchmarks.peers.servers import MODELS, PEERS, Peer, Setup, started
+from benchmarks.peers.servers import MODELS, OURS, PEERS, Peer, Setup, started
+from mmserve.checkpoint.load import load as load_model
 
 
 def arguments() -> argparse.Namespace:
@@ -62,13 +66,16 @@ def main() -> None:
     options = arguments()
     peers = list(_installed(options))
     every, mixed_rows = list[report.Row](), list[report.Row]()
+    rates = roofline.measure(options.dtype)
     print(f"{report.machine()}; {options.dtype}; medians of {options.repeats}")
+    print(f"multiplies {rates.operations / 1e9:.0f} GFLOP/s, reads {rates.nbytes / 1e9:.1f} GB/s")
     for group in groups(options.only, options.peers):
         rows = list[report.Row]()
         for server in _servers(group, peers, options):
             with server as (target, start_s):
                 rows += [_row(target, load, start_s, options) for load in group.loads]
                 mixed_rows += [_mixed_row(target, options)] if group.mixed else []
+        _add_shares(rows, group, rates, options)
         _print(group.title, rows, ratios(rows))
         every += rows
     _print(f"{MIXED.name}: {MIXED.text.name} alone, and beside {MIXED.pictures.name}", mixed_rows)
@@ -117,6 +124,17 @@ def _mixed_row(target: Target, options: argparse.Namespace) -> report.Row:
     load = replace(MIXED, text=_counted(MIXED.text, options))
     figures = _medians(lambda seed: mixed(target, load, seed, RequestOptions()), options.repeats)
     return {"load": MIXED.name, "server": target.name, **figures}
+
+
+def _add_shares(rows: list[report.Row], group: Group, rates: roofline.Rates, options: argparse.Namespace) -> None:
+    if not (path := options.peers / MODELS[group.kind]).exists():
+        return
+    model = load_model(path)
+    ours = {row["load"]: row for row in rows if row["server"] == OURS}
+    for load, row in ((load, row) for load in group.loads for row in rows if row["load"] == load.name):
+        prompt, cached = (float(str(ours.get(load.name, row)[name])) for name in ("prompt_tokens", "cached_tokens"))
+        least = roofline.work(_counted(load, options), model, prompt, cached, options.dtype).least_s(rates)
+        row[SHARE] = least * float(str(row["requests_per_s"])) / _counted(load, options).requests
 
 
 def _counted(load: Workload, options: argparse.Namespace) -> Workload:

@@ -1,0 +1,91 @@
+"""The least time that a load can take on this machine, from its arithmetic and its bytes (a roofline).
+
+Operations over the rate of torch's matrix product, plus bytes over the rate of reading. Operations are those of linear
+layers, of attention and of the vision tower. Bytes are the weights, once a decode step, and the keys and values which
+that step attends to. Everything else (norms, sampling, HTTP, resizing) counts as nothing, so that the limit is out of
+reach. One pass a token: with speculation a server may exceed it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.load.workload import Workload
+from benchmarks.machine_rates import read_rate, square_rate
+from mmserve.checkpoint.spec import ModelSpec, TextSpec
+from mmserve.checkpoint.vision.clip import ClipVision
+
+_ROUNDS = 5
+_WEIGHT_BYTES = 2
+"""The models are in bfloat16, which both modes leave as it is."""
+_KV_BYTES = {"bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """``operations``: multiplications and additions a second. ``nbytes``: read a second."""
+
+    operations: float
+    nbytes: float
+
+
+@dataclass(frozen=True)
+class Work:
+    operations: float
+    nbytes: float
+
+    def least_s(self, rates: Rates) -> float:
+        return self.operations / rates.operations + self.nbytes / rates.nbytes
+
+
+def measure(dtype: str) -> Rates:
+    """Of this machine, with torch's threads. ``dtype``: "float32" or "bfloat16"."""
+    return Rates(
+        operations=square_rate(torch.bfloat16 if dtype == "bfloat16" else torch.float32, _ROUNDS),
+        nbytes=read_rate(torch.get_num_threads(), _ROUNDS),
+    )
+
+
+def work(load: Workload, model: ModelSpec, prompt: float, cached: float, dtype: str) -> Work:
+    """Of the whole load. ``prompt``: tokens of a request; ``cached``: those which need no computing."""
+    text = model.text
+    layers, head = _layer_weights(text), text.vocab_size * text.hidden_size
+    answer, requests = load.output_tokens, load.requests
+    context = prompt + answer / 2
+    of_prompt = 2 * layers * (prompt - cached) + 2 * head + _attention(text, prompt - cached, (prompt + cached) / 2)
+    of_answer = 2 * (layers + head) * (answer - 1) + _attention(text, answer - 1, context)
+    of_pictures = _tower(model) * (load.image_pool or requests * load.images)
+    steps = requests / load.concurrency * (answer - 1)
+    kv_nbytes = 2 * text.num_layers * text.num_kv_heads * text.head_dim * context * _KV_BYTES[dtype]
+    return Work(
+        operations=requests * (of_prompt + of_answer) + of_pictures,
+        nbytes=steps * (_WEIGHT_BYTES * (layers + head) + load.concurrency * kv_nbytes),
+    )
+
+
+def _layer_weights(text: TextSpec) -> int:
+    heads = 2 * text.num_heads + 2 * text.num_kv_heads
+    return text.num_layers * text.hidden_size * heads * text.head_dim + text.num_mlp_weights
+
+
+def _attention(text: TextSpec, rows: float, keys: float) -> float:
+    """Scores and weighted sums of ``rows`` that attend to ``keys`` tokens each."""
+    return 4 * text.num_layers * text.num_heads * text.head_dim * rows * keys
+
+
+def _tower(model: ModelSpec) -> float:
+    """Of one picture; the classic tower of fixed size is all that the loads need."""
+    vision = model.vision
+    if vision is None:
+        return 0.0
+    if not isinstance(vision, ClipVision):
+        raise NotImplementedError(f"the operations of a {type(vision).__name__} are not counted here")
+    rows, size = vision.num_rows + 1, vision.hidden_size
+    of_layers = vision.num_layers_needed * (
+        2 * rows * (4 * size * size + 2 * size * vision.intermediate_size) + 4 * size * rows * rows
+    )
+    patches = 2 * rows * 3 * vision.patch_size**2 * size
+    projector = 2 * rows * (size + model.text.hidden_size) * model.text.hidden_size
+    return of_layers + patches + projector

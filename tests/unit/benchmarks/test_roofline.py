@@ -1,0 +1,57 @@
+"""The least work of a load, against counts by hand for a model of one layer."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.load.workload import Workload
+from benchmarks.peers.limits import SHARE, check_limits
+from benchmarks.peers.roofline import Rates, Work, work
+from mmserve.checkpoint.spec import LayerSpec, ModelSpec, TextSpec
+
+MODEL = ModelSpec(
+    family="llama",
+    path="/nowhere",
+    text=TextSpec(
+        hidden_size=8,
+        intermediate_size=16,
+        layers=(LayerSpec(),),
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=4,
+        vocab_size=100,
+        max_position=64,
+        rms_eps=1e-5,
+    ),
+)
+LAYER = 8 * 4 * (2 * 2 + 2 * 1) + 3 * 8 * 16
+HEAD = 100 * 8
+
+
+def test_operations_and_bytes_of_one_request() -> None:
+    load = Workload("one", concurrency=1, requests=1, prompt_words=10, output_tokens=5)
+    found = work(load, MODEL, prompt=10, cached=4, dtype="float32")
+    attention = 4 * 2 * 4 * (6 * 7 + 4 * 12.5)
+    assert found.operations == 2 * LAYER * (6 + 4) + 2 * HEAD * 5 + attention
+    assert found.nbytes == 4 * (2 * (LAYER + HEAD) + 2 * 4 * 12.5 * 4)
+
+
+def test_a_step_of_many_sequences_reads_the_weights_once() -> None:
+    load = Workload("many", concurrency=8, requests=16, prompt_words=10, output_tokens=5)
+    found = work(load, MODEL, prompt=10, cached=0, dtype="bfloat16")
+    assert found.nbytes == 2 * 4 * (2 * (LAYER + HEAD) + 8 * 2 * 4 * 12.5 * 2)
+
+
+def test_operations_and_bytes_take_turns() -> None:
+    assert Work(operations=6.0, nbytes=8.0).least_s(Rates(operations=3.0, nbytes=2.0)) == 6.0
+
+
+@pytest.mark.parametrize(("share", "target"), [(0.5, 1.6), (0.9, 1.25)])
+def test_a_ratio_need_not_exceed_three_quarters_of_the_limit(share: float, target: float) -> None:
+    common = {"load": "W2", "ttft_p50_ms": 1.0}
+    rows = [
+        common | {"server": "mmserve", "tokens_per_s": 1.5, SHARE: share},
+        common | {"server": "vllm", "tokens_per_s": 1.0, SHARE: share / 1.5},
+    ]
+    limits = {row["figure"]: row["target"] for row in check_limits(rows, [])}
+    assert limits["tokens_per_s over vllm's"] == f"at least {target:g}"
