@@ -11,6 +11,7 @@ from typing import NoReturn
 from mmserve.cli.bench import add_bench, bench
 from mmserve.cli.chaos import add_chaos, chaos
 from mmserve.cli.chat import add_chat, chat
+from mmserve.cli.completion import add_completion, completion
 from mmserve.cli.doctor import add_doctor, doctor
 from mmserve.cli.models import add_models, models
 from mmserve.cli.plan import add_plan, plan
@@ -53,6 +54,8 @@ def _run(argv: Sequence[str]) -> int:
         return USAGE_ERROR
     if arguments.command == "serve":
         return serve(arguments, unknown)
+    if arguments.command == "completion" and not unknown:
+        return completion(arguments.shell, parser)
     if unknown:
         raise OptionError(f"unknown argument {unknown[0]} (see mmserve {arguments.command} --help)")
     return _COMMANDS[arguments.command](arguments)
@@ -70,4 +73,5 @@ def _parser() -> _Parser:
     add_plan(commands)
     add_chaos(commands)
     add_status(commands)
+    add_completion(commands)
     return parser
