@@ -36,7 +36,6 @@ struct QueryTile {
     int64_t position;  // of the first token
     int64_t window;       // 0: none
     const int64_t* ends;  // of each token, or null
-    typename Cache::Input* q;  // [heads, rows, dim]
     float* out;                // [heads, rows, cache.columns()]
     float* scores;             // [heads, rows, kKeyTile]
     typename Cache::Input* weights;  // the same; where the scores are if they have one type
@@ -44,19 +43,6 @@ struct QueryTile {
     // The first key tile that a row attends to. Tiles lie at multiples of kKeyTile, so that a row's sums do not depend
     // on the rows computed with it.
     int64_t first_token() const { return window ? std::max<int64_t>(0, position - window + 1) / kKeyTile * kKeyTile : 0; }
-
-    // Scores of tokens [first, last) of a sequence of `end` tokens. Prefetches keys further on, and the values of the
-    // first key tile; those of later ones are prefetched by add_key_tile.
-    void score_key_tile(int64_t first, int64_t last, int64_t end) const {
-        for (int64_t token = first; token < last; token += kBlock)
-            for (int64_t h = 0; h < heads; ++h) {
-                const int64_t next = token + Cache::kKeysAhead;
-                score_block(cache, q + h * rows * cache.dim, rows, cache.key(token, h),
-                            next < end ? cache.key(next, h) : nullptr,
-                            first == first_token() ? cache.value(token, h) : nullptr,
-                            scores + h * rows * kKeyTile + token - first);
-            }
-    }
 
     void update_softmax(int64_t first, int64_t last, typename Cache::Softmax* softmax) const {
         const int64_t scored = (last - first + kBlock - 1) / kBlock * kBlock;
@@ -67,18 +53,6 @@ struct QueryTile {
             softmax[r].update(scores + r * kKeyTile, hidden, end - first, scored, weights + r * kKeyTile,
                               out + r * cache.columns(), cache.columns());
         }
-    }
-
-    // Adds the weighted values of tokens [first, last). Prefetches the values of the next key tile. Rows of a block
-    // beyond the sequence's end hold values of other sequences and must not be used.
-    void add_key_tile(int64_t first, int64_t last, int64_t end) const {
-        for (int64_t token = first; token < last; token += kBlock)
-            for (int64_t h = 0; h < heads; ++h) {
-                const int64_t next = token + kKeyTile;
-                add_values(cache, weights + h * rows * kKeyTile + token - first, rows, cache.value(token, h),
-                           next < end ? cache.value(next, h) : nullptr, std::min(kBlock, last - token),
-                           out + h * rows * cache.columns());
-            }
     }
 };
 
@@ -94,15 +68,15 @@ void attend_tile(const Job& job, const int64_t* t, int64_t first_head, int64_t h
     float *scores = out + heads * rows * columns, *scaled = scores + heads * rows * kKeyTile;
     Input *q = memory::scratch<struct Queries, Input>(heads * rows * (dim + kKeyTile)), *weights = q + heads * rows * dim;
     if constexpr (std::is_same_v<Input, float>) weights = scores;
-    const QueryTile<Cache> tile{cache, rows, heads, group, t[2], job.window, ends, q, out, scores, weights};
+    const QueryTile<Cache> tile{cache, rows, heads, group, t[2], job.window, ends, out, scores, weights};
     typename Cache::Softmax softmax[kMaxRows];
     for (int64_t h = 0; h < heads; ++h) gather_queries<Cache>(job, t, first_head + h, scaled, q + h * rows * dim);
     std::fill(out, out + heads * rows * columns, 0.f);
     for (int64_t first = tile.first_token(); first < end; first += kKeyTile) {
         const int64_t last = std::min(end, first + kKeyTile);
-        tile.score_key_tile(first, last, end);
+        score_tile(cache, q, rows, heads, first, last, end, first == tile.first_token(), scores);
         tile.update_softmax(first, last, softmax);
-        tile.add_key_tile(first, last, end);
+        add_tile(cache, weights, rows, heads, first, last, end, out);
     }
     for (int64_t r = 0; r < rows * heads; ++r) {
         const int64_t row = r % rows, head = (first_head + r / rows) * group + row % group;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "attention/job.h"
 #include "attention/rounded_softmax.h"
@@ -32,7 +33,6 @@ struct Inputs<linear::Rounded> {
 // Keys and values of consecutive KV heads of one sequence.
 template <class Mode>
 struct Bfloat16Cache : Inputs<Mode> {
-    static constexpr int64_t kKeysAhead = kKeyTile;  // tokens between those whose keys are read and prefetched
     const uint16_t* blocks;
     const int64_t* table;
     int64_t kv_heads, dim;
@@ -76,61 +76,95 @@ inline void prefetch(const uint16_t* from, int64_t count) {
 
 constexpr int kBlockVectors = kBlock / tile::kLanes<linear::Vector>;
 
-// Scores of all rows and one block. Prefetches the keys and values of other blocks, unless they are null.
-template <class Mode>
-void score_block(const Bfloat16Cache<Mode>& cache, const typename Mode::Input* q, int64_t rows, const uint16_t* keys,
-                 const uint16_t* next_keys, const uint16_t* values, float* scores) {
-    linear::for_each_tile(0, rows, linear::kMaxRows, [&](int64_t first, int64_t count) {
-        const uint16_t *ahead = first || !next_keys ? keys : next_keys, *beside = first || !values ? keys : values;
-        tile::dispatch_rows<linear::kMaxRows>(count, [&](auto m) {
-            linear::Sums<m, kBlockVectors> sums;
-            for (int64_t i = 0; i < cache.dim; i += 2) {
-                prefetch(ahead + i * kBlock, 2 * kBlock);
-                prefetch(beside + i * kBlock, 2 * kBlock);
-                Mode::template add<m, kBlockVectors>(sums, q + first * cache.dim + i, cache.dim, keys + i * kBlock);
-            }
-            sums.store(scores + first * kKeyTile, kKeyTile, {});
-        });
-    });
+// Scores of M rows and B blocks of one head. Prefetches other blocks, of keys and of values.
+template <class Mode, int M, int B>
+void score_blocks(const typename Mode::Input* q, int64_t dim, const uint16_t* const (&keys)[B],
+                  const uint16_t* const (&ahead)[B], const uint16_t* const (&beside)[B], float* scores) {
+    linear::Sums<M, kBlockVectors> sums[B];
+    for (int64_t i = 0; i < dim; i += 2)
+#pragma GCC unroll 2
+        for (int b = 0; b < B; ++b) {
+            prefetch(ahead[b] + i * kBlock, 2 * kBlock);
+            prefetch(beside[b] + i * kBlock, 2 * kBlock);
+            Mode::template add<M, kBlockVectors>(sums[b], q + i, dim, keys[b] + i * kBlock);
+        }
+#pragma GCC unroll 2
+    for (int b = 0; b < B; ++b) sums[b].store(scores + b * kBlock, kKeyTile, {});
 }
 
-// out += weights values, of M rows and C vectors of columns. `ahead`: as many values of another block. Behind the last
-// token there may be values of another sequence, which must not be used: zeros take their place.
+// Scores of all rows and tokens [first, last), a key tile or the begin of one, of a sequence of `end` tokens. Prefetches
+// the keys of the next tile, and this tile's values if `is_first`: those of others are prefetched by add_tile.
+template <class Mode>
+void score_tile(const Bfloat16Cache<Mode>& cache, const typename Mode::Input* q, int64_t rows, int64_t heads,
+                int64_t first, int64_t last, int64_t end, bool is_first, float* scores) {
+    for (int64_t h = 0; h < heads; ++h, q += rows * cache.dim, scores += rows * kKeyTile)
+        linear::for_each_tile(0, rows, linear::kMaxRows, [&](int64_t row, int64_t count) {
+            tile::dispatch_rows<linear::kMaxRows>(count, [&](auto m) {
+                constexpr int kTogether = 2 * m * kBlockVectors <= linear::kMaxSums ? 2 : 1;
+                const auto score = [&]<int B>(int64_t token, std::integral_constant<int, B>) {
+                    const uint16_t *keys[B], *ahead[B], *beside[B];
+                    for (int b = 0; b < B; ++b) {
+                        const int64_t from = token + b * kBlock, next = from + kKeyTile;
+                        keys[b] = cache.key(from, h);
+                        ahead[b] = row || next >= end ? keys[b] : cache.key(next, h);
+                        beside[b] = row || !is_first ? keys[b] : cache.value(from, h);
+                    }
+                    score_blocks<Mode, m, B>(q + row * cache.dim, cache.dim, keys, ahead, beside,
+                                             scores + row * kKeyTile + token - first);
+                };
+                int64_t token = first;
+                for (; token + (kTogether - 1) * kBlock < last; token += kTogether * kBlock)
+                    score(token, std::integral_constant<int, kTogether>());
+                for (; token < last; token += kBlock) score(token, std::integral_constant<int, 1>());
+            });
+        });
+}
+
+// out += weights values, of M rows, C vectors of columns from `column` on, and tokens [first, last) of one head. Behind
+// the last token there may be values of another sequence, which must not be used: zeros take their place.
 template <class Mode, int M, int C>
-void add_columns(const typename Mode::Input* weights, const uint16_t* values, const uint16_t* ahead, int64_t tokens,
-                 int64_t dim, float* out) {
+void add_columns(const Bfloat16Cache<Mode>& cache, const typename Mode::Input* weights, int64_t head, int64_t column,
+                 int64_t first, int64_t last, int64_t end, float* out) {
+    const int64_t dim = cache.dim;
     linear::Sums<M, C> sums;
-    for (int64_t token = 0; token + 2 <= tokens; token += 2, values += 2 * dim, ahead += 2 * dim) {
-        prefetch(ahead, 2 * sums.kColumns);
-        Mode::template add<M, C>(sums, weights + token, kKeyTile, values);
-    }
-    if (tokens % 2) {
-        uint16_t last[2 * sums.kColumns] = {};
-        for (int64_t i = 0; i < 2 * sums.kColumns; i += 2) last[i] = values[i];
-        Mode::template add_last<M, C>(sums, weights + tokens - 1, kKeyTile, last);
+    for (int64_t block = first; block < last; block += kBlock) {
+        const uint16_t* values = cache.value(block, head) + 2 * column;
+        const uint16_t* ahead = block + kKeyTile < end ? cache.value(block + kKeyTile, head) + 2 * column : values;
+        const int64_t tokens = std::min(kBlock, last - block);
+        const auto* from = weights + block - first;
+        for (int64_t token = 0; token + 2 <= tokens; token += 2, values += 2 * dim, ahead += 2 * dim) {
+            prefetch(ahead, 2 * sums.kColumns);
+            Mode::template add<M, C>(sums, from + token, kKeyTile, values);
+        }
+        if (tokens % 2) {
+            uint16_t only[2 * sums.kColumns] = {};
+            for (int64_t i = 0; i < 2 * sums.kColumns; i += 2) only[i] = values[i];
+            Mode::template add_last<M, C>(sums, from + tokens - 1, kKeyTile, only);
+        }
     }
     sums.store(out, dim, {nullptr, true});
 }
 
-// Prefetches the values of another block, unless they are null.
+// Adds the weighted values of tokens [first, last), a key tile or the begin of one. Prefetches those of the next tile.
 template <class Mode>
-void add_values(const Bfloat16Cache<Mode>& cache, const typename Mode::Input* weights, int64_t rows,
-                const uint16_t* values, const uint16_t* next_values, int64_t tokens, float* out) {
+void add_tile(const Bfloat16Cache<Mode>& cache, const typename Mode::Input* weights, int64_t rows, int64_t heads,
+              int64_t first, int64_t last, int64_t end, float* out) {
     const int64_t dim = cache.dim;
-    linear::for_each_tile(0, rows, linear::kMaxRows, [&](int64_t first, int64_t count) {
-        const auto* from = weights + first * kKeyTile;
-        const uint16_t* ahead = first || !next_values ? values : next_values;
-        float* to = out + first * dim;
-        tile::dispatch_rows<linear::kMaxRows>(count, [&](auto m) {
-            constexpr int kVectors = 4 * m <= linear::kMaxSums ? 4 : 2;
-            constexpr int64_t kColumns = kVectors * tile::kLanes<linear::Vector>;
-            int64_t i = 0;
-            for (; i + kColumns <= dim; i += kColumns)
-                add_columns<Mode, m, kVectors>(from, values + 2 * i, ahead + 2 * i, tokens, dim, to + i);
-            for (; i < dim; i += kBlock)
-                add_columns<Mode, m, kBlockVectors>(from, values + 2 * i, ahead + 2 * i, tokens, dim, to + i);
+    for (int64_t h = 0; h < heads; ++h, weights += rows * kKeyTile, out += rows * dim)
+        linear::for_each_tile(0, rows, linear::kMaxRows, [&](int64_t row, int64_t count) {
+            const auto* from = weights + row * kKeyTile;
+            const int64_t prefetched = row ? 0 : end;
+            float* to = out + row * dim;
+            tile::dispatch_rows<linear::kMaxRows>(count, [&](auto m) {
+                constexpr int kVectors = 4 * m <= linear::kMaxSums ? 4 : 2;
+                constexpr int64_t kColumns = kVectors * tile::kLanes<linear::Vector>;
+                int64_t i = 0;
+                for (; i + kColumns <= dim; i += kColumns)
+                    add_columns<Mode, m, kVectors>(cache, from, h, i, first, last, prefetched, to + i);
+                for (; i < dim; i += kBlock)
+                    add_columns<Mode, m, kBlockVectors>(cache, from, h, i, first, last, prefetched, to + i);
+            });
         });
-    });
 }
 
 }  // namespace attention

@@ -13,7 +13,6 @@ using tile::f32x8;
 
 // Keys and values of consecutive KV heads of one sequence. Tokens of a block are `stride` apart.
 struct Float32Cache : ExactInputs {
-    static constexpr int64_t kKeysAhead = kBlock;  // tokens between those whose keys are read and prefetched
     const float* keys;
     const int64_t* table;
     int64_t stride, to_values, dim;
@@ -125,6 +124,30 @@ inline void add_values(const Float32Cache& cache, const float* weights, const fl
             add_values<m, kVectors>(cache, from, values, tokens, to);
         });
     }
+}
+
+// As score_tile of bfloat16_cache.h. Keys are prefetched one block ahead.
+inline void score_tile(const Float32Cache& cache, const float* q, int64_t rows, int64_t heads, int64_t first,
+                       int64_t last, int64_t end, bool is_first, float* scores) {
+    for (int64_t token = first; token < last; token += kBlock)
+        for (int64_t h = 0; h < heads; ++h) {
+            const int64_t next = token + kBlock;
+            score_block(cache, q + h * rows * cache.dim, rows, cache.key(token, h),
+                        next < end ? cache.key(next, h) : nullptr, is_first ? cache.value(token, h) : nullptr,
+                        scores + h * rows * kKeyTile + token - first);
+        }
+}
+
+// As add_tile of bfloat16_cache.h.
+inline void add_tile(const Float32Cache& cache, const float* weights, int64_t rows, int64_t heads, int64_t first,
+                     int64_t last, int64_t end, float* out) {
+    for (int64_t token = first; token < last; token += kBlock)
+        for (int64_t h = 0; h < heads; ++h) {
+            const int64_t next = token + kKeyTile;
+            add_values(cache, weights + h * rows * kKeyTile + token - first, rows, cache.value(token, h),
+                       next < end ? cache.value(next, h) : nullptr, std::min(kBlock, last - token),
+                       out + h * rows * cache.columns());
+        }
 }
 
 }  // namespace attention
