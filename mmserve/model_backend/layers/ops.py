@@ -25,6 +25,10 @@ class Ops(Protocol):
         """Over the last dimension of [..., size]."""
         ...
 
+    def add_scaled_(self, x: torch.Tensor, addend: torch.Tensor, scale: torch.Tensor) -> None:
+        """x += addend * scale, of [T, size] with the scale [size] of each column."""
+        ...
+
     def rotary_(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, adjacent: bool = False) -> None:
         """Rotate the first ``size`` numbers of each head of [T, heads, dim] in place.
 

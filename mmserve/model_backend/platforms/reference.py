@@ -56,6 +56,9 @@ class TorchOps:
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
         return F.layer_norm(x, weight.shape, weight, bias, eps)
 
+    def add_scaled_(self, x: torch.Tensor, addend: torch.Tensor, scale: torch.Tensor) -> None:
+        x.addcmul_(addend, scale)
+
     def rotary_(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, adjacent: bool = False) -> None:
         cos, sin = cos[:, None], sin[:, None]
         turning = x[..., : 2 * cos.shape[-1]]

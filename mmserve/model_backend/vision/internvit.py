@@ -68,9 +68,9 @@ class Layer(nn.Module):
 
     def forward(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """[T, hidden], in place. The rows are sequences of these lengths."""
-        x.addcmul_(self.out(self._attend(self.attention_norm(x), lengths)), self.scales[0])
+        self._ops.add_scaled_(x, self.out(self._attend(self.attention_norm(x), lengths)), self.scales[0])
         for rows in torch.split(x, self._max_rows or len(x)):
-            rows.addcmul_(self.down(self._act(self.up(self.mlp_norm(rows)))), self.scales[1])
+            self._ops.add_scaled_(rows, self.down(self._act(self.up(self.mlp_norm(rows)))), self.scales[1])
         return x
 
     def _attend(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:

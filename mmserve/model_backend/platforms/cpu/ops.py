@@ -57,6 +57,11 @@ class KernelOps(TorchOps):
         self._kernels.mm_layer_norm(*addresses, eps, out.data_ptr(), x.numel() // size, size)
         return out
 
+    def add_scaled_(self, x: torch.Tensor, addend: torch.Tensor, scale: torch.Tensor) -> None:
+        if not (x.is_contiguous() and addend.is_contiguous()):
+            return super().add_scaled_(x, addend, scale)
+        self._kernels.mm_add_scaled(x.data_ptr(), addend.data_ptr(), scale.data_ptr(), *x.shape)
+
     def rotary_(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, adjacent: bool = False) -> None:
         size = 2 * cos.shape[-1]
         self._kernels.mm_rotate(x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), *x.shape, size, adjacent)

@@ -186,6 +186,12 @@ def _activated(function_of: Callable[[str], Activation]) -> torch.Tensor:
     return torch.cat([function_of(name)(_random(5, 32)) for name in ACTIVATIONS])
 
 
+def _added(ops: TorchOps) -> torch.Tensor:
+    sums = _random(_TOKENS, 30)
+    ops.add_scaled_(sums, _random(_TOKENS, 30, seed=1), _random(30, seed=2))
+    return sums
+
+
 def _head_norm(ops: TorchOps) -> torch.Tensor:
     heads = _random(_TOKENS, 3, 16)
     ops.head_norm_(heads[:, 1:], _random(16, seed=1), 1e-5)
@@ -309,6 +315,7 @@ _CHECKS: dict[str, Callable[[ctypes.CDLL], bool]] = {
     "mm_layer_norm": partial(
         _same_operation, lambda ops: ops.layer_norm(_random(5, 32), _random(32, seed=1), _random(32, seed=2), 1e-5)
     ),
+    "mm_add_scaled": partial(_same_operation, _added),
     "mm_rotate": partial(_same_operation, _rotated),
     "mm_activation": partial(_same_operation, lambda ops: _activated(ops.activation)),
     "mm_act_and_mul": partial(_same_operation, lambda ops: _activated(ops.act_and_mul)),

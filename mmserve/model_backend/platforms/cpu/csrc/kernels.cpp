@@ -148,6 +148,15 @@ void mm_layer_norm(const float* x, const float* weight, const float* bias, float
     });
 }
 
+// x += addend * scale: [rows, size], with the scale [size] of each column.
+void mm_add_scaled(float* x, const float* addend, const float* scale, int64_t rows, int64_t size) {
+    pool::parallel_for_rows(rows, 2 * size, [=](int64_t row) {
+        const float* from = addend + row * size;
+        float* to = x + row * size;
+        for (int64_t i = 0; i < size; ++i) to[i] += from[i] * scale[i];
+    });
+}
+
 // Rotary embedding of the first `size` numbers of each of the first `heads` heads of each row, in place. cos and sin:
 // [rows, size / 2].
 void mm_rotate(float* x, int64_t stride, const float* cos, const float* sin, int64_t rows, int64_t heads, int64_t dim,

@@ -34,6 +34,7 @@ _SIGNATURES = {
     "mm_rms_norm": (_POINTER, _POINTER, c_float, _POINTER, _SIZE, _SIZE),
     "mm_head_norm": (_POINTER, _SIZE, _POINTER, c_float, *(_SIZE,) * 3),
     "mm_layer_norm": (*(_POINTER,) * 3, c_float, _POINTER, *(_SIZE,) * 2),
+    "mm_add_scaled": (*(_POINTER,) * 3, *(_SIZE,) * 2),
     "mm_rotate": (_POINTER, _SIZE, _POINTER, _POINTER, *(_SIZE,) * 5),
     "mm_activation": (_POINTER, *(_SIZE,) * 3),
     "mm_act_and_mul": (_POINTER, _POINTER, *(_SIZE,) * 3),

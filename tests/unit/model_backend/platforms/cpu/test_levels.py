@@ -167,8 +167,11 @@ def test_all_other_operations_have_the_same_bits_on_every_level() -> None:
         heads, angles = random(20, 3, 32), random(20, 16, seed=1)
         ops.head_norm_(heads, random(32, seed=1), 1e-5)
         ops.rotary_(heads, angles.cos(), angles.sin())
+        sums = random(300, 72)
+        ops.add_scaled_(sums, random(300, 72, seed=1), random(72, seed=2))
         results.append(
             [
+                sums,
                 heads,
                 ops.rms_norm(random(9, 64), random(64, seed=1), 1e-5),
                 ops.layer_norm(random(9, 64), random(64, seed=1), random(64, seed=2), 1e-5),

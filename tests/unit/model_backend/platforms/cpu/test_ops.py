@@ -57,6 +57,17 @@ def test_activations_for_bfloat16_err_by_less_than_its_rounding(name: str) -> No
     assert ops.activation(name)(spoiled.clone()).isnan().tolist() == [[True, True, False, False]]
 
 
+@pytest.mark.parametrize(
+    "rows", [slice(None), slice(10, 300), slice(None, None, 2)], ids=["all", "some", "not adjacent"]
+)
+def test_a_scaled_addend_is_added_to_its_rows_alone(ops: KernelOps, rows: slice) -> None:
+    x, scale = random(400, 44), random(44, seed=2)
+    addend, expected = random(*x[rows].shape, seed=1), x.clone()
+    expected[rows] += addend * scale
+    ops.add_scaled_(x[rows], addend, scale)
+    torch.testing.assert_close(x, expected)
+
+
 @pytest.mark.parametrize("size", [16, 12], ids=["whole vectors", "falls back to torch"])
 def test_norm_of_heads_changes_only_the_heads_it_is_given(ops: KernelOps, size: int) -> None:
     heads, weight = random(40, 5, size), random(size, seed=1)

@@ -38,7 +38,7 @@ struct Job {
 
 // Words of 32 bits: one float, or two numbers in bfloat16. `row` has room for a vector more than `size` numbers.
 inline void pack_row(const float* x, int64_t size, float* row) { std::copy(x, x + size, row); }
-inline void pack_row(const float* x, int64_t size, uint16_t* row) { linear::round_row(x, size, row); }
+inline void pack_row(const float* x, int64_t size, uint16_t* row) { linear::round_inputs(x, size, row); }
 
 // The words of one column in two rows, or in the first alone if a word is one float.
 inline void pack_columns(const float* first, const float*, int64_t size, float* out) {
@@ -47,9 +47,8 @@ inline void pack_columns(const float* first, const float*, int64_t size, float* 
 inline void pack_columns(const float* first, const float* second, int64_t size, uint16_t* out) {
     constexpr int64_t kStep = tile::kLanes<linear::Vector>;
     for (int64_t i = 0; i < size; i += kStep) {
-        const auto even = linear::rounded_words(tile::load_first<linear::Vector>(first + i, size - i));
-        const auto odd = linear::rounded_words(tile::load_first<linear::Vector>(second + i, size - i));
-        const auto words = even >> 16 | (odd & 0xffff0000u);
+        const auto words = linear::input_pairs(tile::load_first<linear::Vector>(first + i, size - i),
+                                               tile::load_first<linear::Vector>(second + i, size - i));
         std::memcpy(out + 2 * i, &words, std::min(kStep, size - i) * sizeof(uint32_t));
     }
 }
@@ -108,7 +107,8 @@ struct Sequence {
 
     void pack(const Job& job, int64_t index, int64_t head) const {
         const KeyTile<Mode> packed = tile(index, head, job.dim);
-        std::fill(packed.keys, packed.keys + KeyTile<Mode>::size(job.dim), typename Mode::Number{});
+        if (packed.count < kKeyTile || job.dim % kPanel)  // it is filled up with zeros
+            std::fill(packed.keys, packed.keys + KeyTile<Mode>::size(job.dim), typename Mode::Number{});
         auto* row = memory::scratch<struct Key, typename Mode::Number>(job.dim + kAlign);
         float* none = memory::scratch<struct NoValue, float>(job.dim);
         std::fill(none, none + job.dim, 0.f);

@@ -1,6 +1,7 @@
 // The inputs of a product: float32 as they are, or rounded to bfloat16.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "aligned_memory.h"
@@ -39,19 +40,14 @@ inline Words rounded_words(Vector x) {
     return magnitude > 0x7f800000u ? bits | 0x400000u : nearest;
 }
 
-inline void round_row(const float* x, int64_t K, uint16_t* out) {
-    constexpr int64_t kStep = tile::kLanes<Vector>;
-    typedef uint16_t Halves __attribute__((vector_size(2 * kStep)));
-    for (int64_t k = 0; k < K; k += kStep) {
-        const Words words = rounded_words(tile::load_first<Vector>(x + k, K - k)) >> 16;
-        const Halves halves = __builtin_convertvector(words, Halves);
-        std::memcpy(out + k, &halves, sizeof halves);
-    }
+inline void store_rounded(Vector x, uint16_t* out) {
+    typedef uint16_t Halves __attribute__((vector_size(2 * tile::kLanes<Vector>)));
+    const Halves halves = __builtin_convertvector(rounded_words(x) >> 16, Halves);
+    std::memcpy(out, &halves, sizeof halves);
 }
 
-inline void round_row(const float* x, int64_t K, float* out) {
-    for (int64_t k = 0; k < K; k += tile::kLanes<Vector>)
-        tile::store(out + k, reinterpret_cast<Vector>(rounded_words(tile::load_first<Vector>(x + k, K - k)) & 0xffff0000u));
+inline void round_row(const float* x, int64_t K, uint16_t* out) {
+    for (int64_t k = 0; k < K; k += tile::kLanes<Vector>) store_rounded(tile::load_first<Vector>(x + k, K - k), out + k);
 }
 
 // As round_row for the inputs of products alone, for which a denormal number is a zero.
@@ -63,6 +59,24 @@ inline void store_inputs(Vector x, float* out) {
 inline void store_inputs(Vector x, uint16_t* out) {
     const __m256bh halves = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(x));
     std::memcpy(out, &halves, sizeof halves);
+}
+
+// Numbers of `even` and `odd` in turn.
+inline Words input_pairs(Vector even, Vector odd) {
+    constexpr auto kInTurn = [] {
+        std::array<uint16_t, 32> places{};
+        for (int i = 0; i < 32; ++i) places[i] = static_cast<uint16_t>(i / 2 + i % 2 * 16);
+        return places;
+    }();
+    const __m512bh halves = _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(odd), reinterpret_cast<__m512>(even));
+    return reinterpret_cast<Words>(
+        _mm512_permutexvar_epi16(_mm512_loadu_si512(kInTurn.data()), reinterpret_cast<__m512i>(halves)));
+}
+#else
+inline void store_inputs(Vector x, uint16_t* out) { store_rounded(x, out); }
+
+inline Words input_pairs(Vector even, Vector odd) {
+    return rounded_words(even) >> 16 | (rounded_words(odd) & 0xffff0000u);
 }
 #endif
 
