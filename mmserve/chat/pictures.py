@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
-
-from PIL import Image, UnidentifiedImageError
 
 from mmserve.chat.conversation import ChatError
+from mmserve.client.pictures import PictureError, is_url, read_file
 
-MAX_FILE_NBYTES = 40 << 20
-"""In base64 it is a third larger, and servers take bodies of 64 MiB or less."""
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 
 
@@ -27,22 +22,13 @@ class Picture:
 
 def load(place: str) -> Picture:
     """A picture from a path or URL. A file is sent as it is, a URL is fetched by the server. Raises ChatError."""
-    if urlsplit(place).scheme in ("http", "https", "data"):
+    if is_url(place):
         return Picture(place, place if len(place) < 80 else place[:77] + "...")
-    path = Path(place).expanduser()
     try:
-        nbytes = path.stat().st_size
-        if nbytes > MAX_FILE_NBYTES:
-            raise ChatError(f"{place} has {nbytes / 2**20:.0f} MiB; the limit is {MAX_FILE_NBYTES >> 20}")
-        data = path.read_bytes()
-        with Image.open(path) as image:
-            kind, (width, height) = Image.MIME.get(image.format or "", ""), image.size
-    except UnidentifiedImageError:
-        raise ChatError(f"{place} is no picture of a known format") from None
-    except (OSError, Image.DecompressionBombError) as error:
-        raise ChatError(f"{place}: {getattr(error, 'strerror', None) or error}") from None
-    url = f"data:{kind or 'application/octet-stream'};base64,{base64.b64encode(data).decode()}"
-    return Picture(url, f"{path.name} {width}x{height}, {max(1, nbytes >> 10)} kB")
+        file = read_file(Path(place))
+    except PictureError as error:
+        raise ChatError(str(error)) from None
+    return Picture(file.url, f"{Path(place).name} {file.width}x{file.height}, {max(1, file.nbytes >> 10)} kB")
 
 
 def split_paths(text: str) -> tuple[str, list[str]]:

@@ -103,7 +103,8 @@ def _connect(
     if not url:
         name = arguments.model or "llava"
         screen.note(f"starting a server with {name} for this chat (the first start on a machine takes longer)")
-        url, key = stack.enter_context(own_server(name)), None
+        server = stack.enter_context(own_server(name))
+        url, key = server.url, server.api_key
     client = stack.enter_context(CompletionsClient(url, key))
     served = client.models()
     if not served:

@@ -62,7 +62,7 @@ class CompletionsClient:
         try:
             response = self._http.get("/v1/models")
             if response.status_code != 200:
-                raise ServerError(_refusal(response.status_code, response.content))
+                raise ServerError(refusal(response.status_code, response.content))
             return [str(model["id"]) for model in response.json()["data"]]
         except httpx2.HTTPError as error:
             raise self._unreachable(error) from None
@@ -76,7 +76,7 @@ class CompletionsClient:
         try:
             with self._http.stream("POST", "/v1/chat/completions", json=whole) as response:
                 if response.status_code != 200:
-                    raise ServerError(_refusal(response.status_code, response.read()))
+                    raise ServerError(refusal(response.status_code, response.read()))
                 yield from read_events(response.iter_lines())
         except httpx2.HTTPError as error:
             raise self._unreachable(error) from None
@@ -87,20 +87,37 @@ class CompletionsClient:
 
 def read_events(lines: Iterator[str]) -> Iterator[Event]:
     """Read server-sent events of a chat completion. Raises ServerError for an error among them, and at a cut."""
-    reason, usage = "", dict[str, Any]()
+    reader = EventReader()
     for line in lines:
+        yield from reader.read(line)
+        if reader.is_done:
+            break
+    yield reader.finished()
+
+
+class EventReader:
+    """Reads the lines of one chat completion. ``is_done``: its last line has been read."""
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._reason = ""
+        self._usage: Mapping[str, Any] = {}
+
+    def read(self, line: str) -> Iterator[Text | Reasoning]:
+        """The pieces in one line. Raises ServerError."""
         if not line.startswith("data:"):
-            continue
+            return
         data = line[5:].strip()
         if data == "[DONE]":
-            break
+            self.is_done = True
+            return
         try:
             chunk = json.loads(data)
         except ValueError:
             raise ServerError(f"the stream holds what is no JSON: {data[:80]!r}") from None
         if error := chunk.get("error"):
             raise ServerError(_message(error))
-        usage = chunk.get("usage") or usage
+        self._usage = chunk.get("usage") or self._usage
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
             # vLLM and others name it "reasoning", DeepSeek "reasoning_content".
@@ -108,13 +125,17 @@ def read_events(lines: Iterator[str]) -> Iterator[Event]:
                 yield Reasoning(thought)
             if text := delta.get("content") or delta.get("refusal"):
                 yield Text(text)
-            reason = choice.get("finish_reason") or reason
-    if not reason:
-        raise ServerError("the connection ended in the middle of the answer")
-    yield Finished(reason, usage)
+            self._reason = choice.get("finish_reason") or self._reason
+
+    def finished(self) -> Finished:
+        """The end of the answer. Raises ServerError if it was not complete."""
+        if not self._reason:
+            raise ServerError("the connection ended in the middle of the answer")
+        return Finished(self._reason, self._usage)
 
 
-def _refusal(status: int, content: bytes) -> str:
+def refusal(status: int, content: bytes) -> str:
+    """What a server says in a response that is an error, in one line."""
     try:
         found = json.loads(content)
     except ValueError:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import IO
 
 from mmserve.runtime.errors import StartupError
@@ -21,28 +23,39 @@ _STOP_TIMEOUT_S = 30.0
 _READY = re.compile(r"mmserve is ready: (http://[^\s,]+)")
 
 
+@dataclass(frozen=True)
+class OwnServer:
+    """``api_key``: made for this server; it answers nobody who does not send it."""
+
+    url: str
+    api_key: str
+
+
 @contextlib.contextmanager
 def own_server(
     model: str, arguments: Sequence[str] = (), *, on_line: Callable[[str], object] = lambda line: None
-) -> Iterator[str]:
-    """Serve ``model`` on a free port of 127.0.0.1. Yields the URL when it is ready; stops the server afterwards.
+) -> Iterator[OwnServer]:
+    """Serve ``model`` on a free port of 127.0.0.1, ready when yielded; stop the server afterwards.
 
     ``arguments``: further ones of ``mmserve serve``. ``on_line`` gets each line of its output, in another thread.
     Raises StartupError with the last lines of its output if it does not start.
     """
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
-    command = [sys.executable, "-m", "mmserve.cli.owned_serve", str(read_fd), "--model", model, "--port", "0"]
+    command = [sys.executable, "-m", "mmserve.cli.owned_serve", str(read_fd), "--model", model]
+    api_key = secrets.token_urlsafe()
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, write_fd)
         try:
             # In a session of its own: Ctrl-C in the terminal is for this program.
             process = subprocess.Popen(
-                [*command, *arguments],
+                [*command, *arguments, "--host", "127.0.0.1", "--port", "0", "--health-port", "0"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
+                # A key on the command line would be seen by every user of the machine.
+                env={**os.environ, "MMSERVE_API_KEY": api_key},
                 pass_fds=(read_fd,),
                 start_new_session=True,
             )
@@ -50,7 +63,7 @@ def own_server(
             os.close(read_fd)
         stack.callback(_stop, process)
         assert process.stdout is not None
-        yield _url_when_ready(process, process.stdout, on_line)
+        yield OwnServer(_url_when_ready(process, process.stdout, on_line), api_key)
 
 
 def _url_when_ready(process: subprocess.Popen[str], output: IO[str], on_line: Callable[[str], object]) -> str:
@@ -60,12 +73,13 @@ def _url_when_ready(process: subprocess.Popen[str], output: IO[str], on_line: Ca
 
     def read() -> None:
         nonlocal url
-        for line in output:
-            lines.append(line)
-            on_line(line.rstrip("\n"))
-            if not url and (found := _READY.search(line)):
-                url = found[1]
-                known.set()
+        with output:
+            for line in output:
+                lines.append(line)
+                on_line(line.rstrip("\n"))
+                if not url and (found := _READY.search(line)):
+                    url = found[1]
+                    known.set()
         known.set()
 
     threading.Thread(target=read, name="server output", daemon=True).start()

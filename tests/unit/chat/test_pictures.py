@@ -48,7 +48,7 @@ def test_what_is_no_picture_is_refused_with_its_path(tmp_path: Path, monkeypatch
         pictures.load(str(tmp_path / "b.png"))
     with pytest.raises(ChatError, match="directory"):
         pictures.load(str(tmp_path))
-    monkeypatch.setattr(pictures, "MAX_FILE_NBYTES", 4)
+    monkeypatch.setattr("mmserve.client.pictures.MAX_FILE_NBYTES", 4)
     with pytest.raises(ChatError, match="limit"):
         pictures.load(str(text))
 
