@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import NoReturn
 
+from mmserve.cli.batch import add_batch, batch
 from mmserve.cli.bench import add_bench, bench
 from mmserve.cli.chaos import add_chaos, chaos
 from mmserve.cli.chat import add_chat, chat
@@ -21,7 +22,15 @@ from mmserve.config.options import OptionError
 from mmserve.runtime.errors import StartupError
 
 USAGE_ERROR = 2
-_COMMANDS = {"chaos": chaos, "chat": chat, "doctor": doctor, "models": models, "plan": plan, "status": status}
+_COMMANDS = {
+    "batch": batch,
+    "chaos": chaos,
+    "chat": chat,
+    "doctor": doctor,
+    "models": models,
+    "plan": plan,
+    "status": status,
+}
 """Those that take no further arguments than their parser knows."""
 
 
@@ -67,6 +76,7 @@ def _parser() -> _Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     add_serve(commands)
     add_chat(commands)
+    add_batch(commands)
     add_bench(commands)
     add_doctor(commands)
     add_models(commands)

@@ -72,10 +72,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         add_options(groups[option.group], [option])
 
 
-def add_options(group: argparse._ArgumentGroup, options: Iterable[Option]) -> None:
-    """Flags of these options; those that are not given are not in the result."""
+def add_options(group: argparse._ArgumentGroup, options: Iterable[Option], *, hidden: bool = False) -> None:
+    """Flags of these options; those that are not given are not in the result. ``hidden``: from --help."""
     for option in options:
-        group.add_argument(option.flag, dest=option.name, **_argument(option))
+        argument = _argument(option)
+        group.add_argument(
+            option.flag, dest=option.name, **{**argument, **({"help": argparse.SUPPRESS} if hidden else {})}
+        )
 
 
 def _argument(option: Option) -> dict[str, Any]:

@@ -1,0 +1,76 @@
+"""The input file of a batch: read once to be checked, and again, a little at a time, to be sent. Blocking."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmserve.batch.lines import BatchLine, LineError, parse_line
+
+READ_NBYTES = 1 << 20
+"""Read at a time, and kept until it is sent."""
+
+
+@dataclass(frozen=True)
+class BadLine:
+    number: int
+    error: LineError
+
+
+@dataclass(frozen=True)
+class Checked:
+    """``total``: lines with a request. ``digest``: of the first ``nbytes`` of the file, which are all of it."""
+
+    total: int
+    bad: list[BadLine]
+    endpoints: frozenset[str]
+    nbytes: int
+    digest: str
+
+
+def read_lines(path: Path) -> Iterator[BatchLine | BadLine]:
+    """Every line that is not blank, in order. A second line with the same custom_id is bad. Raises OSError."""
+    seen: set[bytes] = set()
+    with open(path, "rb", buffering=READ_NBYTES) as file:
+        for number, text in enumerate(file, start=1):
+            if not text.strip():
+                continue
+            try:
+                line = parse_line(number, text)
+            except LineError as error:
+                yield BadLine(number, error)
+                continue
+            # A digest takes less memory than a long name.
+            if (name := hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()) in seen:
+                message = f"custom_id {line.custom_id[:60]!r} has a line before this one"
+                yield BadLine(number, LineError("duplicate_custom_id", message, "custom_id"))
+            else:
+                seen.add(name)
+                yield line
+
+
+def check(path: Path, max_bad: int | None = None) -> Checked:
+    """Read the whole file, or until there are more than ``max_bad`` bad lines. Raises OSError."""
+    total, bad, endpoints = 0, list[BadLine](), set[str]()
+    for line in read_lines(path):
+        total += 1
+        if isinstance(line, BatchLine):
+            endpoints.add(line.url)
+        else:
+            bad.append(line)
+            if max_bad is not None and len(bad) >= max_bad:
+                break
+    nbytes = path.stat().st_size
+    return Checked(total, bad, frozenset(endpoints), nbytes, digest_of(path, nbytes))
+
+
+def digest_of(path: Path, nbytes: int) -> str:
+    """SHA-256 of the first ``nbytes``. Raises OSError."""
+    digest, left = hashlib.sha256(), nbytes
+    with open(path, "rb") as file:
+        while left and (block := file.read(min(READ_NBYTES, left))):
+            digest.update(block)
+            left -= len(block)
+    return digest.hexdigest()
