@@ -87,7 +87,7 @@ class Dispatcher:
         sequence = self._live.get(reply.id)
         if sequence is None or reply.attempt != sequence.request.attempt or sequence.ended.is_set():
             return
-        if not sequence.aborted:
+        if not (sequence.aborted or sequence.media_lost):
             self._resend(sequence)
         elif reply.finish:
             sequence.ended.set()
@@ -108,6 +108,8 @@ class Dispatcher:
         if sequence.aborted:
             if phase.engine_epoch > before.engine_epoch:
                 sequence.ended.set()  # a new engine runs no old sequence
+        elif sequence.media_lost:
+            pass  # its images are about to be leased again, and are sent with the attempt after this one
         elif phase.cache_epoch > before.cache_epoch and sequence.request.spans and not sequence.answered:
             sequence.lose_media()
         elif phase.engine_epoch > before.engine_epoch:

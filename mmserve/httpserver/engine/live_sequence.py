@@ -43,6 +43,8 @@ class LiveSequence:
         self.is_computed = False
         """True from the router's notice that it computes this attempt. There is none before the first death."""
         self.aborted = False
+        self.media_lost = False
+        """True from a MediaLost on, which says the number of the next attempt: nobody else may make one."""
         self._row_nbytes = row_nbytes(request.sampling.prompt_logprobs or 0)
 
     def __aiter__(self) -> AsyncIterator[TokenReply]:
@@ -103,6 +105,7 @@ class LiveSequence:
         self.request = msgspec.structs.replace(self.request, spans=spans)
 
     def lose_media(self) -> None:
+        self.media_lost = True
         self.replies.put_nowait(MediaLost(self.request.attempt, self.output.tobytes(), self.num_prompt_logprobs))
 
     def fail(self, message: str) -> None:

@@ -245,6 +245,27 @@ def test_a_cache_server_restart_loses_the_media_of_unanswered_requests() -> None
     run(test)
 
 
+@pytest.mark.parametrize("then", ["engine_epoch", "visual_epochs", "a lost reply"])
+def test_once_its_media_are_lost_a_sequence_makes_no_attempt_of_its_own(then: str) -> None:
+    """The router ignores a second attempt of the same number, so nobody would answer it."""
+
+    async def test() -> None:
+        dispatcher, link = make()
+        async with dispatcher.submit(request(image=True)) as replies:
+            dispatcher.on_phase(phase(cache_epoch=1))
+            if then == "a lost reply":
+                dispatcher.lose(TokenReply(id="r", token_ids=(1,)))
+            else:
+                dispatcher.on_phase(phase(cache_epoch=1, **epochs(then, 1)))
+            with pytest.raises(MediaLost) as lost:
+                await anext(replies)
+            dispatcher.deliver(TokenReply(id="r", finish="abort"))
+        assert [message.attempt for message in link.sent] == [0]
+        assert lost.value.next_attempt == 1
+
+    run(test)
+
+
 @pytest.mark.parametrize(("epoch", "ends"), [("engine_epoch", True), ("visual_epochs", False)])
 def test_an_abort_survives_restarts(epoch: str, ends: bool) -> None:
     async def test() -> None:
