@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mmserve.checkpoint.registry import ARCHITECTURES
+from mmserve.checkpoint.vision_families import FAMILIES
 
 
 class Entry(NamedTuple):
@@ -62,65 +63,12 @@ _TEXTS = {
         "ERNIE 4.5, dense",
         "pairs of adjacent numbers turn; biases",
     ),
-    "LlavaForConditionalGeneration": (
-        "LLaVA-1.5",
-        "a CLIP tower before any of the above as `text_config`",
-    ),
-    "Qwen2VLForConditionalGeneration": (
-        "Qwen2-VL",
-        "a tower for pictures of any size; positions with three axes",
-    ),
-    "Qwen2_5_VLForConditionalGeneration": (
-        "Qwen2.5-VL",
-        "as Qwen2-VL, with windows in the tower",
-    ),
-    "Qwen3VLForConditionalGeneration": (
-        "Qwen3-VL, dense",
-        "as Qwen2-VL before Qwen3, with rows added after the first layers (DeepStack)",
-    ),
-    "Qwen3VLMoeForConditionalGeneration": (
-        "Qwen3-VL, mixtures of experts",
-        "as Qwen3-VL before Qwen3-MoE",
-    ),
-    "LlavaNextForConditionalGeneration": (
-        "LLaVA-NeXT (LLaVA-1.6)",
-        "as LLaVA-1.5, with tiles",
-    ),
-    "LlavaOnevisionForConditionalGeneration": (
-        "LLaVA-OneVision",
-        "a SigLIP tower; tiles of a single picture",
-    ),
-    "InternVLForConditionalGeneration": (
-        "InternVL3, InternVL3.5",
-        "an InternViT tower, tiles",
-    ),
-    "InternVLChatModel": (
-        "InternVL in its own format",
-        "an InternViT tower, tiles",
-    ),
-    "Mistral3ForConditionalGeneration": (
-        "Mistral-Small-3.1 and 3.2, Devstral, Magistral",
-        "a Pixtral tower; text between the rows of a picture",
-    ),
-    "Idefics3ForConditionalGeneration": (
-        "Idefics3",
-        "a SigLIP tower; tiles, with text between them",
-    ),
-    "SmolVLMForConditionalGeneration": (
-        "SmolVLM, SmolVLM2",
-        "as Idefics3",
-    ),
-    "Gemma3ForConditionalGeneration": (
-        "Gemma 3: 4B, 12B, 27B",
-        "a SigLIP tower; a picture's tokens attend to all of it",
-    ),
-    "PaddleOCRVLForConditionalGeneration": (
-        "PaddleOCR-VL",
-        "a SigLIP tower with rotation; positions with three axes",
-    ),
 }
 
 
 def entries() -> list[Entry]:
-    """In the order of the registry. An architecture without words here has none."""
-    return [Entry(architecture, *_TEXTS.get(architecture, ("", ""))) for architecture in ARCHITECTURES]
+    """In the order of the registry. An architecture without words has none."""
+    words = dict(_TEXTS)
+    for family in FAMILIES.values():
+        words.update(family.architectures)
+    return [Entry(architecture, *words.get(architecture, ("", ""))) for architecture in ARCHITECTURES]

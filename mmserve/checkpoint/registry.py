@@ -1,4 +1,7 @@
-"""Architecture name in config.json -> how that model is read. A family's module is imported on first use."""
+"""Architecture name in config.json -> how that model is read. A family's module is imported on first use.
+
+Text families are listed here, those with pictures in ``vision_families``.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from mmserve.checkpoint.config.json_config import convert
 from mmserve.checkpoint.config.stop_tokens import ends_of_text
 from mmserve.checkpoint.config.text_config import TextJson
 from mmserve.checkpoint.spec import ModelSpec
+from mmserve.checkpoint.vision_families import FAMILIES
 from mmserve.runtime.errors import StartupError
 
 TEXT = {
@@ -26,30 +30,15 @@ TEXT = {
     "Ernie4_5ForCausalLM": "ernie4_5",
 }
 """A family is also the ``model_type`` of its config.json."""
-VISION = {
-    "Idefics3ForConditionalGeneration": "idefics3",
-    "SmolVLMForConditionalGeneration": "idefics3",
-    "LlavaForConditionalGeneration": "llava",
-    "Qwen2VLForConditionalGeneration": "qwen2_vl",
-    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
-    "Qwen3VLForConditionalGeneration": "qwen3_vl",
-    "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe",
-    "LlavaNextForConditionalGeneration": "llava_next",
-    "LlavaOnevisionForConditionalGeneration": "llava_onevision",
-    "InternVLForConditionalGeneration": "internvl",
-    "InternVLChatModel": "internvl_chat",
-    "Mistral3ForConditionalGeneration": "mistral3",
-    "Gemma3ForConditionalGeneration": "gemma3",
-    "PaddleOCRVLForConditionalGeneration": "paddleocr_vl",
-}
-ARCHITECTURES = TEXT | VISION
+_VISION = {name: family for family, entry in FAMILIES.items() for name in entry.architectures}
+ARCHITECTURES = TEXT | _VISION
 SERVED = ", ".join(ARCHITECTURES)
 
 
 def read_model(directory: Path, config: dict[str, Any]) -> ModelSpec:
     """Raises StartupError if the architecture, or a part of it, is not supported."""
     family = _family(config)
-    if family in VISION.values():
+    if family in FAMILIES:
         return cast(ModelSpec, _module(family).model(directory, config))
     text = text_config(config, default=family)
     bos_id, eos_ids = ends_of_text(directory, text)

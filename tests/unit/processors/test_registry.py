@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from mmserve.checkpoint.registry import VISION
-from mmserve.processors.registry import _MODULES
+import pytest
+
+from mmserve.checkpoint.vision_families import FAMILIES
 
 
-def test_each_vision_family_of_the_checkpoint_registry_has_a_module() -> None:
-    assert set(VISION.values()) <= set(_MODULES)
-    for module in set(_MODULES.values()):
-        assert callable(import_module(f"mmserve.processors.families.{module}").processor)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_family_with_pictures_has_a_module(name: str) -> None:
+    module = FAMILIES[name].processor or name
+    assert callable(import_module(f"mmserve.processors.families.{module}").processor)
