@@ -27,7 +27,7 @@ def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
 
 @pytest.fixture(scope="session")
 def default_stack() -> Iterator[Stack]:
-    with running(default_memory=True) as server:
+    with running("--enable-admin", default_memory=True) as server:
         yield server
 
 
