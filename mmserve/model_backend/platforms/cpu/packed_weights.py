@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 import torch.nn.functional as F
 
@@ -10,6 +12,8 @@ from mmserve.model_backend.platforms.cpu import quantization, weight_memory
 PANEL = 32
 """Outputs whose weights lie side by side in memory; the kernels' own number. The last panel may have zeros."""
 _FLOAT32, _BFLOAT16, _INT8, _INT4, _ROUNDED = range(5)
+TILED, EMULATED_TILES = 10, 11
+"""As ``_ROUNDED``, but sums are those of tile registers, which have other bits; without these registers slowly."""
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -47,3 +51,8 @@ def format_of(packed: torch.Tensor, *, rounds_inputs: bool = False) -> int:
     if packed.dtype is torch.bfloat16:
         return _ROUNDED if rounds_inputs else _BFLOAT16
     return _FLOAT32
+
+
+def rounded_format(kernels: ctypes.CDLL) -> int:
+    """The kernels' number for the fastest product that rounds inputs to bfloat16, with weights in bfloat16."""
+    return TILED if kernels.mm_has_tiles() else _ROUNDED

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearShape
 from mmserve.model_backend.layers.target import LinearShard, Target
 from mmserve.model_backend.platforms.cpu import quantization
-from mmserve.model_backend.platforms.cpu.packed_weights import format_of, pack, pack_short
+from mmserve.model_backend.platforms.cpu.packed_weights import format_of, pack, pack_short, rounded_format
 from mmserve.model_backend.platforms.reference import PlainLinear
 from mmserve.runtime.errors import StartupError
 
@@ -74,7 +74,7 @@ class KernelLinear(PackedLinear, PlainLinear):
 
     def finish_loading(self) -> None:
         self.packed = self._pack(self.weight)
-        self.format = format_of(self.packed, rounds_inputs=self._rounds)
+        self.format = rounded_format(self._kernels) if self._rounds else format_of(self.packed)
         free(self.weight)
         del self.weight
 

@@ -9,7 +9,6 @@ from functools import cache, partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from msgspec.structs import replace
 
 from mmserve.checkpoint.spec import LayerSpec, Rope, TextSpec
@@ -19,27 +18,23 @@ from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import LayerFinisher
 from mmserve.model_backend.layers.ops import Activation
-from mmserve.model_backend.layers.quantized.gguf import blocks
-from mmserve.model_backend.layers.quantized.matrix import QuantizedMatrix
 from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.models.decoder import Decoder
 from mmserve.model_backend.models.interface import DeepStackRows
-from mmserve.model_backend.platforms.cpu import gguf_weights, grouped_weights, quantization
+from mmserve.model_backend.platforms.cpu import quantization
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.model_backend.platforms.cpu.decoder import compile_decoder
-from mmserve.model_backend.platforms.cpu.library import build
+from mmserve.model_backend.platforms.cpu.library import build, levels
 from mmserve.model_backend.platforms.cpu.ops import ACTIVATIONS, KernelOps
 from mmserve.model_backend.platforms.cpu.packed_weights import format_of, pack
 from mmserve.model_backend.platforms.cpu.packing import KernelLinear
+from mmserve.model_backend.platforms.cpu.product_checks import TOLERANCE, close, random, right_products
 from mmserve.model_backend.platforms.cpu.sampling import KernelSampling
 from mmserve.model_backend.platforms.reference import TorchOps
 from mmserve.model_backend.platforms.sampling import Draw, TorchSampling
 
-_TOLERANCE = 1e-5
-_QUANTIZED_TOLERANCE = 1e-4
 _ROUNDED_TOLERANCE = 1e-2
-"""Relative to the largest result; for quantized weights, whose inputs are rounded to 16-bit integers, and for numbers
-that are rounded to bfloat16."""
+"""Relative to the largest result, for numbers that are rounded to bfloat16."""
 _WINDOW = 7
 _MASKS = (CAUSAL, Mask(window=_WINDOW), Mask(whole_images=True), Mask(window=_WINDOW, whole_images=True))
 _HEADS = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, masks=_MASKS)
@@ -50,102 +45,24 @@ logger = logging.getLogger(__name__)
 
 @cache
 def verified_kernels() -> ctypes.CDLL | None:
-    """The kernels, if they can be built here and compute what torch computes."""
-    kernels = build.loaded()
-    if kernels is None:
-        return None
-    with torch.inference_mode():
-        wrong = next((name for name, is_right in _CHECKS.items() if not is_right(kernels)), None)
-    if wrong is None:
-        return kernels
-    logger.warning("the C++ kernel %s computes wrong numbers on this machine: torch computes alone (slower)", wrong)
+    """The kernels of the fastest level that can be built here and computes what torch computes; None without one."""
+    for level in levels.of_this_cpu():
+        if (kernels := build.loaded(level)) is None:
+            continue
+        with torch.inference_mode():
+            wrong = next((name for name, is_right in _CHECKS.items() if not is_right(kernels)), None)
+        if wrong is None:
+            return kernels
+        logger.warning(
+            "of the C++ kernels for %s, %s computes wrong numbers on this machine: slower ones compute, or torch alone",
+            level.name,
+            wrong,
+        )
     return None
 
 
-def _random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def _close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = _TOLERANCE) -> bool:
-    return torch.allclose(found, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
-
-
-def _linear(kernels: ctypes.CDLL) -> bool:
-    weight, x, bias = _random(80, 64), _random(_TOKENS, 64, seed=1), _random(80, seed=2)
-    float32, int8, int4 = weight[:, :41].contiguous(), quantization.to_int8(weight), quantization.to_int4(weight)
-    bfloat16, dequantized = float32.bfloat16().float(), quantization.int8_rows(int8, torch.arange(len(weight)))
-    packed, rounded = pack(bfloat16), x[:, :41].bfloat16().float()
-    return (
-        _product(kernels, x[:, :41], pack(float32), bias, float32)
-        and _product(kernels, x[:, :41], packed, bias, bfloat16)
-        and _product(kernels, rounded, packed, bias, bfloat16, rounds_inputs=True)
-        and _product(kernels, x, int8, bias, dequantized, _QUANTIZED_TOLERANCE)
-        and _product(kernels, x, int4, bias, quantization.from_int4(int4), _QUANTIZED_TOLERANCE)
-        and all(_grouped_product(kernels, x, bias, bits) for bits in (4, 8))
-        and _float8_product(kernels, x, bias)
-        and _gguf_product(kernels, bias)
-    )
-
-
-def _grouped_product(kernels: ctypes.CDLL, x: torch.Tensor, bias: torch.Tensor, bits: int) -> bool:
-    """True if products with a quantized checkpoint's weights are those with the numbers they stand for."""
-    outputs, inputs = len(bias), x.shape[1]
-    codes = torch.randint(1 << bits, (outputs, inputs), generator=torch.Generator().manual_seed(3)).to(torch.uint8)
-    zeros, scales = codes[:, :1].short(), _random(outputs, 1, seed=4)
-    order = torch.arange(inputs).flip(0)
-    matrix = QuantizedMatrix(codes, scales, zeros, inputs, bits, order=order)
-    weight = ((codes.short() - zeros) * scales)[:, order]
-    packed, form = grouped_weights.pack(matrix), grouped_weights.format_of(matrix)
-    return _product(kernels, x, packed, bias, weight, _QUANTIZED_TOLERANCE, form=form)
-
-
-def _float8_product(kernels: ctypes.CDLL, x: torch.Tensor, bias: torch.Tensor) -> bool:
-    """The same with weights in E4M3."""
-    numbers, scales = _random(len(bias), x.shape[1], seed=3).to(torch.float8_e4m3fn), _random(len(bias), 2, seed=4)
-    group = x.shape[1] // 2
-    codes, zeros = numbers.view(torch.uint8), torch.zeros_like(scales, dtype=torch.int16)
-    matrix = QuantizedMatrix(codes, scales, zeros, group, bits=8, is_float8=True)
-    weight = numbers.float() * scales.repeat_interleave(group, dim=1)
-    packed, form = grouped_weights.pack(matrix), grouped_weights.format_of(matrix)
-    return _product(kernels, x, packed, bias, weight, form=form)
-
-
-def _gguf_product(kernels: ctypes.CDLL, bias: torch.Tensor) -> bool:
-    """The same with weights in Q6_K, of one superblock."""
-    rows = torch.randint(256, (len(bias), 210), generator=torch.Generator().manual_seed(3)).to(torch.uint8)
-    rows[:, 208:] = torch.tensor([0, 0x1C])  # 2^-8, in half precision
-    scales, codes = rows[:, 192:208].view(torch.int8) / 256, blocks("Q6_K", rows).codes
-    weight = (codes.short() - 32) * scales.repeat_interleave(16, dim=1)
-    packed = gguf_weights.pack([("Q6_K", rows)])
-    x = _random(_TOKENS, weight.shape[1], seed=5)
-    return _product(kernels, x, packed, bias, weight, _QUANTIZED_TOLERANCE, form=gguf_weights.FORMAT)
-
-
-def _product(
-    kernels: ctypes.CDLL,
-    x: torch.Tensor,
-    packed: torch.Tensor,
-    bias: torch.Tensor,
-    weight: torch.Tensor,
-    tolerance: float = _TOLERANCE,
-    *,
-    rounds_inputs: bool = False,
-    form: int | None = None,
-) -> bool:
-    """True if x times the packed weights is x times ``weight``, the matrix that they stand for."""
-    expected = F.linear(x, weight, bias)
-    for count in (1, 9, len(x)):
-        rows, out = x[:count].contiguous(), torch.empty(count, len(bias))
-        form = format_of(packed, rounds_inputs=rounds_inputs) if form is None else form
-        arguments = (rows.data_ptr(), packed.data_ptr(), form, bias.data_ptr(), out.data_ptr())
-        kernels.mm_linear(*arguments, *rows.shape, len(bias), 0)
-        if not _close(out, expected[:count], tolerance):
-            return False
-    return True
-
-
 def _rows(kernels: ctypes.CDLL) -> bool:
-    weight, indices = _random(48, 64), torch.tensor([47, 0, 17])
+    weight, indices = random(48, 64), torch.tensor([47, 0, 17])
     int8 = quantization.to_int8(weight)
     short = weight.bfloat16().float()
     for packed, expected in (
@@ -163,18 +80,18 @@ def _rows(kernels: ctypes.CDLL) -> bool:
 def _same_operation(compute: Callable[[TorchOps], torch.Tensor], kernels: ctypes.CDLL) -> bool:
     """True if the kernels' operations give what torch's give; those for bfloat16 within its rounding."""
     exact, rounded, expected = map(compute, (KernelOps(kernels), KernelOps(kernels, rounds=True), TorchOps()))
-    return _close(exact, expected) and _close(rounded, expected, _ROUNDED_TOLERANCE)
+    return close(exact, expected) and close(rounded, expected, _ROUNDED_TOLERANCE)
 
 
 def _encoder_attention(kernels: ctypes.CDLL) -> bool:
-    qkv, lengths = _random(240, 144), (170, 17, 53)
+    qkv, lengths = random(240, 144), (170, 17, 53)
     expected = TorchOps().encoder_attention(qkv, 2, lengths)
     exact, rounded = (KernelOps(kernels, rounds=rounds).encoder_attention(qkv, 2, lengths) for rounds in (False, True))
-    return _close(exact, expected) and _close(rounded, expected, _ROUNDED_TOLERANCE)
+    return close(exact, expected) and close(rounded, expected, _ROUNDED_TOLERANCE)
 
 
 def _rotated(ops: TorchOps) -> torch.Tensor:
-    heads, angles = _random(_TOKENS, 3, 16), _random(_TOKENS, 8, seed=1)
+    heads, angles = random(_TOKENS, 3, 16), random(_TOKENS, 8, seed=1)
     ops.rotary_(heads[:, :2], angles.cos(), angles.sin())
     part = angles[:, :3].contiguous()
     ops.rotary_(heads[:, 1:], part.cos(), part.sin())
@@ -183,18 +100,18 @@ def _rotated(ops: TorchOps) -> torch.Tensor:
 
 
 def _activated(function_of: Callable[[str], Activation]) -> torch.Tensor:
-    return torch.cat([function_of(name)(_random(5, 32)) for name in ACTIVATIONS])
+    return torch.cat([function_of(name)(random(5, 32)) for name in ACTIVATIONS])
 
 
 def _added(ops: TorchOps) -> torch.Tensor:
-    sums = _random(_TOKENS, 30)
-    ops.add_scaled_(sums, _random(_TOKENS, 30, seed=1), _random(30, seed=2))
+    sums = random(_TOKENS, 30)
+    ops.add_scaled_(sums, random(_TOKENS, 30, seed=1), random(30, seed=2))
     return sums
 
 
 def _head_norm(ops: TorchOps) -> torch.Tensor:
-    heads = _random(_TOKENS, 3, 16)
-    ops.head_norm_(heads[:, 1:], _random(16, seed=1), 1e-5)
+    heads = random(_TOKENS, 3, 16)
+    ops.head_norm_(heads[:, 1:], random(16, seed=1), 1e-5)
     return heads
 
 
@@ -204,9 +121,9 @@ def _attention(kernels: ctypes.CDLL) -> bool:
     return all(map(_attends, exact)) and _attends(rounded, _ROUNDED_TOLERANCE)
 
 
-def _attends(kernel: PagedCpuAttention, tolerance: float = _TOLERANCE) -> bool:
+def _attends(kernel: PagedCpuAttention, tolerance: float = TOLERANCE) -> bool:
     step, limits = _prompt()
-    qkv, results = _random(_TOKENS, 2 * _HEADS.num_heads, _HEADS.head_dim), []
+    qkv, results = random(_TOKENS, 2 * _HEADS.num_heads, _HEADS.head_dim), []
     for backend in (kernel, SdpaAttention(_HEADS, torch.float32, torch.device("cpu"))):
         cache = torch.zeros(backend.kv_shape(limits.max_blocks, _BLOCK), dtype=kernel.kv_dtype)
         heads = qkv.clone()
@@ -216,7 +133,7 @@ def _attends(kernel: PagedCpuAttention, tolerance: float = _TOLERANCE) -> bool:
         outs = [backend.forward(q, kv, cache, metadata, mask) for mask in _MASKS]  # type: ignore[arg-type]
         results.append((torch.stack(outs), cache))
     (found, found_cache), (expected, expected_cache) = results
-    return _close(found, expected, tolerance) and torch.equal(kernel.token_major(found_cache), expected_cache)
+    return close(found, expected, tolerance) and torch.equal(kernel.token_major(found_cache), expected_cache)
 
 
 def _decoder(kernels: ctypes.CDLL) -> bool:
@@ -229,11 +146,11 @@ def _decoder(kernels: ctypes.CDLL) -> bool:
     step, limits = _prompt()
     metadata = backend.builder(limits).build(step)
     positions, last = torch.arange(_TOKENS)[None], torch.tensor([_TOKENS - 1])
-    deepstack = DeepStackRows(torch.tensor([3, 0, _TOKENS - 1]), _random(2, 3, _HIDDEN, seed=1))
+    deepstack = DeepStackRows(torch.tensor([3, 0, _TOKENS - 1]), random(2, 3, _HIDDEN, seed=1))
     results = []
     for executor in (compiled, model):
         cache = torch.zeros(len(weights.layers), *backend.kv_shape(limits.max_blocks, _BLOCK))
-        hidden = _random(_TOKENS, _HIDDEN)
+        hidden = random(_TOKENS, _HIDDEN)
         results.append((executor.forward(hidden, positions, cache, metadata, last, deepstack), cache))
     (found, found_cache), (expected, expected_cache) = results
     return torch.equal(found, expected) and torch.equal(found_cache, expected_cache)
@@ -266,7 +183,7 @@ def _tiny_decoder(kernels: ctypes.CDLL, backend: PagedCpuAttention) -> Decoder:
     finisher = LayerFinisher(model.modules())
     for seed, (name, target) in enumerate(model.targets().items()):
         if target is not None:
-            target.into.copy_(_random(*target.into.shape, seed=seed) / 8)
+            target.into.copy_(random(*target.into.shape, seed=seed) / 8)
             finisher.loaded(name)
     return model
 
@@ -285,14 +202,14 @@ def _sample(kernels: ctypes.CDLL) -> bool:
     cuts = (free, free._replace(temperature=0.0), free._replace(top_k=9), free._replace(top_p=0.8))
     draws = [*cuts, free._replace(min_p=0.1), free._replace(top_k=900, top_p=0.999)]
     found, expected = (
-        [each.choose(logits, draws, may_ban=False) for logits in (3 * _random(6, 1100), _random(6, 9000))]
+        [each.choose(logits, draws, may_ban=False) for logits in (3 * random(6, 1100), random(6, 9000))]
         for each in (KernelSampling(kernels), TorchSampling())
     )
     return all(map(torch.equal, found, expected))
 
 
 def _finite(kernels: ctypes.CDLL) -> bool:
-    logits = _random(4, 30)
+    logits = random(4, 30)
     logits[1, 29], logits[2, 3] = float("nan"), float("-inf")
     return KernelSampling(kernels).finite(logits).tolist() == [True, False, False, True]
 
@@ -301,19 +218,19 @@ def _ban(kernels: ctypes.CDLL) -> bool:
     generator = torch.Generator().manual_seed(0)
     allowed = torch.randint(-(1 << 31), 1 << 31, (3, 4), generator=generator).int()
     allowed[0, 1], allowed[0, 2] = 0, -1
-    found, expected = _random(5, 100), _random(5, 100)
+    found, expected = random(5, 100), random(5, 100)
     KernelSampling(kernels).ban(found, [4, 0, 2], allowed)
     TorchSampling().ban(expected, [4, 0, 2], allowed)
     return torch.equal(found, expected)
 
 
 _CHECKS: dict[str, Callable[[ctypes.CDLL], bool]] = {
-    "mm_linear": _linear,
+    "mm_linear": right_products,
     "mm_rows": _rows,
-    "mm_rms_norm": partial(_same_operation, lambda ops: ops.rms_norm(_random(5, 32), _random(32, seed=1), 1e-5)),
+    "mm_rms_norm": partial(_same_operation, lambda ops: ops.rms_norm(random(5, 32), random(32, seed=1), 1e-5)),
     "mm_head_norm": partial(_same_operation, _head_norm),
     "mm_layer_norm": partial(
-        _same_operation, lambda ops: ops.layer_norm(_random(5, 32), _random(32, seed=1), _random(32, seed=2), 1e-5)
+        _same_operation, lambda ops: ops.layer_norm(random(5, 32), random(32, seed=1), random(32, seed=2), 1e-5)
     ),
     "mm_add_scaled": partial(_same_operation, _added),
     "mm_rotate": partial(_same_operation, _rotated),

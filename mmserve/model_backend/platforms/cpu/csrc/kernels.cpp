@@ -12,6 +12,7 @@
 #include "grouped/grouped_linear.h"
 #include "linear/linear.h"
 #include "linear/quantized_linear.h"
+#include "linear/tiled_linear.h"
 #include "sampling.h"
 #include "softmax.h"
 
@@ -61,6 +62,15 @@ void store_and_attend(const attention::Job& job, void* layer_kv, const float* kv
 
 extern "C" {
 
+// Whether products of bfloat16 are fastest in tile registers.
+int mm_has_tiles() {
+#ifdef __AMX_TILE__
+    return 1;
+#else
+    return 0;
+#endif
+}
+
 void mm_set_threads(int count) {
     pool::shared().set_threads(count);
 }
@@ -76,7 +86,8 @@ void mm_choose_ways(const linear::Choice* choices, int64_t count) {
 }
 
 // weights: 0 float32, 1 bfloat16, 2 int8, 3 int4, 4 bfloat16 with the inputs rounded to bfloat16; of quantized checkpoints:
-// 5 codes of 4 bits, 6 of 8 bits, 7 of 8 bits with inputs rounded to 8 bits, 8 E4M3, 9 formats of GGUF.
+// 5 codes of 4 bits, 6 of 8 bits, 7 of 8 bits with inputs rounded to 8 bits, 8 E4M3, 9 formats of GGUF; 10 as 4, summed as
+// tile registers do; 11 as 10, without tile registers.
 void mm_linear(const float* x, const void* panels, int weights, const float* bias, float* out, int64_t M, int64_t K,
                int64_t N, int add) {
     const linear::Job job{x, out, M, K, N, {bias, add != 0}, linear::ways_of(weights, M, K, N)};
@@ -99,12 +110,16 @@ void mm_linear(const float* x, const void* panels, int weights, const float* bia
             return float8::run(job, static_cast<const uint8_t*>(panels));
         case 9:
             return grouped::run_gguf(job, static_cast<const uint8_t*>(panels));
+        case linear::kTiled:
+            return linear::tiles::run<linear::tiles::Best>(job, static_cast<const uint16_t*>(panels));
+        case linear::kEmulatedTiles:
+            return linear::tiles::run<linear::tiles::Emulated>(job, static_cast<const uint16_t*>(panels));
         default:
             return linear::run<linear::Rounded>(job, static_cast<const uint16_t*>(panels));
     }
 }
 
-// Rows `indices` of the matrix as floats: [rows, K]. weights: as in mm_linear, but 0, 1, 2, 4 or 9.
+// Rows `indices` of the matrix as floats: [rows, K]. weights: as in mm_linear, but 0, 1, 2, 4, 9 or 10.
 void mm_rows(const void* panels, int weights, const int64_t* indices, float* out, int64_t rows, int64_t K) {
     pool::parallel_for_rows(rows, K, [=](int64_t row) {
         float* to = out + row * K;

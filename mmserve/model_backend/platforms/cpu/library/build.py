@@ -45,16 +45,18 @@ _SIGNATURES = {
     "mm_finite": (_POINTER, *(_SIZE,) * 3, _POINTER),
     "mm_decoder": (_POINTER, _POINTER, _POINTER),
 }
+_ASKED = ("mm_has_tiles",)
+"""Functions without arguments that return an int."""
 logger = logging.getLogger("mmserve.kernels")  # __name__ would be __main__ when this is the program
 
 
 @cache
-def loaded() -> ctypes.CDLL | None:
-    """The kernels, built first if need be; None if they cannot be built or loaded."""
+def loaded(level: Level) -> ctypes.CDLL | None:
+    """The kernels of a level that this CPU has, built first if need be; None if they cannot be built or loaded."""
     try:
-        return build_and_load(levels.of_this_cpu()[0])
+        return build_and_load(level)
     except (OSError, subprocess.SubprocessError) as error:
-        logger.debug("no C++ kernels: %s", error)
+        logger.debug("no C++ kernels for %s: %s", level.name, error)
         return None
 
 
@@ -93,27 +95,38 @@ def _load_if_possible(path: Path) -> ctypes.CDLL | None:
 def _load(path: Path) -> ctypes.CDLL:
     """Raises OSError if it is not a shared object with all functions."""
     kernels = ctypes.CDLL(str(path))
-    for name, arguments in _SIGNATURES.items():
-        try:
+    try:
+        for name, arguments in _SIGNATURES.items():
             function = getattr(kernels, name)
-        except AttributeError as error:
-            raise OSError(str(error)) from None
-        function.argtypes, function.restype = arguments, None
+            function.argtypes, function.restype = arguments, None
+        for name in _ASKED:
+            getattr(kernels, name).argtypes = ()
+    except AttributeError as error:
+        raise OSError(str(error)) from None
     return kernels
 
 
 def build_or_warn() -> bool:
-    """False if there are no kernels. Of all processes of a server, one calls this and warns."""
+    """False if there are no kernels. Of all processes of a server, one calls this and warns.
+
+    A compiler may be too old for the fastest level; then the next one is taken.
+    """
+    first, *others = levels.of_this_cpu()
     try:
-        build_and_load(levels.of_this_cpu()[0])
+        build_and_load(first)
     except (OSError, subprocess.SubprocessError) as error:
-        logger.warning(
-            "no C++ kernels, so torch computes alone, several times slower: %s. Install g++ (Debian and Ubuntu: "
-            "apt install g++) and start again, or install a wheel of mmserve for this CPU, which has the kernels",
-            " ".join(str(error).split()),
-        )
-        return False
-    return True
+        reason = " ".join(str(error).split())
+    else:
+        return True
+    if compiler.compilers() and (found := next((level.name for level in others if loaded(level)), None)):
+        logger.warning("the C++ kernels for %s cannot be built, so those for %s compute: %s", first.name, found, reason)
+        return True
+    logger.warning(
+        "no C++ kernels, so torch computes alone, several times slower: %s. Install g++ (Debian and Ubuntu: "
+        "apt install g++) and start again, or install a wheel of mmserve for this CPU, which has the kernels",
+        reason,
+    )
+    return False
 
 
 def main(log_level: str = "info") -> int:

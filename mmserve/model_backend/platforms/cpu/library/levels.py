@@ -1,7 +1,8 @@
 """The instruction sets that the C++ kernels are compiled for, and which of them this CPU has.
 
-All levels compute the same numbers from weights in the same layout. A build is loaded as a whole, so code of a level
-never runs on a CPU without it.
+All levels compute the same numbers from weights in the same layout. Products of bfloat16 in tile registers have
+numbers of their own, the same on all levels too; only AMX is fast at them, and only it is asked for them. A build is
+loaded as a whole, so code of a level never runs on a CPU without it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,15 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from mmserve.model_backend.platforms.cpu.library import tile_permission
+
 _AVX2 = frozenset({"avx", "avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 """By the names of ``/proc/cpuinfo``. These two are x86-64-v3 and x86-64-v4."""
+_AVX512_BF16 = _AVX512 | {"avx512_bf16", "avx512_vnni"}
+_AVX512_BF16_OPTIONS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
+_TILES = "amx_tile"
+_AMX = _AVX512_BF16 | {_TILES, "amx_bf16", "amx_int8"}
 
 
 class Level(NamedTuple):
@@ -30,11 +37,8 @@ class Level(NamedTuple):
 
 
 _X86_64 = (
-    Level(
-        "avx512_bf16",
-        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
-        _AVX512 | {"avx512_bf16", "avx512_vnni"},
-    ),
+    Level("amx", (*_AVX512_BF16_OPTIONS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"), _AMX),
+    Level("avx512_bf16", _AVX512_BF16_OPTIONS, _AVX512_BF16),
     Level("avx512", ("-march=x86-64-v4",), _AVX512),
     Level("avx2", ("-march=x86-64-v3",), _AVX2),
 )
@@ -48,6 +52,8 @@ NATIVE = Level("native", ("-march=native",), tied_to_this_cpu=True)
 def of_this_cpu() -> list[Level]:
     """The levels that this CPU has, the fastest first; at least one."""
     flags = set(_flags().split())
+    if _TILES in flags and not tile_permission.permitted():
+        flags.remove(_TILES)
     return [level for level in of_this_machine() if level.needs <= flags] or [NATIVE]
 
 

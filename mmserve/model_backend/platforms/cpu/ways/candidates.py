@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from itertools import product
 from typing import NamedTuple
 
-_UNQUANTIZED = (0, 1, 4)
-"""Numbers of the layouts float32, bfloat16, and bfloat16 with rounded inputs."""
+_UNQUANTIZED = (0, 1, 4, 10)
+"""Numbers of the layouts float32, bfloat16, and bfloat16 with rounded inputs, without and with tiles."""
 _KIB = 1 << 10
 _FAR = 16 * _KIB
 MAX_ROWS = {1: 1, 4: 8, 16: 48, 128: 1 << 40}

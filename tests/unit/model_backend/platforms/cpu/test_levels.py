@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmserve.model_backend.platforms.cpu import quantization
-from mmserve.model_backend.platforms.cpu.library import build, levels
+from mmserve.model_backend.platforms.cpu.library import build, levels, tile_permission
 from mmserve.model_backend.platforms.cpu.library.levels import Level
 from mmserve.model_backend.platforms.cpu.ops import ACTIVATIONS, KernelOps
-from mmserve.model_backend.platforms.cpu.packed_weights import format_of, pack, pack_short
+from mmserve.model_backend.platforms.cpu.packed_weights import TILED, format_of, pack, pack_short
 from mmserve.model_backend.platforms.cpu.threads import set_threads
 from tests.unit.model_backend.platforms.cpu.kernels import needs_compiler, random
 
-FORMS = ("float32", "bfloat16", "rounded", "int8", "int4")
+FORMS = ("float32", "bfloat16", "rounded", "tiled", "int8", "int4")
 
 
 @cache
@@ -46,7 +46,7 @@ def packed_as(form: str, weight: torch.Tensor) -> torch.Tensor:
 
 def product(kernels: ctypes.CDLL, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor, form: str) -> torch.Tensor:
     out = torch.full((len(x), len(bias)), 77.0)
-    number = format_of(packed, rounds_inputs=form == "rounded")
+    number = TILED if form == "tiled" else format_of(packed, rounds_inputs=form == "rounded")
     addresses = (x.data_ptr(), packed.data_ptr(), number, bias.data_ptr(), out.data_ptr())
     kernels.mm_linear(*addresses, *x.shape, len(bias), 0)
     return out
@@ -77,7 +77,7 @@ def test_a_row_has_the_same_bits_in_any_batch_on_every_level(
 
 
 @needs_compiler
-@pytest.mark.parametrize("form", ["float32", "bfloat16", "rounded"])
+@pytest.mark.parametrize("form", ["float32", "bfloat16", "rounded", "tiled"])
 def test_many_rows_of_a_width_that_fills_pages_have_the_same_bits(form: str) -> None:
     weight, x, bias = random(64, 2048), random(300, 2048, seed=1), random(64, seed=2)
     packed = packed_as(form, weight)
@@ -126,37 +126,58 @@ def summed(x: torch.Tensor, weight: torch.Tensor, flush: Callable[[torch.Tensor]
     return sums
 
 
+def summed_in_tiles(
+    x: torch.Tensor, weight: torch.Tensor, flush: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """[rows, outputs] as TDPBF16PS sums: 32 inputs at a time, even and odd ones apart."""
+    sums = torch.zeros(len(x), len(weight))
+    for start in range(0, x.shape[1], 32):
+        parts = [torch.zeros_like(sums), torch.zeros_like(sums)]
+        for k in range(start, min(start + 32, x.shape[1])):
+            parts[k % 2] = flush(fused(flush(x[:, None, k]), flush(weight[None, :, k]), parts[k % 2]))
+        sums = flush(sums + flush(parts[0] + parts[1]))
+    return sums
+
+
 @needs_compiler
+@pytest.mark.parametrize(("form", "sums"), [("rounded", summed), ("tiled", summed_in_tiles)])
 @pytest.mark.parametrize(
     ("x_exponents", "weight_exponents", "with_denormals"),
     [((-20, 20), (-20, 20), False), ((-76, -66), (-76, -66), True), ((-140, -128), (0, 20), True)],
     ids=["normal numbers", "denormal products", "denormal inputs"],
 )
 def test_bfloat16_products_are_summed_as_the_instruction_does(
-    x_exponents: tuple[int, int], weight_exponents: tuple[int, int], with_denormals: bool
+    x_exponents: tuple[int, int],
+    weight_exponents: tuple[int, int],
+    with_denormals: bool,
+    form: str,
+    sums: Callable[..., torch.Tensor],
 ) -> None:
-    """Denormal numbers are zeros. With VDPBF16PS, or by other means on levels without it."""
+    """Denormal numbers are zeros. With the instruction, or by other means on levels without it."""
     generator = torch.Generator().manual_seed(0)
 
     def numbers(rows: int, exponents: tuple[int, int]) -> torch.Tensor:
-        mantissas = torch.randint(-255, 256, (rows, 32), generator=generator).float()
-        return torch.ldexp(mantissas, torch.randint(*exponents, (rows, 32), generator=generator)).bfloat16().float()
+        mantissas = torch.randint(-255, 256, (rows, 74), generator=generator).float()
+        return torch.ldexp(mantissas, torch.randint(*exponents, (rows, 74), generator=generator)).bfloat16().float()
 
     x, weight = numbers(40, x_exponents), numbers(64, weight_exponents)
-    expected = summed(x, weight, flushed)
-    assert torch.equal(expected, summed(x, weight, lambda numbers: numbers)) is not with_denormals
+    expected = sums(x, weight, flushed)
+    assert torch.equal(expected, sums(x, weight, lambda numbers: numbers)) is not with_denormals
     for name, kernels in built().items():
-        found = product(kernels, x, pack_short(weight.bfloat16()), torch.zeros(64), "rounded")
+        found = product(kernels, x, pack_short(weight.bfloat16()), torch.zeros(64), form)
         assert torch.equal(found, expected), name
 
 
 @needs_compiler
-def test_inputs_are_rounded_to_the_nearest_bfloat16() -> None:
+@pytest.mark.parametrize("form", ["rounded", "tiled"])
+def test_inputs_are_rounded_to_the_nearest_bfloat16(form: str) -> None:
+    """A denormal input is a zero before it is rounded: the largest one, behind 1e-39, would become a normal number."""
     x = torch.tensor([1.0, 1 + 2**-8, 1 + 2**-7, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -3.0e38, 3.4e38, 1e-39, -0.0])
-    x = torch.cat([x, random(800) * torch.logspace(-30, 30, 800)])[:, None].contiguous()
+    largest = torch.tensor([0x7FFFFF]).view(torch.float32)
+    x = torch.cat([x, largest, random(800) * torch.logspace(-30, 30, 800)])[:, None].contiguous()
     for kernels in built().values():
-        found = product(kernels, x, pack_short(torch.ones(1, 1).bfloat16()), torch.zeros(1), "rounded")
-        assert torch.equal(found, flushed(x.bfloat16().float()))
+        found = product(kernels, x, pack_short(torch.ones(1, 1).bfloat16()), torch.zeros(1), form)
+        assert torch.equal(found, flushed(x).bfloat16().float())
 
 
 @needs_compiler
@@ -192,9 +213,13 @@ def test_the_fastest_level_comes_first_and_every_cpu_has_one(monkeypatch: pytest
 
     x86_64, (neon,) = levels.LEVELS["x86_64"], levels.LEVELS["aarch64"]
     every = " ".join(x86_64[0].needs)
+    monkeypatch.setattr(tile_permission, "permitted", lambda: True)
     assert found(every) == list(x86_64)
+    assert [level.name for level in found(every.replace("amx_bf16", ""))] == ["avx512_bf16", "avx512", "avx2"]
     assert [level.name for level in found(every.replace("avx512_bf16", ""))] == ["avx512", "avx2"]
     assert [level.name for level in found(every.replace("avx512vl", ""))] == ["avx2"]
     assert found("sse2") == found("") == found(every, "aarch64") == found(every, "riscv64") == [levels.NATIVE]
     assert found("fp asimd bf16", "aarch64") == [neon]
     assert levels.key(x86_64[2]) != levels.key(x86_64[1])
+    monkeypatch.setattr(tile_permission, "permitted", lambda: False)
+    assert found(every) == list(x86_64[1:])

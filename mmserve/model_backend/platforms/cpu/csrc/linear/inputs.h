@@ -32,6 +32,8 @@ constexpr int64_t copy_stride(int64_t K) {
     return (lines + (lines % 16 == 0)) * line;
 }
 
+typedef uint16_t Halves __attribute__((vector_size(2 * tile::kLanes<Vector>)));
+
 // Rounds to the nearest bfloat16, to an even one in the middle, in the upper half of each word; the lower half is not
 // cleared. NaN stays NaN.
 inline Words rounded_words(Vector x) {
@@ -41,7 +43,6 @@ inline Words rounded_words(Vector x) {
 }
 
 inline void store_rounded(Vector x, uint16_t* out) {
-    typedef uint16_t Halves __attribute__((vector_size(2 * tile::kLanes<Vector>)));
     const Halves halves = __builtin_convertvector(rounded_words(x) >> 16, Halves);
     std::memcpy(out, &halves, sizeof halves);
 }
@@ -50,9 +51,14 @@ inline void round_row(const float* x, int64_t K, uint16_t* out) {
     for (int64_t k = 0; k < K; k += tile::kLanes<Vector>) store_rounded(tile::load_first<Vector>(x + k, K - k), out + k);
 }
 
-// As round_row for the inputs of products alone, for which a denormal number is a zero.
+// As rounded_words for the inputs of products alone, for which a denormal number is a zero.
+inline Words rounded_inputs(Vector x) {
+    const Words bits = reinterpret_cast<Words>(x);
+    return (bits & 0x7fffffffu) < 0x800000u ? bits & 0x80000000u : rounded_words(x) & 0xffff0000u;
+}
+
 inline void store_inputs(Vector x, float* out) {
-    tile::store(out, reinterpret_cast<Vector>(rounded_words(x) & 0xffff0000u));
+    tile::store(out, reinterpret_cast<Vector>(rounded_inputs(x)));
 }
 
 #ifdef __AVX512BF16__
@@ -73,10 +79,13 @@ inline Words input_pairs(Vector even, Vector odd) {
         _mm512_permutexvar_epi16(_mm512_loadu_si512(kInTurn.data()), reinterpret_cast<__m512i>(halves)));
 }
 #else
-inline void store_inputs(Vector x, uint16_t* out) { store_rounded(x, out); }
+inline void store_inputs(Vector x, uint16_t* out) {
+    const Halves halves = __builtin_convertvector(rounded_inputs(x) >> 16, Halves);
+    std::memcpy(out, &halves, sizeof halves);
+}
 
 inline Words input_pairs(Vector even, Vector odd) {
-    return rounded_words(even) >> 16 | (rounded_words(odd) & 0xffff0000u);
+    return rounded_inputs(even) >> 16 | rounded_inputs(odd);
 }
 #endif
 

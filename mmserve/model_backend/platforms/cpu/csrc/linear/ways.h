@@ -22,13 +22,13 @@ struct Choice {
     Ways ways;
 };
 
-constexpr int kFloat32 = 0, kBfloat16 = 1, kRounded = 4;
+constexpr int kFloat32 = 0, kBfloat16 = 1, kRounded = 4, kTiled = 10, kEmulatedTiles = 11;
 constexpr int64_t kAheadNbytes = 16 << 10;  // further than the CPU's own prefetcher looks
 
 // With one row of unquantized weights the CPU's own prefetcher keeps up, and reads further on would disturb it.
 inline Ways default_ways(int weights, int64_t M) {
-    const bool keeps_up = M == 1 && (weights == kFloat32 || weights == kBfloat16 || weights == kRounded);
-    return {keeps_up ? 0 : kAheadNbytes, 32, 768 << 10};
+    const bool is_plain = weights == kFloat32 || weights == kBfloat16 || weights == kRounded || weights == kTiled;
+    return {M == 1 && is_plain ? 0 : kAheadNbytes, 32, 768 << 10};
 }
 
 // Fewer rows before more of the same product. Replaced only while nothing is computed.

@@ -80,7 +80,9 @@ void products() {
                  {"int4", int4.data(), 3, 0},
                  {"rounded", short_weights.data(), 4, 0},
                  {"rounded, denormal results", tiny.data(), 4, -58},
-                 {"rounded, denormal inputs", short_weights.data(), 4, -127}};
+                 {"rounded, denormal inputs", short_weights.data(), 4, -127},
+                 {"tiled", short_weights.data(), linear::kTiled, 0},
+                 {"tiled, denormal results", tiny.data(), linear::kTiled, -58}};
     for (const auto& each : cases)
         for (const int64_t rows : {1, 5, 29}) {
             const auto x = numbers.floats(rows * K, each.exponent);

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from mmserve.model_backend.platforms.cpu.library import build
+from mmserve.model_backend.platforms.cpu.library import build, levels
+from mmserve.model_backend.platforms.cpu.packed_weights import TILED
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
 from mmserve.model_backend.platforms.reference import TorchOps
@@ -21,6 +22,7 @@ from mmserve.runtime import user_cache
 from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler
 
 Compiler = Callable[[str, str], None]
+FASTEST = levels.of_this_cpu()[0]
 
 
 @pytest.fixture
@@ -68,19 +70,19 @@ def test_kernels_that_compute_wrong_numbers_are_not_used(
     monkeypatch: pytest.MonkeyPatch, fresh_self_test: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     wrong = SimpleNamespace(mm_linear=lambda *arguments: None)  # leaves the result as it was allocated
-    monkeypatch.setattr(build, "loaded", lambda: wrong)
+    monkeypatch.setattr(build, "loaded", lambda level: wrong)
     platform = CpuPlatform(torch.float32)
     assert platform.kernels is None
     assert type(platform.ops()) is TorchOps
     assert "wrong numbers" in caplog.text
 
 
-class _WithoutOne:
-    """The kernels, but one of their functions does nothing."""
+class _WithAnother:
+    """The kernels, but one of their functions does something else, or nothing."""
 
-    def __init__(self, kernels: ctypes.CDLL, name: str) -> None:
+    def __init__(self, kernels: ctypes.CDLL, name: str, does: Callable[..., None] = lambda *arguments: None) -> None:
         self._kernels = kernels
-        setattr(self, name, lambda *arguments: None)
+        setattr(self, name, does)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernels, name)
@@ -91,8 +93,8 @@ class _WithoutOne:
 def test_each_function_is_checked(
     name: str, monkeypatch: pytest.MonkeyPatch, fresh_self_test: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = _WithoutOne(kernels(), name)
-    monkeypatch.setattr(build, "loaded", lambda: broken)
+    broken = _WithAnother(kernels(), name)
+    monkeypatch.setattr(build, "loaded", lambda level: broken)
     # Otherwise memory that is reused might hold the right result.
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: empty(*args, **kwargs).fill_(77))
@@ -101,11 +103,28 @@ def test_each_function_is_checked(
     assert f"{name} computes wrong numbers" in caplog.text
 
 
+@needs_compiler
+def test_tile_registers_with_other_bits_leave_the_work_to_the_next_level(
+    monkeypatch: pytest.MonkeyPatch, fresh_self_test: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    right, (first, second) = kernels(), levels.of_this_machine()[:2]
+    rounded_otherwise = _WithAnother(
+        right,
+        "mm_linear",
+        lambda x, panels, form, *others: right.mm_linear(x, panels, 4 if form == TILED else form, *others),
+    )
+    monkeypatch.setattr(levels, "of_this_cpu", lambda: [first, second])
+    monkeypatch.setattr(build, "loaded", {first: rounded_otherwise, second: right}.get)
+    verified_kernels.cache_clear()
+    assert verified_kernels() is right
+    assert f"{first.name}, mm_linear computes wrong numbers" in caplog.text
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_other_activations_than_float32_do_not_build_the_kernels(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, fresh_self_test: None
 ) -> None:
-    monkeypatch.setattr(build, "loaded", lambda: pytest.fail("built for nothing"))
+    monkeypatch.setattr(build, "loaded", lambda level: pytest.fail("built for nothing"))
     assert CpuPlatform(dtype, dtype).kernels is None
 
 
@@ -113,7 +132,7 @@ def test_without_a_compiler_there_are_no_kernels(
     fresh_cache: Path, compiler: Compiler, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The builder's warning is the only one, however many processes load the kernels."""
-    assert build.loaded() is None
+    assert build.loaded(FASTEST) is None
     assert not build.build_or_warn()
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "no C++ compiler" in warning
@@ -123,10 +142,10 @@ def test_without_a_compiler_there_are_no_kernels(
 @needs_compiler
 def test_built_once_in_the_cache_directory(fresh_cache: Path, compiles: str, compiler: Compiler) -> None:
     compiler("c++", compiles)
-    assert build.loaded() is not None
+    assert build.loaded(FASTEST) is not None
     build.loaded.cache_clear()
     compiler("c++", "exit 1")
-    assert build.loaded() is not None
+    assert build.loaded(FASTEST) is not None
     assert len(list(fresh_cache.glob("mmserve/*.so"))) == 1
 
 
@@ -136,18 +155,18 @@ def test_a_cached_file_that_cannot_be_loaded_is_built_again(
     fresh_cache: Path, compiles: str, compiler: Compiler, damage: str
 ) -> None:
     compiler("c++", damage)
-    assert build.loaded() is None
+    assert build.loaded(FASTEST) is None
     assert len(list(fresh_cache.glob("mmserve/*.so"))) == 1
     build.loaded.cache_clear()
     compiler("c++", compiles)
-    assert build.loaded() is not None
+    assert build.loaded(FASTEST) is not None
 
 
 @needs_compiler
 def test_a_compiler_that_fails_is_passed_over(fresh_cache: Path, compiles: str, compiler: Compiler) -> None:
     compiler("c++", "exit 1")
     compiler("g++", compiles)
-    assert build.loaded() is not None
+    assert build.loaded(FASTEST) is not None
 
 
 def test_all_errors_are_reported_when_no_compiler_works(
@@ -157,6 +176,23 @@ def test_all_errors_are_reported_when_no_compiler_works(
         compiler(name, f"echo no luck with {name} >&2; exit 1")
     assert not build.build_or_warn()
     assert all(f"no luck with {name}" in caplog.text for name in ("c++", "g++"))
+
+
+@needs_compiler
+def test_a_compiler_that_is_too_old_for_the_fastest_level_builds_the_next(
+    fresh_cache: Path,
+    compiles: str,
+    compiler: Compiler,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    amx, next_one = levels.LEVELS["x86_64"][:2]
+    monkeypatch.setattr(levels, "of_this_cpu", lambda: [amx, next_one])
+    compiler("c++", f'case "$*" in *-mamx*) echo unknown option >&2; exit 1;; esac; {compiles}')
+    assert build.build_or_warn()
+    assert [path.name.split("-")[1] for path in fresh_cache.glob("mmserve/*.so")] == [next_one.name]
+    assert "for amx cannot be built, so those for avx512_bf16 compute" in caplog.text
+    assert "unknown option" in caplog.text
 
 
 @needs_compiler
@@ -171,7 +207,7 @@ def test_a_home_that_cannot_be_written_falls_back_to_the_temporary_directory(
     (fresh_cache / "mmserve").write_text("no directory")
     monkeypatch.setenv("TMPDIR", str(temporary))
     compiler("c++", compiles)
-    assert build.loaded() is not None
+    assert build.loaded(FASTEST) is not None
     assert list(temporary.glob("mmserve-*/*.so"))
 
 

@@ -9,7 +9,7 @@ import torch
 
 from mmserve.model_backend.layers.quantized.matrix import QuantizedMatrix
 from mmserve.model_backend.platforms.cpu import grouped_weights, quantization
-from mmserve.model_backend.platforms.cpu.packed_weights import format_of, pack, pack_short
+from mmserve.model_backend.platforms.cpu.packed_weights import TILED, format_of, pack, pack_short
 from mmserve.model_backend.platforms.cpu.ways.candidates import MAX_ROWS, Product, Way, candidates, default, install
 from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler, random
 
@@ -37,6 +37,7 @@ PACKED: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, int]]] = {
     "float32": lambda weight: plain(pack(weight)),
     "bfloat16": lambda weight: plain(pack_short(weight.bfloat16())),
     "rounded": lambda weight: plain(pack_short(weight.bfloat16()), rounds=True),
+    "tiled": lambda weight: (pack_short(weight.bfloat16()), TILED),
     "int8": lambda weight: plain(quantization.to_int8(weight)),
     "int4": lambda weight: plain(quantization.to_int4(weight)),
     "checkpoint's 8 bits": grouped,
