@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--json", help="also write the rows here")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if verified_kernels() is None:
+    if verified_kernels("auto") is None:
         parser.error("there is no C++ compiler for the kernel, nor for FlexAttention: install c++ or g++")
     with torch.inference_mode(), tempfile.TemporaryDirectory() as empty_cache:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = empty_cache
@@ -80,7 +80,7 @@ def main() -> None:
 
 def _measure(case: Case, options: argparse.Namespace) -> Row:
     step = _step(case)
-    kernels = verified_kernels()
+    kernels = verified_kernels("auto")
     assert kernels is not None
     backends: dict[str, tuple[AttentionBackend[Any], torch.dtype]] = {
         "kernel": (PagedCpuAttention(kernels, SPEC), torch.float32),

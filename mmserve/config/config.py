@@ -18,6 +18,7 @@ ModelImpl = Literal["auto", "mmserve", "transformers"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 KernelWays = Literal["auto", "kept", "default"]
+KernelLevel = Literal["auto", "amx", "avx512_bf16", "avx512", "avx2", "neon"]
 Speculative = Literal["none", "ngram"]
 MmHash = Literal["xxh3", "blake3", "sha256"]
 MAX_SEED = 2**63 - 1
@@ -60,6 +61,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "model", "threads that all ranks together compute with on a CPU; default: the physical cores it may use"
         ),
     ] = None
+    kernel_level: Annotated[
+        KernelLevel,
+        _field(
+            "model",
+            "fastest instruction set that a CPU computes with; auto: the best it has; with avx512 and avx2, --dtype "
+            "auto is float32; all give the same numbers, but amx other ones in bfloat16",
+        ),
+    ] = "auto"
     kernel_ways: Annotated[
         KernelWays,
         _field(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 
@@ -42,21 +43,26 @@ def _kernels() -> dict[str, Any]:
         from mmserve.runtime import user_cache
     except (ImportError, OSError) as error:
         return {"error": str(error)}
-    level = levels.of_this_cpu()[0]
-    name = compiler.file_name(level)
+    possible = {compiler.file_name(level): level for level in levels.of_this_cpu()}
+    name, fastest = next(iter(possible.items()))
     try:
         cached = (user_cache.directory() / name).exists()
     except OSError:
         cached = False
+    source = "wheel" if build.is_shipped(fastest) else "cache" if cached else ""
+    # Without a file, the self-test would compile for many seconds.
+    verified = verified_kernels("auto") if source else None
+    if verified is not None:
+        name = Path(verified._name).name
     measured = [found for kept in store.kept() if kept.kernels == name for found in kept.measured]
     faster = [found for found in measured if found.way != candidates.default(found.product.format, found.rows)]
-    source = "wheel" if build.is_shipped(level) else "cache" if cached else ""
     return {
-        "level": level.name,
+        "level": possible[name].name,
+        "levels": [level.name for level in possible.values()],
+        "refuses_tiles": levels.refuses_tiles(),
         "source": source,
         "compilers": compiler.compilers(),
-        # Without a file, the self-test would compile for many seconds.
-        "correct": verified_kernels() is not None if source else None,
+        "correct": verified is not None if source else None,
         "measured": len(measured),
         "faster": [(*found.product, found.rows, round(found.gain, 3)) for found in faster],
     }

@@ -91,9 +91,16 @@ def kernels_finding(probe: dict[str, Any]) -> Finding:
     kernels = probe.get("kernels", probe)
     if error := kernels.get("error"):
         return failure(f"the C++ kernels cannot be looked for: {error}", "see torch above")
-    found = f"level {kernels['level']}"
+    level, all_levels = kernels["level"], kernels["levels"]
+    found = f"level {level} of {', '.join(all_levels)}"
     if kernels["correct"] is False:
         return warning(f"{found}: they compute wrong numbers here, so torch computes alone, slower", "report this CPU")
+    if level != all_levels[0]:
+        do = f"start with --kernel-level {level}, and report this CPU"
+        return warning(f"{found}: faster ones compute wrong numbers here, or cannot be loaded", do)
+    if kernels["refuses_tiles"]:
+        do = "run a kernel that supports AMX (5.16 or later), and allow arch_prctl in the container"
+        return warning(f"{found}: the system refuses this CPU's tile registers (AMX)", do)
     if kernels["source"]:
         ways = f"{kernels['measured']} products measured, {len(kernels['faster'])} of them faster in another way"
         return ok(f"{found}, from the {kernels['source']}, results checked against torch; {ways} than the usual one")

@@ -29,7 +29,13 @@ def run(process: Process) -> None:
     size = deployment.config.tp
     startup_timer = StartupTimer()
     startup_timer.end("process and imports")
-    platform = platform_for(deployment.device, deployment.dtype, rank, deployment.activation_dtype)
+    platform = platform_for(
+        deployment.device,
+        deployment.dtype,
+        rank,
+        deployment.activation_dtype,
+        kernel_level=deployment.config.kernel_level,
+    )
     platform.place(rank, size)
     platform.set_threads(deployment.cpu_threads // size)
     with ExitStack() as stack:

@@ -52,7 +52,13 @@ def run(process: Process) -> None:
         os.nice(_NICENESS)
     busy_towers = BusyCores(process.endpoints.busy_cores("visualserver"), deployment.config.visual_workers)
     busy_towers.clear(process.index)
-    platform = platform_for(deployment.device, deployment.dtype, process.index, deployment.activation_dtype)
+    platform = platform_for(
+        deployment.device,
+        deployment.dtype,
+        process.index,
+        deployment.activation_dtype,
+        kernel_level=deployment.config.kernel_level,
+    )
     platform.set_threads(_threads(deployment))
     with allocator.return_freed_memory():
         tower = load_tower(deployment.model, platform, process.progress)

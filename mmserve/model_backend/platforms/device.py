@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from mmserve.config.config import KernelLevel
 from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.cuda.platform import CudaPlatform
 from mmserve.model_backend.platforms.interface import Platform
@@ -15,13 +16,21 @@ _RECOVERABLE_ERRORS = (1, 2, 9, 701)
 """Errors of one call alone: invalid value, out of memory, invalid configuration, too many resources for a launch."""
 
 
-def platform_for(device: str, dtype: str, rank: int = 0, activation_dtype: str | None = None) -> Platform:
+def platform_for(
+    device: str,
+    dtype: str,
+    rank: int = 0,
+    activation_dtype: str | None = None,
+    *,
+    kernel_level: KernelLevel = "auto",
+) -> Platform:
     """``device``: cpu or cuda. Ranks share GPUs round-robin when there are more ranks than GPUs.
 
-    ``activation_dtype``: see ``CpuPlatform``; a GPU has one dtype. Raises StartupError without a GPU.
+    ``activation_dtype``: see ``CpuPlatform``; a GPU has one dtype. Raises StartupError without a GPU, and for a CPU
+    without ``kernel_level``.
     """
     if device == "cpu":
-        return CpuPlatform(DTYPES[dtype], DTYPES.get(activation_dtype or ""))
+        return CpuPlatform(DTYPES[dtype], DTYPES.get(activation_dtype or ""), kernel_level)
     if not (num_gpus := torch.cuda.device_count()):
         raise StartupError("torch finds no GPU: use --device cpu, or check the driver and CUDA_VISIBLE_DEVICES")
     return CudaPlatform(torch.device("cuda", rank % num_gpus), DTYPES[dtype])

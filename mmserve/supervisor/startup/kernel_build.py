@@ -24,7 +24,7 @@ def building(deployment: Deployment) -> Iterator[None]:
     if deployment.device != "cpu" or deployment.activation_dtype != "float32":
         yield
         return
-    command = [sys.executable, "-m", _BUILDER, deployment.config.log_level]
+    command = [sys.executable, "-m", _BUILDER, deployment.config.log_level, deployment.config.kernel_level]
     builder = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     waiter = threading.Thread(target=builder.wait, name="kernels", daemon=True)  # reaps the process when it ends
     waiter.start()

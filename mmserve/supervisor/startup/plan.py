@@ -28,6 +28,8 @@ _TEXT_ARENA_NBYTES = 1 << 20
 _DEFAULT_KV_NBYTES = GIB
 _DEFAULT_KV_SHARE = 4
 """Without --kv-cache-gb the ranks together take at most this part (a quarter) of the free memory."""
+_WITHOUT_BFLOAT16 = ("avx512", "avx2", "neon")
+"""Kernels of these levels multiply bfloat16 no faster than float32."""
 _SPARE_KV_TOKENS = 31
 """Beyond one context: the rank's rounding to whole blocks must not leave less than the context."""
 _SMALLEST_IMAGE_NBYTES = 64 << 10
@@ -152,7 +154,8 @@ def _dtype(config: Config, model: ModelSpec, device: str, machine: Machine) -> D
             )
         return "float32"
     if config.dtype == "auto":
-        return "bfloat16" if device == "cuda" or machine.fast_bfloat16 else "float32"
+        is_fast = machine.fast_bfloat16 and config.kernel_level not in _WITHOUT_BFLOAT16
+        return "bfloat16" if device == "cuda" or is_fast else "float32"
     return config.dtype
 
 

@@ -34,6 +34,7 @@ SHOWN_BY = {
     "model_impl": "unit/supervisor/startup/test_find_model.py::test_transformers_describes_the_model",
     "tp": f"{LIFE}::test_the_ready_line_names_the_model_settings_and_address",
     "cpu_threads": f"{PLAN}::test_threads_default_to_the_number_of_cores",
+    "kernel_level": "unit/model_backend/platforms/cpu/library/test_build.py::test_the_option_names_the_fastest_level",
     "kernel_ways": "unit/model_backend/worker/test_model_runner.py::test_the_ways_of_the_kernels_follow_their_option",
     "max_model_len": f"{PLAN}::test_given_options_are_kept",
     "tool_call_parser": "integration/httpserver/test_tools.py::test_the_options_name_the_formats",

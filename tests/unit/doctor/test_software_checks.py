@@ -18,6 +18,7 @@ def _torch(version: str = "2.13.0+cpu") -> dict[str, Any]:
 
 def _kernels(**changed: Any) -> dict[str, Any]:
     kernels = {"level": "avx2", "source": "wheel", "compilers": ["/usr/bin/c++"], "correct": True}
+    kernels |= {"levels": ["avx2"], "refuses_tiles": False}
     return {"kernels": {**kernels, "measured": 12, "faster": [(1, 64, 64, 1, 0.2)], **changed}}
 
 
@@ -48,6 +49,12 @@ def test_a_broken_torch_is_a_line_that_says_what_to_do() -> None:
         (_kernels(source="", correct=None), "ok", "/usr/bin/c++"),
         (_kernels(source="", correct=None, compilers=[]), "warning", "no compiler"),
         (_kernels(correct=False), "warning", "wrong numbers"),
+        (
+            _kernels(levels=["avx512", "avx2"]),
+            "warning",
+            "level avx2 of avx512, avx2: faster ones compute wrong numbers",
+        ),
+        (_kernels(refuses_tiles=True), "warning", "tile registers"),
         ({"error": "took too long"}, "failure", "took too long"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from mmserve.checkpoint.quantization.scheme import QuantizationScheme
-from mmserve.config.config import KernelWays, Quantization
+from mmserve.config.config import KernelLevel, KernelWays, Quantization
 from mmserve.config.deployment import Deployment
 from mmserve.model_backend.attention.interface import AttentionBackend, AttentionSpec, StepLimits
 from mmserve.model_backend.distributed import TpGroup
@@ -53,11 +53,15 @@ class CpuPlatform(TorchPlatform):
     where they cannot be built.
     """
 
-    def __init__(self, dtype: torch.dtype, activations: torch.dtype | None = None) -> None:
+    def __init__(
+        self, dtype: torch.dtype, activations: torch.dtype | None = None, kernel_level: KernelLevel = "auto"
+    ) -> None:
         activations = activations or (torch.float32 if dtype is torch.bfloat16 else dtype)
         self._rounds = activations is not dtype
         super().__init__(torch.device("cpu"), activations)
-        self.kernels: ctypes.CDLL | None = verified_kernels() if self.dtype is torch.float32 else None
+        self.kernels: ctypes.CDLL | None = None
+        if self.dtype is torch.float32:
+            self.kernels = verified_kernels(kernel_level)
         self._threads = 1
         self._linears: list[PackedLinear] = []
         """Made since ways were chosen."""

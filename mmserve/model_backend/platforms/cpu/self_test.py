@@ -32,6 +32,7 @@ from mmserve.model_backend.platforms.cpu.product_checks import TOLERANCE, close,
 from mmserve.model_backend.platforms.cpu.sampling import KernelSampling
 from mmserve.model_backend.platforms.reference import TorchOps
 from mmserve.model_backend.platforms.sampling import Draw, TorchSampling
+from mmserve.runtime.errors import StartupError
 
 _ROUNDED_TOLERANCE = 1e-2
 """Relative to the largest result, for numbers that are rounded to bfloat16."""
@@ -44,9 +45,16 @@ logger = logging.getLogger(__name__)
 
 
 @cache
-def verified_kernels() -> ctypes.CDLL | None:
-    """The kernels of the fastest level that can be built here and computes what torch computes; None without one."""
-    for level in levels.of_this_cpu():
+def verified_kernels(fastest: str) -> ctypes.CDLL | None:
+    """The kernels of the fastest level that can be built here and computes what torch computes; None without one.
+
+    ``fastest``: as ``--kernel-level``. Raises StartupError if this CPU does not have that level.
+    """
+    try:
+        possible = levels.of_this_cpu(fastest)
+    except ValueError as error:
+        raise StartupError(f"--kernel-level {fastest} is not for this CPU: choose auto, or one of {error}") from None
+    for level in possible:
         if (kernels := build.loaded(level)) is None:
             continue
         with torch.inference_mode():

@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def copying_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """First in the search path: a compiler that copies the kernels, which other tests compile."""
-    found = verified_kernels()
+    found = verified_kernels("auto")
     assert found is not None
     program = tmp_path / "bin" / "c++"
     program.parent.mkdir()

@@ -79,6 +79,8 @@ def _refused(model: ModelSpec, machine: Machine = LAPTOP, **options: object) -> 
     ("machine", "device", "dtype"), [(LAPTOP, "cpu", "float32"), (XEON, "cpu", "bfloat16"), (GPU, "cuda", "bfloat16")]
 )
 def test_auto_chooses_a_fast_dtype(machine: Machine, device: str, dtype: str, model: ModelSpec) -> None:
+    assert _make(model, machine, kernel_level="avx512").dtype == ("bfloat16" if device == "cuda" else "float32")
+    assert _make(model, machine, kernel_level="amx").dtype == dtype
     deployment = _make(model, machine)
     assert (deployment.device, deployment.dtype) == (device, dtype)
 

@@ -106,12 +106,12 @@ def _load(path: Path) -> ctypes.CDLL:
     return kernels
 
 
-def build_or_warn() -> bool:
-    """False if there are no kernels. Of all processes of a server, one calls this and warns.
+def build_or_warn(fastest: str = "auto") -> bool:
+    """False if there are no kernels. Of all processes of a server, one calls this and warns. ``fastest``: the level.
 
     A compiler may be too old for the fastest level; then the next one is taken.
     """
-    first, *others = levels.of_this_cpu()
+    first, *others = levels.of_this_cpu(fastest)
     try:
         build_and_load(first)
     except (OSError, subprocess.SubprocessError) as error:
@@ -129,11 +129,14 @@ def build_or_warn() -> bool:
     return False
 
 
-def main(log_level: str = "info") -> int:
-    """Returns 1 if there are no kernels."""
+def main(log_level: str = "info", fastest: str = "auto") -> int:
+    """Returns 1 if there are no kernels, or not this level, which the ranks report."""
     log.setup("kernels", log_level)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the compiler and removes its files
-    return 0 if build_or_warn() else 1
+    try:
+        return 0 if build_or_warn(fastest) else 1
+    except ValueError:
+        return 1
 
 
 if __name__ == "__main__":

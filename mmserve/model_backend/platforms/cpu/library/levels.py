@@ -49,12 +49,24 @@ NATIVE = Level("native", ("-march=native",), tied_to_this_cpu=True)
 """Any other CPU: plain code, as good as its compiler makes it."""
 
 
-def of_this_cpu() -> list[Level]:
-    """The levels that this CPU has, the fastest first; at least one."""
+def of_this_cpu(fastest: str = "auto") -> list[Level]:
+    """The levels that this CPU has, the fastest first; at least one. No faster ones than the one named ``fastest``.
+
+    Raises ValueError, with the names of the levels that there are, if it is none of them.
+    """
     flags = set(_flags().split())
-    if _TILES in flags and not tile_permission.permitted():
+    if refuses_tiles():
         flags.remove(_TILES)
-    return [level for level in of_this_machine() if level.needs <= flags] or [NATIVE]
+    found = [level for level in of_this_machine() if level.needs <= flags] or [NATIVE]
+    names = [level.name for level in found]
+    if fastest not in ("auto", *names):
+        raise ValueError(", ".join(names))
+    return found if fastest == "auto" else found[names.index(fastest) :]
+
+
+def refuses_tiles() -> bool:
+    """True if this CPU has tile registers, and the system does not let this process use them."""
+    return _TILES in _flags().split() and not tile_permission.permitted()
 
 
 def of_this_machine() -> tuple[Level, ...]:

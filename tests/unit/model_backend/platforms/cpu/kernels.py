@@ -21,7 +21,7 @@ needs_compiler = pytest.mark.skipif(
 
 def kernels() -> ctypes.CDLL:
     """The kernels, with three threads."""
-    found = verified_kernels()
+    found = verified_kernels("auto")
     assert found is not None, "the kernels could not be built, or failed their self-test"
     set_threads(found, 3)
     return found

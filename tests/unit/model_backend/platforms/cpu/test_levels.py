@@ -221,5 +221,10 @@ def test_the_fastest_level_comes_first_and_every_cpu_has_one(monkeypatch: pytest
     assert found("sse2") == found("") == found(every, "aarch64") == found(every, "riscv64") == [levels.NATIVE]
     assert found("fp asimd bf16", "aarch64") == [neon]
     assert levels.key(x86_64[2]) != levels.key(x86_64[1])
+    found(every)
+    assert levels.of_this_cpu("avx512") == list(x86_64[2:])
     monkeypatch.setattr(tile_permission, "permitted", lambda: False)
     assert found(every) == list(x86_64[1:])
+    assert levels.refuses_tiles()
+    with pytest.raises(ValueError, match=r"^avx512_bf16, avx512, avx2$"):
+        levels.of_this_cpu("amx")

@@ -236,7 +236,7 @@ def test_in_bfloat16_a_matrix_whose_results_decide_much_stays_exact() -> None:
 @needs_compiler
 def test_without_kernels_bfloat16_computes_the_same_but_for_rounded_results(monkeypatch: pytest.MonkeyPatch) -> None:
     with_kernels = CpuPlatform(torch.bfloat16)
-    monkeypatch.setattr("mmserve.model_backend.platforms.cpu.platform.verified_kernels", lambda: None)
+    monkeypatch.setattr("mmserve.model_backend.platforms.cpu.platform.verified_kernels", lambda fastest: None)
     without, shape = CpuPlatform(torch.bfloat16), LinearShape.full(48, 64)
     weight, bias, x, residual = random(48, 64), random(48, seed=1), random(9, 64, seed=2), random(9, 48, seed=3)
     for make in ("linear_method", "embedding_method"):

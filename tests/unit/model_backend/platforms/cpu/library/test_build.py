@@ -19,6 +19,7 @@ from mmserve.model_backend.platforms.cpu.platform import CpuPlatform
 from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
 from mmserve.model_backend.platforms.reference import TorchOps
 from mmserve.runtime import user_cache
+from mmserve.runtime.errors import StartupError
 from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler
 
 Compiler = Callable[[str, str], None]
@@ -63,7 +64,7 @@ def fresh_self_test() -> Iterator[None]:
 
 @needs_compiler
 def test_with_a_compiler_the_kernels_pass_their_self_test() -> None:
-    assert verified_kernels() is not None
+    assert verified_kernels("auto") is not None
 
 
 def test_kernels_that_compute_wrong_numbers_are_not_used(
@@ -99,7 +100,7 @@ def test_each_function_is_checked(
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: empty(*args, **kwargs).fill_(77))
     verified_kernels.cache_clear()
-    assert verified_kernels() is None
+    assert verified_kernels("auto") is None
     assert f"{name} computes wrong numbers" in caplog.text
 
 
@@ -113,11 +114,23 @@ def test_tile_registers_with_other_bits_leave_the_work_to_the_next_level(
         "mm_linear",
         lambda x, panels, form, *others: right.mm_linear(x, panels, 4 if form == TILED else form, *others),
     )
-    monkeypatch.setattr(levels, "of_this_cpu", lambda: [first, second])
+    monkeypatch.setattr(levels, "of_this_cpu", lambda fastest="auto": [first, second])
     monkeypatch.setattr(build, "loaded", {first: rounded_otherwise, second: right}.get)
     verified_kernels.cache_clear()
-    assert verified_kernels() is right
+    assert verified_kernels("auto") is right
     assert f"{first.name}, mm_linear computes wrong numbers" in caplog.text
+
+
+@needs_compiler
+def test_the_option_names_the_fastest_level(fresh_self_test: None) -> None:
+    """All levels that this CPU has are built for the tests in any case."""
+    slowest = levels.of_this_cpu()[-1].name
+    platform = CpuPlatform(torch.float32, kernel_level=slowest)  # type: ignore[arg-type]
+    assert platform.kernels is not None
+    assert f"kernels-{slowest}-" in platform.kernels._name
+    other = "avx2" if slowest == "neon" else "neon"
+    with pytest.raises(StartupError, match=f"--kernel-level {other} .* choose auto, or one of .*{slowest}"):
+        CpuPlatform(torch.float32, kernel_level=other)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -187,7 +200,7 @@ def test_a_compiler_that_is_too_old_for_the_fastest_level_builds_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     amx, next_one = levels.LEVELS["x86_64"][:2]
-    monkeypatch.setattr(levels, "of_this_cpu", lambda: [amx, next_one])
+    monkeypatch.setattr(levels, "of_this_cpu", lambda fastest="auto": [amx, next_one])
     compiler("c++", f'case "$*" in *-mamx*) echo unknown option >&2; exit 1;; esac; {compiles}')
     assert build.build_or_warn()
     assert [path.name.split("-")[1] for path in fresh_cache.glob("mmserve/*.so")] == [next_one.name]
