@@ -9,11 +9,14 @@ INSTALLED := .venv/.installed
 # Tests in one group (tests/conftest.py) share a server or a fixture and stay on one worker.
 PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 
+# The site's folder has links to these pages, laid out as here.
+PAGES := README.md CONTRIBUTING.md $(wildcard benchmarks/README.md training/README.md training/*/README.md docs/*.md docs/*.svg docs/*/*.md)
+
 .DEFAULT_GOAL := help
-.PHONY: help install serve test faults families clients mutants fuzz chaos soak check format docs bench train clean
+.PHONY: help install serve test faults families clients mutants fuzz chaos soak check format docs docs-pages docs-site docs-serve bench train clean
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 install: $(INSTALLED) ## Make .venv with mmserve and its tools in it
 	@$(BIN)/mmserve --version
@@ -28,7 +31,7 @@ $(INSTALLED): pyproject.toml constraints-cpu.txt
 		echo "could not make .venv; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@echo "[2/3] installing mmserve and what it needs (torch is large; this takes minutes the first time)"
 	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on \
-		--constraint constraints-cpu.txt --editable '.[dev]'
+		--constraint constraints-cpu.txt --editable '.[dev,docs]'
 	@echo "[3/3] checking the installation"
 	@$(BIN)/mmserve --version >/dev/null
 	@touch $@
@@ -64,11 +67,12 @@ chaos: $(INSTALLED) ## Kill and freeze every process under load, 15 minutes; ARG
 soak: $(INSTALLED) ## Mixed traffic at 80 % load, 30 minutes; nothing may grow; ARGS="--minutes 5" for less
 	@$(BIN)/python -m benchmarks.soak $(ARGS)
 
-check: $(INSTALLED) ## Lint, format, types, import rules
+check: $(INSTALLED) docs-pages ## Lint, format, types, import rules, links between pages
 	@echo "lint";         $(BIN)/ruff check .
 	@echo "format";       $(BIN)/ruff format --check .
 	@echo "types";        $(BIN)/mypy
 	@echo "import rules"; $(BIN)/lint-imports --config .importlinter.toml
+	@echo "pages";        $(BIN)/zensical build --strict
 
 format: $(INSTALLED) ## Format the code, fix what lint can fix
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
@@ -82,6 +86,16 @@ docs: $(INSTALLED) ## Write docs/configuration.md and the pages of fields from t
 	@mv docs/completion_fields.md.new docs/completion_fields.md
 	@echo "wrote docs/configuration.md, docs/chat_fields.md and docs/completion_fields.md"
 
+docs-pages:
+	@rm -rf .site && mkdir -p $(addprefix .site/pages/,$(sort $(dir $(PAGES))))
+	@for page in $(PAGES); do ln -s "$(CURDIR)/$$page" .site/pages/$$page; done
+
+docs-site: $(INSTALLED) docs-pages ## Make the pages a site in .site/html, which needs no network
+	@$(BIN)/zensical build --strict
+
+docs-serve: $(INSTALLED) docs-pages ## Serve that site on http://127.0.0.1:8001
+	@$(BIN)/zensical serve --dev-addr 127.0.0.1:8001 $(ARGS)
+
 bench: $(INSTALLED) ## Run every benchmark that needs no arguments, but for make chaos and make soak
 	@set -e; for file in $$(grep -L 'required=True' benchmarks/[a-z]*.py | grep -vE '/(chaos|soak).py'); do \
 		name=$$(basename $$file .py); echo "benchmarks.$$name"; $(BIN)/python -m benchmarks.$$name $(ARGS); done
@@ -90,4 +104,4 @@ train: $(INSTALLED) ## Train the packaged model anew into runs/; started again, 
 	@$(BIN)/python -m training.schedule $(ARGS)
 
 clean: ## Remove the environment and caches
-	@rm -rf .venv .venv-clients .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache mutants
+	@rm -rf .venv .venv-clients .site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache mutants
