@@ -13,7 +13,7 @@ PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 PAGES := README.md CONTRIBUTING.md $(wildcard benchmarks/README.md training/README.md training/*/README.md docs/*.md docs/*.svg docs/*/*.md)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test faults families clients mutants fuzz chaos soak check format docs docs-pages docs-site docs-serve bench train clean
+.PHONY: help install serve test faults families clients mutants fuzz chaos soak check web web-check format docs docs-pages docs-site docs-serve bench train clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -73,6 +73,20 @@ check: $(INSTALLED) docs-pages ## Lint, format, types, import rules, links betwe
 	@echo "types";        $(BIN)/mypy
 	@echo "import rules"; $(BIN)/lint-imports --config .importlinter.toml
 	@echo "pages";        $(BIN)/zensical build --strict
+	@echo "web page";     $(MAKE) --no-print-directory web-check
+
+# Only who changes web/ needs node: what it makes is committed, and is in the wheel.
+web-check:
+	@if ! command -v npm >/dev/null; then echo "  not checked: there is no npm here"; \
+	elif ! $(MAKE) --no-print-directory web/node_modules/.package-lock.json; then \
+		echo "  not checked: npm could not fetch what web/package-lock.json lists"; \
+	else cd web && npm run --silent check && npm test --silent; fi
+
+web/node_modules/.package-lock.json: web/package-lock.json
+	@cd web && npm ci --silent && touch node_modules/.package-lock.json
+
+web: web/node_modules/.package-lock.json ## Make the web page's files from web/ (needs node)
+	@cd web && npm run --silent build && npm run --silent check
 
 format: $(INSTALLED) ## Format the code, fix what lint can fix
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

@@ -64,6 +64,7 @@ MEANINGS = {
     "model": "a name of the served model; none: 400, others: 404",
     "stream": "server-sent events",
     "stream_options": "`include_usage`: a last chunk with the usage; `continuous_usage_stats`: usage in every chunk; "
+    "`include_timing`: a last chunk with [where the time went](clients.md#where-the-time-went); "
     "`include_obfuscation`: changes nothing",
     "n": "choices; each has a seed of its own",
     "max_tokens": "older name of `max_completion_tokens`",

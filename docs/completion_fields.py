@@ -17,6 +17,8 @@ null means that a field is left out. A field that is not here, or a value out of
 |---|---|---|
 """
 OWN_MEANINGS = {
+    "stream_options": "`include_usage`: a last chunk with the usage; `continuous_usage_stats`: usage in every chunk; "
+    "`include_obfuscation`: changes nothing",
     "prompt": "a text, a list of texts, token ids, or a list of lists of token ids: at most 256 prompts, and 256 "
     "choices of all together. null is the empty text. Choice `i` answers prompt `i // n`. The answer "
     "continues the text: its first token keeps its leading space",

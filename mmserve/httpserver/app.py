@@ -41,6 +41,8 @@ from mmserve.httpserver.http.body import read_body
 from mmserve.httpserver.http.browser_guard import BrowserGuard
 from mmserve.httpserver.http.middleware import RequestMiddleware
 from mmserve.httpserver.media.local import decode_small_images
+from mmserve.httpserver.webui.files import WebFiles
+from mmserve.httpserver.webui.routes import asset_routes
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import InvalidRequest, MmserveError, NotFound, shortened
 
@@ -53,7 +55,10 @@ def make_app(context: WorkerContext) -> ASGIApp:
     """The app with all routes, wrapped in RequestMiddleware."""
     app = FastAPI(title="mmserve", version=context.deployment.version, redoc_url=None)
     app.include_router(model_routes(context))
-    app.include_router(operation_routes(context))
+    files = WebFiles.read() if context.deployment.config.web_ui else None
+    app.include_router(operation_routes(context, files))
+    if files is not None:
+        app.include_router(asset_routes(files))
     app.include_router(count_routes(context))
     app.include_router(token_routes(context))
     app.include_router(relevance_routes(context))
@@ -73,7 +78,7 @@ def make_app(context: WorkerContext) -> ASGIApp:
     guard = BrowserGuard(config.host, config.allowed_hosts, config.allowed_origins)
     guarded = RequestMiddleware(
         _DirectRoutes(app, direct),
-        ApiKeyAuth(load_api_keys(config)),
+        ApiKeyAuth(load_api_keys(config), files.paths if files is not None else frozenset()),
         guard,
         context.metrics,
         response_to,

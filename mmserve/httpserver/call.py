@@ -118,6 +118,8 @@ class GenerateCall(msgspec.Struct, frozen=True):
     """The field that ``sampling.grammar`` comes from."""
     fit_output: bool = False
     """The answer may be cut to the rest of the context; otherwise a larger max_tokens is an error."""
+    timed: bool = False
+    """The answer tells the time of each stage."""
     echo_nbytes: int = 0
     """Memory of what the protocol keeps of the request for its answer."""
 

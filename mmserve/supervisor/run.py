@@ -183,3 +183,5 @@ def _print_ready(deployment: Deployment, children: list[Child], took_s: float, h
     }
     line = ", ".join(f"{name} {fact}".strip() for name, fact in facts.items())
     say(f"mmserve is ready: {line}", sys.stdout)
+    if deployment.config.web_ui:
+        say(f"open {deployment.url}/ in a browser, or use {deployment.url}/v1 with a client", sys.stdout)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from email.parser import BytesParser
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter
 from msgspec import UNSET, UnsetType
+from starlette.requests import Request
 from starlette.responses import Response
 
 from mmserve.httpserver.api.openapi import answers, errors
 from mmserve.httpserver.context import WorkerContext
+from mmserve.httpserver.webui.files import WebFiles, wants_page
 from mmserve.runtime.errors import Unavailable
 
 _SCRAPE_TIMEOUT_S = 10.0
@@ -24,8 +27,8 @@ _PROMETHEUS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def operation_routes(context: WorkerContext) -> APIRouter:
-    """Each route takes GET and HEAD, since load balancers probe with either."""
+def operation_routes(context: WorkerContext, files: WebFiles | None = None) -> APIRouter:
+    """Each route takes GET and HEAD, since load balancers probe with either. ``files``: of the page at ``/``."""
     router = APIRouter(tags=["operations"])
 
     async def ready() -> Response:
@@ -40,9 +43,11 @@ def operation_routes(context: WorkerContext) -> APIRouter:
         """200 whenever this process responds."""
         return _json(Status("ok"))
 
-    async def root() -> Response:
-        """200: some clients ask for this before their first request."""
-        return _json(Name("mmserve"))
+    async def root(request: Request) -> Response:
+        """The web page for browsers. Else 200: some clients ask for this before their first request."""
+        if files is not None and wants_page(request):
+            return files.by_path["/"].response(request)
+        return _json(Name("mmserve"), headers={"vary": "Accept"})
 
     async def version() -> Response:
         return _json(Version(context.deployment.version))
@@ -70,6 +75,8 @@ def operation_routes(context: WorkerContext) -> APIRouter:
         ("/metrics", metrics, None),
     ):
         described = _PROMETHEUS if type_ is None else answers(type_)
+        if type_ is Name and files is not None:
+            described[200]["content"]["text/html"] = {"schema": {"type": "string"}}
         if type_ is Status:
             described[503] = {**described[200], "description": "Not ready"}
         router.add_api_route(path, endpoint, methods=["GET"], response_class=Response, responses=described)
@@ -160,5 +167,5 @@ async def _get(socket_path: Path) -> bytes:
         writer.transport.abort()
 
 
-def _json(body: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(body), status, media_type="application/json")
+def _json(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")

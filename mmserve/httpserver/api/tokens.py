@@ -56,13 +56,23 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     model: Annotated[str, Meta(max_length=MAX_MODEL_NAME_CHARS)] | None = None
 
 
+class ImageSize(msgspec.Struct):
+    """An upright image in pixels, and its tokens in the prompt."""
+
+    width: int
+    height: int
+    tokens: int
+
+
 class Tokens(msgspec.Struct):
-    """``tokens``: with the placeholder's id for every token of an image. ``token_strs``: as the vocabulary has them."""
+    """``tokens``: with the placeholder's id for every token of an image. ``token_strs``: as the vocabulary has them.
+    ``images``: in the order of the prompt."""
 
     count: int
     max_model_len: int
     tokens: list[int]
     token_strs: list[str | None] | None
+    images: list[ImageSize]
 
 
 class DetokenizedText(msgspec.Struct):
@@ -164,12 +174,14 @@ def token_routes(context: WorkerContext) -> APIRouter:
             call, spell = decode_small_images(owned), parsed.return_token_strs
             del parsed, owned  # they refer to the body
             resources.hold(kept_nbytes(call))
-            (ids,) = await path.token_ids(call, resources)
+            (ids,), sizes = await path.token_ids(call, resources)
+            images = [ImageSize(*size) for size in sizes]
             resources.hold(kept_nbytes(call) + _TOKEN_NBYTES * len(ids))
 
             def answer() -> bytes:
                 spelled = [vocabulary.piece(token_id) for token_id in ids] if spell else None
-                return msgspec.json.encode(Tokens(len(ids), context.model.max_model_len, list(ids), spelled))
+                room = context.model.max_model_len
+                return msgspec.json.encode(Tokens(len(ids), room, list(ids), spelled, images))
 
             body = await path.prompt_threads.run(answer) if len(ids) > _LONG_TOKENS else answer()
         return Response(body, media_type="application/json")

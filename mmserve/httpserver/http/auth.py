@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from mmserve.config.api_keys import ApiKey, Area, digest_of
 from mmserve.runtime.errors import Forbidden, Unauthorized
@@ -13,10 +13,11 @@ OPEN_PATHS = frozenset({"/", "/health", "/live", "/ready"})
 
 
 class ApiKeyAuth:
-    """Without ``keys`` every request is accepted."""
+    """Without ``keys`` every request is accepted. ``open_paths`` need no key, besides those for probes."""
 
-    def __init__(self, keys: Sequence[ApiKey]) -> None:
+    def __init__(self, keys: Sequence[ApiKey], open_paths: Set[str] = frozenset()) -> None:
         self._keys = keys
+        self._open_paths = OPEN_PATHS | open_paths
 
     @property
     def required(self) -> bool:
@@ -27,7 +28,7 @@ class ApiKeyAuth:
 
         The key may be a Bearer token or x-api-key. Raises Unauthorized, or Forbidden if the key does not open the path.
         """
-        if not self._keys or path in OPEN_PATHS:
+        if not self._keys or path in self._open_paths:
             return None
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = [token.strip()] if scheme.lower() == "bearer" else []

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -59,6 +59,21 @@ class PromptSource(Protocol):
     def token_ids(
         self, prompt: PromptInput, media: Sequence[MediaRef], expansions: Sequence[Expansion]
     ) -> array[int]: ...
+
+
+class ImageSize(NamedTuple):
+    """An upright image in pixels, and its tokens in the prompt."""
+
+    width: int
+    height: int
+    tokens: int
+
+
+class PromptTokens(NamedTuple):
+    """Of a request that generates nothing: the token ids of each prompt, and its images in order."""
+
+    ids: list[array[int]]
+    images: list[ImageSize]
 
 
 @dataclass(frozen=True)
@@ -188,7 +203,7 @@ class RequestPath:
     def _reading(self, prompt: PromptInput, built: Prompt) -> Reading | None:
         return self.answer_format.reading(prompt, built.tail)
 
-    async def token_ids(self, call: GenerateCall, resources: RequestResources) -> list[array[int]]:
+    async def token_ids(self, call: GenerateCall, resources: RequestResources) -> PromptTokens:
         """All prompts of ``call``, however long, with the image token's id for each row of an image.
 
         Nothing is leased. Images are read as far as their headers, for their size in pixels. Raises MmserveError.
@@ -196,7 +211,9 @@ class RequestPath:
         alloc_path = self.alloc_paths.choose()
         items, token_ids = await self._read(alloc_path, call, resources), self.prompts.token_ids
         expansions = alloc_path.leases.expansions(items)
-        return await self._of_each_prompt(call, lambda prompt: token_ids(prompt, call.media, expansions))
+        ids = await self._of_each_prompt(call, lambda prompt: token_ids(prompt, call.media, expansions))
+        pairs = zip(items, expansions, strict=True)
+        return PromptTokens(ids, [ImageSize(item.width, item.height, each.num_rows) for item, each in pairs])
 
     async def _read(self, alloc_path: AllocPath, call: GenerateCall, resources: RequestResources) -> list[MediaItem]:
         """Read the images. Before the first fetch, reserves memory for as much as one request may fetch."""

@@ -73,11 +73,13 @@ class RequestTask:
             call.stream,
         )
         context = _context_of(call)
-        self._trace = (
-            RequestTrace(self.call, route, len(call.media), stage_times.collect_in(context), trace_sink, traceparent)
-            if trace_sink is not None
-            else None
-        )
+        self.times = stage_times.collect_in(context) if call.timed or trace_sink is not None else None
+        """Of the stages that have ended, if anybody wants to know them."""
+        self._trace: RequestTrace | None = None
+        if self.times is not None:
+            self.times.add("body", time.monotonic() - call.arrival_s)
+            if trace_sink is not None:
+                self._trace = RequestTrace(self.call, route, len(call.media), self.times, trace_sink, traceparent)
         self.task = asyncio.create_task(
             generate(call, self.deltas, resources), name=f"request {call.request_id}", context=context
         )

@@ -55,7 +55,10 @@ def each_of(sinks: Sequence[TraceSink]) -> TraceSink | None:
 
 
 class RequestTrace:
-    """Makes one record when both the request's task and its response have ended, and passes it to ``sink``."""
+    """Makes one record when both the request's task and its response have ended, and passes it to ``sink``.
+
+    ``times``: of the request's stages, with those that have ended.
+    """
 
     def __init__(
         self, call: GenerateCall, route: str, num_images: int, times: StageTimes, sink: TraceSink, traceparent: str
@@ -66,7 +69,6 @@ class RequestTrace:
         self._num_images = num_images
         self._times = times
         self._sink = sink
-        self._times.add("body", time.monotonic() - call.arrival_s)
         self._generated: tuple[float, DeltaStream, bool] | None = None
         self._sent_s: float | None = None
 

@@ -24,7 +24,13 @@ def test_a_text_becomes_tokens_and_these_a_text() -> None:
         async with http_worker() as worker:
             answer = (await post(worker, "/tokenize", {"prompt": "hé", "model": "stub"})).json()
             room = worker.context.deployment.max_model_len
-            assert answer == {"count": 3, "max_model_len": room, "tokens": [*"hé".encode()], "token_strs": None}
+            assert answer == {
+                "count": 3,
+                "max_model_len": room,
+                "tokens": [*"hé".encode()],
+                "token_strs": None,
+                "images": [],
+            }
             spelled = (await post(worker, "/tokenize", {"prompt": "hé", "return_token_strs": True})).json()
             assert spelled["token_strs"] == ["h", "Ã", "©"]
             back = await post(worker, "/detokenize", {"tokens": [*answer["tokens"], EOS]})
@@ -41,6 +47,7 @@ def test_the_tokens_of_a_picture_are_placeholders_and_nothing_is_leased() -> Non
         async with http_worker() as worker, worker.client() as client:
             tokens = (await post(worker, "/tokenize", {"messages": PICTURE})).json()
             assert tokens["tokens"] == [*b"what ", *[EOS] * IMAGE_TOKENS, *b"?"]
+            assert tokens["images"] == [{"width": 8, "height": 8, "tokens": IMAGE_TOKENS}]
             assert not worker.leases.held
             assert not worker.upstream.requests()
             answer = await client.chat.completions.create(model="stub", messages=PICTURE)  # type: ignore[arg-type]

@@ -54,6 +54,7 @@ SHOWN_BY = {
     "head_timeout": f"{CONNECTIONS}::test_limits_follow_their_options",
     "body_timeout": f"{CONNECTIONS}::test_limits_follow_their_options",
     "unread_timeout": f"{CONNECTIONS}::test_limits_follow_their_options",
+    "web_ui": "integration/httpserver/test_web_page.py::test_without_the_page_its_files_are_not_there",
     "enable_admin": f"{OPERATIONS}::test_an_operator_changes_the_share_of_allocations_without_a_restart",
     "max_body_mb": f"{OPERATIONS}::test_a_body_over_the_cap_is_413_before_more_of_it_is_read",
     "responses_store_mb": "integration/httpserver/test_stored_responses.py::test_a_server_without_a_store_says_so",

@@ -24,7 +24,7 @@ def count_routes(context: WorkerContext) -> APIRouter:
             call = decode_small_images(parsed.call)
             del parsed  # its call refers to the body
             resources.hold(kept_nbytes(call))
-            count = TokenCount(sum(map(len, await context.path.token_ids(call, resources))))
+            count = TokenCount(sum(map(len, (await context.path.token_ids(call, resources)).ids)))
         return Response(msgspec.json.encode(count), media_type="application/json")
 
     add_protocol_route(router, COUNT_TOKENS, count_tokens, "generate")

@@ -44,6 +44,11 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Padding against observers of the connection. The server sends none, with or without this field."""
 
 
+class ChatStreamOptions(StreamOptions, frozen=True, kw_only=True):
+    include_timing: bool | None = None
+    """An event at the end says where the request's time went. Of mmserve."""
+
+
 class Bookkeeping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fields for the account of a hosted service. They change no answer, so they are accepted and not used."""
 
@@ -120,7 +125,7 @@ class ChatRequest(ExtensionFields, frozen=True, kw_only=True):
     messages: Any = None
     model: Annotated[str, Meta(max_length=MAX_MODEL_NAME_CHARS)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ChatStreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None

@@ -22,7 +22,7 @@ from mmserve.grammar.sources import (
 from mmserve.grammar.structural_tag import structural_tag_grammar
 from mmserve.httpserver.api.openai.chat.answer import ChatAnswer
 from mmserve.httpserver.api.openai.chat.request import CHAT
-from mmserve.httpserver.api.openai.fields import Bookkeeping, ChatRequest, StreamOptions, StructuredOutputs
+from mmserve.httpserver.api.openai.fields import Bookkeeping, ChatRequest, ChatStreamOptions, StructuredOutputs
 from mmserve.httpserver.api.protocol import parse_body
 from mmserve.httpserver.call import GenerateCall, MediaRef
 from mmserve.httpserver.conversation import Conversation, TextPart
@@ -156,6 +156,11 @@ EFFECTS: dict[str, Case] = {
         lambda p: p.answer.usage_in_every_chunk,
         True,
     ),
+    "stream_options.include_timing": (
+        {"stream": True, "stream_options": {"include_timing": True}},
+        lambda p: p.call.timed,
+        True,
+    ),
 } | {
     f"structured_outputs.{name}": ({"structured_outputs": {name: value}}, lambda p: p.grammar, grammar)
     for name, value, grammar in (
@@ -205,7 +210,7 @@ def field_names(type_: type[msgspec.Struct], prefix: str = "") -> set[str]:
 
 
 def test_every_field_is_in_exactly_one_table() -> None:
-    nested = {"stream_options": StreamOptions, "structured_outputs": StructuredOutputs}
+    nested = {"stream_options": ChatStreamOptions, "structured_outputs": StructuredOutputs}
     names = field_names(ChatRequest) - set(nested)
     names = names.union(*(field_names(type_, f"{name}.") for name, type_ in nested.items()))
     assert sorted([*EFFECTS, *REFUSED, *WITHOUT_EFFECT]) == sorted(names)

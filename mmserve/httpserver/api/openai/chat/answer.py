@@ -24,6 +24,7 @@ from mmserve.httpserver.api.openai.chat.objects import (
     Function,
     FunctionDelta,
     StopReason,
+    Timing,
     TokenIds,
     ToolCallDelta,
 )
@@ -44,6 +45,7 @@ from mmserve.httpserver.output.parsing.pieces import (
     characters,
 )
 from mmserve.httpserver.request.task import RequestTask
+from mmserve.httpserver.stage_times import STAGES
 from mmserve.messages.reply import FinishReason
 from mmserve.runtime.errors import MmserveError
 
@@ -90,13 +92,18 @@ class ChatAnswer:
 
     async def _events(self, task: RequestTask) -> AsyncGenerator[bytes, None]:
         """Server-sent events. An error after the first delta becomes an event: the status is sent by then."""
-        call, created, started = task.call, int(time.time()), False
+        call, created, started, first_s = task.call, int(time.time()), False, 0.0
         calls = [_Calls() for _ in range(call.num_choices)]
 
         def event(
-            choices: list[ChunkChoice], usage: WireUsage | UnsetType | None, prompt_ids: TokenIds = UNSET
+            choices: list[ChunkChoice],
+            usage: WireUsage | UnsetType | None,
+            prompt_ids: TokenIds = UNSET,
+            timing: Timing | UnsetType = UNSET,
         ) -> bytes:
-            made = Chunk(call.response_id, created, call.model, choices, usage=usage, prompt_token_ids=prompt_ids)
+            made = Chunk(
+                call.response_id, created, call.model, choices, usage=usage, prompt_token_ids=prompt_ids, timing=timing
+            )
             return sse_event(msgspec.json.encode(made))
 
         def chunk(choice: ChunkChoice, prompt_ids: TokenIds = UNSET) -> bytes:
@@ -107,15 +114,16 @@ class ChatAnswer:
         try:
             async for delta in task.deltas:
                 if not started:
-                    started = True
+                    started, first_s = True, time.monotonic()
                     # All choices first, in order: clients append an unknown index to their list of choices.
                     for index in range(call.num_choices):
                         role = ChunkDelta(role="assistant", content="")
                         yield chunk(ChunkChoice(index, role), UNSET if index else self._prompt_ids(task))
                 for choice in self._chunks(call, delta, calls[delta.index]):
                     yield chunk(choice)
-            if self.include_usage:
-                yield event([], wire_usage(task.deltas.usage))
+            if self.include_usage or call.timed:
+                usage = wire_usage(task.deltas.usage) if self.include_usage else UNSET
+                yield event([], usage, timing=_timing(task, first_s))
         except MmserveError as error:
             if not started:
                 raise
@@ -159,6 +167,15 @@ class ChatAnswer:
                 return ChunkDelta(tool_calls=[ToolCallDelta(number, function=FunctionDelta(arguments=json))])
             case CallEnd():
                 return None
+
+
+def _timing(task: RequestTask, first_s: float) -> Timing | UnsetType:
+    """Of a call that asks for it. ``first_s``: the time of the first delta, of the monotonic clock."""
+    if not task.call.timed or task.times is None:
+        return UNSET
+    begun_s, seconds = task.call.arrival_s, task.times.seconds
+    stages_ms = {stage: round(1e3 * seconds[stage], 3) for stage in STAGES if stage in seconds}
+    return Timing(round(1e3 * (first_s - begun_s), 3), round(1e3 * (time.monotonic() - begun_s), 3), stages_ms)
 
 
 @dataclass

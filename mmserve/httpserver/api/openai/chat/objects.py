@@ -46,6 +46,15 @@ class ChunkChoice(msgspec.Struct):
     token_ids: TokenIds = UNSET
 
 
+class Timing(msgspec.Struct):
+    """Milliseconds from the request's arrival, and of each stage (docs/running.md). Of several choices the longest."""
+
+    ttft_ms: float
+    """Until the first piece of the answer was there."""
+    total_ms: float
+    stages_ms: dict[str, float]
+
+
 class Chunk(msgspec.Struct):
     id: str
     created: int
@@ -55,6 +64,8 @@ class Chunk(msgspec.Struct):
     usage: WireUsage | UnsetType | None = UNSET
     prompt_token_ids: TokenIds = UNSET
     """In the first chunk."""
+    timing: Timing | UnsetType = UNSET
+    """In the last chunk, if it was asked for."""
 
 
 class Function(msgspec.Struct):

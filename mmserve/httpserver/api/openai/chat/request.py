@@ -12,7 +12,7 @@ from mmserve.httpserver.api.openai.chat.messages import ConversationReader
 from mmserve.httpserver.api.openai.chat.objects import Completion
 from mmserve.httpserver.api.openai.chat.tools import read_tool_choice, read_tools
 from mmserve.httpserver.api.openai.extensions import extended
-from mmserve.httpserver.api.openai.fields import ChatRequest, StreamOptions, decode, refuse_unsupported
+from mmserve.httpserver.api.openai.fields import ChatRequest, ChatStreamOptions, decode, refuse_unsupported
 from mmserve.httpserver.api.openai.sampling import requested_logprobs, sampling_params
 from mmserve.httpserver.api.protocol import ParsedRequest, Protocol
 from mmserve.httpserver.call import GenerateCall, new_request_id
@@ -33,7 +33,9 @@ def parse(
     refuse_unsupported(request)
     reader = ConversationReader(model.max_images, split_urls, model.max_model_len)
     messages = reader.read(request.messages)
-    options = request.stream_options or StreamOptions()
+    options = request.stream_options or ChatStreamOptions()
+    if options.include_timing and not request.stream:
+        raise InvalidRequest("include_timing needs stream", param="stream_options.include_timing")
     max_tokens = request.max_completion_tokens or request.max_tokens
     sampling = sampling_params(
         request,
@@ -54,6 +56,7 @@ def parse(
         stream=bool(request.stream),
         timeout_s=request.timeout,
         fit_output=max_tokens is None,
+        timed=bool(options.include_timing),
     )
     answer = ChatAnswer(
         include_usage=bool(options.include_usage),

@@ -174,7 +174,7 @@ def stored_routes(context: WorkerContext) -> APIRouter:
             call = decode_small_images(parsed.call)
             del parsed  # its call refers to the body
             resources.hold(kept_nbytes(call))
-            count = InputTokens(sum(map(len, await context.path.token_ids(call, resources))))
+            count = InputTokens(sum(map(len, (await context.path.token_ids(call, resources)).ids)))
         return Response(msgspec.json.encode(count), media_type="application/json")
 
     add_protocol_route(router, INPUT_TOKENS, input_tokens, "responses")
