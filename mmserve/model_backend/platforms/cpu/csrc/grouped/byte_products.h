@@ -17,6 +17,15 @@ struct Quads {
     __m512i first, second;
 };
 
+// The zero points of a panel's outputs, or zeros.
+template <class Group>
+inline __m512i zeros_of_16(const Group& group) {
+    if constexpr (!Group::kHasZeros) return _mm512_setzero_si512();
+    else
+        return _mm512_inserti64x4(_mm512_castsi256_si512(reinterpret_cast<__m256i>(group.zeros_of(0))),
+                                  reinterpret_cast<__m256i>(group.zeros_of(8)), 1);
+}
+
 // Two quads of inputs, of 16 outputs.
 inline Quads load_quads(Codes4, const uint8_t* codes, int pair) {
     const __m512i both = _mm512_loadu_si512(codes + pair * 64), mask = _mm512_set1_epi8(15);

@@ -21,6 +21,12 @@ constexpr bool kDigits = true;
 constexpr bool kDigits = false;
 #endif
 
+#ifdef __AMX_INT8__
+constexpr int64_t kReadBehind = 16;  // rows that tiles may read behind the last
+#else
+constexpr int64_t kReadBehind = 0;
+#endif
+
 // Of 32 inputs: x = scale * q, the sum of the q, and that of the first 16.
 struct BlockScale {
     float scale;
@@ -106,10 +112,10 @@ template <class Rounding>
 Inputs quantize_inputs(const linear::Job& job, const int32_t* order) {
     static thread_local memory::ReusableArray<int16_t> q;
     static thread_local memory::ReusableArray<BlockScale> blocks;
-    const int64_t count = job.M * job.K;
-    int16_t* integers = q.at_least(count);
+    const int64_t count = job.M * job.K, behind = kReadBehind * job.K;
+    int16_t* integers = q.at_least(count + behind);
     auto* digits = reinterpret_cast<int8_t*>(integers);
-    const Inputs all{integers, digits, digits + count, blocks.at_least(count / kGroup), job.K};
+    const Inputs all{integers, digits, digits + count, blocks.at_least((count + behind) / kGroup), job.K};
     pool::parallel_for_rows(job.M, job.K, [&](int64_t row) {
         Rounding::quantize(job.x + row * job.K, order, all.row(row));
     });

@@ -10,6 +10,7 @@
 #include "grouped/byte_products.h"
 #include "grouped/grouped_inputs.h"
 #include "grouped/grouped_weights.h"
+#include "grouped/tiled_products.h"
 #include "linear/quantized_linear.h"
 
 namespace grouped {
@@ -44,8 +45,7 @@ inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, b
     f32x16 totals[M] = {};
     for (int64_t k = 0; k < x.K;) {
         const auto* group = reinterpret_cast<const Group*>(panel);
-        const __m512i zeros = _mm512_inserti64x4(_mm512_castsi256_si512(reinterpret_cast<__m256i>(zeros_of(*group, 0))),
-                                                 reinterpret_cast<__m256i>(zeros_of(*group, 8)), 1);
+        const __m512i zeros = zeros_of_16(*group);
         panel += sizeof(Group);
         for (int64_t end = std::min(x.K, k + group_size), block = 0; k < end; k += kGroup, ++block) {
             quantized::prefetch(panel + next_panel, Codes::kNbytes);
@@ -138,11 +138,37 @@ inline void product(int64_t group_size, const Inputs& x, const uint8_t* panel, b
 
 #endif
 
+#ifdef __AMX_INT8__
+
+// Panels [panel, end) times rows [row, row + rows).
+struct Part {
+    int64_t panel, end, row, rows;
+};
+
+template <class Codes, class Group, int kNumDigits>
+void multiply_in_tiles(const linear::Job& job, int64_t ldc, const Inputs& x, int64_t group_size, const uint8_t* panels,
+                       const Part& part) {
+    TileRegisters<Group::kParts> registers;
+    for (int64_t panel = part.panel; panel < part.end; ++panel)
+        linear::for_each_tile(part.row, part.rows, kTileRows, [&](int64_t first, int64_t count) {
+            tiled_product<Codes, Group, kNumDigits>(
+                registers, group_size, x.row(first), panels + panel * panel_nbytes<Codes, Group>(job.K, group_size),
+                job.ways.ahead_nbytes > 0, count, job.out + first * ldc + panel * kOutputs, ldc,
+                job.epilogue.at(panel * kOutputs));
+        });
+}
+
+#endif
+
 // Panels of a matrix of job.N outputs, whose results lie in rows of `ldc` numbers.
 template <class Codes, class Group, int kNumDigits>
 void multiply(const linear::Job& job, int64_t ldc, const Inputs& x, int64_t group_size, const uint8_t* panels) {
     const bool fetches = job.ways.ahead_nbytes > 0;
     linear::for_each_task(job, kOutputs, [&](int64_t panel, int64_t end, int64_t row, int64_t rows) {
+#ifdef __AMX_INT8__
+        if (rows >= kLeastTileRows)
+            return multiply_in_tiles<Codes, Group, kNumDigits>(job, ldc, x, group_size, panels, {panel, end, row, rows});
+#endif
         for (; panel < end; ++panel) {
             const uint8_t* from = panels + panel * panel_nbytes<Codes, Group>(job.K, group_size);
             const tile::Epilogue epilogue = job.epilogue.at(panel * kOutputs);

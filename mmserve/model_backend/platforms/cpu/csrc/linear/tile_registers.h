@@ -61,23 +61,28 @@ private:
 
 #ifdef __AMX_TILE__
 
-// What LDTILECFG reads: all registers in full size.
+// What LDTILECFG reads. Registers 4 and 5, the left operands of products, have rows of kLeftNbytes, and 6 and 7, the right
+// ones, as many rows as that takes; all else is full size.
+template <int kLeftNbytes>
 struct alignas(64) Configuration {
+    static constexpr uint8_t kRightRows = kLeftNbytes / 4;
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_nbytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    uint16_t row_nbytes[16] = {64, 64, 64, 64, kLeftNbytes, kLeftNbytes, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, kRightRows, kRightRows};
 };
 
-inline constexpr Configuration kConfiguration;
+template <int kLeftNbytes>
+inline constexpr Configuration<kLeftNbytes> kConfiguration{};
 
 // The registers of this thread, while this exists. The process must be permitted to use them (library/tile_permission.py).
 // Numbers of registers are written into the instructions, because compilers allocate these registers differently.
-class Hardware {
+template <int kLeftNbytes = kRowNbytes>
+class Configured {
 public:
-    Hardware() { asm volatile("ldtilecfg %0" ::"m"(kConfiguration)); }
-    ~Hardware() { asm volatile("tilerelease"); }  // the system need not save them any more
-    Hardware(const Hardware&) = delete;
-    Hardware& operator=(const Hardware&) = delete;
+    Configured() { asm volatile("ldtilecfg %0" ::"m"(kConfiguration<kLeftNbytes>)); }
+    ~Configured() { asm volatile("tilerelease"); }  // the system need not save them any more
+    Configured(const Configured&) = delete;
+    Configured& operator=(const Configured&) = delete;
 
     template <int kTile>
     void zero() {
@@ -98,8 +103,15 @@ public:
     void add_products() {
         asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kX), "i"(kW));
     }
+
+    // The same of bytes, as integers: x with a sign, w without.
+    template <int kSums, int kX, int kW>
+    void add_byte_products() {
+        asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kX), "i"(kW));
+    }
 };
 
+using Hardware = Configured<>;
 using Best = Hardware;
 #else
 using Best = Emulated;
