@@ -223,7 +223,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     visual_workers: Annotated[int, _field("media", "visual server processes", ge=1, le=16)] = 1
     visual_batch_size: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | None,
-        _field("media", "images in one vision tower batch; default: 2 on a CPU, where more only cost memory, else 16"),
+        _field(
+            "media",
+            "images that are encoded before their requests go on; default: 4 on a CPU, two of them at a time, else 16",
+        ),
     ] = None
     enable_concurrent_alloc: Annotated[
         bool, _field("media", "read and hash in a thread pool, batched v2 RPC; off: v1")

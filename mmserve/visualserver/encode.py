@@ -45,12 +45,22 @@ class EncoderBatch:
 
 
 class Encoder:
-    """Runs the tower. ``encode`` is not thread-safe and blocks, so never call it on the event loop."""
+    """Runs the tower. ``encode`` is not thread-safe and blocks, so never call it on the event loop.
+
+    ``tower_images``: most images of one call of the tower, whose intermediate results take memory.
+    """
 
     def __init__(
-        self, tower: ComputeRows, dtype: torch.dtype, arena: Arena, cache: MediaCacheClient, journal: WorkJournal
+        self,
+        tower: ComputeRows,
+        dtype: torch.dtype,
+        arena: Arena,
+        cache: MediaCacheClient,
+        journal: WorkJournal,
+        tower_images: int,
     ) -> None:
         self._tower = tower
+        self._tower_images = tower_images
         self._dtype = dtype
         self._arena = arena
         self._cache = cache
@@ -63,9 +73,10 @@ class Encoder:
         return EncoderBatch(decoded.images, [ViewTensors(*map(torch.from_numpy, each)) for each in views])
 
     def encode(self, batches: list[EncoderBatch]) -> EncodeResult:
-        """Encode all batches in one call of the tower. Clears the list, so that the views are freed with this call.
+        """Encode all batches. Clears the list, so that the views are freed once they are encoded.
 
-        After an error (out of memory, for example) each image is encoded alone, and only those fail that fail again.
+        After an error (out of memory, for example) each image of a call of the tower is encoded alone, and only those
+        fail that fail again.
         If this server has died during the work on one of them, each is encoded alone too, to find out which one it is.
         Raises the tower's error if the device is lost.
         """
@@ -73,11 +84,14 @@ class Encoder:
         images = [image for batch in batches for image in batch.images]
         views = [each for batch in batches for each in batch.views]
         batches.clear()
-        outcomes = self._encode_all(images, views)
+        outcomes: dict[int, Outcome] = {}
+        for first in range(0, len(images), self._tower_images):
+            outcomes |= self._encode_part(images[first : first + self._tower_images], views[: self._tower_images])
+            del views[: self._tower_images]
         written_nbytes = sum(image.embed.nbytes for image in images if outcomes[image.item_id] is ENCODED)
         return EncodeResult(self._report(outcomes), time.monotonic() - started_s, written_nbytes)
 
-    def _encode_all(self, images: Sequence[Image], views: Sequence[ViewTensors]) -> dict[int, Outcome]:
+    def _encode_part(self, images: Sequence[Image], views: Sequence[ViewTensors]) -> dict[int, Outcome]:
         if not any(self._journal.num_deaths(image.item_id) for image in images):
             try:
                 return self._encode(images, views)

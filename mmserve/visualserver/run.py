@@ -40,8 +40,11 @@ from mmserve.visualserver.work_journal import WorkJournal
 _MAX_DECODE_THREADS = 8
 _NICENESS = 4
 """Lowers the priority on a CPU, where ranks compute on the same cores: generating text goes before encoding images."""
-_BATCH_IMAGES = {"cpu": 2, "cuda": 16}
-"""By device. Larger batches are not faster (docs/performance.md), and on a CPU each image costs tens of MiB."""
+_BATCH_IMAGES = {"cpu": 4, "cuda": 16}
+"""By device. The requests of a batch start together, so steps decode more of them at once: that needs images of others
+that wait. The decoded pixels of an image on a CPU cost some MiB."""
+_CPU_TOWER_IMAGES = 2
+"""Of one call of the tower on a CPU. More are not faster (docs/performance.md), and each costs tens of MiB."""
 logger = logging.getLogger(__name__)
 
 
@@ -62,7 +65,7 @@ def run(process: Process) -> None:
     platform.set_threads(_threads(deployment))
     with allocator.return_freed_memory():
         tower = load_tower(deployment.model, platform, process.progress)
-    platform.prefault_for_images(deployment, _batch_images(deployment))
+    platform.prefault_for_images(deployment, _tower_images(deployment))
     counter = _row_counter(process, tower) if isinstance(tower, CountsRows) else None
     serve(process, _sharing_cores(tower, process, platform, busy_towers), counter)
 
@@ -114,6 +117,11 @@ def _threads(deployment: Deployment) -> int:
 
 def _batch_images(deployment: Deployment) -> int:
     return deployment.config.visual_batch_size or _BATCH_IMAGES[deployment.device]
+
+
+def _tower_images(deployment: Deployment) -> int:
+    batch = _batch_images(deployment)
+    return min(batch, _CPU_TOWER_IMAGES) if deployment.device == "cpu" else batch
 
 
 async def _serve(
@@ -169,7 +177,7 @@ def _pipeline(
         BatchQueue(_batch_images(deployment), config.max_queued_mm_requests),
         PermitClient(cache, config.mm_queue_timeout),
         ImageDecoder(pictures, arena, cache, pool),
-        Encoder(tower, DTYPES[deployment.activation_dtype], arena, cache, journal),
+        Encoder(tower, DTYPES[deployment.activation_dtype], arena, cache, journal, _tower_images(deployment)),
         metrics,
         emit,
         _batch_images(deployment),

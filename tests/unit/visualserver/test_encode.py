@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -66,7 +67,7 @@ def _journal() -> WorkJournal:
 
 
 def _encoder(arena: Arena, cache: _Cache) -> Encoder:
-    return Encoder(_tower, torch.bfloat16, arena, cast(MediaCacheClient, cache), _journal())
+    return Encoder(_tower, torch.bfloat16, arena, cast(MediaCacheClient, cache), _journal(), 8)
 
 
 def _encode(encoder: Encoder, decoded: DecodedBatch) -> dict[int, Outcome]:
@@ -129,7 +130,7 @@ def test_rows_that_are_not_finite_are_never_ready(arena: Arena, bad: float, dtyp
     decoded.images = [
         Image(i.item_id, i.data, Handle(1, i.embed.offset, TOKENS * HIDDEN * dtype.itemsize)) for i in decoded.images
     ]
-    encoder = Encoder(tower, dtype, arena, cast(MediaCacheClient, cache), _journal())
+    encoder = Encoder(tower, dtype, arena, cast(MediaCacheClient, cache), _journal(), 8)
     assert _encode(encoder, decoded) == {5: NOT_FINITE, 6: ENCODED}
     assert cache.calls == [{5: False, 6: True}]
     with pytest.raises(StaleHandle):
@@ -139,9 +140,27 @@ def test_rows_that_are_not_finite_are_never_ready(arena: Arena, bad: float, dtyp
 def test_rows_too_large_for_the_deployments_dtype_are_not_finite(arena: Arena) -> None:
     cache = cast(MediaCacheClient, _Cache())
     encoder = Encoder(
-        lambda pictures: [each * 1e6 for each in _tower(pictures)], torch.float16, arena, cache, _journal()
+        lambda pictures: [each * 1e6 for each in _tower(pictures)], torch.float16, arena, cache, _journal(), 8
     )
     assert _encode(encoder, _decoded(5)) == {5: NOT_FINITE}
+
+
+def test_the_tower_gets_some_images_at_a_time_and_earlier_pixels_are_freed(arena: Arena) -> None:
+    calls: list[int] = []
+    pixels: list[weakref.ref[torch.Tensor]] = []
+
+    def tower(pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
+        assert not any(earlier() is not None for earlier in pixels)
+        calls.append(len(pictures))
+        pixels.extend(weakref.ref(picture.values) for picture in pictures)
+        return _tower(pictures)
+
+    cache, values = _Cache(), (5, 6, 7, 8, 9)
+    encoder = Encoder(tower, torch.bfloat16, arena, cast(MediaCacheClient, cache), _journal(), 2)
+    outcomes = encoder.encode([_take(encoder, _decoded(*values))]).outcomes
+    assert outcomes == dict.fromkeys(values, ENCODED)
+    assert calls == [2, 2, 1]
+    assert cache.calls == [dict.fromkeys(values, True)]
 
 
 def test_a_lost_device_ends_the_process(arena: Arena) -> None:
@@ -150,7 +169,7 @@ def test_a_lost_device_ends_the_process(arena: Arena) -> None:
     def broken(pictures: Sequence[ViewTensors]) -> list[torch.Tensor]:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    encoder = Encoder(broken, torch.bfloat16, arena, cast(MediaCacheClient, _Cache()), _journal())
+    encoder = Encoder(broken, torch.bfloat16, arena, cast(MediaCacheClient, _Cache()), _journal(), 8)
     for values in ((5,), (5, 6)):
         with pytest.raises(torch.AcceleratorError):
             _encode(encoder, _decoded(*values))
@@ -187,7 +206,7 @@ def test_an_image_that_ends_the_device_is_found_among_those_of_its_batch(arena: 
     for deaths in ({}, {5: 1, 6: 1}, {6: 2}):
         journal = WorkJournal(tmp_path / "work", 8)
         assert journal.suspects == deaths
-        encoder = Encoder(tower, torch.bfloat16, arena, cast(MediaCacheClient, _Cache()), journal)
+        encoder = Encoder(tower, torch.bfloat16, arena, cast(MediaCacheClient, _Cache()), journal, 8)
         with pytest.raises(torch.AcceleratorError):
             _encode(encoder, _decoded(5, 6))
     assert WorkJournal(tmp_path / "work", 8).suspects == {6: 3}
