@@ -20,15 +20,15 @@ class RmsNorm(nn.Module):
 
     def __init__(self, name: str, size: int, eps: float, *, context: LayerContext, offset: float = 0.0) -> None:
         super().__init__()
-        self._name, self._ops, self._eps, self._offset = context.prefix + name, context.ops, eps, offset
+        self._name, self._ops, self.eps, self._offset = context.prefix + name, context.ops, eps, offset
         self.weight = context.empty(size).float() if offset else context.empty(size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._ops.rms_norm(x, self.weight, self._eps)
+        return self._ops.rms_norm(x, self.weight, self.eps)
 
     def heads_(self, x: torch.Tensor) -> None:
         """[T, heads, size], each head by itself, in place."""
-        self._ops.head_norm_(x, self.weight, self._eps)
+        self._ops.head_norm_(x, self.weight, self.eps)
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         yield f"{self._name}.weight", Target(self.weight, tuple(self.weight.shape), offset=self._offset)
@@ -39,11 +39,11 @@ class LayerNorm(nn.Module):
 
     def __init__(self, name: str, size: int, eps: float, *, context: LayerContext) -> None:
         super().__init__()
-        self._name, self._ops, self._eps = context.prefix + name, context.ops, eps
+        self._name, self._ops, self.eps = context.prefix + name, context.ops, eps
         self.weight, self.bias = context.empty(size), context.empty(size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._ops.layer_norm(x, self.weight, self.bias, self._eps)
+        return self._ops.layer_norm(x, self.weight, self.bias, self.eps)
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         shape = tuple(self.weight.shape)

@@ -3,11 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
+from mmserve.model_backend.layers.linear_method import LinearMethod
+
 Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Product(Protocol):
+    """The part of a linear layer that an operation multiplies with, where all of it is on one rank."""
+
+    @property
+    def method(self) -> LinearMethod: ...
+
+    @property
+    def bias(self) -> torch.Tensor | None: ...
+
+
+class FeedForward(NamedTuple):
+    """The feed-forward block of a vision tower's layer, with the norm before it."""
+
+    norm_weight: torch.Tensor
+    norm_bias: torch.Tensor | None
+    """None: RMSNorm, not LayerNorm."""
+    norm_eps: float
+    up: Product
+    activation: str
+    down: Product
+    gated: bool = False
+    """``up`` has the outputs of the gate, then those that it is multiplied with."""
+    scale: torch.Tensor | None = None
+    """Of each column of the result."""
+    max_rows: int | None = None
+    """Computed at once where intermediate results take memory; None: all."""
 
 
 class Ops(Protocol):
@@ -46,6 +76,10 @@ class Ops(Protocol):
 
     def act_and_mul(self, name: str) -> Activation:
         """[T, 2 * size] -> act(first half) * second half, [T, size]. Raises StartupError for an unknown name."""
+        ...
+
+    def feed_forward_(self, x: torch.Tensor, block: FeedForward) -> None:
+        """x [T, size] += block(x). Weights have finished loading."""
         ...
 
     def encoder_attention(self, qkv: torch.Tensor, num_heads: int, lengths: Sequence[int]) -> torch.Tensor:

@@ -21,7 +21,7 @@ from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear_method import EmbeddingMethod, LinearMethod, LinearShape
-from mmserve.model_backend.layers.ops import Activation, Ops
+from mmserve.model_backend.layers.ops import Activation, FeedForward, Ops
 from mmserve.model_backend.layers.target import LinearShard, Target
 from mmserve.model_backend.models.interface import DecoderModel, DeepStackRows
 from mmserve.model_backend.platforms.interface import ForwardExecutor
@@ -74,6 +74,21 @@ class TorchOps:
 
     def act_and_mul(self, name: str) -> Activation:
         return partial(_act_and_mul, self.activation(name))
+
+    def feed_forward_(self, x: torch.Tensor, block: FeedForward) -> None:
+        act = (self.act_and_mul if block.gated else self.activation)(block.activation)
+        up, down = block.up, block.down
+        for rows in torch.split(x, block.max_rows or max(1, len(x))):
+            inner = act(up.method.apply(self._normed(rows, block), up.bias))
+            if block.scale is None:
+                down.method.apply(inner, down.bias, rows)
+            else:
+                self.add_scaled_(rows, down.method.apply(inner, down.bias), block.scale)
+
+    def _normed(self, x: torch.Tensor, block: FeedForward) -> torch.Tensor:
+        if block.norm_bias is None:
+            return self.rms_norm(x, block.norm_weight, block.norm_eps)
+        return self.layer_norm(x, block.norm_weight, block.norm_bias, block.norm_eps)
 
     def encoder_attention(self, qkv: torch.Tensor, num_heads: int, lengths: Sequence[int]) -> torch.Tensor:
         """Neighbouring sequences of one length are computed together."""

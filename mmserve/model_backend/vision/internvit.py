@@ -13,6 +13,7 @@ from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection
 from mmserve.model_backend.layers.norm import LayerNorm, RmsNorm
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.vision.interface import ViewTensors
+from mmserve.model_backend.vision.parts.feed_forward import feed_forward
 from mmserve.model_backend.vision.parts.projector import Projector
 from mmserve.model_backend.vision.parts.tiles import encode_tiles, patches_of, space_to_depth
 
@@ -48,8 +49,7 @@ class Layer(nn.Module):
     def __init__(self, spec: InternVit, *, context: LayerContext) -> None:
         super().__init__()
         size, inner, eps = spec.hidden_size, spec.intermediate_size, spec.layer_norm_eps
-        self._num_heads, self._ops, self._max_rows = spec.num_heads, context.ops, context.max_mlp_rows
-        self._act, self._prefix = context.ops.activation(spec.activation), context.prefix
+        self._num_heads, self._ops, self._prefix = spec.num_heads, context.ops, context.prefix
         norm = RmsNorm if spec.rms_norm else LayerNorm
         attention, mlp = context.below("attention."), context.below("mlp.")
         names = ["qkv"] if spec.fused_qkv else ["q_proj", "k_proj", "v_proj"]
@@ -65,12 +65,13 @@ class Layer(nn.Module):
         self.up = ColumnParallelLinear(size, [Projection("fc1", inner)], bias=True, context=mlp)
         self.down = ColumnParallelLinear(inner, [Projection("fc2", size)], bias=True, context=mlp)
         self.scales = context.empty(2, size)
+        parts = (self.mlp_norm, self.up, spec.activation, self.down)
+        self._feed_forward = feed_forward(*parts, scale=self.scales[1], context=context)
 
     def forward(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """[T, hidden], in place. The rows are sequences of these lengths."""
         self._ops.add_scaled_(x, self.out(self._attend(self.attention_norm(x), lengths)), self.scales[0])
-        for rows in torch.split(x, self._max_rows or len(x)):
-            self._ops.add_scaled_(rows, self.down(self._act(self.up(self.mlp_norm(rows)))), self.scales[1])
+        self._feed_forward(x)
         return x
 
     def _attend(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:

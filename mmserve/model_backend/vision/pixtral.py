@@ -13,6 +13,7 @@ from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection
 from mmserve.model_backend.layers.norm import RmsNorm
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.vision.interface import ViewTensors, grids_of, joined
+from mmserve.model_backend.vision.parts.feed_forward import feed_forward
 from mmserve.model_backend.vision.parts.patch_grids import Angles, Grid, interleaved_angles, patch_positions
 from mmserve.model_backend.vision.parts.projector import Projector
 from mmserve.model_backend.vision.parts.tiles import space_to_depth
@@ -24,8 +25,7 @@ class Layer(nn.Module):
     def __init__(self, spec: Pixtral, *, context: LayerContext) -> None:
         super().__init__()
         size, inner, eps = spec.hidden_size, spec.intermediate_size, spec.layer_norm_eps
-        self._num_heads, self._ops, self._max_rows = spec.num_heads, context.ops, context.max_mlp_rows
-        self._act_and_mul = context.ops.act_and_mul(spec.activation)
+        self._num_heads, self._ops = spec.num_heads, context.ops
         attention, mlp = context.below("attention."), context.below("feed_forward.")
         self.attention_norm = RmsNorm("attention_norm", size, eps, context=context)
         outs = [Projection(name, size) for name in ("q_proj", "k_proj", "v_proj")]
@@ -35,6 +35,8 @@ class Layer(nn.Module):
         gate_up = [Projection("gate_proj", inner), Projection("up_proj", inner)]
         self.gate_up = ColumnParallelLinear(size, gate_up, bias=False, context=mlp)
         self.down = RowParallelLinear("down_proj", inner, size, bias=False, context=mlp)
+        parts = (self.mlp_norm, self.gate_up, spec.activation, self.down)
+        self._feed_forward = feed_forward(*parts, gated=True, context=context)
 
     def forward(self, x: torch.Tensor, lengths: Sequence[int], angles: Angles) -> None:
         """[T, hidden], in place. The rows are pictures of these lengths; ``angles`` turn queries and keys."""
@@ -42,8 +44,7 @@ class Layer(nn.Module):
         heads = qkv.view(len(x), 3 * self._num_heads, -1)
         self._ops.rotary_(heads[:, : 2 * self._num_heads], *angles)
         self.out(self._ops.encoder_attention(qkv, self._num_heads, lengths), x)
-        for rows in torch.split(x, self._max_rows or len(x)):
-            self.down(self._act_and_mul(self.gate_up(self.mlp_norm(rows))), rows)
+        self._feed_forward(x)
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         for part in (self.attention_norm, self.qkv, self.out, self.mlp_norm, self.gate_up, self.down):

@@ -7,26 +7,12 @@ from ctypes import c_float, c_int64, c_void_p
 
 import torch
 
-from mmserve.model_backend.layers.linear import LinearLayer
 from mmserve.model_backend.models.interface import DecoderLayerWeights, DecoderWeights, DeepStackRows
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention, PagedCpuMetadata
+from mmserve.model_backend.platforms.cpu.matrix import Matrix, address
 from mmserve.model_backend.platforms.cpu.memory import MAX_MLP_ROWS
 from mmserve.model_backend.platforms.cpu.ops import ACTIVATIONS, activation_number
 from mmserve.model_backend.platforms.cpu.packing import PackedLinear
-
-
-def _address(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-class _Matrix(ctypes.Structure):
-    _fields_ = (("panels", c_void_p), ("bias", c_void_p), ("weights", c_int64), ("in_", c_int64), ("out", c_int64))
-
-    @classmethod
-    def of(cls, layer: LinearLayer) -> _Matrix:
-        method = layer.method
-        assert isinstance(method, PackedLinear)
-        return cls(method.packed.data_ptr(), _address(layer.bias), method.format, method.in_size, method.out_size)
 
 
 class _Layer(ctypes.Structure):
@@ -41,7 +27,7 @@ class _Layer(ctypes.Structure):
         ("key_rope", c_int64),
         ("window", c_int64),
         ("whole_images", c_int64),
-        *((name, _Matrix) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, Matrix) for name in ("qkv", "out", "gate_up", "down")),
     )
 
     @classmethod
@@ -49,18 +35,18 @@ class _Layer(ctypes.Structure):
         return cls(
             attention_norm=layer.attention_norm.data_ptr(),
             mlp_norm=layer.mlp_norm.data_ptr(),
-            q_norm=_address(layer.q_norm),
-            k_norm=_address(layer.k_norm),
-            after_attention_norm=_address(layer.after_attention_norm),
-            after_mlp_norm=_address(layer.after_mlp_norm),
+            q_norm=address(layer.q_norm),
+            k_norm=address(layer.k_norm),
+            after_attention_norm=address(layer.after_attention_norm),
+            after_mlp_norm=address(layer.after_mlp_norm),
             query_rope=-1 if layer.rope is None else layer.rope.queries,
             key_rope=-1 if layer.rope is None else layer.rope.keys,
             window=layer.mask.window or 0,
             whole_images=layer.mask.whole_images,
-            qkv=_Matrix.of(layer.qkv),
-            out=_Matrix.of(layer.out),
-            gate_up=_Matrix.of(layer.gate_up),
-            down=_Matrix.of(layer.down),
+            qkv=Matrix.of(layer.qkv),
+            out=Matrix.of(layer.out),
+            gate_up=Matrix.of(layer.gate_up),
+            down=Matrix.of(layer.down),
         )
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from ctypes import c_float, c_int64, c_void_p
 from functools import partial
 
 import torch
 
-from mmserve.model_backend.layers.ops import Activation
+from mmserve.model_backend.layers.ops import Activation, FeedForward
+from mmserve.model_backend.platforms.cpu.matrix import Matrix, address
+from mmserve.model_backend.platforms.cpu.packing import PackedLinear
 from mmserve.model_backend.platforms.reference import TorchOps
 
 _VECTOR = 8
@@ -22,6 +25,15 @@ _SHORT = 4
 def activation_number(name: str, *, rounds: bool) -> int:
     """The kernels' number for an activation in ``ACTIVATIONS``. ``rounds``: its result is rounded to bfloat16."""
     return ACTIVATIONS[name] + (_SHORT if rounds else 0)
+
+
+class _FeedForward(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("norm", "norm_bias", "scale")),
+        *((name, Matrix) for name in ("up", "down")),
+        *((name, c_int64) for name in ("activation", "gated")),
+        ("eps", c_float),
+    )
 
 
 class KernelOps(TorchOps):
@@ -71,6 +83,26 @@ class KernelOps(TorchOps):
 
     def act_and_mul(self, name: str) -> Activation:
         return partial(self._act_and_mul, name) if name in ACTIVATIONS else super().act_and_mul(name)
+
+    def feed_forward_(self, x: torch.Tensor, block: FeedForward) -> None:
+        up, down, scale = block.up, block.down, block.scale
+        if not (
+            x.is_contiguous()
+            and isinstance(up.method, PackedLinear)
+            and isinstance(down.method, PackedLinear)
+            and block.activation in ACTIVATIONS
+            and x.shape[1] % _VECTOR == down.method.in_size % _VECTOR == 0
+        ):
+            return super().feed_forward_(x, block)
+        structure = _FeedForward(
+            *map(address, (block.norm_weight, block.norm_bias, scale)),
+            Matrix.of(up),
+            Matrix.of(down),
+            self._number(block.activation),
+            block.gated,
+            block.norm_eps,
+        )
+        self._kernels.mm_feed_forward(ctypes.byref(structure), x.data_ptr(), len(x))
 
     def encoder_attention(self, qkv: torch.Tensor, num_heads: int, lengths: Sequence[int]) -> torch.Tensor:
         rows, width = qkv.shape

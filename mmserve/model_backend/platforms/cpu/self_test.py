@@ -6,6 +6,7 @@ import ctypes
 import logging
 from collections.abc import Callable
 from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +18,8 @@ from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.model_backend.distributed import TpGroup
 from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import LayerFinisher
-from mmserve.model_backend.layers.ops import Activation
+from mmserve.model_backend.layers.linear_method import LinearShape
+from mmserve.model_backend.layers.ops import Activation, FeedForward
 from mmserve.model_backend.layers.rotary import Rotary
 from mmserve.model_backend.models.decoder import Decoder
 from mmserve.model_backend.models.interface import DeepStackRows
@@ -115,6 +117,32 @@ def _added(ops: TorchOps) -> torch.Tensor:
     sums = random(_TOKENS, 30)
     ops.add_scaled_(sums, random(_TOKENS, 30, seed=1), random(30, seed=2))
     return sums
+
+
+class _Product(NamedTuple):
+    method: KernelLinear
+    bias: torch.Tensor
+
+
+def _feed_forward(kernels: ctypes.CDLL) -> bool:
+    """A block in one call gives the bits of its operations one by one, which the other checks compare."""
+
+    def product(outputs: int, inputs: int) -> _Product:
+        method = KernelLinear(kernels, LinearShape.full(outputs, inputs))
+        method.weight.copy_(random(outputs, inputs) / 8)
+        method.finish_loading()
+        return _Product(method, random(outputs, seed=1))
+
+    ops, weight, bias = KernelOps(kernels), random(32), random(32, seed=1)
+    plain = FeedForward(weight, bias, 1e-5, product(48, 32), "silu", product(32, 48), scale=bias)
+    gated = FeedForward(weight, None, 1e-5, product(96, 32), "silu", product(32, 48), gated=True)
+    for block in (plain, gated):
+        found, expected = random(150, 32), random(150, 32)
+        ops.feed_forward_(found, block)
+        TorchOps.feed_forward_(ops, expected, block)
+        if not torch.equal(found, expected):
+            return False
+    return True
 
 
 def _head_norm(ops: TorchOps) -> torch.Tensor:
@@ -246,6 +274,7 @@ _CHECKS: dict[str, Callable[[ctypes.CDLL], bool]] = {
     "mm_act_and_mul": partial(_same_operation, lambda ops: _activated(ops.act_and_mul)),
     "mm_attention": _attention,
     "mm_encoder_attention": _encoder_attention,
+    "mm_feed_forward": _feed_forward,
     "mm_decoder": _decoder,
     "mm_sample": _sample,
     "mm_finite": _finite,

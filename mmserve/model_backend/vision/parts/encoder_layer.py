@@ -12,6 +12,7 @@ from mmserve.model_backend.layers.context import LayerContext
 from mmserve.model_backend.layers.linear import ColumnParallelLinear, Projection, RowParallelLinear
 from mmserve.model_backend.layers.norm import LayerNorm
 from mmserve.model_backend.layers.target import Target
+from mmserve.model_backend.vision.parts.feed_forward import feed_forward
 from mmserve.model_backend.vision.parts.patch_grids import Angles
 
 
@@ -40,8 +41,7 @@ class EncoderLayer(nn.Module):
     def __init__(self, spec: EncoderSizes, *, context: LayerContext) -> None:
         super().__init__()
         size, inner = spec.hidden_size, spec.intermediate_size
-        self._num_heads, self._ops, self._max_rows = spec.num_heads, context.ops, context.max_mlp_rows
-        self._act = context.ops.activation(spec.activation)
+        self._num_heads, self._ops = spec.num_heads, context.ops
         attention, mlp = context.below("self_attn."), context.below("mlp.")
         self.attention_norm = LayerNorm("layer_norm1", size, spec.layer_norm_eps, context=context)
         outs = [Projection(name, size) for name in ("q_proj", "k_proj", "v_proj")]
@@ -50,6 +50,7 @@ class EncoderLayer(nn.Module):
         self.mlp_norm = LayerNorm("layer_norm2", size, spec.layer_norm_eps, context=context)
         self.up = ColumnParallelLinear(size, [Projection("fc1", inner)], bias=True, context=mlp)
         self.down = RowParallelLinear("fc2", inner, size, bias=True, context=mlp)
+        self._feed_forward = feed_forward(self.mlp_norm, self.up, spec.activation, self.down, context=context)
 
     def forward(self, x: torch.Tensor, lengths: Sequence[int], angles: Angles | None = None) -> torch.Tensor:
         """[T, hidden], in place. The rows are sequences of these lengths; ``angles`` turn queries and keys."""
@@ -58,8 +59,7 @@ class EncoderLayer(nn.Module):
             heads = qkv.view(len(qkv), 3 * self._num_heads, -1)
             self._ops.rotary_(heads[:, : 2 * self._num_heads], *angles)
         self.out(self._ops.encoder_attention(qkv, self._num_heads, lengths), x)
-        for rows in torch.split(x, self._max_rows or len(x)):
-            self.down(self._act(self.up(self.mlp_norm(rows))), rows)
+        self._feed_forward(x)
         return x
 
     def targets(self) -> Iterator[tuple[str, Target]]:

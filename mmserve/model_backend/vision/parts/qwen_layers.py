@@ -14,27 +14,20 @@ from mmserve.model_backend.layers.mlp import GatedMlp
 from mmserve.model_backend.layers.norm import LayerNorm, RmsNorm
 from mmserve.model_backend.layers.target import Target
 from mmserve.model_backend.vision.interface import ViewTensors, grids_of, joined
+from mmserve.model_backend.vision.parts.feed_forward import feed_forward
 from mmserve.model_backend.vision.parts.patch_grids import Angles, Grid, axial_angles
 
 Norm = type[LayerNorm] | type[RmsNorm]
 
 
 class Mlp(nn.Module):
-    """Two linear layers with an activation between: [T, hidden] -> added to a residual [T, hidden]."""
+    """Two linear layers with an activation between."""
 
     def __init__(self, spec: Qwen2Vision, up: str, down: str, *, context: LayerContext) -> None:
         super().__init__()
-        self._act, self._max_rows = context.ops.activation(spec.activation), context.max_mlp_rows
         outs = [Projection(up, spec.intermediate_size)]
         self.up = ColumnParallelLinear(spec.hidden_size, outs, bias=True, context=context)
         self.down = RowParallelLinear(down, spec.intermediate_size, spec.hidden_size, bias=True, context=context)
-
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Returns ``residual``, to which the result was added in place."""
-        step = self._max_rows or max(1, len(x))
-        for rows, sums in zip(torch.split(x, step), torch.split(residual, step), strict=True):
-            self.down(self._act(self.up(rows)), sums)
-        return residual
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         yield from self.up.targets()
@@ -53,6 +46,10 @@ class EncoderLayer(nn.Module):
         self.out = RowParallelLinear("proj", size, size, bias=True, context=attention)
         self.mlp_norm = norm("norm2", size, eps, context=context)
         self.mlp = mlp
+        gated = isinstance(mlp, GatedMlp)
+        up = mlp.gate_up if isinstance(mlp, GatedMlp) else mlp.up
+        parts = (self.mlp_norm, up, spec.activation, mlp.down)
+        self._feed_forward = feed_forward(*parts, gated=gated, context=context)
 
     def forward(self, x: torch.Tensor, lengths: Sequence[int], angles: Angles) -> torch.Tensor:
         """[T, hidden], in place. A row attends within its sequence; ``lengths`` are those of the sequences."""
@@ -60,7 +57,8 @@ class EncoderLayer(nn.Module):
         heads = qkv.view(len(x), 3 * self._num_heads, -1)
         self._ops.rotary_(heads[:, : 2 * self._num_heads], *angles)
         self.out(self._ops.encoder_attention(qkv, self._num_heads, lengths), x)
-        return self.mlp(self.mlp_norm(x), x)  # type: ignore[no-any-return]
+        self._feed_forward(x)
+        return x
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         for part in (self.attention_norm, self.qkv, self.out, self.mlp_norm, self.mlp):

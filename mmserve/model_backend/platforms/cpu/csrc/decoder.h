@@ -6,15 +6,12 @@
 #include <cstring>
 
 #include "aligned_memory.h"
+#include "linear/matrix.h"
+#include "thread_pool.h"
 
 namespace decoder {
 
-struct Matrix {
-    const void* panels;
-    const float* bias;  // or null
-    int64_t weights;    // their storage format, as in mm_linear
-    int64_t in, out;
-};
+using linear::Matrix;
 
 struct Layer {
     const float* attention_norm;
@@ -58,64 +55,84 @@ inline void gather(const Step& step, float* values, int64_t width) {
 
 // Ops: the operators of kernels.cpp.
 template <class Ops>
-void run(const Layer* layers, const Shape& shape, const Step& step) {
-    const int64_t size = shape.hidden, qkv = layers->qkv.out, inner = layers->down.in;
-    int64_t rows = step.rows;
-    const int64_t mlp_rows = std::min(rows, shape.mlp_rows);
-    const auto normed = memory::allocate<float>(rows * size), heads = memory::allocate<float>(rows * qkv);
-    const auto attended = memory::allocate<float>(rows * layers->attention_out.in);
-    const auto gate_up = memory::allocate<float>(mlp_rows * 2 * inner);
-    const auto gated = memory::allocate<float>(mlp_rows * inner);
-    float* hidden = step.hidden;
-    for (int64_t l = 0; l < shape.layers; ++l) {
-        const Layer& layer = layers[l];
-        Ops::norm(hidden, layer.attention_norm, shape.eps, normed.get(), rows, size);
-        Ops::multiply(layer.qkv, normed.get(), heads.get(), rows, false);
+struct Decoder {
+    const Shape& shape;
+    const Step& step;
+    float *heads, *attended;  // [rows, qkv] and [rows, heads * dim]
+
+    // Rows [first, first + rows) up to their queries, keys and values.
+    void project(const Layer& layer, int64_t first, int64_t rows) const {
+        float* normed = memory::scratch<struct Normed, float>(rows * shape.hidden);
+        const int64_t width = layer.qkv.out;
+        float *to = heads + first * width, *keys = to + shape.heads * shape.dim;
+        Ops::norm(step.hidden + first * shape.hidden, layer.attention_norm, shape.eps, normed, rows, shape.hidden);
+        Ops::multiply(layer.qkv, normed, to, rows, false);
         if (layer.q_norm) {
-            float* keys = heads.get() + shape.heads * shape.dim;
-            Ops::head_norm(heads.get(), qkv, layer.q_norm, shape.eps, rows, shape.heads, shape.dim);
-            Ops::head_norm(keys, qkv, layer.k_norm, shape.eps, rows, shape.kv_heads, shape.dim);
+            Ops::head_norm(to, width, layer.q_norm, shape.eps, rows, shape.heads, shape.dim);
+            Ops::head_norm(keys, width, layer.k_norm, shape.eps, rows, shape.kv_heads, shape.dim);
         }
-        const auto rotate = [&](int64_t rope, int64_t first_head, int64_t count) {
-            const int64_t angles = rope * rows * (shape.rotary / 2);
-            Ops::rotate(heads.get() + first_head * shape.dim, qkv, step.cos + angles, step.sin + angles, rows, count,
-                        shape.dim, shape.rotary, shape.adjacent);
+        const auto rotate = [&](int64_t rope, float* from, int64_t count) {
+            const int64_t angles = (rope * step.rows + first) * (shape.rotary / 2);
+            Ops::rotate(from, width, step.cos + angles, step.sin + angles, rows, count, shape.dim, shape.rotary,
+                        shape.adjacent);
         };
         if (layer.query_rope >= 0 && layer.query_rope == layer.key_rope) {
-            rotate(layer.key_rope, 0, shape.heads + shape.kv_heads);
+            rotate(layer.key_rope, to, shape.heads + shape.kv_heads);
         } else if (layer.query_rope >= 0) {
-            rotate(layer.query_rope, 0, shape.heads);
-            rotate(layer.key_rope, shape.heads, shape.kv_heads);
+            rotate(layer.query_rope, to, shape.heads);
+            rotate(layer.key_rope, keys, shape.kv_heads);
         }
+    }
+
+    // What follows attention in rows [first, first + rows).
+    void finish(const Layer& layer, int64_t first, int64_t rows) const {
+        const int64_t size = shape.hidden;
+        float* normed = memory::scratch<struct Normed, float>(rows * size);
+        const float* from = attended + first * layer.attention_out.in;
+        float* hidden = step.hidden + first * size;
+        add_product(layer.attention_out, from, layer.after_attention_norm, normed, hidden, rows);
+        Ops::norm(hidden, layer.mlp_norm, shape.eps, normed, rows, size);
+        const int64_t inner = layer.down.in, together = std::min(rows, shape.mlp_rows);
+        float* gate_up = memory::scratch<struct GateUp, float>(together * 2 * inner);
+        float* gated = memory::scratch<struct Gated, float>(together * inner);
+        for (int64_t row = 0; row < rows; row += together) {
+            const int64_t count = std::min(together, rows - row);
+            float* result = normed + row * size;
+            Ops::multiply(layer.gate_up, result, gate_up, count, false);
+            Ops::act_and_mul(gate_up, gated, count, inner, shape.activation);
+            add_product(layer.down, gated, layer.after_mlp_norm, result, hidden + row * size, count);
+        }
+    }
+
+    // hidden += the product, through a norm if there is one. result: room for it.
+    void add_product(const Matrix& matrix, const float* x, const float* norm, float* result, float* hidden,
+                     int64_t rows) const {
+        if (!norm) return Ops::multiply(matrix, x, hidden, rows, true);
+        Ops::multiply(matrix, x, result, rows, false);
+        Ops::norm(result, norm, shape.eps, result, rows, shape.hidden);
+        Ops::add(result, hidden, rows, shape.hidden);
+    }
+};
+
+template <class Ops>
+void run(const Layer* layers, const Shape& shape, const Step& step) {
+    const int64_t size = shape.hidden, qkv = layers->qkv.out;
+    int64_t rows = step.rows;
+    const auto heads = memory::allocate<float>(rows * qkv);
+    const auto attended = memory::allocate<float>(rows * layers->attention_out.in);
+    const Decoder<Ops> decoder{shape, step, heads.get(), attended.get()};
+    for (int64_t l = 0; l < shape.layers; ++l) {
+        const Layer& layer = layers[l];
+        pool::for_each_block(rows, [&](int64_t first, int64_t count) { decoder.project(layer, first, count); });
         Ops::attend(heads.get(), qkv, step.kv + l * step.kv_stride, layer, shape, step, attended.get());
         if (l + 1 == shape.layers) {
             gather(step, attended.get(), layer.attention_out.in);
-            gather(step, hidden, size);
+            gather(step, step.hidden, size);
             rows = step.num_logits;
         }
-        if (layer.after_attention_norm) {
-            Ops::multiply(layer.attention_out, attended.get(), normed.get(), rows, false);
-            Ops::norm(normed.get(), layer.after_attention_norm, shape.eps, normed.get(), rows, size);
-            Ops::add(normed.get(), hidden, rows, size);
-        } else {
-            Ops::multiply(layer.attention_out, attended.get(), hidden, rows, true);
-        }
-        Ops::norm(hidden, layer.mlp_norm, shape.eps, normed.get(), rows, size);
-        for (int64_t first = 0; first < rows; first += mlp_rows) {
-            const int64_t count = std::min(mlp_rows, rows - first);
-            Ops::multiply(layer.gate_up, normed.get() + first * size, gate_up.get(), count, false);
-            Ops::act_and_mul(gate_up.get(), gated.get(), count, inner, shape.activation);
-            float *to = hidden + first * size, *result = normed.get() + first * size;
-            if (layer.after_mlp_norm) {
-                Ops::multiply(layer.down, gated.get(), result, count, false);
-                Ops::norm(result, layer.after_mlp_norm, shape.eps, result, count, size);
-                Ops::add(result, to, count, size);
-            } else {
-                Ops::multiply(layer.down, gated.get(), to, count, true);
-            }
-        }
+        pool::for_each_block(rows, [&](int64_t first, int64_t count) { decoder.finish(layer, first, count); });
         if (l < step.layers_with_added)
-            Ops::add_rows(step.added + l * step.num_added * size, step.added_rows, hidden, step.num_added, size);
+            Ops::add_rows(step.added + l * step.num_added * size, step.added_rows, step.hidden, step.num_added, size);
     }
 }
 

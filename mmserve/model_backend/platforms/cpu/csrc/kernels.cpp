@@ -7,6 +7,7 @@
 #include "attention/attention.h"
 #include "attention/encoder.h"
 #include "decoder.h"
+#include "feed_forward.h"
 #include "grouped/float8_linear.h"
 #include "grouped/gguf_linear.h"
 #include "grouped/grouped_linear.h"
@@ -264,8 +265,11 @@ namespace {
 struct Ops {
     static constexpr auto norm = mm_rms_norm;
     static constexpr auto head_norm = mm_head_norm;
+    static constexpr auto layer_norm = mm_layer_norm;
     static constexpr auto rotate = mm_rotate;
+    static constexpr auto activate = mm_activation;
     static constexpr auto act_and_mul = mm_act_and_mul;
+    static constexpr auto add_scaled = mm_add_scaled;
 
     // to[indices[i]] += from[i], of rows of `size` numbers.
     static void add_rows(const float* from, const int64_t* indices, float* to, int64_t rows, int64_t size) {
@@ -274,7 +278,7 @@ struct Ops {
         });
     }
 
-    static void multiply(const decoder::Matrix& matrix, const float* x, float* out, int64_t rows, bool add) {
+    static void multiply(const linear::Matrix& matrix, const float* x, float* out, int64_t rows, bool add) {
         mm_linear(x, matrix.panels, static_cast<int>(matrix.weights), matrix.bias, out, rows, matrix.in, matrix.out,
                   add);
     }
@@ -295,6 +299,15 @@ struct Ops {
 
 }  // namespace
 
-extern "C" void mm_decoder(const decoder::Layer* layers, const decoder::Shape* shape, const decoder::Step* step) {
+extern "C" {
+
+void mm_decoder(const decoder::Layer* layers, const decoder::Shape* shape, const decoder::Step* step) {
     decoder::run<Ops>(layers, *shape, *step);
 }
+
+// x: [rows, size], in place. See feed_forward::run.
+void mm_feed_forward(const feed_forward::Block* block, float* x, int64_t rows) {
+    feed_forward::run<Ops>(*block, x, rows);
+}
+
+}  // extern "C"

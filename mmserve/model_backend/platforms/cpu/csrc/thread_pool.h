@@ -133,12 +133,35 @@ inline Pool& shared() {
     return *pool;
 }
 
+// While one exists, jobs of this thread run on it alone: a job's task may call functions that have jobs of their own.
+class Alone {
+public:
+    Alone() : before_(is_alone()) { is_alone() = true; }
+    ~Alone() { is_alone() = before_; }
+    Alone(const Alone&) = delete;
+    Alone& operator=(const Alone&) = delete;
+
+    static bool& is_alone() {
+        static thread_local bool alone = false;
+        return alone;
+    }
+
+private:
+    const bool before_;
+};
+
 // Calls body(index) for every index below count, on all threads.
 template <class Body>
 void parallel_for(int64_t count, const Body& body) {
+    if (Alone::is_alone()) {
+        for (int64_t i = 0; i < count; ++i) body(i);
+        return;
+    }
     shared().run([](const void* job, int64_t index) { (*static_cast<const Body*>(job))(index); }, &body, count);
 }
 
+constexpr int64_t kMinBlockRows = 32;  // of a thread; each block reads all weights
+constexpr int64_t kMaxBlockRows = 64;
 constexpr int64_t kMinTaskElements = 1 << 14;  // smaller tasks are not worth handing to another thread
 
 // Calls body(row) for every row of `elements` numbers, on all threads.
@@ -148,6 +171,21 @@ void parallel_for_rows(int64_t count, int64_t elements, const Body& body) {
     parallel_for((count + task_rows - 1) / task_rows, [&](int64_t task) {
         const int64_t end = std::min(count, (task + 1) * task_rows);
         for (int64_t row = task * task_rows; row < end; ++row) body(row);
+    });
+}
+
+// Calls body(first, count) for blocks of rows. If they are many, each block is a task of its own: one thread does all that
+// body does with the block, whose intermediate results stay in its cache, and no thread waits for others in between. Else
+// there is one block, and body's own jobs have all threads.
+template <class Body>
+void for_each_block(int64_t rows, const Body& body) {
+    const int64_t threads = shared().num_threads();
+    if (rows < kMinBlockRows * threads) return body(0, rows);
+    const int64_t blocks = (rows + kMaxBlockRows * threads - 1) / (kMaxBlockRows * threads) * threads;
+    parallel_for(blocks, [&](int64_t block) {
+        const Alone alone;
+        const int64_t first = rows * block / blocks;
+        body(first, rows * (block + 1) / blocks - first);
     });
 }
 

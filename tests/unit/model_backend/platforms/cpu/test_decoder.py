@@ -23,7 +23,7 @@ from tests.unit.model_backend.platforms.cpu.kernels import needs_compiler, rando
 from tests.unit.model_backend.platforms.cpu.test_attention import BLOCK, step_of
 
 pytestmark = needs_compiler
-LIMITS = StepLimits(max_tokens=100, max_seqs=2, max_blocks=8, block_tokens=BLOCK)
+LIMITS = StepLimits(max_tokens=200, max_seqs=2, max_blocks=16, block_tokens=BLOCK)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -41,14 +41,14 @@ def test_one_call_gives_the_bits_of_the_layers(
     model = load_decoder(spec, platform, attention, TpGroup(), "none", lambda done, total, unit: None)
     compiled = platform.executor(model, LIMITS)
     assert isinstance(compiled, CompiledDecoder)
-    step = step_of([(40, 1), (0, 60)])
+    step = step_of([(40, 1), (0, 180)])  # so many rows are computed block by block
     metadata = attention.builder(LIMITS).build(step)
-    positions, wanted = torch.tensor([[40, *range(60)]]), torch.tensor([0, 30, 60])
+    positions, wanted = torch.tensor([[40, *range(180)]]), torch.tensor([0, 30, 180])
     shape = attention.kv_shape(int(step.block_tables.max()) + 1, BLOCK)
 
     def run(executor: ForwardExecutor | DecoderModel) -> tuple[torch.Tensor, torch.Tensor]:
         cache = random(spec.text.num_layers, *shape, seed=1).to(kv_dtype)
-        return executor.forward(random(61, 128), positions, cache, metadata, wanted).clone(), cache
+        return executor.forward(random(181, 128), positions, cache, metadata, wanted).clone(), cache
 
     (found, found_cache), (expected, expected_cache) = run(compiled), run(model)
     assert torch.equal(found, expected)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from mmserve.model_backend.layers.linear_method import LinearMethod, LinearShape
+from mmserve.model_backend.layers.ops import FeedForward
 from mmserve.model_backend.platforms.cpu.ops import ACTIVATIONS, KernelOps
+from mmserve.model_backend.platforms.cpu.packing import KernelLinear, RoundedKernelLinear
 from mmserve.model_backend.platforms.reference import TorchOps
 from tests.unit.model_backend.platforms.cpu.kernels import kernels, needs_compiler, random
 
@@ -66,6 +71,39 @@ def test_a_scaled_addend_is_added_to_its_rows_alone(ops: KernelOps, rows: slice)
     expected[rows] += addend * scale
     ops.add_scaled_(x[rows], addend, scale)
     torch.testing.assert_close(x, expected)
+
+
+class Layer(NamedTuple):
+    method: LinearMethod
+    bias: torch.Tensor | None
+
+
+def layer(outputs: int, inputs: int, seed: int, *, bias: bool, rounds: bool) -> Layer:
+    shape = LinearShape.full(outputs, inputs)
+    method = (RoundedKernelLinear if rounds else KernelLinear)(kernels(), shape)
+    method.weight.copy_(random(outputs, inputs, seed=seed) / 8)
+    method.finish_loading()
+    return Layer(method, random(outputs, seed=seed + 1) if bias else None)
+
+
+@pytest.mark.parametrize("rows", [1, 40, 301])
+@pytest.mark.parametrize("rounds", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("gated", "activation"), [(False, "gelu"), (True, "silu"), (False, "relu")])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_feed_forward_block_gives_the_bits_of_its_operations(
+    rows: int, rounds: bool, gated: bool, activation: str, scaled: bool
+) -> None:
+    """Few rows, and many that are computed block by block. Unknown activations are left to torch."""
+    ops, size, inner = KernelOps(kernels(), rounds=rounds), 40, 56
+    up = layer((1 + gated) * inner, size, 3, bias=not gated, rounds=rounds)
+    down = layer(size, inner, 5, bias=True, rounds=rounds)
+    norm_bias, scale = None if gated else random(size, seed=7), random(size, seed=8) if scaled else None
+    block = FeedForward(random(size), norm_bias, 1e-5, up, activation, down, gated=gated, scale=scale)
+    found, expected = random(rows, size), random(rows, size)
+    ops.feed_forward_(found, block)
+    TorchOps.feed_forward_(ops, expected, block)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, random(rows, size))
 
 
 @pytest.mark.parametrize("size", [16, 12], ids=["whole vectors", "falls back to torch"])
