@@ -1,12 +1,12 @@
 """Attention of one step by the C++ kernel, by gathering KV blocks for torch's SDPA, and by FlexAttention.
 
-``short`` is the kernel with K and V in bfloat16; all else is in float32.
+``short`` is the kernel with K and V in bfloat16, all else in float32; ``rounded`` rounds the inputs of both products too.
 
-    python -m benchmarks.attention [--repeats N] [--no-flex] [--no-gather] [--case TEXT] [--json FILE]
+    python -m benchmarks.attention [--repeats N] [--threads N] [--no-flex] [--no-gather] [--case TEXT] [--json FILE]
 
 The shapes of SmolLM2-135M: 30 layers of 9 query and 3 key heads of 64, float32, each layer with a KV cache of its own,
-so that keys and values come from memory. All layers one after the other on one thread; CPU time, the minimum of the
-repeats. FlexAttention is compiled for each shape (the table says how long that takes) and gets contiguous keys and
+so that keys and values come from memory. All layers one after the other on one thread; CPU time of the calling thread, which
+waits for the others without sleeping; the minimum of the repeats. FlexAttention is compiled for each shape (the table says how long that takes) and gets contiguous keys and
 values: its figure leaves out the cost of gathering or paging them.
 """
 
@@ -29,6 +29,7 @@ from mmserve.model_backend.attention.interface import AttentionBackend, Attentio
 from mmserve.model_backend.attention.sdpa import SdpaAttention
 from mmserve.model_backend.platforms.cpu.attention import PagedCpuAttention
 from mmserve.model_backend.platforms.cpu.self_test import verified_kernels
+from mmserve.model_backend.platforms.cpu.threads import set_threads
 
 LAYERS, HEADS, KV_HEADS, DIM = 30, 9, 3, 64
 SPEC = AttentionSpec(HEADS, KV_HEADS, DIM)
@@ -62,6 +63,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=1, help="of the kernels alone")
     parser.add_argument("--flex", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--gather", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--case", action="append", help="only cases whose name contains this; repeatable")
@@ -82,9 +84,11 @@ def _measure(case: Case, options: argparse.Namespace) -> Row:
     step = _step(case)
     kernels = verified_kernels("auto")
     assert kernels is not None
+    set_threads(kernels, options.threads)
     backends: dict[str, tuple[AttentionBackend[Any], torch.dtype]] = {
         "kernel": (PagedCpuAttention(kernels, SPEC), torch.float32),
         "short": (PagedCpuAttention(kernels, SPEC, torch.bfloat16), torch.bfloat16),
+        "rounded": (PagedCpuAttention(kernels, SPEC, torch.bfloat16, rounds=True), torch.bfloat16),
     }
     if options.gather:
         backends["gathered"] = SdpaAttention(SPEC, torch.float32, torch.device("cpu")), torch.float32
