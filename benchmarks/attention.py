@@ -1,13 +1,14 @@
 """Attention of one step by the C++ kernel, by gathering KV blocks for torch's SDPA, and by FlexAttention.
 
-``short`` is the kernel with K and V in bfloat16, all else in float32; ``rounded`` rounds the inputs of both products too.
+``short`` is the kernel with K and V in bfloat16, all else in float32; ``rounded`` rounds the other inputs too.
 
     python -m benchmarks.attention [--repeats N] [--threads N] [--no-flex] [--no-gather] [--case TEXT] [--json FILE]
 
 The shapes of SmolLM2-135M: 30 layers of 9 query and 3 key heads of 64, float32, each layer with a KV cache of its own,
-so that keys and values come from memory. All layers one after the other on one thread; CPU time of the calling thread, which
-waits for the others without sleeping; the minimum of the repeats. FlexAttention is compiled for each shape (the table says how long that takes) and gets contiguous keys and
-values: its figure leaves out the cost of gathering or paging them.
+so that keys and values come from memory. All layers one after the other on one thread; CPU time of the calling thread,
+which waits for the others without sleeping; the minimum of the repeats. FlexAttention is compiled for each shape (the
+table says how long that takes) and gets contiguous keys and values: its figure leaves out the cost of gathering or
+paging them.
 """
 
 from __future__ import annotations
