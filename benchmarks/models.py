@@ -36,7 +36,7 @@ from benchmarks.load.named import WORKLOADS
 from benchmarks.load.server import Target
 from benchmarks.load.workload import Workload
 from benchmarks.peers.servers import OURS, PEERS, Capacity, Peer, Setup, started
-from mmserve.checkpoint.registry import VISION
+from mmserve.checkpoint.vision_families import FAMILIES
 from mmserve.metrics.names import PREFIX
 
 OF_VLLM = 1.3
@@ -76,7 +76,7 @@ class Model(NamedTuple):
 _TINY_CAPACITY = Capacity(512, 32)
 """Most of the tests' checkpoints have a context of 512 tokens."""
 MODELS = tuple(Model(name, "shapes", WORKLOADS["W4"], Capacity()) for name in SHAPES) + tuple(
-    Model(name, "tiny", _PICTURE if name in VISION.values() else _TEXT, _TINY_CAPACITY) for name in TINY
+    Model(name, "tiny", _PICTURE if name in FAMILIES else _TEXT, _TINY_CAPACITY) for name in TINY
 )
 
 

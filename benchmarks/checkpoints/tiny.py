@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from mmserve.checkpoint.registry import TEXT, VISION
+from mmserve.checkpoint.registry import TEXT
+from mmserve.checkpoint.vision_families import FAMILIES
 from tests.fakes.checkpoints import make_llava, make_text
 from tests.fakes.idefics3 import make_idefics3
 from tests.fakes.qwen_vl import CONFIGS, make_qwen_vl
@@ -30,6 +31,6 @@ def _vision(family: str) -> Make:
 
 _OTHERS: Mapping[str, Make] = {"llava": make_llava, "idefics3": make_idefics3, "internvl_chat": _internvl_chat}
 TINY: Mapping[str, Make] = {family: partial(make_text, family=family) for family in TEXT.values()} | {
-    family: _OTHERS.get(family) or _vision(family) for family in VISION.values()
+    family: _OTHERS.get(family) or _vision(family) for family, entry in FAMILIES.items() if entry.architectures
 }
 """By family."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from mmserve.checkpoint.registry import VISION
+from mmserve.checkpoint.vision_families import FAMILIES
 from mmserve.config.deployment import FIRST_VIRTUAL_TOKEN
 from mmserve.httpserver.call import LeasedItem, MediaRef
 from mmserve.httpserver.conversation import Conversation, MediaPart, Message, TextPart
@@ -64,7 +64,7 @@ def begin_with_text(directory: Path) -> None:
 
 def test_every_family_with_pictures_is_compared() -> None:
     """But for the authors' format of InternVL, which transformers does not read."""
-    assert set(WHOLE) == set(VISION.values()) - {"internvl_chat"} | {"pixtral", "smolvlm"}
+    assert set(WHOLE) == set(FAMILIES) - {"internvl_chat"} | {"pixtral", "smolvlm"}
 
 
 @pytest.mark.parametrize(
