@@ -13,7 +13,7 @@ PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 PAGES := README.md CONTRIBUTING.md $(wildcard benchmarks/README.md training/README.md training/*/README.md docs/*.md docs/*.svg docs/*/*.md)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test faults families clients mutants fuzz chaos soak check web web-check format docs docs-pages docs-site docs-serve bench train clean
+.PHONY: help install serve test faults families clients mutants fuzz chaos soak check web web-check format docs docs-pages docs-site docs-serve image-test bench train clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -91,14 +91,16 @@ web: web/node_modules/.package-lock.json ## Make the web page's files from web/ 
 format: $(INSTALLED) ## Format the code, fix what lint can fix
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
-docs: $(INSTALLED) ## Write docs/configuration.md and the pages of fields from the options and fields
+docs: $(INSTALLED) ## Write the pages of options, fields and metrics from their tables
 	@$(BIN)/python -m docs.configuration > docs/configuration.md.new
 	@mv docs/configuration.md.new docs/configuration.md
 	@$(BIN)/python -m docs.chat_fields > docs/chat_fields.md.new
 	@mv docs/chat_fields.md.new docs/chat_fields.md
 	@$(BIN)/python -m docs.completion_fields > docs/completion_fields.md.new
 	@mv docs/completion_fields.md.new docs/completion_fields.md
-	@echo "wrote docs/configuration.md, docs/chat_fields.md and docs/completion_fields.md"
+	@$(BIN)/python -m docs.metrics > docs/metrics.md.new
+	@mv docs/metrics.md.new docs/metrics.md
+	@echo "wrote configuration.md, chat_fields.md, completion_fields.md and metrics.md in docs"
 
 docs-pages:
 	@rm -rf .site && mkdir -p $(addprefix .site/pages/,$(sort $(dir $(PAGES))))
@@ -109,6 +111,9 @@ docs-site: $(INSTALLED) docs-pages ## Make the pages a site in .site/html, which
 
 docs-serve: $(INSTALLED) docs-pages ## Serve that site on http://127.0.0.1:8001
 	@$(BIN)/zensical serve --dev-addr 127.0.0.1:8001 $(ARGS)
+
+image-test: $(INSTALLED) ## Build and run the container image without Docker, as root, 15 minutes
+	@$(BIN)/python -m tests.image_check $(ARGS)
 
 bench: $(INSTALLED) ## Run every benchmark that needs no arguments, but for make chaos and make soak
 	@set -e; for file in $$(grep -L 'required=True' benchmarks/[a-z]*.py | grep -vE '/(chaos|soak).py'); do \
