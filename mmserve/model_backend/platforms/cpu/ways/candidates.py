@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from itertools import product
 from typing import NamedTuple
 
-_UNQUANTIZED = (0, 1, 4, 10)
+_ROUNDED = 4
+_UNQUANTIZED = (0, 1, _ROUNDED, 10)
 """Numbers of the layouts float32, bfloat16, and bfloat16 with rounded inputs, without and with tiles."""
 _KIB = 1 << 10
 _FAR = 16 * _KIB
-MAX_ROWS = {1: 1, 4: 8, 16: 48, 128: 1 << 40}
+MAX_ROWS = {1: 1, 4: 4, 8: 12, 16: 48, 128: 1 << 40}
 """Rows that are measured, and up to how many rows the choice is used."""
 
 
@@ -38,7 +39,8 @@ Choices = Mapping[tuple[Product, int], Way]
 
 def default(format: int, rows: int) -> Way:
     """What the kernels do without a choice."""
-    return Way(0 if rows == 1 and format in _UNQUANTIZED else _FAR, 32, 768 * _KIB)
+    keeps_up = format in _UNQUANTIZED and rows <= (4 if format == _ROUNDED else 1)
+    return Way(0 if keeps_up else _FAR, 32, 768 * _KIB)
 
 
 def candidates(format: int, rows: int) -> list[Way]:
