@@ -6,7 +6,8 @@ import asyncio
 import base64
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from tests.fakes.media import png
 from tests.fakes.picture_families import Processed
 
 NUM_TOKENS = 16
-CHUNKS = ("--max-num-seqs", "8", "--max-num-batched-tokens", "16")
+CHUNKS = ("--max-num-seqs", "8", "--max-num-batched-tokens", "20")
 """Smaller than most images."""
 PICTURES = [png(seed, *size) for seed, size in enumerate([(100, 37), (56, 56), (30, 90)])]
 LARGE = len(PICTURES)
@@ -62,19 +63,30 @@ def expected(
     directory: Path, asked: Sequence[Question], processed: Processed, settings: dict[str, Any] = THEIR_GREEDY
 ) -> list[Answer]:
     """Of transformers. Settings that are left out are those of generation_config.json."""
-    model = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    model, tokenizer = _loaded(directory)
     stops = settings.get("eos_token_id", model.generation_config.eos_token_id)
     found = []
     for question in asked:
-        content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in question]
-        images = [Image.open(io.BytesIO(PICTURES[part])) for part in question if isinstance(part, int)]
-        inputs = processed(directory, [{"role": "user", "content": content}], images)
+        inputs = inputs_of(directory, question, processed)
         ids = model.generate(**inputs, **settings)[0, inputs["input_ids"].shape[1] :].tolist()
         stopped = ids[-1] in (stops if isinstance(stops, list) else [stops])
         text = tokenizer.decode(ids[:-1] if stopped else ids, skip_special_tokens=True)
         found.append(Answer(text, "stop" if stopped else "length"))
     return found
+
+
+def inputs_of(directory: Path, question: Question, processed: Processed) -> dict[str, Any]:
+    """What ``generate`` takes for a question."""
+    content = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in question]
+    images = [Image.open(io.BytesIO(PICTURES[part])) for part in question if isinstance(part, int)]
+    return processed(directory, [{"role": "user", "content": content}], images)
+
+
+@lru_cache(maxsize=1)
+def _loaded(directory: Path) -> tuple[Any, Any]:
+    """transformers' model and tokenizer. The last ones are kept, as the tests of a family follow each other."""
+    model = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
+    return model, transformers.AutoTokenizer.from_pretrained(directory)
 
 
 def ask_all(stack: Stack, asked: Sequence[Question], fields: dict[str, Any] = GREEDY) -> list[Answer]:
@@ -90,6 +102,29 @@ def ask_all(stack: Stack, asked: Sequence[Question], fields: dict[str, Any] = GR
 async def _answer(client: openai.AsyncOpenAI, question: Question, fields: dict[str, Any]) -> Answer:
     reply = await client.chat.completions.create(**request(question, fields))
     return Answer(reply.choices[0].message.content or "", reply.choices[0].finish_reason)
+
+
+def ask_streamed(
+    stack: Stack, asked: Sequence[Question], fields: dict[str, Any], on_first_text: Callable[[], object]
+) -> list[str]:
+    """The texts of the answers to all questions, asked at once. ``on_first_text`` is called when one of them begins."""
+
+    async def streamed(client: openai.AsyncOpenAI, question: Question) -> str:
+        nonlocal is_first
+        text = ""
+        async for event in await client.chat.completions.create(stream=True, **request(question, fields)):
+            text += event.choices[0].delta.content or ""
+            if text and is_first:
+                is_first = False
+                on_first_text()
+        return text
+
+    async def scenario() -> list[str]:
+        async with stack.async_client() as client:
+            return await asyncio.gather(*(streamed(client, question) for question in asked))
+
+    is_first = True
+    return asyncio.run(scenario())
 
 
 def request(question: Question, fields: dict[str, Any] = GREEDY) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,15 @@ def by_its_processor(directory: Path, chat: list[dict[str, Any]], images: list[I
     return dict(processor(text=text, images=images or None, add_special_tokens=False, return_tensors="pt"))
 
 
+def make_gemma3(directory: Path) -> Path:
+    """With pan and scan: a large picture becomes several, with text between them."""
+    settings = make_vision(directory, "gemma3") / "preprocessor_config.json"
+    settings.write_text(
+        json.dumps(json.loads(settings.read_text()) | {"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 2})
+    )
+    return directory
+
+
 PICTURE_FAMILIES = {
     "llava": PictureFamily(make_llava, by_its_processor),
     "idefics3": PictureFamily(make_idefics3, by_its_processor),
@@ -44,5 +54,6 @@ PICTURE_FAMILIES = {
         name: PictureFamily(partial(make_vision, family=name), partial(vision_model.processed, family=name))
         for name in FAMILIES
     },
+    "gemma3": PictureFamily(make_gemma3, partial(vision_model.processed, family="gemma3")),
 }
 """By ``model_type``; Pixtral-12B's is ``llava``, and here ``pixtral``."""
