@@ -8,6 +8,7 @@ builds, and says if it cannot: one warning a server, however many processes load
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import signal
@@ -77,6 +78,8 @@ def build_and_load(level: Level) -> ctypes.CDLL:
     if shipped.exists() and (kernels := _load_if_possible(shipped)):
         return kernels
     path = user_cache.directory() / name
+    with contextlib.suppress(OSError):
+        return _load(path)  # without the lock, which a process that is suspended may hold
     with user_cache.locked(path.with_suffix(".lock")):  # ranks and visual servers start at the same time
         if path.exists() and (kernels := _load_if_possible(path)):
             return kernels

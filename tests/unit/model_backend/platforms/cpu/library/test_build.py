@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -160,6 +161,20 @@ def test_built_once_in_the_cache_directory(fresh_cache: Path, compiles: str, com
     compiler("c++", "exit 1")
     assert build.loaded(FASTEST) is not None
     assert len(list(fresh_cache.glob("mmserve/*.so"))) == 1
+
+
+@needs_compiler
+def test_kernels_that_are_built_are_loaded_while_another_process_has_the_lock(
+    fresh_cache: Path, compiles: str, compiler: Compiler
+) -> None:
+    """It may be suspended. A rank that is started again must not wait for it."""
+    compiler("c++", compiles)
+    assert build.loaded(FASTEST) is not None
+    [file] = fresh_cache.glob("mmserve/*.so")
+    build.loaded.cache_clear()
+    with ThreadPoolExecutor(1) as pool, user_cache.locked(file.with_suffix(".lock")):
+        done, _ = wait([pool.submit(build.loaded, FASTEST)], timeout=20)
+        assert done, "it waits for the lock"
 
 
 @needs_compiler
