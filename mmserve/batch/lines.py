@@ -82,10 +82,19 @@ class _Answer(msgspec.Struct, frozen=True):
     usage: _Usage | None = None
 
 
+class _AnsweredResponse(msgspec.Struct, frozen=True):
+    body: _Answer
+
+
+class _Answered(msgspec.Struct, frozen=True):
+    response: _AnsweredResponse | None
+
+
 _LINE = msgspec.json.Decoder(_Line)
 _KIND = msgspec.json.Decoder(_Kind)
 _DONE = msgspec.json.Decoder(_Done)
 _ANSWER = msgspec.json.Decoder(_Answer)
+_ANSWERED = msgspec.json.Decoder(_Answered)
 
 
 def parse_line(number: int, text: bytes) -> BatchLine:
@@ -137,9 +146,22 @@ def done_by(text: bytes) -> str | int | None:
 def tokens_of(content: bytes) -> tuple[int, int]:
     """Tokens of prompt and answer that a response counts; 0 where it has none."""
     try:
-        usage = _ANSWER.decode(content).usage or _Usage()
+        return _tokens(_ANSWER.decode(content))
     except (msgspec.DecodeError, UnicodeDecodeError):
         return 0, 0
+
+
+def tokens_of_line(text: bytes) -> tuple[int, int]:
+    """Those of a line of an output file."""
+    try:
+        response = _ANSWERED.decode(text).response
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return 0, 0
+    return (0, 0) if response is None else _tokens(response.body)
+
+
+def _tokens(answer: _Answer) -> tuple[int, int]:
+    usage = answer.usage or _Usage()
     return usage.prompt_tokens or usage.input_tokens, usage.completion_tokens or usage.output_tokens
 
 

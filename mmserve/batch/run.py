@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from mmserve.batch.lines import BatchLine, LineError, error_line, response_line, tokens_of
 from mmserve.batch.output import BatchWriter
 from mmserve.batch.source import BadLine
+from mmserve.runtime.patience import Reply
 
 _TAKEN_LINES = 32
 _TAKEN_NBYTES = 1 << 20
@@ -26,19 +27,16 @@ class Progress:
     completion_tokens: int = 0
 
 
-@dataclass(frozen=True)
-class LineReply:
-    status: int
-    content: bytes
-    request_id: str = ""
-
-
 class NoReply(Exception):
     """There is no response to a line, and another try would not help. One line."""
 
 
-Answer = Callable[[BatchLine], Awaitable[LineReply]]
-"""Answers a line. Raises NoReply."""
+class Unsent(Exception):
+    """The line has no result: another run may answer it."""
+
+
+Answer = Callable[[BatchLine], Awaitable[Reply]]
+"""Answers a line. Raises NoReply and Unsent."""
 
 
 async def run_batch(
@@ -75,6 +73,8 @@ async def run_batch(
 async def _answer(line: BatchLine, answer: Answer, writer: BatchWriter, progress: Progress) -> None:
     try:
         reply = await answer(line)
+    except Unsent:
+        return
     except NoReply as error:
         writer.add(error_line(line.custom_id, LineError("no_response", str(error))), is_answer=False)
         progress.failed += 1

@@ -21,17 +21,17 @@ class BadLine:
 
 @dataclass(frozen=True)
 class Checked:
-    """``total``: lines with a request. ``digest``: of the first ``nbytes`` of the file, which are all of it."""
+    """``total``: lines that are not blank. ``digest``: of the first ``nbytes`` of the file, which are all of it."""
 
     total: int
     bad: list[BadLine]
-    endpoints: frozenset[str]
     nbytes: int
     digest: str
 
 
-def read_lines(path: Path) -> Iterator[BatchLine | BadLine]:
-    """Every line that is not blank, in order. A second line with the same custom_id is bad. Raises OSError."""
+def read_lines(path: Path, endpoint: str | None = None) -> Iterator[BatchLine | BadLine]:
+    """Every line that is not blank, in order. Bad is also a second line with the same custom_id, and one for another
+    endpoint than ``endpoint``. Raises OSError."""
     seen: set[bytes] = set()
     with open(path, "rb", buffering=READ_NBYTES) as file:
         for number, text in enumerate(file, start=1):
@@ -39,6 +39,8 @@ def read_lines(path: Path) -> Iterator[BatchLine | BadLine]:
                 continue
             try:
                 line = parse_line(number, text)
+                if endpoint not in (None, line.url):
+                    raise LineError("mismatched_endpoint", f"url is not the batch's endpoint, {endpoint}", "url")
             except LineError as error:
                 yield BadLine(number, error)
                 continue
@@ -51,19 +53,17 @@ def read_lines(path: Path) -> Iterator[BatchLine | BadLine]:
                 yield line
 
 
-def check(path: Path, max_bad: int | None = None) -> Checked:
-    """Read the whole file, or until there are more than ``max_bad`` bad lines. Raises OSError."""
-    total, bad, endpoints = 0, list[BadLine](), set[str]()
-    for line in read_lines(path):
+def check(path: Path, endpoint: str | None = None, max_bad: int | None = None) -> Checked:
+    """Read the whole file, or until there are ``max_bad`` bad lines. Raises OSError."""
+    total, bad = 0, list[BadLine]()
+    for line in read_lines(path, endpoint):
         total += 1
-        if isinstance(line, BatchLine):
-            endpoints.add(line.url)
-        else:
+        if isinstance(line, BadLine):
             bad.append(line)
-            if max_bad is not None and len(bad) >= max_bad:
+            if len(bad) == max_bad:
                 break
     nbytes = path.stat().st_size
-    return Checked(total, bad, frozenset(endpoints), nbytes, digest_of(path, nbytes))
+    return Checked(total, bad, nbytes, digest_of(path, nbytes))
 
 
 def digest_of(path: Path, nbytes: int) -> str:

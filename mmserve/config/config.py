@@ -150,6 +150,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     responses_ttl: Annotated[
         float, _field("http", "seconds until a stored response that nobody uses is deleted", gt=0, le=10**9)
     ] = 86400.0
+    batch_dir: Annotated[
+        str | None,
+        _field("http", "directory for files and batches (/v1/files, /v1/batches), kept over restarts; default: none"),
+    ] = None
+    batch_file_mb: Annotated[float, _field("http", "largest file for a batch, MiB", gt=0, le=_MAX_MB)] = 200.0
+    batch_storage_mb: Annotated[
+        float, _field("http", "files in --batch-dir, MiB in all; more are refused", gt=0, le=_MAX_MB)
+    ] = 4096.0
     shutdown_timeout: Annotated[float, _field("http", "seconds live requests may take after SIGTERM", ge=0)] = 30.0
 
     max_num_seqs: Annotated[int, _field("scheduling", "sequences running at once", ge=1, le=4096)] = 128

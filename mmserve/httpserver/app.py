@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -22,6 +22,9 @@ from mmserve.httpserver.api.anthropic.messages import MESSAGES
 from mmserve.httpserver.api.errors import error_response, response_to
 from mmserve.httpserver.api.methods import allowed_methods, takes_method
 from mmserve.httpserver.api.models import model_routes
+from mmserve.httpserver.api.openai.batches.in_process import IN_BACKGROUND, Endpoint
+from mmserve.httpserver.api.openai.batches.routes import batch_routes
+from mmserve.httpserver.api.openai.batches.runs import BatchRuns
 from mmserve.httpserver.api.openai.chat.request import CHAT
 from mmserve.httpserver.api.openai.completions.request import COMPLETIONS
 from mmserve.httpserver.api.openai.embeddings import EMBEDDINGS
@@ -43,16 +46,21 @@ from mmserve.httpserver.http.middleware import RequestMiddleware
 from mmserve.httpserver.media.local import decode_small_images
 from mmserve.httpserver.webui.files import WebFiles
 from mmserve.httpserver.webui.routes import asset_routes
+from mmserve.messages.request import MAX_PRIORITY
 from mmserve.runtime.byte_budget import MIB
 from mmserve.runtime.errors import InvalidRequest, MmserveError, NotFound, shortened
 
-Endpoint = Callable[[Request], Awaitable[Response]]
 PROTOCOLS = (CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, COMPACT)
 """Every route that generates an answer."""
 
 
-def make_app(context: WorkerContext) -> ASGIApp:
-    """The app with all routes, wrapped in RequestMiddleware."""
+def generate_endpoints(context: WorkerContext) -> dict[str, Endpoint]:
+    """What answers each path of PROTOCOLS."""
+    return {protocol.path: _generate_endpoint(context, protocol) for protocol in PROTOCOLS}
+
+
+def make_app(context: WorkerContext, endpoints: Mapping[str, Endpoint], batches: BatchRuns) -> ASGIApp:
+    """The app with all routes, wrapped in RequestMiddleware. ``endpoints``: those of ``generate_endpoints``."""
     app = FastAPI(title="mmserve", version=context.deployment.version, redoc_url=None)
     app.include_router(model_routes(context))
     files = WebFiles.read() if context.deployment.config.web_ui else None
@@ -65,9 +73,9 @@ def make_app(context: WorkerContext) -> ASGIApp:
     app.include_router(stored_routes(context))
     if context.deployment.config.enable_admin:
         app.include_router(admin_routes(context))
-    direct: dict[str, tuple[Protocol[ParsedRequest], Endpoint]] = {}
-    for protocol in PROTOCOLS:
-        direct[protocol.path] = protocol, (endpoint := _generate_endpoint(context, protocol))
+    app.include_router(batch_routes(context, batches))
+    direct = {protocol.path: (protocol, endpoints[protocol.path]) for protocol in PROTOCOLS}
+    for protocol, endpoint in direct.values():
         add_protocol_route(app, protocol, endpoint, "generate")
     describe(app, context.model.name)
     for kind in (MmserveError, ClientDisconnect, OSError, MemoryError):
@@ -139,6 +147,8 @@ def _generate_endpoint(context: WorkerContext, protocol: Protocol[ParsedRequest]
                 unowned.push_async_callback(parsed.drop)
             call, send_answer, respond = parsed.call, parsed.send_answer, parsed.respond
             call = decode_small_images(replace(call, owner=owner, http_request_id=state["request_id"]))
+            if state.get(IN_BACKGROUND):
+                call = replace(call, priority=MAX_PRIORITY)
             del parsed
             if call.media:
                 resources.enter(context.shortages.images())

@@ -12,11 +12,14 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from mmserve.checkpoint.vision.generic import GenericVision
+from mmserve.config.config import Config
 from mmserve.config.deployment import Deployment
 from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
+from mmserve.httpserver.batch_store.store import BatchStore
 from mmserve.httpserver.engine.dispatcher import Dispatcher
 from mmserve.httpserver.engine.links import EngineLinks
 from mmserve.httpserver.engine.row_counts import RowCounts
@@ -66,6 +69,7 @@ class WorkerContext:
     fetch_memory: Reservations
     shortages: Shortages
     responses: ResponseStore
+    batches: BatchStore
 
     def admit_request(self) -> RequestResources:
         """Admit one request, before its body is read. The caller releases the resources.
@@ -108,6 +112,7 @@ async def open_worker(
         deployment.config.responses_ttl,
         BackgroundRuns(endpoints, process.index),
     )
+    batches = _batch_store(deployment.config)
     context = WorkerContext(
         deployment=deployment,
         endpoints=endpoints,
@@ -126,6 +131,7 @@ async def open_worker(
         fetch_memory=fetch_memory,
         shortages=Shortages(metrics),
         responses=responses,
+        batches=batches,
     )
     inbox: AsyncReceiver[HttpInbound] = AsyncReceiver(endpoints.http(process.index), HttpInbound, limit=_INBOX_LIMIT)
     try:
@@ -147,6 +153,12 @@ async def open_worker(
         prompt_threads.close()
         grammars.close()
         await responses.aclose()
+        await batches.aclose()
+
+
+def _batch_store(config: Config) -> BatchStore:
+    directory = None if config.batch_dir is None else Path(config.batch_dir)
+    return BatchStore(directory, int(config.batch_storage_mb * MIB), int(config.batch_file_mb * MIB))
 
 
 def _row_counts(deployment: Deployment, links: EngineLinks, worker: int) -> RowCounts | None:

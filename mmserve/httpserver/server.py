@@ -8,10 +8,12 @@ import socket
 import time
 from contextlib import suppress
 
+from mmserve.config.config import Config
 from mmserve.config.process import RETIRE, Process
+from mmserve.httpserver.api.openai.batches.runs import BatchRuns
 from mmserve.httpserver.api.openai.errors import error_body
 from mmserve.httpserver.api.openai.responses.events.fold import lost
-from mmserve.httpserver.app import make_app
+from mmserve.httpserver.app import generate_endpoints, make_app
 from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.http.connections import ConnectionLimits, OpenConnections
 from mmserve.httpserver.http.uvicorn_server import UvicornServer
@@ -24,17 +26,21 @@ async def serve(process: Process, context: WorkerContext) -> None:
     limits = ConnectionLimits.of(process.deployment.config)
     refusal = Unavailable(f"{limits.max_connections} connections are open already (--max-connections)")
     connections = OpenConnections(limits, context.metrics, error_body(refusal))
-    server = UvicornServer(make_app(context), lambda: process.ready({}), connections)
+    endpoints = generate_endpoints(context)
+    batches = BatchRuns(context.batches, endpoints, _batch_lines(process.deployment.config))
+    server = UvicornServer(make_app(context, endpoints, batches), lambda: process.ready({}), connections)
     timeout_s = process.deployment.config.shutdown_timeout
     ends: dict[signal.Signals, asyncio.Task[None]] = {}
     deadline_s = 0.0
     await context.responses.end_lost(lost)
+    await batches.start()
 
     def on_signal(signum: signal.Signals) -> None:
         if signum not in ends:
             nonlocal deadline_s
+            batches.stop()
             deadline_s = time.monotonic() + timeout_s
-            end = _drain(server, context, timeout_s) if signum == signal.SIGTERM else server.retire(timeout_s)
+            end = _drain(server, context, batches, timeout_s) if signum == signal.SIGTERM else server.retire(timeout_s)
             ends[signum] = asyncio.ensure_future(end)
 
     for signum in (signal.SIGTERM, RETIRE):
@@ -44,16 +50,22 @@ async def serve(process: Process, context: WorkerContext) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
             await context.responses.runs.idle()
-    await _cancel_requests(context)
+    await _cancel_requests(context, batches)
 
 
-async def _cancel_requests(context: WorkerContext) -> None:
+def _batch_lines(config: Config) -> int:
+    """Lines of a batch at once: enough to keep the engine busy, and half of the places at most."""
+    return max(1, min(config.max_num_seqs + 8, config.max_queued_requests // 2))
+
+
+async def _cancel_requests(context: WorkerContext, batches: BatchRuns) -> None:
     """End all requests that are left, and store how those in the background ended."""
+    await batches.end()
     await context.request_tasks.close()
     await context.responses.runs.end()
 
 
-async def _drain(server: UvicornServer, context: WorkerContext, timeout_s: float) -> None:
+async def _drain(server: UvicornServer, context: WorkerContext, batches: BatchRuns, timeout_s: float) -> None:
     """Refuse new requests with 503, let all admitted ones end, then close the socket and the connections.
 
     A request is admitted before its body is read, so bodies that are still arriving are waited for as well.
@@ -63,5 +75,5 @@ async def _drain(server: UvicornServer, context: WorkerContext, timeout_s: float
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await context.admission.idle()
-    await _cancel_requests(context)
+    await _cancel_requests(context, batches)
     server.stop(deadline_s - time.monotonic())

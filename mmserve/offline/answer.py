@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmserve.client.completions import ServerError, refusal
-from mmserve.client.posts import Reply
+from mmserve.runtime.patience import Reply
 
 
 @dataclass(frozen=True)

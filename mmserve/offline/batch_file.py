@@ -9,10 +9,11 @@ from tqdm import tqdm
 
 from mmserve.batch.lines import BatchLine
 from mmserve.batch.output import BatchFiles, BatchWriter
-from mmserve.batch.run import LineReply, NoReply, Progress, run_batch
+from mmserve.batch.run import NoReply, Progress, run_batch
 from mmserve.batch.source import Checked, read_lines
 from mmserve.client.completions import ServerError
 from mmserve.client.posts import PostClient
+from mmserve.runtime.patience import Reply
 
 _PATIENCE_S = 600.0
 """For a server that is full, or being restarted."""
@@ -41,12 +42,11 @@ async def answer_file(
 
         async with PostClient(url, api_key, _PATIENCE_S) as client, BatchWriter(files) as writer:
 
-            async def answer(line: BatchLine) -> LineReply:
+            async def answer(line: BatchLine) -> Reply:
                 try:
-                    reply = await client.post(line.url, line.body)
+                    return await client.post(line.url, line.body)
                 except ServerError as error:
                     raise NoReply(str(error)) from None
-                return LineReply(reply.status, reply.content, reply.request_id)
 
             await run_batch(
                 read_lines(source), files.done, answer, writer, max_in_flight, progress, on_result=on_result

@@ -16,6 +16,7 @@ WALL_CLOCK = {
 } | {(name, method) for name in ("datetime", "date") for method in ("now", "utcnow", "today")}
 SHOWN = {
     "doctor/machine_checks.py",  # whether the date is set at all
+    "httpserver/batch_store/store.py",  # "created_at", and how long a file or a batch is kept over restarts
     "httpserver/api/models.py",  # "created" of a model
     "httpserver/api/openai/chat/answer.py",  # "created" of an answer
     "httpserver/api/openai/completions/answer.py",

@@ -18,6 +18,7 @@ from starlette.datastructures import Headers
 from mmserve.runtime.errors import Forbidden, InvalidRequest, UnsupportedMediaType
 
 ANY = "*"
+UPLOAD_PATH = "/v1/files"
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
@@ -66,13 +67,15 @@ class BrowserGuard:
         return bool(port and host) and authority.removesuffix(port) == host.removesuffix(port)
 
 
-def require_json(method: str, headers: Headers) -> None:
-    """Raise UnsupportedMediaType for a POST that does not say it is JSON.
+def require_json(method: str, path: str, headers: Headers) -> None:
+    """Raise UnsupportedMediaType for a POST that does not say it is JSON, or a form where a file is uploaded.
 
-    Browsers send forms and texts to any site; for JSON they ask the site first.
+    Browsers send forms and texts to any site; for JSON they ask the site first. An upload from another site's page has
+    no key, and its Origin is refused where there are no keys.
     """
-    if method == "POST" and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise UnsupportedMediaType("send the body with 'Content-Type: application/json'")
+    wanted = "multipart/form-data" if path == UPLOAD_PATH else "application/json"
+    if method == "POST" and headers.get("content-type", "").partition(";")[0].strip().lower() != wanted:
+        raise UnsupportedMediaType(f"send the body with 'Content-Type: {wanted}'")
 
 
 def _host_name(host: str) -> str:

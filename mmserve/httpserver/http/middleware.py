@@ -111,7 +111,7 @@ class RequestMiddleware:
             self._browser_guard.check(headers)
         key = self._auth.check(scope["path"], headers)
         try:
-            require_json(scope["method"], headers)
+            require_json(scope["method"], scope["path"], headers)
         except UnsupportedMediaType:
             # Where nothing reads the body, the app says that there is no such path or method.
             if self._takes_method(scope):

@@ -13,11 +13,12 @@ from mmserve.batch import output
 from mmserve.batch.lines import BatchLine
 from mmserve.batch.output import BatchFiles, BatchWriter
 from mmserve.batch.resume import opened
-from mmserve.batch.run import LineReply, NoReply, Progress, run_batch
+from mmserve.batch.run import NoReply, Progress, run_batch
 from mmserve.batch.source import check, read_lines
 from mmserve.runtime.errors import StartupError
+from mmserve.runtime.patience import Reply
 
-REPLY = LineReply(200, b'{"usage": {"prompt_tokens": 2, "completion_tokens": 3}}', "r")
+REPLY = Reply(200, b'{"usage": {"prompt_tokens": 2, "completion_tokens": 3}}', "r")
 
 
 class Run:
@@ -38,13 +39,13 @@ class Run:
 
     def go(
         self,
-        answer: Callable[[BatchLine], Awaitable[LineReply]] | None = None,
+        answer: Callable[[BatchLine], Awaitable[Reply]] | None = None,
         *,
         max_in_flight: int = 4,
         stop: asyncio.Event | None = None,
         retry_errors: bool = False,
     ) -> Progress:
-        async def count(line: BatchLine) -> LineReply:
+        async def count(line: BatchLine) -> Reply:
             self.sent.append(line.custom_id)
             self._now += 1
             self.most_at_once = max(self.most_at_once, self._now)
@@ -76,7 +77,7 @@ def test_every_line_is_answered_so_many_at_once(run: Run) -> None:
     run.write(*names)
     seven = asyncio.Barrier(7)
 
-    async def answer(line: BatchLine) -> LineReply:
+    async def answer(line: BatchLine) -> Reply:
         if line.number <= 7:
             await seven.wait()
         return REPLY
@@ -88,10 +89,10 @@ def test_every_line_is_answered_so_many_at_once(run: Run) -> None:
 
 
 def test_one_bad_line_harms_one_line(run: Run) -> None:
-    async def answer(line: BatchLine) -> LineReply:
+    async def answer(line: BatchLine) -> Reply:
         if line.custom_id == "lost":
             raise NoReply("connection refused")
-        return LineReply(400, b'{"error": {}}') if line.custom_id == "wrong" else REPLY
+        return Reply(400, b'{"error": {}}') if line.custom_id == "wrong" else REPLY
 
     run.write("a", "", "wrong", "b", "lost", "a", "c")
     progress = run.go(answer)
@@ -104,7 +105,7 @@ def test_one_bad_line_harms_one_line(run: Run) -> None:
 def test_a_run_goes_on_where_another_stopped(run: Run) -> None:
     stop = asyncio.Event()
 
-    async def answer(line: BatchLine) -> LineReply:
+    async def answer(line: BatchLine) -> Reply:
         if line.custom_id == "b":
             stop.set()
         return REPLY
@@ -141,8 +142,8 @@ def test_another_input_is_refused(run: Run) -> None:
 
 
 def test_errors_are_sent_again_when_asked(run: Run) -> None:
-    async def refuse(line: BatchLine) -> LineReply:
-        return REPLY if line.custom_id == "a" else LineReply(429, b"{}")
+    async def refuse(line: BatchLine) -> Reply:
+        return REPLY if line.custom_id == "a" else Reply(429, b"{}")
 
     run.write("a", "b", "c")
     assert run.go(refuse).failed == 2

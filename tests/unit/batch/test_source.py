@@ -37,7 +37,7 @@ def test_a_check_counts_and_names(path: Path) -> None:
     checked = check(path)
     assert checked.total == 4
     assert [bad.number for bad in checked.bad] == [3, 5]
-    assert checked.endpoints == {"/v1/chat/completions", "/v1/embeddings"}
+    assert [bad.number for bad in check(path, "/v1/chat/completions").bad] == [3, 4, 5]
     assert checked.nbytes == path.stat().st_size
     assert checked.digest == hashlib.sha256(path.read_bytes()).hexdigest()
     assert len(check(path, max_bad=1).bad) == 1

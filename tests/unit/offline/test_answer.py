@@ -7,8 +7,8 @@ import json
 import pytest
 
 from mmserve.client.completions import ServerError
-from mmserve.client.posts import Reply
 from mmserve.offline.answer import read_answer
+from mmserve.runtime.patience import Reply
 
 
 def test_text_tokens_and_reason_are_read() -> None:

@@ -107,7 +107,7 @@ def test_two_hosts_or_origins_are_refused() -> None:
 
 @pytest.mark.parametrize("type_", ["application/json", "Application/JSON", "application/json; charset=utf-8"])
 def test_json_is_accepted(type_: str) -> None:
-    require_json("POST", Headers({"content-type": type_}))
+    require_json("POST", "/tokenize", Headers({"content-type": type_}))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,17 @@ def test_json_is_accepted(type_: str) -> None:
 )
 def test_what_a_form_can_send_is_refused(headers: dict[str, str]) -> None:
     with pytest.raises(UnsupportedMediaType) as refused:
-        require_json("POST", Headers(headers))
+        require_json("POST", "/tokenize", Headers(headers))
     error: MmserveError = refused.value
     assert error.status == 415
-    require_json("GET", Headers(headers))
+    require_json("GET", "/tokenize", Headers(headers))
+
+
+def test_only_an_upload_is_a_form() -> None:
+    form = Headers({"content-type": "multipart/form-data; boundary=b"})
+    require_json("POST", "/v1/files", form)
+    for path in ("/v1/batches", "/v1/files/x", "/v1/chat/completions"):
+        with pytest.raises(UnsupportedMediaType, match="application/json"):
+            require_json("POST", path, form)
+    with pytest.raises(UnsupportedMediaType, match="multipart/form-data"):
+        require_json("POST", "/v1/files", Headers({"content-type": "application/json"}))

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from mmserve.client.completions import ServerError
-from mmserve.client.posts import Reply, patiently
+from mmserve.runtime.patience import Reply, patiently
 
 
 class Clock:
@@ -23,16 +22,16 @@ class Clock:
         self.now_s += seconds
         self.pauses.append(seconds)
 
-    def tries(self, replies: Iterable[tuple[Reply, float] | ServerError], patience_s: float = 100) -> Reply:
+    def tries(self, replies: Iterable[tuple[Reply, float] | ConnectionError], patience_s: float = 100) -> Reply:
         remaining = iter(replies)
 
         async def attempt() -> tuple[Reply, float]:
             reply = next(remaining)
-            if isinstance(reply, ServerError):
+            if isinstance(reply, ConnectionError):
                 raise reply
             return reply
 
-        return asyncio.run(patiently(attempt, patience_s, now=lambda: self.now_s))
+        return asyncio.run(patiently(attempt, patience_s, ConnectionError, now=lambda: self.now_s))
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def test_a_final_reply_is_not_tried_again(clock: Clock, status: int) -> None:
 
 
 def test_a_full_server_and_a_broken_connection_are_tried_again(clock: Clock) -> None:
-    assert clock.tries([FULL, ServerError("reset"), (Reply(503, b""), 0.0), DONE]) == DONE[0]
+    assert clock.tries([FULL, ConnectionError("reset"), (Reply(503, b""), 0.0), DONE]) == DONE[0]
     assert len(clock.pauses) == 3
 
 
@@ -64,5 +63,5 @@ def test_the_servers_wish_is_heeded_up_to_a_limit(clock: Clock) -> None:
 def test_patience_ends(clock: Clock) -> None:
     assert clock.tries([FULL] * 100, patience_s=10) == FULL[0]
     assert clock.now_s <= 10
-    with pytest.raises(ServerError, match="reset"):
-        clock.tries([ServerError("reset")] * 100, patience_s=10)
+    with pytest.raises(ConnectionError, match="reset"):
+        clock.tries([ConnectionError("reset")] * 100, patience_s=10)

@@ -1,0 +1,1 @@
+"""OpenAI's Files and Batch API. Doors: ``routes`` (batch_routes), ``runs`` (BatchRuns)."""
