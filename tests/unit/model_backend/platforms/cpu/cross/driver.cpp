@@ -1,8 +1,10 @@
-// Computes products, norms, activations and attention from fixed numbers and writes the results, a line each: a name, a
+// Computes products, norms, activations, attention and samples from fixed numbers and writes the results, a line each: a name, a
 // colon and the bits of every number. Equal texts on two machines mean equal bits. With the kernels compiled into one program.
 #include "kernels.cpp"
 
+#include <array>
 #include <cstdio>
+#include <initializer_list>
 #include <string>
 
 namespace {
@@ -61,6 +63,12 @@ void write(const std::string& name, const std::vector<float>& numbers) {
     std::printf("\n");
 }
 
+}  // namespace
+
+#include "quantized.h"
+
+namespace {
+
 void products() {
     constexpr int64_t K = 96, N = 64;
     Numbers numbers(1);
@@ -103,6 +111,11 @@ void rows() {
     write("rms norm", out);
     mm_layer_norm(x.data(), weight.data(), bias.data(), 1e-5f, out.data(), kRows, kSize);
     write("layer norm", out);
+    out = x;
+    mm_head_norm(out.data(), kSize, weight.data(), 1e-5f, kRows, 3, 16);
+    write("head norm", out);
+    mm_add_scaled(out.data(), x.data(), weight.data(), kRows, kSize);
+    write("scaled addend", out);
     for (const int64_t adjacent : {0, 1}) {
         out = x;
         const auto cos = numbers.floats(kRows * 8), sin = numbers.floats(kRows * 8);
@@ -148,12 +161,37 @@ void attention_of_pictures() {
     }
 }
 
+void samples() {
+    constexpr int64_t kSize = 5000;
+    Numbers numbers(7);
+    auto logits = numbers.floats(kSize, 4);
+    std::vector<sampling::Draw> draws;
+    for (const double uniform : {0.03, 0.4, 0.9})
+        for (const auto& [top_k, top_p, min_weight] :
+             {std::array{0., 1., 0.}, std::array{40., 1., 0.}, std::array{0., 0.8, 0.}, std::array{900., 0.99, 0.}, std::array{0., 1., 0.1}})
+            draws.push_back({1.8, top_k, top_p, min_weight, uniform});
+    const int64_t rows = draws.size();
+    std::vector<int64_t> chosen(rows), row{0};
+    const auto write_chosen = [&](const char* name, int may_ban) {
+        mm_sample(logits.data(), 0, rows, kSize, draws.data(), may_ban, chosen.data());
+        write(name, {chosen.begin(), chosen.end()});
+    };
+    write_chosen("samples", 0);
+    const std::vector<uint32_t> allowed((kSize + 31) / 32, 0x0f0f1234u);
+    mm_ban(logits.data(), kSize, kSize, row.data(), 1, allowed.data(), allowed.size());
+    write("banned", logits);
+    write_chosen("samples of the allowed", 1);
+}
+
 }  // namespace
 
 int main() {
     mm_set_threads(2);
     products();
+    grouped_products();
+    gguf_products();
     rows();
     attention_of_sequence();
     attention_of_pictures();
+    samples();
 }
