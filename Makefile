@@ -13,7 +13,7 @@ PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 PAGES := README.md CONTRIBUTING.md $(wildcard benchmarks/README.md training/README.md training/*/README.md docs/*.md docs/*.svg docs/*/*.md)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test faults families clients mutants fuzz chaos soak check web web-check format docs docs-pages docs-site docs-serve image-test bench train clean
+.PHONY: help install serve test faults families clients mutants fuzz chaos soak check web web-check browser format docs docs-pages docs-site docs-serve image-test bench train clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -87,6 +87,14 @@ web/node_modules/.package-lock.json: web/package-lock.json
 
 web: web/node_modules/.package-lock.json ## Make the web page's files from web/ (needs node)
 	@cd web && npm run --silent build && npm run --silent check
+
+browser: ## Install Chromium for the tests of the web page (Debian, as root); without it they are skipped
+	@if command -v chromium >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing Chromium"; \
+		{ apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get install -yq --no-install-recommends chromium fonts-dejavu-core; } \
+			>/dev/null 2>&1 || echo "  Chromium could not be installed: the tests of the web page are skipped"; \
+	else echo "  no Chromium here, and it cannot be installed: the tests of the web page are skipped"; fi
 
 format: $(INSTALLED) ## Format the code, fix what lint can fix
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

@@ -23,7 +23,7 @@ export function Composer() {
   const blocked = whyBlocked(text);
   useDraft(text, setText);
   useLayoutEffect(() => fit(box.current), [text]);
-  useEffect(() => box.current?.focus(), [focusRequested.value, currentId.value]);
+  useEffect(() => box.current?.focus(), [focusRequested.value]);
 
   const send = () => {
     if (busy) return;
@@ -133,8 +133,9 @@ function whyBlocked(text: string): string {
 }
 
 function pictureTokens(): string {
-  const tokens = attached.value.reduce((sum, picture) => sum + (picture.size?.tokens ?? 0), 0);
-  return attached.value.length > 1 && tokens ? `${plural(tokens, "token")} in ${attached.value.length} pictures` : "";
+  const counted = attached.value.flatMap((picture) => picture.size ?? []);
+  const tokens = counted.reduce((sum, size) => sum + size.tokens, 0);
+  return counted.length > 1 ? `${plural(tokens, "token")} in ${counted.length} pictures` : "";
 }
 
 /** As high as its text, up to the limit of the style sheet. */

@@ -12,12 +12,13 @@ import { conversations, currentId, open, remove } from "./state.ts";
 /** On a narrow screen the list lies over the page. */
 export const sidebarOpen = signal(false);
 
+function show(id: string): void {
+  void open(id);
+  sidebarOpen.value = false;
+  focusRequested.value += 1;
+}
+
 export function Sidebar() {
-  const start = () => {
-    void open("");
-    sidebarOpen.value = false;
-    focusRequested.value += 1;
-  };
   return (
     <>
       {sidebarOpen.value && <div class="backdrop" onClick={() => (sidebarOpen.value = false)} />}
@@ -26,7 +27,7 @@ export function Sidebar() {
           <Mark /><span>mmserve</span>
           <button type="button" class="icon-button only-narrow" aria-label="Close the list" onClick={() => (sidebarOpen.value = false)}><CloseIcon /></button>
         </div>
-        <button type="button" class="new" onClick={start}><NewChatIcon />New chat</button>
+        <button type="button" class="new" onClick={() => show("")}><NewChatIcon />New chat</button>
         <nav aria-label="Conversations"><ConversationList /></nav>
         <p class="note">{notKept.value || "Chats are kept in this browser only."}</p>
       </aside>
@@ -52,7 +53,7 @@ function ConversationList() {
       {conversations.value.map((one, index) => (
         <li key={one.id} class={one.id === currentId.value ? "current" : undefined}>
           <button type="button" class="title" aria-current={one.id === currentId.value ? "page" : undefined} title={one.title}
-            onClick={() => (void open(one.id), (sidebarOpen.value = false))}>
+            onClick={() => show(one.id)}>
             {running.value.has(one.id) && <span class="dot" role="img" aria-label="answering" />}
             <bdi>{one.title}</bdi>
           </button>

@@ -1,6 +1,6 @@
 // Under an answer: how fast it was, and where its time went.
 
-import { duration, plural } from "../shared/format.ts";
+import { duration } from "../shared/format.ts";
 import type { Message } from "./model.ts";
 import { cachedOf, partsOf, tokensPerSecond } from "./timing.ts";
 
@@ -49,7 +49,7 @@ function StageBar({ message }: { message: Message }) {
           ))}
         </tbody>
       </table>
-      {timing && <p class="note">{plural(parts.length, "stage")}. Reading and hashing of several pictures run at once, so their sums may exceed the whole.</p>}
+      <p class="note">Several pictures are read and hashed at once, so the sums of their times may exceed the whole.</p>
     </details>
   );
 }
