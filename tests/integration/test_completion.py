@@ -49,7 +49,9 @@ def bash(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pexpect.spawn[str
     shell.sendline('source ./script; mmserve() { echo "called:$*:"; }; echo begun')
     shell.expect("begun\r\n")
     yield shell
-    shell.close(force=True)
+    shell.sendline("exit")
+    shell.wait()
+    shell.close()
 
 
 @pytest.mark.parametrize("typed", COMPLETIONS)
