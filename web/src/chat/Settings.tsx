@@ -35,7 +35,7 @@ function AnswerSettings() {
       <Field option="system" label="System prompt" hint="What the model is told before the first question." lines={4} />
       <div class="columns">
         <Field option="temperature" label="Temperature" hint="0: the likeliest token" wrong={wrong} />
-        <Field option="maxTokens" label="Longest answer" hint="in tokens" wrong={wrong} />
+        <Field option="maxTokens" label="Max tokens" hint="of an answer" wrong={wrong} />
         <Field option="seed" label="Seed" hint="same seed, same answer" wrong={wrong} />
       </div>
       <Field option="schema" label="JSON schema" hint="The answer is JSON that fits it." lines={5} code wrong={wrong} />

@@ -57,7 +57,7 @@ export class OptionError extends Error {
 export function sampling(options: Options): Partial<Body> {
   const fields: Partial<Body> = {};
   const temperature = number(options, "temperature", "Temperature");
-  const maxTokens = number(options, "maxTokens", "Longest answer");
+  const maxTokens = number(options, "maxTokens", "Max tokens");
   const seed = number(options, "seed", "Seed");
   if (temperature !== undefined) fields.temperature = temperature;
   if (maxTokens !== undefined) fields.max_completion_tokens = maxTokens;
