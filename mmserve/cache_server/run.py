@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import secrets
+from contextlib import AbstractContextManager, nullcontext
+
+import msgspec
 
 from mmserve.cache_server.quotas import LeaseBudgets
 from mmserve.cache_server.rpc.services import serving
@@ -15,6 +18,7 @@ from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.arena import Arena
 from mmserve.ipc.faults import FaultPoint
+from mmserve.ipc.status_http import Page, serving_pages
 from mmserve.metrics.client import MetricsClient
 from mmserve.runtime.byte_budget import MIB
 
@@ -61,7 +65,7 @@ def run(process: Process) -> None:
     warning = SpaceWarning(process.arena.nbytes)
     reported: set[tuple[str, str]] = set()
     try:
-        with serving(table, process.endpoints) as wait:
+        with _serving_drawing(process, table, process.arena.nbytes), serving(table, process.endpoints) as wait:
             process.ready({"arena_nbytes": process.arena.nbytes})
             serves = True
             while True:
@@ -75,6 +79,17 @@ def run(process: Process) -> None:
         metrics.close()
         heartbeats.close()
         kept.clear()
+
+
+def _serving_drawing(process: Process, table: SharedMediaTable, arena_nbytes: int) -> AbstractContextManager[None]:
+    """With --enable-admin, answer ``/arena`` to the metrics server: what is in the arena, made when it is asked for."""
+    if not process.deployment.config.enable_admin:
+        return nullcontext()
+
+    def page(path: str) -> Page | None:
+        return Page(msgspec.json.encode(table.drawing(arena_nbytes))) if path == "/arena" else None
+
+    return serving_pages(process.endpoints.cache_http, page)
 
 
 class SpaceWarning:

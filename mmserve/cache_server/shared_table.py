@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 
+from mmserve.cache_server.arena_drawing import draw
 from mmserve.cache_server.entries import Lease
 from mmserve.cache_server.image_names import ImageNames
 from mmserve.cache_server.owners import Owners
@@ -33,6 +34,7 @@ from mmserve.messages.cache import (
     PermitRequest,
     PermitsReply,
 )
+from mmserve.messages.server_state import ArenaState
 from mmserve.runtime.byte_budget import ByteBudget
 
 logger = logging.getLogger(__name__)
@@ -219,6 +221,14 @@ class SharedMediaTable:
         with self._lock:
             if self._permits.release(lease):
                 self._pending.retry()
+
+    # For people
+
+    def drawing(self, arena_nbytes: int) -> ArenaState:
+        """What is in the arena now."""
+        with self._lock:
+            num_leases, (extents, holes) = self._table.num_leases, self._table.extents()
+        return draw(arena_nbytes, num_leases, extents, holes)
 
     # Metrics
 

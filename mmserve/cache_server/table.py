@@ -7,11 +7,13 @@ from collections.abc import Iterable, Sequence
 
 from mmserve.cache_server.allocator.eviction_queue import EvictionQueue
 from mmserve.cache_server.allocator.extents import Extent
+from mmserve.cache_server.arena_drawing import extents_of
 from mmserve.cache_server.entries import ENCODER, CacheEntry, Lease, Usage
 from mmserve.cache_server.entry_store import EntryStore, ExtentMarks, arena_nbytes, sizes_of
 from mmserve.cache_server.quotas import LeaseBudgets
 from mmserve.messages.cache import AllocItem, AllocReply, EmbedState, ItemState
 from mmserve.messages.media import Handle
+from mmserve.messages.server_state import ArenaExtent
 
 HELD_UP = Lease("", "")
 """Keeps extents in place that a writer may still write though its own lease has ended."""
@@ -192,6 +194,10 @@ class MediaTable:
     def usage(self) -> Usage:
         """Extents and bytes by kind and state."""
         return self._store.usage()
+
+    def extents(self) -> tuple[list[ArenaExtent], list[Extent]]:
+        """Copies of all extents as they are now, and (start, end) of each hole."""
+        return extents_of(self._store.by_id.values()), list(self._store.space.holes.holes())
 
     @property
     def num_freed(self) -> int:

@@ -130,7 +130,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = 60.0
     web_ui: Annotated[bool, _field("http", "serve the web page at / and its files below /ui/")] = True
-    enable_admin: Annotated[bool, _field("http", "serve /admin/alloc, which changes this server while it runs")] = False
+    enable_admin: Annotated[
+        bool,
+        _field(
+            "http", "serve /admin/alloc, which changes this server while it runs, and /admin/state, which watches it"
+        ),
+    ] = False
     max_body_mb: Annotated[float, _field("http", "largest request body, MiB", gt=0, le=_MAX_MB)] = 64.0
     request_timeout: Annotated[
         float, _field("http", "seconds from a request's arrival until it is ended with an error; 0: no limit", ge=0)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import re
-import socket
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+
+from mmserve.ipc.status_client import read_page
 
 FIGURES: Mapping[str, str] = {
     "requests_in_flight": "num_requests_in_flight",
@@ -39,13 +38,5 @@ def figures_of(page: str) -> dict[str, float]:
 
 def read_load(metrics_socket: Path) -> dict[str, float] | None:
     """The figures now; None if the metrics server does not answer."""
-    connection = http.client.HTTPConnection("localhost")
-    connection.sock = socket.socket(socket.AF_UNIX)
-    connection.sock.settimeout(_TIMEOUT_S)
-    with contextlib.closing(connection):
-        try:
-            connection.sock.connect(str(metrics_socket))
-            connection.request("GET", "/metrics")
-            return figures_of(connection.getresponse().read().decode())
-        except (OSError, http.client.HTTPException):
-            return None
+    page = read_page(metrics_socket, "/metrics", _TIMEOUT_S)
+    return None if page is None else figures_of(page.decode())

@@ -16,7 +16,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mmserve.config.api_keys import load_api_keys
-from mmserve.httpserver.api.admin import admin_routes
+from mmserve.httpserver.api.admin.alloc import alloc_routes
+from mmserve.httpserver.api.admin.state import state_routes
 from mmserve.httpserver.api.anthropic.count_tokens import count_routes
 from mmserve.httpserver.api.anthropic.messages import MESSAGES
 from mmserve.httpserver.api.errors import error_response, response_to
@@ -72,7 +73,8 @@ def make_app(context: WorkerContext, endpoints: Mapping[str, Endpoint], batches:
     app.include_router(relevance_routes(context))
     app.include_router(stored_routes(context))
     if context.deployment.config.enable_admin:
-        app.include_router(admin_routes(context))
+        app.include_router(alloc_routes(context))
+        app.include_router(state_routes(context))
     app.include_router(batch_routes(context, batches))
     direct = {protocol.path: (protocol, endpoints[protocol.path]) for protocol in PROTOCOLS}
     for protocol, endpoint in direct.values():

@@ -60,6 +60,11 @@ class Endpoints:
         """Unix socket of the cache server's v2 RPC (length-framed msgpack)."""
         return self.run_dir / "cache.calls"
 
+    @property
+    def cache_http(self) -> Path:
+        """Unix socket of the cache server's HTTP page, with ``--enable-admin``: what is in the arena."""
+        return self.run_dir / "cache.http"
+
     def heartbeat(self, process: str) -> Path:
         """File with the last heartbeat of the process, mapped by it."""
         return self.run_dir / f"beat-{process}"

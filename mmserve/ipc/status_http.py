@@ -10,11 +10,12 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import Any
 
@@ -131,6 +132,21 @@ class StatusServer(ThreadingMixIn, UnixStreamServer):
         with self._changed:
             self._open.pop(request, None)
             self._changed.notify_all()
+
+
+@contextmanager
+def serving_pages(path: Path, page: Callable[[str], Page | None], faults: FaultPoint = NO_FAULTS) -> Iterator[None]:
+    """Answer on a new Unix socket, from threads, until the block ends."""
+    path.unlink(missing_ok=True)  # a server that was killed leaves its socket behind
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        server = StatusServer(listener, page, faults=faults)
+        threading.Thread(target=server.serve_forever, name="status-http", daemon=True).start()
+        try:
+            yield
+        finally:
+            server.shutdown()
 
 
 class _Handler(BaseHTTPRequestHandler):

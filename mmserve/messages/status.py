@@ -1,4 +1,4 @@
-"""Messages to the health server."""
+"""Messages to the health server, and its report."""
 
 from __future__ import annotations
 
@@ -34,3 +34,33 @@ class ProcessTable(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag
 
 
 HealthInbound = ProcessTable | ServerPhase
+
+
+class SupervisorReport(msgspec.Struct, frozen=True):
+    """Of the health server's report."""
+
+    pid: int
+    uptime_s: float
+
+
+class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One process in the health server's report."""
+
+    title: str
+    pid: int
+    state: str
+    """gone | starting | ready"""
+    uptime_s: float
+    restarts: int
+    heartbeat_age_s: float | None
+    busy: bool
+
+
+class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What other processes read of the health server's report, which has more."""
+
+    phase: str
+    detail: str
+    reasons: tuple[str, ...]
+    supervisor: SupervisorReport
+    processes: dict[str, ProcessReport]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import psutil
 from prometheus_client.core import GaugeMetricFamily
@@ -24,6 +25,15 @@ def _groups() -> Iterator[GaugeMetricFamily]:
         yield GaugeMetricFamily(left, "Of it not used, inactive page cache included", value=least.left_nbytes)
 
 
+class Memory(NamedTuple):
+    """Resident memory of a process, in bytes. ``pss``: shared pages by share."""
+
+    process: str
+    """Its title."""
+    rss: int
+    pss: int
+
+
 class ProcessMemory:
     """Prometheus collector over the process tree of ``root_pid``. The label ``process`` is the process title."""
 
@@ -37,19 +47,23 @@ class ProcessMemory:
         pss = GaugeMetricFamily(
             PREFIX + "process_pss_bytes", "Resident memory, shared pages by share", labels=("process",)
         )
+        for memory in self.read():
+            rss.add_metric((memory.process,), memory.rss)
+            pss.add_metric((memory.process,), memory.pss)
+        yield rss
+        yield pss
+        yield from _groups()
+
+    def read(self) -> Iterator[Memory]:
+        """Of each process now. Takes milliseconds for one with much memory."""
         for process in self._tree():
             # A process may end at any time, or deny access.
             with contextlib.suppress(psutil.Error):
                 title = " ".join(process.cmdline())
                 if title.startswith(_TITLE):
-                    # The supervisor's title also has the model and the address, in parentheses.
-                    name = title.removeprefix(_TITLE).split(" (")[0].strip()
                     memory = process.memory_full_info()
-                    rss.add_metric((name,), memory.rss)
-                    pss.add_metric((name,), memory.pss)
-        yield rss
-        yield pss
-        yield from _groups()
+                    # The supervisor's title also has the model and the address, in parentheses.
+                    yield Memory(title.removeprefix(_TITLE).split(" (")[0].strip(), memory.rss, memory.pss)
 
     def _tree(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):

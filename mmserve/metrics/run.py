@@ -1,17 +1,14 @@
-"""The metrics server process: answers ``/metrics`` over HTTP on a Unix socket, from the files of all processes.
+"""The metrics server process: answers ``/metrics`` over HTTP on a Unix socket, from the files of all processes, and
+with ``--enable-admin`` also ``/state``.
 
-The HTTP workers forward ``/metrics`` requests to this socket.
+The HTTP workers forward requests to this socket.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -19,42 +16,39 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from mmserve.config.process import Process
 from mmserve.health.heartbeat import INTERVAL_S, HeartbeatSender
 from mmserve.ipc.faults import NO_FAULTS, FaultPoint
-from mmserve.ipc.status_http import Page, StatusServer
+from mmserve.ipc.status_http import Page, serving_pages
 from mmserve.metrics.memory import ProcessMemory
 from mmserve.metrics.series import Series
+from mmserve.metrics.state_page import StatePage
 
 
 def run(process: Process) -> None:
     """Serve until SIGTERM."""
+    memory = ProcessMemory(os.getppid())
     series = Series(process.endpoints.metrics)
-    series.registry.register(ProcessMemory(os.getppid()))
+    series.registry.register(memory)
+    config = process.deployment.config
+    state = StatePage(process.endpoints, memory, config.max_num_seqs) if config.enable_admin else None
     with (
         closing(HeartbeatSender(process.endpoints, process.name)) as heartbeat,
-        serving_metrics(process.endpoints.metrics_http, series, process.fault_point()),
+        serving_metrics(process.endpoints.metrics_http, series, process.fault_point(), state),
     ):
         process.ready({})
         while True:
             heartbeat.beat(busy=False)
+            if state is not None:
+                state.sample()
             time.sleep(INTERVAL_S)  # threads do the work
 
 
-@contextlib.contextmanager
-def serving_metrics(socket_path: Path, series: Series, faults: FaultPoint = NO_FAULTS) -> Iterator[None]:
-    """Answer ``/metrics`` on a new Unix socket, from threads, until the block ends."""
-    # A metrics server that was killed leaves its socket behind.
-    socket_path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(str(socket_path))
-        listener.listen()
-        server = StatusServer(listener, lambda path: _page(path, series), faults=faults)
-        threading.Thread(target=server.serve_forever, name="metrics-http", daemon=True).start()
-        try:
-            yield
-        finally:
-            server.shutdown()
+def serving_metrics(
+    socket_path: Path, series: Series, faults: FaultPoint = NO_FAULTS, state: StatePage | None = None
+) -> AbstractContextManager[None]:
+    """Answer ``/metrics`` on a new Unix socket, from threads, until the block ends, and the pages of ``state``."""
 
+    def page(path: str) -> Page | None:
+        if path in ("/", "/metrics"):
+            return Page(series.render(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return None if state is None else state.page(path)
 
-def _page(path: str, series: Series) -> Page | None:
-    if path not in ("/", "/metrics"):
-        return None
-    return Page(series.render(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
+    return serving_pages(socket_path, page, faults)

@@ -39,14 +39,15 @@ class Series:
 
     def collect(self) -> Iterator[Family]:
         """Prometheus' interface of a collector."""
-        sums = _sums(read_all(self._directory), self._table)
+        sums = sums_of(read_all(self._directory), self._table)
         for name, metric in self._table.items():
             family = _family(name, metric, sums[name])
             if family.samples or metric.kind != "gauge":
                 yield family
 
 
-def _sums(files: Iterable[Stored], table: Mapping[str, Metric]) -> Sums:
+def sums_of(files: Iterable[Stored], table: Mapping[str, Metric] = METRICS) -> Sums:
+    """Values of each series of each metric, over all processes."""
     sums: Sums = defaultdict(dict)
     for file in files:
         for (name, labels), values in file.values.items():

@@ -21,7 +21,7 @@ CONFIGURATIONS = {
 
 @pytest.fixture(scope="session", params=CONFIGURATIONS.values(), ids=CONFIGURATIONS.keys())
 def stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
-    with running(*request.param) as server:
+    with running(*request.param, "--enable-admin") as server:
         yield server
 
 

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
-from email.parser import BytesParser
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,12 +12,11 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mmserve.httpserver.api.metrics_server import read_metrics_page
 from mmserve.httpserver.api.openapi import answers, errors
 from mmserve.httpserver.context import WorkerContext
 from mmserve.httpserver.webui.files import WebFiles, wants_page
-from mmserve.runtime.errors import Unavailable
 
-_SCRAPE_TIMEOUT_S = 10.0
 _PROMETHEUS: dict[int | str, dict[str, Any]] = {
     200: {"description": "Prometheus text", "content": {"text/plain": {"schema": {"type": "string"}}}},
     **errors(),
@@ -62,7 +58,8 @@ def operation_routes(context: WorkerContext, files: WebFiles | None = None) -> A
 
     async def metrics() -> Response:
         """Prometheus text of all processes, from the metrics server."""
-        return await _scrape(context)
+        page = await read_metrics_page(context.endpoints.metrics_http, "/metrics")
+        return Response(page.body, page.status, headers={"content-type": page.content_type})
 
     for path, endpoint, type_ in (
         ("/", root, Name),
@@ -139,32 +136,6 @@ def _server_info(context: WorkerContext) -> ServerInfo:
         visual_workers=deployment.config.visual_workers if deployment.model.vision is not None else 0,
         kv_tokens=deployment.kv_tokens,
     )
-
-
-async def _scrape(context: WorkerContext) -> Response:
-    try:
-        async with asyncio.timeout(_SCRAPE_TIMEOUT_S):
-            answer = await _get(context.endpoints.metrics_http)
-        head, _, body = answer.partition(b"\r\n\r\n")
-        status_line, _, headers = head.partition(b"\r\n")
-        status = int(status_line.split()[1])
-    except (OSError, TimeoutError, ValueError, IndexError) as error:
-        raise Unavailable("the metrics server does not answer", retry_after_s=1.0) from error
-    content_type = BytesParser().parsebytes(headers, headersonly=True).get("content-type", "text/plain")
-    return Response(body, status, headers={"content-type": content_type})
-
-
-async def _get(socket_path: Path) -> bytes:
-    """The whole HTTP/1.0 response of the metrics server.
-
-    Without an HTTP client: making one takes tens of milliseconds, because it loads certificates.
-    """
-    reader, writer = await asyncio.open_unix_connection(socket_path)
-    try:
-        writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
-        return await reader.read()
-    finally:
-        writer.transport.abort()
 
 
 def _json(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -1,4 +1,4 @@
-"""``/admin/alloc``: the share of requests that allocate by v2, changed at run time. Needs --enable-admin."""
+"""``/admin/alloc``: the share of requests that allocate by v2, changed at run time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AllocSettings(msgspec.Struct, forbid_unknown_fields=True):
     concurrent_alloc_fraction: Annotated[float, Meta(ge=0, le=1)]
 
 
-def admin_routes(context: WorkerContext) -> APIRouter:
+def alloc_routes(context: WorkerContext) -> APIRouter:
     """``GET`` and ``POST /admin/alloc``. A change at one worker applies to all."""
     router = APIRouter(tags=["admin"])
     split, has_v2 = context.alloc_paths.split, context.deployment.config.enable_concurrent_alloc

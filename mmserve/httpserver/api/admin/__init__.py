@@ -1,0 +1,1 @@
+"""Routes below ``/admin/``, for operators. They need ``--enable-admin``."""
